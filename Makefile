@@ -1,0 +1,135 @@
+# Each target does the set-up that it needs. `make` alone lists the targets.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+# Settings, for the command line or the environment: make setup PYTHON=python3.12
+PYTHON ?= python3
+TORCH_PIP_ARGS ?=
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+
+TORCH := torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+PARTS := $(wildcard holdfast supervisor sidecar nodeagent trainer)
+TYPED := $(PARTS) $(wildcard bench tests) hatch_build.py
+
+say = printf '==> %s\n'
+
+# The environment names the tree that it was made in: it survives neither a move nor the loss of its Python.
+MADE := $(VENV)/.made-in
+STAMP := $(VENV)/.ready
+ifneq ($(shell $(BIN)/python -c '' 2>/dev/null && cat $(MADE) 2>/dev/null),$(CURDIR))
+$(MADE): again
+endif
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo 'Settings: PYTHON=python3.12  TORCH_PIP_ARGS="--index-url ..."  PYTEST_ARGS="-k hang"  DEMO_ARGS  BENCH_ARGS'
+
+.PHONY: setup
+setup: $(STAMP) ## make .venv with everything in it
+
+# A Python that the project supports: the one asked for, else the newest of those installed.
+define find_python
+	for candidate in $(PYTHON) $(if $(filter file default,$(origin PYTHON)),python3.13 python3.12 python3.11 python3.10); do \
+	    if "$$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; \
+	    then python=$$candidate; break; fi; \
+	done; \
+	if [ -z "$${python:-}" ]; then \
+	    echo "setup: $(PYTHON) is no Python from 3.10 to 3.13; name one: make setup PYTHON=python3.12" >&2; exit 1; \
+	fi; \
+	if ! "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \
+	    echo "setup: $$python cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; \
+	    exit 1; \
+	fi
+endef
+
+$(MADE):
+	@$(find_python); \
+	$(say) "$(VENV): $$("$$python" --version)"; \
+	"$$python" -m venv --clear $(VENV)
+	@printf '%s' '$(CURDIR)' > $@
+
+# Where there is no NVIDIA device, the CPU build is tried first: it spares gigabytes. An index that
+# does not have it has the plain release.
+$(STAMP): $(MADE) pyproject.toml hatch_build.py
+	@pip="$(BIN)/python -m pip --disable-pip-version-check --no-input install -qq --root-user-action=ignore"; \
+	builds="$(TORCH)"; \
+	if [ ! -e /dev/nvidiactl ] && [ -z "$(TORCH_PIP_ARGS)" ]; then builds="$(TORCH)+cpu $(TORCH)"; fi; \
+	for build in $$builds; do \
+	    $(say) "$$build (the first time, a download of 0.2 GB for a CPU build, 3 GB with CUDA)"; \
+	    if [ "$$build" = "$${builds##* }" ]; then $$pip $(TORCH_PIP_ARGS) "$$build"; break; fi; \
+	    if $$pip "$$build" 2>/dev/null; then break; fi; \
+	    $(say) "no CPU build offered here"; \
+	done; \
+	$(say) "holdfast, its dependencies and its tools"; \
+	$$pip --editable '.[torch,vision,dev]'
+	@touch $@
+	@$(say) "ready: $(BIN)/holdfast"
+
+.PHONY: again
+again:
+
+.PHONY: test
+test: setup ## run all tests of this machine (PYTEST_ARGS="-k hang -x")
+	@$(say) "unit and local tests"
+	@$(BIN)/python -m pytest $(wildcard tests/unit tests/local) $(PYTEST_ARGS)
+
+.PHONY: unit
+unit: setup ## run the unit tests
+	@$(say) "unit tests"
+	@$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: setup ## check format, style, types, layers and alert rules
+	@$(say) "ruff"
+	@$(BIN)/python -m ruff format --check .
+	@$(BIN)/python -m ruff check .
+	@$(say) "mypy --strict"
+	@$(BIN)/python -m mypy --strict $(TYPED)
+	@$(say) "import-linter"
+	@$(BIN)/lint-imports
+	@rules="$(filter-out %_test.yaml,$(wildcard manifests/*rules*.yaml))"; \
+	if [ -n "$$rules" ]; then \
+	    $(say) "promtool"; \
+	    promtool check rules $$rules; \
+	    tests="$(wildcard manifests/*rules*_test.yaml)"; \
+	    if [ -n "$$tests" ]; then promtool test rules $$tests; fi; \
+	fi
+
+.PHONY: check
+check: lint unit ## lint, then the unit tests
+
+.PHONY: format
+format: setup ## put the code in ruff's format
+	@$(BIN)/python -m ruff format .
+	@$(BIN)/python -m ruff check --fix .
+
+.PHONY: demo
+demo: setup ## train a small GPT and break it in every way that we know
+	@$(BIN)/holdfast demo $(DEMO_ARGS)
+
+.PHONY: bench
+bench: setup ## measure recovery side by side with torchrun (BENCH_ARGS)
+	@$(BIN)/python -m bench recovery $(BENCH_ARGS)
+
+.PHONY: wheel
+wheel: setup ## build the source distribution, and the wheel from it, into dist/
+	@$(BIN)/python -m build --no-isolation --outdir dist .
+
+.PHONY: clean
+clean: ## remove what was built and cached
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+.PHONY: distclean
+distclean: clean ## the same, and the set-up
+	@rm -rf $(VENV) .editable

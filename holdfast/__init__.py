@@ -1,0 +1,41 @@
+"""Keep a distributed PyTorch job training through faults."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast.version import __version__
+
+if TYPE_CHECKING:
+    from holdfast.errors import BadInput, Fenced, HoldfastError, NumericFault
+    from holdfast.session import Session, device, join, local_rank
+    from holdfast.state import State
+
+__all__ = [
+    "BadInput",
+    "Fenced",
+    "HoldfastError",
+    "NumericFault",
+    "Session",
+    "State",
+    "__version__",
+    "device",
+    "join",
+    "local_rank",
+]
+
+_HOMES = {
+    "holdfast.errors": ("BadInput", "Fenced", "HoldfastError", "NumericFault"),
+    "holdfast.session": ("Session", "device", "join", "local_rank"),
+    "holdfast.state": ("State",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what a script uses when it uses it: every command of ours starts through this file."""
+    import importlib
+
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(home), name)
+    raise AttributeError(f"module 'holdfast' has no attribute {name!r}")

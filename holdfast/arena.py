@@ -1,0 +1,262 @@
+"""A member's snapshots in memory: two slots, of which one always holds a complete state.
+
+A writer takes the slot that is not the newest, makes its record not exist, fills it, and
+writes the record last. Whoever dies at whatever line leaves the other slot as it was.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from holdfast.checksum import checksum as content_checksum
+from holdfast.draft import Corrupt, Draft, Incoming
+from holdfast.records import SLOTS, Record, RecordPage
+from holdfast.safetensors import Layout
+from holdfast.slot import Slot, lock_shared
+
+__all__ = ["Arena", "Busy", "Corrupt", "Draft", "Gone", "Incoming", "Record"]
+
+# A writer holds the lock around a valid record for microseconds; one stopped just there is
+# given up on.
+PIN_PATIENCE_S = 1.0
+PIN_PAUSE_S = 0.0005
+
+
+class Gone(Exception):
+    """The snapshot asked for has been overwritten, or is being."""
+
+
+class Busy(Exception):
+    """No slot is free: a reader or another writer holds it, or it must be kept."""
+
+
+class Arena:
+    """The snapshots in one directory, shared by all processes of a member."""
+
+    def __init__(self, directory: Path | str) -> None:
+        """Open the arena, creating what is missing. Raises OSError."""
+        self.directory = Path(directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._page = RecordPage(self.directory)
+        self._slots = tuple(Slot(path) for path in self._page.paths)
+
+    def records(self) -> tuple[Record, ...]:
+        """Return the complete snapshots, newest (generation, step) first."""
+        found = [record for slot in range(SLOTS) if (record := self._complete(slot)) is not None]
+        found.sort(key=_age, reverse=True)
+        return tuple(found)
+
+    def begin(
+        self,
+        layout: Layout,
+        generation: int,
+        step: int,
+        world_size: int,
+        keep: frozenset[tuple[int, int]] | None = None,
+    ) -> Draft | None:
+        """Start to fill the free slot; None if it is pinned, being written or to be kept.
+
+        In the steady state (same layout as last time) this is a few system calls.
+
+        Args:
+            layout: What will be written.
+            generation: Fencing token of the state.
+            step: Steps that the state has behind it.
+            world_size: Ranks of the group that the state belongs to.
+            keep: The (generation, step) that must not be overwritten; the newest complete
+                snapshot when None, or when no slot holds any of them.
+
+        Raises:
+            OSError: No room for it (ENOSPC); the other slot is as it was.
+            ValueError: A number that no record can hold; nothing has changed.
+        """
+        _check(generation, step, world_size)
+        slot = self._claim(keep)
+        if slot is None:
+            return None
+        try:
+            self._slots[slot].fit(layout.total_bytes)
+            data = self._slots[slot].put_header(layout.header)
+            record = self._record(slot, generation, step, world_size, layout.total_bytes)
+            return Draft(self._page, self._slots[slot], record, layout, data)
+        except BaseException:
+            self._slots[slot].release()
+            raise
+
+    @contextmanager
+    def pin(self, record: Record) -> Iterator[Path]:
+        """Give the path of a snapshot that stays as it is while the context is open.
+
+        Raises:
+            Gone: The slot holds another snapshot now, or is being written.
+        """
+        descriptor = self._lock(record)
+        try:
+            if self._page.read(record.slot) != record:
+                raise Gone(f"{_title(record)} was overwritten")
+            if os.fstat(descriptor).st_size != record.total_bytes:
+                raise Gone(f"{_title(record)} has lost its file")
+            yield record.path
+        finally:
+            os.close(descriptor)
+
+    def seal(self, record: Record) -> int:
+        """Compute the snapshot's content checksum, remember and return it. Raises Gone."""
+        with self.pin(record) as path:
+            found = _content_checksum(path)
+            self._page.seal(record, found)
+        return found
+
+    def sealed(self, record: Record) -> bool:
+        """Say whether the snapshot has a checksum."""
+        return self._page.sealed(record) is not None
+
+    def checksum(self, record: Record) -> int | None:
+        """Return the checksum that the snapshot was sealed with, None if it was not."""
+        return self._page.sealed(record)
+
+    def verify(self, record: Record) -> bool:
+        """Say whether the content is what was sealed; seal it if it was not. Raises Gone."""
+        with self.pin(record) as path:
+            expected = self._page.sealed(record)
+            found = _content_checksum(path)
+            if expected is None:
+                self._page.seal(record, found)
+            return expected is None or found == expected
+
+    def receive(
+        self,
+        generation: int,
+        step: int,
+        world_size: int,
+        total_bytes: int,
+        checksum: int,
+        keep: frozenset[tuple[int, int]] | None = None,
+    ) -> Incoming:
+        """Start to take in another member's snapshot; pieces are pushed, so nothing blocks.
+
+        Raises:
+            Busy: No slot is free.
+            Corrupt: What is announced cannot be a snapshot; nothing has changed.
+            OSError: No room for it.
+        """
+        if not 8 <= total_bytes < 2**63:
+            raise Corrupt(f"a snapshot of {total_bytes} bytes was announced")
+        try:
+            _check(generation, step, world_size)
+        except ValueError as error:
+            raise Corrupt(str(error)) from None
+        slot = self._claim(keep)
+        if slot is None:
+            raise Busy("no slot of the arena is free")
+        try:
+            mapping = self._slots[slot].fit(total_bytes)
+            record = self._record(slot, generation, step, world_size, total_bytes)
+            return Incoming(self._page, self._slots[slot], record, mapping, checksum)
+        except BaseException:
+            self._slots[slot].release()
+            raise
+
+    def install(
+        self,
+        generation: int,
+        step: int,
+        world_size: int,
+        source: Iterable[bytes],
+        total_bytes: int,
+        checksum: int,
+        keep: frozenset[tuple[int, int]] | None = None,
+    ) -> Record:
+        """Take in another member's snapshot from `source`; see `receive` and `Incoming`."""
+        incoming = self.receive(generation, step, world_size, total_bytes, checksum, keep)
+        try:
+            for piece in source:
+                incoming.write(piece)
+            return incoming.finish()
+        finally:
+            incoming.abandon()
+
+    def close(self) -> None:
+        """Drop mappings and descriptors; views that the caller still holds stay valid."""
+        for slot in self._slots:
+            slot.close()
+
+    def _record(
+        self, slot: int, generation: int, step: int, world_size: int, total_bytes: int
+    ) -> Record:
+        path, sequence = self._page.paths[slot], self._page.next_sequence()
+        return Record(slot, generation, step, world_size, total_bytes, path, sequence)
+
+    def _complete(self, slot: int) -> Record | None:
+        record = self._page.read(slot)
+        if record is None:
+            return None
+        with suppress(OSError):
+            if record.path.stat().st_size == record.total_bytes:
+                return record
+        return None
+
+    def _free(self, keep: frozenset[tuple[int, int]] | None) -> int | None:
+        """Return the slot to overwrite: an empty one, else the older that need not be kept."""
+        records = self.records()
+        if len(records) < SLOTS:
+            taken = {record.slot for record in records}
+            return next(slot for slot in range(SLOTS) if slot not in taken)
+        kept = {record.slot for record in records if keep and _age(record) in keep}
+        kept = kept or {records[0].slot}
+        return next((record.slot for record in reversed(records) if record.slot not in kept), None)
+
+    def _claim(self, keep: frozenset[tuple[int, int]] | None) -> int | None:
+        """Lock the free slot and make its record not exist; None if that is not possible now."""
+        before = self._page.raw()
+        slot = self._free(keep)
+        if slot is None or not self._slots[slot].acquire():
+            return None
+        if self._page.raw() != before:  # another writer committed: the free slot may be its own
+            self._slots[slot].release()
+            return None
+        self._page.forget(slot)
+        return slot
+
+    def _lock(self, record: Record) -> int:
+        """Return a descriptor with a shared lock on the record's slot. Raises Gone."""
+        give_up_at = time.monotonic() + PIN_PATIENCE_S
+        while self._page.read(record.slot) == record and time.monotonic() < give_up_at:
+            try:
+                descriptor = lock_shared(record.path)
+            except FileNotFoundError:
+                break
+            if descriptor is not None:
+                return descriptor
+            time.sleep(PIN_PAUSE_S)
+        raise Gone(f"{_title(record)} was overwritten or is being")
+
+
+def _check(generation: int, step: int, world_size: int) -> None:
+    if not (0 <= generation < 2**63 and 0 <= step < 2**63 and 0 < world_size < 2**31):
+        raise ValueError(
+            f"a snapshot of generation {generation}, step {step}, world size {world_size}:"
+            " accepted are 0 to 2^63 - 1, and 1 to 2^31 - 1 ranks"
+        )
+
+
+def _age(record: Record) -> tuple[int, int]:
+    return record.generation, record.step
+
+
+def _title(record: Record) -> str:
+    return f"snapshot of generation {record.generation}, step {record.step}"
+
+
+def _content_checksum(path: Path) -> int:
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping,
+        memoryview(mapping) as content,
+    ):
+        return content_checksum(content)

@@ -1,0 +1,251 @@
+"""Read the replicated state out of live objects, and put it back.
+
+Replicated is what is the same on every rank of a DDP group: parameters, what optimizers keep, schedulers,
+anything else whose state has tensors. Names follow the objects (`model.blocks.0.weight`,
+`optimizer.state.3.exp_avg`), and what is not a tensor goes into one JSON document.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import BadInput
+from holdfast.safetensors import Layout, plan
+
+if TYPE_CHECKING:
+    import torch
+
+JSON_ENTRY = "holdfast.json"
+_JSON_STEP_BYTES = 4096  # the document is padded to whole steps, so that the layout seldom changes
+_TENSOR = "holdfast.tensor"  # {"holdfast.tensor": name} stands for a tensor in the document
+_PAIRS = "holdfast.pairs"  # a mapping whose keys are not all texts
+
+
+@dataclass(slots=True)
+class Tree:
+    """Tensors by name, and the document that refers to them."""
+
+    tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    document: dict[str, Any] = field(default_factory=dict)
+
+
+def unwrap(value: Any) -> Any:
+    """Return the module inside of a DDP wrapper, or `value` itself."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    return value.module if isinstance(value, DistributedDataParallel) else value
+
+
+def collect(objects: Mapping[str, Any]) -> Tree:
+    """Return the present replicated state of `objects`; tensors are the live ones, not copies.
+
+    Raises:
+        BadInput: a state holds something that is neither a tensor nor JSON; it is named.
+    """
+    import torch
+
+    tree = Tree()
+    for name, value in objects.items():
+        value = unwrap(value)
+        if isinstance(value, torch.nn.Module):
+            for key, parameter in value.named_parameters():
+                tree.tensors.append((f"{name}.{key}", parameter.detach()))
+        elif isinstance(value, torch.optim.Optimizer):
+            tree.document[name] = _optimizer(name, value, tree)
+        else:
+            tree.document[name] = _flatten(name, value.state_dict(), tree)
+    return tree
+
+
+def _optimizer(name: str, optimizer: torch.optim.Optimizer, tree: Tree) -> Any:
+    """Like `Optimizer.state_dict`, without the cost of its copies and hooks."""
+    order = {
+        id(p): n for n, p in enumerate(p for g in optimizer.param_groups for p in g["params"])
+    }
+    groups = [
+        {
+            **_flatten(f"{name}.group.{n}", {k: v for k, v in g.items() if k != "params"}, tree),
+            "params": [order[id(p)] for p in g["params"]],
+        }
+        for n, g in enumerate(optimizer.param_groups)
+    ]
+    state = {
+        str(order[id(p)]): _flatten(f"{name}.state.{order[id(p)]}", values, tree)
+        for p, values in optimizer.state.items()
+        if id(p) in order
+    }
+    return {"state": state, "param_groups": groups}
+
+
+def _flatten(name: str, value: Any, tree: Tree) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        tree.tensors.append((name, value.detach()))
+        return {_TENSOR: name}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: _flatten(f"{name}.{key}", each, tree) for key, each in value.items()}
+        pairs = [[key, _flatten(f"{name}.{key}", each, tree)] for key, each in value.items()]
+        return {_PAIRS: pairs}
+    if isinstance(value, (list, tuple)):
+        return [_flatten(f"{name}.{n}", each, tree) for n, each in enumerate(value)]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise BadInput(
+        f"{name}: a {type(value).__name__} cannot be kept in a snapshot: "
+        "a state may hold tensors, numbers, texts, lists and mappings of them"
+    )
+
+
+def document_bytes(document: Mapping[str, Any], reserve: int = 0) -> bytes:
+    """Return `document` as JSON padded with blanks to at least `reserve` bytes, in whole steps."""
+    raw = json.dumps(document, separators=(",", ":")).encode()
+    size = max(reserve, -(-len(raw) // _JSON_STEP_BYTES) * _JSON_STEP_BYTES)
+    return raw + b" " * (size - len(raw))
+
+
+def layout_of(tree: Tree, json_bytes: int) -> Layout:
+    """Return the snapshot's layout. The same names, types and shapes give the same bytes."""
+    described = [(name, _dtype(t), tuple(t.shape)) for name, t in tree.tensors]
+    return plan([*described, (JSON_ENTRY, "U8", (json_bytes,))], {"holdfast": "1"})
+
+
+def views(layout: Layout, data: memoryview | mmap.mmap, offset: int = 0) -> dict[str, torch.Tensor]:
+    """Return tensors over the bytes of a snapshot's data area, without a copy."""
+    return {e.name: _view(e.dtype, e.shape, data, offset + e.begin) for e in layout.entries}
+
+
+def _view(
+    dtype: str, shape: tuple[int, ...], data: memoryview | mmap.mmap, at: int
+) -> torch.Tensor:
+    import torch
+
+    kind = dtypes()[dtype]
+    count = 1
+    for each in shape:
+        count *= each
+    if count == 0:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(data, dtype=kind, count=count, offset=at).view(shape)
+
+
+def dtypes() -> dict[str, torch.dtype]:
+    import torch
+
+    return {
+        "F64": torch.float64,
+        "F32": torch.float32,
+        "F16": torch.float16,
+        "BF16": torch.bfloat16,
+        "I64": torch.int64,
+        "I32": torch.int32,
+        "I16": torch.int16,
+        "I8": torch.int8,
+        "U8": torch.uint8,
+        "BOOL": torch.bool,
+        "F8_E4M3": torch.float8_e4m3fn,
+        "F8_E5M2": torch.float8_e5m2,
+    }
+
+
+_names: dict[Any, str] = {}
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    if not _names:
+        _names.update({kind: name for name, kind in dtypes().items()})
+    try:
+        return _names[tensor.dtype]
+    except KeyError:
+        raise BadInput(f"a tensor of type {tensor.dtype} cannot be kept in a snapshot") from None
+
+
+def differs(tree: Tree, layout: Layout) -> str | None:
+    """Name the first model tensor that is not the same in `layout`; None when all are."""
+    held = {entry.name: entry for entry in layout.entries}
+    for name, tensor in tree.tensors:
+        found = held.get(name)
+        if found is None:
+            return f"{name} is not in it"
+        if found.shape != tuple(tensor.shape):
+            return f"{name} has shape {list(found.shape)} there and {list(tensor.shape)} here"
+        if found.dtype != _dtype(tensor):
+            return f"{name} is {found.dtype} there and {_dtype(tensor)} here"
+    return None
+
+
+def restore(objects: Mapping[str, Any], layout: Layout, data: mmap.mmap) -> None:
+    """Put the snapshot in `data` into the live objects. Nothing of ours stays mapped by them.
+
+    Raises:
+        BadInput: the snapshot is of something else; the first difference is named.
+    """
+    import torch
+
+    held = views(layout, data, layout.data_offset)
+    if JSON_ENTRY not in held:
+        raise BadInput(f"the snapshot has no {JSON_ENTRY}: not one of holdfast")
+    [entry] = [each for each in layout.entries if each.name == JSON_ENTRY]
+    at = layout.data_offset
+    document = json.loads(data[at + entry.begin : at + entry.end])
+    for name, value in objects.items():
+        value = unwrap(value)
+        if isinstance(value, torch.nn.Module):
+            _restore_module(name, value, layout, held)
+            continue
+        if name not in document:
+            raise BadInput(f"{name} is not in the snapshot, which has {sorted(document)}")
+        state = _unflatten(document[name], held)
+        if isinstance(value, torch.optim.Optimizer):
+            _check_groups(name, value, state)
+            state["state"] = {int(k): v for k, v in state["state"].items()}
+        value.load_state_dict(state)
+
+
+def _restore_module(
+    name: str, module: torch.nn.Module, layout: Layout, held: Mapping[str, torch.Tensor]
+) -> None:
+    import torch
+
+    mine = [(f"{name}.{key}", p.detach()) for key, p in module.named_parameters()]
+    wrong = differs(Tree(mine), layout)
+    if wrong is None:
+        wrong = _left_over(name, {key for key, _ in mine}, layout)
+    if wrong is not None:
+        raise BadInput(f"the snapshot is of another model: {wrong}")
+    with torch.no_grad():
+        for key, parameter in mine:
+            parameter.copy_(held[key])
+
+
+def _left_over(name: str, mine: set[str], layout: Layout) -> str | None:
+    """Name a tensor of the snapshot's module that this module does not have."""
+    for entry in layout.entries:
+        if entry.name.startswith(f"{name}.") and entry.name not in mine:
+            return f"{entry.name} is not in the model here"
+    return None
+
+
+def _check_groups(name: str, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    here = [len(group["params"]) for group in optimizer.param_groups]
+    there = [len(group["params"]) for group in state["param_groups"]]
+    if here != there:
+        raise BadInput(f"{name}: its groups have {there} parameters in the snapshot, {here} here")
+
+
+def _unflatten(value: Any, held: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_unflatten(each, held) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {_TENSOR}:
+        return held[value[_TENSOR]].clone()
+    if set(value) == {_PAIRS}:
+        return {key: _unflatten(each, held) for key, each in value[_PAIRS]}
+    return {key: _unflatten(each, held) for key, each in value.items()}
+

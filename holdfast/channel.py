@@ -1,0 +1,79 @@
+"""The line between a rank's process and its launcher: one message a packet, descriptors beside them."""
+
+from __future__ import annotations
+
+import array
+import socket
+from dataclasses import dataclass
+from typing import TypeVar
+
+from holdfast import wire
+from holdfast.messages import Ending, Flag, Launch, Marks, RankStart, Secured
+
+_MAX_PACKET_BYTES = 160 << 10  # below the default socket buffer, so that no send is torn
+_MAX_DESCRIPTORS = 4
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A rank tells its launcher: born, parked, started, settled, flag, failing, secured."""
+
+    what: str
+    pid: int = 0
+    marks: Marks | None = None
+    flag: Flag | None = None
+    ending: Ending | None = None
+    secured: Secured | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """A launcher tells its rank: fork (zygote), start, secure, drill."""
+
+    what: str
+    launch: Launch | None = None
+    rank: RankStart | None = None
+    generation: int = 0
+    drill: str = ""
+    local_rank: int = 0
+
+
+class Closed(Exception):
+    """The other end is gone."""
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(sock: socket.socket, message: Say | Do, descriptors: tuple[int, ...] = ()) -> None:
+    """Send one message. Raises `Closed`; what is too long loses the end of its longest text."""
+    data = wire.encode(message)
+    if len(data) > _MAX_PACKET_BYTES:
+        raise wire.Malformed(f"{message.what}: {len(data)} bytes do not fit in a packet")
+    passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())]
+    try:
+        sock.sendmsg([data], passed if descriptors else [])
+    except (BrokenPipeError, ConnectionError):
+        raise Closed from None
+
+
+def receive(sock: socket.socket, kind: type[T]) -> tuple[T, list[int]]:
+    """Return the next message and the descriptors that came with it (ours to close).
+
+    Raises `Closed` at the end, `BlockingIOError` where the socket does not block, `wire.Malformed`.
+    """
+    room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4)
+    try:
+        data, passed, _, _ = sock.recvmsg(_MAX_PACKET_BYTES, room)
+    except ConnectionError:
+        raise Closed from None
+    if not data:
+        raise Closed
+    descriptors = array.array("i")
+    for level, what, raw in passed:
+        if level == socket.SOL_SOCKET and what == socket.SCM_RIGHTS:
+            descriptors.frombytes(raw[: len(raw) - len(raw) % 4])
+    return wire.decode(kind, data), list(descriptors)

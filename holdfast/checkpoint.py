@@ -1,0 +1,196 @@
+"""The training state on durable storage: whole once its name is there, or not there at all.
+
+A checkpoint is written under a temporary name, made durable, renamed. `latest` is for people
+and scripts; nothing here believes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from holdfast import durable
+from holdfast.catalogue import (
+    ASIDE,
+    LATEST,
+    MANIFEST,
+    Found,
+    broken,
+    latest,
+    load,
+    look,
+    newest_whole,
+    scan,
+    verify,
+)
+from holdfast.manifest import (
+    NAME_RULE,
+    FileEntry,
+    Invalid,
+    Manifest,
+    NewerFormat,
+    is_file_name,
+    pack,
+)
+
+__all__ = [
+    "Found",
+    "Invalid",
+    "NewerFormat",
+    "broken",
+    "latest",
+    "load",
+    "newest_whole",
+    "retain",
+    "scan",
+    "verify",
+    "write",
+]
+
+_NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
+
+
+def write(
+    root: Path | str,
+    *,
+    generation: int,
+    step: int,
+    world_size: int,
+    files: Mapping[str, Path | bytes],
+    meta: Mapping[str, object],
+    created_at: float,
+    checksums: Mapping[str, int] | None = None,
+) -> Path:
+    """Write a checkpoint and return its directory, durable and named by `latest`.
+
+    A whole one of this step and of this or a newer generation is left as it is. Safe to call
+    again after any error.
+
+    Args:
+        root: The directory of checkpoints; created if missing.
+        generation: Fencing token of the state.
+        step: Steps that the state has behind it.
+        world_size: Ranks of the group.
+        files: Content by file name; a path is copied, and must not change meanwhile.
+        meta: JSON that describes the state.
+        created_at: Seconds since the epoch.
+        checksums: What the content checksums of some of the files must come to.
+
+    Raises:
+        ValueError: A bad file name, meta that is not JSON, content of another checksum.
+        OSError: Storage failed or is full; what was there still is, and readers see it.
+    """
+    root = Path(root)
+    for name in files:
+        if not is_file_name(name):
+            raise ValueError(f"file name {name!r} in a checkpoint, accepted is {NAME_RULE}")
+    final = root / f"step-{step:08d}"
+    _make_root(root)
+    if not _stands(final, generation):
+        _check_room(root, files)
+        with durable.temporary_directory(root, final.name) as temporary:
+            entries = tuple(durable.copy(files[name], temporary / name) for name in files)
+            _compare(entries, checksums or {})
+            manifest = Manifest(generation, step, world_size, created_at, entries, meta)
+            durable.write_file(temporary / MANIFEST, pack(manifest))
+            durable.sync_directory(temporary)
+            _publish(temporary, final, generation)
+    durable.sync_directory(root)
+    durable.replace_file(root / LATEST, f"{final.name}\n".encode())
+    return final
+
+
+def retain(root: Path | str, count: int, whole: frozenset[Path] = frozenset()) -> tuple[Path, ...]:
+    """Delete the oldest checkpoints beyond `count`, and what dead writers left; return them.
+
+    The newest whole one stays, however many newer ones are damaged. Those of a newer format
+    stay too. Safe to call again.
+
+    Args:
+        root: The directory of checkpoints.
+        count: How many to keep, at least 1.
+        whole: Directories that the caller knows to be whole, which saves reading them.
+
+    Raises:
+        OSError: Something could not be read or deleted.
+    """
+    if count < 1:
+        raise ValueError(f"{count} checkpoints to keep, accepted is 1 or more")
+    root = Path(root)
+    if not root.is_dir():
+        return ()
+    durable.remove_debris(root)
+    kept = 0
+    safe = False
+    removed: list[Path] = []
+    for path, found in look(root):
+        if isinstance(found, NewerFormat):
+            continue
+        if safe and (kept >= count or path.name.endswith(ASIDE)):
+            removed.append(path)
+        elif isinstance(found, Found):
+            kept += 1
+            safe = safe or path in whole or verify(found) is None
+    for path in reversed(removed):
+        durable.remove(path)
+    return tuple(removed)
+
+
+def _stands(path: Path, generation: int) -> bool:
+    """Say whether a whole checkpoint of this or a newer generation is at `path`."""
+    try:
+        found = load(path)
+    except NewerFormat:
+        return True
+    except Invalid:
+        return False
+    return found.generation >= generation and verify(found) is None
+
+
+def _publish(temporary: Path, final: Path, generation: int) -> None:
+    """Give a finished checkpoint its name. What it replaces is gone when this returns."""
+    try:
+        temporary.rename(final)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+    else:
+        return
+    if _stands(final, generation):
+        return  # another writer was faster
+    try:
+        durable.exchange(temporary, final)
+        durable.sync_directory(final.parent)  # before what it replaced is deleted
+    except OSError as error:
+        if error.errno not in _NO_EXCHANGE:
+            raise
+        durable.replace_in_two(temporary, final, final.with_name(final.name + ASIDE))
+
+
+def _make_root(root: Path) -> None:
+    if not root.is_dir():
+        root.mkdir(parents=True, exist_ok=True)
+        durable.sync_directory(root.parent)
+
+
+def _check_room(root: Path, files: Mapping[str, Path | bytes]) -> None:
+    """Raise ENOSPC before the first byte is written if the files cannot fit."""
+    needed = sum(
+        len(source) if isinstance(source, bytes) else source.stat().st_size
+        for source in files.values()
+    )
+    status = os.statvfs(root)
+    if needed > status.f_bavail * status.f_frsize:
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {needed} bytes", str(root))
+
+
+def _compare(entries: tuple[FileEntry, ...], checksums: Mapping[str, int]) -> None:
+    for entry in entries:
+        expected = checksums.get(entry.name, entry.checksum)
+        if entry.checksum != expected:
+            raise ValueError(
+                f"{entry.name}: checksum {entry.checksum:08x} after the copy, expected was"
+                f" {expected:08x}"
+            )

@@ -1,0 +1,170 @@
+"""Read the user's command: which interpreter, which script or module, and may it be run ahead?"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.errors import BadInput
+
+_PYTHON = re.compile(r"python(3(\.\d+)?)?(\.exe)?")
+_TAKES_VALUE = {"-W", "-X"}
+_MAX_SOURCE_BYTES = 4 << 20
+_MAX_FILES = 200  # local modules looked through for `import holdfast`
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A command as the warm processes need it.
+
+    kind: "script" (`target` is a file), "module" (`-m target`), "other" (not Python that we can enter:
+    `argv` is started as it stands).
+    """
+
+    kind: str
+    interpreter: str
+    flags: tuple[str, ...]
+    target: str
+    args: tuple[str, ...]
+    argv: tuple[str, ...]
+    joins: bool = False  # it, or a module beside it, imports holdfast
+    imports: tuple[str, ...] = ()  # what it imports from elsewhere than its own folder
+
+
+def parse(argv: list[str], directory: Path) -> Program:
+    """Return the program that `argv` would run in `directory`.
+
+    Raises:
+        BadInput: the command is empty or cannot be found, or its script does not exist.
+    """
+    if not argv:
+        raise BadInput("no command: give one after --, such as `-- python train.py`")
+    found = shutil.which(argv[0])
+    if found is None:
+        raise BadInput(f"command {argv[0]!r} not found: give a program on PATH or a path to one")
+    if not _PYTHON.fullmatch(Path(argv[0]).name):
+        return Program("other", found, (), "", (), tuple(argv))
+    flags, rest = _split_flags(argv[1:])
+    if rest[:1] == ["-m"] and len(rest) > 1:
+        return _module(found, flags, rest[1], rest[2:], argv, directory)
+    if not rest or rest[0].startswith("-"):
+        return Program("other", found, (), "", (), tuple(argv))
+    return _script(found, flags, rest[0], rest[1:], argv, directory)
+
+
+def _split_flags(words: list[str]) -> tuple[list[str], list[str]]:
+    flags: list[str] = []
+    while words and words[0].startswith("-") and words[0] not in ("-m", "-c", "-"):
+        count = 2 if words[0] in _TAKES_VALUE and len(words) > 1 else 1
+        flags, words = flags + words[:count], words[count:]
+    return flags, words
+
+
+def _script(
+    python: str, flags: list[str], name: str, args: list[str], argv: list[str], directory: Path
+) -> Program:
+    path = directory / name
+    if not path.is_file():
+        raise BadInput(f"script {name!r} not found in {directory}: give a Python file that exists")
+    joins, imports = _look_through(path, path.parent)
+    return Program("script", python, tuple(flags), name, tuple(args), tuple(argv), joins, imports)
+
+
+def _module(
+    python: str, flags: list[str], name: str, args: list[str], argv: list[str], directory: Path
+) -> Program:
+    relative = name.replace(".", "/")
+    for candidate in (directory / relative / "__main__.py", directory / f"{relative}.py"):
+        if candidate.is_file():
+            joins, imports = _look_through(candidate, directory)
+            break
+    else:
+        joins, imports = _look_at_installed(name)
+    return Program("module", python, tuple(flags), name, tuple(args), tuple(argv), joins, imports)
+
+
+def _look_at_installed(name: str) -> tuple[bool, tuple[str, ...]]:
+    """Find a module on the interpreter's own path without importing its parents."""
+    top = name.partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.origin:
+        return False, ()
+    root = Path(spec.origin).parent
+    relative = name.split(".")[1:]
+    if spec.submodule_search_locations is None:
+        return _look_through(Path(spec.origin), root)
+    package = root.joinpath(*relative)
+    for candidate in (package / "__main__.py", package.with_suffix(".py"), root / "__init__.py"):
+        if candidate.is_file():
+            return _look_through(candidate, root.parent)
+    return False, ()
+
+
+def _look_through(first: Path, root: Path) -> tuple[bool, tuple[str, ...]]:
+    """Follow imports from `first` within `root`: is holdfast among them, and what else is?
+
+    Reads sources only. A script that hides its import of holdfast (importlib, exec) counts as one that
+    does not join, which costs speed, never correctness.
+    """
+    todo, seen, outside, joins = [first], {first.resolve()}, set[str](), False
+    while todo and len(seen) <= _MAX_FILES:
+        path = todo.pop()
+        for name in _imported(path, root):
+            if name.partition(".")[0] == "holdfast":
+                joins = True
+                continue
+            local = _local(name, root, path.parent)
+            if not local:
+                outside.add(name)
+            for each in local:
+                if each.resolve() not in seen:
+                    seen.add(each.resolve())
+                    todo.append(each)
+    return joins, tuple(sorted(outside))
+
+
+def _local(name: str, root: Path, beside: Path) -> list[Path]:
+    relative = Path(*name.split("."))
+    found: list[Path] = []
+    for base in {root, beside}:
+        for each in (base / relative).with_suffix(".py"), base / relative / "__init__.py":
+            if each.is_file():
+                found.append(each)
+    return found
+
+
+def _imported(path: Path, root: Path) -> list[str]:
+    try:
+        if path.stat().st_size > _MAX_SOURCE_BYTES:
+            return []
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return []  # the run itself will say what is wrong with it, with a traceback
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names += [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            names += _relative(node, path, root)
+    return names
+
+
+def _relative(node: ast.ImportFrom, path: Path, root: Path) -> list[str]:
+    folder = path.parent
+    for _ in range(node.level - 1):
+        folder = folder.parent
+    try:
+        parts = list(folder.resolve().relative_to(root.resolve()).parts)
+    except ValueError:
+        return []
+    module = ".".join([*parts, *([node.module] if node.module else [])])
+    return [name for name in (module, *(f"{module}.{a.name}" for a in node.names)) if name]

@@ -1,0 +1,208 @@
+"""Make files durable and visible all at once: copy with checksums, exchange, clean up."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import itertools
+import os
+import re
+import shutil
+import socket
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from holdfast.checksum import CHUNK_BYTES
+from holdfast.manifest import FileEntry
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_DEBRIS = re.compile(r"\.tmp-(?P<host>[A-Za-z0-9_]+)-(?P<pid>\d+)-\d+-[A-Za-z0-9.-]+")
+_HOST = re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname()) or "_"
+_numbers = itertools.count()
+# A writer on another host, or in another PID namespace, cannot be asked whether it lives; one
+# that lives writes all the time.
+DEBRIS_AGE_S = 3600.0
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def copy(source: Path | bytes, target: Path) -> FileEntry:
+    """Write `source` to the new file `target`, durably, and return its size and checksums.
+
+    Memory is bounded by one chunk; a chunk is hashed while it is written. Raises OSError.
+    """
+    crcs: list[int] = []
+    size = 0
+    with open(target, "xb", buffering=0) as out, ThreadPoolExecutor(1, "holdfast-copy") as pool:
+        for chunk in _chunks(source):
+            crc = pool.submit(zlib.crc32, chunk)
+            _write_all(out.fileno(), chunk)
+            # Starts write-back now instead of at fsync, and keeps the page cache for the trainer.
+            with suppress(OSError):
+                os.posix_fadvise(out.fileno(), size, len(chunk), os.POSIX_FADV_DONTNEED)
+            crcs.append(crc.result())
+            size += len(chunk)
+        os.fsync(out.fileno())
+    return FileEntry(target.name, size, CHUNK_BYTES, tuple(crcs))
+
+
+def write_file(target: Path, content: bytes) -> None:
+    """Write the new file `target`, durably. Raises OSError."""
+    with open(target, "xb", buffering=0) as out:
+        _write_all(out.fileno(), memoryview(content))
+        os.fsync(out.fileno())
+
+
+def replace_file(target: Path, content: bytes) -> None:
+    """Give `target` new content, durably, all or nothing. Raises OSError."""
+    temporary = temporary_path(target.parent, target.name)
+    try:
+        write_file(temporary, content)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(target.parent)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Let two names of one file system change places, atomically. Raises OSError."""
+    renameat2: Callable[..., int] | None = getattr(
+        ctypes.CDLL(None, use_errno=True), "renameat2", None
+    )
+    if renameat2 is None:
+        raise OSError(errno.ENOSYS, "the C library has no renameat2")
+    paths = os.fsencode(one), os.fsencode(other)
+    if renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), os.fspath(one), None, os.fspath(other))
+
+
+def replace_in_two(new: Path, target: Path, aside: Path) -> None:
+    """Replace a directory where the file system cannot exchange; gone from `aside` at the end.
+
+    Between the two renames only `aside` is there: readers must know that name. Raises OSError.
+    """
+    if aside.exists():
+        remove(aside)
+    target.rename(aside)
+    new.rename(target)
+    sync_directory(target.parent)
+    remove(aside)
+
+
+def temporary_path(root: Path, name: str) -> Path:
+    """Return a name in `root` that no other writer uses, and that says who this one is."""
+    return root / f".tmp-{_HOST}-{os.getpid()}-{next(_numbers)}-{name}"
+
+
+@contextmanager
+def temporary_directory(root: Path, name: str) -> Iterator[Path]:
+    """Give a new directory in `root` that is gone at the end unless it was renamed.
+
+    It is locked meanwhile, so that nobody takes it for debris. Raises OSError.
+    """
+    path = temporary_path(root, name)
+    path.mkdir()
+    descriptor = -1
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with suppress(OSError):  # NFS wants a file; then the age decides
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield path
+    finally:
+        with suppress(OSError):  # the error that led here matters more; it is debris otherwise
+            _remove_tree(path)
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Remove a directory so that it is never seen in part. Raises OSError."""
+    hidden = temporary_path(path.parent, "removed")
+    path.rename(hidden)
+    _remove_tree(hidden)
+
+
+def remove_debris(root: Path) -> None:
+    """Remove what writers that are dead have left in `root`. Raises OSError."""
+    for path in tuple(root.iterdir()):
+        match = _DEBRIS.fullmatch(path.name)
+        if match is not None and _is_abandoned(path, match["host"], int(match["pid"])):
+            _remove_tree(path)
+
+
+def _remove_tree(path: Path) -> None:
+    try:
+        shutil.rmtree(path)
+    except NotADirectoryError:
+        path.unlink(missing_ok=True)
+    except FileNotFoundError:
+        return  # somebody else removed it
+
+
+def _is_abandoned(path: Path, host: str, pid: int) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # no locks here
+    finally:
+        os.close(descriptor)
+    if host == _HOST and not _is_alive(pid):
+        return True
+    try:
+        newest = max(entry.stat().st_mtime for entry in (path, *path.glob("*")))
+    except OSError:
+        return False
+    return time.time() - newest > DEBRIS_AGE_S
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def _chunks(source: Path | bytes) -> Iterator[memoryview]:
+    """Yield the content of `source`. A view is valid until the next is asked for."""
+    if isinstance(source, bytes):
+        view = memoryview(source)
+        for begin in range(0, len(view), CHUNK_BYTES):
+            yield view[begin : begin + CHUNK_BYTES]
+        return
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    with open(source, "rb", buffering=0) as file:
+        filled = CHUNK_BYTES
+        while filled == CHUNK_BYTES:
+            filled = 0
+            while filled < CHUNK_BYTES and (count := file.readinto(buffer[filled:])):
+                filled += count
+            if filled:
+                yield buffer[:filled]
+
+
+def _write_all(descriptor: int, content: memoryview) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]

@@ -1,0 +1,152 @@
+"""Run the user's program to its end, and say how it ended before anybody has to guess."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import runpy
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from types import ModuleType, TracebackType
+
+from holdfast import page
+from holdfast.channel import Say
+from holdfast.command import Program
+from holdfast.errors import BadInput, NumericFault
+from holdfast.messages import Ending
+from holdfast.runtime import Runtime
+
+_OURS = str(Path(__file__).parent)
+_MAX_TEXT = 16_000  # of a traceback: the end of it is what tells
+_MAX_FLUSH_S = 5.0  # for a failed script's exit handlers, which may themselves wait for dead peers
+_DISTRIBUTED = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "Socket Timeout",
+    "Timed out waiting",
+    "NCCL",
+    "connectFullMesh",
+    "recvValue failed",
+    "wait timeout",
+)
+
+
+def run(program: Program, runtime: Runtime) -> int:
+    """Run `program` as `__main__` and return the exit code, after what an interpreter would print.
+
+    A failure has been told to the launcher, with the survivors' chance to secure their state, before
+    this returns: the recovery need not wait for the process to unwind.
+    """
+    try:
+        _run_main(program)
+    except SystemExit as error:
+        return _leave(error, runtime)
+    except BaseException as error:
+        # Whatever ends a script must be told: also KeyboardInterrupt and torch's own exceptions.
+        return _fail(error, runtime)
+    return 0
+
+
+def _run_main(program: Program) -> None:
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    sys.argv = [program.target, *program.args]
+    if program.kind == "module":
+        runpy._run_module_as_main(program.target, alter_argv=True)  # type: ignore[attr-defined]
+        return
+    main.__file__ = program.target
+    code = compile(Path(program.target).read_bytes(), program.target, "exec", dont_inherit=True)
+    exec(code, main.__dict__)
+
+
+def _leave(error: SystemExit, runtime: Runtime) -> int:
+    """Translate `sys.exit` as the interpreter does."""
+    code = error.code
+    if code is None:
+        return 0
+    if not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    if code & 0xFF:
+        message = f"sys.exit({error.code!r})"
+        _tell(runtime, Ending(_now(), code & 0xFF, None, False, "system_exit", _now(), message))
+    return code & 0xFF
+
+
+def _fail(error: BaseException, runtime: Runtime) -> int:
+    failed_ns = _now()
+    trimmed = _trim(error.__traceback__)
+    text = "".join(traceback.format_exception(type(error), error, trimmed))
+    kind = kind_of(error)
+    code = 2 if kind == "bad_input" else 1
+    message = str(error) if kind == "bad_input" else text[-_MAX_TEXT:]
+    if runtime.on_failing is not None and kind in ("exception", "distributed"):
+        runtime.on_failing()
+    _tell(runtime, Ending(failed_ns, code, None, False, kind, failed_ns, message))
+    if kind == "bad_input":
+        print(message, file=sys.stderr)
+    elif kind == "distributed":  # a victim: the whole traceback is in the incident
+        first = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        print(f"holdfast: lost its peers: {first[0][:200]}", file=sys.stderr)
+    else:
+        sys.excepthook(type(error), error, trimmed)
+    _leave_quickly(code)
+    return code
+
+
+def kind_of(error: BaseException) -> str:
+    """Tell a script's own failure from one that a dead peer caused."""
+    if isinstance(error, BadInput):
+        return "bad_input"
+    if isinstance(error, NumericFault):
+        return "numeric"
+    names = {each.__name__ for each in type(error).__mro__}
+    if names & {"DistBackendError", "DistNetworkError", "DistStoreError"}:
+        return "distributed"
+    text = str(error)
+    if isinstance(error, RuntimeError) and any(sign in text for sign in _DISTRIBUTED):
+        return "distributed"
+    return "exception"
+
+
+def _tell(runtime: Runtime, ending: Ending) -> None:
+    if runtime.start is not None:
+        try:
+            page.Page.attach(runtime.page_path).fail(page.FailKind[ending.fail.upper()], ending.code or 0)
+        except (OSError, ValueError):  # no page yet: the message below says it all
+            pass
+    runtime.say(Say("failing", os.getpid(), ending=ending))
+
+
+def _trim(trace: TracebackType | None) -> TracebackType | None:
+    """Drop the frames of ours and of runpy on top of the script's own."""
+    while trace is not None and trace.tb_next is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not name.startswith(_OURS) and not name.startswith("<frozen runpy>"):
+            if not name.endswith("runpy.py"):
+                break
+        trace = trace.tb_next
+    return trace
+
+
+def _leave_quickly(code: int) -> None:
+    """Run the exit handlers, bounded: a backend's own may wait for peers that are dead."""
+    timer = threading.Timer(_MAX_FLUSH_S, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+def _now() -> int:
+    return time.monotonic_ns()

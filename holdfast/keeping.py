@@ -1,0 +1,208 @@
+"""Everything that makes a rank's state outlive its process: snapshots, private state, just in time."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast import capture, safetensors, snapshots
+from holdfast.errors import BadInput
+from holdfast.exchange import Exchange
+from holdfast.messages import Launch, RankStart, Secured
+from holdfast.private import PrivateStore
+from holdfast.slot import lock_shared
+from holdfast.snapshots import Snapshots
+
+if TYPE_CHECKING:
+    from holdfast.state import State
+
+GATE_S = 0.8  # how long a just-in-time copy waits for the optimizer to finish its writes
+LOOK_CLOSELY = 4  # steps of a generation in which all private state is compared, not only randomness
+_PATIENCE_S = 10.0  # for a slot to restore from that is being written
+
+
+class Keeping:
+    """One rank's side of it, from restore to the last commit."""
+
+    def __init__(
+        self,
+        state: State,
+        replicated: Mapping[str, Any],
+        launch: Launch,
+        rank: RankStart,
+        directory: Path,
+    ) -> None:
+        self._state = state
+        self._objects = replicated
+        self._launch = launch
+        self._rank = rank
+        base = (launch.restore.generation, launch.restore.step) if launch.restore else None
+        self._snapshots = Snapshots(directory, replicated, launch.world_size, base)
+        every = max(launch.snapshot_every, 0)
+        self._own = PrivateStore(directory / f"private-{rank.rank:05d}.bin", rank.rank, every=every)
+        self._exchange = Exchange(rank.rank, launch.world_size, launch.nproc)
+        self._kept: PrivateStore | None = None
+        if self._exchange.useful:
+            source = self._exchange.source
+            self._kept = PrivateStore(directory / f"kept-{source:05d}.bin", source, every=every)
+        self._copying = threading.Lock()
+        self._blob = b""
+        self._core: list[tuple[str, bytes]] = []
+        self._late = False
+        self._done = 0
+        self._cost_s = 0.0
+        self._every = launch.snapshot_every if launch.snapshot_every > 0 else 0
+        self._began = 0.0
+        self._told: set[str] = set()
+
+    # -- the way in
+
+    def restore(self) -> tuple[int, Mapping[str, bytes] | None]:
+        """Put the state of the group's resume point into the objects.
+
+        Returns the step, and the random states to be set when the loop starts. Raises `BadInput`
+        when the state is of another model; the first tensor that differs is named.
+        """
+        found = self._launch.restore
+        if found is None:
+            return 0, None
+        path = Path(found.path)
+        if found.source == "checkpoint":
+            path = path / "replicated.safetensors"
+        try:
+            self._restore_from(path)
+            blob = Path(self._rank.private).read_bytes()
+            return found.step, self._state.private.restore(blob)
+        except BadInput as error:
+            where = Path(found.path).name if found.source == "checkpoint" else f"step {found.step}"
+            raise BadInput(f"{found.source} {where}: {error}") from None
+
+    def _restore_from(self, path: Path) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while (lock := lock_shared(path)) is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{path}: still being written after {_PATIENCE_S:g} s")
+            time.sleep(0.001)
+        with open(lock, "rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            capture.restore(self._objects, safetensors.parse(data), data)
+
+    def begin(self, step: int) -> None:
+        """Secure the state that the loop starts from. Collective."""
+        self._blob = self._state.private.collect()
+        if self._exchange.useful:
+            self._exchange.agree(len(self._blob))
+        self._store(step)
+        restored = self._launch.restore
+        if restored is None or restored.source != "slot":
+            self._snapshot(step)
+        self._began = time.monotonic()
+
+    # -- every step
+
+    def prepare(self, step: int) -> None:
+        """Store and give away the private state of `step` before the optimizer makes it. Collective."""
+        self._core = self._state.private.core()
+        self._blob = self._state.private.blob(self._core)
+        self._store(step)
+
+    def _store(self, step: int) -> None:
+        generation = self._launch.generation
+        self._own.put(generation, step, self._blob, final=not self._late)
+        if self._kept is None:
+            return
+        got = self._exchange.swap(self._blob, self._late)
+        if got is not None:
+            blob, late = got
+            self._kept.put(generation, step, blob, final=not late)
+
+    def finish(self, step: int) -> None:
+        """Notice private state that changed after it was given away, and say so once."""
+        if self._done < LOOK_CLOSELY:
+            changed = self._state.private.core() != self._core
+        else:
+            random = self._state.private.random()
+            changed = random != self._core[: len(random)]
+        if changed:
+            self._blob = self._state.private.collect()
+            self._late = True
+            self._tell(
+                "private state (randomness, data position) changes between optimizer.step() and "
+                "commit(): the loss of a whole member can cost more than one step"
+            )
+        if self._late:
+            self._own.put(self._launch.generation, step, self._blob, final=True)
+
+    def committed(self, step: int) -> None:
+        """Take a snapshot when one is due."""
+        self._done += 1
+        if self._launch.snapshot_every < 0 and self._done == snapshots.MIN_SAMPLES:
+            self._choose_interval()
+        if self._every and step % self._every == 0:
+            self._snapshot(step)
+
+    def throttle(self) -> None:
+        """A step is about to begin: where a drill stops this rank."""
+        self._state.session.drill_point()
+
+    def _choose_interval(self) -> None:
+        step_s = (time.monotonic() - self._began) / self._done
+        budget = self._launch.snapshot_budget / 2  # the other half is for all else that we do
+        self._every = snapshots.interval(self._cost_s, step_s, budget)
+
+    def _snapshot(self, step: int) -> None:
+        if self._rank.local_rank != 0:
+            return
+        try:
+            with self._copying:
+                cost_s = self._snapshots.write(self._launch.generation, step)
+        except OSError as error:
+            self._tell(f"no snapshot: {error}; training goes on, checkpoints stay")
+            return
+        if cost_s is not None:
+            self._cost_s = min(cost_s, self._cost_s or cost_s)
+            self._state.session.note_snapshot(step, cost_s)
+
+    # -- the way out
+
+    def secure(self, generation: int) -> Secured:
+        """Copy the state just in time, on the listener's thread, and freeze the rank before its next write.
+
+        Bounded by `GATE_S` and the copy. The gate stays closed: this generation has ended.
+        """
+        rank = self._rank.rank
+        if generation != self._launch.generation:
+            return Secured(rank, -1, False, f"this is generation {self._launch.generation}")
+        if not self._state.gate.acquire(timeout=GATE_S):
+            return Secured(rank, self._state.step, False, "inside the optimizer's writes")
+        return self._write_now()
+
+    def secure_failing(self) -> None:
+        """The main thread is on its way out with an exception: leave the state, if it is whole."""
+        if self._state.writing:
+            return
+        self._write_now()
+
+    def _write_now(self) -> Secured:
+        rank, step, generation = self._rank.rank, self._state.step, self._launch.generation
+        try:
+            with self._copying:
+                if self._snapshots.held(generation, step):
+                    return Secured(rank, step, True, "held already")
+                cost_s = self._snapshots.write_just_in_time(generation, step)
+                if cost_s is None and not self._snapshots.held(generation, step):
+                    return Secured(rank, step, False, "no slot is free")
+        except OSError as error:
+            return Secured(rank, step, False, str(error))
+        return Secured(rank, step, True)
+
+    def _tell(self, text: str) -> None:
+        """Say something once, in the rank's own output."""
+        if text not in self._told:
+            self._told.add(text)
+            print(f"holdfast: rank {self._rank.rank}: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,93 @@
+"""`holdfast launch -- COMMAND`: what stands before the training command in a member."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import selectors
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from holdfast import command, osproc, parts
+from holdfast.crew import Crew
+from holdfast.errors import BadInput
+from holdfast.launcher import Launcher
+from holdfast.nest import Home, Nest
+
+_ABOUT = """\
+Start and watch the ranks of one member, as its sidecar says. `holdfast run` and the pod injector
+put this before the training command; by hand it is of use only beside a sidecar.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve one member until told to stop. Returns the exit code; 2 for bad input."""
+    options = _parse(list(sys.argv[1:] if argv is None else argv))
+    osproc.adopt_orphans()
+    try:
+        if options.parent:
+            osproc.die_with(options.parent, signal.SIGTERM)
+        program = command.parse(options.command, Path.cwd())
+        directory = Path(options.directory)
+        (directory / "arena").mkdir(parents=True, exist_ok=True)
+        root = parts.import_root(directory / "import")
+    except osproc.ParentGone:
+        return 1
+    except (BadInput, OSError) as error:
+        print(f"holdfast launch: {error}", file=sys.stderr)
+        return 2
+    _put_on_path(root)
+    home = Home(directory, Path(options.logs), options.name, options.nproc, root, os.getppid())
+    _serve(program, home, _strategy(program, options.warm))
+    return 0
+
+
+def _serve(program: command.Program, home: Home, strategy: str) -> None:
+    selector = selectors.DefaultSelector()
+    crew = Crew(home)
+    launcher: Launcher | None = None
+
+    def say(process: object, said: object) -> None:
+        assert launcher is not None
+        launcher.on_say(process, said)  # type: ignore[arg-type]
+
+    def gone(process: object) -> None:
+        assert launcher is not None
+        launcher.on_gone(process)  # type: ignore[arg-type]
+
+    nest = Nest(program, home, selector, say, gone, strategy)
+    launcher = Launcher(crew, nest, home.directory)
+    launcher.serve()
+
+
+def _strategy(program: command.Program, asked: str) -> str:
+    """Return how warm processes are made: "park" forks them, "spawn" starts each by itself."""
+    if program.kind == "other":
+        return "cold"
+    return "park" if asked == "auto" else asked
+
+
+def _put_on_path(root: Path) -> None:
+    """Let the script and its children import `holdfast`, after everything of their own."""
+    known = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = f"{known}{os.pathsep}{root}" if known else str(root)
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    given = os.environ.get
+    parser = argparse.ArgumentParser("holdfast launch", description=_ABOUT)
+    parser.add_argument("--directory", default=given("HOLDFAST_DIRECTORY", "/run/holdfast"))
+    parser.add_argument("--logs", default=given("HOLDFAST_LOGS", "/run/holdfast/logs"))
+    parser.add_argument("--name", default=given("HOLDFAST_MEMBER", "member"))
+    parser.add_argument("--nproc", type=int, default=int(given("HOLDFAST_NPROC", "1")))
+    parser.add_argument("--warm", choices=("auto", "park", "spawn", "cold"), default="auto")
+    parser.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
+    own, rest = argv, []
+    if "--" in argv:
+        place = argv.index("--")
+        own, rest = argv[:place], argv[place + 1 :]
+    options = parser.parse_args(own)
+    options.command = rest
+    return options

@@ -1,0 +1,292 @@
+"""Start, stop, signal and reap the ranks of one member; tell the sidecar, over a unix socket, what is.
+
+Runs in the user's image: standard library only. It decides nothing. The sidecar sends whole wishes
+(`LauncherOrder`), the launcher its whole state (`LauncherState`) at every change; generations fence both.
+A sidecar that dies and returns finds the ranks running and is told everything again.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from holdfast import channel, nest, osproc, wire
+from holdfast.channel import Do, Say
+from holdfast.crew import Crew
+from holdfast.messages import LauncherOrder, LauncherState
+from holdfast.nest import Nest, Process
+
+REFILL_S = 5.0  # a generation that has not settled by then no longer delays the next warm processes
+SECURE_S = 1.0  # the whole wait for survivors; a late copy is of no use to a fast recovery
+SECURE_FIRST_S = 0.15  # for those at the lowest step, before the others are asked too
+
+
+class Launcher:
+    """One member's launcher. Everything happens on one thread, at events."""
+
+    def __init__(self, crew: Crew, warm: Nest, directory: Path) -> None:
+        self.crew = crew
+        self.nest = warm
+        self.selector = warm.selector
+        self.socket_path = directory / "launcher.sock"
+        self.peers: dict[socket.socket, bytes] = {}
+        self.offer = _listen_tcp()
+        self.stopping = False
+        self.sent = b""
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+
+    # -- the loop
+
+    def serve(self) -> None:
+        """Serve until told to stop. On return no process of ours is left."""
+        listener = self._listen()
+        wakeup = self._on_signals()
+        self.nest.open()
+        self.nest.fill()
+        try:
+            while not (self.stopping and not self.crew.alive()):
+                self._turn()
+        finally:
+            self.crew.kill_all()
+            self.nest.close()
+            self._tell()
+            listener.close()
+            wakeup.close()
+            self.socket_path.unlink(missing_ok=True)
+            _reap_all()
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        due = min((at for at, _ in self._timers), default=now + 60.0)
+        for key, _ in self.selector.select(max(0.0, due - now)):
+            key.data()
+        now = time.monotonic()
+        ready = [call for at, call in self._timers if at <= now]
+        self._timers = [(at, call) for at, call in self._timers if at > now]
+        for call in ready:
+            call()
+        self._tell()
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        self._timers.append((time.monotonic() + seconds, call))
+
+    # -- the sidecar's side
+
+    def _listen(self) -> socket.socket:
+        self.socket_path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(self.socket_path))
+        self.socket_path.chmod(0o600)
+        listener.listen(4)
+        self.selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
+        return listener
+
+    def _accept(self, listener: socket.socket) -> None:
+        peer, _ = listener.accept()
+        peer.setblocking(False)
+        self.peers[peer] = b""
+        self.selector.register(peer, selectors.EVENT_READ, lambda: self._hear(peer))
+        self.sent = b""
+
+    def _hear(self, peer: socket.socket) -> None:
+        try:
+            data = peer.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data or len(self.peers[peer]) > wire.MAX_MESSAGE_BYTES:
+            self._drop(peer)
+            return
+        *lines, self.peers[peer] = (self.peers[peer] + data).split(b"\n")
+        for line in lines:
+            try:
+                self.obey(wire.decode(LauncherOrder, line))
+            except wire.Malformed as error:
+                print(f"holdfast launch: refused: {error}", flush=True)
+
+    def _drop(self, peer: socket.socket) -> None:
+        self.selector.unregister(peer)
+        del self.peers[peer]
+        peer.close()
+
+    def _tell(self) -> None:
+        line = wire.encode(self.state())
+        if line == self.sent:
+            return
+        self.sent = line
+        for peer in list(self.peers):
+            try:
+                peer.sendall(line)
+            except OSError:  # gone, or it does not read: it will connect again and be told all
+                self._drop(peer)
+
+    def state(self) -> LauncherState:
+        return replace(
+            self.crew.state(),
+            parked=tuple(sorted(n for n, each in self.nest.warm.items() if each.parked)),
+            port=self.offer.getsockname()[1],
+            warm_failures=self.nest.failures,
+            warm_ending=self.nest.last_ending,
+            strategy=self.nest.strategy,
+            stopped=self.stopping,
+        )
+
+    # -- orders
+
+    def obey(self, order: LauncherOrder) -> None:
+        """Carry out `order`, unless a newer generation is here already. Repeats are harmless."""
+        if order.do == "stop":
+            self.stop(order.grace_s)
+        elif order.do == "run" and order.launch is not None:
+            self._run(order)
+        elif order.generation != self.crew.generation:
+            return
+        elif order.do == "secure":
+            self._secure()
+        elif order.do == "settle":
+            self._refill()
+        elif order.do == "drill":
+            self.crew.drill(order.local_rank, order.what)
+        elif order.do == "kill":
+            self.crew.kill_all()
+
+    def _run(self, order: LauncherOrder) -> None:
+        assert order.launch is not None
+        if order.launch.generation <= self.crew.generation:
+            return
+        self.crew.begin(order.launch, order.ranks)
+        generation = order.launch.generation
+        self.after(REFILL_S, lambda: self._refill_for(generation))
+        self.match()
+
+    def match(self) -> None:
+        """Hand warm processes to the ranks that wait for one; make those that are missing."""
+        if self.stopping:
+            return
+        if self.crew.waiting():
+            self.nest.fill()
+        for slot in self.crew.waiting():
+            descriptors: tuple[int, ...] = (self.offer.fileno(),) if slot.rank == 0 else ()
+            if self.nest.program.kind == "other" or self.nest.strategy == "cold":
+                environment = self.crew.environment(slot)
+                process = self.nest.make_cold(slot.local_rank, self.nest.program.argv, environment)
+                self.crew.take(slot, process)
+                continue
+            found = self.nest.take(slot.local_rank)
+            if found is not None and self.crew.start(slot, found, descriptors) and descriptors:
+                self.offer.close()
+                self.offer = _listen_tcp()
+
+    def _refill_for(self, generation: int) -> None:
+        if generation == self.crew.generation:
+            self._refill()
+
+    def _refill(self) -> None:
+        self.nest.fill()
+        if not self.nest.unborn:
+            self.sweep()
+
+    def _secure(self) -> None:
+        if not self.crew.ask_lowest():
+            return
+        generation = self.crew.generation
+        self.after(SECURE_FIRST_S, lambda: self.crew.ask_rest(generation))
+        self.after(SECURE_S, lambda: self.crew.give_up_securing(generation))
+
+    def stop(self, grace_s: float) -> None:
+        """Begin to end: SIGTERM now, SIGKILL after `grace_s`."""
+        if grace_s > 0 and not self.stopping:
+            self.crew.signal_all(signal.SIGTERM)
+            self.after(grace_s, self.crew.kill_all)
+        else:
+            self.crew.kill_all()
+        self.stopping = True
+        self.nest.close()
+
+    # -- the processes' side
+
+    def on_say(self, process: Process, said: Say) -> None:
+        if said.what == "parked":
+            self.match()
+        elif process.parked or self.crew.has(process):
+            self.crew.hear(process, said)
+
+    def on_gone(self, process: Process) -> None:
+        if process.pidfd >= 0:
+            self.selector.unregister(process.pidfd)
+        ended = nest.reap(process)
+        if self.nest.warm.get(process.local_rank) is process:
+            del self.nest.warm[process.local_rank]
+            if not self.stopping:
+                self.nest.failures += 1
+                self.nest.last_ending = ended
+                self.nest.fill()
+        else:
+            self.crew.lose(process, ended)
+        if process.control.fileno() in self.selector.get_map():
+            self.selector.unregister(process.control)
+        process.close()
+
+    def sweep(self) -> None:
+        """Kill what dead ranks left behind (data loader workers), and reap what has no owner."""
+        known = self.crew.pids() | {process.pid for process in self.nest.warm.values()}
+        for pid in osproc.children():
+            if pid in known or self.nest.owns(pid):
+                continue
+            if osproc.state_of(pid)[0] != "Z":
+                osproc.kill_group(pid)
+            _reap(pid)
+
+    def _on_signals(self) -> socket.socket:
+        """Make SIGTERM and SIGINT events of the loop."""
+        ours, theirs = socket.socketpair()
+        for each in (ours, theirs):
+            each.setblocking(False)
+        signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, lambda *_: None)
+        self._wakeup = theirs
+
+        def woken() -> None:
+            ours.recv(4096)
+            self.stop(0.0)
+
+        self.selector.register(ours, selectors.EVENT_READ, woken)
+        return ours
+
+
+def _listen_tcp() -> socket.socket:
+    """Hold a port open for the next rendezvous: it cannot be taken between choice and use."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.bind((os.environ.get("HOLDFAST_BIND", "127.0.0.1"), 0))
+    listener.listen(512)
+    return listener
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return
+
+
+def _reap_all() -> None:
+    """Kill and wait for whatever is still below us, so that nothing outlives the launcher."""
+    while True:
+        found = osproc.children()
+        for pid in found:
+            osproc.kill_group(pid)
+        if not found:
+            return
+        for pid in found:
+            try:
+                os.waitpid(pid, 0)
+            except ChildProcessError:
+                continue

@@ -1,0 +1,295 @@
+"""What the parts say to each other.
+
+All links are level-triggered: one side sends its whole state whenever it changes, the other its whole
+wish. A message that is lost, late or repeated, and a peer that restarts, then need no case of their own.
+Everything carries the generation; whoever acts on a message refuses one older than what it has acted on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+PROTOCOL = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a rank's process ended, or that it is about to.
+
+    `at_ns` and `failed_ns` are CLOCK_MONOTONIC of the member's host; `failed_ns` is 0 when the process
+    itself could not say (a signal). `fail` is one of the kinds of `holdfast.page`, in lower case.
+    """
+
+    at_ns: int
+    code: int | None = None
+    signal: int | None = None
+    ours: bool = False  # we sent the signal
+    fail: str = ""
+    failed_ns: int = 0
+    message: str = ""  # the last lines of its traceback or stderr
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A bad number that a rank found at commit."""
+
+    kind: str  # nan, inf, jump
+    step: int  # the step that produced it
+    loss: str  # as text: JSON has no NaN
+    position: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """When a rank passed the stations of a start (CLOCK_MONOTONIC); 0 is not yet."""
+
+    started_ns: int = 0
+    joined_ns: int = 0
+    restored_ns: int = 0
+    first_step_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """One rank's process, as its launcher knows it."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    generation: int
+    state: str  # starting, running, failing, exited
+    ending: Ending | None = None
+    flag: Flag | None = None
+    marks: Marks = field(default_factory=Marks)
+
+
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """A rank's answer to `secure`: the step it is at, and whether its member's arena now holds it."""
+
+    rank: int
+    step: int
+    whole: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherState:
+    """Everything a launcher knows, sent to its sidecar whenever it changes."""
+
+    pid: int
+    generation: int  # the newest that it was told to run
+    ranks: tuple[RankState, ...]
+    parked: tuple[int, ...]  # local ranks that have a warm process waiting
+    port: int  # a listening socket is held open on it for the next rendezvous
+    secure_asked: int = 0  # generation of the newest `secure` that was carried out
+    secured: tuple[Secured, ...] = ()
+    warm_failures: int = 0  # warm processes that died before they were parked, in a row
+    warm_ending: Ending | None = None
+    strategy: str = "park"
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankStart:
+    """What one rank is told when its generation starts."""
+
+    rank: int
+    local_rank: int
+    private: str = ""  # file with the rank's private state, "" when there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Where the state of a generation comes from. `step` is the number of steps that it contains."""
+
+    step: int
+    generation: int
+    source: str  # slot, checkpoint
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What all ranks of a generation on one member have in common."""
+
+    generation: int
+    world_size: int
+    nproc: int
+    master_addr: str
+    master_port: int
+    snapshot_every: int  # 0: only the first; -1: automatic
+    snapshot_budget: float
+    skip: tuple[int, ...] = ()
+    loss_jump: float = 10.0
+    restore: Restore | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherOrder:
+    """What a sidecar wants of its launcher: run, secure, settle, stop, signal, drill."""
+
+    do: str
+    generation: int = 0
+    launch: Launch | None = None
+    ranks: tuple[RankStart, ...] = ()
+    local_rank: int = -1
+    what: str = ""
+    grace_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One rank's page, as far as the supervisor needs it."""
+
+    rank: int
+    step: int
+    phase: str
+    label: str
+    loss: str
+    grad_norm: str
+    samples: int
+    tokens: int
+    flops: float
+    step_s: float  # median of the last steps
+    p99_s: float
+    snapshot_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A rank without progress for longer than its limit."""
+
+    rank: int
+    generation: int
+    step: int
+    phase: int
+    phase_seq: int
+    phase_name: str
+    stalled_s: float
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Evidence about one rank of a hung group, taken from outside of it."""
+
+    rank: int
+    step: int
+    phase: int
+    phase_seq: int
+    process_state: str
+    cpu_s: float
+    stack: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A complete snapshot that a member holds."""
+
+    generation: int
+    step: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateHeld:
+    """A rank's private state that a member holds. `final`: it did not change after it was written."""
+
+    rank: int
+    generation: int
+    step: int
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """A checkpoint on storage that this member sees, or why the last one could not be written."""
+
+    step: int = -1
+    generation: int = 0
+    path: str = ""
+    seconds: float = 0.0
+    error: str = ""
+    asked: int = 0  # number of the save order that this answers
+
+
+@dataclass(frozen=True, slots=True)
+class MemberReport:
+    """Everything a member knows, sent to the supervisor when it changes and once a second."""
+
+    protocol: int
+    member: str
+    node: str
+    sidecar_pid: int
+    sequence: int
+    now_ns: int
+    nproc: int
+    launcher: LauncherState | None  # None: the sidecar has lost its launcher
+    peer_url: str
+    progress: tuple[Progress, ...] = ()
+    stalls: tuple[Stall, ...] = ()
+    looks: tuple[Look, ...] = ()
+    looked_for: int = 0  # generation whose evidence `looks` is
+    slots: tuple[Slot, ...] = ()
+    privates: tuple[PrivateHeld, ...] = ()
+    secured_for: int = 0  # generation up to which this member's state is secured and listed here
+    unusable: tuple[Slot, ...] = ()  # failed their checksum when they were to be restored
+    prepare_error: str = ""
+    durable: Durable = field(default_factory=Durable)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A peer that holds something a member needs."""
+
+    url: str
+    rank: int = -1  # whose private state; -1 for the snapshot
+    generation: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemberOrder:
+    """What the supervisor wants of a member. It holds until a newer one replaces it.
+
+    do: "idle" (stay warm), "run" (`launch` and `ranks`), "secure" (the state of `generation`, unless
+    `just_in_time` is false), "look" (evidence of a hang), "stop" (end everything within `grace_s`).
+    `save` counts the requests for a checkpoint of the newest snapshot at or below `save_step`.
+    """
+
+    do: str
+    generation: int
+    launch: Launch | None = None
+    ranks: tuple[RankStart, ...] = ()
+    sources: tuple[Source, ...] = ()
+    just_in_time: bool = True
+    settled: bool = False
+    grace_s: float = 0.0
+    checkpoint_every_s: float = 0.0
+    keep: int = 3
+    save: int = 0
+    save_step: int = -1
+    save_generation: int = 0
+    drill: Drill | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drill:
+    """A fault on purpose. `number` makes a repeated message harmless."""
+
+    number: int
+    what: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackendEvent:
+    """What the backend says of its members: name -> created, running or gone."""
+
+    members: Mapping[str, str] = field(default_factory=dict)
+
+

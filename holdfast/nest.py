@@ -1,0 +1,291 @@
+"""The warm processes of one member: made from a zygote, parked, handed out."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast import channel, osproc, warm
+from holdfast.channel import Do, Say
+from holdfast.command import Program
+from holdfast.messages import Ending
+
+MAX_FAILURES = 3  # warm processes in a row that died before they were parked
+
+
+@dataclass(slots=True, eq=False)
+class Process:
+    """One rank's process, from its fork to its end. `pid` is 0 until it has said so."""
+
+    local_rank: int
+    control: socket.socket
+    log: Path
+    pid: int = 0
+    pidfd: int = -1
+    parked: bool = False
+    said: Ending | None = None  # what it told before it ended
+    killed: int = 0  # the signal that we sent
+
+    def kill(self, signum: int) -> None:
+        self.killed = self.killed or signum
+        if self.pid:
+            osproc.kill_group(self.pid, signum)
+
+    def close(self) -> None:
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+        self.control.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a member's processes live, and what they are told at birth."""
+
+    directory: Path
+    logs: Path
+    name: str
+    nproc: int
+    import_root: Path
+    tracer: int
+
+
+@dataclass(slots=True)
+class Nest:
+    """Keeps one parked process per local rank, made ahead of need."""
+
+    program: Program
+    home: Home
+    selector: selectors.BaseSelector
+    on_say: Callable[[Process, Say], None]
+    on_gone: Callable[[Process], None]
+    strategy: str = "park"
+    warm: dict[int, Process] = field(default_factory=dict)
+    failures: int = 0
+    last_ending: Ending | None = None
+    _zygote: subprocess.Popen[bytes] | None = None
+    _line: socket.socket | None = None
+    _ready: bool = False
+    _forkable: bool = True
+    _count: int = 0
+
+    def open(self) -> None:
+        """Start the zygote, unless processes are made one by one."""
+        if self.strategy != "park" or self.program.kind == "other" or not self._forkable:
+            return
+        ours, theirs = channel.pair()
+        self._zygote = self._spawn(single=False, control=theirs, log=None, local_rank=-1)
+        theirs.close()
+        self._line, self._ready = ours, False
+        self.selector.register(ours, selectors.EVENT_READ, self._on_zygote)
+
+    def fill(self) -> None:
+        """Begin a warm process for every local rank that has none. Returns at once."""
+        if self.failures >= MAX_FAILURES or self.program.kind == "other":
+            return
+        if self.strategy == "cold":
+            return
+        for local_rank in range(self.home.nproc):
+            if local_rank not in self.warm:
+                self._make(local_rank)
+
+    def take(self, local_rank: int) -> Process | None:
+        """Return the parked process of `local_rank` and forget it; None while there is none."""
+        process = self.warm.get(local_rank)
+        if process is None or not process.parked:
+            return None
+        return self.warm.pop(local_rank)
+
+    def make_cold(self, local_rank: int, argv: tuple[str, ...], environment: dict[str, str]) -> Process:
+        """Start `argv` as it stands, in the rank's environment, and return it running."""
+        ours, theirs = channel.pair()
+        process = self._process(local_rank, ours)
+        environment = {**environment, "HOLDFAST_CONTROL": str(theirs.fileno())}
+        with process.log.open("ab") as log:
+            child = subprocess.Popen(
+                argv,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        theirs.close()
+        self._adopt(process, child.pid)
+        child.returncode = 0  # we reap it by its pidfd; Popen must not
+        return process
+
+    def close(self) -> None:
+        """Kill the zygote and all that is warm; they are reaped by the launcher's sweep."""
+        for process in self.warm.values():
+            process.kill(9)
+        if self._zygote is not None:
+            self._zygote.kill()
+
+    def owns(self, pid: int) -> bool:
+        return self._zygote is not None and self._zygote.pid == pid
+
+    @property
+    def unborn(self) -> bool:
+        return any(process.pid == 0 for process in self.warm.values())
+
+    def _make(self, local_rank: int) -> None:
+        if self.strategy == "park" and self._forkable:
+            if self._line is None:
+                self.open()
+            if not self._ready or self._line is None:
+                return  # `fill` is called again when the zygote has spoken
+            ours, theirs = channel.pair()
+            process = self._process(local_rank, ours)
+            with process.log.open("ab") as log:
+                order = Do("fork", local_rank=local_rank)
+                try:
+                    channel.send(self._line, order, (theirs.fileno(), log.fileno()))
+                except channel.Closed:
+                    ours.close()
+                    theirs.close()
+                    return
+            theirs.close()
+        else:
+            ours, theirs = channel.pair()
+            process = self._process(local_rank, ours)
+            child = self._spawn(single=True, control=theirs, log=process.log, local_rank=local_rank)
+            theirs.close()
+            child.returncode = 0
+        self.warm[local_rank] = process
+
+    def _spawn(
+        self, *, single: bool, control: socket.socket, log: Path | None, local_rank: int
+    ) -> subprocess.Popen[bytes]:
+        script = Path(self.program.target).parent if self.program.kind == "script" else Path()
+        path = log or self._new_log("zygote")
+        with path.open("ab") as out:
+            number = os.dup(out.fileno())
+            given = warm.spec(
+                self.program,
+                parent=os.getpid(),
+                tracer=self.home.tracer,
+                directory=str(self.home.directory),
+                nproc=self.home.nproc,
+                single=single,
+                control=control.fileno(),
+                log=number,
+                local_rank=local_rank,
+            )
+            first, root = str(script.resolve()), str(self.home.import_root)
+            python = [self.program.interpreter, *self.program.flags, "-c", warm.BOOT]
+            child = subprocess.Popen(
+                [*python, first, root],
+                env={**os.environ, warm.SPEC: given},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                pass_fds=(control.fileno(), number),
+            )
+            os.close(number)
+        return child
+
+    def _process(self, local_rank: int, ours: socket.socket) -> Process:
+        process = Process(local_rank, ours, self._new_log(str(local_rank)))
+        self.selector.register(ours, selectors.EVENT_READ, lambda: self._on_rank(process))
+        return process
+
+    def _new_log(self, what: str) -> Path:
+        self._count += 1
+        folder = self.home.logs / "warm"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{self.home.name}-{what}-{os.getpid()}-{self._count}.log"
+
+    def _on_zygote(self) -> None:
+        assert self._line is not None
+        try:
+            said, _ = channel.receive(self._line, Say)
+        except channel.Closed:
+            self._lose_zygote()
+            return
+        self._ready = said.what == "ready"
+        if said.what == "unforkable":
+            self._forkable = False  # an import started threads: a fork would copy their locks
+            self._lose_zygote()
+        self.fill()
+
+    def _lose_zygote(self) -> None:
+        assert self._line is not None
+        self.selector.unregister(self._line)
+        self._line.close()
+        self._line, self._ready = None, False
+        if self._zygote is None:
+            return
+        self._zygote.kill()
+        self._zygote.wait()
+        self._zygote = None
+        if self._forkable:
+            self.failures += 1
+            self.last_ending = Ending(time.monotonic_ns(), 1, None, False, "", 0, "the zygote died")
+            self.fill()
+
+    def _on_rank(self, process: Process) -> None:
+        try:
+            said, _ = channel.receive(process.control, Say)
+        except channel.Closed:
+            self.selector.unregister(process.control)
+            if process.pid == 0:
+                self.on_gone(process)
+            return
+        if said.what == "born":
+            self._adopt(process, said.pid)
+        elif said.what == "parked":
+            process.parked = True
+            self.failures = 0
+        elif said.what == "failing":
+            process.said = said.ending
+        self.on_say(process, said)
+
+    def _adopt(self, process: Process, pid: int) -> None:
+        process.pid = pid
+        try:
+            process.pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:  # died at once and reaped by a sweep: the channel tells
+            return
+        if process.killed:
+            process.kill(process.killed)
+        self.selector.register(process.pidfd, selectors.EVENT_READ, lambda: self.on_gone(process))
+
+
+def reap(process: Process) -> Ending:
+    """Collect a process whose pidfd is readable; return how it ended.
+
+    What the process said itself goes before what the kernel says, but not its signal.
+    """
+    now_ns, code, signum = time.monotonic_ns(), None, None
+    try:
+        _, status = os.waitpid(process.pid, 0) if process.pid else (0, 0xFF00)
+    except ChildProcessError:
+        status = 0xFF00
+    if os.WIFSIGNALED(status):
+        signum = os.WTERMSIG(status)
+    else:
+        code = os.WEXITSTATUS(status)
+    said, ours = process.said, process.killed != 0 and signum == process.killed
+    if said is not None and not (signum and not ours):
+        return said
+    return Ending(now_ns, code, signum, ours, "", 0, tail(process.log))
+
+
+def tail(path: Path, limit_bytes: int = 4096) -> str:
+    """Return the end of a log; "" when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - limit_bytes))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+

@@ -1,0 +1,299 @@
+"""The writer's side of a rank's progress page. `holdfast.progress` has its layout and the reader's.
+
+What a training step calls packs its values first and then copies them in one piece, under
+the sequence counter: nothing can raise in between, and a reader finds the page busy for
+well under a microsecond.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+from holdfast import progress as layout
+from holdfast.progress import (
+    FLAG_JUMP,
+    FLAG_NONFINITE,
+    FailKind,
+    Phase,
+    Progress,
+    is_page,
+    read,
+    read_torn_ok,
+    step_times_s,
+)
+
+__all__ = [
+    "FLAG_JUMP",
+    "FLAG_NONFINITE",
+    "FailKind",
+    "Page",
+    "Phase",
+    "Progress",
+    "open_reader",
+    "read",
+    "read_torn_ok",
+    "step_times_s",
+]
+
+_Sums: TypeAlias = "tuple[int, int, int, int, float]"
+Clock: TypeAlias = Callable[[], int]  # CLOCK_MONOTONIC in nanoseconds, as the reader has it
+
+# Looked up at each step: plain integers and bound methods are faster than enum members.
+_RESTORING, _DATA, _OPTIMIZER = int(Phase.RESTORING), int(Phase.DATA), int(Phase.OPTIMIZER)
+_pack_phase, _pack_step = layout.PHASE.pack, layout.STEP.pack
+_SEQ, _RING, _RING_AT = layout.SEQ_INDEX, layout.RING, layout.RING_INDEX
+_PHASE_AT, _PAUSE_AT = layout.PHASE_AT, layout.PAUSE_AT
+_PHASE_END = _PHASE_AT + layout.PHASE.size
+
+
+class Page:
+    """The writer's side. One process writes; its threads may do so together."""
+
+    def __init__(self, memory: mmap.mmap, clock: Clock = time.monotonic_ns) -> None:
+        self._memory = memory
+        self._clock = clock
+        self._bytes = memoryview(memory)
+        self._words = self._bytes.cast("Q")
+        self._times = self._bytes.cast("f")
+        # Reentrant: a signal handler may run inside a write of the same thread.
+        self._lock = threading.RLock()
+        # What runs at each step calls these, which is 0.1 us faster than `with`, and spells out
+        # `_store`. Inside the `try`, so that an interrupt right after it gives the lock back.
+        self._acquire, self._release = self._lock.acquire, self._lock.release
+        old = layout.STEP.unpack_from(memory, _PHASE_AT)
+        self._working = _DATA <= old[0] <= _OPTIMIZER
+        self._phase, self._phase_seq, self._started_ns = old[0], old[1], old[3]
+        self._write_seq, self._step = old[4:6]
+        # Commits, step times ever written, samples, tokens, flops: one tuple, for they change
+        # together at each step, and five attributes would cost 0.2 us more.
+        self._sums: _Sums = old[6:8] + old[10:13]
+        self._first_step_s = old[15]
+        self._carried_ns = 0  # work on the step in flight before its pauses
+
+    @classmethod
+    def create(cls, path: Path, clock: Clock = time.monotonic_ns) -> Page:
+        """Make a new page at `path`, replacing any; readers of the old one keep that.
+
+        Every byte is written, for a hole in a full tmpfs would be a SIGBUS at the first store.
+        Raises `OSError`; then `path` is as before.
+        """
+        content = bytearray(layout.PAGE_BYTES)
+        layout.HEADER.pack_into(content, 0, layout.MAGIC, layout.VERSION, layout.PAGE_BYTES)
+        partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            partial.write_bytes(content)
+            os.replace(partial, path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+        page = cls.attach(path, clock)
+        page.begin(0, -1, -1, 0, -1)
+        return page
+
+    @classmethod
+    def attach(cls, path: Path, clock: Clock = time.monotonic_ns) -> Page:
+        """Open an existing page to write it on from where it is.
+
+        Raises `OSError`, or `ValueError` if it is not a page of this version.
+        """
+        memory = _mapped(path, "r+b", mmap.ACCESS_WRITE)
+        if not is_page(memory):
+            memory.close()
+            raise ValueError(f"{path}: not a progress page of version {layout.VERSION}")
+        return cls(memory, clock)
+
+    def close(self) -> None:
+        for view in (self._times, self._words, self._bytes):
+            view.release()
+        self._memory.close()
+
+    def begin(self, generation: int, rank: int, local_rank: int, pid: int, step: int) -> None:
+        """Start a generation that resumes after `step`; of the old only the step times stay."""
+        now_ns = self._clock()
+        with self._lock:
+            self._working, self._phase, self._phase_seq = False, 0, 0
+            self._started_ns, self._carried_ns, self._write_seq = now_ns, 0, 0
+            self._step, self._first_step_s = step, math.nan
+            self._sums = (0, self._sums[1], 0, 0, 0.0)
+            content = (
+                layout.IDENTITY.pack(generation, rank, local_rank, pid)
+                + self._empty_step()
+                + layout.PAUSE.pack(0.0, b"")
+                + layout.FAIL.pack(0, 0, 0)
+                + layout.SNAPSHOT.pack(-1, 0.0)
+            )
+            self._store(layout.IDENTITY_AT, content)
+
+    def phase(self, phase: int) -> None:
+        """Say what comes next. Outside DATA..OPTIMIZER the step's clock stands still.
+
+        While paused, FORWARD to OPTIMIZER are ignored: a model that is evaluated fires the same
+        hooks as one that trains. Any other phase, or a commit, ends the pause.
+        """
+        now_ns = self._clock()
+        try:
+            self._acquire()
+            if self._working and _DATA <= phase <= _OPTIMIZER:
+                self._phase = phase
+                self._phase_seq += 1
+                content = _pack_phase(phase, self._phase_seq, now_ns)
+                words = self._words
+                words[_SEQ] = busy = words[_SEQ] | 1
+                self._bytes[_PHASE_AT:_PHASE_END] = content
+                words[_SEQ] = busy + 1
+            elif not _DATA <= phase <= _OPTIMIZER:
+                self._leave_work(phase, now_ns, 0.0, b"")
+            elif phase == _DATA or self._phase <= _RESTORING:
+                self._enter_work(phase, now_ns)
+        finally:
+            self._release()
+
+    def pause(self, phase: int, label: str = "", limit_s: float = 0.0) -> None:
+        """Enter CHECKPOINT, EVAL or PAUSED for at most `limit_s` seconds (0: the usual limit).
+
+        A pause inside a pause replaces it; `resume` or `phase(DATA)` ends either.
+        """
+        now_ns = self._clock()
+        with self._lock:
+            self._leave_work(phase, now_ns, limit_s, label.encode()[: layout.LABEL_BYTES])
+
+    def resume(self, phase: int = _DATA) -> None:
+        """End a pause: go on with the step, whose clock starts anew. Without a pause: `phase`."""
+        now_ns = self._clock()
+        with self._lock:
+            if self._working:
+                self.phase(phase)
+            else:
+                self._enter_work(phase, now_ns)
+
+    def writing(self, on: bool) -> None:
+        """Mark the parameters as being written (True) or whole (False). Idempotent."""
+        with self._lock:
+            if (self._write_seq & 1) != on:
+                self._write_seq += 1
+                words = self._words
+                words[_SEQ] = busy = words[_SEQ] | 1
+                words[layout.WRITE_INDEX] = self._write_seq
+                words[_SEQ] = busy + 1
+
+    def commit(
+        self,
+        step: int,
+        loss: float,
+        grad_norm: float,
+        samples: int,
+        tokens: int,
+        flops: float,
+        flags: int,
+        position: int = -1,
+    ) -> None:
+        """End a step: its numbers become visible together and the next step begins.
+
+        `samples`, `tokens` and `flops` are this step's own; the page holds their sums. NaN stands
+        for a number that is not known. The first step of a generation (compilers, caches) goes
+        to `first_step_s`, not into the ring, whose times decide what is a hang.
+        """
+        now_ns = self._clock()
+        try:
+            self._acquire()
+            took_ns = self._carried_ns
+            if self._working:
+                took_ns += now_ns - self._started_ns
+            done, pushed, all_samples, all_tokens, all_flops = self._sums
+            if done:
+                # Not yet counted as written, so it may go in before the rest.
+                self._times[_RING_AT + pushed % _RING] = took_ns / 1e9
+                pushed += 1
+            else:
+                self._first_step_s = took_ns / 1e9
+            done += 1
+            samples += all_samples
+            tokens += all_tokens
+            flops += all_flops
+            self._sums = (done, pushed, samples, tokens, flops)
+            self._step, self._phase, self._phase_seq, self._working = step, _DATA, 0, True
+            self._started_ns, self._carried_ns = now_ns, 0
+            self._write_seq = write_seq = (self._write_seq + 1) & ~1
+            block = _pack_step(
+                _DATA, 0, now_ns, now_ns, write_seq, step, done, pushed, loss, grad_norm,
+                samples, tokens, flops, flags, position, self._first_step_s,
+            )  # fmt: skip
+            words = self._words
+            words[_SEQ] = busy = words[_SEQ] | 1
+            self._bytes[_PHASE_AT:_PAUSE_AT] = block
+            words[_SEQ] = busy + 1
+        finally:
+            self._release()
+
+    def skip(self, step: int) -> None:
+        """Pass over `step` without having trained it: neither its time nor it is counted."""
+        now_ns = self._clock()
+        with self._lock:
+            self._step, self._phase, self._phase_seq, self._working = step, _DATA, 0, True
+            self._started_ns, self._carried_ns = now_ns, 0
+            self._write_seq = (self._write_seq + 1) & ~1
+            self._store(_PHASE_AT, self._empty_step())
+
+    def fail(self, kind: int, code: int) -> None:
+        """Record the first failure of this generation; later ones are its consequences."""
+        content = layout.FAIL.pack(self._clock(), kind, code)
+        with self._lock:
+            if not layout.FAIL.unpack_from(self._memory, layout.FAIL_AT)[0]:
+                self._store(layout.FAIL_AT, content)
+
+    def note_snapshot(self, step: int, cost_s: float) -> None:
+        content = layout.SNAPSHOT.pack(step, cost_s)
+        with self._lock:
+            self._store(layout.SNAPSHOT_AT, content)
+
+    def _enter_work(self, phase: int, now_ns: int) -> None:
+        self._phase, self._started_ns, self._working = phase, now_ns, True
+        self._phase_seq += 1
+        self._store(_PHASE_AT, layout.RESUME.pack(phase, self._phase_seq, now_ns, now_ns))
+
+    def _leave_work(self, phase: int, now_ns: int, limit_s: float, label: bytes) -> None:
+        between = bytes(self._bytes[_PHASE_END:_PAUSE_AT])
+        head = layout.PHASE.pack(phase, self._phase_seq + 1, now_ns)
+        content = head + between + layout.PAUSE.pack(limit_s, label)
+        if self._working:
+            self._carried_ns += now_ns - self._started_ns
+        self._phase, self._working = phase, False
+        self._phase_seq += 1
+        self._store(_PHASE_AT, content)
+
+    def _empty_step(self) -> bytes:
+        return _pack_step(
+            self._phase, self._phase_seq, self._started_ns, self._started_ns, self._write_seq,
+            self._step, *self._sums[:2], math.nan, math.nan, *self._sums[2:], 0, -1,
+            self._first_step_s,
+        )  # fmt: skip
+
+    def _store(self, at: int, content: bytes) -> None:
+        """Copy what is already packed. The lock is held: a counter has one writer.
+
+        The counter is taken from the page: one that an interrupted writer left odd ends even.
+        """
+        words = self._words
+        words[_SEQ] = busy = words[_SEQ] | 1
+        self._bytes[at : at + len(content)] = content
+        words[_SEQ] = busy + 1
+
+
+def open_reader(path: Path) -> mmap.mmap:
+    """Map the page at `path` to read it. Raises `OSError`, or `ValueError` for another size."""
+    return _mapped(path, "rb", mmap.ACCESS_READ)
+
+
+def _mapped(path: Path, mode: str, access: int) -> mmap.mmap:
+    with open(path, mode) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != layout.PAGE_BYTES:
+            raise ValueError(f"{path}: {size} bytes, not a progress page of {layout.PAGE_BYTES}")
+        return mmap.mmap(file.fileno(), layout.PAGE_BYTES, access=access)

@@ -1,0 +1,172 @@
+"""What a progress page says, byte by byte, and how to read it. Pure.
+
+A rank writes the page (`holdfast.page`) and its sidecar reads it, both through a mapping of the
+same 4096 bytes and without a system call. A sequence counter that is odd while the writer is
+inside (a seqlock) tells a torn read. A writer that dies inside leaves it odd for ever: `read` then
+gives None and `read_torn_ok` what is there, marked `torn`. The next writer heals it.
+
+Little-endian and aligned, so that each counter is one store. x86 shows the stores of one thread
+in order; for machines that do not (arm64), and against a write that begins and ends within a copy,
+a reader takes two copies and wants them equal.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+PAGE_BYTES = 4096
+VERSION = 1
+MAGIC = b"holdfast"
+RING = 256  # step times kept; the p99 of fewer is their maximum or close to it
+LABEL_BYTES = 64
+FLAG_NONFINITE = 1
+FLAG_JUMP = 2
+
+
+class Buffer(Protocol):
+    """bytes, a memoryview, or the mmap of a page."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, where: slice, /) -> bytes | bytearray | memoryview: ...
+
+
+class Phase(IntEnum):
+    """What a rank is doing. DATA to OPTIMIZER are work on a step; all others are not."""
+
+    JOINING = 0
+    RESTORING = 1
+    DATA = 2
+    FORWARD = 3
+    BACKWARD = 4
+    OPTIMIZER = 5
+    CHECKPOINT = 6
+    EVAL = 7
+    IDLE = 8
+    PAUSED = 9  # declared by the script, for a reason in `pause_label`
+    DONE = 10
+
+
+class FailKind(IntEnum):
+    NONE = 0
+    EXCEPTION = 1
+    SYSTEM_EXIT = 2
+    DISTRIBUTED = 3  # a collective failed: most likely a victim
+    BAD_INPUT = 4
+    NUMERIC = 5
+
+
+HEADER = struct.Struct("<8sII")  # magic, version, bytes
+SEQ_INDEX = 2  # as 64-bit words: byte 16
+IDENTITY_AT = 24
+IDENTITY = struct.Struct("<qiiq")  # generation, rank, local_rank, pid
+PHASE_AT = IDENTITY_AT + IDENTITY.size
+PHASE = struct.Struct("<qqq")  # phase, phase_seq, phase_since_ns
+RESUME = struct.Struct("<qqqq")  # and step_started_ns
+WRITE_INDEX = (PHASE_AT + RESUME.size) // 8
+# ... write_seq, step, steps_done, times_written, loss, grad_norm, samples, tokens, flops, flags,
+# position, first_step_s: one block, so that a commit is one copy
+STEP = struct.Struct("<qqqqqqqqddqqdqqd")
+PAUSE_AT = PHASE_AT + STEP.size
+PAUSE = struct.Struct(f"<d{LABEL_BYTES}s")  # limit_s, label
+FAIL_AT = PAUSE_AT + PAUSE.size
+FAIL = struct.Struct("<qqq")  # failed_ns, kind, code
+SNAPSHOT_AT = FAIL_AT + FAIL.size
+SNAPSHOT = struct.Struct("<qd")  # step, cost_s
+_END = SNAPSHOT_AT + SNAPSHOT.size
+_ALL = struct.Struct(f"<Qqiiqqqqqqqqqddqqdqqdd{LABEL_BYTES}sqqqqd")  # from the sequence on
+_RING_AT = 1024
+RING_INDEX = _RING_AT // 4
+
+_TRIES = 200  # a writer is inside for well under 1 us; 200 looks are some 100 us
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a page said at one instant. Times are CLOCK_MONOTONIC of this machine."""
+
+    generation: int
+    rank: int
+    local_rank: int
+    pid: int
+    phase: Phase
+    phase_seq: int  # phase changes since the last commit
+    phase_since_ns: int
+    step_started_ns: int  # the last commit, or the end of a later pause
+    write_seq: int  # odd: the optimizer is writing the parameters
+    step: int  # the last committed
+    steps_done: int  # commits in this generation
+    times_written: int  # step times ever pushed into the ring
+    loss: float  # NaN too when none was given: see flags
+    grad_norm: float
+    samples: int  # samples, tokens, flops: sums over this generation
+    tokens: int
+    flops: float
+    flags: int
+    position: int  # of the data, -1 unknown
+    first_step_s: float  # NaN until the first step of this generation is over
+    pause_limit_s: float  # 0: not declared
+    pause_label: str
+    failed_ns: int  # 0: has not
+    fail_kind: FailKind
+    fail_code: int
+    snapshot_step: int  # -1: none
+    snapshot_cost_s: float
+    torn: bool = False  # read while a write was unfinished: single fields hold, not their relation
+
+
+def is_page(buffer: Buffer) -> bool:
+    if len(buffer) < PAGE_BYTES:
+        return False
+    return bool(HEADER.unpack(bytes(buffer[: HEADER.size])) == (MAGIC, VERSION, PAGE_BYTES))
+
+
+def read(buffer: Buffer) -> Progress | None:
+    """Return what the page says; None if it is no page or a write was never seen finished."""
+    found = _consistent(buffer, SEQ_INDEX * 8, _END)
+    return None if found is None else _progress(found, torn=False)
+
+
+def read_torn_ok(buffer: Buffer) -> Progress | None:
+    """Like `read`, but give what is there, with `torn` set, when its writer stopped inside."""
+    if not is_page(buffer):
+        return None
+    found = _consistent(buffer, SEQ_INDEX * 8, _END)
+    if found is not None:
+        return _progress(found, torn=False)
+    return _progress(bytes(buffer[SEQ_INDEX * 8 : _END]), torn=True)
+
+
+def step_times_s(buffer: Buffer, last: int = RING) -> tuple[float, ...] | None:
+    """Return up to `last` step times in seconds, newest last; None as for `read`."""
+    found = _consistent(buffer, SEQ_INDEX * 8, _RING_AT + 4 * RING)
+    if found is None:
+        return None
+    pushed: int = _ALL.unpack_from(found)[12]
+    ring = struct.unpack_from(f"<{RING}f", found, _RING_AT - SEQ_INDEX * 8)
+    split = pushed % RING
+    ordered = ring[:pushed] if pushed <= RING else ring[split:] + ring[:split]
+    return ordered[max(0, len(ordered) - last) :] if last > 0 else ()
+
+
+def _consistent(buffer: Buffer, start: int, end: int) -> bytes | None:
+    if not is_page(buffer):
+        return None
+    for _ in range(_TRIES):
+        first = bytes(buffer[start:end])
+        if not first[0] & 1 and first == bytes(buffer[start:end]):
+            return first
+    return None
+
+
+def _progress(content: bytes, *, torn: bool) -> Progress | None:
+    v = _ALL.unpack_from(content)
+    try:
+        phase, kind = Phase(v[5]), FailKind(v[24])
+    except ValueError:
+        return None
+    label = v[22].rstrip(b"\0").decode(errors="ignore")
+    values = [*v[1:5], phase, *v[6:22], label, v[23], kind, *v[25:], torn]
+    return Progress(*values)

@@ -1,0 +1,128 @@
+"""The record page of an arena: which slot holds which complete snapshot, and its checksum.
+
+One page, mapped by everybody: two commit records, two seals, each with a CRC32 of its own.
+What is torn or foreign fails its CRC and does not exist; that is the whole of recovery.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE_BYTES = 4096
+SLOTS = 2
+RECORD_BYTES = 128
+SEAL_BYTES = 64
+RECORD_MAGIC = b"HFSNAP01"
+SEAL_MAGIC = b"HFSEAL01"
+# magic, generation, step, total bytes, sequence, world size, slot
+_RECORD = struct.Struct("<8sQQQQII76x")
+# magic, generation, step, total bytes, sequence, checksum
+_SEAL = struct.Struct("<8sQQQQI16x")
+_CRC = struct.Struct("<I")
+_SEALS_OFFSET = SLOTS * RECORD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One complete snapshot. `sequence` differs between any two commits to the same slot."""
+
+    slot: int
+    generation: int
+    step: int
+    world_size: int
+    total_bytes: int
+    path: Path
+    sequence: int = 0
+
+
+class RecordPage:
+    """The mapped page. Writers of a slot hold that slot's lock; readers need none."""
+
+    def __init__(self, directory: Path) -> None:
+        """Map the page, creating it if missing. Raises OSError, also when there is no room."""
+        self._paths = tuple(directory / f"slot-{slot}.safetensors" for slot in range(SLOTS))
+        descriptor = os.open(directory / "records", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, PAGE_BYTES)
+            self._page = mmap.mmap(descriptor, PAGE_BYTES)
+        finally:
+            os.close(descriptor)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The slot files, by slot."""
+        return self._paths
+
+    def raw(self) -> bytes:
+        """Return the records' bytes, to see whether anything was committed meanwhile."""
+        return self._page[:_SEALS_OFFSET]
+
+    def read(self, slot: int) -> Record | None:
+        """Return what the slot's record says, None if it is empty or torn."""
+        begin = slot * RECORD_BYTES
+        body = _checked(self._page[begin : begin + RECORD_BYTES])
+        if body is None:
+            return None
+        magic, generation, step, total, sequence, world_size, number = _RECORD.unpack(body)
+        if magic != RECORD_MAGIC or number != slot:
+            return None
+        return Record(slot, generation, step, world_size, total, self._paths[slot], sequence)
+
+    def next_sequence(self) -> int:
+        """Return a number above that of any commit so far, forgotten ones included."""
+        newest = max(_RECORD.unpack_from(self._page, slot * RECORD_BYTES)[4] for slot in (0, 1))
+        return int((newest + 1) % 2**64)
+
+    def write(self, record: Record) -> None:
+        """Make `record` true. The slot's content must be complete before."""
+        body = _RECORD.pack(
+            RECORD_MAGIC,
+            record.generation,
+            record.step,
+            record.total_bytes,
+            record.sequence,
+            record.world_size,
+            record.slot,
+        )
+        begin = record.slot * RECORD_BYTES
+        self._page[begin : begin + RECORD_BYTES] = body + _CRC.pack(zlib.crc32(body))
+
+    def forget(self, slot: int) -> None:
+        """Make the slot's record and seal not exist. Only their CRCs change."""
+        for begin, size in ((slot * RECORD_BYTES, RECORD_BYTES), (_seal(slot), SEAL_BYTES)):
+            end = begin + size
+            wrong = zlib.crc32(self._page[begin : end - _CRC.size]) ^ 0xFFFFFFFF
+            self._page[end - _CRC.size : end] = _CRC.pack(wrong)
+
+    def sealed(self, record: Record) -> int | None:
+        """Return the content checksum sealed for exactly this record, None if there is none."""
+        begin = _seal(record.slot)
+        body = _checked(self._page[begin : begin + SEAL_BYTES])
+        if body is None:
+            return None
+        *bound, checksum = _SEAL.unpack(body)
+        return int(checksum) if tuple(bound) == _bound(record) else None
+
+    def seal(self, record: Record, checksum: int) -> None:
+        """Bind `checksum` to `record`. The caller holds the slot's lock, shared or exclusive."""
+        body = _SEAL.pack(*_bound(record), checksum)
+        begin = _seal(record.slot)
+        self._page[begin : begin + SEAL_BYTES] = body + _CRC.pack(zlib.crc32(body))
+
+
+def _seal(slot: int) -> int:
+    return _SEALS_OFFSET + slot * SEAL_BYTES
+
+
+def _bound(record: Record) -> tuple[bytes, int, int, int, int]:
+    return SEAL_MAGIC, record.generation, record.step, record.total_bytes, record.sequence
+
+
+def _checked(raw: bytes) -> bytes | None:
+    body = raw[: -_CRC.size]
+    return body if _CRC.unpack(raw[-_CRC.size :])[0] == zlib.crc32(body) else None

@@ -1,0 +1,58 @@
+"""Run a throw-away step, so that nothing is imported or initialised lazily once it counts."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def rehearse(device: torch.device) -> None:
+    """Form a group of one rank, train a tiny model in it for two steps, and take it all down.
+
+    Random generators and environment are as before on return. What a step imports, allocates or starts
+    once in a process (autograd's threads, the reducer, the optimizer's first import of the compiler,
+    kernels' set-up) is then behind it.
+    """
+    import torch
+    import torch.distributed as dist
+
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    numpy = sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy is not None else None
+    on_gpu = device.type == "cuda"
+    try:
+        if on_gpu:
+            torch.cuda.set_device(device)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            _train(device)
+        finally:
+            dist.destroy_process_group()
+    finally:
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
+
+
+def _train(device: torch.device) -> None:
+    import torch
+    from torch.nn import functional
+    from torch.nn.parallel import DistributedDataParallel
+
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        layers = (torch.nn.Linear(32, 32), torch.nn.LayerNorm(32), torch.nn.Linear(32, 8))
+        model = DistributedDataParallel(torch.nn.Sequential(*layers).to(device))
+        optimizer = torch.optim.AdamW(model.parameters())
+        target = torch.zeros(4, dtype=torch.long, device=device)
+        for _ in range(2):
+            loss = functional.cross_entropy(model(torch.randn(4, 32, device=device)), target)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            loss.item()

@@ -1,0 +1,61 @@
+"""What a rank's process knows of its launcher, shared by the modules that run inside of it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast import channel
+from holdfast.channel import Do, Say
+
+
+@dataclass(slots=True)
+class Runtime:
+    """One per process. `start` is the order to run, once it has come."""
+
+    control: socket.socket
+    directory: Path  # the member's folder in the memory volume
+    local_rank: int
+    nproc: int
+    start: Do | None = None
+    listen_fd: int = -1
+    on_order: Callable[[Do], None] | None = None  # set by the state, called by the listener
+    on_failing: Callable[[], None] | None = None  # a last chance to secure the state
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def say(self, message: Say) -> None:
+        """Tell the launcher. A launcher that is gone is no error: we end with it anyway."""
+        with self.lock:
+            try:
+                channel.send(self.control, message)
+            except (channel.Closed, OSError):
+                return
+
+    def wait_start(self) -> Do:
+        """Block until the launcher says start. Raises `channel.Closed` when it never will."""
+        while self.start is None:
+            order, descriptors = channel.receive(self.control, Do)
+            if order.what == "start":
+                self.start = order
+                self.listen_fd = descriptors[0] if descriptors else -1
+        return self.start
+
+    @property
+    def page_path(self) -> Path:
+        return self.directory / f"page-{self.local_rank}.bin"
+
+    @property
+    def arena_path(self) -> Path:
+        return self.directory / "arena"
+
+
+current: Runtime | None = None
+"""The runtime of this process; None in a script that no launcher started."""
+
+
+def install(runtime: Runtime) -> None:
+    global current  # noqa: PLW0603 - one process, one runtime, set before the script runs
+    current = runtime

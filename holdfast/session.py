@@ -1,0 +1,251 @@
+"""What a training script gets from `holdfast.join()`: its place in the group, and the way to protect its state."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast import channel, page, runtime, wire
+from holdfast.channel import Do, Say
+from holdfast.torchrun import rank_environment
+from holdfast.errors import Fenced
+from holdfast.messages import Flag, Launch, Marks, RankStart, Secured
+from holdfast.rehearse import rehearse
+from holdfast.state import State
+
+if TYPE_CHECKING:
+    import torch
+
+    from holdfast.keeping import Keeping
+
+RENDEZVOUS_S = 300.0  # a peer that is still loading a large state is no fault
+FLAG_WAIT_S = 600.0  # for the supervisor's answer to a bad number; then the script ends with it
+
+
+def local_rank() -> int:
+    """Return this process's place on its machine; known before `join`."""
+    if runtime.current is not None:
+        return runtime.current.local_rank
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def device() -> torch.device:
+    """Return the device of this process; known before `join`, so the model can be built there."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.device("cuda", local_rank() % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+class Session:
+    """One process's membership in one generation of the group."""
+
+    def __init__(self, launch: Launch, rank: RankStart, mine: runtime.Runtime | None) -> None:
+        self.rank = rank.rank
+        self.local_rank = rank.local_rank
+        self.world_size = launch.world_size
+        self.generation = launch.generation
+        self.device = device()
+        self.skip = frozenset(launch.skip)
+        self.loss_jump = launch.loss_jump
+        self.page: page.Page | None = None
+        self._launch, self._order, self._runtime = launch, rank, mine
+        self._marks = Marks()
+        self._keeping: Keeping | None = None
+        self._state: State | None = None
+        self._drill = ""
+
+    def protect(self, **objects: Any) -> State:
+        """Take `objects` into care and put the group's resume point into them, if there is one.
+
+        Modules, optimizers, schedulers, and anything with state_dict and load_state_dict. On return they
+        hold the state to go on from, and `state.step` says how many steps that is.
+
+        Raises:
+            BadInput: an object cannot be kept, or the state is of another model.
+        """
+        self._state = State(self, objects)
+        return self._state
+
+    # -- what the state needs of us
+
+    def keeping(self, state: State, replicated: Mapping[str, Any]) -> Keeping | None:
+        if self._runtime is None:
+            return None
+        from holdfast.keeping import Keeping
+
+        arena = self._runtime.arena_path
+        self._keeping = Keeping(state, replicated, self._launch, self._order, arena)
+        self._runtime.on_failing = self._keeping.secure_failing
+        if self.page is not None:
+            self.page.phase(page.Phase.RESTORING)
+        return self._keeping
+
+    def restored(self, _step: int) -> None:
+        self._marks = replace(self._marks, restored_ns=time.monotonic_ns())
+
+    def note_snapshot(self, step: int, cost_s: float) -> None:
+        if self.page is not None:
+            self.page.note_snapshot(step, cost_s)
+
+    def settled(self) -> None:
+        """The first step of the generation is done."""
+        if self._runtime is not None and not self._marks.first_step_ns:
+            self._marks = replace(self._marks, first_step_ns=time.monotonic_ns())
+            self._runtime.say(Say("settled", marks=self._marks))
+
+    def flag(self, kind: str, step: int, loss: float, position: int) -> None:
+        """Report a bad number, and wait to be rolled back. Returns only when nobody answers."""
+        if self._runtime is None:
+            return
+        found = Flag(kind, step, repr(loss), position, time.monotonic_ns())
+        self._runtime.say(Say("flag", flag=found))
+        threading.Event().wait(FLAG_WAIT_S)
+
+    def drill_point(self) -> None:
+        """Where a drill makes this rank hang, as a rank that never enters the next collective."""
+        if self._drill == "hang":
+            threading.Event().wait()
+        while self._drill == "spin":
+            pass
+
+    # -- joining
+
+    def enter(self) -> None:
+        """Take the place given: environment, page, listener, process group."""
+        import torch
+
+        if self._runtime is not None:
+            os.environ.update(rank_environment(self._launch, self._order))
+            self._open_page(self._runtime)
+            threading.Thread(target=self._listen, name="holdfast", daemon=True).start()
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        self._form_group()
+        self._marks = replace(self._marks, joined_ns=time.monotonic_ns())
+
+    def _open_page(self, mine: runtime.Runtime) -> None:
+        self._marks = Marks(started_ns=time.monotonic_ns())
+        restored = self._launch.restore.step if self._launch.restore else 0
+        try:
+            self.page = page.Page.attach(mine.page_path)
+        except (OSError, ValueError):
+            self.page = page.Page.create(mine.page_path)
+        self.page.begin(self.generation, self.rank, self.local_rank, os.getpid(), restored)
+        mine.say(Say("started", marks=self._marks))
+
+    def _form_group(self) -> None:
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            return
+        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+        limit = timedelta(seconds=RENDEZVOUS_S)
+        if self._runtime is None:
+            environment = "MASTER_ADDR" in os.environ and self.world_size > 1
+            if environment:
+                dist.init_process_group(backend)
+            else:
+                dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            return
+        listener = self._runtime.listen_fd
+        store = dist.TCPStore(
+            self._launch.master_addr,
+            self._launch.master_port,
+            self.world_size,
+            is_master=self.rank == 0,
+            timeout=limit,
+            wait_for_workers=False,
+            master_listen_fd=listener if self.rank == 0 and listener >= 0 else None,
+        )
+        prefixed = dist.PrefixStore(f"holdfast/{self.generation}", store)
+        dist.init_process_group(
+            backend, store=prefixed, rank=self.rank, world_size=self.world_size, timeout=limit
+        )
+
+    # -- listening
+
+    def _listen(self) -> None:
+        """Answer the launcher until it is gone; then go with it."""
+        assert self._runtime is not None
+        while True:
+            try:
+                order, _ = channel.receive(self._runtime.control, Do)
+            except wire.Malformed:
+                continue
+            except (channel.Closed, OSError):
+                os._exit(1)
+            if order.what == "secure":
+                self._secure(self._runtime, order.generation)
+            elif order.what == "drill":
+                self._obey_drill(order.drill)
+
+    def _secure(self, mine: runtime.Runtime, generation: int) -> None:
+        if self._keeping is None:
+            answer = Secured(self.rank, -1, False, "nothing is protected yet")
+        else:
+            answer = self._keeping.secure(generation)
+        mine.say(Say("secured", secured=answer))
+
+    def _obey_drill(self, what: str) -> None:
+        if what == "exit":
+            os._exit(17)
+        if what == "nan" and self._state is not None:
+            self._state.poison()
+        if what in ("hang", "spin"):
+            self._drill = what
+
+
+def join() -> Session:
+    """Become a rank of the group: wait here until there is one to join, and return the session.
+
+    Under holdfast this is where a warm process waits; under torchrun it takes torchrun's environment;
+    otherwise the session is a group of one. On return torch.distributed is initialised.
+    """
+    mine = runtime.current or _from_environment()
+    if mine is None:
+        launch, rank = _plain()
+    else:
+        if mine.start is None:
+            rehearse(device())
+            mine.say(Say("parked", os.getpid()))
+        order = mine.wait_start()
+        if order.launch is None or order.rank is None:
+            raise Fenced("the launcher's order to start names no rank")
+        launch, rank = order.launch, order.rank
+    session = Session(launch, rank, mine)
+    session.enter()
+    return session
+
+
+def _plain() -> tuple[Launch, RankStart]:
+    """Read torchrun's variables; without them, a group of one."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    nproc = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
+    generation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1
+    launch = Launch(generation, world_size, nproc, "", 0, 0, 0.0)
+    return launch, RankStart(int(os.environ.get("RANK", "0")), local_rank())
+
+
+def _from_environment() -> runtime.Runtime | None:
+    """Find a launcher that started us without a warm process (`--warm cold`, a shell in between)."""
+    given = os.environ.pop("HOLDFAST_START", "")
+    if not given:
+        return None
+    control = socket.socket(fileno=int(os.environ["HOLDFAST_CONTROL"]))
+    order = wire.from_json(Do, json.loads(given))
+    directory, nproc = Path(os.environ["HOLDFAST_DIRECTORY"]), int(os.environ["HOLDFAST_NPROC"])
+    mine = runtime.Runtime(control, directory, order.local_rank, nproc, start=order)
+    runtime.install(mine)
+    mine.say(Say("born", os.getpid()))
+    return mine
+

@@ -1,0 +1,124 @@
+"""One slot file of an arena: its lock, its memory, its mapping.
+
+Whoever touches the content holds the file's flock: exclusive to write, shared to read. A lock
+goes with its process, so a dead writer never blocks, and nobody shrinks a file under a reader
+(that would be a SIGBUS). A child forked by the holder shares the lock until it is released.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import threading
+from pathlib import Path
+
+BLOCK_BYTES = 512  # the unit of st_blocks
+
+
+class Slot:
+    """The writing end of a slot. Of all threads and processes one at a time can hold it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = -1
+        self._opened_by = -1
+        self._held = threading.Lock()  # flock does not part threads that share a descriptor
+        self._mapping: mmap.mmap | None = None
+        self._data: memoryview | None = None
+
+    def acquire(self) -> bool:
+        """Take the exclusive lock; False at once if a reader or another writer holds it."""
+        if not self._held.acquire(blocking=False):
+            return False
+        try:
+            self._open()
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._held.release()
+            return False
+        except BaseException:
+            self._held.release()
+            raise
+        return True
+
+    def release(self) -> None:
+        """Give the lock back."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        finally:
+            self._held.release()
+
+    def fit(self, total_bytes: int) -> mmap.mmap:
+        """Return a mapping of exactly `total_bytes`, all of it backed by memory.
+
+        Costs one system call when the size is what it was. Needs the lock.
+
+        Raises:
+            OSError: No room (ENOSPC), here and never as a SIGBUS later; the content is undefined.
+        """
+        status = os.fstat(self._descriptor)
+        if status.st_size != total_bytes or status.st_blocks * BLOCK_BYTES < total_bytes:
+            if status.st_size != total_bytes:
+                self._unmap()
+            if status.st_size > total_bytes:
+                os.ftruncate(self._descriptor, total_bytes)
+            # Extends and backs in one step: a kill in between leaves no sparse file of full size.
+            os.posix_fallocate(self._descriptor, 0, total_bytes)
+        if self._mapping is None or len(self._mapping) != total_bytes:
+            self._unmap()
+            self._mapping = mmap.mmap(self._descriptor, total_bytes)
+        return self._mapping
+
+    def put_header(self, header: bytes) -> memoryview:
+        """Write `header` unless it is there already; return the data area behind it.
+
+        The view is the same object as long as mapping and header size stay. Needs the lock and
+        a mapping from `fit`.
+        """
+        mapping = self._mapping
+        assert mapping is not None
+        if mapping[: len(header)] != header:
+            mapping[: len(header)] = header
+        if self._data is None or len(self._data) != len(mapping) - len(header):
+            self._data = memoryview(mapping)[len(header) :]
+        return self._data
+
+    def close(self) -> None:
+        """Drop mapping and descriptor. A view that the caller still holds stays mapped."""
+        self._unmap()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _open(self) -> None:
+        if self._descriptor >= 0:
+            # After a fork the lock would be the parent's as well; a deleted file is nobody's.
+            if self._opened_by == os.getpid() and os.fstat(self._descriptor).st_nlink:
+                return
+            self.close()
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._descriptor = os.open(self._path, flags, 0o600)
+        self._opened_by = os.getpid()
+
+    def _unmap(self) -> None:
+        # Not closed: tensors over the old mapping may live on, and keep it until they die.
+        self._data = None
+        self._mapping = None
+
+
+def lock_shared(path: Path) -> int | None:
+    """Return a descriptor of `path` that holds a shared lock, None while a writer holds it.
+
+    Closing the descriptor gives the lock back. Raises FileNotFoundError, OSError.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -1,0 +1,139 @@
+"""Copy the replicated state into the arena: at the interval, and just in time when a peer has failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast import capture
+from holdfast.arena import Arena
+from holdfast.capture import JSON_ENTRY
+
+if TYPE_CHECKING:
+    import torch
+
+    from holdfast.arena import Draft
+
+MIN_SAMPLES = 8  # steps before the automatic interval is trusted
+MAX_INTERVAL = 1 << 14
+
+
+class Snapshots:
+    """The rank's hand on its member's arena."""
+
+    def __init__(
+        self,
+        directory: Path,
+        objects: Mapping[str, Any],
+        world_size: int,
+        base: tuple[int, int] | None = None,
+    ) -> None:
+        """`base` is the (generation, step) resumed from: kept until this generation has its own."""
+        self.arena = Arena(directory)
+        self._base = base
+        self._objects = objects
+        self._world_size = world_size
+        self._views: dict[int, tuple[memoryview, bytes, dict[str, torch.Tensor]]] = {}
+        self._json_bytes = 0
+        self._registered: set[int] = set()
+        self._peers_failed = False
+
+    def held(self, generation: int, step: int) -> bool:
+        """True when another rank of the member has written this very state already."""
+        return any((r.generation, r.step) == (generation, step) for r in self.arena.records())
+
+    def write(self, generation: int, step: int) -> float | None:
+        """Copy the present state into the free slot as that of `step`.
+
+        Returns the seconds it took, None when no slot was free (a checkpoint is being written from
+        it). Raises `OSError` when the memory volume is full; the slots keep what they have.
+        """
+        began = time.perf_counter()
+        tree = capture.collect(self._objects)
+        text = capture.document_bytes(tree.document, self._json_bytes)
+        self._json_bytes = len(text)
+        layout = capture.layout_of(tree, len(text))
+        draft = self.arena.begin(layout, generation, step, self._world_size, self._kept(generation))
+        if draft is None:
+            return None
+        with draft:
+            self._copy(tree, draft, text)
+            draft.commit()
+        return time.perf_counter() - began
+
+    def _kept(self, generation: int) -> frozenset[tuple[int, int]] | None:
+        """Protect the base from newer but rolled back snapshots of the generation before."""
+        if self._base is None or any(r.generation == generation for r in self.arena.records()):
+            return None
+        return frozenset({self._base})
+
+    def _copy(self, tree: capture.Tree, draft: Draft, text: bytes) -> None:
+        import torch
+
+        entry = next(each for each in draft.layout.entries if each.name == JSON_ENTRY)
+        draft.data[entry.begin : entry.end] = text
+        views = self._views_of(draft)
+        on_device = any(tensor.device.type == "cuda" for _, tensor in tree.tensors)
+        targets = [views[name] for name, _ in tree.tensors]
+        sources = [tensor for _, tensor in tree.tensors]
+        with torch.no_grad():
+            if on_device:
+                self._copy_from_device(targets, sources, draft)
+            elif sources:
+                torch._foreach_copy_(targets, sources)
+
+    def _copy_from_device(
+        self, targets: list[torch.Tensor], sources: list[torch.Tensor], draft: Draft
+    ) -> None:
+        """Copy on a stream of its own: it goes through while a collective hangs on another."""
+        import torch
+
+        device = next(each.device for each in sources if each.device.type == "cuda")
+        self._pin(draft)
+        stream = torch.cuda.Stream(device)
+        if not self._peers_failed:
+            stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for target, source in zip(targets, sources):
+                target.copy_(source, non_blocking=True)
+        stream.synchronize()
+
+    def write_just_in_time(self, generation: int, step: int) -> float | None:
+        """Like `write`, but wait for nothing that a dead peer could keep from ending."""
+        self._peers_failed = True
+        return self.write(generation, step)
+
+    def _views_of(self, draft: Draft) -> dict[str, torch.Tensor]:
+        """Return tensors over the slot, made anew only when its layout or mapping is."""
+        slot = draft.record.slot
+        known = self._views.get(slot)
+        if known is None or known[0] is not draft.data or known[1] != draft.layout.header:
+            known = (draft.data, draft.layout.header, capture.views(draft.layout, draft.data))
+            self._views[slot] = known
+        return known[2]
+
+    def _pin(self, draft: Draft) -> None:
+        """Page-lock the slot for the device's copy engine, once per mapping."""
+        import torch
+
+        view = torch.frombuffer(draft.data, dtype=torch.uint8)
+        address = view.data_ptr()
+        if address in self._registered:
+            return
+        # An unregistered slot only copies slower: the driver may refuse (memlock limits).
+        torch.cuda.cudart().cudaHostRegister(address, view.nbytes, 0)
+        self._registered.add(address)
+
+
+def interval(cost_s: float, step_s: float, budget: float) -> int:
+    """Return the power of two K for which a copy every K steps stays within `budget` of the time.
+
+    Powers of two, because each member may then choose its own and the private states of the ranks,
+    kept by the ruler, still meet (see `holdfast.ruler`).
+    """
+    every = 1
+    while every < MAX_INTERVAL and cost_s > budget * step_s * every:
+        every *= 2
+    return every

@@ -1,0 +1,221 @@
+"""The protected state of a training script: where it is, what it did, and how it is kept.
+
+The order of things within a step is what the guarantees rest on:
+
+1. before the optimizer's first write, the rank's private state of the step being made is stored and given
+   to another member; from then until `commit` the page's write counter is odd and the gate is closed;
+2. the optimizer writes;
+3. `commit` judges the numbers, opens the gate, counts the step, and takes a snapshot when one is due.
+
+So at any instant either the state of the last committed step is whole in memory, or the rank says that it
+is in between (and another replica answers).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from holdfast import hooks
+from holdfast.errors import BadInput, NumericFault
+from holdfast.guard import LossGuard
+from holdfast.page import FLAG_JUMP, FLAG_NONFINITE, Phase
+from holdfast.private_state import PrivateState
+
+if TYPE_CHECKING:
+    from holdfast.keeping import Keeping
+    from holdfast.session import Session
+
+_PHASES = {"eval": Phase.EVAL, "checkpoint": Phase.CHECKPOINT}
+
+
+class State:
+    """What `session.protect` returns. `step` is the number of steps that the state contains."""
+
+    def __init__(self, session: Session, objects: Mapping[str, Any]) -> None:
+        self.session = session
+        self.step = 0
+        modules, private, replicated = hooks.sort(objects)
+        self.guard = LossGuard(factor=session.loss_jump) if session.loss_jump > 0 else None
+        self.private = PrivateState(modules, private, session.device, self.guard)
+        self.gate = threading.Lock()
+        self._writing = False
+        self._prepared = -1  # the step whose private state has been stored
+        self._random: Mapping[str, bytes] | None = None
+        self._page = session.page
+        self._poison = ""
+        self._optimizers = [o for o in replicated.values() if hooks.is_optimizer(o)]
+        self.keeping: Keeping | None = session.keeping(self, replicated)
+        hooks.attach(modules, self._optimizers, self)
+        if self.keeping is not None:
+            self.step, self._random = self.keeping.restore()
+            session.restored(self.step)
+
+    # -- the loop
+
+    def steps(self, count: int) -> Iterator[int]:
+        """Yield the numbers of the steps to do, up to `count` in all, from where the group left off.
+
+        A step counts when it is committed; one left by `continue` or `break` without a commit is
+        yielded again by the next loop.
+        """
+        if self._random is not None:
+            self.private.restore_random(self._random)
+            self._random = None
+        if self.keeping is not None:
+            self.keeping.begin(self.step)
+        self._phase(Phase.DATA)
+        while self.step < count:
+            if self.step in self.session.skip:
+                self._pass_over()
+                continue
+            step = self.step
+            if self.keeping is not None:
+                self.keeping.throttle()
+            yield step
+            if self._prepared > self.step and self._writing:
+                raise BadInput(f"step {step} was not committed: call state.commit(loss=...) in the loop")
+        self._phase(Phase.IDLE)
+
+    def commit(
+        self,
+        loss: Any = None,
+        *,
+        grad_norm: Any = None,
+        samples: int = 0,
+        tokens: int = 0,
+        flops: float = 0.0,
+        position: int = -1,
+    ) -> None:
+        """Declare the step done: the state is now that of `step + 1` steps.
+
+        `loss` and `grad_norm` may be tensors or numbers and are judged here; `position` is the index of
+        the step's first sample, to name a batch that fails. `samples`, `tokens` and `flops` are this
+        step's, over all ranks.
+
+        Raises:
+            NumericFault: the numbers are bad and nobody supervises. Under a supervisor this call does not
+                return then: the group is rolled back.
+        """
+        value = math.nan if loss is None else _number(loss)
+        norm = None if grad_norm is None else _number(grad_norm)
+        if self._poison:
+            value, loss, self._poison = hooks.poison(self._optimizers), "poisoned", ""
+        self._judge(0.0 if loss is None else value, norm, position, loss is not None)
+        if self._prepared <= self.step:
+            self._prepare()
+        if self.keeping is not None:
+            self.keeping.finish(self.step + 1)
+        self.step += 1
+        if self._page is not None:
+            shown = math.nan if norm is None else norm
+            self._page.commit(self.step, value, shown, samples, tokens, flops, 0, position)
+        self._end_writing()
+        self.session.settled()
+        if self.keeping is not None:
+            self.keeping.committed(self.step)
+
+    @property
+    def writing(self) -> bool:
+        """True from the optimizer's first write of a step to its commit."""
+        return self._writing
+
+    @contextmanager
+    def pause(self, label: str, limit_s: float = 0.0) -> Iterator[None]:
+        """Declare work that is no step ("eval", "checkpoint", or any word), so that it is no hang.
+
+        `limit_s` is its own limit; 0 takes the run's (30 minutes unless told otherwise). Random generators
+        are as before when it ends: what happens in a pause never changes the training.
+        """
+        random = dict(self.private.random())
+        if self._page is not None:
+            self._page.pause(_PHASES.get(label, Phase.PAUSED), label, limit_s)
+        try:
+            yield
+        finally:
+            self.private.restore_random(random)
+            self._phase(Phase.DATA)
+
+    # -- called by the hooks
+
+    def forward(self) -> None:
+        self._phase(Phase.FORWARD)
+
+    def backward(self) -> None:
+        self._phase(Phase.BACKWARD)
+
+    def before_write(self) -> None:
+        """The optimizer is about to write: secure what is private, close the gate."""
+        if self._writing:
+            return
+        self._prepare()
+        self.gate.acquire()
+        self._writing = True
+        if self._page is not None:
+            self._page.writing(True)
+        self._phase(Phase.OPTIMIZER)
+
+    # -- for the listener
+
+    def poison(self) -> None:
+        """For drills: make the next commit a real NaN, in the parameters as well."""
+        self._poison = "nan"
+
+    # -- inside
+
+    def _prepare(self) -> None:
+        self._prepared = self.step + 1
+        if self.keeping is not None:
+            self.keeping.prepare(self.step + 1)
+
+    def _end_writing(self) -> None:
+        if self._writing:
+            self._writing = False
+            self.gate.release()
+
+    def _pass_over(self) -> None:
+        """Skip a batch that the supervisor named: all ranks do, so the collectives still meet."""
+        self._prepare()
+        self.step += 1
+        if self._page is not None:
+            self._page.skip(self.step)
+        if self.keeping is not None:
+            self.keeping.finish(self.step)
+            self.keeping.committed(self.step)
+
+    def _judge(self, loss: float, norm: float | None, position: int, given: bool) -> None:
+        verdict = self._verdict(loss, norm, given)
+        if verdict == "ok":
+            return
+        if self._page is not None:
+            flags = FLAG_JUMP if verdict == "jump" else FLAG_NONFINITE
+            shown = math.nan if norm is None else norm
+            self._page.commit(self.step, loss, shown, 0, 0, 0.0, flags, position)
+        self.session.flag(verdict, self.step, loss, position)
+        raise NumericFault(
+            f"step {self.step}: loss {loss:g} is {_name(verdict)} (batch position {position})"
+        )
+
+    def _verdict(self, loss: float, norm: float | None, given: bool) -> str:
+        if self.guard is not None and given:
+            return self.guard.check(loss, norm)
+        for value in (loss, norm if norm is not None else 0.0):
+            if not math.isfinite(value):
+                return "nan" if math.isnan(value) else "inf"
+        return "ok"
+
+    def _phase(self, phase: Phase) -> None:
+        if self._page is not None:
+            self._page.phase(phase)
+
+
+def _number(value: Any) -> float:
+    return float(value.item() if hasattr(value, "item") else value)
+
+
+def _name(verdict: str) -> str:
+    return {"nan": "not a number", "inf": "infinite", "jump": "far above the recent ones"}[verdict]
+

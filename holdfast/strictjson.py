@@ -1,0 +1,71 @@
+"""Parse JSON out of files that nobody vouches for, in bounded time and memory."""
+
+from __future__ import annotations
+
+import json
+from typing import NoReturn
+
+MAX_DIGITS = 20  # no size, offset or checksum needs more than 64 bits
+
+
+class Rejected(ValueError):
+    """The text is not JSON that we read; the message is one line and completes "<file> ..."."""
+
+
+def loads(data: bytes, *, max_values: int) -> object:
+    """Return the value that `data` holds. A name given twice in one object is refused.
+
+    Args:
+        data: UTF-8 text of a size that the caller has bounded.
+        max_values: Bound on lists, objects and their items together.
+
+    Raises:
+        Rejected: Not UTF-8, not JSON, too many values, too deep, an integer of more than
+            64 bits or so, NaN or Infinity, a name twice.
+    """
+    # Every list, object and further item costs one of these, so their number bounds the memory.
+    if sum(map(data.count, (b",", b"[", b"{"))) > max_values:
+        raise Rejected(f"has more than {max_values} values")
+    try:
+        return json.loads(
+            data.decode(),
+            object_pairs_hook=_unique,
+            parse_int=_integer,
+            parse_constant=_constant,
+        )
+    except UnicodeDecodeError as error:
+        raise Rejected(f"is not UTF-8 at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise Rejected(f"is not JSON: {error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise Rejected("is nested too deeply") from None
+
+
+def brief(value: object, limit: int = 80) -> str:
+    """Return `value` for a message: one line, printable, at most about `limit` characters."""
+    if isinstance(value, str):
+        return repr(value) if len(value) <= limit else f"{value[:limit]!r}..."
+    if value is None or isinstance(value, bool | int | float):
+        return str(value)
+    return f"a {type(value).__name__}"
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise Rejected(f"has the name {brief(name)} twice")
+            seen.add(name)
+    return found
+
+
+def _integer(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise Rejected(f"has an integer of {len(text)} digits, at most {MAX_DIGITS} are read")
+    return int(text)
+
+
+def _constant(text: str) -> NoReturn:
+    raise Rejected(f"has {text}, which is not JSON")

@@ -1,0 +1,91 @@
+"""A script that never calls `join`: it waits before its first line, and shows progress through torch's hooks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import Any
+
+from holdfast import channel, page, wire
+from holdfast.channel import Do, Say
+from holdfast.messages import Launch, Marks, RankStart
+from holdfast.page import Page, Phase
+from holdfast.runtime import Runtime
+from holdfast.torchrun import rank_environment
+
+
+def park(mine: Runtime) -> None:
+    """Wait for the order to start, take the rank's environment, and watch the optimizers to come."""
+    mine.say(Say("parked", os.getpid()))
+    order = mine.wait_start()
+    assert order.launch is not None
+    assert order.rank is not None
+    if mine.listen_fd >= 0:
+        os.close(mine.listen_fd)  # the script's own store listens on that port
+    os.environ.update(rank_environment(order.launch, order.rank))
+    Watch(mine, order.launch, order.rank).begin()
+
+
+class Watch:
+    """Counts optimizer steps as training steps and looks at the gradients now and then."""
+
+    def __init__(self, mine: Runtime, launch: Launch, rank: RankStart) -> None:
+        import time
+
+        self._mine = mine
+        self._page = Page.create(mine.page_path)
+        self._page.begin(launch.generation, rank.rank, rank.local_rank, os.getpid(), 0)
+        self._now = time.monotonic_ns
+        self._marks = Marks(started_ns=self._now())
+        self._step = 0
+        self._first: Any = None
+        mine.say(Say("started", marks=self._marks))
+
+    def begin(self) -> None:
+        """Hook torch's optimizers, and listen for drills."""
+        threading.Thread(target=self._listen, name="holdfast", daemon=True).start()
+        if "torch" not in sys.modules:
+            return  # no torch was preloaded, so its steps cannot be seen
+        from torch.optim import optimizer
+
+        optimizer.register_optimizer_step_pre_hook(self._before)
+        optimizer.register_optimizer_step_post_hook(self._after)
+
+    def _before(self, optimizer: Any, *_: Any) -> None:
+        if self._first is None:
+            self._first = id(optimizer)
+        if id(optimizer) == self._first:
+            self._page.phase(Phase.OPTIMIZER)
+
+    def _after(self, optimizer: Any, *_: Any) -> None:
+        if id(optimizer) != self._first:
+            return  # a script with several optimizers: the first one counts the steps
+        self._step += 1
+        flags = 0 if _finite(optimizer) else page.FLAG_NONFINITE
+        self._page.commit(self._step, float("nan"), float("nan"), 0, 0, 0.0, flags, -1)
+        if self._step == 1:
+            stamps = Marks(self._marks.started_ns, self._now(), self._now(), self._now())
+            self._mine.say(Say("settled", marks=stamps))
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                order, _ = channel.receive(self._mine.control, Do)
+            except wire.Malformed:
+                continue
+            except (channel.Closed, OSError):
+                os._exit(1)
+            if order.what == "drill" and order.drill == "exit":
+                os._exit(17)
+
+
+def _finite(optimizer: Any) -> bool:
+    """Look at one gradient: a NaN that the group shares is in all of them, and the look stays cheap."""
+    import torch
+
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                return bool(torch.isfinite(parameter.grad).all())
+    return True

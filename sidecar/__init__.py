@@ -1,0 +1,1 @@
+"""One per member: watch the ranks, own the snapshots, talk to the supervisor."""

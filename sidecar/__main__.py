@@ -1,0 +1,78 @@
+"""Start one member's sidecar: `python -m sidecar`, configured by HOLDFAST_* variables."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+
+from aiohttp import web
+
+from holdfast import osproc
+from sidecar import config, peers
+from sidecar.member import Member
+
+log = logging.getLogger("sidecar")
+
+
+async def serve(settings: config.Config) -> None:
+    """Run until SIGTERM. A service that ends takes the process down: the backend restarts it."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    member = Member(settings)
+    runner = web.AppRunner(
+        peers.application(member.holdings, settings.token), access_log=None, handle_signals=False
+    )
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    member.peer_url = f"http://127.0.0.1:{port}"
+    services = [
+        asyncio.create_task(work(), name=work.__qualname__)
+        for work in (
+            member.launcher.run,
+            member.supervisor.run,
+            member.pursue,
+            member.watch,
+            member.checkpoints,
+        )
+    ]
+    ending = asyncio.create_task(stop.wait())
+    done, _ = await asyncio.wait({*services, ending}, return_when=asyncio.FIRST_COMPLETED)
+    for task in [*reversed(services), ending]:
+        task.cancel()
+    await asyncio.wait({*services, ending})
+    with contextlib.suppress(OSError):
+        await member.fetcher.close()
+    await runner.cleanup()
+    for task in done - {ending}:
+        raise RuntimeError(f"{task.get_name()} ended") from task.exception()
+
+
+def main() -> None:
+    logging.basicConfig(level="INFO", stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    settings = config.from_environment(os.environ)
+    try:
+        osproc.die_with(int(os.environ["HOLDFAST_PARENT"]), signal.SIGTERM)
+        asyncio.run(serve(settings))
+    except osproc.ParentGone:
+        pass
+    if os.getppid() != int(os.environ["HOLDFAST_PARENT"]):
+        # The keeper was killed: nobody else will remove this member's memory.
+        shutil.rmtree(settings.directory, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            settings.directory.parent.rmdir()
+
+
+if __name__ == "__main__":
+    main()
+    # A thread that is still hashing or writing must not keep a stopped sidecar alive.
+    threading.Timer(5.0, os._exit, (0,)).start() if threading.active_count() > 1 else None

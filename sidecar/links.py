@@ -1,0 +1,119 @@
+"""The sidecar's two lines: to its launcher (unix socket) and to the supervisor (WebSocket). Both come back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+
+from holdfast import wire
+from holdfast.messages import LauncherOrder, LauncherState, MemberOrder, MemberReport
+
+log = logging.getLogger(__name__)
+
+LAUNCHER_RETRY_S = 0.02
+BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+HEARTBEAT_S = 5.0  # pings that find a half-open connection
+
+
+class LauncherLink:
+    """Holds the launcher's newest state; None while there is no launcher."""
+
+    def __init__(self, path: Path, changed: Callable[[], None]) -> None:
+        self._path = path
+        self._changed = changed
+        self._writer: asyncio.StreamWriter | None = None
+        self.state: LauncherState | None = None
+
+    async def run(self) -> None:
+        """Connect, listen, and connect again, for ever."""
+        while True:
+            try:
+                reader, self._writer = await asyncio.open_unix_connection(
+                    str(self._path), limit=wire.MAX_MESSAGE_BYTES
+                )
+                await self._listen(reader)
+            except (OSError, ValueError):  # not there yet, gone, or a line beyond the limit
+                pass
+            if self.state is not None:
+                self.state = None
+                self._changed()
+            await asyncio.sleep(LAUNCHER_RETRY_S)
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
+            try:
+                self.state = wire.decode(LauncherState, line)
+            except wire.Malformed as error:
+                log.warning("launcher refused", extra={"error": str(error)})
+                return
+            self._changed()
+
+    def send(self, order: LauncherOrder) -> None:
+        """Send an order; one that is lost is sent again by whoever still wants it."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(wire.encode(order))
+
+
+class SupervisorLink:
+    """Sends reports when there is something new, and hands orders over."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        report: Callable[[], MemberReport],
+        obey: Callable[[MemberOrder], Awaitable[None]],
+        interval_s: float,
+    ) -> None:
+        self._url = url
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._report = report
+        self._obey = obey
+        self._interval_s = interval_s
+        self.dirty = asyncio.Event()
+
+    async def run(self) -> None:
+        """Stay connected, for ever. The ranks neither notice nor wait when we are not."""
+        failures = 0
+        async with aiohttp.ClientSession(headers=self._headers) as session:
+            while True:
+                try:
+                    async with session.ws_connect(
+                        f"{self._url}/v1/member",
+                        heartbeat=HEARTBEAT_S,
+                        max_msg_size=wire.MAX_MESSAGE_BYTES,
+                    ) as socket:
+                        failures = 0
+                        await self._talk(socket)
+                except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
+                    failures += 1
+                await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
+
+    async def _talk(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        speaking = asyncio.create_task(self._speak(socket))
+        try:
+            async for message in socket:
+                if message.type is not aiohttp.WSMsgType.TEXT:
+                    return
+                try:
+                    order = wire.decode(MemberOrder, message.data)
+                except wire.Malformed as error:
+                    log.warning("order refused", extra={"error": str(error)})
+                    continue
+                await self._obey(order)
+        finally:
+            speaking.cancel()
+            await asyncio.wait({speaking})
+
+    async def _speak(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        while True:
+            self.dirty.clear()
+            await socket.send_str(wire.encode(self._report()).decode())
+            try:
+                await asyncio.wait_for(self.dirty.wait(), self._interval_s)
+            except asyncio.TimeoutError:
+                continue

@@ -1,0 +1,130 @@
+"""Watch the progress pages of a member's ranks: where each is, and who has stopped."""
+
+from __future__ import annotations
+
+import mmap
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast import messages
+from holdfast import progress as pages
+from holdfast.progress import Phase
+from sidecar.hang import HangPolicy, StepStats, stalled
+
+
+@dataclass(slots=True)
+class Watched:
+    """One local rank's page, its step times over the generations, and our own lateness meanwhile."""
+
+    memory: mmap.mmap | None = None
+    inode: int = 0
+    stats: StepStats = field(default_factory=StepStats)
+    seen_times: int = -1
+    since_ns: int = 0
+    lateness_s: float = 0.0
+    last: pages.Progress | None = None
+
+
+class Pages:
+    """All pages of a member. `poll` is cheap: some 50 microseconds a rank."""
+
+    def __init__(self, directory: Path, nproc: int, policy: HangPolicy) -> None:
+        self._directory = directory
+        self._watched = [Watched() for _ in range(nproc)]
+        self._policy = policy
+
+    def poll(self, generation: int, now_ns: int, own_lateness_s: float) -> list[messages.Stall]:
+        """Read every page; return the ranks of `generation` that have stalled.
+
+        `own_lateness_s` is by how much this poll itself came late: the machine was suspended or
+        starved, and so were the ranks.
+        """
+        stalls = []
+        for local_rank, watched in enumerate(self._watched):
+            found = self._read(local_rank, watched)
+            if found is None or found.generation != generation:
+                continue
+            self._learn(watched, found)
+            if found.phase_since_ns != watched.since_ns:
+                watched.since_ns, watched.lateness_s = found.phase_since_ns, 0.0
+            else:
+                watched.lateness_s += own_lateness_s
+            stall = stalled(found, now_ns, watched.stats, self._policy, watched.lateness_s)
+            if stall is not None:
+                stalls.append(
+                    messages.Stall(
+                        stall.rank,
+                        generation,
+                        found.step,
+                        int(found.phase),
+                        found.phase_seq,
+                        found.pause_label or Phase(found.phase).name.lower(),
+                        round(stall.waited_s, 3),
+                        round(stall.limit_s, 3),
+                    )
+                )
+        return stalls
+
+    def progress(self, generation: int) -> tuple[messages.Progress, ...]:
+        """Return what the pages of `generation` said at the last poll."""
+        return tuple(
+            _message(watched.last, watched.stats)
+            for watched in self._watched
+            if watched.last is not None and watched.last.generation == generation
+        )
+
+    def raw(self, generation: int) -> tuple[pages.Progress, ...]:
+        """Read the pages now; a page whose writer died inside a write counts as well."""
+        found = []
+        for local_rank, watched in enumerate(self._watched):
+            last = self._read(local_rank, watched)
+            if last is None and watched.memory is not None:
+                last = pages.read_torn_ok(watched.memory)
+            if last is not None and last.generation == generation:
+                found.append(last)
+        return tuple(found)
+
+    def _read(self, local_rank: int, watched: Watched) -> pages.Progress | None:
+        path = self._directory / f"page-{local_rank}.bin"
+        try:
+            inode = path.stat().st_ino
+            if watched.memory is None or watched.inode != inode:
+                with path.open("rb") as file:
+                    watched.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                watched.inode = inode
+        except (OSError, ValueError):
+            return None
+        found = pages.read(watched.memory)
+        watched.last = found or watched.last
+        return found
+
+    def _learn(self, watched: Watched, found: pages.Progress) -> None:
+        """Take the step times that are new since the last poll."""
+        assert watched.memory is not None
+        if found.times_written == watched.seen_times:
+            return
+        count = found.times_written - max(watched.seen_times, 0)
+        if watched.seen_times < 0 or count < 0 or count > pages.RING:
+            count = min(found.times_written, pages.RING)
+        watched.seen_times = found.times_written
+        times_s = pages.step_times_s(watched.memory, count)
+        watched.stats = watched.stats.extended(times_s or ())
+
+
+def _message(found: pages.Progress, stats: StepStats) -> messages.Progress:
+    recent = stats.times_s[-32:]
+    return messages.Progress(
+        rank=found.rank,
+        step=found.step,
+        phase=Phase(found.phase).name.lower(),
+        label=found.pause_label,
+        loss=repr(found.loss),
+        grad_norm=repr(found.grad_norm),
+        samples=found.samples,
+        tokens=found.tokens,
+        flops=found.flops,
+        step_s=round(statistics.median(recent), 6) if recent else 0.0,
+        p99_s=round(stats.p99_s, 6),
+        snapshot_step=found.snapshot_step,
+    )

@@ -1,0 +1,145 @@
+"""Give other members what this one holds, and fetch what they hold: snapshots and private states."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+
+import aiohttp
+from aiohttp import web
+
+from holdfast.arena import Busy, Corrupt, Gone, Record
+from holdfast.messages import Source
+from holdfast.safetensors import Malformed
+from sidecar.holdings import Holdings
+
+CHUNK_BYTES = 1 << 20
+SILENCE_S = 10.0  # a peer that sends nothing for this long is gone
+MAX_PRIVATE_BYTES = 256 << 20
+MAX_SLOT_BYTES = 1 << 42
+_CHECKSUM, _WORLD = "X-Holdfast-Checksum", "X-Holdfast-World-Size"
+
+
+class Unfetched(Exception):
+    """A peer did not give what it should; the message says what and why."""
+
+
+def application(holdings: Holdings, token: str) -> web.Application:
+    """Return the peer's side. Every request carries the run's token; nothing can be changed."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: web._Handler) -> web.StreamResponse:  # type: ignore[name-defined]
+        given = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(given, f"Bearer {token}"):
+            raise web.HTTPUnauthorized(text="the run's token is needed")
+        return await handler(request)
+
+    async def slot(request: web.Request) -> web.StreamResponse:
+        generation, step = int(request.match_info["generation"]), int(request.match_info["step"])
+        record = holdings.record(generation, step)
+        if record is None:
+            raise web.HTTPNotFound(text=f"no snapshot of generation {generation}, step {step}")
+        try:
+            return await _send_slot(request, holdings, record)
+        except Gone as error:
+            raise web.HTTPGone(text=str(error)) from None
+
+    async def private(request: web.Request) -> web.Response:
+        rank, generation, step = (
+            int(request.match_info[n]) for n in ("rank", "generation", "step")
+        )
+        found = holdings.private(rank, generation, step)
+        if found is None:
+            raise web.HTTPNotFound(text=f"no private state of rank {rank}, step {step}")
+        return web.Response(body=found.data)
+
+    app = web.Application(middlewares=[guard], client_max_size=1024)
+    app.router.add_get(r"/v1/slot/{generation:\d{1,18}}/{step:\d{1,18}}", slot)
+    app.router.add_get(r"/v1/private/{rank:\d{1,9}}/{generation:\d{1,18}}/{step:\d{1,18}}", private)
+    return app
+
+
+async def _send_slot(
+    request: web.Request, holdings: Holdings, record: Record
+) -> web.StreamResponse:
+    """Stream a snapshot that stays as it is meanwhile, sealed, so that the receiver can check it."""
+    loop = asyncio.get_running_loop()
+    if holdings.arena.checksum(record) is None:
+        await loop.run_in_executor(None, holdings.arena.seal, record)
+    with holdings.arena.pin(record) as path:
+        response = web.StreamResponse(
+            headers={
+                _CHECKSUM: str(holdings.arena.checksum(record)),
+                _WORLD: str(record.world_size),
+                "Content-Length": str(record.total_bytes),
+            }
+        )
+        await response.prepare(request)
+        with path.open("rb") as file:
+            while piece := file.read(CHUNK_BYTES):
+                await response.write(piece)
+        await response.write_eof()
+    return response
+
+
+class Fetcher:
+    """The other side: one HTTP session for the life of the sidecar."""
+
+    def __init__(self, holdings: Holdings, token: str) -> None:
+        self._holdings = holdings
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def snapshot(self, source: Source) -> Record:
+        """Take a peer's snapshot into our arena. Raises `Unfetched`; the arena is then as it was."""
+        url = f"{source.url}/v1/slot/{source.generation}/{source.step}"
+        try:
+            async with self._client().get(url) as response:
+                if response.status != 200:
+                    raise Unfetched(f"{url}: {response.status} {await response.text()}")
+                return await self._receive(source, response)
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+            raise Unfetched(f"{url}: {error!r}") from None
+        except (Corrupt, Malformed, Busy, ValueError, KeyError) as error:
+            raise Unfetched(f"{url}: {error}") from None
+
+    async def _receive(self, source: Source, response: aiohttp.ClientResponse) -> Record:
+        total = response.content_length or 0
+        if not 0 < total <= MAX_SLOT_BYTES:
+            raise Corrupt(f"a snapshot of {total} bytes was announced")
+        incoming = self._holdings.arena.receive(
+            source.generation,
+            source.step,
+            int(response.headers[_WORLD]),
+            total,
+            int(response.headers[_CHECKSUM]),
+        )
+        try:
+            async for piece in response.content.iter_chunked(CHUNK_BYTES):
+                incoming.write(piece)
+            return incoming.finish()
+        finally:
+            incoming.abandon()
+
+    async def private(self, source: Source) -> bytes:
+        """Return a peer's copy of a rank's private state. Raises `Unfetched`."""
+        url = f"{source.url}/v1/private/{source.rank}/{source.generation}/{source.step}"
+        try:
+            async with self._client().get(url) as response:
+                if response.status != 200:
+                    raise Unfetched(f"{url}: {response.status} {await response.text()}")
+                if (response.content_length or 0) > MAX_PRIVATE_BYTES:
+                    raise Unfetched(f"{url}: larger than {MAX_PRIVATE_BYTES} bytes")
+                return await response.read()
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+            raise Unfetched(f"{url}: {error!r}") from None
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def _client(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=SILENCE_S)
+            self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
+        return self._session

@@ -1,0 +1,110 @@
+"""Have everything at hand that this member's ranks will restore from, checked, before they start."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from holdfast import catalogue
+from holdfast.messages import Launch, MemberOrder, RankStart, Slot, Source
+from sidecar.holdings import Holdings
+from sidecar.peers import Fetcher, Unfetched
+
+
+class Unprepared(Exception):
+    """The state cannot be had here; `slot` is ours and damaged, when that is why."""
+
+    def __init__(self, why: str, slot: Slot | None = None) -> None:
+        super().__init__(why)
+        self.slot = slot
+
+
+class Preparer:
+    """Turns an order to run into a launch whose paths exist on this member."""
+
+    def __init__(self, holdings: Holdings, fetcher: Fetcher, directory: Path) -> None:
+        self._holdings = holdings
+        self._fetcher = fetcher
+        self._directory = directory / "restore"
+
+    async def prepare(self, order: MemberOrder) -> tuple[Launch, tuple[RankStart, ...]]:
+        """Return launch and ranks with local paths. Raises `Unprepared`; safe to repeat."""
+        launch = order.launch
+        assert launch is not None
+        if launch.restore is None:
+            return launch, order.ranks
+        if launch.restore.source == "checkpoint":
+            return launch, await self._from_checkpoint(launch, order.ranks)
+        path = await self._snapshot(launch, order.sources)
+        self._directory.mkdir(exist_ok=True)
+        ranks = tuple(
+            [replace(rank, private=await self._private(rank, order)) for rank in order.ranks]
+        )
+        self._forget_older(launch.generation)
+        return replace(launch, restore=replace(launch.restore, path=str(path))), ranks
+
+    async def _snapshot(self, launch: Launch, sources: Iterable[Source]) -> Path:
+        assert launch.restore is not None
+        wanted = launch.restore
+        record = self._holdings.record(wanted.generation, wanted.step)
+        loop = asyncio.get_running_loop()
+        damaged: Slot | None = None
+        if record is not None:
+            if await loop.run_in_executor(None, self._holdings.good, record):
+                return record.path
+            damaged = Slot(wanted.generation, wanted.step, record.total_bytes)
+        why = f"no member has the snapshot of step {wanted.step}"
+        if damaged is not None:
+            why = f"the snapshot of step {wanted.step} here fails its checksum"
+        for source in sources:
+            if source.rank >= 0 or damaged is not None:
+                continue
+            try:
+                return (await self._fetcher.snapshot(source)).path
+            except Unfetched as error:
+                why = str(error)
+        raise Unprepared(why, damaged)
+
+    async def _private(self, rank: RankStart, order: MemberOrder) -> str:
+        assert order.launch is not None
+        why = f"no member has the private state of rank {rank.rank}"
+        for source in order.sources:
+            if source.rank != rank.rank:
+                continue
+            found = self._holdings.private(rank.rank, source.generation, source.step)
+            try:
+                data = found.data if found else await self._fetcher.private(source)
+            except Unfetched as error:
+                why = str(error)
+                continue
+            path = self._directory / f"{order.launch.generation:08d}-{rank.rank:05d}.bin"
+            path.write_bytes(data)
+            return str(path)
+        raise Unprepared(why)
+
+    async def _from_checkpoint(
+        self, launch: Launch, ranks: tuple[RankStart, ...]
+    ) -> tuple[RankStart, ...]:
+        """Check a checkpoint whole, and point each rank at its own file of it."""
+        assert launch.restore is not None
+        path = Path(launch.restore.path)
+        loop = asyncio.get_running_loop()
+
+        def check() -> str | None:
+            found = catalogue.load(path)
+            return catalogue.verify(found)
+
+        try:
+            wrong = await loop.run_in_executor(None, check)
+        except (OSError, ValueError) as error:
+            wrong = str(error)
+        if wrong:
+            raise Unprepared(f"checkpoint {path.name}: {wrong}")
+        return tuple(replace(r, private=str(path / f"rank-{r.rank:05d}.bin")) for r in ranks)
+
+    def _forget_older(self, generation: int) -> None:
+        for path in self._directory.iterdir():
+            if path.name < f"{generation - 1:08d}":
+                path.unlink(missing_ok=True)

@@ -1,0 +1,102 @@
+"""Write checkpoints from the arena, in the background: at an interval and when the supervisor asks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from holdfast import checkpoint
+from holdfast.arena import Gone, Record
+from holdfast.messages import Durable, Source
+from sidecar.holdings import Holdings
+from sidecar.peers import Fetcher, Unfetched
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 5.0  # after storage failed; training goes on meanwhile
+
+
+class Saver:
+    """One checkpoint at a time. `durable` is what the supervisor is told."""
+
+    def __init__(self, holdings: Holdings, fetcher: Fetcher, root: Path) -> None:
+        self._holdings = holdings
+        self._fetcher = fetcher
+        self._root = root
+        self.durable = Durable()
+        self.next_at_s = 0.0
+
+    async def save(
+        self,
+        record: Record,
+        sources: Iterable[Source],
+        meta: Mapping[str, object],
+        *,
+        keep: int,
+        asked: int,
+    ) -> None:
+        """Make the snapshot `record` durable; the outcome is in `durable`. Never raises for storage.
+
+        A step that is on storage already is left as it is.
+        """
+        began = time.monotonic()
+        try:
+            privates = await self._privates(record, tuple(sources))
+            path = await asyncio.get_running_loop().run_in_executor(
+                None, self._write, record, privates, dict(meta), keep
+            )
+        except (OSError, ValueError, Gone, Unfetched) as error:
+            log.warning("checkpoint failed", extra={"step": record.step, "error": str(error)})
+            last = self.durable
+            self.durable = Durable(
+                last.step, last.generation, last.path, 0.0, str(error), max(asked, last.asked)
+            )
+            return
+        took_s = time.monotonic() - began
+        answered = max(asked, self.durable.asked)
+        self.durable = Durable(
+            record.step, record.generation, str(path), round(took_s, 3), "", answered
+        )
+
+    async def _privates(self, record: Record, sources: tuple[Source, ...]) -> dict[str, bytes]:
+        """Collect the private states of all ranks at the snapshot's step, ours and the peers'."""
+        found: dict[str, bytes] = {}
+        for rank in range(record.world_size):
+            blob = self._newest(rank, record)
+            for source in sources:
+                if blob is None and source.rank == rank:
+                    try:
+                        blob = await self._fetcher.private(
+                            Source(source.url, rank, record.generation, record.step)
+                        )
+                    except Unfetched as error:
+                        log.info("peer did not help", extra={"error": str(error)})
+            if blob is None:
+                raise Unfetched(f"no private state of rank {rank} for step {record.step}")
+            found[f"rank-{rank:05d}.bin"] = blob
+        return found
+
+    def _newest(self, rank: int, record: Record) -> bytes | None:
+        held = self._holdings.private(rank, record.generation, record.step)
+        return held.data if held else None
+
+    def _write(
+        self, record: Record, privates: Mapping[str, bytes], meta: Mapping[str, object], keep: int
+    ) -> Path:
+        if not self._holdings.good(record):
+            raise ValueError(f"the snapshot of step {record.step} fails its checksum")
+        with self._holdings.arena.pin(record) as path:
+            written = checkpoint.write(
+                self._root,
+                generation=record.generation,
+                step=record.step,
+                world_size=record.world_size,
+                files={"replicated.safetensors": path, **privates},
+                meta=meta,
+                created_at=time.time(),
+            )
+        checkpoint.retain(self._root, keep, frozenset({written}))
+        return written

@@ -1,0 +1,1 @@
+"""One per run: decide, restart, account, serve the API."""

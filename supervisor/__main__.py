@@ -1,0 +1,51 @@
+"""The `holdfast` commands, but for `launch`: `python -m supervisor`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from holdfast.errors import BadInput
+from supervisor import commands
+
+
+def main(argv: Sequence[str]) -> int:
+    """Obey one command line and return the exit code; 2, and one line, for bad input."""
+    if argv[:1] == ["serve"]:
+        from supervisor import serve
+
+        return serve.main(argv[1:])
+    from supervisor import options
+
+    try:
+        return _obey(options.parse(argv))
+    except BadInput as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        return 141  # the reader of our output has left, as 128 + SIGPIPE says
+
+
+def _obey(command: commands.Command) -> int:
+    if isinstance(command, commands.RunOptions):
+        from supervisor import run
+
+        return run.run(command)
+    if isinstance(command, commands.Demo):
+        from supervisor import demo
+
+        return demo.run(command)
+    if isinstance(command, commands.Show):
+        print(command.text)
+        return 0
+    if isinstance(command, (commands.Stop, commands.Inject)):
+        from supervisor import asking
+
+        return asking.ask(command)
+    from supervisor import reading
+
+    return reading.show(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

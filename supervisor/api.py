@@ -1,0 +1,82 @@
+"""The supervisor's HTTP side: status and metrics for everybody on this host, orders for who has the token."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from supervisor.connections import Connections
+from supervisor.job import Job
+from supervisor.metrics import Metrics
+
+MAX_BODY_BYTES = 4096
+DRILLS = ("kill", "stop", "hang", "spin", "nan", "exit", "member", "sidecar", "supervisor")
+_OPEN = frozenset({"/healthz", "/readyz", "/metrics"})  # what a probe and a scraper need
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def application(job: Job, connections: Connections, metrics: Metrics, token: str) -> web.Application:
+    """Return the application; nothing it does blocks."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "")
+        if request.path not in _OPEN and not hmac.compare_digest(given, f"Bearer {token}"):
+            raise web.HTTPUnauthorized(text="the run's token is needed")
+        return await handler(request)
+
+    async def status(_: web.Request) -> web.Response:
+        return web.json_response(job.records.status(job.view(), job.accounts, job.storage.found))
+
+    async def incidents(_: web.Request) -> web.Response:
+        return web.json_response(job.records.run.incidents())
+
+    async def stop(request: web.Request) -> web.Response:
+        job.stop(bool((await _body(request)).get("now")))
+        return web.json_response({"asked": True}, status=202)
+
+    async def inject(request: web.Request) -> web.Response:
+        asked = await _body(request)
+        what, rank = asked.get("what"), asked.get("rank", 0)
+        if what not in DRILLS or type(rank) is not int:
+            raise web.HTTPBadRequest(text=f"what: one of {', '.join(DRILLS)}; rank: a whole number")
+        try:
+            job.inject(str(what), rank)
+        except ValueError as error:
+            raise web.HTTPConflict(text=str(error)) from None
+        return web.json_response({"injected": what, "rank": rank}, status=202)
+
+    async def healthz(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def exposition(_: web.Request) -> web.Response:
+        metrics.take(job.records.status(job.view(), job.accounts, job.storage.found))
+        content = generate_latest(metrics.registry)
+        return web.Response(body=content, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application(middlewares=[guard], client_max_size=MAX_BODY_BYTES)
+    app.router.add_get("/v1/status", status)
+    app.router.add_get("/v1/incidents", incidents)
+    app.router.add_post("/v1/stop", stop)
+    app.router.add_post("/v1/inject", inject)
+    app.router.add_get("/v1/member", connections.serve)
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/readyz", healthz)
+    app.router.add_get("/metrics", exposition)
+    return app
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        found = json.loads(await request.text() or "{}")
+    except ValueError:
+        raise web.HTTPBadRequest(text="the body is not JSON") from None
+    if not isinstance(found, dict):
+        raise web.HTTPBadRequest(text="the body is not a JSON object")
+    return found

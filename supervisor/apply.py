@@ -1,0 +1,215 @@
+"""What an action changes in the memory of the job. Pure: the journal line is enough to do it again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.messages import Launch, Restore
+from supervisor import faults as symptoms
+from supervisor import suspect
+from supervisor.view import (
+    Action,
+    Done,
+    End,
+    Fault,
+    Lineage,
+    Look,
+    Memory,
+    Open,
+    Past,
+    Policy,
+    Replace,
+    Save,
+    Secure,
+    Settle,
+    Start,
+    View,
+    Wait,
+)
+
+LINEAGE = 256  # beyond it nothing of that age is held anywhere
+HISTORY = 1000  # faults remembered: more than any restart budget
+
+
+def apply(view: View, action: Action, policy: Policy) -> Memory:
+    """Return the memory after `action`."""
+    memory = view.memory
+    if isinstance(action, Wait):
+        return memory
+    if isinstance(action, Look):
+        opened = _opened(view, action.faults)
+        return replace(memory, phase="looking", since_ns=view.now_ns, incident=opened)
+    if isinstance(action, Secure):
+        return _secure(view, action)
+    if isinstance(action, Start):
+        return _start(view, action, policy)
+    if isinstance(action, Settle):
+        return replace(memory, settled=True, incident=None)
+    if isinstance(action, Save):
+        return replace(
+            memory,
+            phase="saving",
+            since_ns=view.now_ns,
+            save=memory.save + 1,
+            save_step=action.resume.step,
+            save_generation=action.resume.generation,
+            save_member=action.member,
+            sources=action.resume.sources,
+        )
+    if isinstance(action, Replace):
+        return replace(memory, lost=(*memory.lost, action.member))
+    if isinstance(action, End):
+        return _end(view, action)
+    assert isinstance(action, Done)
+    return replace(memory, phase="ended", since_ns=view.now_ns)
+
+
+def _opened(view: View, found: tuple[Fault, ...]) -> Open:
+    memory = view.memory
+    known = memory.incident
+    if known is not None and known.generation == memory.generation:
+        fresh = tuple(f for f in found if f not in known.faults)
+        return replace(known, faults=(*known.faults, *fresh))
+    return Open(
+        number=memory.incidents + 1,
+        generation=memory.generation,
+        fault_ns=min(fault.at_ns for fault in found),
+        noticed_ns=view.now_ns,
+        wall_s=view.wall_s,
+        faults=found,
+        reached=symptoms.reached(view),
+    )
+
+
+def _secure(view: View, action: Secure) -> Memory:
+    memory = view.memory
+    incident = memory.incident
+    if action.faults:
+        named = tuple(fault for fault in action.faults if fault.kind == "hang")
+        if memory.phase == "looking" and named and incident is not None:
+            others = tuple(f for f in incident.faults if f.kind != "hang")
+            incident = replace(incident, faults=(*named, *others))
+        else:
+            incident = _opened(view, action.faults)
+    if memory.phase == "looking" and incident is not None:
+        incident = _with_evidence(view, incident)
+    count = memory.incidents if incident is None else max(memory.incidents, incident.number)
+    return replace(
+        memory,
+        phase="securing",
+        since_ns=view.now_ns,
+        incident=incident,
+        incidents=count,
+    )
+
+
+def _with_evidence(view: View, incident: Open) -> Open:
+    seen = symptoms.evidence(view)
+    lines = tuple(
+        f"rank {each.rank}: step {each.step}, state {each.process_state}, {each.cpu_s:.2f} s of CPU"
+        for each in seen
+    )
+    groups = tuple((group.ranks, group.stack) for group in suspect.group_stacks(seen))
+    return replace(
+        incident,
+        looked_ns=view.now_ns,
+        evidence=(*incident.evidence, *lines),
+        stacks=groups,
+    )
+
+
+def _start(view: View, action: Start, policy: Policy) -> Memory:
+    memory = view.memory
+    generation = memory.generation + 1
+    resumed = action.resume
+    restore = None
+    if resumed.source != "none":
+        restore = Restore(resumed.step, resumed.generation, resumed.source, resumed.path)
+    launch = Launch(
+        generation=generation,
+        world_size=memory.world_size,
+        nproc=memory.nproc,
+        master_addr=action.master_addr,
+        master_port=action.master_port,
+        snapshot_every=policy.snapshot_every,
+        snapshot_budget=policy.snapshot_budget,
+        skip=action.skip,
+        loss_jump=policy.loss_jump,
+        restore=restore,
+    )
+    incident = memory.incident
+    history = memory.history
+    if incident is not None:
+        incident = replace(
+            incident,
+            secured_ns=memory.since_ns if memory.phase != "securing" else view.now_ns,
+            decided_ns=view.now_ns,
+            cause=action.cause,
+            remedy=action.remedy,
+            why=action.why,
+            resume=resumed,
+            evidence=(*incident.evidence, *action.evidence, *resumed.notes),
+            reached=max(incident.reached, symptoms.reached(view)),
+        )
+    if action.cause is not None:
+        history = (*history, _past(view, action.cause))[-HISTORY:]
+    return replace(
+        memory,
+        phase="running",
+        since_ns=view.now_ns,
+        generation=generation,
+        placement=action.placement,
+        launch=launch,
+        sources=resumed.sources,
+        lineage=(*_needed(memory.lineage, resumed.step), Lineage(generation, resumed.step)),
+        history=history,
+        skip=action.skip,
+        incident=incident,
+        settled=False,
+    )
+
+
+def _needed(lineage: tuple[Lineage, ...], step: int) -> tuple[Lineage, ...]:
+    """Drop what the new entry implies: an older resume point at or beyond its step."""
+    return tuple(each for each in lineage if each.step < step)[-LINEAGE:]
+
+
+def _past(view: View, cause: Fault) -> Past:
+    return Past(
+        cause.kind,
+        cause.rank,
+        cause.member,
+        cause.step,
+        cause.signature,
+        view.now_ns,
+        view.memory.generation,
+    )
+
+
+def _end(view: View, action: End) -> Memory:
+    memory = view.memory
+    incident = memory.incident
+    if incident is not None:
+        incident = replace(
+            incident,
+            decided_ns=view.now_ns,
+            cause=action.cause or incident.cause,
+            remedy="stop",
+            why=action.why,
+        )
+    return replace(
+        memory,
+        phase="stopping",
+        since_ns=view.now_ns,
+        exit_code=action.exit_code,
+        why=action.why,
+        message=action.message,
+        incident=incident,
+    )
+
+
+def asked_to_stop(memory: Memory, how: str) -> Memory:
+    """Return the memory once the user asked to stop: "graceful", or "now", which cannot be taken back."""
+    if memory.stop == "now":
+        return memory
+    return replace(memory, stop=how)

@@ -1,0 +1,100 @@
+"""What can be asked of Holdfast on its command line, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+DRILLS = ("kill", "stop", "hang", "spin", "nan", "exit", "member", "sidecar", "supervisor")
+WARM = ("auto", "park", "spawn", "cold")
+AUTOMATIC = -1  # of `snapshot_every`
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """`holdfast run`. `notes` are one line each, to be told before the start."""
+
+    command: tuple[str, ...]
+    nproc_per_node: int = 1
+    members: int = 1
+    standby: int = 0
+    run_dir: Path | None = None
+    snapshot_every: int = AUTOMATIC  # steps; 0: only the first
+    snapshot_budget: float = 0.01  # share of the step time
+    checkpoint_every_s: float = 60.0  # 0: none
+    keep_checkpoints: int = 3
+    max_restarts: int = 100  # per hour
+    skip_bad_batches: bool = False
+    loss_jump: float = 10.0  # 0: off
+    hang_factor: float = 3.0
+    hang_floor_s: float = 0.6
+    first_step_timeout_s: float = 600.0
+    pause_timeout_s: float = 1800.0
+    member_timeout_s: float = 5.0
+    warm: str = "auto"  # one of WARM
+    port: int = 0
+    quiet: bool = False
+    plain: bool = False
+    grace_s: float = 30.0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """`holdfast status`. `run_dir` is None for the newest run, here and below."""
+
+    run_dir: Path | None = None
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Incidents:
+    run_dir: Path | None = None
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Explain:
+    incident: str
+    run_dir: Path | None = None
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    verify: bool = False
+    run_dir: Path | None = None
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    now: bool = False
+    run_dir: Path | None = None
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Inject:
+    kind: str  # one of DRILLS
+    rank: int = 0
+    run_dir: Path | None = None
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    run_dir: Path | None = None
+    keep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    """A text to print, and no more: help or the version."""
+
+    text: str
+
+
+Reading: TypeAlias = "Status | Incidents | Explain | Checkpoints | Stop | Inject | Show"
+Command: TypeAlias = "RunOptions | Demo | Reading"

@@ -1,0 +1,104 @@
+"""The members' lines: the newest report of each, and the newest order that each has been sent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from aiohttp import WSMsgType, web
+
+from holdfast import wire
+from holdfast.messages import PROTOCOL, MemberOrder, MemberReport
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 5.0
+
+
+@dataclass(slots=True)
+class Line:
+    """One member's connection, or the memory of it."""
+
+    member: str
+    report: MemberReport | None = None
+    connected: bool = False
+    heard_ns: int = 0
+    order: MemberOrder | None = None
+    sent: MemberOrder | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    owner: object = None  # the socket that speaks for the member now
+
+
+class Connections:
+    """All lines of one run."""
+
+    def __init__(self, now_ns: Callable[[], int], changed: Callable[[], None]) -> None:
+        self._now_ns = now_ns
+        self._changed = changed
+        self.lines: dict[str, Line] = {}
+
+    def line(self, member: str) -> Line:
+        if member not in self.lines:
+            self.lines[member] = Line(member, heard_ns=self._now_ns())
+        return self.lines[member]
+
+    def order(self, member: str, order: MemberOrder) -> None:
+        """Send `order` unless it is what the member has been sent already."""
+        line = self.line(member)
+        if line.order != order:
+            line.order = order
+            line.changed.set()
+
+    async def serve(self, request: web.Request) -> web.WebSocketResponse:
+        """Speak with one member until its line breaks. A second line of the same member replaces the first."""
+        socket = web.WebSocketResponse(heartbeat=HEARTBEAT_S, max_msg_size=wire.MAX_MESSAGE_BYTES)
+        await socket.prepare(request)
+        line: Line | None = None
+        sender: asyncio.Task[None] | None = None
+        try:
+            async for message in socket:
+                if message.type is not WSMsgType.TEXT:
+                    break
+                report = self._read(message.data)
+                if report is None:
+                    break
+                if line is None:
+                    line = self.line(report.member)
+                    line.owner, line.sent = socket, None
+                    line.changed.set()
+                    sender = asyncio.create_task(self._send(socket, line))
+                if line.owner is not socket or report.member != line.member:
+                    break
+                line.report, line.connected, line.heard_ns = report, True, self._now_ns()
+                self._changed()
+        finally:
+            if sender is not None:
+                sender.cancel()
+            if line is not None and line.owner is socket:
+                line.connected = False
+                self._changed()
+        return socket
+
+    def _read(self, data: str) -> MemberReport | None:
+        try:
+            report = wire.decode(MemberReport, data)
+        except wire.Malformed as error:
+            log.warning("report refused", extra={"error": str(error)})
+            return None
+        if report.protocol != PROTOCOL:
+            log.warning("report refused", extra={"error": f"protocol {report.protocol}"})
+            return None
+        return report
+
+    async def _send(self, socket: web.WebSocketResponse, line: Line) -> None:
+        while True:
+            await line.changed.wait()
+            line.changed.clear()
+            if line.order is not None and line.order is not line.sent:
+                line.sent = line.order
+                try:
+                    await socket.send_str(wire.encode(line.order).decode())
+                except ConnectionError:
+                    return

@@ -1,0 +1,214 @@
+"""Read the faults out of a view: who failed, how, and who is only a victim. Pure."""
+
+from __future__ import annotations
+
+from holdfast.messages import Ending, MemberReport, RankState
+from supervisor import blame, suspect
+from supervisor.view import Fault, MemberView, Policy, View
+
+_SIGNALS = {6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
+
+
+def found(view: View, policy: Policy) -> tuple[Fault, ...]:
+    """Return the faults of the present generation, in no order of guilt."""
+    faults: list[Fault] = []
+    for block, name in enumerate(view.memory.placement):
+        member = view.member(name)
+        if is_lost(member, policy):
+            faults.append(_lost(view, block, name, member))
+            continue
+        assert member is not None
+        if member.report is not None:
+            faults += _of_report(view, name, member.report)
+    return tuple(faults)
+
+
+def is_lost(member: MemberView | None, policy: Policy) -> bool:
+    """True when a member cannot come back as it was: gone, silent for too long, or without launcher."""
+    if member is None or not member.exists:
+        return True
+    return not member.connected and member.silent_s > policy.member_timeout_s
+
+
+def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault:
+    gone = member is None or not member.exists
+    why = "its processes are gone" if gone else "it has not been heard of"
+    ranks = range(block * view.memory.nproc, (block + 1) * view.memory.nproc)
+    silent_ns = int(member.silent_s * 1e9) if member is not None and not gone else 0
+    listed = ", ".join(str(rank) for rank in ranks)
+    return Fault(
+        "member_lost",
+        ranks[0],
+        name,
+        reached(view),
+        view.now_ns - silent_ns,
+        f"member {name}",
+        f"member {name} with rank {listed} is lost: {why}",
+    )
+
+
+def _of_report(view: View, name: str, report: MemberReport) -> list[Fault]:
+    generation = view.memory.generation
+    faults: list[Fault] = []
+    if report.launcher is not None:
+        for rank in report.launcher.ranks:
+            if rank.generation == generation:
+                faults += _of_rank(view, name, report, rank)
+    if report.launcher is not None and report.launcher.generation < generation:
+        if report.prepare_error:
+            faults.append(_unprepared(view, name, report))
+    faults += [
+        Fault(
+            "hang",
+            stall.rank,
+            name,
+            stall.step,
+            view.now_ns - int(stall.stalled_s * 1e9),
+            f"hang in {stall.phase_name}",
+            f"rank {stall.rank} has made no progress for {stall.stalled_s:.2f} s "
+            f"(limit {stall.limit_s:.2f} s) in {stall.phase_name} after step {stall.step}",
+        )
+        for stall in report.stalls
+        if stall.generation == generation
+    ]
+    return faults
+
+
+def _unprepared(view: View, name: str, report: MemberReport) -> Fault:
+    return Fault(
+        "restore",
+        -1,
+        name,
+        reached(view),
+        view.now_ns,
+        "restore",
+        f"member {name} cannot prepare the state: {report.prepare_error}",
+    )
+
+
+def _of_rank(view: View, name: str, report: MemberReport, rank: RankState) -> list[Fault]:
+    step = step_of(report, rank.rank)
+    faults: list[Fault] = []
+    if rank.flag is not None:
+        kind = "loss_jump" if rank.flag.kind == "jump" else rank.flag.kind
+        faults.append(
+            Fault(
+                kind,
+                rank.rank,
+                name,
+                rank.flag.step,
+                rank.flag.at_ns,
+                f"{kind} at step {rank.flag.step}",
+                f"rank {rank.rank} computed a loss of {rank.flag.loss} at step {rank.flag.step}"
+                + (f", batch position {rank.flag.position}" if rank.flag.position >= 0 else ""),
+                position=rank.flag.position,
+            )
+        )
+    ending = rank.ending
+    if ending is None or ending.ours or (ending.code == 0 and ending.signal is None):
+        return faults
+    as_exit = exit_of(name, rank.rank, ending)
+    faults.append(
+        Fault(
+            _kind(as_exit),
+            rank.rank,
+            name,
+            step,
+            ending.failed_ns or ending.at_ns,
+            blame.signature(as_exit),
+            f"rank {rank.rank} {_how(ending)}",
+            ending.message,
+            ending.code,
+            ending.signal,
+        )
+    )
+    return faults
+
+
+def exit_of(member: str, rank: int, ending: Ending) -> blame.Exit:
+    return blame.Exit(
+        rank,
+        member,
+        ending.at_ns,
+        ending.code,
+        ending.signal,
+        ending.fail,
+        ending.failed_ns,
+        ending.message,
+    )
+
+
+def _kind(ended: blame.Exit) -> str:
+    if blame.is_victim(ended):
+        return "victim"
+    if ended.signal is None and ended.fail_kind == "system_exit":
+        return "exit"
+    if ended.signal is None and ended.fail_kind in ("bad_input", "exception"):
+        return ended.fail_kind
+    return "crash"
+
+
+def _how(ending: Ending) -> str:
+    if ending.signal is not None:
+        return f"was killed by {_SIGNALS.get(ending.signal, f'signal {ending.signal}')}"
+    if ending.fail == "system_exit":
+        return f"left with {ending.message or f'code {ending.code}'}"
+    if ending.fail in ("exception", "distributed", "bad_input", "numeric"):
+        last = ending.message.strip().splitlines()[-1:] or ["an exception"]
+        return f"raised {last[0][:200]}"
+    return f"exited with code {ending.code}"
+
+
+def root(faults: tuple[Fault, ...]) -> Fault:
+    """Return the fault that explains the others: causes before their symptoms, then the earliest."""
+    return min(faults, key=lambda each: (_CLASS.get(each.kind, 3), each.at_ns, each.rank))
+
+
+_CLASS = {
+    "bad_input": 0,
+    "member_lost": 1,
+    "nan": 2,
+    "inf": 2,
+    "loss_jump": 2,
+    "restore": 2,
+    "crash": 3,
+    "exception": 3,
+    "exit": 3,
+    "hang": 4,
+    "victim": 5,
+}
+
+
+def evidence(view: View) -> tuple[suspect.Evidence, ...]:
+    """Return what the members saw of a hung group."""
+    return tuple(
+        suspect.Evidence(
+            look.rank,
+            look.step,
+            look.phase,
+            look.phase_seq,
+            look.process_state,
+            look.cpu_s,
+            look.stack,
+        )
+        for member in view.members
+        if member.report is not None and member.report.looked_for == view.memory.generation
+        for look in member.report.looks
+    )
+
+
+def step_of(report: MemberReport, rank: int) -> int:
+    return next((each.step for each in report.progress if each.rank == rank), -1)
+
+
+def reached(view: View) -> int:
+    """Return the most steps that any rank of the present generation has done."""
+    return max(
+        (
+            each.step
+            for member in view.members
+            if member.report is not None and member.name in view.memory.placement
+            for each in member.report.progress
+        ),
+        default=-1,
+    )

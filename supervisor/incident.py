@@ -1,0 +1,85 @@
+"""The record of one incident, for people and scripts: what, who, when, what was done, why, what it cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.messages import Marks
+from supervisor.view import Fault, Memory, Open
+
+SHOWN = 4000
+
+
+def identity(number: int) -> str:
+    return f"i-{number:04d}"
+
+
+def record(incident: Open, memory: Memory, marks: Marks | None) -> dict[str, Any]:
+    """Return the incident as JSON. `marks` are those of the first new step; None while it is open."""
+    cause = incident.cause or (incident.faults[0] if incident.faults else None)
+    resumed = incident.resume
+    recovered_ns = marks.first_step_ns if marks is not None else 0
+    lost = max(0, incident.reached - resumed.step) if resumed is not None else None
+    return {
+        "id": identity(incident.number),
+        "kind": cause.kind if cause else "",
+        "rank": cause.rank if cause else None,
+        "member": cause.member if cause else "",
+        "step": cause.step if cause else incident.reached,
+        "generation": incident.generation,
+        "at": round(incident.wall_s, 3),
+        "detected_s": _since(incident, incident.noticed_ns),
+        "recovered_s": _since(incident, recovered_ns) if recovered_ns else None,
+        "lost_steps": lost,
+        "remedy": incident.remedy,
+        "why": incident.why,
+        "resume": _resume(incident),
+        "evidence": list(incident.evidence),
+        "faults": [_fault(each) for each in incident.faults],
+        "decision": {"action": incident.remedy, "why": incident.why},
+        "timeline": _timeline(incident, memory, marks),
+        "stacks": [{"ranks": list(ranks), "stack": stack} for ranks, stack in incident.stacks],
+        "message": cause.message if cause else "",
+        "open": marks is None and incident.remedy != "stop",
+    }
+
+
+def _since(incident: Open, at_ns: int) -> float:
+    return round(max(0, at_ns - incident.fault_ns) / 1e9, 6)
+
+
+def _resume(incident: Open) -> dict[str, Any] | None:
+    if incident.resume is None:
+        return None
+    found = incident.resume
+    return {"step": found.step, "source": found.source, "generation": found.generation}
+
+
+def _fault(fault: Fault) -> dict[str, Any]:
+    return {
+        "kind": fault.kind,
+        "rank": fault.rank,
+        "member": fault.member,
+        "step": fault.step,
+        "detail": fault.detail,
+        "message": fault.message[-SHOWN:],
+        "position": fault.position,
+    }
+
+
+def _timeline(incident: Open, memory: Memory, marks: Marks | None) -> list[dict[str, Any]]:
+    stations = [
+        ("fault", incident.fault_ns),
+        ("noticed", incident.noticed_ns),
+        ("looked", incident.looked_ns),
+        ("secured", incident.secured_ns),
+        ("decided", incident.decided_ns),
+    ]
+    if marks is not None:
+        stations += [
+            ("started", marks.started_ns),
+            ("joined", marks.joined_ns),
+            ("restored", marks.restored_ns),
+            ("first step", marks.first_step_ns),
+        ]
+    return [{"what": what, "at_s": _since(incident, at)} for what, at in stations if at]

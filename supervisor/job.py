@@ -1,0 +1,237 @@
+"""The shell around `decide`: observe, decide, write down, act. One job, for its whole life."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import statistics
+import time
+from pathlib import Path
+
+from holdfast.messages import Drill, Marks
+from supervisor import apply, incident, journal, orders
+from supervisor.accounts import Accounts
+from supervisor.backend import Backend
+from supervisor.connections import Connections
+from supervisor.decide import decide
+from supervisor.records import Records
+from supervisor.storage import Storage
+from supervisor.view import (
+    Action,
+    Done,
+    End,
+    Look,
+    MemberView,
+    Memory,
+    Policy,
+    Secure,
+    Settle,
+    View,
+    Wait,
+)
+
+log = logging.getLogger(__name__)
+
+ROUNDS = 50  # decisions in one go; more would be a loop that changes nothing
+
+
+class Job:
+    """Owns the memory. Everything it does can be done again by the next supervisor."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        run_dir: Path,
+        records: Records,
+        backend: Backend,
+        connections: Connections,
+        fresh: bool,
+    ) -> None:
+        self.policy = policy
+        self.records = records
+        self.backend = backend
+        self.connections = connections
+        self.storage = Storage(run_dir / "checkpoints")
+        held = journal.last(run_dir / "journal.jsonl")
+        ledger = held[1] if held and not fresh else None
+        self.memory = _begin(policy, held[0] if held else None, fresh)
+        self.accounts = Accounts(time.monotonic_ns(), ledger)
+        self.journal = journal.Journal(run_dir / "journal.jsonl")
+        self.wake = asyncio.Event()
+        self.ended = asyncio.Event()
+        self._drill: tuple[str, Drill] | None = None
+        self._deadline_ns = 0
+        self._step_s = 0.0
+        self._marks = Marks()
+
+    # -- the loop
+
+    async def run(self) -> None:
+        """Decide at every event and deadline until the job has ended."""
+        await self.storage.look()
+        while self.memory.phase != "ended":
+            self._round()
+            if self.memory.phase == "ended":
+                break
+            timeout_s = max(0.001, (self._deadline_ns - time.monotonic_ns()) / 1e9)
+            try:
+                await asyncio.wait_for(self.wake.wait(), timeout_s)
+            except asyncio.TimeoutError:
+                pass
+            self.wake.clear()
+        self._leave()
+
+    def _round(self) -> None:
+        self._take_stop()
+        for _ in range(ROUNDS):
+            view = self.view()
+            self.accounts.observe(view)
+            action = decide(view, self.policy)
+            if isinstance(action, Wait):
+                self._deadline_ns = action.until_ns
+                break
+            self._carry_out(view, action)
+        else:
+            raise RuntimeError(f"{ROUNDS} decisions in one go, the last: {action}")
+        self._give_orders()
+
+    def _carry_out(self, view: View, action: Action) -> None:
+        """Write the decision down, then make it so: the orders follow from the memory."""
+        before, after = self.memory, apply.apply(view, action, self.policy)
+        self._account(view, action, before, after)
+        self.journal.write(view, self.policy, action, after, self.accounts.ledger.snapshot())
+        self.memory = after
+        self._record(view, action, before)
+        log.info("acted", extra={"action": type(action).__name__, "why": getattr(action, "why", "")})
+
+    def _account(self, view: View, action: Action, before: Memory, after: Memory) -> None:
+        if isinstance(action, (Look, Secure)) and before.incident is None and after.incident:
+            self._step_s = _usual_step_s(view)
+            self.accounts.opened(after.incident)
+        elif isinstance(action, Settle):
+            self._marks = _marks(view)
+            self.accounts.closed(before, before.incident, self._marks, self._step_s)
+        elif isinstance(action, End):
+            self.accounts.stopped(view.now_ns)
+
+    def _record(self, view: View, action: Action, before: Memory) -> None:
+        """Write the incident's file: at every decision about it, and whole when it is over."""
+        known = before.incident if isinstance(action, Settle) else self.memory.incident
+        if known is not None:
+            marks = self._marks if isinstance(action, Settle) else None
+            self.records.incident(incident.record(known, self.memory, marks))
+
+    def _give_orders(self) -> None:
+        policy = self.policy
+        if self.memory.phase not in ("stopping", "ended"):
+            self.backend.want(policy.members + policy.standby, self.memory.lost)
+        drill_for, drill = self._drill or ("", None)
+        for name in self.backend.members:
+            given = drill if name == drill_for else None
+            self.connections.order(name, orders.order_for(self.memory, name, policy, given))
+        self._drill = None
+
+    def _leave(self) -> None:
+        memory = self.memory
+        self.accounts.ledger.advance(max(time.monotonic_ns(), self.accounts.ledger.at_ns))
+        self.records.status(self.view(), self.accounts, self.storage.found)
+        self.backend.finish(memory.exit_code or 0, memory.why, memory.message)
+        self.journal.close()
+        self.ended.set()
+
+    # -- observing
+
+    def view(self) -> View:
+        """Return what is known now."""
+        now_ns = time.monotonic_ns()
+        names = [*self.backend.members, *self.memory.placement]
+        members = tuple(self._member(name, now_ns) for name in dict.fromkeys(names))
+        for member in members:
+            if member.report is not None:
+                self.storage.heard(member.report.durable)
+        found = self.storage.found
+        return View(now_ns, time.time(), self.memory, members, found)
+
+    def _member(self, name: str, now_ns: int) -> MemberView:
+        line = self.connections.line(name)
+        silent_s = 0.0 if line.connected else (now_ns - line.heard_ns) / 1e9
+        exists = name in self.backend.members and name not in self.memory.lost
+        return MemberView(name, exists, line.connected, round(silent_s, 3), line.report)
+
+    def _take_stop(self) -> None:
+        asked = self.backend.stop
+        if asked and self.memory.stop != asked:
+            self.memory = apply.asked_to_stop(self.memory, asked)
+
+    # -- asked from outside
+
+    def stop(self, now: bool) -> None:
+        self.memory = apply.asked_to_stop(self.memory, "now" if now else "graceful")
+        self.wake.set()
+
+    def inject(self, what: str, rank: int) -> None:
+        """Make a fault on purpose. Raises `ValueError` when the group is not running."""
+        if self.memory.phase != "running":
+            raise ValueError(f"the run is {self.memory.phase}: a drill needs a running group")
+        if not 0 <= rank < self.memory.world_size:
+            raise ValueError(f"rank {rank}: this run has ranks 0 to {self.memory.world_size - 1}")
+        member = self.memory.placement[rank // self.memory.nproc]
+        if what == "supervisor":
+            os.kill(os.getpid(), 9)
+        if what == "member":
+            self.backend.kill(member)
+            return
+        self._drill = (member, Drill(time.time_ns() // 1000, what, rank))
+        self.wake.set()
+
+
+def _begin(policy: Policy, held: Memory | None, fresh: bool) -> Memory:
+    """Return the memory to go on with: the same after our own death, a new one for a new run.
+
+    A new run in an old directory keeps what fences and what was learned: generation, lineage, skips.
+    """
+    world_size = policy.members * policy.nproc
+    now_ns = time.monotonic_ns()
+    if held is None:
+        return Memory(world_size, policy.nproc, since_ns=now_ns)
+    if not fresh:
+        return held
+    return Memory(
+        world_size,
+        policy.nproc,
+        since_ns=now_ns,
+        generation=held.generation,
+        lineage=held.lineage,
+        skip=held.skip,
+        incidents=held.incidents,
+    )
+
+
+def _usual_step_s(view: View) -> float:
+    times = [
+        each.step_s
+        for member in view.members
+        if member.report is not None
+        for each in member.report.progress
+        if each.step_s > 0
+    ]
+    return statistics.median(times) if times else 0.0
+
+
+def _marks(view: View) -> Marks:
+    """Return when the last rank passed each station of the start."""
+    found = [
+        rank.marks
+        for member in view.members
+        if member.report is not None and member.report.launcher is not None
+        for rank in member.report.launcher.ranks
+        if rank.generation == view.memory.generation
+    ]
+    return Marks(
+        max(m.started_ns for m in found),
+        max(m.joined_ns for m in found),
+        max(m.restored_ns for m in found),
+        max(m.first_step_ns for m in found),
+    )
+

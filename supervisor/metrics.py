@@ -1,0 +1,88 @@
+"""Every metric of a run, taken from its status. Names follow Prometheus' practices; labels are bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from supervisor.ledger import Bucket
+from supervisor.view import PHASES
+
+KINDS = (
+    "crash", "exception", "exit", "victim", "hang", "nan", "inf", "loss_jump", "member_lost",
+    "restore", "bad_input",
+)  # fmt: skip
+RECOVERY_BUCKETS_S = (0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 300)
+
+
+class Metrics:
+    """One instance per process; tests make their own registry."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        r = self.registry
+        self._seconds = Counter(
+            "holdfast_run_seconds",  # exported with _total
+            "Wall clock of the run, each second in one bucket.",
+            ("bucket",),
+            registry=r,
+        )
+        self._incidents = Counter("holdfast_incidents", "Faults seen.", ("kind",), registry=r)
+        self._recovery = Histogram(
+            "holdfast_recovery_duration_seconds",
+            "From a fault's first symptom to the first new step.",
+            buckets=RECOVERY_BUCKETS_S,
+            registry=r,
+        )
+        self._lost = Counter("holdfast_lost_steps", "Steps trained and rolled back.", registry=r)
+        self._ettr = Gauge("holdfast_ettr_ratio", "Effective training time ratio.", registry=r)
+        self._step = Gauge("holdfast_step", "Steps that all ranks have done.", registry=r)
+        self._loss = Gauge("holdfast_loss", "Loss of the last step of rank 0.", registry=r)
+        self._step_s = Gauge("holdfast_step_seconds", "Median of the last steps.", registry=r)
+        self._generation = Gauge("holdfast_generation", "Times the group was formed.", registry=r)
+        self._members = Gauge("holdfast_members", "Members by role.", ("role",), registry=r)
+        self._phase = Gauge("holdfast_phase", "1 for the present phase.", ("phase",), registry=r)
+        self._checkpoint = Gauge(
+            "holdfast_checkpoint_step", "Steps in the newest checkpoint.", registry=r
+        )
+        self._failing = Gauge(
+            "holdfast_checkpoint_failing", "1 while checkpoints cannot be written.", registry=r
+        )
+        self._booked = dict.fromkeys((b.value for b in Bucket), 0.0)
+        self._seen: set[str] = set()
+        for bucket in Bucket:  # zeros at once, so that rate() sees the first event
+            self._seconds.labels(bucket.value)
+        for kind in KINDS:
+            self._incidents.labels(kind)
+
+    def take(self, status: Mapping[str, Any]) -> None:
+        """Bring every metric to what `status` says. Counters only grow."""
+        for bucket, seconds in status["buckets_s"].items():
+            grown = seconds - self._booked[bucket]
+            if grown > 0:
+                self._seconds.labels(bucket).inc(grown)
+                self._booked[bucket] = seconds
+        self._ettr.set(status["ettr"])
+        self._generation.set(status["generation"])
+        for gauge, key in ((self._step, "step"), (self._loss, "loss"), (self._step_s, "step_s")):
+            if status[key] is not None:
+                gauge.set(status[key])
+        for role in ("active", "standby", "lost", "new"):
+            self._members.labels(role).set(sum(m["role"] == role for m in status["members"]))
+        for phase in PHASES:
+            self._phase.labels(phase).set(status["phase"] == phase)
+        saved = status["checkpoint"] or {}
+        self._checkpoint.set(saved.get("step") or 0)
+        self._failing.set(bool(saved.get("error")))
+
+    def incident(self, found: Mapping[str, Any]) -> None:
+        """Count an incident once, when it is over."""
+        if found["id"] in self._seen:
+            return
+        self._seen.add(found["id"])
+        self._incidents.labels(found["kind"] if found["kind"] in KINDS else "crash").inc()
+        self._lost.inc(found["lost_steps"] or 0)
+        if found["recovered_s"] is not None:
+            self._recovery.observe(found["recovered_s"])

@@ -1,0 +1,281 @@
+"""Read the command line. Every mistake is one line: the thing, the value, and what is accepted."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast import command as program
+from holdfast.errors import BadInput
+from holdfast.version import __version__
+from supervisor import commands, devices, helptext
+from supervisor.commands import Command, RunOptions, Show
+from supervisor.optiontable import COMMANDS, Entry, Foreign, Option
+
+_MADE = {
+    "status": commands.Status,
+    "incidents": commands.Incidents,
+    "explain": commands.Explain,
+    "checkpoints": commands.Checkpoints,
+    "stop": commands.Stop,
+    "inject": commands.Inject,
+    "demo": commands.Demo,
+}
+_HELP = ("-h", "--help")
+
+
+@dataclass(slots=True)
+class _Read:
+    """What the words up to the command said."""
+
+    values: dict[str, object] = field(default_factory=dict)
+    words: list[str] = field(default_factory=list)  # arguments; of `run`, the command
+    notes: list[str] = field(default_factory=list)
+    given: set[str] = field(default_factory=set)
+    wants_help: bool = False
+
+
+def parse(
+    argv: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> Command:
+    """Return what `argv` (without the program's name) asks for; help and version are a `Show`.
+
+    Args:
+        argv: The words of the command line.
+        environment: For CUDA_VISIBLE_DEVICES; the process's own by default.
+        directory: Where the command of `run` would start; the process's own by default.
+
+    Raises:
+        BadInput: It cannot be obeyed; the message is one line.
+    """
+    if not argv or argv[0] in _HELP or list(argv) == ["help"]:
+        return Show(helptext.overview())
+    if argv[0] in ("--version", "-V", "version"):
+        return Show(f"holdfast {__version__}\n")
+    if argv[0] == "help":
+        argv = [argv[1], "--help"]
+    name = _command(argv[0])
+    entry = COMMANDS[name]
+    read = _scan(list(argv[1:]), entry, whole_command=name == "run")
+    if read.wants_help:
+        return Show(helptext.of(name))
+    if name == "run":
+        here = Path.cwd() if directory is None else directory
+        return _run(read, os.environ if environment is None else environment, here)
+    _arguments(name, entry, read)
+    made: Any = _MADE[name]
+    asked: Command = made(**read.values)
+    return asked
+
+
+def _command(word: str) -> str:
+    if word in COMMANDS:
+        return word
+    if word.startswith("-"):
+        at_run = _find(word.partition("=")[0], COMMANDS["run"])
+        hint = f": it is an option of run, so `holdfast run {word} ...`" if at_run else ""
+        raise BadInput(f"option {word!r} before the command{hint}; commands are {_listed(COMMANDS)}")
+    if word.endswith(".py"):
+        raise BadInput(f"unknown command {word!r}: to train with it, `holdfast run {word} ...`")
+    near = difflib.get_close_matches(word, COMMANDS, n=1)
+    hint = f": did you mean {near[0]!r}?" if near else ":"
+    raise BadInput(f"unknown command {word!r}{hint} commands are {_listed(COMMANDS)}")
+
+
+def _scan(words: list[str], entry: Entry, *, whole_command: bool) -> _Read:
+    """Read options; with `whole_command`, up to the first word that is none."""
+    read = _Read()
+    while words:
+        word = words.pop(0)
+        if word == "--" or (whole_command and not word.startswith("-")):
+            read.words += words if word == "--" else [word, *words]
+            break
+        if word in _HELP:
+            read.wants_help = True
+            break
+        if whole_command and word in ("-m", "--module"):
+            read.given.add("-m")
+        elif word.startswith("-") and word != "-":
+            _option(word, words, entry, read)
+        else:
+            read.words.append(word)
+    return read
+
+
+def _option(word: str, rest: list[str], entry: Entry, read: _Read) -> None:
+    name, equals, inline = word.partition("=")
+    option = _find(name, entry)
+    if option is None:
+        raise BadInput(_unknown(name, entry))
+    read.given.add(option.names[0])
+    takes_value = option.takes_value if isinstance(option, Foreign) else option.read is not None
+    if not takes_value and equals:
+        raise BadInput(f"{name}={inline}: {name} takes no value")
+    if takes_value and not equals and not rest:
+        raise BadInput(f"{name} needs a value{_accepted(option)}")
+    value = "" if not takes_value else inline if equals else rest.pop(0)
+    if isinstance(option, Foreign):
+        _foreign(name, value, option, read)
+    else:
+        read.values[option.field] = _value(name, value, option)
+
+
+def _value(name: str, text: str, option: Option) -> object:
+    if option.read is None:
+        return True
+    try:
+        return option.read(text)
+    except ValueError as error:
+        raise BadInput(f"{name} {text!r}: accepted is {error}") from None
+
+
+def _accepted(option: Option | Foreign) -> str:
+    if isinstance(option, Foreign) or option.read is None:
+        return ""
+    try:
+        option.read("")
+    except ValueError as error:
+        return f": {error}"
+    return ""
+
+
+def _foreign(name: str, value: str, option: Foreign, read: _Read) -> None:
+    refused = option.check(value)
+    if refused:
+        raise BadInput(f"{name} {value!r}: holdfast {refused}")
+    if option.note:
+        read.notes.append(f"{name} has no effect: {option.note}")
+
+
+def _find(name: str, entry: Entry) -> Option | Foreign | None:
+    plain = _plain(name)
+    for option in (*entry.options, *entry.foreign):
+        if plain in option.names:
+            return option
+    return None
+
+
+def _plain(name: str) -> str:
+    """Return the spelling with dashes: torchrun takes both."""
+    return name if not name.startswith("--") else "--" + name[2:].replace("_", "-")
+
+
+def _unknown(name: str, entry: Entry) -> str:
+    known = [each for option in entry.options for each in option.names]
+    known += [*(each for option in entry.foreign for each in option.names), "--help"]
+    near = _near(_plain(name), known)
+    if near:
+        return f"unknown option {name!r}: did you mean {near!r}?"
+    main = (option.names[0] for option in entry.options)
+    return f"unknown option {name!r}: accepted are {', '.join(main)}"
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    """Return the option that `name` was most likely meant to be: misspelled, or cut short."""
+    long = [each for each in known if each.startswith("--")]
+    stem = name.strip("-")
+    if len(stem) >= 3:
+        begun = [each for each in long if each[2:].startswith(stem)]
+        if begun:
+            return begun[0]
+    close = difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.6)
+    if close:
+        return close[0]
+    shared = [each for each in long if len(os.path.commonprefix((each[2:], stem))) >= 5]
+    return shared[0] if shared else ""
+
+
+def _arguments(name: str, entry: Entry, read: _Read) -> None:
+    """Move the words into the fields of their arguments."""
+    for position, (metavar, target, reader) in enumerate(entry.arguments):
+        if position >= len(read.words):
+            raise BadInput(f"{name} needs {metavar}: {_what(name, reader)}")
+        word = read.words[position]
+        try:
+            read.values[target] = reader(word)
+        except ValueError as error:
+            near = difflib.get_close_matches(word, commands.DRILLS, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise BadInput(f"{metavar} {word!r}: {hint}accepted is {error}") from None
+    extra = read.words[len(entry.arguments) :]
+    if extra:
+        accepted = ", ".join(argument[0] for argument in entry.arguments) or "only options"
+        raise BadInput(f"{name} {extra[0]!r}: one word too many, accepted is {accepted}")
+
+
+def _what(name: str, reader: object) -> str:
+    if name == "explain":
+        return "the id of an incident, such as i-0001, or last (`holdfast incidents` lists them)"
+    return f"one of {', '.join(commands.DRILLS)}"
+
+
+def _run(read: _Read, environment: Mapping[str, str], directory: Path) -> RunOptions:
+    asked = read.values.get("nproc_per_node", 1)
+    nproc = _ranks(asked, devices.gpus(environment))
+    words = _entered(read.words, read.given)
+    notes = tuple(dict.fromkeys(read.notes))
+    values: Any = {**read.values, "nproc_per_node": nproc}
+    options = RunOptions(command=tuple(words), notes=notes, **values)
+    if words[:1] == [sys.executable] and "-m" not in read.given and words[1:]:
+        _check_script(words[1], directory)
+    program.parse(words, directory)
+    _check_devices(options, environment)
+    if options.hang_floor_s > options.first_step_timeout_s:
+        raise BadInput(
+            f"--hang-floor {options.hang_floor_s:g}s: accepted is at most --first-step-timeout,"
+            f" {options.first_step_timeout_s:g}s"
+        )
+    return options
+
+
+def _entered(words: list[str], given: set[str]) -> list[str]:
+    """Return the command with the interpreter in front that torchrun would put there."""
+    if "-m" in given:
+        if not words:
+            raise BadInput("-m needs a module: such as `-m package.train`")
+        return [sys.executable, "-m", *words]
+    if words[:1] == ["-m"] or (words and words[0].endswith(".py") and "--no-python" not in given):
+        return [sys.executable, *words]
+    return words
+
+
+def _check_script(name: str, directory: Path) -> None:
+    path = directory / name
+    if path.is_dir():
+        raise BadInput(f"script {name!r} is a directory: give a Python file that exists")
+
+
+def _ranks(asked: object, gpus: int | None) -> int:
+    if isinstance(asked, int):
+        return asked
+    cores = os.cpu_count() or 1
+    if asked == "gpu" and not gpus:
+        raise BadInput("--nproc-per-node 'gpu': there is no GPU here; accepted is a number, or cpu")
+    return cores if asked == "cpu" or not gpus else gpus
+
+
+def _check_devices(options: RunOptions, environment: Mapping[str, str]) -> None:
+    """Refuse more ranks than GPUs: two ranks on one GPU fail later, with an error that NCCL made."""
+    available = devices.gpus(environment)
+    ranks = options.nproc_per_node * options.members
+    if not available or ranks <= available or not devices.torch_uses_cuda():
+        return
+    most = available // options.members
+    accepted = f"1 to {most}" if most else f"--members 1 to {available}"
+    by = f" by {options.members} members" if options.members > 1 else ""
+    raise BadInput(
+        f"--nproc-per-node {options.nproc_per_node}{by}: {ranks} ranks, but {available} GPUs here;"
+        f" accepted is {accepted}, or CUDA_VISIBLE_DEVICES='' to train on the CPU"
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,220 @@
+"""Every option of every command, as a table. Parsing and help are made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from supervisor import values
+from supervisor.commands import AUTOMATIC, DRILLS, WARM
+from supervisor.values import Reader
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. `read` is None for a flag. `field` is that of the command's dataclass."""
+
+    names: tuple[str, ...]  # the first is the one that help shows; dashes and underscores are equal
+    field: str
+    read: Reader | None
+    metavar: str
+    group: str
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """An option of torchrun that has no effect here. `check` may refuse a value, with a reason."""
+
+    names: tuple[str, ...]
+    takes_value: bool
+    note: str
+    check: Callable[[str], str] = lambda _: ""
+
+
+_ON = "one machine: every member stands for a node; run holdfast once, with --members N"
+
+
+def _local(text: str) -> str:
+    host = text.rpartition(":")[0] if text.count(":") == 1 else text
+    return "" if host in ("localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0") else f"runs on {_ON}"
+
+
+def _first_node(text: str) -> str:
+    return "" if text == "0" else f"runs on {_ON}"
+
+
+_GROUP = "holdfast forms the group and picks address and port itself"
+_OUTPUT = "all output is in files under the run directory and, prefixed with its rank, shown"
+FOREIGN = (
+    Foreign(("--standalone",), False, ""),
+    Foreign(("--no-python",), False, ""),  # a program that is not Python is started as it stands
+    Foreign(("--rdzv-backend",), True, _GROUP),
+    Foreign(("--rdzv-endpoint",), True, _GROUP, _local),
+    Foreign(("--rdzv-id",), True, _GROUP),
+    Foreign(("--rdzv-conf",), True, _GROUP),
+    Foreign(("--node-rank",), True, _GROUP, _first_node),
+    Foreign(("--master-addr",), True, _GROUP, _local),
+    Foreign(("--master-port",), True, _GROUP),
+    Foreign(("--local-addr",), True, _GROUP, _local),
+    Foreign(("--log-dir",), True, "logs are in the run directory: choose it with --run-dir"),
+    Foreign(("--redirects", "-r"), True, _OUTPUT),
+    Foreign(("--tee", "-t"), True, _OUTPUT),
+    Foreign(("--local-ranks-filter",), True, _OUTPUT),
+    Foreign(("--log-line-prefix-template",), True, _OUTPUT),
+    Foreign(("--logs-specs",), True, _OUTPUT),
+    Foreign(("--run-path",), False, "a script is always run as __main__"),
+    Foreign(("--monitor-interval",), True, "an exit is seen at once, not at an interval"),
+    Foreign(("--start-method",), True, "holdfast starts warm processes: see --warm"),
+    Foreign(("--role",), True, "roles have no meaning here"),
+    Foreign(("--event-log-handler",), True, "events are in the run directory's journal"),
+    Foreign(("--signals-to-handle",), True, "SIGINT and SIGTERM end the run cleanly"),
+    Foreign(("--shutdown-timeout",), True, "how long the end may take is --grace"),
+)
+
+_WHO, _STATE, _FAULTS, _SHOWN = (
+    "Processes",
+    "State: snapshots in memory, checkpoints on storage",
+    "Faults",
+    "Where it runs and what it shows",
+)
+RUN = (
+    Option(("--nproc-per-node",), "nproc_per_node", values.ranks, "N", _WHO,
+           "ranks of each member: a number, or auto, cpu or gpu (default 1)"),
+    Option(("--members", "--nnodes"), "members", values.nodes, "M", _WHO,
+           "members, each of which stands for a node (default 1)"),
+    Option(("--standby",), "standby", values.count(0, 64), "S", _WHO,
+           "members that wait, fully warm, to take a lost one's place (default 0)"),
+    Option(("--warm",), "warm", values.choice(*WARM), "HOW", _WHO,
+           "how processes are kept ready: auto, park, spawn or cold (default auto)"),
+    Option(("--snapshot-every",), "snapshot_every",
+           values.count(0, 1_000_000_000, {"auto": AUTOMATIC, "-1": AUTOMATIC}), "K", _STATE,
+           "steps between snapshots; auto keeps to the budget, 0 takes only the first (default auto)"),
+    Option(("--snapshot-budget",), "snapshot_budget", values.share, "SHARE", _STATE,
+           "share of the step time that snapshots may cost (default 1%)"),
+    Option(("--checkpoint-every",), "checkpoint_every_s", values.duration(1, 30 * 86_400, "none"),
+           "TIME", _STATE, "time between checkpoints, 0 for none (default 60s)"),
+    Option(("--keep-checkpoints", "--keep"), "keep_checkpoints", values.count(1, 100_000), "N",
+           _STATE, "checkpoints that are kept (default 3)"),
+    Option(("--max-restarts",), "max_restarts", values.count(0, 1_000_000), "N", _FAULTS,
+           "restarts in an hour after which the run stops (default 100)"),
+    Option(("--skip-bad-batches",), "skip_bad_batches", None, "", _FAULTS,
+           "pass over a batch that gives NaN, Inf or a loss jump twice"),
+    Option(("--loss-jump",), "loss_jump", values.number(1.5, 1e12, "off"), "X", _FAULTS,
+           "a loss of X times its spread above the usual is a fault, 0 for never (default 10)"),
+    Option(("--hang-factor",), "hang_factor", values.number(1.5, 1000), "X", _FAULTS,
+           "a step that takes X times the p99 of the others hangs (default 3)"),
+    Option(("--hang-floor",), "hang_floor_s", values.duration(0.05, 86_400), "TIME", _FAULTS,
+           "but none that takes less than this (default 600ms)"),
+    Option(("--first-step-timeout",), "first_step_timeout_s", values.duration(1, 7 * 86_400), "TIME",
+           _FAULTS, "how long the first step may take, with start and compiling (default 10m)"),
+    Option(("--pause-timeout",), "pause_timeout_s", values.duration(1, 7 * 86_400), "TIME", _FAULTS,
+           "how long a pause without a limit of its own may take (default 30m)"),
+    Option(("--member-timeout",), "member_timeout_s", values.duration(0.5, 3600), "TIME", _FAULTS,
+           "silence after which a member is lost (default 5s)"),
+    Option(("--grace",), "grace_s", values.duration(0, 86_400), "TIME", _FAULTS,
+           "time that the ranks have to end before they are killed (default 30s)"),
+    Option(("--run-dir",), "run_dir", values.directory, "DIR", _SHOWN,
+           "new, empty, or of a run to go on with (default holdfast-runs/TIME)"),
+    Option(("--port",), "port", values.count(0, 65_535), "P", _SHOWN,
+           "port of the HTTP API on the loopback address, 0 for any (default 0)"),
+    Option(("--plain",), "plain", None, "", _SHOWN, "plain lines at a terminal too"),
+    Option(("--quiet",), "quiet", None, "", _SHOWN, "only what the ranks print, and the end"),
+)  # fmt: skip
+
+_DIR = Option(("--run-dir",), "run_dir", values.directory, "DIR", "Options",
+              "the run to look at (default: the newest)")  # fmt: skip
+_JSON = Option(("--json",), "json", None, "", "Options", "print JSON")
+_RANK = Option(("--rank",), "rank", values.count(0, 1_000_000), "R", "Options",
+               "the rank, or one on the member, that it hits (default 0)")  # fmt: skip
+_VERIFY = Option(("--verify",), "verify", None, "", "Options",
+                 "read them whole and compare checksums; damage gives exit code 1")  # fmt: skip
+_NOW = Option(("--now",), "now", None, "", "Options", "at once, without a last checkpoint")
+_KEEP = Option(("--keep",), "keep", None, "", "Options", "keep the run directories")
+_WHERE = Option(("--run-dir",), "run_dir", values.directory, "DIR", "Options",
+                "where to put the runs (default: a temporary directory)")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One command: its options, its arguments as (name, dataclass field, reader), and its help."""
+
+    summary: str
+    options: tuple[Option, ...]
+    examples: tuple[tuple[str, str], ...]  # command line, what it does
+    arguments: tuple[tuple[str, str, Reader], ...] = ()
+    about: str = ""
+    foreign: tuple[Foreign, ...] = ()
+
+
+_RUN_ABOUT = """\
+COMMAND is what you would give torchrun: `python train.py ARGS`, `train.py ARGS`, `-m MODULE ARGS`, or any
+other program. What stands before it is for holdfast, what stands after it is the command's own. Options that
+torchrun has too may be spelled its way. The exit code is the script's.
+
+Ctrl-C saves a checkpoint and ends the run; a second one ends it at once."""
+
+_DRILLS = f"""\
+KIND is one of {", ".join(DRILLS)}:
+  kill        SIGKILL to the rank                 exit        the rank raises an exception
+  stop        SIGSTOP to the rank                 member      all processes and memory of its member
+  hang        the rank sleeps for ever            sidecar     SIGKILL to its member's sidecar
+  spin        the rank loops for ever             supervisor  SIGKILL to the supervisor
+  nan         the rank's next loss is NaN"""
+
+COMMANDS: Mapping[str, Entry] = MappingProxyType(
+    {
+        "run": Entry(
+            "train under supervision: like torchrun, but it survives faults",
+            RUN,
+            (
+                ("holdfast run --nproc-per-node 2 -- python train.py --lr 0.1", "two ranks"),
+                ("holdfast run --nproc_per_node=2 train.py --lr 0.1", "the same, as with torchrun"),
+                ("holdfast run --nproc-per-node gpu --members 2 --standby 1 -m pkg.train",
+                 "two nodes' worth, and one in reserve"),
+                ("holdfast run --run-dir runs/a -- python train.py", "goes on when runs/a has a run"),
+            ),
+            (),
+            _RUN_ABOUT,
+            FOREIGN,
+        ),
+        "status": Entry(
+            "what the run is doing now", (_DIR, _JSON), (("holdfast status", "the newest run"),)
+        ),
+        "incidents": Entry(
+            "the faults so far, one line each",
+            (_DIR, _JSON),
+            (("holdfast incidents --json | jq '.[].recovered_s'", "the time each recovery took"),),
+        ),
+        "explain": Entry(
+            "one fault in full: evidence, decision, timeline, stacks",
+            (_DIR, _JSON),
+            (("holdfast explain i-0003", "an incident by its id"),
+             ("holdfast explain last", "the newest")),
+            (("ID", "incident", str),),
+        ),
+        "checkpoints": Entry(
+            "the checkpoints on storage, and whether they are whole",
+            (_VERIFY, _DIR, _JSON),
+            (("holdfast checkpoints --verify", "reads every byte"),),
+        ),
+        "stop": Entry(
+            "save a checkpoint and end the run",
+            (_NOW, _DIR, _JSON),
+            (("holdfast stop", "waits until the run has ended"),),
+        ),
+        "inject": Entry(
+            "break something on purpose, as a drill",
+            (_RANK, _DIR, _JSON),
+            (("holdfast inject kill --rank 1", "SIGKILL to rank 1"),),
+            (("KIND", "kind", values.choice(*DRILLS)),),
+            _DRILLS,
+        ),
+        "demo": Entry(
+            "train a small GPT and break it in every way that we know",
+            (_WHERE, _KEEP),
+            (("holdfast demo", "takes a few minutes"),),
+        ),
+    }
+)  # fmt: skip

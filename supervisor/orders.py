@@ -1,0 +1,55 @@
+"""What each member should be doing, from the memory alone. Pure, so that sending it again is harmless."""
+
+from __future__ import annotations
+
+from holdfast.messages import Drill, MemberOrder, RankStart
+from supervisor.view import Memory, Policy
+
+
+def order_for(memory: Memory, member: str, policy: Policy, drill: Drill | None) -> MemberOrder:
+    """Return the wish for `member` that holds until the memory changes."""
+    if memory.phase in ("stopping", "ended"):
+        grace_s = 0.0 if memory.stop == "now" or memory.exit_code else policy.grace_s
+        return MemberOrder("stop", memory.generation, grace_s=grace_s)
+    if member not in memory.placement or memory.phase == "forming":
+        # `secure` makes standbys list what they hold too: they may have had ranks before
+        do = "secure" if memory.phase in ("securing", "saving") else "idle"
+        return MemberOrder(do, memory.generation, just_in_time=False, drill=drill)
+    if memory.phase == "looking":
+        return MemberOrder("look", memory.generation, drill=drill)
+    if memory.phase in ("securing", "saving"):
+        mine = memory.phase == "saving" and member == memory.save_member
+        return MemberOrder(
+            "secure",
+            memory.generation,
+            just_in_time=_whole(memory),
+            sources=memory.sources if mine else (),
+            keep=policy.keep,
+            save=memory.save if mine else 0,
+            save_step=memory.save_step,
+            save_generation=memory.save_generation,
+        )
+    return _run(memory, member, policy, drill)
+
+
+def _run(memory: Memory, member: str, policy: Policy, drill: Drill | None) -> MemberOrder:
+    block = memory.placement.index(member)
+    first = block * memory.nproc
+    ranks = tuple(RankStart(first + local, local) for local in range(memory.nproc))
+    return MemberOrder(
+        "run",
+        memory.generation,
+        launch=memory.launch,
+        ranks=ranks,
+        sources=memory.sources,
+        settled=memory.settled,
+        checkpoint_every_s=policy.checkpoint_every_s,
+        keep=policy.keep,
+        drill=drill,
+    )
+
+
+def _whole(memory: Memory) -> bool:
+    """False when the survivors' state is as bad as the one that was found bad."""
+    known = memory.incident.faults if memory.incident else ()
+    return not any(fault.kind in ("nan", "inf", "loss_jump") for fault in known)

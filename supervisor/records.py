@@ -1,0 +1,195 @@
+"""What the run leaves in its directory for people and scripts: status.json and a file per incident."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.messages import MemberReport, Progress
+from supervisor import incident as incidents
+from supervisor.accounts import Accounts
+from supervisor.rundir import RunDir
+from supervisor.view import Checkpoint, MemberView, View
+
+log = logging.getLogger(__name__)
+
+
+class Records:
+    """Writes are atomic; a full disk costs the record, never the run."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.last: dict[str, Any] | None = None
+        self.newest: dict[str, Any] = {}
+
+    def incident(self, found: dict[str, Any]) -> None:
+        self.last = found
+        try:
+            self.run.write_incident(found)
+        except OSError as error:
+            log.warning("incident not written", extra={"error": str(error)})
+
+    def status(
+        self, view: View, accounts: Accounts, checkpoint: Checkpoint | None
+    ) -> dict[str, Any]:
+        """Return the status, and leave it in the run directory."""
+        self.newest = build(view, accounts, checkpoint, self.run.path.name, self.last)
+        try:
+            self.run.write_status(self.newest)
+        except OSError as error:
+            log.warning("status not written", extra={"error": str(error)})
+        return self.newest
+
+
+def build(
+    view: View,
+    accounts: Accounts,
+    checkpoint: Checkpoint | None,
+    name: str,
+    last: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Return the status as JSON: the contract of `holdfast status --json` and GET /v1/status."""
+    memory, ledger = view.memory, accounts.ledger
+    progress = [
+        each for m in view.members if m.report is not None for each in m.report.progress
+    ]
+    steps = [each.step for each in progress]
+    step_s = max((each.step_s for each in progress), default=0.0)
+    settled = memory.settled and memory.phase == "running"
+    per_step = _per_step(progress, steps, memory.launch.restore.step if _restored(view) else 0)
+    opened = memory.incident
+    return {
+        "run": name,
+        "phase": memory.phase,
+        "generation": memory.generation,
+        "world_size": memory.world_size,
+        "step": min(steps) if steps else None,
+        "loss": _finite(progress[0].loss) if progress else None,
+        "step_s": step_s or None,
+        "rate": round(1 / step_s, 3) if step_s and settled else None,
+        "samples_per_s": round(per_step[0] / step_s, 1) if step_s and settled else None,
+        "tokens_per_s": round(per_step[1] / step_s, 1) if step_s and settled else None,
+        "ettr": round(ledger.ettr(), 6),
+        "ettr_hour": round(ledger.ettr_over(3600.0, ledger.at_ns), 6),
+        "buckets_s": {b.value: ns / 1e9 for b, ns in ledger.buckets_ns().items()},
+        "pending_s": ledger.pending_ns / 1e9,
+        "total_s": ledger.total_ns / 1e9,
+        "members": [_member(each, view) for each in view.members],
+        "ranks": _ranks(view),
+        "incidents": memory.incidents,
+        "last_incident": last,
+        "open_incident": incidents.record(opened, memory, None) if opened else None,
+        "secured_step": min(steps) if steps else None,
+        "snapshot_step": max((each.snapshot_step for each in progress), default=None),
+        "checkpoint": _checkpoint(view, checkpoint),
+        "skip": list(memory.skip),
+        "exit_code": memory.exit_code,
+        "message": memory.message or memory.why,
+        "updated": round(time.time(), 3),
+        "supervisor_pid": os.getpid(),
+        "warm_ready": _warm_ready(view),
+    }
+
+
+def _restored(view: View) -> bool:
+    return view.memory.launch is not None and view.memory.launch.restore is not None
+
+
+def _per_step(progress: list[Progress], steps: list[int], base: int) -> tuple[float, float]:
+    """Return samples and tokens of one step; the pages hold sums over the generation."""
+    if not progress:
+        return 0.0, 0.0
+    done = max(steps) - base
+    if done <= 0:
+        return 0.0, 0.0
+    return max(p.samples for p in progress) / done, max(p.tokens for p in progress) / done
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _member(member: MemberView, view: View) -> dict[str, Any]:
+    report = member.report
+    launcher = report.launcher if report else None
+    block = view.memory.placement
+    active = member.name in block and view.memory.phase != "forming"
+    first = block.index(member.name) * view.memory.nproc if active else 0
+    role = "active" if active else "standby"
+    if not member.exists or not member.connected:
+        role = "lost" if report is not None or not member.exists else "new"
+    return {
+        "name": member.name,
+        "node": report.node if report else "",
+        "role": role,
+        "connected": member.connected,
+        "parked": len(launcher.parked) if launcher else 0,
+        "ranks": list(range(first, first + view.memory.nproc)) if active else [],
+        "launcher_pid": launcher.pid if launcher else None,
+        "sidecar_pid": report.sidecar_pid if report else None,
+    }
+
+
+def _ranks(view: View) -> list[dict[str, Any]]:
+    found = []
+    for member in view.members:
+        report = member.report
+        if report is None or report.launcher is None or member.name not in view.memory.placement:
+            continue
+        by_rank = {each.rank: each for each in report.progress}
+        for rank in report.launcher.ranks:
+            if rank.generation == view.memory.generation:
+                found.append(_rank(report, rank.rank, rank.pid, rank.state, by_rank.get(rank.rank)))
+    return sorted(found, key=lambda each: int(each["rank"]))
+
+
+def _rank(
+    report: MemberReport, rank: int, pid: int, state: str, at: Progress | None
+) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "member": report.member,
+        "pid": pid,
+        "state": state,
+        "step": at.step if at else None,
+        "phase": at.phase if at else "",
+        "label": at.label if at else "",
+        "loss": _finite(at.loss) if at else None,
+        "step_s": at.step_s if at else None,
+        "p99_s": at.p99_s if at else None,
+    }
+
+
+def _checkpoint(view: View, found: Checkpoint | None) -> dict[str, Any] | None:
+    errors = [
+        m.report.durable.error for m in view.members if m.report and m.report.durable.error
+    ]
+    if found is None and not errors:
+        return None
+    return {
+        "step": found.step if found else None,
+        "path": found.path if found else None,
+        "error": errors[0] if errors else "",
+    }
+
+
+def _warm_ready(view: View) -> bool:
+    """True when every member has a parked process for each of its ranks: the next recovery is a fast one."""
+    parked = [
+        m.report is not None
+        and m.report.launcher is not None
+        and (
+            m.report.launcher.strategy == "cold"
+            or len(m.report.launcher.parked) >= view.memory.nproc
+        )
+        for m in view.members
+        if m.exists
+    ]
+    return bool(parked) and all(parked)
+
+

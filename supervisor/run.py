@@ -1,0 +1,166 @@
+"""`holdfast run`: set a run up, keep it, show it, and leave with the script's exit code."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from holdfast import command
+from supervisor import memory_volume
+from supervisor.keeper import Finished, Keeper, Plan
+from supervisor.options import RunOptions
+from supervisor.rundir import RunDir, open_for_run
+from supervisor.tails import Tails
+from supervisor.terminal import Live, Plain
+from supervisor.view import Policy
+
+TICK_S = 0.1
+
+
+def run(options: RunOptions) -> int:
+    """Run to the end and return the exit code. Raises `BadInput` before anything is started."""
+    command.parse(list(options.command), Path.cwd())
+    run_dir = open_for_run(options.run_dir, time.time())
+    runtime, owner = memory_volume.create()
+    api = _listen(options.port)
+    policy = policy_of(options)
+    _describe(run_dir, options, policy, runtime, api)
+    keeper = Keeper(_plan(options, run_dir, runtime, api), api)
+    try:
+        return _Watch(keeper, run_dir, options).until_end()
+    finally:
+        keeper.close()
+        os.close(owner)
+
+
+def policy_of(options: RunOptions) -> Policy:
+    return Policy(
+        members=options.members,
+        standby=options.standby,
+        nproc=options.nproc_per_node,
+        snapshot_every=options.snapshot_every,
+        snapshot_budget=options.snapshot_budget,
+        checkpoint_every_s=options.checkpoint_every_s,
+        keep=options.keep_checkpoints,
+        max_restarts=options.max_restarts,
+        skip_bad_batches=options.skip_bad_batches,
+        loss_jump=options.loss_jump,
+        member_timeout_s=options.member_timeout_s,
+        grace_s=options.grace_s,
+    )
+
+
+def _listen(port: int) -> socket.socket:
+    """Hold the API's port for the whole run: a restarted supervisor answers on the same one."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(256)
+    return listener
+
+
+def _describe(
+    run_dir: RunDir, options: RunOptions, policy: Policy, runtime: Path, api: socket.socket
+) -> None:
+    described: dict[str, Any] = {
+        "command": list(options.command),
+        "policy": asdict(policy),
+        "started": time.time(),
+        "pid": os.getpid(),
+        "runtime": str(runtime),
+        "api": f"http://127.0.0.1:{api.getsockname()[1]}",
+    }
+    run_dir.write_run(described)
+
+
+def _plan(options: RunOptions, run_dir: RunDir, runtime: Path, api: socket.socket) -> Plan:
+    if options.nproc_per_node * options.members > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+    settings = {
+        "HOLDFAST_CHECKPOINTS": str(run_dir.path / "checkpoints"),
+        "HOLDFAST_SUPERVISOR": f"http://127.0.0.1:{api.getsockname()[1]}",
+        "HOLDFAST_TOKEN_FILE": str(run_dir.path / "token"),
+        "HOLDFAST_HANG_FACTOR": str(options.hang_factor),
+        "HOLDFAST_HANG_FLOOR_S": str(options.hang_floor_s),
+        "HOLDFAST_FIRST_STEP_S": str(options.first_step_timeout_s),
+        "HOLDFAST_PAUSE_S": str(options.pause_timeout_s),
+    }
+    return Plan(
+        command=tuple(options.command),
+        nproc=options.nproc_per_node,
+        warm=options.warm,
+        runtime=runtime,
+        run_dir=run_dir.path,
+        settings=settings,
+        supervisor=(str(run_dir.path),),
+    )
+
+
+class _Watch:
+    """What a person sees of a run, and how they stop it."""
+
+    def __init__(self, keeper: Keeper, run_dir: RunDir, options: RunOptions) -> None:
+        self.keeper = keeper
+        self.run_dir = run_dir
+        self.quiet = options.quiet
+        live = sys.stdout.isatty() and not options.plain
+        self.view: Live | Plain = Live(sys.stdout) if live else Plain(sys.stdout)
+        self.tails = Tails(run_dir.path / "logs")
+        self.interrupts = 0
+
+    def until_end(self) -> int:
+        self._take_signals()
+        self.keeper.start()
+        try:
+            while self.keeper.finished is None:
+                self.keeper.turn(TICK_S)
+                self._show()
+            return self._end(self.keeper.finished)
+        finally:
+            self.view.close()
+
+    def _show(self) -> None:
+        if not self.quiet:
+            for rank, text in self.tails.poll():
+                self.view.line(rank, text)
+        status = self.run_dir.status()
+        if status is not None:
+            self.view.update(status, time.time())
+
+    def _end(self, finished: Finished) -> int:
+        self.keeper.close()
+        self._show()
+        if not self.quiet:
+            for rank, text in self.tails.close():
+                self.view.line(rank, text)
+        if finished.message:
+            self.view.say(finished.message.rstrip())
+        self.view.say(f"holdfast: {finished.why} (exit code {finished.code})")
+        return finished.code
+
+    def _take_signals(self) -> None:
+        """The first Ctrl-C asks for a checkpoint and a clean end, the second ends at once."""
+        ours, theirs = socket.socketpair()
+        for each in (ours, theirs):
+            each.setblocking(False)
+        self._pair = (ours, theirs)
+        signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, lambda *_: None)
+        self.keeper.selector.register(ours, selectors.EVENT_READ, self._interrupted)
+
+    def _interrupted(self) -> None:
+        for _ in self._pair[0].recv(64):
+            self.interrupts += 1
+        if self.interrupts == 1:
+            self.view.say("holdfast: stopping: a checkpoint first; once more to stop at once")
+            self.keeper.ask_stop("graceful")
+        else:
+            self.keeper.ask_stop("now")

@@ -1,0 +1,294 @@
+"""The directory of a run: what is in it, who may use it, and how to read it while it is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from holdfast import durable
+from holdfast.errors import BadInput
+from supervisor import rundirlock
+
+FORMAT = 1
+RUNS = "holdfast-runs"  # where runs go that are given no directory, beneath the working directory
+LATEST = "latest"
+_MAX_BYTES = 16 << 20  # of any small file: more is not ours
+_TOKEN_BYTES = 32
+
+
+class RunDir:
+    """The paths and the small files of one run. Making one touches nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = -1  # held by the process that opened the directory for a run, until it ends
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def token_file(self) -> Path:
+        return self.path / "token"
+
+    def token(self) -> str:
+        """Return the run's secret. Raises `OSError`."""
+        return self.token_file.read_text().strip()
+
+    def write_status(self, status: Mapping[str, Any]) -> None:
+        """Replace status.json, all or nothing. Not synced: it is written often and soon outdated."""
+        _replace(self.path / "status.json", status, sync=False)
+
+    def write_run(self, run: Mapping[str, Any]) -> None:
+        """Replace run.json, durably, all or nothing. Raises `OSError`."""
+        _replace(self.path / "run.json", run, sync=True)
+
+    def write_incident(self, incident: Mapping[str, Any]) -> None:
+        """Replace the file of one incident, durably, all or nothing. Raises `OSError`."""
+        _replace(self.path / "incidents" / f"{incident['id']}.json", incident, sync=True)
+
+    def status(self) -> dict[str, Any] | None:
+        """Return the last status; None when there is none that can be read."""
+        return _read(self.path / "status.json")
+
+    def run(self) -> dict[str, Any] | None:
+        """Return what the run was started with; None when that cannot be read."""
+        return _read(self.path / "run.json")
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """Return the incidents in order; files that are torn or foreign are passed over."""
+        try:
+            paths = sorted((self.path / "incidents").glob("i-*.json"))
+        except OSError:
+            return []
+        found = [incident for path in paths if (incident := _read(path)) and incident.get("id")]
+        return sorted(found, key=lambda incident: (len(str(incident["id"])), str(incident["id"])))
+
+    def is_in_use(self) -> bool:
+        """True while a process runs in the directory."""
+        return rundirlock.is_held(self.path / "lock")
+
+    def close(self) -> None:
+        """Give the directory up. A process that dies does so by itself."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def open_for_run(path: Path | None, now: float, directory: Path | None = None) -> RunDir:
+    """Return the run directory `path`, new or to be gone on with, held by this process until it ends.
+
+    Args:
+        path: The directory; None makes one in `holdfast-runs`.
+        now: Seconds since the epoch, for its name.
+        directory: Where `holdfast-runs` is; the working directory by default.
+
+    Raises:
+        BadInput: It cannot be used, with one line saying why. What was there is as it was.
+    """
+    here = Path.cwd() if directory is None else directory
+    chosen = _new_name(here / RUNS, now) if path is None else here / path
+    with _as_bad_input(chosen):
+        made = _make(chosen)
+        run = RunDir(chosen)
+        try:
+            _claim(run)
+        except BaseException:
+            run.close()
+            for each in made:  # only what is still empty
+                with suppress(OSError):
+                    each.rmdir()
+            raise
+    with suppress(OSError):  # a convenience: a working directory that is read-only is no fault
+        _point(here / RUNS, chosen)
+    return run
+
+
+def find(path: Path | None, directory: Path) -> RunDir:
+    """Return the run at `path`, by default the newest of `directory`, to read it.
+
+    Raises:
+        BadInput: There is none, or it is of a newer format.
+    """
+    if path is None:
+        return RunDir(newest(directory))
+    chosen = directory / path
+    if not chosen.is_dir():
+        raise BadInput(f"run directory {str(path)!r} does not exist: accepted is one that a run made")
+    with _as_bad_input(chosen):
+        if not _is_run(chosen):
+            raise BadInput(f"directory {str(path)!r} holds no run: accepted is one that a run made")
+    return RunDir(chosen)
+
+
+def newest(directory: Path) -> Path:
+    """Return the directory of the newest run of `directory`, which may be one itself.
+
+    Raises:
+        BadInput: There is none.
+    """
+    if _is_readable_run(directory):
+        return directory
+    runs = directory / RUNS
+    if _is_readable_run(runs / LATEST):
+        return (runs / LATEST).resolve()
+    try:
+        found = [each for each in runs.iterdir() if each.name != LATEST and _is_readable_run(each)]
+    except OSError:
+        found = []
+    if not found:
+        raise BadInput(f"no run in {RUNS} here: name one with --run-dir DIR")
+    return max(found, key=lambda each: (_modified(each), each.name))
+
+
+def _new_name(runs: Path, now: float) -> Path:
+    stamp = datetime.fromtimestamp(now, timezone.utc).strftime("%Y%m%d-%H%M%S")
+    return runs / f"{stamp}-{secrets.token_hex(2)}"
+
+
+def _make(path: Path) -> list[Path]:
+    """Make the directory and its parents; return those that are new, innermost first."""
+    if path.is_dir():
+        return []
+    if path.exists() or path.is_symlink():
+        raise BadInput(f"run directory {str(path)!r} is a file: accepted is a directory, or a new name")
+    missing = [path, *(each for each in path.parents if not each.exists())]
+    path.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def _claim(run: RunDir) -> None:
+    """Make the directory this run's. Raises `BadInput` or `OSError` before anything is changed."""
+    path = run.path
+    fresh = not _is_run(path)
+    if fresh and any(not _is_debris(each) for each in path.iterdir()):
+        raise BadInput(
+            f"run directory {str(path)!r} has other files in it:"
+            " accepted is a new or empty directory, or one that a run made"
+        )
+    if fresh:
+        _replace(path / "format", {"holdfast_run": FORMAT}, sync=True)
+    run._lock = rundirlock.take(path / "lock")
+    if run._lock < 0:
+        raise BadInput(f"run directory {str(path)!r} is in use by {_user(run)}: stop that, or name another")
+    durable.remove_debris(path)
+    _write_secret(run.token_file, secrets.token_hex(_TOKEN_BYTES))
+    for folder in ("incidents", "logs", "checkpoints"):
+        (path / folder).mkdir(exist_ok=True)
+
+
+def _user(run: RunDir) -> str:
+    holder = rundirlock.holder(run.path / "lock") or (run.run() or {}).get("pid")
+    return f"process {holder}" if holder else "another process"
+
+
+def _is_run(path: Path) -> bool:
+    """True for a run's directory, false for any other. Raises `BadInput` for one of a newer format."""
+    found = _read(path / "format")
+    version = (found or {}).get("holdfast_run")
+    if type(version) is not int or version < 1:
+        return False
+    if version > FORMAT:
+        raise BadInput(
+            f"run directory {str(path)!r} is of format {version}, this holdfast accepts up to"
+            f" {FORMAT}: update it, or name another directory"
+        )
+    return True
+
+
+def _is_readable_run(path: Path) -> bool:
+    try:
+        return _is_run(path)
+    except BadInput:
+        return False
+
+
+def _is_debris(path: Path) -> bool:
+    """True for what a run leaves that is killed while it makes its directory."""
+    return path.name.startswith(".tmp-") and path.name.endswith("-format")
+
+
+def _modified(path: Path) -> float:
+    for name in ("run.json", "format"):
+        with suppress(OSError):
+            return (path / name).stat().st_mtime
+    return 0.0
+
+
+@contextmanager
+def _as_bad_input(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(
+            f"run directory {str(path)!r} cannot be used: {error.strerror or error};"
+            " accepted is one that can be written"
+        ) from None
+
+
+def _point(runs: Path, target: Path) -> None:
+    """Let `latest` name `target`, atomically."""
+    runs.mkdir(exist_ok=True)
+    link = durable.temporary_path(runs, LATEST)
+    inside = target.parent == runs
+    link.symlink_to(target.name if inside else target.resolve(), target_is_directory=True)
+    try:
+        os.replace(link, runs / LATEST)
+    except OSError:
+        link.unlink()
+        raise
+
+
+def _write_secret(path: Path, text: str) -> None:
+    """Replace the file by one that nobody else may ever have read."""
+    temporary = durable.temporary_path(path.parent, path.name)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(f"{text}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _replace(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
+    raw = json.dumps(content, indent=1).encode() + b"\n"
+    if sync:
+        durable.replace_file(path, raw)
+        return
+    temporary = durable.temporary_path(path.parent, path.name)
+    try:
+        temporary.write_bytes(raw)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
+            return None
+        found = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+        return None
+    except OSError:
+        if path.name == "format":
+            raise  # what cannot be read may be a run all the same: never take it for an empty place
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,124 @@
+"""The supervisor's process: `supervisor serve`, started and restarted by whoever keeps the run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from holdfast import osproc, wire
+from supervisor.api import application
+from supervisor.backend import KeeperBackend
+from supervisor.connections import Connections
+from supervisor.job import Job
+from supervisor.metrics import Metrics
+from supervisor.records import Records
+from supervisor.rundir import RunDir
+from supervisor.view import Policy
+
+log = logging.getLogger("supervisor")
+
+STATUS_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One frozen record, from the run directory's `run.json`."""
+
+    run_dir: Path
+    policy: Policy
+    started_s: float  # of the keeper: a journal from before it belongs to an earlier run
+
+
+def load(run_dir: Path) -> Settings:
+    """Read what `holdfast run` wrote. Raises `OSError` or `ValueError`."""
+    found = json.loads((run_dir / "run.json").read_text())
+    policy = wire.from_json(Policy, found["policy"])
+    return Settings(run_dir, policy, float(found["started"]))
+
+
+async def serve(settings: Settings, api: socket.socket, keeper: socket.socket) -> None:
+    """Supervise until the job has ended or this process is told to go."""
+    stop = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    run = RunDir(settings.run_dir)
+    wake: list[Job] = []
+
+    def changed() -> None:
+        for job in wake:
+            job.wake.set()
+
+    backend = KeeperBackend(keeper, changed)
+    connections = Connections(time.monotonic_ns, changed)
+    listening = asyncio.create_task(backend.run(), name="keeper")
+    await asyncio.wait_for(backend.known.wait(), 30.0)
+    job = Job(
+        settings.policy, run.path, Records(run), backend, connections, _fresh(settings, run)
+    )
+    wake.append(job)
+    metrics = Metrics()
+    runner = web.AppRunner(
+        application(job, connections, metrics, run.token()), access_log=None, handle_signals=False
+    )
+    await runner.setup()
+    await web.SockSite(runner, api).start()
+    services = {
+        listening,
+        asyncio.create_task(job.run(), name="job"),
+        asyncio.create_task(_status(job, metrics), name="status"),
+        asyncio.create_task(stop.wait(), name="signal"),
+    }
+    done, _ = await asyncio.wait(services, return_when=asyncio.FIRST_COMPLETED)
+    if not job.ended.is_set() and stop.is_set():
+        log.info("told to go", extra={"phase": job.memory.phase})
+    for task in services - done:
+        task.cancel()
+    await asyncio.wait(services)
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(runner.cleanup(), 1.0)
+    for task in done:
+        task.result()
+
+
+def _fresh(settings: Settings, run: RunDir) -> bool:
+    """True when the journal's last line is older than this run: its memory is not ours to go on with."""
+    from supervisor import journal
+
+    held = journal.last(run.path / "journal.jsonl")
+    return held is None or held[2] < settings.started_s
+
+
+async def _status(job: Job, metrics: Metrics) -> None:
+    """Keep status.json and the metrics' counters up to date, for ever."""
+    while True:
+        status = job.records.status(job.view(), job.accounts, job.storage.found)
+        metrics.take(status)
+        last = status["last_incident"]
+        if last is not None and not last["open"]:
+            metrics.incident(last)
+        await asyncio.sleep(STATUS_S)
+
+
+def main(argv: Sequence[str]) -> int:
+    logging.basicConfig(level="INFO", stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    settings = load(Path(argv[0]))
+    api = socket.socket(fileno=int(os.environ["HOLDFAST_API_FD"]))
+    keeper = socket.socket(fileno=int(os.environ["HOLDFAST_KEEPER_FD"]))
+    try:
+        osproc.die_with(int(os.environ["HOLDFAST_PARENT"]), signal.SIGTERM)
+    except osproc.ParentGone:
+        return 1
+    asyncio.run(serve(settings, api, keeper))
+    return 0

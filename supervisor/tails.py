@@ -1,0 +1,183 @@
+"""Follow what the ranks print: logs/gen-*/rank-*.log as they appear and grow."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+CHUNK_BYTES = 64 << 10  # of one file at a time, so that no rank starves the others
+POLL_BYTES = 1 << 20  # in all per poll: a burst is caught up with in the polls that follow
+BEHIND_BYTES = 16 << 20  # further behind, the reader skips: the file has it all
+LINE_BYTES = 16 << 10  # a longer line is given in pieces
+HOT = 2  # folders that are looked into at every poll: this generation's and the one before
+_RANK = re.compile(r"rank-(\d{1,6})\.log")
+_GENERATION = re.compile(r"gen-\d{1,9}")
+
+
+@dataclass(slots=True)
+class _Tail:
+    """One file, and how far it was read."""
+
+    path: Path
+    inode: int
+    rank: int
+    offset: int = 0
+    held: bytes = b""  # the beginning of a line that is not complete
+    behind: bool = True  # at the last look there was more to read
+    over: bool = False  # the rank has a newer file: its writer is dead
+
+
+class Tails:
+    """Follows the logs of one run, generation after generation.
+
+    With `skip`, what is there already is passed over: an earlier run of the directory left it.
+    """
+
+    def __init__(self, logs: Path, skip: bool = False) -> None:
+        self._logs = logs
+        self._tails: dict[Path, _Tail] = {}
+        self._newest: dict[int, _Tail] = {}  # by rank
+        self._modified: dict[Path, int] = {}  # folder -> its time when it was last listed
+        if skip:
+            self._find()
+            for tail in self._tails.values():
+                tail.offset, tail.behind = _size(tail.path), False
+
+    def poll(self) -> list[tuple[int, str]]:
+        """Return the lines completed since the last call, as (rank, line); bounded, never waits."""
+        hot = self._find()
+        lines: list[tuple[int, str]] = []
+        left = POLL_BYTES
+        todo = [t for t in self._tails.values() if t.behind or t.path.parent in hot]
+        while todo and left > 0:
+            for tail in todo:
+                lines += self._catch_up(tail)
+                chunk = _read(tail, max(0, min(CHUNK_BYTES, left)))
+                left -= len(chunk)
+                lines += [(tail.rank, line) for line in _split(tail, chunk)]
+            todo = [tail for tail in todo if tail.behind]
+        for tail in self._tails.values():
+            if tail.over and tail.held and not tail.behind:
+                lines.append(_flush(tail))
+        return lines
+
+    def close(self) -> list[tuple[int, str]]:
+        """Return what was written by now and not yet given, with last lines that are not complete."""
+        lines = self.poll()
+        rounds = len(self._tails) * BEHIND_BYTES // POLL_BYTES  # a writer may go on for ever
+        while rounds > 0 and any(tail.behind for tail in self._tails.values()):
+            lines += self.poll()
+            rounds -= 1
+        return lines + [_flush(tail) for tail in self._tails.values() if tail.held]
+
+    def _find(self) -> set[Path]:
+        """Find new files; return the folders that are in use. A folder that is not is one stat."""
+        folders: list[tuple[int, Path]] = []
+        for entry in _entries(self._logs):
+            if _GENERATION.fullmatch(entry.name):
+                try:
+                    folders.append((entry.stat().st_mtime_ns, self._logs / entry.name))
+                except OSError:
+                    continue
+        folders.sort()
+        hot = {folder for _, folder in folders[-HOT:]}
+        for modified, folder in folders:
+            if folder in hot or self._modified.get(folder) != modified:
+                self._modified[folder] = modified
+                self._list(folder)
+        return hot
+
+    def _list(self, folder: Path) -> None:
+        for entry in sorted(_entries(folder), key=lambda each: each.name):
+            match = _RANK.fullmatch(entry.name)
+            if match is None:
+                continue
+            path, inode = folder / entry.name, entry.inode()
+            known = self._tails.get(path)
+            if known is None or known.inode != inode:
+                self._add(_Tail(path, inode, int(match[1]), held=known.held if known else b""))
+
+    def _add(self, tail: _Tail) -> None:
+        if tail.held:  # what the file of this name said last
+            tail.held += b"\n"
+        before = self._newest.get(tail.rank)
+        if before is not None:
+            before.over = True
+        self._newest[tail.rank] = self._tails[tail.path] = tail
+
+    def _catch_up(self, tail: _Tail) -> list[tuple[int, str]]:
+        """Skip what nobody could read at this rate, and say so."""
+        size = _size(tail.path)
+        if size - tail.offset <= BEHIND_BYTES:
+            return []
+        skipped = size - POLL_BYTES - tail.offset
+        tail.offset, tail.held = size - POLL_BYTES, b""
+        where = f"{tail.path.parent.name}/{tail.path.name}"
+        return [(tail.rank, f"[{skipped / 2**20:.0f} MiB are not shown here: logs/{where} has all]")]
+
+
+def _entries(directory: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as found:
+            return list(found)
+    except OSError:
+        return []
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read(tail: _Tail, most: int) -> bytes:
+    """Return the next bytes of the file, and note whether there are more."""
+    try:
+        with open(tail.path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < tail.offset:
+                tail.offset = 0  # it was cut: begin again
+            file.seek(tail.offset)
+            chunk = file.read(most)
+    except OSError:
+        tail.behind = False
+        return b""
+    tail.offset += len(chunk)
+    tail.behind = tail.offset < size
+    return chunk
+
+
+def _split(tail: _Tail, chunk: bytes) -> list[str]:
+    """Return the lines that `chunk` completes; the rest is held."""
+    *whole, rest = (tail.held + chunk).split(b"\n")
+    lines = [piece for line in whole for piece in _pieces(_visible(line))]
+    rest = _visible(rest, complete=False)
+    while len(rest) > LINE_BYTES:
+        lines.append(_text(rest[:LINE_BYTES]))
+        rest = rest[LINE_BYTES:]
+    tail.held = rest
+    return lines
+
+
+def _visible(line: bytes, *, complete: bool = True) -> bytes:
+    """Return what a terminal would show of a line that a progress bar has written over."""
+    end = len(line) - 1 if line.endswith(b"\r") else len(line)
+    start = line.rfind(b"\r", 0, end) + 1
+    return line[start:end] if complete else line[start:]
+
+
+def _pieces(line: bytes) -> list[str]:
+    ends = range(LINE_BYTES, len(line) + LINE_BYTES, LINE_BYTES)
+    return [_text(line[end - LINE_BYTES : end]) for end in ends] or [""]
+
+
+def _flush(tail: _Tail) -> tuple[int, str]:
+    held, tail.held = tail.held, b""
+    return tail.rank, _text(_visible(held))
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace")

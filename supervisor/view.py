@@ -1,0 +1,266 @@
+"""What is known about a job at one instant, and what can be done about it. Data only.
+
+`Memory` is what outlives the supervisor: it is in every line of the journal. `View` adds what the members say
+now. Both are immutable, so a decision can be taken again from its journal line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from holdfast.messages import Launch, MemberReport, Source
+
+PHASES = ("forming", "running", "looking", "securing", "saving", "stopping", "ended")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that stops the group. `kind`: crash, exception, exit, victim, hang, nan, inf, loss_jump,
+    member_lost, restore, bad_input, drill."""
+
+    kind: str
+    rank: int
+    member: str
+    step: int
+    at_ns: int  # when it began, on the clock of the supervisor's host
+    signature: str
+    detail: str
+    message: str = ""
+    code: int | None = None
+    signal: int | None = None
+    position: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A fault that was recovered from."""
+
+    kind: str
+    rank: int
+    member: str
+    step: int
+    signature: str
+    at_ns: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The newest state that can be made whole, and who has it."""
+
+    step: int
+    generation: int
+    source: str  # slot, checkpoint, none (from the beginning)
+    path: str = ""
+    sources: tuple[Source, ...] = ()
+    holders: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Generation `generation` went on from `step`: what older ones did beyond it is void."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """The incident that is going on."""
+
+    number: int
+    generation: int
+    fault_ns: int
+    noticed_ns: int
+    wall_s: float
+    faults: tuple[Fault, ...] = ()
+    evidence: tuple[str, ...] = ()
+    stacks: tuple[tuple[tuple[int, ...], str], ...] = ()
+    looked_ns: int = 0
+    secured_ns: int = 0
+    decided_ns: int = 0
+    cause: Fault | None = None
+    remedy: str = ""
+    why: str = ""
+    reached: int = -1  # steps that the group had done
+    resume: Resume | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Everything that a supervisor must know again after its death."""
+
+    world_size: int
+    nproc: int
+    phase: str = "forming"
+    since_ns: int = 0
+    generation: int = 0
+    placement: tuple[str, ...] = ()  # member of ranks [i*nproc, (i+1)*nproc)
+    launch: Launch | None = None
+    sources: tuple[Source, ...] = ()
+    lineage: tuple[Lineage, ...] = ()
+    history: tuple[Past, ...] = ()
+    skip: tuple[int, ...] = ()
+    incident: Open | None = None
+    incidents: int = 0
+    settled: bool = False
+    stop: str = ""  # graceful, now
+    save: int = 0
+    save_step: int = -1
+    save_generation: int = 0
+    save_member: str = ""
+    exit_code: int | None = None
+    why: str = ""
+    message: str = ""
+    lost: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """A member as the supervisor sees it."""
+
+    name: str
+    exists: bool  # the backend has it
+    connected: bool
+    silent_s: float  # since its last report
+    report: MemberReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The newest whole checkpoint on storage, with what had to be passed over to find it."""
+
+    step: int
+    generation: int
+    world_size: int
+    path: str
+    notes: tuple[str, ...] = ()
+    skip: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Everything known at `now_ns` (CLOCK_MONOTONIC of the supervisor's host)."""
+
+    now_ns: int
+    wall_s: float
+    memory: Memory
+    members: tuple[MemberView, ...] = ()
+    checkpoint: Checkpoint | None = None
+
+    def member(self, name: str) -> MemberView | None:
+        return next((each for each in self.members if each.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the user asked for."""
+
+    members: int = 1
+    standby: int = 0
+    nproc: int = 1
+    snapshot_every: int = -1
+    snapshot_budget: float = 0.01
+    checkpoint_every_s: float = 60.0
+    keep: int = 3
+    max_restarts: int = 100
+    restart_window_s: float = 3600.0
+    identical_failures: int = 3
+    identical_crashes: int = 5
+    skip_bad_batches: bool = False
+    loss_jump: float = 10.0
+    member_timeout_s: float = 5.0
+    look_s: float = 4.0
+    secure_s: float = 2.0
+    victim_s: float = 0.3
+    form_s: float = 600.0
+    save_s: float = 120.0
+    grace_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to do; look again at `until_ns` at the latest."""
+
+    until_ns: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Gather evidence about a hang before anything is stopped."""
+
+    faults: tuple[Fault, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Secure:
+    """Freeze the group and secure what the survivors hold."""
+
+    faults: tuple[Fault, ...]
+    just_in_time: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Form the next generation."""
+
+    placement: tuple[str, ...]
+    resume: Resume
+    skip: tuple[int, ...]
+    master_addr: str
+    master_port: int
+    cause: Fault | None
+    remedy: str
+    evidence: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The generation has done its first step: the incident, if there was one, is over."""
+
+    first_step_ns: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Write the state that was secured to storage before the end."""
+
+    member: str
+    resume: Resume
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Give up a lost member and ask for another."""
+
+    member: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Stop everything and leave with this exit code."""
+
+    exit_code: int
+    why: str
+    message: str = ""
+    cause: Fault | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """All members are gone: leave."""
+
+    why: str
+
+
+Action: TypeAlias = "Wait | Look | Secure | Start | Settle | Save | Replace | End | Done"
+

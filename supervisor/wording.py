@@ -1,0 +1,134 @@
+"""Say numbers and incidents in plain words, the same everywhere. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_KINDS = {
+    "crash": "crashed",
+    "exception": "raised an exception",
+    "exit": "left",
+    "victim": "failed after another rank",
+    "hang": "hung",
+    "nan": "computed a NaN",
+    "inf": "computed an Inf",
+    "loss_jump": "computed a loss that jumped",
+    "bad_input": "refused its input",
+}
+_MAX_DETAIL = 160
+
+
+def sentence(incident: Mapping[str, Any]) -> str:
+    """Say in one line what happened and how it went on.
+
+    Such as: rank 1 was killed by SIGKILL at step 812; back in 0.13 s, 0 steps lost.
+    """
+    return f"{what(incident)}; {outcome(incident)}"
+
+
+def what(incident: Mapping[str, Any]) -> str:
+    """Say what failed, and at which step, without what was done about it."""
+    said = _detail(incident) or _generic(incident)
+    step = incident.get("step")
+    if isinstance(step, int) and step >= 0 and "step" not in said:
+        said += f" at step {step}"
+    return said
+
+
+def outcome(incident: Mapping[str, Any]) -> str:
+    """Say how an incident ended, or that it has not."""
+    recovered_s, lost = incident.get("recovered_s"), incident.get("lost_steps")
+    if recovered_s is not None:
+        end = f"back in {seconds(float(recovered_s))}"
+        return end if lost is None else f"{end}, {count(int(lost), 'step')} lost"
+    if incident.get("remedy") == "stop":
+        return "the run stopped"
+    return "not recovered yet" if incident.get("open", True) else "the run ended"
+
+
+def _detail(incident: Mapping[str, Any]) -> str:
+    """Return the words of the fault that the incident blames, as one line of bounded length."""
+    faults = [each for each in incident.get("faults") or [] if isinstance(each, Mapping)]
+    same = [
+        each
+        for each in faults
+        if (each.get("kind"), each.get("rank")) == (incident.get("kind"), incident.get("rank"))
+    ]
+    for each in same or faults[:1]:
+        words = " ".join(str(each.get("detail") or "").split())
+        return words if len(words) <= _MAX_DETAIL else words[: _MAX_DETAIL - 3] + "..."
+    return ""
+
+
+def _generic(incident: Mapping[str, Any]) -> str:
+    kind, rank, member = incident.get("kind"), incident.get("rank"), incident.get("member")
+    if kind == "member_lost":
+        return f"member {member} was lost" if member else "a member was lost"
+    if kind == "restore":
+        return f"member {member} could not restore the state" if member else "restoring failed"
+    who = f"rank {rank}" if isinstance(rank, int) and rank >= 0 else "a rank"
+    return f"{who} {_KINDS.get(str(kind), f'failed ({kind})' if kind else 'failed')}"
+
+
+def seconds(value: float) -> str:
+    """Return a duration with two digits that matter: 4 ms, 0.13 s, 2.5 s, 41 s, 3 min 20 s, 2 h 5 min."""
+    if value < 0.0995:
+        return f"{value * 1000:.0f} ms"
+    if value < 9.95:
+        return f"{value:.2f} s" if value < 0.995 else f"{value:.1f} s"
+    whole = round(value)
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
+    if whole < 172_800:
+        return f"{whole // 3600} h" + (f" {whole % 3600 // 60} min" if whole % 3600 // 60 else "")
+    return f"{whole // 86_400} d" + (f" {whole % 86_400 // 3600} h" * bool(whole % 86_400 // 3600))
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def size(number: int) -> str:
+    """Return bytes in the unit that leaves one to three digits before the point."""
+    value, units = float(number), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1000 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{number} {units[0]}" if units[0] == "bytes" else f"{value:.3g} {units[0]}"
+
+
+def percent(share: float) -> str:
+    """Return a share with the digits that an ETTR close to one needs; never 100 % for less."""
+    value = share * 100
+    digits = 1 if value < 99 else 2
+    rounded = f"{value:.{digits}f}"
+    if value < 100 and float(rounded) >= 100:
+        rounded = f"99.{'9' * digits}"
+    return f"{rounded} %"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Return a number for people, with `digits` that matter; a dash when there is none."""
+    if value is None:
+        return "-"
+    size_of = abs(value)
+    if size_of and not 1e-4 <= size_of < 1e7:
+        return f"{value:.{digits - 1}e}"
+    if size_of >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.{max(0, digits - len(str(int(size_of))))}f}"
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]], right: frozenset[int]) -> list[str]:
+    """Return aligned lines; the columns in `right` are aligned to the right, the last is free."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = []
+    for row in (head, *rows):
+        cells = [
+            cell.rjust(width) if at in right else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines

@@ -1,0 +1,1 @@
+"""Unit tests: mirror the modules; no processes but where the module is about them."""

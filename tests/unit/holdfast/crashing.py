@@ -1,0 +1,164 @@
+"""Kill a writer between any two changes that it makes, for real: a forked child and SIGKILL."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+import holdfast
+
+T = TypeVar("T")
+
+_PARTS = ("arena", "draft", "slot", "records", "private", "durable", "checkpoint")
+# The modules that change something outside of the process: only a kill there makes a difference.
+TRACED = {str(Path(holdfast.__file__).with_name(f"{part}.py")) for part in _PARTS}
+TRACED.add(shutil.__file__)
+
+
+@contextmanager
+def memory_directory() -> Iterator[Path]:
+    """Give a directory on tmpfs where there is one: arenas live there, and fsync costs nothing."""
+    memory = Path("/dev/shm")
+    path = Path(tempfile.mkdtemp(prefix="holdfast-test-", dir=memory if memory.is_dir() else None))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+def in_child(act: Callable[[], object]) -> int:
+    """Run `act` in a forked child. Return its status as waitpid gives it: 0 when `act` returned."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            act()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitpid(pid, 0)[1]
+
+
+def killed_at_every_line(
+    template: Path,
+    prepare: Callable[[Path], T],
+    act: Callable[[T], object],
+    check: Callable[[Path, bool], None],
+) -> int:
+    """Run `act` on copies of `template`, killed at each line that finds the files changed.
+
+    A kill at any other line leaves what the one before it left. A first run, without a kill,
+    finds those lines. `act` gets what `prepare` makes of the copy, in the same process. After
+    each kill, and after a run that came to its end, `check` gets the copy and whether `act`
+    finished. Returns how many kills there were.
+    """
+    work = template.with_name("work")
+    gc.freeze()  # a collection in the child would copy this process's memory
+    shutil.copytree(template, work)
+    lines = _changing_lines(work, prepare, act)
+    check(work, True)
+    for line in lines:
+        shutil.rmtree(work)
+        shutil.copytree(template, work)
+        status = in_child(partial(_killed, line, work, prepare, act))
+        assert os.WIFSIGNALED(status)
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        try:
+            check(work, False)
+        except BaseException as error:
+            error.args = (*error.args, f"after a kill at line {line}")
+            raise
+    return len(lines)
+
+
+def limit_file_size(limit_bytes: int) -> None:
+    """Make every write and allocation beyond `limit_bytes` of a file fail in this process."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+
+
+def _killed(
+    line: int, work: Path, prepare: Callable[[Path], T], act: Callable[[T], object]
+) -> None:
+    _traced(_Killer(line), prepare(work), act)
+
+
+class _Killer:
+    """Kills its process at the given line."""
+
+    def __init__(self, line: int) -> None:
+        self._left = line
+
+    def __call__(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Observer:
+    """Notes the first line, and each one that finds the files changed."""
+
+    def __init__(self, work: Path) -> None:
+        self._work = work
+        self._line = 0
+        self._state: object = None
+        self.lines: list[int] = []
+
+    def __call__(self) -> None:
+        self._line += 1
+        state = _state(self._work)
+        if state != self._state:
+            self._state = state
+            self.lines.append(self._line)
+
+
+def _changing_lines(
+    work: Path, prepare: Callable[[Path], T], act: Callable[[T], object]
+) -> tuple[int, ...]:
+    report = work.with_name("lines")
+
+    def observe() -> None:
+        observer = _Observer(work)
+        _traced(observer, prepare(work), act)
+        report.write_text(" ".join(map(str, observer.lines)))
+
+    assert in_child(observe) == 0
+    return tuple(map(int, report.read_text().split()))
+
+
+def _state(work: Path) -> tuple[tuple[str, bytes], ...]:
+    """Return all names and contents; a file that vanishes under way is not there."""
+    found: list[tuple[str, bytes]] = []
+    for directory, _, names in os.walk(work):
+        found.append((directory, b""))
+        for name in names:
+            with suppress(FileNotFoundError):
+                found.append((name, Path(directory, name).read_bytes()))
+    return tuple(found)
+
+
+def _traced(visit: Callable[[], None], prepared: T, act: Callable[[T], object]) -> None:
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename not in TRACED:
+            return None
+        if event == "line":
+            visit()
+        return trace
+
+    gc.disable()
+    sys.settrace(trace)
+    act(prepared)
+    sys.settrace(None)

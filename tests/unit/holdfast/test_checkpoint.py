@@ -1,0 +1,529 @@
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from holdfast import checkpoint, durable
+from holdfast.checkpoint import Found, newest_whole, retain, scan, verify, write
+from holdfast.checksum import CHUNK_BYTES, checksum
+from tests.unit.holdfast.crashing import (
+    in_child,
+    killed_at_every_line,
+    limit_file_size,
+    memory_directory,
+)
+
+STATE, PRIVATE = "replicated.safetensors", "rank-00000.bin"
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    with memory_directory() as path:
+        yield path
+
+
+def save(
+    root: Path, step: int, generation: int = 1, more: Mapping[str, bytes] = MappingProxyType({})
+) -> Path:
+    files: dict[str, Path | bytes] = {STATE: state(step, generation), PRIVATE: b"private"}
+    return write(
+        root,
+        generation=generation,
+        step=step,
+        world_size=2,
+        files={**files, **more},
+        meta={"model": "test", "generation": generation},
+        created_at=1000.0 + step,
+    )
+
+
+def state(step: int, generation: int) -> bytes:
+    return random.Random(step * 1000 + generation).randbytes(3000)
+
+
+def steps(root: Path) -> list[int]:
+    return [found.step for found in scan(root)]
+
+
+def names(root: Path) -> set[str]:
+    return {path.name for path in root.iterdir()}
+
+
+def assert_whole(found: Found) -> None:
+    assert verify(found) is None
+    assert (found.path / STATE).read_bytes() == state(found.step, found.generation)
+
+
+def flip(path: Path, bit: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(bit // 8)
+        (byte,) = file.read(1)
+        file.seek(bit // 8)
+        file.write(bytes([byte ^ 1 << bit % 8]))
+
+
+def test_a_checkpoint_is_found_with_all_that_was_said(tmp_path: Path) -> None:
+    path = save(tmp_path / "deep" / "root", 1200, generation=3)
+
+    (found,) = scan(tmp_path / "deep" / "root")
+    assert path == found.path
+    assert path.name == "step-00001200"
+    assert (found.step, found.generation, found.world_size, found.created) == (1200, 3, 2, 2200.0)
+    assert found.meta == {"model": "test", "generation": 3}
+    assert found.bytes == 3007
+    assert [entry.name for entry in found.files] == [STATE, PRIVATE]
+    assert_whole(found)
+    assert checkpoint.latest(path.parent) == path.name
+    assert names(path.parent) == {"latest", path.name}
+    assert newest_whole(path.parent) == (found, ())
+    assert checkpoint.load(path) == found
+
+
+def test_a_file_of_many_chunks_is_copied_from_a_path_with_its_checksums(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    content = random.Random(4).randbytes(1001) * (2 * CHUNK_BYTES // 1001 + 1)
+    source.write_bytes(content)
+    expected = checksum(memoryview(content))
+    path = write(
+        tmp_path / "root",
+        generation=1,
+        step=1,
+        world_size=1,
+        files={"state": source, "empty": b""},
+        meta={},
+        created_at=0,
+        checksums={"state": expected},
+    )
+
+    assert (path / "state").read_bytes() == content
+    (found,) = scan(tmp_path / "root")
+    assert verify(found) is None
+    assert len(found.files[0].crc32) == 3
+    assert found.files[0].checksum == expected
+    flip(path / "state", (CHUNK_BYTES + 5) * 8)
+    assert verify(found) == (
+        f"state is damaged: checksum differs in bytes {CHUNK_BYTES} to {2 * CHUNK_BYTES - 1}"
+    )
+
+
+def test_content_that_is_not_what_it_should_be_is_not_published(memory: Path) -> None:
+    with pytest.raises(ValueError, match=r"state: checksum .* after the copy, expected was"):
+        write(
+            memory,
+            generation=1,
+            step=1,
+            world_size=1,
+            files={"state": b"abc"},
+            meta={},
+            created_at=0,
+            checksums={"state": 1},
+        )
+    assert names(memory) == set()
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", ".x", "a/b", "", "manifest.json"])
+def test_a_file_name_that_is_a_path_is_refused(memory: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="accepted is letters"):
+        save(memory, 1, more={name: b""})
+    assert names(memory) == set()
+
+
+def test_the_newest_step_comes_first_and_latest_names_the_last_written(memory: Path) -> None:
+    for step in (5, 20, 3):
+        save(memory, step)
+    assert steps(memory) == [20, 5, 3]
+    assert checkpoint.latest(memory) == "step-00000003"
+
+
+def test_a_missing_root_holds_nothing(memory: Path) -> None:
+    assert scan(memory / "none") == ()
+    assert checkpoint.broken(memory / "none") == ()
+    assert newest_whole(memory / "none") == (None, ())
+    assert checkpoint.latest(memory / "none") is None
+    assert retain(memory / "none", 1) == ()
+
+
+def test_a_whole_checkpoint_of_the_same_or_a_newer_generation_is_left(memory: Path) -> None:
+    path = save(memory, 7, generation=2)
+    before = path.stat().st_ino
+
+    assert save(memory, 7, generation=2) == path
+    assert save(memory, 7, generation=1) == path
+    assert path.stat().st_ino == before
+    assert scan(memory)[0].generation == 2
+
+
+def test_a_newer_generation_or_a_damaged_checkpoint_is_replaced(memory: Path) -> None:
+    path = save(memory, 7, generation=1)
+    save(memory, 7, generation=2)
+    assert scan(memory)[0].generation == 2
+
+    flip(path / STATE, 100)
+    save(memory, 7, generation=1)
+    assert scan(memory)[0].generation == 1
+    assert_whole(scan(memory)[0])
+    shutil.rmtree(path)
+    path.mkdir()
+    save(memory, 7)
+    shutil.rmtree(path)
+    path.write_text("in the way")
+    save(memory, 7)
+    assert_whole(scan(memory)[0])
+    assert names(memory) == {"latest", path.name}
+
+
+@pytest.mark.parametrize(
+    "lie", [b"", b"step-00000009\n", b"../../etc\n", b"\xff\xfe", b"x" * 10_000]
+)
+def test_a_latest_that_lies_misleads_nobody(memory: Path, lie: bytes) -> None:
+    save(memory, 1)
+    save(memory, 2)
+    (memory / "latest").write_bytes(lie)
+
+    found, notes = newest_whole(memory)
+    assert found is not None
+    assert (found.step, notes) == (2, ())
+    assert checkpoint.latest(memory) in (None, "step-00000009")
+    save(memory, 3)
+    assert checkpoint.latest(memory) == "step-00000003"
+
+
+def test_a_flipped_bit_in_any_file_is_found_told_and_the_one_before_is_used(
+    memory: Path,
+) -> None:
+    save(memory, 1)
+    path = save(memory, 2)
+    chance = random.Random(6)
+    for name in (STATE, PRIVATE, "manifest.json") * 12:
+        bit = chance.randrange(((path / name).stat().st_size - 1) * 8)
+        flip(path / name, bit)
+        found, (note,) = newest_whole(memory)
+        assert found is not None
+        assert found.step == 1
+        assert note.startswith(f"checkpoint step-00000002 is not used: {name} is ")
+        flip(path / name, bit)
+    assert newest_whole(memory)[1] == ()
+
+
+def test_with_nothing_whole_there_is_none_and_a_note_for_each(memory: Path) -> None:
+    for step in (1, 2):
+        flip(save(memory, step) / STATE, 9)
+    found, notes = newest_whole(memory)
+    assert found is None
+    assert [note.split()[1] for note in notes] == ["step-00000002", "step-00000001"]
+
+
+def damage_missing(path: Path) -> None:
+    (path / STATE).unlink()
+
+
+def damage_short(path: Path) -> None:
+    os.truncate(path / STATE, 2999)
+
+
+def damage_link(path: Path) -> None:
+    (path / STATE).unlink()
+    (path / STATE).symlink_to("/dev/zero")
+
+
+def damage_pipe(path: Path) -> None:
+    (path / "manifest.json").unlink()
+    os.mkfifo(path / "manifest.json")
+
+
+def damage_no_manifest(path: Path) -> None:
+    (path / "manifest.json").unlink()
+
+
+def damage_linked_manifest(path: Path) -> None:
+    (path / "manifest.json").rename(path / "other")
+    (path / "manifest.json").symlink_to(path / "other")
+
+
+def damage_empty(path: Path) -> None:
+    os.truncate(path / "manifest.json", 0)
+
+
+def damage_step(path: Path) -> None:
+    shutil.copy(path.with_name("step-00000001") / "manifest.json", path)
+
+
+def damage_file(path: Path) -> None:
+    shutil.rmtree(path)
+    path.write_text("")
+
+
+DAMAGE = {
+    f"{STATE} is missing": damage_missing,
+    f"{STATE} has 2999 bytes, 3000 were written": damage_short,
+    f"{STATE} is not a plain file": damage_link,
+    "manifest.json cannot be read: not a plain file": damage_pipe,
+    "manifest.json is missing": damage_no_manifest,
+    "manifest.json cannot be read: Too many levels of symbolic links": damage_linked_manifest,
+    "manifest.json is cut short or damaged: it does not end in its checksum": damage_empty,
+    "manifest.json says step 1": damage_step,
+    "manifest.json cannot be read: Not a directory": damage_file,
+}
+
+
+@pytest.mark.parametrize("why", DAMAGE)
+def test_a_directory_that_is_no_checkpoint_does_not_exist_and_says_why(
+    memory: Path, why: str
+) -> None:
+    save(memory, 1)
+    path = save(memory, 2)
+    (found,) = (found for found in scan(memory) if found.step == 2)
+    DAMAGE[why](path)
+
+    assert steps(memory) == [1]
+    assert checkpoint.broken(memory) == ((path, why),)
+    assert verify(found) is not None or "manifest" in why
+    newest, notes = newest_whole(memory)
+    assert newest is not None
+    assert newest.step == 1
+    assert notes == (f"checkpoint step-00000002 is not used: {why}",)
+
+
+def test_a_checkpoint_of_a_newer_format_says_so_and_is_never_touched(memory: Path) -> None:
+    for step in (1, 2, 3):
+        save(memory, step)
+    for step in (1, 3):
+        path = memory / f"step-{step:08d}"
+        raw = (path / "manifest.json").read_bytes().replace(b'"format":1', b'"format":2')
+        head = raw[: raw.rindex(b',"crc32"')]
+        (path / "manifest.json").write_bytes(head + b',"crc32":%d}\n' % zlib.crc32(head))
+
+    with pytest.raises(checkpoint.NewerFormat, match=r"manifest\.json has format 2, this holdfast"):
+        checkpoint.load(memory / "step-00000003")
+    newest, (note,) = newest_whole(memory)
+    assert newest is not None
+    assert newest.step == 2
+    assert "update it" in note
+    retain(memory, 1)
+    save(memory, 3)
+    assert names(memory) == {"latest", "step-00000001", "step-00000002", "step-00000003"}
+
+
+def test_the_oldest_beyond_the_count_go(memory: Path) -> None:
+    for step in range(5):
+        save(memory, step)
+    removed = retain(memory, 2)
+    assert [path.name for path in removed] == ["step-00000002", "step-00000001", "step-00000000"]
+    assert steps(memory) == [4, 3]
+    assert retain(memory, 2) == ()
+    with pytest.raises(ValueError, match="accepted is 1 or more"):
+        retain(memory, 0)
+
+
+def test_the_newest_whole_one_stays_however_many_newer_ones_are_damaged(memory: Path) -> None:
+    for step in range(6):
+        path = save(memory, step)
+        if step > 2:
+            flip(path / STATE, 77)
+    retain(memory, 2)
+    assert steps(memory) == [5, 4, 3, 2]
+    known = frozenset({memory / "step-00000005"})
+    retain(memory, 2, whole=known)
+    assert steps(memory) == [5, 4]
+
+
+def test_what_dead_writers_left_is_removed_and_what_live_ones_write_is_not(memory: Path) -> None:
+    save(memory, 1)
+
+    def dies() -> None:
+        with durable.temporary_directory(memory, "step-00000002") as path:
+            (path / STATE).write_bytes(b"half")
+            os._exit(0)
+
+    assert in_child(dies) == 0
+    (memory / ".tmp-of somebody else").mkdir()
+    old = memory / ".tmp-elsewhere-1-0-step-00000009"
+    new = memory / ".tmp-elsewhere-1-1-step-00000009"
+    for path in (old, new):
+        path.mkdir()
+    os.utime(old, (1.0, 1.0))
+    with durable.temporary_directory(memory, "step-00000003") as mine:
+        retain(memory, 1)
+        left = {"latest", "step-00000001", ".tmp-of somebody else", new.name}
+        assert names(memory) == {*left, mine.name}
+    assert names(memory) == left
+
+
+def test_a_full_disk_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
+    save(tmp_path / "root", 1)
+    huge = tmp_path / "huge"
+    status = os.statvfs(tmp_path)
+    huge.touch()
+    os.truncate(huge, min(status.f_blocks * status.f_frsize + 1, 2**43))
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        write(
+            tmp_path / "root",
+            generation=1,
+            step=2,
+            world_size=1,
+            files={"state": huge},
+            meta={},
+            created_at=0,
+        )
+    assert caught.value.errno == errno.ENOSPC
+    assert names(tmp_path / "root") == {"latest", "step-00000001"}
+
+
+@pytest.mark.parametrize("limit_bytes", [0, 10, 2000, 3000])
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_write_that_fails_leaves_no_debris_and_what_was_there(
+    memory: Path, step: int, limit_bytes: int
+) -> None:
+    save(memory, 1)
+
+    def child() -> None:
+        limit_file_size(limit_bytes)
+        with pytest.raises(OSError, match="large"):
+            save(memory, step, generation=2, more={"more": bytes(4000)})
+
+    assert in_child(child) == 0
+    assert names(memory) == {"latest", "step-00000001"}
+    assert_whole(scan(memory)[0])
+    save(memory, step, generation=2)
+    assert scan(memory)[0].generation == 2
+
+
+def test_a_source_that_cannot_be_read_leaves_no_debris(memory: Path) -> None:
+    save(memory, 1)
+    with pytest.raises(OSError, match="Input/output error") as caught:  # address 0: nothing there
+        write(
+            memory,
+            generation=1,
+            step=2,
+            world_size=1,
+            files={"a": b"a", "state": Path("/proc/self/mem")},
+            meta={},
+            created_at=0,
+        )
+    assert caught.value.errno == errno.EIO
+    assert names(memory) == {"latest", "step-00000001"}
+
+
+def test_a_file_that_cannot_be_read_is_told_and_the_one_before_is_used(memory: Path) -> None:
+    save(memory, 1)
+    save(memory, 2)
+
+    def child() -> None:  # out of descriptors: what is left is enough to list, not to open
+        found = scan(memory)[0]
+        soft = len(list(Path("/proc/self/fd").iterdir())) - 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, soft))
+        occupied = []
+        try:
+            while True:
+                occupied.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            assert verify(found) == f"{STATE} cannot be read: Too many open files"
+
+    assert in_child(child) == 0
+
+
+@pytest.mark.parametrize("generation", [0, 1, 2])
+def test_a_writer_killed_at_any_line_leaves_a_newest_whole_checkpoint(
+    memory: Path, generation: int
+) -> None:
+    template = memory / "template"
+    save(template, 1)
+    if generation:
+        save(template, 2, generation=generation - 1)
+    before = (2, generation - 1) if generation else (1, 1)
+
+    def check(work: Path, finished: bool) -> None:
+        assert checkpoint.broken(work) == ()
+        found, notes = newest_whole(work)
+        assert found is not None
+        assert_whole(found)
+        assert notes == ()
+        ages = [(2, generation)] if finished else [before, (2, generation)]
+        assert (found.step, found.generation) in ages
+        hint = checkpoint.latest(work)
+        assert hint is not None
+        assert checkpoint.load(work / hint).step in (1, 2)
+        assert hint == "step-00000002" if finished else True
+        save(work, 3)
+        retain(work, 3)
+        assert names(work) == {"latest", *(f"step-{step:08d}" for step in steps(work))}
+
+    def act(work: Path) -> None:
+        save(work, 2, generation)
+
+    assert killed_at_every_line(template, lambda work: work, act, check) >= 10
+
+
+def test_a_damaged_checkpoint_replaced_by_a_writer_killed_at_any_line_is_never_believed(
+    memory: Path,
+) -> None:
+    template = memory / "template"
+    save(template, 1)
+    flip(save(template, 2) / STATE, 50)
+
+    def check(work: Path, finished: bool) -> None:
+        found, _ = newest_whole(work)
+        assert found is not None
+        assert_whole(found)
+        assert found.step == 2 if finished else found.step in (1, 2)
+
+    def act(work: Path) -> None:
+        save(work, 2)
+
+    killed_at_every_line(template, lambda work: work, act, check)
+
+
+def test_a_replacement_without_exchange_killed_at_any_line_leaves_one_of_the_two(
+    memory: Path,
+) -> None:
+    template = memory / "template"
+    save(template, 2, 1)
+    save(template / "other", 2, 2).rename(template / "new")
+    shutil.rmtree(template / "other")
+
+    def check(work: Path, finished: bool) -> None:
+        found, notes = newest_whole(work)
+        assert found is not None
+        assert_whole(found)
+        assert notes == ()
+        assert found.generation == 2 if finished else found.generation in (1, 2)
+        save(work, 2, 3)
+        assert_whole(scan(work)[0])
+        assert scan(work)[0].generation == 3
+        retain(work, 2)
+        assert names(work) - {"new"} == {"latest", "step-00000002"}
+
+    def act(work: Path) -> None:
+        target = work / "step-00000002"
+        durable.replace_in_two(work / "new", target, work / "step-00000002.old")
+
+    assert killed_at_every_line(template, lambda work: work, act, check) >= 4
+
+
+def test_a_deletion_killed_at_any_line_leaves_whole_checkpoints_or_none(memory: Path) -> None:
+    template = memory / "template"
+    for step in range(4):
+        save(template, step)
+    shutil.copytree(template / "step-00000003", template / ".tmp-gone-1-0-step-00000009")
+    os.utime(template / ".tmp-gone-1-0-step-00000009", (1.0, 1.0))
+
+    def check(work: Path, finished: bool) -> None:
+        assert checkpoint.broken(work) == ()
+        assert steps(work)[:2] == [3, 2]
+        assert all(verify(found) is None for found in scan(work))
+        retain(work, 2)
+        assert steps(work) == [3, 2]
+
+    def act(work: Path) -> None:
+        retain(work, 2)
+
+    assert killed_at_every_line(template, lambda work: work, act, check) >= 8

@@ -1,0 +1,41 @@
+"""`holdfast/` runs in the user's image: the standard library is there, torch may be."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+
+MODULES = sorted(Path(holdfast.__file__).parent.glob("*.py"))
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Yield the top-level name of each absolute import under `tree`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def at_import(tree: ast.Module) -> Iterator[str]:
+    """Yield what the import of a module imports: functions and `if TYPE_CHECKING:` are left out."""
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        yield from imported(node)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
+def test_holdfast_needs_the_standard_library_and_torch_only_late(module: Path) -> None:
+    tree = ast.parse(module.read_text())
+    allowed = {*sys.stdlib_module_names, "holdfast"}
+    assert set(imported(tree)) - allowed <= {"torch"}
+    assert set(at_import(tree)) <= allowed

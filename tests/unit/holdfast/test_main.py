@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.__main__ import main
+from holdfast.version import __version__
+from tests.unit.holdfast.test_parts import installation, python
+
+WHO = "import os, sys; print(os.getpid(), sys.argv[1:]); sys.exit(7)"
+MAIN = "import os, sys; print(os.getpid(), flush=True); from holdfast.__main__ import main; main()"
+
+
+def test_the_version_is_told_without_starting_anything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"holdfast {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["status", "--json"], ["run", "--", "python", "--version"]]
+)
+def test_a_command_becomes_the_supervisor_in_the_same_process(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    site = installation(tmp_path, supervisor=WHO).parent.parent
+    ended = python("-c", MAIN, *arguments, cwd=tmp_path, PYTHONPATH=str(site))
+    before, after = ended.stdout.splitlines()
+    assert after == f"{before} {arguments}"
+    assert ended.returncode == 7

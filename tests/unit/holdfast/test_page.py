@@ -1,0 +1,408 @@
+import math
+import os
+import struct
+import subprocess
+import sys
+import threading
+import timeit
+from pathlib import Path
+
+import pytest
+
+from holdfast.page import (
+    FLAG_JUMP,
+    FailKind,
+    Page,
+    Phase,
+    Progress,
+    open_reader,
+    read,
+    read_torn_ok,
+    step_times_s,
+)
+from holdfast.progress import PAGE_BYTES, RING
+
+ROOT = Path(__file__).parents[3]
+MS = 1_000_000
+
+
+class Clock:
+    """Time that passes only when told."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1000 * MS
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def pass_ms(self, ms: int) -> None:
+        self.now_ns += ms * MS
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "rank0.page"
+
+
+def started(path: Path, clock: Clock, step: int = 41) -> Page:
+    page = Page.create(path, clock)
+    page.begin(3, 1, 0, 77, step)
+    page.phase(Phase.DATA)
+    return page
+
+
+def commit(page: Page, step: int) -> None:
+    page.commit(step, 1.0, 2.0, 8, 1024, 1e12, 0)
+
+
+def seen(path: Path) -> Progress:
+    progress = read(path.read_bytes())
+    assert progress is not None
+    return progress
+
+
+# Offset, format, value: what a reader of another version of this code relies on.
+LAYOUT: tuple[tuple[int, str, object], ...] = (
+    (0, "8s", b"holdfast"),
+    (8, "I", 1),
+    (12, "I", 4096),
+    (24, "q", 3),  # generation
+    (32, "i", 1),  # rank
+    (36, "i", 0),  # local rank
+    (40, "q", 77),  # pid
+    (48, "q", 7),  # phase
+    (56, "q", 1),  # phase changes
+    (64, "q", 1090 * MS),  # phase since
+    (72, "q", 1080 * MS),  # step started
+    (80, "q", 2),  # write sequence
+    (88, "q", 43),  # step
+    (96, "q", 2),  # steps done
+    (104, "q", 1),  # step times written
+    (112, "d", 0.5),  # loss
+    (120, "d", 2.5),  # gradient norm
+    (128, "q", 16),  # samples
+    (136, "q", 2048),  # tokens
+    (144, "d", 2e12),  # flops
+    (152, "q", 2),  # flags
+    (160, "q", 9),  # position
+    (168, "d", 0.05),  # first step
+    (176, "d", 60.0),  # pause limit
+    (184, "64s", b"eval".ljust(64, b"\0")),
+    (248, "q", 1095 * MS),  # failed
+    (256, "q", 3),  # how
+    (264, "q", -6),  # code
+    (272, "q", 42),  # snapshot
+    (280, "d", 0.25),  # its cost
+    (1024, "f", struct.unpack("f", struct.pack("f", 0.03))[0]),  # first of the ring
+)
+
+
+def test_the_bytes_of_the_page_are_pinned(path: Path, clock: Clock) -> None:
+    page = started(path, clock)
+    clock.pass_ms(50)
+    page.commit(42, 1.5, math.nan, 8, 1024, 1e12, 0, 8)
+    clock.pass_ms(30)
+    page.writing(True)
+    page.commit(43, 0.5, 2.5, 8, 1024, 1e12, FLAG_JUMP, 9)
+    clock.pass_ms(10)
+    page.pause(Phase.EVAL, "eval", 60.0)
+    clock.pass_ms(5)
+    page.fail(FailKind.DISTRIBUTED, -6)
+    page.note_snapshot(42, 0.25)
+    content = path.read_bytes()
+    assert len(content) == PAGE_BYTES
+    found = tuple(
+        (at, form, *struct.unpack_from("<" + form, content, at)) for at, form, _ in LAYOUT
+    )
+    assert found == LAYOUT
+    assert content[16] % 2 == 0
+    assert not any(content[288:1024])
+    assert not any(content[1028:])
+
+
+def test_a_reader_takes_every_field_from_its_place() -> None:
+    content = bytearray(PAGE_BYTES)
+    for at, form, value in LAYOUT:
+        struct.pack_into("<" + form, content, at, value)
+    progress = Progress(
+        generation=3, rank=1, local_rank=0, pid=77, phase=Phase.EVAL, phase_seq=1,
+        phase_since_ns=1090 * MS, step_started_ns=1080 * MS, write_seq=2, step=43, steps_done=2,
+        times_written=1, loss=0.5, grad_norm=2.5, samples=16, tokens=2048, flops=2e12, flags=2,
+        position=9, first_step_s=0.05, pause_limit_s=60.0, pause_label="eval",
+        failed_ns=1095 * MS, fail_kind=FailKind.DISTRIBUTED, fail_code=-6, snapshot_step=42,
+        snapshot_cost_s=0.25, torn=False,
+    )  # fmt: skip
+    assert read(bytes(content)) == progress
+    assert read(memoryview(content)) == progress
+
+
+def test_the_numbers_of_phases_and_failures_are_pinned() -> None:
+    assert [phase.name for phase in Phase] == [
+        "JOINING", "RESTORING", "DATA", "FORWARD", "BACKWARD", "OPTIMIZER", "CHECKPOINT", "EVAL",
+        "IDLE", "PAUSED", "DONE",
+    ]  # fmt: skip
+    assert [kind.name for kind in FailKind] == [
+        "NONE", "EXCEPTION", "SYSTEM_EXIT", "DISTRIBUTED", "BAD_INPUT", "NUMERIC",
+    ]  # fmt: skip
+    assert (Phase.JOINING, Phase.DONE, FailKind.NUMERIC) == (0, 10, 5)
+
+
+def test_a_new_generation_keeps_nothing_but_the_step_times(path: Path, clock: Clock) -> None:
+    page = started(path, clock)
+    for step in (42, 43, 44):
+        clock.pass_ms(10)
+        commit(page, step)
+    page.writing(True)
+    page.pause(Phase.EVAL, "eval", 60.0)
+    page.fail(FailKind.EXCEPTION, 1)
+    page.note_snapshot(44, 0.1)
+    page.begin(4, 0, 1, 78, 43)
+    now = seen(path)
+    assert (now.generation, now.rank, now.local_rank, now.pid, now.step) == (4, 0, 1, 78, 43)
+    assert (now.phase, now.phase_seq, now.steps_done, now.write_seq) == (Phase.JOINING, 0, 0, 0)
+    assert (now.samples, now.tokens, now.flops, now.flags, now.position) == (0, 0, 0.0, 0, -1)
+    assert (now.pause_label, now.failed_ns, now.fail_kind, now.snapshot_step) == ("", 0, 0, -1)
+    assert math.isnan(now.first_step_s)
+    assert step_times_s(path.read_bytes()) == pytest.approx((0.01, 0.01))
+
+
+def test_the_first_step_of_a_generation_is_not_a_usual_step(path: Path, clock: Clock) -> None:
+    page = started(path, clock)
+    clock.pass_ms(9000)
+    commit(page, 42)
+    assert seen(path).first_step_s == 9.0
+    assert step_times_s(path.read_bytes()) == ()
+
+
+def test_pauses_do_not_count_in_the_step_time(path: Path, clock: Clock) -> None:
+    page = started(path, clock)
+    commit(page, 42)
+    clock.pass_ms(10)
+    page.pause(Phase.EVAL, "eval")
+    clock.pass_ms(5000)
+    page.pause(Phase.CHECKPOINT, "save inside")
+    clock.pass_ms(5000)
+    page.resume()
+    assert seen(path).step_started_ns == clock.now_ns
+    clock.pass_ms(20)
+    page.pause(Phase.PAUSED, "compile")
+    clock.pass_ms(5000)
+    commit(page, 43)
+    clock.pass_ms(7)
+    commit(page, 44)
+    assert step_times_s(path.read_bytes()) == pytest.approx((0.030, 0.007))
+
+
+def test_the_hooks_of_an_evaluated_model_do_not_end_the_pause(path: Path, clock: Clock) -> None:
+    page = started(path, clock)
+    page.pause(Phase.EVAL, "eval", 60.0)
+    for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER):
+        page.phase(phase)
+        assert seen(path).phase is Phase.EVAL
+    page.phase(Phase.DATA)
+    assert seen(path).phase is Phase.DATA
+
+
+def test_a_skipped_step_leaves_no_trace_but_the_step(path: Path, clock: Clock) -> None:
+    page = started(path, clock)
+    commit(page, 42)
+    clock.pass_ms(400)
+    page.skip(43)
+    clock.pass_ms(5)
+    commit(page, 44)
+    now = seen(path)
+    assert (now.step, now.steps_done, now.samples) == (44, 2, 16)
+    assert step_times_s(path.read_bytes()) == pytest.approx((0.005,))
+
+
+def test_phases_count_up_within_a_step_and_start_anew_after_it(path: Path, clock: Clock) -> None:
+    page = started(path, clock)
+    commit(page, 42)
+    for count, phase in enumerate((Phase.FORWARD, Phase.BACKWARD) * 3, start=1):
+        clock.pass_ms(1)
+        page.phase(phase)
+        now = seen(path)
+        assert (now.phase, now.phase_seq, now.phase_since_ns) == (phase, count, clock.now_ns)
+    assert seen(path).step_started_ns == clock.now_ns - 6 * MS
+    commit(page, 43)
+    assert (seen(path).phase, seen(path).phase_seq) == (Phase.DATA, 0)
+
+
+def test_the_write_counter_is_odd_from_the_first_write_to_the_commit(
+    path: Path, clock: Clock
+) -> None:
+    page = started(path, clock)
+    page.writing(True)
+    page.writing(True)
+    assert seen(path).write_seq == 1
+    commit(page, 42)
+    assert seen(path).write_seq == 2
+    page.writing(False)
+    assert seen(path).write_seq == 2
+
+
+def test_only_the_first_failure_is_kept(path: Path, clock: Clock) -> None:
+    page = started(path, clock)
+    page.fail(FailKind.NUMERIC, 1)
+    first_ns = clock.now_ns
+    clock.pass_ms(3)
+    page.fail(FailKind.DISTRIBUTED, 2)
+    Page.attach(path, clock).fail(FailKind.DISTRIBUTED, 2)
+    now = seen(path)
+    assert (now.failed_ns, now.fail_kind, now.fail_code) == (first_ns, FailKind.NUMERIC, 1)
+
+
+@pytest.mark.parametrize("count", [0, 1, RING - 1, RING, RING + 1, 2 * RING + 3])
+def test_the_ring_gives_the_last_step_times_newest_last(
+    path: Path, clock: Clock, count: int
+) -> None:
+    page = started(path, clock)
+    commit(page, 0)
+    for step in range(count):
+        clock.pass_ms(step + 1)
+        commit(page, step)
+    expected = [(step + 1) / 1000 for step in range(count)]
+    content = path.read_bytes()
+    assert step_times_s(content) == pytest.approx(expected[-RING:])
+    assert step_times_s(content, last=2) == pytest.approx(expected[-2:])
+    assert step_times_s(content, last=0) == ()
+    assert seen(path).times_written == count
+
+
+def test_a_long_label_is_cut_between_characters(path: Path, clock: Clock) -> None:
+    page = started(path, clock)
+    page.pause(Phase.PAUSED, "x" + "é" * 60, 1.0)
+    assert seen(path).pause_label == "x" + "é" * 31
+
+
+def test_a_writer_killed_inside_a_write_is_told_apart_and_healed_by_the_next(
+    path: Path, clock: Clock
+) -> None:
+    page = started(path, clock)
+    commit(page, 42)
+    content = bytearray(path.read_bytes())
+    content[16] |= 1  # where a kill between the two stores of the counter leaves it
+    assert read(content) is None
+    assert step_times_s(content) is None
+    torn = read_torn_ok(content)
+    assert torn is not None
+    assert (torn.torn, torn.step, torn.pid) == (True, 42, 77)
+    path.write_bytes(content)
+    Page.attach(path, clock).phase(Phase.FORWARD)
+    assert seen(path).phase is Phase.FORWARD
+    whole = read_torn_ok(path.read_bytes())
+    assert whole is not None
+    assert not whole.torn
+
+
+def test_threads_of_a_rank_may_write_together(path: Path) -> None:
+    page = Page.create(path)
+    page.begin(1, 0, 0, 0, 0)
+
+    def snapshots() -> None:
+        for step in range(2000):
+            page.note_snapshot(step, 0.1)
+            page.phase(Phase.BACKWARD)
+
+    threads = [threading.Thread(target=snapshots) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for step in range(1, 2001):
+        commit(page, step)
+    for thread in threads:
+        thread.join()
+    now = seen(path)
+    assert (now.step, now.steps_done, now.snapshot_step) == (2000, 2000, 1999)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(bytes(PAGE_BYTES), id="blank"),
+        pytest.param(b"holdfast\2" + bytes(PAGE_BYTES - 9), id="another version"),
+        pytest.param(os.urandom(PAGE_BYTES), id="noise"),
+        pytest.param(b"holdfast\1\0\0\0\0\x10\0\0", id="short"),
+    ],
+)
+def test_what_is_no_page_is_refused(path: Path, content: bytes) -> None:
+    assert read(content) is None
+    assert read_torn_ok(content) is None
+    assert step_times_s(content) is None
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="progress page"):
+        Page.attach(path)
+
+
+def test_a_phase_that_does_not_exist_is_no_page() -> None:
+    content = bytearray(PAGE_BYTES)
+    for at, form, value in LAYOUT:
+        struct.pack_into("<" + form, content, at, value)
+    struct.pack_into("<q", content, 48, 99)
+    assert read(content) is None
+    assert read_torn_ok(content) is None
+
+
+def test_a_page_that_is_made_anew_leaves_the_readers_of_the_old_one_alone(
+    path: Path, clock: Clock
+) -> None:
+    started(path, clock)
+    with open_reader(path) as old:
+        Page.create(path, clock).close()
+        found = read(old)
+        assert found is not None
+        assert found.step == 41
+    assert seen(path).step == -1
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+HAMMER = """
+import sys
+from pathlib import Path
+from holdfast.page import Page
+page = Page.attach(Path(sys.argv[1]))
+page.begin(1, 0, 0, 0, 0)
+step = 0
+while True:
+    step += 1
+    page.phase(3)
+    page.commit(step, float(step), float(step), 1, 2, 3.0, 0, step)
+    if step == 10:
+        print("going", flush=True)
+"""
+
+
+def test_a_second_process_that_writes_without_pause_never_shows_a_torn_page(path: Path) -> None:
+    Page.create(path).close()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", HAMMER, str(path)], stdout=subprocess.PIPE, env=environment
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"going\n"
+        with open_reader(path) as page:
+            found = [read(page) for _ in range(20_000)]
+            times = [step_times_s(page) for _ in range(200)]
+        writer.kill()
+    whole = [progress for progress in found if progress is not None]
+    assert len(whole) > len(found) // 2
+    assert len({progress.step for progress in whole}) > 10
+    for at in whole:
+        assert at.step == at.loss == at.grad_norm == at.position == at.steps_done == at.samples
+        assert at.tokens == 2 * at.step
+        assert at.times_written == at.step - 1
+        assert at.phase in (Phase.DATA, Phase.FORWARD)
+    assert any(times)
+
+
+def test_a_commit_costs_less_than_two_microseconds(path: Path) -> None:
+    page = Page.create(path)
+    page.begin(1, 0, 0, 0, 0)
+    run = timeit.Timer(lambda: page.commit(1, 1.0, 2.0, 8, 1024, 1e12, 0, 5))
+    cost_s = min(run.repeat(repeat=200, number=200)) / 200
+    assert cost_s < 2e-6

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.private import Blob, Held, PrivateReader, PrivateStore
+from tests.unit.holdfast.crashing import (
+    in_child,
+    killed_at_every_line,
+    limit_file_size,
+    memory_directory,
+)
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    with memory_directory() as path:
+        yield path
+
+
+def state(step: int, size: int = 300) -> bytes:
+    return random.Random(step).randbytes(size)
+
+
+def put(store: PrivateStore, steps: range, generation: int = 1) -> None:
+    for step in steps:
+        store.put(generation, step, state(step))
+
+
+def steps_of(store: PrivateReader) -> list[int]:
+    return [held.step for held in store.held()]
+
+
+def test_what_was_put_is_held_and_comes_back_to_any_process(memory: Path) -> None:
+    store = PrivateStore(memory / "rank-0", 0)
+    store.put(1, 5, b"five")
+    store.put(1, 6, b"six", final=False)
+
+    for reader in (store, PrivateReader(memory / "rank-0"), PrivateStore(memory / "rank-0", 0)):
+        assert reader.held() == (Held(1, 6, False, 3), Held(1, 5, True, 4))
+        assert reader.get(5) == Blob(1, 5, True, b"five")
+        assert reader.get(6, 1) == Blob(1, 6, False, b"six")
+        assert reader.get(6, 2) is None
+        assert reader.get(7) is None
+
+
+def test_a_store_that_is_not_there_holds_nothing_until_it_is(memory: Path) -> None:
+    reader = PrivateReader(memory / "rank-0")
+    assert reader.held() == ()
+    assert reader.get(1) is None
+
+    put(PrivateStore(memory / "rank-0", 0), range(3))
+    assert steps_of(reader) == [2, 1, 0]
+
+
+def test_steps_are_kept_by_the_ruler_and_multiples_of_every_besides(memory: Path) -> None:
+    store = PrivateStore(memory / "rank-0", 0, capacity_bytes=512, every=100)
+    put(store, range(1000))
+
+    assert {999, 998, 997, 996, 900, 800, 700, 600, 992, 984, 960, 896, 768, 512, 256, 0} <= set(
+        steps_of(store)
+    )
+    assert len(steps_of(store)) == len(set(steps_of(store)))
+    for step in steps_of(store):
+        blob = store.get(step)
+        assert blob is not None
+        assert blob.data == state(step)
+
+
+def test_the_highest_generation_of_a_step_wins(memory: Path) -> None:
+    store = PrivateStore(memory / "rank-0", 0, every=4)
+    store.put(1, 4, b"first")
+    store.put(1, 20, b"takes the place of the ruler")
+    store.put(1, 8, b"other")
+    store.put(2, 4, b"second")
+
+    assert store.get(4) == Blob(2, 4, True, b"second")
+    assert store.held()[0] == Held(2, 4, True, 6)
+
+
+def test_an_empty_state_is_a_state(memory: Path) -> None:
+    store = PrivateStore(memory / "rank-0", 0)
+    store.put(1, 1, b"")
+    assert store.get(1) == Blob(1, 1, True, b"")
+
+
+def test_a_state_beyond_the_capacity_makes_a_bigger_store_with_all_that_was_held(
+    memory: Path,
+) -> None:
+    store = PrivateStore(memory / "rank-0", 0, capacity_bytes=512, every=10)
+    reader = PrivateReader(memory / "rank-0")
+    put(store, range(100))
+    before = reader.held()
+
+    store.put(1, 100, state(100, 5000))
+
+    assert store.capacity_bytes >= 5000
+    assert set(before) - set(reader.held()) <= {Held(1, step, True, 300) for step in (60, 84)}
+    found = reader.get(100)
+    assert found is not None
+    assert found.data == state(100, 5000)
+    assert [path.name for path in memory.iterdir()] == ["rank-0"]
+
+
+def test_a_store_opened_anew_keeps_its_states_whatever_the_new_settings(memory: Path) -> None:
+    put(PrivateStore(memory / "rank-0", 0, capacity_bytes=512), range(50))
+    for capacity, every in ((512, 0), (4096, 0), (64, 0), (64, 10), (64, 0)):
+        store = PrivateStore(memory / "rank-0", 0, capacity_bytes=capacity, every=every)
+        assert {49, 48, 47, 46, 32, 16, 0} <= set(steps_of(store))
+        assert store.capacity_bytes >= 512
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", bytes(5000)])
+def test_a_file_that_is_no_store_holds_nothing_and_is_replaced(
+    memory: Path, content: bytes
+) -> None:
+    (memory / "rank-0").write_bytes(content)
+    assert PrivateReader(memory / "rank-0").held() == ()
+    put(PrivateStore(memory / "rank-0", 0), range(2))
+    assert steps_of(PrivateReader(memory / "rank-0")) == [1, 0]
+
+
+def test_the_store_of_another_rank_is_not_taken_over(memory: Path) -> None:
+    put(PrivateStore(memory / "rank", 0), range(2))
+    assert PrivateStore(memory / "rank", 1).held() == ()
+
+
+def test_a_store_cut_short_holds_nothing(memory: Path) -> None:
+    put(PrivateStore(memory / "rank-0", 0), range(9))
+    with open(memory / "rank-0", "r+b") as file:
+        file.truncate(5000)
+    assert PrivateReader(memory / "rank-0").held() == ()
+
+
+@pytest.mark.parametrize("size", [0, -1, 2**40])
+def test_a_capacity_that_cannot_be_is_refused(memory: Path, size: int) -> None:
+    with pytest.raises(ValueError, match="accepted are"):
+        PrivateStore(memory / "rank-0", 0, capacity_bytes=size)
+
+
+def test_a_flipped_bit_is_never_taken_for_a_state(memory: Path) -> None:
+    path = memory / "rank-0"
+    put(PrivateStore(path, 0, capacity_bytes=320), range(20))
+    whole = path.read_bytes()
+    used = [at for at in range(len(whole)) if whole[at]]
+    chance = random.Random(5)
+    lost = 0
+    for _ in range(150):
+        raw = bytearray(whole)
+        at = chance.choice(used)
+        raw[at] ^= 1 << chance.randrange(8)
+        path.write_bytes(raw)
+        for step in (19, 18, 17, 16, 8, 0):
+            found = PrivateReader(path).get(step)
+            assert found is None or found.data == state(step)
+            lost += found is None
+    assert lost > 20
+
+
+def test_no_room_to_grow_is_an_error_and_everything_stays(memory: Path) -> None:
+    store = PrivateStore(memory / "rank-0", 0, capacity_bytes=512)
+    put(store, range(20))
+    before = store.held()
+
+    def child() -> None:
+        limit_file_size(100_000)
+        with pytest.raises(OSError, match="large"):
+            store.put(1, 20, bytes(50_000))
+        assert store.held() == before
+        store.put(1, 20, state(20))
+        assert steps_of(store)[0] == 20
+
+    assert in_child(child) == 0
+    assert [path.name for path in memory.iterdir()] == ["rank-0"]
+    assert set(before) - {Held(1, 4, True, 300)} <= set(PrivateReader(memory / "rank-0").held())
+
+
+@pytest.mark.parametrize("size", [300, 3000])
+def test_a_writer_killed_at_any_line_leaves_every_other_step(memory: Path, size: int) -> None:
+    template = memory / "template"
+    template.mkdir()
+    filled = PrivateStore(template / "rank", 0, capacity_bytes=512, every=5)
+    for held in (range(8, 9), range(20, 21), range(37, 40)):
+        put(filled, held)
+    before = set(steps_of(PrivateReader(template / "rank")))
+
+    def act(store: PrivateStore) -> None:
+        store.put(1, 40, state(40, size))
+
+    def check(work: Path, finished: bool) -> None:
+        reader = PrivateReader(work / "rank")
+        for step in before - {8, 20}:  # 40 takes the places of 8 (ruler) and 20 (every)
+            found = reader.get(step)
+            assert found is not None
+            assert found.data == state(step)
+        for step, length in ((40, size), (8, 300), (20, 300)):
+            found = reader.get(step)
+            assert found.data == state(step, length) if found else step != 40 or not finished
+        put(PrivateStore(work / "rank", 0, capacity_bytes=512, every=5), range(40, 50))
+        assert {49, 48, 47, 46, 45, 44, 40} <= set(steps_of(reader))
+
+    def opened(work: Path) -> PrivateStore:
+        return PrivateStore(work / "rank", 0, capacity_bytes=512, every=5)
+
+    assert killed_at_every_line(template, opened, act, check) >= 4
+
+
+def test_a_reader_beside_a_writer_never_sees_a_mixed_state(memory: Path) -> None:
+    path = memory / "rank-0"
+    put(PrivateStore(path, 0, capacity_bytes=512), range(8))
+    last = 4000
+    writer = os.fork()
+    if writer == 0:
+        store = PrivateStore(path, 0, capacity_bytes=512)
+        for step in range(8, last + 1):
+            store.put(1, step, step.to_bytes(8, "little") * (5 + step // 64))  # grows on the way
+        os._exit(0)
+    reader = PrivateReader(path)
+    seen = 0
+    while os.waitpid(writer, os.WNOHANG)[0] == 0:
+        for held in reader.held()[:4]:
+            found = reader.get(held.step)
+            assert found is None or held.step < 8 or set(chunks(found.data)) == {held.step}
+            seen += found is not None
+    assert steps_of(reader)[:3] == [last, last - 1, last - 2]
+    assert seen
+
+
+def chunks(data: bytes) -> list[int]:
+    return [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]
+
+
+def test_a_store_killed_at_any_line_of_its_creation_can_be_opened(memory: Path) -> None:
+    template = memory / "template"
+    template.mkdir()
+
+    def check(work: Path, finished: bool) -> None:
+        assert PrivateReader(work / "rank").held() == ()
+        put(PrivateStore(work / "rank", 0, capacity_bytes=512), range(3))
+        assert [path.name for path in work.iterdir()] == ["rank"]
+
+    def act(work: Path) -> None:
+        PrivateStore(work / "rank", 0, capacity_bytes=512)
+
+    assert killed_at_every_line(template, lambda work: work, act, check) >= 3

@@ -1,0 +1,247 @@
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from supervisor.ledger import MAX_PENDING, Bucket, Ledger
+
+S = 1_000_000_000
+ACTIVITIES = st.sampled_from([bucket for bucket in Bucket if bucket is not Bucket.LOST])
+STEPS = st.integers(0, 12)
+PASSED = st.integers(0, 3000 * S)
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("enter"), PASSED, ACTIVITIES),
+        st.tuples(st.just("advance"), PASSED, st.none()),
+        st.tuples(st.just("trained"), PASSED, STEPS),
+        st.tuples(st.just("warmed"), PASSED, STEPS),
+        st.tuples(st.just("secured"), PASSED, STEPS),
+        st.tuples(st.just("rolled_back"), PASSED, STEPS),
+        st.tuples(st.just("noticed"), PASSED, st.integers(0, 5000 * S)),
+        st.tuples(st.just("restarted"), PASSED, st.none()),
+        st.tuples(st.just("backwards"), PASSED, st.none()),
+    ),
+    max_size=60,
+)
+
+
+def again(ledger: Ledger) -> Ledger:
+    return Ledger.restore(json.loads(json.dumps(ledger.snapshot())))
+
+
+def play(ledger: Ledger, now_ns: int, verb: str, detail: Any) -> Ledger:
+    """Carry out one event; `now_ns` is its time."""
+    if verb == "enter":
+        ledger.enter(detail, now_ns)
+    elif verb == "advance":
+        ledger.advance(now_ns)
+    elif verb == "trained":
+        ledger.trained(detail, now_ns)
+    elif verb == "warmed":
+        ledger.trained(detail, now_ns, usual_ns=5 * S)
+    elif verb == "secured":
+        ledger.advance(now_ns)
+        ledger.secured(detail)
+    elif verb == "rolled_back":
+        ledger.rolled_back(detail, now_ns)
+    elif verb == "noticed":
+        ledger.noticed(now_ns - detail, now_ns)
+    elif verb == "restarted":
+        ledger = again(ledger)
+        ledger.advance(now_ns)
+    return ledger
+
+
+def holds(ledger: Ledger, clock_ns: int) -> None:
+    buckets = ledger.buckets_ns()
+    assert sum(buckets.values()) + ledger.pending_ns == ledger.total_ns == clock_ns
+    assert all(spent >= 0 for spent in buckets.values())
+    assert ledger.pending_ns >= 0
+    assert ledger.good_ns == buckets[Bucket.PRODUCTIVE] + ledger.pending_ns
+
+
+@given(opened_ns=st.integers(0, 10**19), events=EVENTS)
+@settings(max_examples=120, deadline=None)
+def test_for_any_history_the_buckets_are_the_clock_and_counters_never_fall(
+    opened_ns: int, events: list[tuple[str, int, Any]]
+) -> None:
+    ledger, now_ns = Ledger(opened_ns), opened_ns
+    for verb, passed_ns, detail in events:
+        before, counted = ledger.snapshot(), ledger.buckets_ns()
+        if verb == "backwards":
+            refuses_the_past(ledger, ledger.at_ns - 1)
+            assert ledger.snapshot() == before
+            continue
+        now_ns += passed_ns
+        ledger = play(ledger, now_ns, verb, detail)
+        holds(ledger, now_ns - opened_ns)
+        assert all(ledger.buckets_ns()[bucket] >= spent for bucket, spent in counted.items())
+        assert 0 <= ledger.ettr() <= 1
+        assert 0 <= ledger.ettr_over(3600, now_ns) <= 1
+        assert again(ledger).snapshot() == ledger.snapshot()
+
+
+def refuses_the_past(ledger: Ledger, at_ns: int) -> None:
+    for call in (
+        lambda: ledger.advance(at_ns),
+        lambda: ledger.enter(Bucket.STOP, at_ns),
+        lambda: ledger.trained(3, at_ns),
+        lambda: ledger.rolled_back(3, at_ns),
+        lambda: ledger.noticed(at_ns, at_ns),
+        lambda: ledger.ettr_over(60, at_ns),
+    ):
+        with pytest.raises(ValueError, match="backwards"):
+            call()
+
+
+@given(events=EVENTS, more=EVENTS)
+@settings(max_examples=40, deadline=None)
+def test_a_restored_ledger_goes_on_as_the_one_saved_would_have(
+    events: list[tuple[str, int, Any]], more: list[tuple[str, int, Any]]
+) -> None:
+    ledger, now_ns = Ledger(0), 0
+    for verb, passed_ns, detail in events:
+        now_ns += passed_ns
+        ledger = play(ledger, now_ns, verb, detail)
+    other = again(ledger)
+    for verb, passed_ns, detail in more:
+        now_ns += passed_ns
+        ledger, other = play(ledger, now_ns, verb, detail), play(other, now_ns, verb, detail)
+        assert other.snapshot() == ledger.snapshot()
+
+
+def training(steps: int, step_s: int = 1) -> Ledger:
+    """Steps 1 to `steps`, one after another from second 0."""
+    ledger = Ledger(0, Bucket.PRODUCTIVE)
+    for step in range(1, steps + 1):
+        ledger.trained(step, step * step_s * S)
+    return ledger
+
+
+def spent_s(ledger: Ledger) -> dict[str, float]:
+    return {bucket.value: ns / S for bucket, ns in ledger.buckets_ns().items() if ns}
+
+
+def test_a_crash_costs_the_step_in_flight_and_the_recovery() -> None:
+    ledger = training(10)
+    ledger.secured(10)
+    ledger.noticed(since_ns=10 * S + S // 2, at_ns=11 * S)
+    ledger.enter(Bucket.RESTORE, 12 * S)
+    ledger.rolled_back(10, 13 * S)
+    ledger.enter(Bucket.PRODUCTIVE, 13 * S)
+    ledger.trained(11, 16 * S, usual_ns=1 * S)
+    assert spent_s(ledger) == {
+        "productive": 10, "lost": 0.5, "detect": 1.5, "restore": 1, "warmup": 2,
+    }  # fmt: skip
+    assert ledger.pending_ns == 1 * S
+    assert ledger.ettr() == 11 / 16
+
+
+def test_only_what_is_not_secured_is_lost() -> None:
+    ledger = training(10)
+    ledger.secured(4)
+    ledger.rolled_back(7, 10 * S)
+    assert spent_s(ledger) == {"productive": 4, "lost": 3}
+    assert ledger.pending_ns == 3 * S
+    ledger.secured(7)
+    assert spent_s(ledger) == {"productive": 7, "lost": 3}
+
+
+def test_steps_that_are_trained_again_after_a_rollback_pend_again() -> None:
+    ledger = training(10)
+    ledger.secured(10)
+    ledger.rolled_back(5, 10 * S)
+    ledger.trained(6, 11 * S)
+    assert spent_s(ledger) == {"productive": 10}
+    ledger.rolled_back(5, 11 * S)
+    assert spent_s(ledger) == {"productive": 10, "lost": 1}
+
+
+def test_a_message_that_comes_late_or_twice_settles_the_same() -> None:
+    ledger = training(3)
+    ledger.secured(4)
+    ledger.secured(4)
+    ledger.secured(2)
+    ledger.trained(4, 5 * S)
+    ledger.trained(4, 6 * S)
+    assert spent_s(ledger) == {"productive": 6}
+
+
+def test_a_symptom_cannot_reach_back_before_the_step_in_flight() -> None:
+    ledger = training(3)
+    ledger.enter(Bucket.CHECKPOINT, 4 * S)
+    ledger.enter(Bucket.PRODUCTIVE, 5 * S)
+    ledger.noticed(since_ns=0, at_ns=7 * S)
+    assert spent_s(ledger) == {"checkpoint": 1, "detect": 2}
+    assert ledger.pending_ns == 4 * S
+    assert ledger.activity is Bucket.DETECT
+
+
+def test_the_time_while_the_supervisor_was_away_goes_to_what_was_done() -> None:
+    ledger = again(training(3))
+    ledger.trained(50, 50 * S)
+    ledger.secured(50)
+    assert spent_s(ledger) == {"productive": 50}
+
+
+def test_a_month_without_a_snapshot_stays_small_and_exact() -> None:
+    ledger = training(20_000)
+    assert len(json.dumps(ledger.snapshot())) < 60_000
+    assert len(ledger.snapshot()["pending"]) <= MAX_PENDING
+    ledger.rolled_back(19_900, 20_000 * S)
+    assert spent_s(ledger) == {"lost": 100}
+    ledger.secured(19_900)
+    assert spent_s(ledger) == {"productive": 19_900, "lost": 100}
+
+
+def test_windows_forget_and_the_run_does_not() -> None:
+    ledger = Ledger(0)
+    ledger.enter(Bucket.PRODUCTIVE, 86_400 * S)
+    ledger.trained(1, 88_200 * S)
+    ledger.secured(1)
+    now_ns = 88_200 * S
+    assert ledger.ettr_over(1800, now_ns) == pytest.approx(1.0)
+    assert ledger.ettr_over(3600, now_ns) == pytest.approx(0.5)
+    assert ledger.ettr_over(86_400, now_ns) == pytest.approx(1800 / 86_400)
+    assert ledger.ettr() == pytest.approx(1800 / 88_200)
+    ledger.enter(Bucket.QUEUED, now_ns)
+    assert ledger.ettr_over(3600, now_ns + 30 * 86_400 * S) == 0.0
+    assert len(json.dumps(ledger.snapshot())) < 10_000
+
+
+def test_a_window_of_a_young_run_is_the_run() -> None:
+    ledger = Ledger(5 * S)
+    assert ledger.ettr() == ledger.ettr_over(3600, 5 * S) == 0.0
+    ledger.enter(Bucket.PRODUCTIVE, 6 * S)
+    assert ledger.ettr_over(3600, 9 * S) == pytest.approx(0.75)
+
+
+def test_lost_is_not_an_activity() -> None:
+    ledger = Ledger(0)
+    with pytest.raises(ValueError, match="lost"):
+        ledger.enter(Bucket.LOST, 1)
+    assert ledger.at_ns == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"format": 2}, "format"),
+        ({"at_ns": "now"}, "at_ns"),
+        ({"at_ns": 1}, "add up"),
+        ({"activity": "lunch"}, "lunch"),
+        ({"activity": "lost"}, "lost"),
+        ({"settled_ns": {}}, "incomplete"),
+        ({"settled_ns": dict.fromkeys(Bucket, 0.5)}, "whole number"),
+        ({"pending": [[1, 2]]}, "incomplete"),
+        ({"pending": None}, "incomplete"),
+        ({"secured_step": "x"}, "secured_step"),
+        ({"hour": 3}, "window"),
+        ({"day": [[2, 0], [1, 0]]}, "window"),
+    ],
+)
+def test_a_snapshot_that_is_none_is_refused(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        Ledger.restore({**training(3).snapshot(), **change})

@@ -1,0 +1,80 @@
+"""Text to train on: the bytes of a folder's files, cut into samples."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trainer.options import BadValue
+
+VALIDATION_SHARE = 16  # one sample of so many, taken from all over the text, is never trained on
+NOT_STDLIB = frozenset({"site-packages", "dist-packages"})  # they lie inside its folder
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Samples of one byte more than the context: shape (samples, context + 1), type uint8."""
+
+    train: Tensor
+    validation: Tensor
+
+
+def load(data: Path | None, *, context: int, max_bytes: int) -> Corpus:
+    """Read the first `max_bytes` bytes of `data`, or of Python's own sources if that is None.
+
+    The same folder gives the same samples, wherever and whenever it is read. Raises `BadValue`
+    if it cannot be read or has too little text.
+    """
+    suffix = "" if data else ".py"
+    folder = data or Path(sysconfig.get_path("stdlib"))
+    if not folder.is_dir():
+        raise BadValue(f"--data: {folder} is not a directory")
+    text = _read(folder, suffix, max_bytes)
+    if len(text) < (context + 1) * VALIDATION_SHARE:
+        raise BadValue(
+            f"--data: {folder} has {len(text)} bytes in readable files;"
+            f" --context {context} takes {(context + 1) * VALIDATION_SHARE} or more"
+        )
+    return split(torch.frombuffer(text, dtype=torch.uint8), context)
+
+
+def split(text: Tensor, context: int) -> Corpus:
+    """Cut `text` into samples that share one byte with the next, and set some aside."""
+    samples = text.unfold(0, context + 1, context)
+    aside = torch.arange(len(samples)) % VALIDATION_SHARE == VALIDATION_SHARE - 1
+    return Corpus(train=samples[~aside], validation=samples[aside])
+
+
+def _read(folder: Path, suffix: str, max_bytes: int) -> bytearray:
+    text = bytearray()
+    for path in _files(folder, suffix):
+        try:
+            with path.open("rb") as file:
+                text += file.read(max_bytes - len(text))
+        except OSError as error:
+            raise BadValue(f"--data: cannot read {path}: {error.strerror}") from error
+        if len(text) >= max_bytes:
+            break
+    return text
+
+
+def _files(folder: Path, suffix: str) -> Iterator[Path]:
+    """Yield the files below `folder` in the order of their names; hidden ones are left out."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise BadValue(f"--data: cannot read {folder}: {error.strerror}") from error
+    for name in itertools.filterfalse(lambda name: name.startswith("."), names):
+        path = folder / name
+        if path.is_dir():
+            if name not in NOT_STDLIB and not path.is_symlink():  # a link can lead in circles
+                yield from _files(path, suffix)
+        elif name.endswith(suffix) and path.is_file():
+            yield path

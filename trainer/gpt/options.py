@@ -1,0 +1,66 @@
+"""The command line of `python -m trainer.gpt`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.options import Parser, number, whole
+
+TINY: dict[str, Any] = {
+    "layers": 2, "heads": 2, "width": 32, "context": 32, "batch": 4, "accumulate": 1,
+    "max_bytes": 1 << 20, "val_batches": 2,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    layers: int
+    heads: int
+    width: int
+    context: int  # bytes that a prediction can look back on
+    dropout: float
+    data: Path | None  # None: the standard library's sources
+    max_bytes: int
+    val_batches: int
+    steps: int
+    batch: int
+    accumulate: int
+    lr: float
+    warmup: int
+    clip: float
+    seed: int
+    val_every: int
+    log_every: int
+    bf16: bool | None  # None: where the device has it
+    digest: Path | None
+    tiny: bool
+
+
+def make_parser() -> Parser:
+    parser = Parser("trainer.gpt", "Train a small GPT on bytes of text.", TINY)
+    parser.set_defaults(batch=4, accumulate=2)
+    add = parser.add_argument
+    add("--layers", type=whole(1), default=3, help="transformer blocks")
+    add("--heads", type=whole(1), default=4, help="attention heads; must divide --width")
+    add("--width", type=whole(1), default=128, help="features per byte")
+    add("--context", type=whole(2), default=128, help="bytes in a sample")
+    add("--dropout", type=number(0.0, below=1.0), default=0.1, help="share of features dropped")
+    add(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="train on the files in here (default: this Python's own source files)",
+    )
+    add("--max-bytes", type=whole(1), default=8 << 20, help="read no more text than this")
+    add("--val-batches", type=whole(1), default=8, help="batches in a validation, of all ranks")
+    return parser
+
+
+def read(parser: Parser, argv: list[str]) -> Options:
+    """Return the checked options; exit with code 2 and one line if they are no good."""
+    options = Options(**vars(parser.read(argv)))
+    if options.width % options.heads:
+        parser.error(f"--heads: {options.heads} does not divide --width {options.width}")
+    return options

@@ -1,0 +1,40 @@
+"""The lines that a trainer prints: rank 0's view, one line each, at once."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from torch import Tensor
+
+
+class Log:
+    """Reports every `every` steps (0: never) and at the last one. `unit` is what a rate counts."""
+
+    def __init__(self, *, rank: int, every: int, steps: int, unit: str) -> None:
+        self._speaks, self._every, self._steps, self._unit = rank == 0, every, steps, unit
+        self._since_s, self._done = time.perf_counter(), 0
+
+    def say(self, text: str) -> None:
+        if self._speaks:
+            print(text, flush=True)  # noqa: T201 - what a trainer says goes to stdout
+
+    def step(self, step: int, *, loss: Tensor, norm: Tensor, lr: float, done: int) -> None:
+        """Report `step`, in which all ranks together did `done` units. Loss and norm: rank 0's."""
+        self._done += done
+        if self._every == 0 or (step % self._every and step != self._steps - 1):
+            return
+        rate = self._done / (time.perf_counter() - self._since_s)
+        self.say(
+            f"step {step:5d}  loss {loss.item():.4f}  grad norm {norm.item():.3f}  lr {lr:.2e}"
+            f"  {rate:.0f} {self._unit}/s"
+        )
+        self._since_s, self._done = time.perf_counter(), 0
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Leave what is done in here out of the rate."""
+        before_s = time.perf_counter()
+        yield
+        self._since_s += time.perf_counter() - before_s

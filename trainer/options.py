@@ -1,0 +1,112 @@
+"""Command lines of the trainers: what both accept, and mistakes told in one line."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+
+class BadValue(ValueError):
+    """An option's value cannot be used: names the option, the value and what is accepted."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses a bad command line with one line on stderr and exit code 2."""
+
+    def __init__(self, prog: str, description: str, tiny: dict[str, Any]) -> None:
+        """`tiny` holds the defaults that `--tiny` puts in place of the usual ones."""
+        super().__init__(
+            prog=prog,
+            description=description,
+            allow_abbrev=False,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
+        self._tiny = tiny
+        add = self.add_argument
+        add("--tiny", action="store_true", help="a model with steps of a few ms, for drills")
+        add("--steps", type=whole(0), default=200, help="optimizer steps in all")
+        add("--batch", type=whole(1), default=8, help="samples per rank and backward pass")
+        add("--accumulate", type=whole(1), default=1, help="backward passes per optimizer step")
+        add("--lr", type=number(0.0, above=True), default=1e-3, help="learning rate after warm-up")
+        add("--warmup", type=whole(0), default=20, help="steps of linear warm-up")
+        add("--clip", type=number(0.0, above=True), default=1.0, help="largest gradient norm")
+        add("--seed", type=whole(0), default=0, help="of the weights, the data order and dropout")
+        add("--val-every", type=whole(0), default=50, help="steps between validations; 0: never")
+        add("--log-every", type=whole(0), default=10, help="steps between lines; 0: none")
+        add(
+            "--bf16",
+            action=argparse.BooleanOptionalAction,
+            default=None,
+            help="autocast to bfloat16 (default: on a GPU that has it)",
+        )
+        add(
+            "--digest",
+            type=Path,
+            metavar="FILE",
+            help="write each rank's digests of its final state here, as JSON",
+        )
+
+    def read(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Return the options in `argv`; exit with code 2 if one of them is no good."""
+        if "--tiny" in argv:
+            self.set_defaults(**self._tiny)
+        options, unknown = self.parse_known_args(argv)
+        if unknown:
+            self.error(self._unknown(unknown[0]))
+        if options.digest is not None and not os.access(options.digest.parent, os.W_OK):
+            self.error(f"--digest: {options.digest.parent} is not a directory that can be written")
+        return options
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+    def _unknown(self, given: str) -> str:
+        known = [option for option in self._option_string_actions if option.startswith("--")]
+        near = difflib.get_close_matches(given.split("=")[0], known, n=1)
+        hint = f"did you mean {near[0]}?" if near else "--help lists the options"
+        return f"unknown option {given}; {hint}"
+
+
+def whole(low: int) -> Callable[[str], int]:
+    """Make an argparse type that accepts whole numbers from `low` up."""
+
+    def parse(text: str) -> int:
+        wanted = argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} up")
+        try:
+            value = int(text)
+        except ValueError:
+            raise wanted from None
+        if value < low:
+            raise wanted
+        return value
+
+    return parse
+
+
+def number(
+    low: float, *, above: bool = False, below: float = math.inf
+) -> Callable[[str], float]:
+    """Make an argparse type for finite numbers from `low` (not `low` itself if `above`) to `below`.
+
+    `below` itself is not accepted.
+    """
+
+    def parse(text: str) -> float:
+        words = f"a number {'above' if above else 'from'} {low:g}"
+        if below != math.inf:
+            words += f" and below {below:g}"
+        wanted = argparse.ArgumentTypeError(f"{text!r} is not {words}")
+        try:
+            value = float(text)
+        except ValueError:
+            raise wanted from None
+        if not low <= value < below or (above and value == low):  # false for NaN, too
+            raise wanted
+        return value
+
+    return parse

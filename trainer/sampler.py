@@ -1,0 +1,62 @@
+"""Which samples a rank trains on in which step: a pure function, so that a resumed run is the run.
+
+All ranks walk one endless order of samples: each epoch is a permutation of the data set drawn from
+(seed, epoch), and a step takes the next `accumulate * world_size * batch` of it. Nothing is drawn
+from torch's global random state, which belongs to the model.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from trainer.repeatable import mix
+
+
+class Sampler:
+    """The samples of one rank. `position` is the first sample of the next step, in that order."""
+
+    def __init__(
+        self, size: int, batch: int, *, rank: int, world_size: int, seed: int, accumulate: int = 1
+    ) -> None:
+        """Draw from samples 0 to `size` - 1, `batch` at a time, `accumulate` times a step."""
+        self.size, self.batch_size, self.seed = size, batch, seed
+        self.step_size = accumulate * world_size * batch  # samples of all ranks together
+        passes = torch.arange(accumulate).unsqueeze(1) * (world_size * batch)
+        self._mine = passes + rank * batch + torch.arange(batch)
+        self.position = 0
+
+    def first(self, step: int) -> int:
+        """Return the place in the order of the first sample that the group takes in `step`."""
+        return step * self.step_size
+
+    def batch(self, step: int) -> Tensor:
+        """Return this rank's samples of `step`, shape (accumulate, batch), and stand behind it."""
+        places = self.first(step) + self._mine
+        epochs, offsets = places // self.size, places % self.size
+        samples = torch.empty_like(places)
+        for epoch in range(int(epochs.min()), int(epochs.max()) + 1):
+            here = epochs == epoch
+            samples[here] = _order(self.seed, epoch, self.size)[offsets[here]]
+        self.position = self.first(step + 1)
+        return samples
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position, "seed": self.seed}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Stand where `state` was taken. Raises `ValueError` if it is of another order."""
+        if state["seed"] != self.seed:
+            raise ValueError(
+                f"the saved data order has seed {state['seed']}, this run has --seed {self.seed}"
+            )
+        self.position = state["position"]
+
+
+@functools.lru_cache(maxsize=2)  # a step can straddle two epochs
+def _order(seed: int, epoch: int, size: int) -> Tensor:
+    generator = torch.Generator().manual_seed(mix(seed, epoch))
+    return torch.randperm(size, generator=generator)

@@ -1,0 +1,84 @@
+"""Images to train on: scikit-learn's digits, or made ones that can be learned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+from torch import Tensor
+
+from trainer.options import BadValue
+
+CLASSES = 10
+VALIDATION_SHARE = 8  # one image of so many is never trained on
+FAKE_CHANNELS = 3
+FAKE_NOISE = 1.0
+SHIFT = 1  # pixels, each way
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """Pixels, (count, channels, height, width), about -1 to 1; labels, (count,), 0 to 9."""
+
+    pixels: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def pick(self, chosen: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        return self.pixels[chosen].to(device), self.labels[chosen].to(device)
+
+
+def digits() -> Images:
+    """Return the 1797 digits that come with scikit-learn, 8 by 8 pixels, one channel.
+
+    Raises `BadValue` where scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise BadValue(
+            "the digits come with scikit-learn, which is not installed:"
+            " pip install scikit-learn, or use --fake-data"
+        ) from error
+    data, labels = load_digits(return_X_y=True)
+    pixels = torch.from_numpy(data).float().view(-1, 1, 8, 8) / 8 - 1
+    return Images(pixels, torch.from_numpy(labels).long())
+
+
+def fake(count: int, size: int, seed: int) -> Images:
+    """Make `count` colour images: each is its class's pattern under as much noise again.
+
+    A pure function of its arguments.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(CLASSES, (count,), generator=generator)
+    patterns = torch.randn(CLASSES, FAKE_CHANNELS, size, size, generator=generator)
+    noise = torch.randn(count, FAKE_CHANNELS, size, size, generator=generator)
+    return Images((patterns[labels] + FAKE_NOISE * noise) / 2, labels)
+
+
+def split(images: Images) -> tuple[Images, Images]:
+    """Return images to train on and images to validate with."""
+    aside = torch.arange(len(images)) % VALIDATION_SHARE == VALIDATION_SHARE - 1
+    return (
+        Images(images.pixels[~aside], images.labels[~aside]),
+        Images(images.pixels[aside], images.labels[aside]),
+    )
+
+
+def shifted(pixels: Tensor) -> Tensor:
+    """Return each image moved by up to `SHIFT` pixels each way: never twice the same epoch.
+
+    Draws from torch's global random state on the CPU, wherever the images are.
+    """
+    height, width = pixels.shape[2:]
+    padded = F.pad(pixels, (SHIFT,) * 4)
+    moves = torch.randint(2 * SHIFT + 1, (len(pixels), 2)).tolist()
+    views = [
+        image[:, down : down + height, right : right + width]
+        for image, (down, right) in zip(padded, moves, strict=True)
+    ]
+    return torch.stack(views)

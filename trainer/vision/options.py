@@ -1,0 +1,54 @@
+"""The command line of `python -m trainer.vision`."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.options import Parser, number, whole
+
+TINY: dict[str, Any] = {"blocks": 1, "width": 4, "batch": 8, "images": 256, "image_size": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    blocks: int  # residual blocks in each of three stages
+    width: int  # channels in the first stage
+    dropout: float
+    fake_data: bool
+    images: int  # how many to make
+    image_size: int  # pixels, each way
+    steps: int
+    batch: int
+    accumulate: int
+    lr: float
+    warmup: int
+    clip: float
+    seed: int
+    val_every: int
+    log_every: int
+    bf16: bool | None  # None: where the device has it
+    digest: Path | None
+    tiny: bool
+
+
+def make_parser() -> Parser:
+    description = "Train a small ResNet on scikit-learn's 8x8 digits, or on made images."
+    parser = Parser("trainer.vision", description, TINY)
+    parser.set_defaults(batch=32, accumulate=1, lr=0.1)
+    add = parser.add_argument
+    add("--blocks", type=whole(1), default=3, help="residual blocks in each of three stages")
+    add("--width", type=whole(1), default=16, help="channels in the first stage")
+    add("--dropout", type=number(0.0, below=1.0), default=0.1, help="share of features dropped")
+    add("--fake-data", action="store_true", help="make colour images instead of reading digits")
+    add("--images", type=whole(32), default=2048, help="how many images --fake-data makes")
+    add("--image-size", type=whole(4), default=16, help="pixels of its images, each way")
+    return parser
+
+
+def read(parser: Parser, argv: list[str]) -> Options:
+    """Return the checked options; exit with code 2 and one line if they are no good."""
+    found: argparse.Namespace = parser.read(argv)
+    return Options(**vars(found))
