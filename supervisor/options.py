@@ -82,7 +82,9 @@ def _command(word: str) -> str:
     if word.startswith("-"):
         at_run = _find(word.partition("=")[0], COMMANDS["run"])
         hint = f": it is an option of run, so `holdfast run {word} ...`" if at_run else ""
-        raise BadInput(f"option {word!r} before the command{hint}; commands are {_listed(COMMANDS)}")
+        raise BadInput(
+            f"option {word!r} before the command{hint}; commands are {_listed(COMMANDS)}"
+        )
     if word.endswith(".py"):
         raise BadInput(f"unknown command {word!r}: to train with it, `holdfast run {word} ...`")
     near = difflib.get_close_matches(word, COMMANDS, n=1)

@@ -216,7 +216,9 @@ def _post(api: Api, run: RunDir, path: str, body: dict[str, object]) -> Any:
             raise BadInput(f"{path.rpartition('/')[2]} was refused: {error}") from None
         except Unreachable as error:
             if not run.is_in_use() or time.monotonic() >= deadline:
-                raise BadInput(f"the supervisor of run {run.path.name} is silent: {error}") from None
+                raise BadInput(
+                    f"the supervisor of run {run.path.name} is silent: {error}"
+                ) from None
             time.sleep(_POLL_S)
 
 

@@ -128,7 +128,9 @@ def find(path: Path | None, directory: Path) -> RunDir:
         return RunDir(newest(directory))
     chosen = directory / path
     if not chosen.is_dir():
-        raise BadInput(f"run directory {str(path)!r} does not exist: accepted is one that a run made")
+        raise BadInput(
+            f"run directory {str(path)!r} does not exist: accepted is one that a run made"
+        )
     with _as_bad_input(chosen):
         if not _is_run(chosen):
             raise BadInput(f"directory {str(path)!r} holds no run: accepted is one that a run made")
@@ -165,7 +167,9 @@ def _make(path: Path) -> list[Path]:
     if path.is_dir():
         return []
     if path.exists() or path.is_symlink():
-        raise BadInput(f"run directory {str(path)!r} is a file: accepted is a directory, or a new name")
+        raise BadInput(
+            f"run directory {str(path)!r} is a file: accepted is a directory, or a new name"
+        )
     missing = [path, *(each for each in path.parents if not each.exists())]
     path.mkdir(parents=True, exist_ok=True)
     return missing
@@ -184,7 +188,9 @@ def _claim(run: RunDir) -> None:
         _replace(path / "format", {"holdfast_run": FORMAT}, sync=True)
     run._lock = rundirlock.take(path / "lock")
     if run._lock < 0:
-        raise BadInput(f"run directory {str(path)!r} is in use by {_user(run)}: stop that, or name another")
+        raise BadInput(
+            f"run directory {str(path)!r} is in use by {_user(run)}: stop that, or name another"
+        )
     durable.remove_debris(path)
     _write_secret(run.token_file, secrets.token_hex(_TOKEN_BYTES))
     for folder in ("incidents", "logs", "checkpoints"):

@@ -115,7 +115,9 @@ class Tails:
         skipped = size - POLL_BYTES - tail.offset
         tail.offset, tail.held = size - POLL_BYTES, b""
         where = f"{tail.path.parent.name}/{tail.path.name}"
-        return [(tail.rank, f"[{skipped / 2**20:.0f} MiB are not shown here: logs/{where} has all]")]
+        return [
+            (tail.rank, f"[{skipped / 2**20:.0f} MiB are not shown here: logs/{where} has all]")
+        ]
 
 
 def _entries(directory: Path) -> list[os.DirEntry[str]]:

@@ -40,7 +40,9 @@ def number(low: float, high: float, zero: str = "") -> Reader:
         if zero and value == 0:
             return 0.0
         if not low <= value <= high:
-            raise ValueError(f"a number from {low:g} to {high:g}" + (f", or 0: {zero}" * bool(zero)))
+            raise ValueError(
+                f"a number from {low:g} to {high:g}" + (f", or 0: {zero}" * bool(zero))
+            )
         return value
 
     return read
@@ -68,7 +70,9 @@ def duration(low_s: float, high_s: float, zero: str = "") -> Reader:
             return 0.0
         if not low_s <= seconds <= high_s:
             also = f", or 0: {zero}" if zero else ""
-            raise ValueError(f"a duration such as 30s or 5m, from {low_s:g} s to {high_s:g} s{also}")
+            raise ValueError(
+                f"a duration such as 30s or 5m, from {low_s:g} s to {high_s:g} s{also}"
+            )
         return seconds
 
     return read
@@ -101,7 +105,9 @@ def nodes(text: str) -> int:
     low, colon, high = text.partition(":")
     members = whole(low, 1, 4096, " (or N:N)")
     if colon and whole(high, 1, 4096, " (or N:N)") != members:
-        raise ValueError(f"one number: growing and shrinking is not supported yet, so {low} or {high}")
+        raise ValueError(
+            f"one number: growing and shrinking is not supported yet, so {low} or {high}"
+        )
     return members
 
 

@@ -1,0 +1,139 @@
+"""Explain one incident: what was seen, what was decided and why, and where the time went. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from supervisor.style import BOLD, CYAN, DIM, Style, harmless
+from supervisor.wording import count, outcome, what
+
+_BAR = 40  # columns for the time from the fault to the first new step
+_SOURCES = {
+    "slot": "a snapshot in memory",
+    "checkpoint": "a checkpoint on storage",
+    "none": "the beginning: there was no state to go on from",
+}
+_MEANING = {
+    "fault": "the fault",
+    "noticed": "noticed",
+    "looked": "stacks and process states gathered",
+    "secured": "the survivors' state secured",
+    "decided": "decided",
+    "started": "processes released",
+    "joined": "group formed",
+    "restored": "state restored",
+    "first step": "first new step",
+}
+
+
+def explain(incident: Mapping[str, Any], style: Style) -> list[str]:
+    """Return the lines that explain `incident`."""
+    parts = [
+        _head(incident, style),
+        _section("What was seen", _seen(incident), style),
+        _section("What was decided", _decided(incident), style),
+        _section("From the fault to the first new step", _timeline(incident, style), style),
+        *_stacks(incident, style),
+        _section("What the rank said", _message(incident), style),
+    ]
+    lines = [line for part in parts if part for line in ("", *part)]
+    return [harmless(line, colour=style.colour) for line in lines[1:]]
+
+
+def _head(incident: Mapping[str, Any], style: Style) -> list[str]:
+    return [
+        style.paint(f"{incident.get('id')}  {what(incident)}", BOLD),
+        style.paint(f"{_when(incident.get('at'))}  {outcome(incident)}".strip(), DIM),
+    ]
+
+
+def _when(at: object) -> str:
+    if not isinstance(at, int | float):
+        return ""
+    try:
+        return datetime.fromtimestamp(at).astimezone().isoformat(" ", "milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def _section(title: str, lines: list[str], style: Style) -> list[str]:
+    return [style.paint(title, BOLD), *(f"  {line}" for line in lines)] if lines else []
+
+
+def _seen(incident: Mapping[str, Any]) -> list[str]:
+    lines = [_one_line(each.get("detail")) for each in incident.get("faults") or []]
+    lines += [_one_line(each) for each in incident.get("evidence") or []]
+    return list(dict.fromkeys(line for line in lines if line))
+
+
+def _decided(incident: Mapping[str, Any]) -> list[str]:
+    decision = incident.get("decision") or {}
+    action = str(decision.get("action") or incident.get("remedy") or "")
+    why = _one_line(decision.get("why") or incident.get("why"))
+    lines = [f"{action}: {why}" if action and why else action or why]
+    resume = incident.get("resume") or {}
+    if resume:
+        source = str(resume.get("source") or "")
+        lines.append(
+            f"went on at step {resume.get('step')} of generation {resume.get('generation')},"
+            f" from {_SOURCES.get(source, source)}"
+            if source != "none"
+            else f"went on from {_SOURCES['none']}"
+        )
+    lost = incident.get("lost_steps")
+    if lost is not None:
+        lines.append(f"{count(int(lost), 'step')} lost")
+    return [line for line in lines if line]
+
+
+def _timeline(incident: Mapping[str, Any], style: Style) -> list[str]:
+    """Return a line per station: when, and as a bar what came before it took."""
+    stations = [
+        (str(each.get("what")), float(each.get("at_s") or 0.0))
+        for each in incident.get("timeline") or []
+    ]
+    stations.sort(key=lambda each: each[1])  # stable: stations of one instant stay in their order
+    if not stations:
+        return []
+    whole_s = max(stations[-1][1], 1e-9)
+    names = [_MEANING.get(name, name) for name, _ in stations]
+    width = max(map(len, names))
+    lines, before_s = [], 0.0
+    for name, (_, at_s) in zip(names, stations, strict=True):
+        begin, end = round(before_s / whole_s * _BAR), round(at_s / whole_s * _BAR)
+        bar = " " * begin + style.sign("bar") * (end - begin)
+        lines.append(f"{name:{width}}  {at_s * 1000:9,.1f} ms  {style.paint(bar, CYAN)}".rstrip())
+        before_s = at_s
+    return lines
+
+
+def _stacks(incident: Mapping[str, Any], style: Style) -> list[list[str]]:
+    """Return a section for each group of ranks that were at the same place."""
+    sections = []
+    for group in incident.get("stacks") or []:
+        ranks = list(group.get("ranks") or [])
+        stack = str(group.get("stack") or "no stack").splitlines()
+        title = f"Where {'rank' if len(ranks) == 1 else 'ranks'} {_ranges(ranks)} stood"
+        sections.append(_section(title, stack, style))
+    return sections
+
+
+def _message(incident: Mapping[str, Any]) -> list[str]:
+    return str(incident.get("message") or "").strip("\n").splitlines()
+
+
+def _one_line(value: object) -> str:
+    return " ".join(str(value or "").split())
+
+
+def _ranges(ranks: list[int]) -> str:
+    """Return 0-3, 7 for 0, 1, 2, 3, 7."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

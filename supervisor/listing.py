@@ -1,0 +1,263 @@
+"""The tables of the reading commands: status, incidents, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast import catalogue
+from supervisor import rendering
+from supervisor.rendering import phase
+from supervisor.wording import count, number, percent, seconds, sentence, size, table, what
+
+_RIGHT = frozenset({2, 3, 4, 5, 6})
+_WASTE = {
+    "lost": "lost (trained, then rolled back)",
+    "checkpoint": "waiting for checkpoints",
+    "detect": "noticing faults",
+    "decide": "deciding",
+    "stop": "stopping",
+    "start": "starting processes",
+    "rendezvous": "forming the group",
+    "restore": "restoring state",
+    "warmup": "slow first steps",
+    "queued": "waiting for members",
+    "paused": "paused",
+}
+
+
+def status(
+    found: Mapping[str, Any], *, alive: bool, live: bool, now_s: float, path: Path
+) -> list[str]:
+    """Return what `holdfast status` shows."""
+    lines = [f"run {found.get('run') or path.name}: {_state(found, alive, live, now_s)}", ""]
+    rows = [
+        ("progress", _progress(found)),
+        ("state", _safety(found)),
+        ("ETTR", _ettr(found)),
+        ("incidents", _incidents(found)),
+        ("message", " ".join(str(found.get("message") or "").split())),
+        ("directory", str(path)),
+    ]
+    lines += [f"  {name:10}  {text}" for name, text in rows if text]
+    ranks = _ranks(found)
+    ledger = _ledger(found)
+    for title, part in (("Ranks", ranks), ("Where the time went", ledger)):
+        if part:
+            lines += ["", title, *(f"  {line}" for line in part)]
+    return lines
+
+
+def _state(found: Mapping[str, Any], alive: bool, live: bool, now_s: float) -> str:
+    name = phase(found)
+    age_s = max(0.0, now_s - float(found.get("updated") or now_s))
+    if live or (alive and age_s < 2.0):
+        return name
+    if alive:
+        return f"{name}, {seconds(age_s)} ago; its supervisor does not answer now"
+    if found.get("phase") == "ended" or found.get("exit_code") is not None:
+        code = found.get("exit_code")
+        return "ended" + (f" with exit code {code}" if code is not None else "")
+    return f"died while {name}, {seconds(age_s)} ago"
+
+
+def _progress(found: Mapping[str, Any]) -> str:
+    if found.get("step") is None:
+        return ""
+    text = rendering.progress(found)
+    if found.get("step_s"):
+        text += f"  ({seconds(float(found['step_s']))} a step)"
+    return text
+
+
+def _safety(found: Mapping[str, Any]) -> str:
+    parts = []
+    if found.get("secured_step") is not None:
+        parts.append(f"secured {found['secured_step']:,}")
+    if (found.get("snapshot_step") or -1) >= 0:
+        parts.append(f"snapshot {found['snapshot_step']:,}")
+    saved = found.get("checkpoint") or {}
+    if saved.get("step") is not None:
+        parts.append(f"checkpoint {saved['step']:,}")
+    if saved.get("error"):
+        parts.append(f"storage fails: {saved['error']}")
+    if found.get("skip"):
+        parts.append(f"skipped steps {', '.join(map(str, found['skip']))}")
+    return "  ".join(parts)
+
+
+def _ettr(found: Mapping[str, Any]) -> str:
+    if not found.get("total_s"):
+        return ""
+    whole = percent(float(found.get("ettr") or 0.0))
+    hour = percent(float(found.get("ettr_hour") or 0.0))
+    return f"{whole} of {seconds(float(found['total_s']))}; {hour} of the last hour"
+
+
+def _incidents(found: Mapping[str, Any]) -> str:
+    opened, last = found.get("open_incident"), found.get("last_incident")
+    total = int(found.get("incidents") or 0)
+    if opened:
+        return f"{total}; now {opened.get('id')}: {what(opened)}"
+    if last:
+        return f"{total}; last {last.get('id')}: {sentence(last)}"
+    return str(total)
+
+
+def _ranks(found: Mapping[str, Any]) -> list[str]:
+    rows = [
+        (
+            str(each.get("rank")),
+            str(each.get("member") or "-"),
+            str(each.get("pid") or "-"),
+            str(each.get("state") or "-"),
+            number(each["step"], 1) if each.get("step") is not None else "-",
+            seconds(float(each["step_s"])) if each.get("step_s") else "-",
+            seconds(float(each["p99_s"])) if each.get("p99_s") else "-",
+            " ".join(word for word in (each.get("phase"), each.get("label")) if word) or "-",
+        )
+        for each in found.get("ranks") or []
+    ]
+    rows += [
+        ("-", str(m.get("name")), "-", "standby", "-", "-", "-", count(int(m["parked"]), "process"))
+        for m in found.get("members") or []
+        if m.get("role") == "standby" and m.get("parked")
+    ]
+    if not rows:
+        return []
+    head = ("RANK", "MEMBER", "PID", "STATE", "STEP", "STEP TIME", "P99", "DOING")
+    return table(head, rows, frozenset({0, 2, 4, 5, 6}))
+
+
+def _ledger(found: Mapping[str, Any]) -> list[str]:
+    """Return the buckets that have something in them, the largest first, productive before all."""
+    total_s = float(found.get("total_s") or 0.0)
+    buckets = {str(k): float(v) for k, v in (found.get("buckets_s") or {}).items()}
+    if total_s <= 0 or not buckets:
+        return []
+    good_s = buckets.pop("productive", 0.0) + float(found.get("pending_s") or 0.0)
+    rows = [("training", good_s)]
+    rows += [
+        (_WASTE.get(name, name), spent)
+        for name, spent in sorted(buckets.items(), key=lambda item: -item[1])
+        if spent > 0
+    ]
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:{width}}  {seconds(s):>10}  {percent(s / total_s):>8}" for name, s in rows]
+
+
+def incidents(found: list[dict[str, Any]]) -> list[str]:
+    """Return what `holdfast incidents` shows."""
+    if not found:
+        return ["no incidents"]
+    rows = [
+        (
+            str(each.get("id")),
+            str(each.get("kind") or "-"),
+            _rank(each),
+            str(each.get("step") if each.get("step") is not None else "-"),
+            _time(each.get("detected_s")),
+            _time(each.get("recovered_s")),
+            str(each.get("lost_steps") if each.get("lost_steps") is not None else "-"),
+            str(each.get("remedy") or "-"),
+            what(each),
+        )
+        for each in found
+    ]
+    head = ("ID", "KIND", "RANK", "STEP", "NOTICED", "BACK IN", "LOST", "REMEDY", "WHAT HAPPENED")
+    return table(head, rows, _RIGHT)
+
+
+def _rank(incident: Mapping[str, Any]) -> str:
+    rank = incident.get("rank")
+    return str(rank) if isinstance(rank, int) and rank >= 0 else "-"
+
+
+def _time(value: object) -> str:
+    return seconds(float(value)) if isinstance(value, int | float) else "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """One directory named as a checkpoint. `fault` is "" for one in which nothing wrong was found."""
+
+    name: str
+    path: str
+    step: int | None
+    generation: int | None
+    world_size: int | None
+    created: float | None
+    bytes: int | None
+    fault: str
+    verified: bool
+    newest_whole: bool
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def survey(root: Path, *, verify: bool, told: Callable[[str], None]) -> list[Surveyed]:
+    """Return the checkpoints in `root`, newest first. `told` hears which one is read, "" at the end.
+
+    Raises OSError when `root` cannot be read.
+    """
+    found: list[Surveyed] = []
+    whole = False
+    for path, each in catalogue.look(root):
+        if not isinstance(each, catalogue.Found):
+            found.append(Surveyed(path.name, str(path), *[None] * 5, str(each), verify, False))
+            continue
+        told(path.name) if verify else None
+        fault = (catalogue.verify(each) if verify else None) or ""
+        newest, whole = not whole and not fault, whole or not fault
+        found.append(
+            Surveyed(
+                path.name,
+                str(path),
+                each.step,
+                each.generation,
+                each.world_size,
+                each.created,
+                each.bytes,
+                fault,
+                verify,
+                newest,
+            )
+        )
+    told("")
+    return found
+
+
+def checkpoints(found: list[Surveyed], now_s: float, *, verified: bool) -> list[str]:
+    """Return what `holdfast checkpoints` shows."""
+    if not found:
+        return ["no checkpoints"]
+    rows = [
+        (
+            each.name,
+            _or_dash(each.generation),
+            _or_dash(each.world_size),
+            size(each.bytes) if each.bytes is not None else "-",
+            f"{seconds(max(0.0, now_s - each.created))} ago" if each.created is not None else "-",
+            _verdict(each),
+        )
+        for each in found
+    ]
+    head = ("CHECKPOINT", "GENERATION", "RANKS", "SIZE", "WRITTEN", "STATE")
+    lines = table(head, rows, frozenset({1, 2, 3, 4}))
+    whole = next((each for each in found if each.newest_whole), None)
+    newest = f"newest whole: {whole.path}" if whole else "none of them is whole"
+    hint = "" if verified else "  (sizes were compared; --verify reads the content)"
+    return [*lines, "", newest + hint]
+
+
+def _verdict(each: Surveyed) -> str:
+    if each.fault:
+        return f"damaged: {each.fault}"
+    return ("whole" if each.verified else "complete") + (", newest" if each.newest_whole else "")
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else str(value)

@@ -1,0 +1,169 @@
+"""What `run` shows of its status: a few lines for a terminal, one for a log. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from supervisor.style import BOLD, CYAN, DIM, GREEN, RED, YELLOW, Style, clip, join
+from supervisor.wording import count, number, percent, seconds, sentence, what
+
+PHASES: Mapping[str, str] = {
+    "forming": "starting",
+    "running": "running",
+    "looking": "finding out which rank hangs",
+    "securing": "securing the state",
+    "saving": "saving a checkpoint",
+    "stopping": "stopping",
+    "ended": "ended",
+}
+SILENT_S = 3.0  # a status older than this says how old it is
+MAX_WIDTH = 120  # wider is harder to read, not more to see
+_STATES = {"running": "on", "starting": "half", "failing": "bad", "exited": "bad"}
+_COLOURS = {"on": GREEN, "half": YELLOW, "bad": RED, "off": DIM}
+Status = Mapping[str, Any]
+
+
+def frame(status: Status, width: int, style: Style, silent_s: float = 0.0) -> list[str]:
+    """Return the lines of the live display, none wider than `width`."""
+    width = max(1, min(width, MAX_WIDTH))
+    return [
+        style.paint(style.sign("rule") * width, DIM),
+        _headline(status, width, style, silent_s),
+        _numbers(status, width, style),
+        _members(status, width, style),
+        _last(status, width, style),
+    ]
+
+
+def phase(status: Status) -> str:
+    """Say what the run is doing."""
+    name = str(status.get("phase") or "forming")
+    if name == "running":
+        if status.get("open_incident"):
+            return "restarting"
+        if status.get("step") is None:
+            return "starting"
+    return PHASES.get(name, name)
+
+
+def progress(status: Status) -> str:
+    """Return the line that a log gets from time to time."""
+    parts = [f"step {status['step']:,}" if status.get("step") is not None else phase(status)]
+    if status.get("loss") is not None:
+        parts.append(f"loss {number(status['loss'])}")
+    if status.get("rate"):
+        parts.append(f"{number(status['rate'], 3)} steps/s")
+    parts.append(f"generation {status.get('generation', 0)}")
+    parts.append(f"ETTR {percent(float(status.get('ettr') or 0.0))}")
+    return "  ".join(parts)
+
+
+def station(status: Status) -> str:
+    """Say in which phase the run is, for a line each time that changes."""
+    name = phase(status)
+    if name == "running":
+        ranks, members = int(status.get("world_size") or 0), len(_active(status))
+        where = f" on {count(members, 'member')}" if members else ""
+        return f"generation {status.get('generation', 0)} runs: {count(ranks, 'rank')}{where}"
+    message = " ".join(str(status.get("message") or "").split())
+    return f"{name}: {message}" if message and name != "restarting" else name
+
+
+def _headline(status: Status, width: int, style: Style, silent_s: float) -> str:
+    name = phase(status)
+    calm = name == "running"
+    sign = style.sign("on" if calm or name == "ended" else "half")
+    colour = GREEN if calm else DIM if name == "ended" else YELLOW
+    cells: list[tuple[str, tuple[str, ...]]] = [(f"{sign} {name}", (BOLD, colour))]
+    if silent_s > SILENT_S:
+        cells.append((f"no word from the supervisor for {seconds(silent_s)}", (YELLOW,)))
+    if status.get("step") is not None:
+        cells.append((f"step {status['step']:,}", (BOLD,)))
+    if status.get("loss") is not None:
+        cells.append((f"loss {number(status['loss'])}", ()))
+    if status.get("rate"):
+        cells.append((f"{number(status['rate'], 3)} steps/s", ()))
+    if status.get("total_s"):
+        cells.append((f"ETTR {percent(float(status.get('ettr') or 0.0))}", (CYAN,)))
+    return join(cells, width, style, "   ")
+
+
+def _numbers(status: Status, width: int, style: Style) -> str:
+    """Return the second line: what is secured, and how fast it goes in units of the data."""
+    cells = [f"generation {status.get('generation', 0)}"]
+    if status.get("secured_step") is not None:
+        cells.append(f"secured {status['secured_step']:,}")
+    saved = status.get("checkpoint") or {}
+    failed = str(saved.get("error") or "")
+    if saved.get("step") is not None:
+        cells.append(f"checkpoint {saved['step']:,}")
+    for name, unit in (("tokens_per_s", "tokens/s"), ("samples_per_s", "samples/s")):
+        if status.get(name):
+            cells.append(f"{number(status[name], 3)} {unit}")
+            break
+    if status.get("total_s"):
+        cells.append(f"up {seconds(float(status['total_s']))}")
+    shown: list[tuple[str, tuple[str, ...]]] = [(f"  {cells[0]}", (DIM,))]
+    if failed:
+        shown.append((clip(f"storage: {failed}", max(20, width - 20), style), (RED,)))
+    shown += [(cell, (DIM,)) for cell in cells[1:]]
+    return join(shown, width, style, "   ")
+
+
+def _active(status: Status) -> list[Mapping[str, Any]]:
+    return [each for each in status.get("members") or [] if each.get("role") == "active"]
+
+
+def _members(status: Status, width: int, style: Style) -> str:
+    states = {each.get("rank"): str(each.get("state")) for each in status.get("ranks") or []}
+    shown = [(m, _signs(m, states)) for m in status.get("members") or []]
+    if not shown:
+        return style.paint("  no members yet", DIM)
+    plain = "  " + "   ".join(f"{m.get('name')} {' ' * len(signs)}" for m, signs in shown)
+    if len(plain) > width:
+        return _tally(shown, width, style)
+    cells = [
+        style.paint(str(member.get("name")), DIM)
+        + " "
+        + "".join(style.paint(style.sign(sign), _COLOURS[sign]) for sign in signs)
+        for member, signs in shown
+    ]
+    return "  " + "   ".join(cells)
+
+
+def _signs(member: Mapping[str, Any], states: Mapping[Any, str]) -> list[str]:
+    """Return a sign for each rank of the member, or for each process that it keeps warm."""
+    if member.get("role") == "lost" or (member.get("ranks") and not member.get("connected")):
+        return ["bad"] * max(1, len(member.get("ranks") or []))
+    if member.get("ranks"):
+        return [_STATES.get(states.get(rank, "starting"), "half") for rank in member["ranks"]]
+    return ["off"] * int(member.get("parked") or 0) or ["half"]
+
+
+def _tally(shown: list[tuple[Mapping[str, Any], list[str]]], width: int, style: Style) -> str:
+    """Return the members' line when there are too many of them to name."""
+    signs = [sign for _, each in shown for sign in each]
+    words = (("on", "running"), ("half", "starting"), ("bad", "down"), ("off", "in reserve"))
+    cells: list[tuple[str, tuple[str, ...]]] = [(f"  {count(len(shown), 'member')}", (DIM,))]
+    cells += [
+        (f"{style.sign(sign)} {signs.count(sign):,} {word}", (_COLOURS[sign],))
+        for sign, word in words
+        if sign in signs
+    ]
+    return join(cells, width, style, "   ")
+
+
+def _last(status: Status, width: int, style: Style) -> str:
+    opened, last = status.get("open_incident"), status.get("last_incident")
+    if opened:
+        return "  " + style.paint(clip(what(opened), width - 2, style), YELLOW)
+    if phase(status) not in ("running", "restarting"):
+        message = " ".join(str(status.get("message") or "").split())
+        if message:
+            return "  " + clip(message, width - 2, style)
+    if not last:
+        return style.paint(clip("  no incidents", width, style), DIM)
+    total = int(status.get("incidents") or 0)
+    more = f"  ({count(total, 'incident')})" if total > 1 and width >= 60 else ""
+    return "  " + clip(sentence(last), width - 2 - len(more), style) + style.paint(more, DIM)

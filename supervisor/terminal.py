@@ -1,0 +1,216 @@
+"""Show a run while it goes on: redrawn in place at a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Protocol, TextIO
+
+from supervisor import rendering
+from supervisor.rendering import PHASES
+from supervisor.screen import Screen
+from supervisor.style import DIM, RANKS, Style, harmless, style_for, width_of
+from supervisor.wording import count, sentence, what
+
+__all__ = ["PHASES", "Display", "Live", "Output", "Plain", "display", "style_of"]
+
+FRAME_S = 0.2  # faster than this nobody reads
+PROGRESS_S = 10.0
+MAX_LINES = 5000  # kept for a reader that is behind; the files have them all
+_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # shown all at once, where the terminal knows that
+
+
+class Output(Protocol):
+    """What a display writes to. `Screen` is one."""
+
+    style: Style
+
+    @property
+    def busy(self) -> bool: ...
+    def size(self) -> tuple[int, int]: ...
+    def write(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class Display(Protocol):
+    """What `run` tells. None of these waits or raises."""
+
+    def update(self, status: Mapping[str, Any], now_s: float) -> None:
+        """Show a new status; call it several times a second. `now_s` is of a monotonic clock."""
+
+    def line(self, rank: int, text: str) -> None:
+        """Show a line that a rank has printed; at the next update at the latest."""
+
+    def say(self, text: str) -> None:
+        """Show a line of our own at once."""
+
+    def close(self) -> None:
+        """Leave the last state on the screen and end."""
+
+
+def display(stream: TextIO, *, plain: bool = False, quiet: bool = False) -> Display:
+    """Return the display that suits `stream`."""
+    screen = Screen(stream)
+    if quiet:
+        return Plain(screen, quiet=True)
+    return Live(screen) if screen.is_terminal and not plain else Plain(screen)
+
+
+def style_of(stream: TextIO) -> Style:
+    """Return what can be shown on `stream`."""
+    return style_for(terminal=stream.isatty(), encoding=stream.encoding, environment=os.environ)
+
+
+class _Lines:
+    """Lines on their way to the output, the oldest dropped when they become too many."""
+
+    def __init__(self, style: Style) -> None:
+        self._style = style
+        self._held: deque[str] = deque()
+        self._dropped = 0
+
+    def add_rank(self, rank: int, text: str) -> None:
+        prefix = self._style.paint(f"[rank {rank}]", RANKS[rank % len(RANKS)])
+        self.add(f"{prefix} {harmless(text, colour=self._style.colour)}")
+
+    def add(self, line: str) -> None:
+        self._held.append(line)
+        if len(self._held) > MAX_LINES:
+            self._held.popleft()
+            self._dropped += 1
+
+    def take(self) -> list[str]:
+        lines = list(self._held)
+        if self._dropped:
+            note = f"[{count(self._dropped, 'line')} not shown: the run's logs have them]"
+            lines.insert(0, self._style.paint(note, DIM))
+        self._held.clear()
+        self._dropped = 0
+        return lines
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+class Live:
+    """A few lines at the bottom of a terminal; what ranks print scrolls by above them."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self._lines = _Lines(out.style)
+        self._drawn: list[str] = []
+        self._size = (0, 0)
+        self._drawn_s = float("-inf")
+        self._status: Mapping[str, Any] = {}
+        self._updated: object = None
+        self._fresh_s = 0.0
+
+    def update(self, status: Mapping[str, Any], now_s: float) -> None:
+        if status.get("updated") != self._updated:
+            self._updated, self._fresh_s = status.get("updated"), now_s
+        self._status = status
+        if len(self._lines) or now_s - self._drawn_s >= FRAME_S or now_s < self._drawn_s:
+            self._draw(now_s)
+
+    def line(self, rank: int, text: str) -> None:
+        self._lines.add_rank(rank, text)
+        if not self._status:
+            self._draw(self._drawn_s)
+
+    def say(self, text: str) -> None:
+        for each in text.splitlines() or [""]:
+            self._lines.add(harmless(each, colour=self._out.style.colour))
+        self._draw(self._drawn_s)
+
+    def close(self) -> None:
+        self._draw(self._drawn_s)
+        self._out.close()
+
+    def _draw(self, now_s: float) -> None:
+        """Write the lines that wait, and the frame below them, in one piece."""
+        if self._out.busy:
+            return  # what was drawn is not shown yet: the next frame will be newer
+        size = self._out.size()
+        silent_s = max(0.0, now_s - self._fresh_s)
+        frame = rendering.frame(self._status, size[0] - 1, self._out.style, silent_s)
+        frame = frame[: max(1, size[1] - 2)] if self._status else []
+        lines = self._lines.take()
+        self._drawn_s = now_s
+        if frame == self._drawn and not lines and size == self._size:
+            return
+        up = _rows(self._drawn, size[0])
+        start = "\r" + (f"\x1b[{up}A" if up else "")
+        body = "".join(f"{line}\x1b[K\n" for line in (*lines, *frame))
+        self._out.write(f"{_BEGIN}{start}{body}\x1b[J{_END}")
+        self._drawn, self._size = frame, size
+
+
+def _rows(lines: list[str], columns: int) -> int:
+    """Return the rows that lines take on a terminal that may have become narrower."""
+    return sum(max(1, -(-width_of(line) // max(1, columns))) for line in lines)
+
+
+class Plain:
+    """Lines for a log: when something changes, and otherwise every ten seconds.
+
+    With `quiet` only what ranks print and what is said.
+    """
+
+    def __init__(self, out: Output, quiet: bool = False) -> None:
+        self._out = out
+        self._quiet = quiet
+        self._lines = _Lines(out.style)
+        self._station: tuple[object, ...] = ()
+        self._told: tuple[object, object] = (None, None)  # id of an incident, whether it is over
+        self._count = 0
+        self._due_s = float("-inf")
+        self._step: object = None
+
+    def update(self, status: Mapping[str, Any], now_s: float) -> None:
+        if not self._quiet:
+            self._tell(status, now_s)
+        self._flush()
+
+    def line(self, rank: int, text: str) -> None:
+        self._lines.add_rank(rank, text)
+
+    def say(self, text: str) -> None:
+        for each in text.splitlines() or [""]:
+            self._lines.add(harmless(each, colour=self._out.style.colour))
+        self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        self._out.close()
+
+    def _tell(self, status: Mapping[str, Any], now_s: float) -> None:
+        self._incident(status)
+        phase = rendering.phase(status)
+        station = (phase, status.get("generation") if phase == "running" else None)
+        if station != self._station:
+            self._station = station
+            self._ours(rendering.station(status))
+            self._due_s = now_s + PROGRESS_S
+        elif now_s >= self._due_s and status.get("step") is not None and phase == "running":
+            self._due_s = now_s + PROGRESS_S
+            self._ours(rendering.progress(status))
+
+    def _incident(self, status: Mapping[str, Any]) -> None:
+        """Tell when an incident begins and when it is over; a fast one only when it is over."""
+        opened, last = status.get("open_incident"), status.get("last_incident")
+        found = opened or last
+        if not found:
+            return
+        over = not opened
+        if (found.get("id"), over) != self._told:
+            told = sentence(found) if over else what(found)
+            self._ours(f"incident {found.get('id')}: {told}")
+            self._told = (found.get("id"), over)
+
+    def _ours(self, text: str) -> None:
+        self._lines.add(f"{self._out.style.paint('holdfast:', DIM)} {text}")
+
+    def _flush(self) -> None:
+        if len(self._lines) and not self._out.busy:
+            self._out.write("".join(f"{line}\n" for line in self._lines.take()))
