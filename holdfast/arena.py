@@ -186,9 +186,7 @@ class Arena:
         for slot in self._slots:
             slot.close()
 
-    def _record(
-        self, slot: int, generation: int, step: int, world_size: int, total_bytes: int
-    ) -> Record:
+    def _record(self, slot: int, generation: int, step: int, world_size: int, total_bytes: int) -> Record:
         path, sequence = self._page.paths[slot], self._page.next_sequence()
         return Record(slot, generation, step, world_size, total_bytes, path, sequence)
 

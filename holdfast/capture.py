@@ -63,9 +63,7 @@ def collect(objects: Mapping[str, Any]) -> Tree:
 
 def _optimizer(name: str, optimizer: torch.optim.Optimizer, tree: Tree) -> Any:
     """Like `Optimizer.state_dict`, without the cost of its copies and hooks."""
-    order = {
-        id(p): n for n, p in enumerate(p for g in optimizer.param_groups for p in g["params"])
-    }
+    order = {id(p): n for n, p in enumerate(p for g in optimizer.param_groups for p in g["params"])}
     groups = [
         {
             **_flatten(f"{name}.group.{n}", {k: v for k, v in g.items() if k != "params"}, tree),
@@ -120,9 +118,7 @@ def views(layout: Layout, data: memoryview | mmap.mmap, offset: int = 0) -> dict
     return {e.name: _view(e.dtype, e.shape, data, offset + e.begin) for e in layout.entries}
 
 
-def _view(
-    dtype: str, shape: tuple[int, ...], data: memoryview | mmap.mmap, at: int
-) -> torch.Tensor:
+def _view(dtype: str, shape: tuple[int, ...], data: memoryview | mmap.mmap, at: int) -> torch.Tensor:
     import torch
 
     kind = dtypes()[dtype]
@@ -248,4 +244,3 @@ def _unflatten(value: Any, held: Mapping[str, torch.Tensor]) -> Any:
     if set(value) == {_PAIRS}:
         return {key: _unflatten(each, held) for key, each in value[_PAIRS]}
     return {key: _unflatten(each, held) for key, each in value.items()}
-

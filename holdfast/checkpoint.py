@@ -178,8 +178,7 @@ def _make_root(root: Path) -> None:
 def _check_room(root: Path, files: Mapping[str, Path | bytes]) -> None:
     """Raise ENOSPC before the first byte is written if the files cannot fit."""
     needed = sum(
-        len(source) if isinstance(source, bytes) else source.stat().st_size
-        for source in files.values()
+        len(source) if isinstance(source, bytes) else source.stat().st_size for source in files.values()
     )
     status = os.statvfs(root)
     if needed > status.f_bavail * status.f_frsize:
@@ -191,6 +190,5 @@ def _compare(entries: tuple[FileEntry, ...], checksums: Mapping[str, int]) -> No
         expected = checksums.get(entry.name, entry.checksum)
         if entry.checksum != expected:
             raise ValueError(
-                f"{entry.name}: checksum {entry.checksum:08x} after the copy, expected was"
-                f" {expected:08x}"
+                f"{entry.name}: checksum {entry.checksum:08x} after the copy, expected was {expected:08x}"
             )

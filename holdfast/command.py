@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import re
 import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,13 @@ from holdfast.errors import BadInput
 _PYTHON = re.compile(r"python(3(\.\d+)?)?(\.exe)?")
 _TAKES_VALUE = {"-W", "-X"}
 _MAX_SOURCE_BYTES = 4 << 20
+_COMPILE = """
+import sys, traceback
+try:
+    compile(open(sys.argv[1], "rb").read(), sys.argv[1], "exec")
+except (SyntaxError, ValueError) as error:
+    sys.exit("".join(traceback.format_exception_only(type(error), error)))
+"""
 _MAX_FILES = 200  # local modules looked through for `import holdfast`
 
 
@@ -33,6 +41,7 @@ class Program:
     argv: tuple[str, ...]
     joins: bool = False  # it, or a module beside it, imports holdfast
     imports: tuple[str, ...] = ()  # what it imports from elsewhere than its own folder
+    source: str = ""  # the file with its first line, where that is known
 
 
 def parse(argv: list[str], directory: Path) -> Program:
@@ -71,7 +80,9 @@ def _script(
     if not path.is_file():
         raise BadInput(f"script {name!r} not found in {directory}: give a Python file that exists")
     joins, imports = _look_through(path, path.parent)
-    return Program("script", python, tuple(flags), name, tuple(args), tuple(argv), joins, imports)
+    return Program(
+        "script", python, tuple(flags), name, tuple(args), tuple(argv), joins, imports, str(path)
+    )
 
 
 def _module(
@@ -81,10 +92,30 @@ def _module(
     for candidate in (directory / relative / "__main__.py", directory / f"{relative}.py"):
         if candidate.is_file():
             joins, imports = _look_through(candidate, directory)
+            source = str(candidate)
             break
     else:
+        source = ""
         joins, imports = _look_at_installed(name)
-    return Program("module", python, tuple(flags), name, tuple(args), tuple(argv), joins, imports)
+    return Program(
+        "module", python, tuple(flags), name, tuple(args), tuple(argv), joins, imports, source
+    )
+
+
+def check_syntax(program: Program) -> str | None:
+    """Return what Python says of a program that it cannot compile, None when it can.
+
+    The program's own interpreter has the last word: its syntax may be newer than ours.
+    """
+    if not program.source:
+        return None
+    try:
+        compile(Path(program.source).read_bytes(), program.source, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, OSError):
+        words = [program.interpreter, "-c", _COMPILE, program.source]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        return done.stderr.strip() if done.returncode else None
+    return None
 
 
 def _look_at_installed(name: str) -> tuple[bool, tuple[str, ...]]:
@@ -134,9 +165,8 @@ def _local(name: str, root: Path, beside: Path) -> list[Path]:
     relative = Path(*name.split("."))
     found: list[Path] = []
     for base in {root, beside}:
-        for each in (base / relative).with_suffix(".py"), base / relative / "__init__.py":
-            if each.is_file():
-                found.append(each)
+        places = ((base / relative).with_suffix(".py"), base / relative / "__init__.py")
+        found += [each for each in places if each.is_file()]
     return found
 
 

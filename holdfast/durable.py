@@ -79,9 +79,7 @@ def replace_file(target: Path, content: bytes) -> None:
 
 def exchange(one: Path, other: Path) -> None:
     """Let two names of one file system change places, atomically. Raises OSError."""
-    renameat2: Callable[..., int] | None = getattr(
-        ctypes.CDLL(None, use_errno=True), "renameat2", None
-    )
+    renameat2: Callable[..., int] | None = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         raise OSError(errno.ENOSYS, "the C library has no renameat2")
     paths = os.fsencode(one), os.fsencode(other)

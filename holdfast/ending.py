@@ -95,7 +95,7 @@ def _fail(error: BaseException, runtime: Runtime) -> int:
         first = str(error).strip().splitlines()[:1] or [type(error).__name__]
         print(f"holdfast: lost its peers: {first[0][:200]}", file=sys.stderr)
     else:
-        sys.excepthook(type(error), error, trimmed)
+        sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
     _leave_quickly(code)
     return code
 
@@ -128,9 +128,8 @@ def _trim(trace: TracebackType | None) -> TracebackType | None:
     """Drop the frames of ours and of runpy on top of the script's own."""
     while trace is not None and trace.tb_next is not None:
         name = trace.tb_frame.f_code.co_filename
-        if not name.startswith(_OURS) and not name.startswith("<frozen runpy>"):
-            if not name.endswith("runpy.py"):
-                break
+        if not name.startswith((_OURS, "<frozen runpy>")) and not name.endswith("runpy.py"):
+            break
         trace = trace.tb_next
     return trace
 

@@ -48,7 +48,9 @@ class Exchange:
         self._in = torch.zeros(self._room, dtype=torch.uint8)
 
     def swap(self, blob: bytes, late: bool) -> tuple[bytes, bool] | None:
-        """Send `blob`, return that of rank `source` and whether it may still change. Collective; raises what the backend raises.
+        """Send `blob`, return that of rank `source` and whether that may still change.
+
+        Collective; raises what the backend raises.
 
         None: that rank's blob has outgrown the room, and so has no second home until the next
         generation agrees anew.

@@ -1,4 +1,4 @@
-"""Where holdfast touches torch's objects: what is replicated, what is private, and when a step's parts begin."""
+"""Where holdfast touches torch's objects: replicated or private, and when a step's parts begin."""
 
 from __future__ import annotations
 

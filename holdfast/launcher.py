@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast import channel, nest, osproc, wire
-from holdfast.channel import Do, Say
+from holdfast import nest, osproc, wire
+from holdfast.channel import Say
 from holdfast.crew import Crew
 from holdfast.messages import LauncherOrder, LauncherState
 from holdfast.nest import Nest, Process

@@ -291,5 +291,3 @@ class BackendEvent:
     """What the backend says of its members: name -> created, running or gone."""
 
     members: Mapping[str, str] = field(default_factory=dict)
-
-

@@ -287,5 +287,3 @@ def tail(path: Path, limit_bytes: int = 4096) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
-
-

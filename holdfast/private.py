@@ -201,9 +201,7 @@ class PrivateStore(PrivateReader):
             shape = self._shape
         content = self._map
         assert content is not None
-        body = _RECORD.pack(
-            _RECORD_MAGIC, _FINAL if final else 0, generation, step, length, zlib.crc32(blob)
-        )
+        body = _RECORD.pack(_RECORD_MAGIC, _FINAL if final else 0, generation, step, length, zlib.crc32(blob))
         record = body + _CRC.pack(zlib.crc32(body))
         for place in ruler.places(step, shape.every):
             begin = HEADER_BYTES + place * shape.stride_bytes

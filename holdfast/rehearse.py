@@ -23,7 +23,7 @@ def rehearse(device: torch.device) -> None:
     torch_state, python_state = torch.get_rng_state(), random.getstate()
     numpy = sys.modules.get("numpy")
     numpy_state = numpy.random.get_state() if numpy is not None else None
-    on_gpu = device.type == "cuda"
+    on_gpu, hook = device.type == "cuda", sys.excepthook
     try:
         if on_gpu:
             torch.cuda.set_device(device)
@@ -33,6 +33,7 @@ def rehearse(device: torch.device) -> None:
         finally:
             dist.destroy_process_group()
     finally:
+        sys.excepthook = hook  # torch puts its own there, which would say that this is rank 0
         torch.set_rng_state(torch_state)
         random.setstate(python_state)
         if numpy is not None:

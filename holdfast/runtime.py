@@ -57,5 +57,5 @@ current: Runtime | None = None
 
 
 def install(runtime: Runtime) -> None:
-    global current  # noqa: PLW0603 - one process, one runtime, set before the script runs
+    global current
     current = runtime

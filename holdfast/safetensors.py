@@ -76,9 +76,7 @@ class Layout:
         return name in self._by_name
 
 
-def plan(
-    tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]
-) -> Layout:
+def plan(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]) -> Layout:
     """Return the layout of a file with `tensors` (name, dtype, shape), data on a 64-byte boundary.
 
     Wide dtypes come first, so that every tensor is aligned to its own size without holes;
@@ -169,9 +167,7 @@ def map_file(path: Path | str, writable: bool = False) -> tuple[Layout, mmap.mma
 def _tensor_bytes(name: str, dtype: object, shape: object) -> int:
     """Return the size of a tensor. Raises Malformed unless dtype and shape are sound."""
     if not isinstance(dtype, str) or dtype not in SIZES:
-        raise Malformed(
-            f"tensor {brief(name)} has dtype {brief(dtype)}, accepted are {', '.join(SIZES)}"
-        )
+        raise Malformed(f"tensor {brief(name)} has dtype {brief(dtype)}, accepted are {', '.join(SIZES)}")
     if not isinstance(shape, list | tuple):
         raise Malformed(f"tensor {brief(name)} has a shape that is not a list of sizes")
     total = SIZES[dtype]
@@ -190,9 +186,7 @@ def _entry(name: str, value: object) -> Entry:
     except UnicodeEncodeError:
         raise Malformed(f"tensor name {brief(name)} is not valid Unicode") from None
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
-        raise Malformed(
-            f"tensor {brief(name)} is not an object of exactly dtype, shape and data_offsets"
-        )
+        raise Malformed(f"tensor {brief(name)} is not an object of exactly dtype, shape and data_offsets")
     size = _tensor_bytes(name, value["dtype"], value["shape"])
     offsets = value["data_offsets"]
     if (
@@ -204,8 +198,7 @@ def _entry(name: str, value: object) -> Entry:
     begin, end = offsets
     if end - begin != size:
         raise Malformed(
-            f"tensor {brief(name)} needs {size} bytes for its shape, data_offsets give"
-            f" {end - begin}"
+            f"tensor {brief(name)} needs {size} bytes for its shape, data_offsets give {end - begin}"
         )
     return Entry(name, value["dtype"], tuple(value["shape"]), begin, end)
 
@@ -225,9 +218,7 @@ def _check_cover(entries: list[Entry], data_bytes: int) -> None:
     for entry in entries:
         if entry.begin != covered:
             fault = "overlaps data before" if entry.begin < covered else "leaves a hole after"
-            raise Malformed(
-                f"tensor {brief(entry.name)} starts at {entry.begin} and {fault} {covered}"
-            )
+            raise Malformed(f"tensor {brief(entry.name)} starts at {entry.begin} and {fault} {covered}")
         covered = entry.end
     if covered != data_bytes:
         raise Malformed(f"tensors end at {covered}, but the file has {data_bytes} bytes of data")

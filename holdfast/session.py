@@ -1,10 +1,11 @@
-"""What a training script gets from `holdfast.join()`: its place in the group, and the way to protect its state."""
+"""What a training script gets from `holdfast.join()`: a place in the group, and care for its state."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -15,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import channel, page, runtime, wire
 from holdfast.channel import Do, Say
-from holdfast.torchrun import rank_environment
 from holdfast.errors import Fenced
 from holdfast.messages import Flag, Launch, Marks, RankStart, Secured
 from holdfast.rehearse import rehearse
 from holdfast.state import State
+from holdfast.torchrun import rank_environment
 
 if TYPE_CHECKING:
     import torch
@@ -168,9 +169,11 @@ class Session:
             master_listen_fd=listener if self.rank == 0 and listener >= 0 else None,
         )
         prefixed = dist.PrefixStore(f"holdfast/{self.generation}", store)
+        hook = sys.excepthook
         dist.init_process_group(
             backend, store=prefixed, rank=self.rank, world_size=self.world_size, timeout=limit
         )
+        sys.excepthook = hook  # torch's names the rank before each line, which the launcher's log does
 
     # -- listening
 
@@ -248,4 +251,3 @@ def _from_environment() -> runtime.Runtime | None:
     runtime.install(mine)
     mine.say(Say("born", os.getpid()))
     return mine
-

@@ -96,7 +96,7 @@ class Snapshots:
         if not self._peers_failed:
             stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            for target, source in zip(targets, sources):
+            for target, source in zip(targets, sources, strict=True):
                 target.copy_(source, non_blocking=True)
         stream.synchronize()
 

@@ -195,9 +195,7 @@ class State:
             shown = math.nan if norm is None else norm
             self._page.commit(self.step, loss, shown, 0, 0, 0.0, flags, position)
         self.session.flag(verdict, self.step, loss, position)
-        raise NumericFault(
-            f"step {self.step}: loss {loss:g} is {_name(verdict)} (batch position {position})"
-        )
+        raise NumericFault(f"step {self.step}: loss {loss:g} is {_name(verdict)} (batch position {position})")
 
     def _verdict(self, loss: float, norm: float | None, given: bool) -> str:
         if self.guard is not None and given:
@@ -218,4 +216,3 @@ def _number(value: Any) -> float:
 
 def _name(verdict: str) -> str:
     return {"nan": "not a number", "inf": "infinite", "jump": "far above the recent ones"}[verdict]
-

@@ -1,4 +1,4 @@
-"""A script that never calls `join`: it waits before its first line, and shows progress through torch's hooks."""
+"""A script that never calls `join`: it waits before its first line; torch's hooks show its progress."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -49,7 +49,7 @@ def from_json(kind: type[T], value: Any, where: str = "") -> T:
     where = where or kind.__name__
     if not isinstance(value, Mapping):
         raise Malformed(f"{where}: {_short(value)} is not an object")
-    fields = _fields(kind)
+    fields = _fields(typing.cast("Hashable", kind))
     for name in value:
         if name not in fields:
             raise Malformed(f"{where}.{_short(name)}: unknown field")
@@ -66,7 +66,7 @@ def from_json(kind: type[T], value: Any, where: str = "") -> T:
 
 
 @lru_cache(maxsize=256)
-def _fields(kind: type[Any]) -> dict[str, tuple[Any, bool]]:
+def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
     hints = typing.get_type_hints(kind)
     missing = dataclasses.MISSING
     return {
@@ -100,7 +100,7 @@ def _read_tuple(hint: Any, value: Any, where: str) -> tuple[Any, ...]:
     if len(kinds) != len(value):
         raise Malformed(f"{where}: {len(value)} items where {len(kinds)} belong")
     return tuple(
-        _read(kind, each, f"{where}[{n}]") for n, (kind, each) in enumerate(zip(kinds, value))
+        _read(kind, each, f"{where}[{n}]") for n, (kind, each) in enumerate(zip(kinds, value, strict=True))
     )
 
 

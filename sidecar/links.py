@@ -1,4 +1,4 @@
-"""The sidecar's two lines: to its launcher (unix socket) and to the supervisor (WebSocket). Both come back."""
+"""The sidecar's two lines: unix socket to its launcher, WebSocket to the supervisor."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import aiohttp
 
@@ -13,6 +14,8 @@ from holdfast import wire
 from holdfast.messages import LauncherOrder, LauncherState, MemberOrder, MemberReport
 
 log = logging.getLogger(__name__)
+
+_Socket: TypeAlias = "aiohttp.ClientWebSocketResponse[bool]"
 
 LAUNCHER_RETRY_S = 0.02
 BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -93,7 +96,7 @@ class SupervisorLink:
                     failures += 1
                 await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
 
-    async def _talk(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    async def _talk(self, socket: _Socket) -> None:
         speaking = asyncio.create_task(self._speak(socket))
         try:
             async for message in socket:
@@ -109,7 +112,7 @@ class SupervisorLink:
             speaking.cancel()
             await asyncio.wait({speaking})
 
-    async def _speak(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    async def _speak(self, socket: _Socket) -> None:
         while True:
             self.dirty.clear()
             await socket.send_str(wire.encode(self._report()).decode())

@@ -179,10 +179,10 @@ class Member:
     def _secure(self, order: MemberOrder) -> None:
         state = self.launcher.state
         waiting = state is not None and state.generation == order.generation
-        if waiting and order.just_in_time and state is not None:
-            if state.secure_asked < order.generation:
-                self.launcher.send(LauncherOrder("secure", order.generation))
-                return
+        asked = state.secure_asked if state is not None else 0
+        if waiting and order.just_in_time and asked < order.generation:
+            self.launcher.send(LauncherOrder("secure", order.generation))
+            return
         self._privates = self.holdings.privates()
         self.secured_for = order.generation
         self._changed()
@@ -201,9 +201,7 @@ class Member:
         for rank in self.launcher.state.ranks:
             if rank.rank == drill.rank:
                 self.launcher.send(
-                    LauncherOrder(
-                        "drill", rank.generation, local_rank=rank.local_rank, what=drill.what
-                    )
+                    LauncherOrder("drill", rank.generation, local_rank=rank.local_rank, what=drill.what)
                 )
 
     # -- watching
@@ -254,9 +252,7 @@ class Member:
                 continue
             if (record.step, record.generation) == self._durable_key():
                 return
-            await self.saver.save(
-                record, order.sources, self._meta(order), keep=order.keep, asked=0
-            )
+            await self.saver.save(record, order.sources, self._meta(order), keep=order.keep, asked=0)
             return
 
     async def _save_asked(self, order: MemberOrder) -> None:
@@ -265,9 +261,7 @@ class Member:
             why = f"the snapshot of step {order.save_step} is not here"
             self.saver.durable = replace(self.saver.durable, error=why, asked=order.save)
             return
-        await self.saver.save(
-            record, order.sources, self._meta(order), keep=order.keep, asked=order.save
-        )
+        await self.saver.save(record, order.sources, self._meta(order), keep=order.keep, asked=order.save)
 
     def _durable_key(self) -> tuple[int, int]:
         return self.saver.durable.step, self.saver.durable.generation

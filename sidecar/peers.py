@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 import aiohttp
 from aiohttp import web
@@ -20,6 +22,9 @@ MAX_SLOT_BYTES = 1 << 42
 _CHECKSUM, _WORLD = "X-Holdfast-Checksum", "X-Holdfast-World-Size"
 
 
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
 class Unfetched(Exception):
     """A peer did not give what it should; the message says what and why."""
 
@@ -28,7 +33,7 @@ def application(holdings: Holdings, token: str) -> web.Application:
     """Return the peer's side. Every request carries the run's token; nothing can be changed."""
 
     @web.middleware
-    async def guard(request: web.Request, handler: web._Handler) -> web.StreamResponse:  # type: ignore[name-defined]
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "")
         if not hmac.compare_digest(given, f"Bearer {token}"):
             raise web.HTTPUnauthorized(text="the run's token is needed")
@@ -45,9 +50,7 @@ def application(holdings: Holdings, token: str) -> web.Application:
             raise web.HTTPGone(text=str(error)) from None
 
     async def private(request: web.Request) -> web.Response:
-        rank, generation, step = (
-            int(request.match_info[n]) for n in ("rank", "generation", "step")
-        )
+        rank, generation, step = (int(request.match_info[n]) for n in ("rank", "generation", "step"))
         found = holdings.private(rank, generation, step)
         if found is None:
             raise web.HTTPNotFound(text=f"no private state of rank {rank}, step {step}")
@@ -59,9 +62,7 @@ def application(holdings: Holdings, token: str) -> web.Application:
     return app
 
 
-async def _send_slot(
-    request: web.Request, holdings: Holdings, record: Record
-) -> web.StreamResponse:
+async def _send_slot(request: web.Request, holdings: Holdings, record: Record) -> web.StreamResponse:
     """Stream a snapshot that stays as it is meanwhile, sealed, so that the receiver can check it."""
     loop = asyncio.get_running_loop()
     if holdings.arena.checksum(record) is None:

@@ -39,9 +39,7 @@ class Preparer:
             return launch, await self._from_checkpoint(launch, order.ranks)
         path = await self._snapshot(launch, order.sources)
         self._directory.mkdir(exist_ok=True)
-        ranks = tuple(
-            [replace(rank, private=await self._private(rank, order)) for rank in order.ranks]
-        )
+        ranks = tuple([replace(rank, private=await self._private(rank, order)) for rank in order.ranks])
         self._forget_older(launch.generation)
         return replace(launch, restore=replace(launch.restore, path=str(path))), ranks
 
@@ -84,9 +82,7 @@ class Preparer:
             return str(path)
         raise Unprepared(why)
 
-    async def _from_checkpoint(
-        self, launch: Launch, ranks: tuple[RankStart, ...]
-    ) -> tuple[RankStart, ...]:
+    async def _from_checkpoint(self, launch: Launch, ranks: tuple[RankStart, ...]) -> tuple[RankStart, ...]:
         """Check a checkpoint whole, and point each rank at its own file of it."""
         assert launch.restore is not None
         path = Path(launch.restore.path)

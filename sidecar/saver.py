@@ -57,9 +57,7 @@ class Saver:
             return
         took_s = time.monotonic() - began
         answered = max(asked, self.durable.asked)
-        self.durable = Durable(
-            record.step, record.generation, str(path), round(took_s, 3), "", answered
-        )
+        self.durable = Durable(record.step, record.generation, str(path), round(took_s, 3), "", answered)
 
     async def _privates(self, record: Record, sources: tuple[Source, ...]) -> dict[str, bytes]:
         """Collect the private states of all ranks at the snapshot's step, ours and the peers'."""

@@ -35,16 +35,9 @@ def _obey(command: commands.Command) -> int:
         from supervisor import demo
 
         return demo.run(command)
-    if isinstance(command, commands.Show):
-        print(command.text)
-        return 0
-    if isinstance(command, (commands.Stop, commands.Inject)):
-        from supervisor import asking
-
-        return asking.ask(command)
     from supervisor import reading
 
-    return reading.show(command)
+    return reading.obey(command)
 
 
 if __name__ == "__main__":

@@ -1,78 +1,103 @@
-"""Ask a run's supervisor over its HTTP API. Every wait is bounded."""
+"""`stop` and `inject`: what is asked of a run that is going on."""
 
 from __future__ import annotations
 
-import http.client
-import json
-import urllib.error
-import urllib.request
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
 from typing import Any
 
+from holdfast.errors import BadInput
+from supervisor import commands
+from supervisor.client import Api, Refused, Unreachable, api_of
+from supervisor.printing import say, say_json
+from supervisor.rendering import PHASES
 from supervisor.rundir import RunDir
 
-TIMEOUT_S = 2.0  # it answers in milliseconds; one that is being restarted not at all
-_MAX_BYTES = 64 << 20
+# A restart of the supervisor takes well under a second; a command must not fail because of one.
+PATIENCE_S = 5.0
+STOP_S = 180.0  # the last checkpoint may take 120 s, the ranks' grace 30 s
+_POLL_S = 0.1
 
 
-class Unreachable(Exception):
-    """Nobody answered, or not as a supervisor does."""
+def stop(run: RunDir, command: commands.Stop) -> int:
+    """End the run, wait until it has ended, and return the exit code. Raises `BadInput`."""
+    _post(run, "stop", {"now": command.now}, repeat=True)
+    ended = _wait_for_end(run, (lambda _: None) if command.json else say)
+    status = run.status() or {}
+    if command.json:
+        keys = ("exit_code", "message", "step", "checkpoint")
+        say_json({"ended": ended, **{key: status.get(key) for key in keys}})
+    elif ended:
+        message = str(status.get("message") or "").strip()
+        say(f"ended: {message.splitlines()[0] if message else 'the run is over'}")
+    else:
+        say(f"still not ended after {STOP_S:.0f} s: `holdfast stop --now` ends it at once")
+    return 0 if ended else 1
 
 
-class Refused(Exception):
-    """The supervisor said no; the message is its own, one line."""
+def inject(run: RunDir, command: commands.Inject) -> int:
+    """Break something in the run, and return the exit code. Raises `BadInput`."""
+    body = {"what": command.kind, "rank": command.rank}
+    answer = _post(run, "inject", body, repeat=False)
+    if command.json:
+        say_json({"injected": command.kind, "rank": command.rank, **answer})
+        return 0
+    where = {
+        "supervisor": "the supervisor",
+        "sidecar": f"the sidecar of rank {command.rank}'s member",
+        "member": f"the member of rank {command.rank}",
+    }.get(command.kind, f"rank {command.rank}")
+    say(f"{command.kind} sent to {where}; `holdfast incidents` shows what comes of it")
+    return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Api:
-    """The address of one supervisor, and the run's secret."""
+def _post(run: RunDir, what: str, body: dict[str, object], *, repeat: bool) -> dict[str, Any]:
+    """Ask the run's supervisor until it has heard, for a bounded time.
 
-    url: str
-    token: str
-
-    def get(self, path: str) -> Any:
-        """Return the JSON at `path`. Raises `Unreachable` or `Refused`."""
-        return self._ask(urllib.request.Request(self.url + path, headers=self._headers()))
-
-    def post(self, path: str, body: Mapping[str, object]) -> Any:
-        """Send `body` to `path` and return the JSON of the answer.
-
-        Raises:
-            Unreachable: Nobody answered; it may have been done all the same.
-            Refused: It was not done.
-        """
-        headers = {**self._headers(), "Content-Type": "application/json"}
-        data = json.dumps(body).encode()
-        return self._ask(urllib.request.Request(self.url + path, data, headers, method="POST"))
-
-    def _headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.token}"}
-
-    def _ask(self, request: urllib.request.Request) -> Any:
-        # No proxy: the address is this machine's own.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(request, timeout=TIMEOUT_S) as answer:
-                raw = answer.read(_MAX_BYTES)
-        except urllib.error.HTTPError as error:
-            with error:
-                said = error.read(4096).decode(errors="replace")
-            raise Refused(" ".join(said.split()) or f"HTTP {error.code}") from None
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise Unreachable(str(error)) from None
-        try:
-            return json.loads(raw)
-        except ValueError:
-            raise Unreachable("the answer is not JSON") from None
+    With `repeat` also when it may have heard already.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while run.is_in_use():
+        api = api_of(run)
+        why = "it has not said where it listens"
+        if api is not None:
+            try:
+                return _once(api, what, body)
+            except Unreachable as error:
+                why = str(error)
+                if error.sent and not repeat:
+                    break
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(_POLL_S)
+    else:
+        raise BadInput(f"{what}: run {run.path.name} is not going on; accepted is one that is")
+    heard = "" if repeat else "; it may have been done: see `holdfast incidents`"
+    raise BadInput(f"{what}: the supervisor of run {run.path.name} is silent: {why}{heard}")
 
 
-def api_of(run: RunDir) -> Api | None:
-    """Return the API that the run's directory names; None when it names none."""
-    url = (run.run() or {}).get("api")
-    if not isinstance(url, str) or not url.startswith("http://"):
-        return None
+def _once(api: Api, what: str, body: dict[str, object]) -> dict[str, Any]:
     try:
-        return Api(url.rstrip("/"), run.token())
-    except OSError:
-        return None
+        answer = api.post(f"/v1/{what}", body)
+    except Unreachable as error:
+        if error.sent and body.get("what") == "supervisor":
+            return {}  # it died of it before it could answer
+        raise
+    except Refused as error:
+        raise BadInput(f"{what} was refused: {error}") from None
+    return answer if isinstance(answer, dict) else {}
+
+
+def _wait_for_end(run: RunDir, told: Callable[[str], object]) -> bool:
+    """Wait until the run's processes are gone, and tell each phase on the way."""
+    deadline = time.monotonic() + STOP_S
+    before = ""
+    while run.is_in_use():
+        phase = str((run.status() or {}).get("phase", ""))
+        if phase not in (before, "", "running", "ended"):
+            told(PHASES.get(phase, phase))
+        before = phase
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True

@@ -96,5 +96,5 @@ class Show:
     text: str
 
 
-Reading: TypeAlias = "Status | Incidents | Explain | Checkpoints | Stop | Inject | Show"
-Command: TypeAlias = "RunOptions | Demo | Reading"
+Reading: TypeAlias = "Status | Incidents | Explain | Checkpoints"
+Command: TypeAlias = "RunOptions | Demo | Reading | Stop | Inject | Show"

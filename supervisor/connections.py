@@ -52,7 +52,7 @@ class Connections:
             line.changed.set()
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
-        """Speak with one member until its line breaks. A second line of the same member replaces the first."""
+        """Speak with one member until its line breaks. A second line replaces the first."""
         socket = web.WebSocketResponse(heartbeat=HEARTBEAT_S, max_msg_size=wire.MAX_MESSAGE_BYTES)
         await socket.prepare(request)
         line: Line | None = None

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from supervisor.style import BOLD, CYAN, DIM, Style, harmless
-from supervisor.wording import count, outcome, what
+from supervisor.wording import count, detail, outcome, what
 
 _BAR = 40  # columns for the time from the fault to the first new step
 _SOURCES = {
@@ -70,9 +70,9 @@ def _seen(incident: Mapping[str, Any]) -> list[str]:
 
 def _decided(incident: Mapping[str, Any]) -> list[str]:
     decision = incident.get("decision") or {}
-    action = str(decision.get("action") or incident.get("remedy") or "")
     why = _one_line(decision.get("why") or incident.get("why"))
-    lines = [f"{action}: {why}" if action and why else action or why]
+    why = why.removeprefix(f"{detail(incident)}: ")  # it was just said what was seen
+    lines = [why or str(decision.get("action") or incident.get("remedy") or "")]
     resume = incident.get("resume") or {}
     if resume:
         source = str(resume.get("source") or "")
@@ -91,8 +91,7 @@ def _decided(incident: Mapping[str, Any]) -> list[str]:
 def _timeline(incident: Mapping[str, Any], style: Style) -> list[str]:
     """Return a line per station: when, and as a bar what came before it took."""
     stations = [
-        (str(each.get("what")), float(each.get("at_s") or 0.0))
-        for each in incident.get("timeline") or []
+        (str(each.get("what")), float(each.get("at_s") or 0.0)) for each in incident.get("timeline") or []
     ]
     stations.sort(key=lambda each: each[1])  # stable: stations of one instant stay in their order
     if not stations:

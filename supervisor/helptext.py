@@ -12,7 +12,8 @@ Holdfast keeps a distributed PyTorch job training through faults.
 Commands
 """
 _OUTRO = """
-`holdfast COMMAND --help` says more. All but run and demo take --run-dir DIR (default: the newest run here).
+`holdfast COMMAND --help` says more. The commands that look at a run take the newest one
+here; another is named with --run-dir DIR.
 """
 
 

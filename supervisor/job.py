@@ -19,7 +19,6 @@ from supervisor.records import Records
 from supervisor.storage import Storage
 from supervisor.view import (
     Action,
-    Done,
     End,
     Look,
     MemberView,
@@ -234,4 +233,3 @@ def _marks(view: View) -> Marks:
         max(m.restored_ns for m in found),
         max(m.first_step_ns for m in found),
     )
-

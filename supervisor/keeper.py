@@ -136,16 +136,14 @@ class Keeper:
             self._obey(json.loads(line))
 
     def _obey(self, said: Mapping[str, object]) -> None:
-        if said["do"] == "want" and not self.stop == "now":
+        if said["do"] == "want" and self.stop != "now":
             discard = said["discard"]
             assert isinstance(discard, list)
             self._want(int(str(said["count"])), {str(name) for name in discard})
         elif said["do"] == "kill":
             self._kill(str(said["name"]))
         elif said["do"] == "finish":
-            self.finished = Finished(
-                int(str(said["code"])), str(said["why"]), str(said["message"])
-            )
+            self.finished = Finished(int(str(said["code"])), str(said["why"]), str(said["message"]))
         self._tell()
 
     def _tell(self) -> None:
@@ -194,9 +192,7 @@ class Keeper:
             "HOLDFAST_DIRECTORY": str(self.plan.runtime / name),
             "HOLDFAST_PARENT": str(os.getpid()),
         }
-        self.members[name].sidecar = self._spawn(
-            f"sidecar {name}", parts.command("sidecar"), environment, ()
-        )
+        self.members[name].sidecar = self._spawn(f"sidecar {name}", parts.command("sidecar"), environment, ())
 
     def _kill(self, name: str) -> None:
         """End a member as a power loss would: all its processes and its memory, at once."""

@@ -1,16 +1,14 @@
-"""The tables of the reading commands: status, incidents, checkpoints."""
+"""What `status` and `incidents` show of a run. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from holdfast import catalogue
 from supervisor import rendering
 from supervisor.rendering import phase
-from supervisor.wording import count, number, percent, seconds, sentence, size, table, what
+from supervisor.wording import number, part, percent, seconds, sentence, table, what
 
 _RIGHT = frozenset({2, 3, 4, 5, 6})
 _WASTE = {
@@ -28,9 +26,7 @@ _WASTE = {
 }
 
 
-def status(
-    found: Mapping[str, Any], *, alive: bool, live: bool, now_s: float, path: Path
-) -> list[str]:
+def status(found: Mapping[str, Any], *, alive: bool, live: bool, now_s: float, path: Path) -> list[str]:
     """Return what `holdfast status` shows."""
     lines = [f"run {found.get('run') or path.name}: {_state(found, alive, live, now_s)}", ""]
     rows = [
@@ -44,9 +40,9 @@ def status(
     lines += [f"  {name:10}  {text}" for name, text in rows if text]
     ranks = _ranks(found)
     ledger = _ledger(found)
-    for title, part in (("Ranks", ranks), ("Where the time went", ledger)):
-        if part:
-            lines += ["", title, *(f"  {line}" for line in part)]
+    for title, section in (("Ranks", ranks), ("Where the time went", ledger)):
+        if section:
+            lines += ["", title, *(f"  {line}" for line in section)]
     return lines
 
 
@@ -121,7 +117,7 @@ def _ranks(found: Mapping[str, Any]) -> list[str]:
         for each in found.get("ranks") or []
     ]
     rows += [
-        ("-", str(m.get("name")), "-", "standby", "-", "-", "-", count(int(m["parked"]), "process"))
+        ("-", str(m.get("name")), "-", "standby", "-", "-", "-", f"{m['parked']} warm")
         for m in found.get("members") or []
         if m.get("role") == "standby" and m.get("parked")
     ]
@@ -145,7 +141,7 @@ def _ledger(found: Mapping[str, Any]) -> list[str]:
         if spent > 0
     ]
     width = max(len(name) for name, _ in rows)
-    return [f"{name:{width}}  {seconds(s):>10}  {percent(s / total_s):>8}" for name, s in rows]
+    return [f"{name:{width}}  {seconds(s):>10}  {part(s / total_s):>8}" for name, s in rows]
 
 
 def incidents(found: list[dict[str, Any]]) -> list[str]:
@@ -162,7 +158,7 @@ def incidents(found: list[dict[str, Any]]) -> list[str]:
             _time(each.get("recovered_s")),
             str(each.get("lost_steps") if each.get("lost_steps") is not None else "-"),
             str(each.get("remedy") or "-"),
-            what(each),
+            what(each, with_step=False),
         )
         for each in found
     ]
@@ -177,87 +173,3 @@ def _rank(incident: Mapping[str, Any]) -> str:
 
 def _time(value: object) -> str:
     return seconds(float(value)) if isinstance(value, int | float) else "-"
-
-
-@dataclass(frozen=True, slots=True)
-class Surveyed:
-    """One directory named as a checkpoint. `fault` is "" for one in which nothing wrong was found."""
-
-    name: str
-    path: str
-    step: int | None
-    generation: int | None
-    world_size: int | None
-    created: float | None
-    bytes: int | None
-    fault: str
-    verified: bool
-    newest_whole: bool
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def survey(root: Path, *, verify: bool, told: Callable[[str], None]) -> list[Surveyed]:
-    """Return the checkpoints in `root`, newest first. `told` hears which one is read, "" at the end.
-
-    Raises OSError when `root` cannot be read.
-    """
-    found: list[Surveyed] = []
-    whole = False
-    for path, each in catalogue.look(root):
-        if not isinstance(each, catalogue.Found):
-            found.append(Surveyed(path.name, str(path), *[None] * 5, str(each), verify, False))
-            continue
-        told(path.name) if verify else None
-        fault = (catalogue.verify(each) if verify else None) or ""
-        newest, whole = not whole and not fault, whole or not fault
-        found.append(
-            Surveyed(
-                path.name,
-                str(path),
-                each.step,
-                each.generation,
-                each.world_size,
-                each.created,
-                each.bytes,
-                fault,
-                verify,
-                newest,
-            )
-        )
-    told("")
-    return found
-
-
-def checkpoints(found: list[Surveyed], now_s: float, *, verified: bool) -> list[str]:
-    """Return what `holdfast checkpoints` shows."""
-    if not found:
-        return ["no checkpoints"]
-    rows = [
-        (
-            each.name,
-            _or_dash(each.generation),
-            _or_dash(each.world_size),
-            size(each.bytes) if each.bytes is not None else "-",
-            f"{seconds(max(0.0, now_s - each.created))} ago" if each.created is not None else "-",
-            _verdict(each),
-        )
-        for each in found
-    ]
-    head = ("CHECKPOINT", "GENERATION", "RANKS", "SIZE", "WRITTEN", "STATE")
-    lines = table(head, rows, frozenset({1, 2, 3, 4}))
-    whole = next((each for each in found if each.newest_whole), None)
-    newest = f"newest whole: {whole.path}" if whole else "none of them is whole"
-    hint = "" if verified else "  (sizes were compared; --verify reads the content)"
-    return [*lines, "", newest + hint]
-
-
-def _verdict(each: Surveyed) -> str:
-    if each.fault:
-        return f"damaged: {each.fault}"
-    return ("whole" if each.verified else "complete") + (", newest" if each.newest_whole else "")
-
-
-def _or_dash(value: int | None) -> str:
-    return "-" if value is None else str(value)

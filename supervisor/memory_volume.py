@@ -8,7 +8,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-_ROOTS = (Path("/dev/shm"), Path("/tmp"))  # noqa: S108 - the first that is there; a folder of mode 0700
+_ROOTS = (Path("/dev/shm"), Path("/tmp"))
 _OWNER = "owner"
 
 

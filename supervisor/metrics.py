@@ -44,9 +44,7 @@ class Metrics:
         self._generation = Gauge("holdfast_generation", "Times the group was formed.", registry=r)
         self._members = Gauge("holdfast_members", "Members by role.", ("role",), registry=r)
         self._phase = Gauge("holdfast_phase", "1 for the present phase.", ("phase",), registry=r)
-        self._checkpoint = Gauge(
-            "holdfast_checkpoint_step", "Steps in the newest checkpoint.", registry=r
-        )
+        self._checkpoint = Gauge("holdfast_checkpoint_step", "Steps in the newest checkpoint.", registry=r)
         self._failing = Gauge(
             "holdfast_checkpoint_failing", "1 while checkpoints cannot be written.", registry=r
         )

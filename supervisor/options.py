@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import difflib
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast import command as program
 from holdfast.errors import BadInput
 from holdfast.version import __version__
-from supervisor import commands, devices, helptext
-from supervisor.commands import Command, RunOptions, Show
+from supervisor import commands, helptext, runcheck
+from supervisor.commands import Command, Show
 from supervisor.optiontable import COMMANDS, Entry, Foreign, Option
 
 _MADE = {
@@ -57,19 +55,27 @@ def parse(
         BadInput: It cannot be obeyed; the message is one line.
     """
     if not argv or argv[0] in _HELP or list(argv) == ["help"]:
-        return Show(helptext.overview())
+        return Show(helptext.overview().rstrip())
     if argv[0] in ("--version", "-V", "version"):
-        return Show(f"holdfast {__version__}\n")
+        return Show(f"holdfast {__version__}")
     if argv[0] == "help":
         argv = [argv[1], "--help"]
     name = _command(argv[0])
     entry = COMMANDS[name]
     read = _scan(list(argv[1:]), entry, whole_command=name == "run")
     if read.wants_help:
-        return Show(helptext.of(name))
+        return Show(helptext.of(name).rstrip())
     if name == "run":
         here = Path.cwd() if directory is None else directory
-        return _run(read, os.environ if environment is None else environment, here)
+        return runcheck.checked(
+            read.values,
+            read.words,
+            as_module="-m" in read.given,
+            as_it_stands="--no-python" in read.given,
+            notes=tuple(dict.fromkeys(read.notes)),
+            environment=os.environ if environment is None else environment,
+            directory=here,
+        )
     _arguments(name, entry, read)
     made: Any = _MADE[name]
     asked: Command = made(**read.values)
@@ -82,9 +88,7 @@ def _command(word: str) -> str:
     if word.startswith("-"):
         at_run = _find(word.partition("=")[0], COMMANDS["run"])
         hint = f": it is an option of run, so `holdfast run {word} ...`" if at_run else ""
-        raise BadInput(
-            f"option {word!r} before the command{hint}; commands are {_listed(COMMANDS)}"
-        )
+        raise BadInput(f"option {word!r} before the command{hint}; commands are {_listed(COMMANDS)}")
     if word.endswith(".py"):
         raise BadInput(f"unknown command {word!r}: to train with it, `holdfast run {word} ...`")
     near = difflib.get_close_matches(word, COMMANDS, n=1)
@@ -159,10 +163,8 @@ def _foreign(name: str, value: str, option: Foreign, read: _Read) -> None:
 
 def _find(name: str, entry: Entry) -> Option | Foreign | None:
     plain = _plain(name)
-    for option in (*entry.options, *entry.foreign):
-        if plain in option.names:
-            return option
-    return None
+    known: tuple[Option | Foreign, ...] = (*entry.options, *entry.foreign)
+    return next((option for option in known if plain in option.names), None)
 
 
 def _plain(name: str) -> str:
@@ -191,7 +193,7 @@ def _near(name: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.6)
     if close:
         return close[0]
-    shared = [each for each in long if len(os.path.commonprefix((each[2:], stem))) >= 5]
+    shared = [each for each in long if each[2:7] == stem[:5]]
     return shared[0] if shared else ""
 
 
@@ -217,66 +219,6 @@ def _what(name: str, reader: object) -> str:
     if name == "explain":
         return "the id of an incident, such as i-0001, or last (`holdfast incidents` lists them)"
     return f"one of {', '.join(commands.DRILLS)}"
-
-
-def _run(read: _Read, environment: Mapping[str, str], directory: Path) -> RunOptions:
-    asked = read.values.get("nproc_per_node", 1)
-    nproc = _ranks(asked, devices.gpus(environment))
-    words = _entered(read.words, read.given)
-    notes = tuple(dict.fromkeys(read.notes))
-    values: Any = {**read.values, "nproc_per_node": nproc}
-    options = RunOptions(command=tuple(words), notes=notes, **values)
-    if words[:1] == [sys.executable] and "-m" not in read.given and words[1:]:
-        _check_script(words[1], directory)
-    program.parse(words, directory)
-    _check_devices(options, environment)
-    if options.hang_floor_s > options.first_step_timeout_s:
-        raise BadInput(
-            f"--hang-floor {options.hang_floor_s:g}s: accepted is at most --first-step-timeout,"
-            f" {options.first_step_timeout_s:g}s"
-        )
-    return options
-
-
-def _entered(words: list[str], given: set[str]) -> list[str]:
-    """Return the command with the interpreter in front that torchrun would put there."""
-    if "-m" in given:
-        if not words:
-            raise BadInput("-m needs a module: such as `-m package.train`")
-        return [sys.executable, "-m", *words]
-    if words[:1] == ["-m"] or (words and words[0].endswith(".py") and "--no-python" not in given):
-        return [sys.executable, *words]
-    return words
-
-
-def _check_script(name: str, directory: Path) -> None:
-    path = directory / name
-    if path.is_dir():
-        raise BadInput(f"script {name!r} is a directory: give a Python file that exists")
-
-
-def _ranks(asked: object, gpus: int | None) -> int:
-    if isinstance(asked, int):
-        return asked
-    cores = os.cpu_count() or 1
-    if asked == "gpu" and not gpus:
-        raise BadInput("--nproc-per-node 'gpu': there is no GPU here; accepted is a number, or cpu")
-    return cores if asked == "cpu" or not gpus else gpus
-
-
-def _check_devices(options: RunOptions, environment: Mapping[str, str]) -> None:
-    """Refuse more ranks than GPUs: two ranks on one GPU fail later, with an error that NCCL made."""
-    available = devices.gpus(environment)
-    ranks = options.nproc_per_node * options.members
-    if not available or ranks <= available or not devices.torch_uses_cuda():
-        return
-    most = available // options.members
-    accepted = f"1 to {most}" if most else f"--members 1 to {available}"
-    by = f" by {options.members} members" if options.members > 1 else ""
-    raise BadInput(
-        f"--nproc-per-node {options.nproc_per_node}{by}: {ranks} ranks, but {available} GPUs here;"
-        f" accepted is {accepted}, or CUDA_VISIBLE_DEVICES='' to train on the CPU"
-    )
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -73,6 +73,7 @@ FOREIGN = (
     Foreign(("--shutdown-timeout",), True, "how long the end may take is --grace"),
 )
 
+_LONG = values.duration(1, 7 * 86_400)
 _WHO, _STATE, _FAULTS, _SHOWN = (
     "Processes",
     "State: snapshots in memory, checkpoints on storage",
@@ -90,7 +91,7 @@ RUN = (
            "how processes are kept ready: auto, park, spawn or cold (default auto)"),
     Option(("--snapshot-every",), "snapshot_every",
            values.count(0, 1_000_000_000, {"auto": AUTOMATIC, "-1": AUTOMATIC}), "K", _STATE,
-           "steps between snapshots; auto keeps to the budget, 0 takes only the first (default auto)"),
+           "steps between snapshots; auto keeps to the budget, 0 is only the first (default auto)"),
     Option(("--snapshot-budget",), "snapshot_budget", values.share, "SHARE", _STATE,
            "share of the step time that snapshots may cost (default 1%)"),
     Option(("--checkpoint-every",), "checkpoint_every_s", values.duration(1, 30 * 86_400, "none"),
@@ -107,9 +108,9 @@ RUN = (
            "a step that takes X times the p99 of the others hangs (default 3)"),
     Option(("--hang-floor",), "hang_floor_s", values.duration(0.05, 86_400), "TIME", _FAULTS,
            "but none that takes less than this (default 600ms)"),
-    Option(("--first-step-timeout",), "first_step_timeout_s", values.duration(1, 7 * 86_400), "TIME",
-           _FAULTS, "how long the first step may take, with start and compiling (default 10m)"),
-    Option(("--pause-timeout",), "pause_timeout_s", values.duration(1, 7 * 86_400), "TIME", _FAULTS,
+    Option(("--first-step-timeout",), "first_step_timeout_s", _LONG, "TIME",
+           _FAULTS, "how long the first step may take, compiling included (default 10m)"),
+    Option(("--pause-timeout",), "pause_timeout_s", _LONG, "TIME", _FAULTS,
            "how long a pause without a limit of its own may take (default 30m)"),
     Option(("--member-timeout",), "member_timeout_s", values.duration(0.5, 3600), "TIME", _FAULTS,
            "silence after which a member is lost (default 5s)"),
@@ -120,7 +121,7 @@ RUN = (
     Option(("--port",), "port", values.count(0, 65_535), "P", _SHOWN,
            "port of the HTTP API on the loopback address, 0 for any (default 0)"),
     Option(("--plain",), "plain", None, "", _SHOWN, "plain lines at a terminal too"),
-    Option(("--quiet",), "quiet", None, "", _SHOWN, "only what the ranks print, and the end"),
+    Option(("--quiet",), "quiet", None, "", _SHOWN, "only what the ranks print, and how it ended"),
 )  # fmt: skip
 
 _DIR = Option(("--run-dir",), "run_dir", values.directory, "DIR", "Options",
@@ -149,9 +150,10 @@ class Entry:
 
 
 _RUN_ABOUT = """\
-COMMAND is what you would give torchrun: `python train.py ARGS`, `train.py ARGS`, `-m MODULE ARGS`, or any
-other program. What stands before it is for holdfast, what stands after it is the command's own. Options that
-torchrun has too may be spelled its way. The exit code is the script's.
+COMMAND is what you would give torchrun: `python train.py ARGS`, `train.py ARGS`,
+`-m MODULE ARGS`, or any other program. What stands before it is for holdfast, what stands
+after it is its own. Options that torchrun has too may be spelled its way. The exit code is
+the script's.
 
 Ctrl-C saves a checkpoint and ends the run; a second one ends it at once."""
 
@@ -173,7 +175,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
                 ("holdfast run --nproc_per_node=2 train.py --lr 0.1", "the same, as with torchrun"),
                 ("holdfast run --nproc-per-node gpu --members 2 --standby 1 -m pkg.train",
                  "two nodes' worth, and one in reserve"),
-                ("holdfast run --run-dir runs/a -- python train.py", "goes on when runs/a has a run"),
+                ("holdfast run --run-dir runs/a -- python train.py", "goes on with a run there"),
             ),
             (),
             _RUN_ABOUT,

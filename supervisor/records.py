@@ -33,9 +33,7 @@ class Records:
         except OSError as error:
             log.warning("incident not written", extra={"error": str(error)})
 
-    def status(
-        self, view: View, accounts: Accounts, checkpoint: Checkpoint | None
-    ) -> dict[str, Any]:
+    def status(self, view: View, accounts: Accounts, checkpoint: Checkpoint | None) -> dict[str, Any]:
         """Return the status, and leave it in the run directory."""
         self.newest = build(view, accounts, checkpoint, self.run.path.name, self.last)
         try:
@@ -54,14 +52,12 @@ def build(
 ) -> dict[str, Any]:
     """Return the status as JSON: the contract of `holdfast status --json` and GET /v1/status."""
     memory, ledger = view.memory, accounts.ledger
-    progress = [
-        each for m in view.members if m.report is not None for each in m.report.progress
-    ]
+    progress = [each for m in view.members if m.report is not None for each in m.report.progress]
     steps = [each.step for each in progress]
     step_s = max((each.step_s for each in progress), default=0.0)
     settled = memory.settled and memory.phase == "running"
-    per_step = _per_step(progress, steps, memory.launch.restore.step if _restored(view) else 0)
-    opened = memory.incident
+    per_step = _per_step(progress, steps, _base(view))
+    opened = memory.incident if memory.phase not in ("stopping", "ended") else None
     return {
         "run": name,
         "phase": memory.phase,
@@ -88,15 +84,17 @@ def build(
         "checkpoint": _checkpoint(view, checkpoint),
         "skip": list(memory.skip),
         "exit_code": memory.exit_code,
-        "message": memory.message or memory.why,
+        "message": memory.why,
+        "traceback": memory.message,
         "updated": round(time.time(), 3),
         "supervisor_pid": os.getpid(),
         "warm_ready": _warm_ready(view),
     }
 
 
-def _restored(view: View) -> bool:
-    return view.memory.launch is not None and view.memory.launch.restore is not None
+def _base(view: View) -> int:
+    launch = view.memory.launch
+    return launch.restore.step if launch is not None and launch.restore is not None else 0
 
 
 def _per_step(progress: list[Progress], steps: list[int], base: int) -> tuple[float, float]:
@@ -142,15 +140,15 @@ def _ranks(view: View) -> list[dict[str, Any]]:
         if report is None or report.launcher is None or member.name not in view.memory.placement:
             continue
         by_rank = {each.rank: each for each in report.progress}
-        for rank in report.launcher.ranks:
-            if rank.generation == view.memory.generation:
-                found.append(_rank(report, rank.rank, rank.pid, rank.state, by_rank.get(rank.rank)))
+        found += [
+            _rank(report, rank.rank, rank.pid, rank.state, by_rank.get(rank.rank))
+            for rank in report.launcher.ranks
+            if rank.generation == view.memory.generation
+        ]
     return sorted(found, key=lambda each: int(each["rank"]))
 
 
-def _rank(
-    report: MemberReport, rank: int, pid: int, state: str, at: Progress | None
-) -> dict[str, Any]:
+def _rank(report: MemberReport, rank: int, pid: int, state: str, at: Progress | None) -> dict[str, Any]:
     return {
         "rank": rank,
         "member": report.member,
@@ -166,9 +164,7 @@ def _rank(
 
 
 def _checkpoint(view: View, found: Checkpoint | None) -> dict[str, Any] | None:
-    errors = [
-        m.report.durable.error for m in view.members if m.report and m.report.durable.error
-    ]
+    errors = [m.report.durable.error for m in view.members if m.report and m.report.durable.error]
     if found is None and not errors:
         return None
     return {
@@ -183,13 +179,8 @@ def _warm_ready(view: View) -> bool:
     parked = [
         m.report is not None
         and m.report.launcher is not None
-        and (
-            m.report.launcher.strategy == "cold"
-            or len(m.report.launcher.parked) >= view.memory.nproc
-        )
+        and (m.report.launcher.strategy == "cold" or len(m.report.launcher.parked) >= view.memory.nproc)
         for m in view.members
         if m.exists
     ]
     return bool(parked) and all(parked)
-
-

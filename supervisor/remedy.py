@@ -38,6 +38,8 @@ def verdict(view: View, policy: Policy, cause: Fault) -> End | None:
     code = _exit_code(cause)
     if cause.kind == "bad_input":
         return End(2, cause.detail, cause.message, cause)
+    if cause.kind == "exception" and _SYNTAX.search(cause.message):
+        return End(code, cause.detail, cause.message, cause)  # it cannot become right by itself
     if cause.kind == "exit":
         return End(code, f"{cause.detail}: the script's own decision", "", cause)
     if cause.kind in NUMERIC and _again(view, cause) and not policy.skip_bad_batches:

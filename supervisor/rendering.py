@@ -17,6 +17,7 @@ PHASES: Mapping[str, str] = {
     "stopping": "stopping",
     "ended": "ended",
 }
+RECOVERING = frozenset({"starting", "restarting", PHASES["looking"], PHASES["securing"]})
 SILENT_S = 3.0  # a status older than this says how old it is
 MAX_WIDTH = 120  # wider is harder to read, not more to see
 _STATES = {"running": "on", "starting": "half", "failing": "bad", "exited": "bad"}
@@ -120,16 +121,21 @@ def _members(status: Status, width: int, style: Style) -> str:
     shown = [(m, _signs(m, states)) for m in status.get("members") or []]
     if not shown:
         return style.paint("  no members yet", DIM)
-    plain = "  " + "   ".join(f"{m.get('name')} {' ' * len(signs)}" for m, signs in shown)
+    plain = "  " + "   ".join(f"{m.get('name')} {' ' * len(signs)}{_role(m)}" for m, signs in shown)
     if len(plain) > width:
         return _tally(shown, width, style)
     cells = [
         style.paint(str(member.get("name")), DIM)
         + " "
         + "".join(style.paint(style.sign(sign), _COLOURS[sign]) for sign in signs)
+        + style.paint(_role(member), DIM)
         for member, signs in shown
     ]
     return "  " + "   ".join(cells)
+
+
+def _role(member: Mapping[str, Any]) -> str:
+    return f" {member['role']}" if member.get("role") in ("standby", "lost") else ""
 
 
 def _signs(member: Mapping[str, Any], states: Mapping[Any, str]) -> list[str]:

@@ -14,11 +14,11 @@ from typing import Any
 
 from holdfast import command
 from supervisor import memory_volume
+from supervisor.commands import RunOptions
 from supervisor.keeper import Finished, Keeper, Plan
-from supervisor.options import RunOptions
 from supervisor.rundir import RunDir, open_for_run
 from supervisor.tails import Tails
-from supervisor.terminal import Live, Plain
+from supervisor.terminal import Display, Live, Plain
 from supervisor.view import Policy
 
 TICK_S = 0.1
@@ -26,7 +26,10 @@ TICK_S = 0.1
 
 def run(options: RunOptions) -> int:
     """Run to the end and return the exit code. Raises `BadInput` before anything is started."""
-    command.parse(list(options.command), Path.cwd())
+    wrong = command.check_syntax(command.parse(list(options.command), Path.cwd()))
+    if wrong is not None:
+        print(wrong, file=sys.stderr)
+        return 1
     run_dir = open_for_run(options.run_dir, time.time())
     runtime, owner = memory_volume.create()
     api = _listen(options.port)
@@ -111,8 +114,8 @@ class _Watch:
         self.run_dir = run_dir
         self.quiet = options.quiet
         live = sys.stdout.isatty() and not options.plain
-        self.view: Live | Plain = Live(sys.stdout) if live else Plain(sys.stdout)
-        self.tails = Tails(run_dir.path / "logs")
+        self.view: Display = Live(sys.stdout) if live else Plain(sys.stdout)
+        self.tails = Tails(run_dir.path / "logs", skip=True)
         self.interrupts = 0
 
     def until_end(self) -> int:
@@ -127,19 +130,15 @@ class _Watch:
             self.view.close()
 
     def _show(self) -> None:
-        if not self.quiet:
-            for rank, text in self.tails.poll():
-                self.view.line(rank, text)
-        status = self.run_dir.status()
-        if status is not None:
-            self.view.update(status, time.time())
+        for rank, text in [] if self.quiet else self.tails.poll():
+            self.view.line(rank, text)
+        self.view.update(self.run_dir.status() or {}, time.monotonic())
 
     def _end(self, finished: Finished) -> int:
         self.keeper.close()
         self._show()
-        if not self.quiet:
-            for rank, text in self.tails.close():
-                self.view.line(rank, text)
+        for rank, text in [] if self.quiet else self.tails.close():
+            self.view.line(rank, text)
         if finished.message:
             self.view.say(finished.message.rstrip())
         self.view.say(f"holdfast: {finished.why} (exit code {finished.code})")

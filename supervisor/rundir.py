@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
@@ -13,12 +12,11 @@ from typing import Any
 
 from holdfast import durable
 from holdfast.errors import BadInput
-from supervisor import rundirlock
+from supervisor import rundirlock, smallfile
 
 FORMAT = 1
 RUNS = "holdfast-runs"  # where runs go that are given no directory, beneath the working directory
 LATEST = "latest"
-_MAX_BYTES = 16 << 20  # of any small file: more is not ours
 _TOKEN_BYTES = 32
 
 
@@ -50,24 +48,27 @@ class RunDir:
         return self.token_file.read_text().strip()
 
     def write_status(self, status: Mapping[str, Any]) -> None:
-        """Replace status.json, all or nothing. Not synced: it is written often and soon outdated."""
-        _replace(self.path / "status.json", status, sync=False)
+        """Replace status.json, all or nothing. Not synced: it is written often.
+
+        Raises `OSError`, and the old one is as it was.
+        """
+        smallfile.replace(self.path / "status.json", status, sync=False)
 
     def write_run(self, run: Mapping[str, Any]) -> None:
         """Replace run.json, durably, all or nothing. Raises `OSError`."""
-        _replace(self.path / "run.json", run, sync=True)
+        smallfile.replace(self.path / "run.json", run, sync=True)
 
     def write_incident(self, incident: Mapping[str, Any]) -> None:
         """Replace the file of one incident, durably, all or nothing. Raises `OSError`."""
-        _replace(self.path / "incidents" / f"{incident['id']}.json", incident, sync=True)
+        smallfile.replace(self.path / "incidents" / f"{incident['id']}.json", incident, sync=True)
 
     def status(self) -> dict[str, Any] | None:
         """Return the last status; None when there is none that can be read."""
-        return _read(self.path / "status.json")
+        return smallfile.read(self.path / "status.json")
 
     def run(self) -> dict[str, Any] | None:
         """Return what the run was started with; None when that cannot be read."""
-        return _read(self.path / "run.json")
+        return smallfile.read(self.path / "run.json")
 
     def incidents(self) -> list[dict[str, Any]]:
         """Return the incidents in order; files that are torn or foreign are passed over."""
@@ -75,7 +76,7 @@ class RunDir:
             paths = sorted((self.path / "incidents").glob("i-*.json"))
         except OSError:
             return []
-        found = [incident for path in paths if (incident := _read(path)) and incident.get("id")]
+        found = [incident for path in paths if (incident := smallfile.read(path)) and incident.get("id")]
         return sorted(found, key=lambda incident: (len(str(incident["id"])), str(incident["id"])))
 
     def is_in_use(self) -> bool:
@@ -90,10 +91,10 @@ class RunDir:
 
 
 def open_for_run(path: Path | None, now: float, directory: Path | None = None) -> RunDir:
-    """Return the run directory `path`, new or to be gone on with, held by this process until it ends.
+    """Return a run directory, new or to be gone on with. It is ours until this process ends.
 
     Args:
-        path: The directory; None makes one in `holdfast-runs`.
+        path: Where it is; None makes one in `holdfast-runs`.
         now: Seconds since the epoch, for its name.
         directory: Where `holdfast-runs` is; the working directory by default.
 
@@ -128,9 +129,7 @@ def find(path: Path | None, directory: Path) -> RunDir:
         return RunDir(newest(directory))
     chosen = directory / path
     if not chosen.is_dir():
-        raise BadInput(
-            f"run directory {str(path)!r} does not exist: accepted is one that a run made"
-        )
+        raise BadInput(f"run directory {str(path)!r} does not exist: accepted is one that a run made")
     with _as_bad_input(chosen):
         if not _is_run(chosen):
             raise BadInput(f"directory {str(path)!r} holds no run: accepted is one that a run made")
@@ -167,9 +166,7 @@ def _make(path: Path) -> list[Path]:
     if path.is_dir():
         return []
     if path.exists() or path.is_symlink():
-        raise BadInput(
-            f"run directory {str(path)!r} is a file: accepted is a directory, or a new name"
-        )
+        raise BadInput(f"run directory {str(path)!r} is a file: accepted is a directory, or a new name")
     missing = [path, *(each for each in path.parents if not each.exists())]
     path.mkdir(parents=True, exist_ok=True)
     return missing
@@ -185,14 +182,13 @@ def _claim(run: RunDir) -> None:
             " accepted is a new or empty directory, or one that a run made"
         )
     if fresh:
-        _replace(path / "format", {"holdfast_run": FORMAT}, sync=True)
+        smallfile.replace(path / "format", {"holdfast_run": FORMAT}, sync=True)
     run._lock = rundirlock.take(path / "lock")
     if run._lock < 0:
-        raise BadInput(
-            f"run directory {str(path)!r} is in use by {_user(run)}: stop that, or name another"
-        )
+        raise BadInput(f"run directory {str(path)!r} is in use by {_user(run)}: stop that, or name another")
     durable.remove_debris(path)
-    _write_secret(run.token_file, secrets.token_hex(_TOKEN_BYTES))
+    (path / "status.json").unlink(missing_ok=True)  # an earlier run's: it would pass for ours
+    smallfile.replace_secret(run.token_file, secrets.token_hex(_TOKEN_BYTES))
     for folder in ("incidents", "logs", "checkpoints"):
         (path / folder).mkdir(exist_ok=True)
 
@@ -203,8 +199,8 @@ def _user(run: RunDir) -> str:
 
 
 def _is_run(path: Path) -> bool:
-    """True for a run's directory, false for any other. Raises `BadInput` for one of a newer format."""
-    found = _read(path / "format")
+    """True for a run's directory. Raises `BadInput` for one of a newer format."""
+    found = smallfile.read(path / "format", unreadable_is_none=False)
     version = (found or {}).get("holdfast_run")
     if type(version) is not int or version < 1:
         return False
@@ -257,44 +253,3 @@ def _point(runs: Path, target: Path) -> None:
     except OSError:
         link.unlink()
         raise
-
-
-def _write_secret(path: Path, text: str) -> None:
-    """Replace the file by one that nobody else may ever have read."""
-    temporary = durable.temporary_path(path.parent, path.name)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(f"{text}\n".encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _replace(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
-    raw = json.dumps(content, indent=1).encode() + b"\n"
-    if sync:
-        durable.replace_file(path, raw)
-        return
-    temporary = durable.temporary_path(path.parent, path.name)
-    try:
-        temporary.write_bytes(raw)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
-            return None
-        found = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
-        return None
-    except OSError:
-        if path.name == "format":
-            raise  # what cannot be read may be a run all the same: never take it for an empty place
-        return None
-    return found if isinstance(found, dict) else None

@@ -91,7 +91,11 @@ class Screen:
     def _write_all(self, raw: bytes) -> None:
         view = memoryview(raw)
         while view:
-            try:
-                view = view[os.write(self._descriptor, view) :]
-            except BlockingIOError:  # somebody made our terminal non-blocking
-                select.select([], [self._descriptor], [], 1.0)
+            view = view[self._write_some(view) :]
+
+    def _write_some(self, view: memoryview) -> int:
+        try:
+            return os.write(self._descriptor, view)
+        except BlockingIOError:  # somebody made our terminal non-blocking
+            select.select([], [self._descriptor], [], 1.0)
+            return 0

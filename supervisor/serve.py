@@ -64,9 +64,7 @@ async def serve(settings: Settings, api: socket.socket, keeper: socket.socket) -
     connections = Connections(time.monotonic_ns, changed)
     listening = asyncio.create_task(backend.run(), name="keeper")
     await asyncio.wait_for(backend.known.wait(), 30.0)
-    job = Job(
-        settings.policy, run.path, Records(run), backend, connections, _fresh(settings, run)
-    )
+    job = Job(settings.policy, run.path, Records(run), backend, connections, _fresh(settings, run))
     wake.append(job)
     metrics = Metrics()
     runner = web.AppRunner(

@@ -48,6 +48,4 @@ class Storage:
 def _checkpoint(found: catalogue.Found, notes: tuple[str, ...]) -> Checkpoint:
     skip = found.meta.get("skip")
     steps = tuple(s for s in skip if isinstance(s, int)) if isinstance(skip, list) else ()
-    return Checkpoint(
-        found.step, found.generation, found.world_size, str(found.path), tuple(notes), steps
-    )
+    return Checkpoint(found.step, found.generation, found.world_size, str(found.path), tuple(notes), steps)

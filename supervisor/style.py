@@ -10,7 +10,7 @@ from dataclasses import dataclass
 BOLD, DIM, RED, GREEN, YELLOW, BLUE, MAGENTA, CYAN = "1", "2", "31", "32", "33", "34", "35", "36"
 RANKS = (CYAN, MAGENTA, BLUE, GREEN, YELLOW, "96", "95", "94", "92", "93")  # red means trouble
 _SGR = re.compile(r"\x1b\[[0-9;]*m")
-# A control sequence, a string for the terminal (title, hyperlink), any other escape, a control character.
+# In order: control sequence, string for the terminal (a title), other escape, control character.
 _CONTROL = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
     r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
@@ -63,8 +63,7 @@ def width_of(text: str) -> int:
     if bare.isascii():
         return len(bare)
     return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
-        for c in bare
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in bare
     )
 
 

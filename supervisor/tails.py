@@ -64,7 +64,7 @@ class Tails:
         return lines
 
     def close(self) -> list[tuple[int, str]]:
-        """Return what was written by now and not yet given, with last lines that are not complete."""
+        """Return what is written and not yet given, with last lines that are not complete."""
         lines = self.poll()
         rounds = len(self._tails) * BEHIND_BYTES // POLL_BYTES  # a writer may go on for ever
         while rounds > 0 and any(tail.behind for tail in self._tails.values()):
@@ -115,9 +115,7 @@ class Tails:
         skipped = size - POLL_BYTES - tail.offset
         tail.offset, tail.held = size - POLL_BYTES, b""
         where = f"{tail.path.parent.name}/{tail.path.name}"
-        return [
-            (tail.rank, f"[{skipped / 2**20:.0f} MiB are not shown here: logs/{where} has all]")
-        ]
+        return [(tail.rank, f"[{skipped / 2**20:.0f} MiB are not shown here: logs/{where} has all]")]
 
 
 def _entries(directory: Path) -> list[os.DirEntry[str]]:

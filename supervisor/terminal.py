@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO, cast
 
 from supervisor import rendering
-from supervisor.rendering import PHASES
 from supervisor.screen import Screen
 from supervisor.style import DIM, RANKS, Style, harmless, style_for, width_of
 from supervisor.wording import count, sentence, what
-
-__all__ = ["PHASES", "Display", "Live", "Output", "Plain", "display", "style_of"]
 
 FRAME_S = 0.2  # faster than this nobody reads
 PROGRESS_S = 10.0
@@ -52,14 +50,18 @@ class Display(Protocol):
 def display(stream: TextIO, *, plain: bool = False, quiet: bool = False) -> Display:
     """Return the display that suits `stream`."""
     screen = Screen(stream)
-    if quiet:
-        return Plain(screen, quiet=True)
-    return Live(screen) if screen.is_terminal and not plain else Plain(screen)
+    if screen.is_terminal and not plain and not quiet:
+        return Live(screen)
+    return Plain(screen, quiet=quiet)
 
 
 def style_of(stream: TextIO) -> Style:
     """Return what can be shown on `stream`."""
     return style_for(terminal=stream.isatty(), encoding=stream.encoding, environment=os.environ)
+
+
+def _output(out: TextIO | Output) -> Output:
+    return Screen(out) if isinstance(out, io.TextIOBase) else cast("Output", out)
 
 
 class _Lines:
@@ -73,6 +75,13 @@ class _Lines:
     def add_rank(self, rank: int, text: str) -> None:
         prefix = self._style.paint(f"[rank {rank}]", RANKS[rank % len(RANKS)])
         self.add(f"{prefix} {harmless(text, colour=self._style.colour)}")
+
+    def add_ours(self, text: str) -> None:
+        self.add(f"{self._style.paint('holdfast:', DIM)} {harmless(text, colour=False)}")
+
+    def add_text(self, text: str) -> None:
+        for each in text.splitlines() or [""]:
+            self.add(harmless(each, colour=self._style.colour))
 
     def add(self, line: str) -> None:
         self._held.append(line)
@@ -93,16 +102,36 @@ class _Lines:
         return len(self._held)
 
 
+class _News:
+    """Incidents that were not told yet: when they begin, and when they are over."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[object, bool]] = set()
+
+    def of(self, status: Mapping[str, Any]) -> list[str]:
+        """Return a line for each; for one that was over at once, a single line."""
+        news = []
+        for found, over in ((status.get("last_incident"), True), (status.get("open_incident"), False)):
+            if not found or (found.get("id"), over) in self._told:
+                continue
+            if over and found.get("open"):
+                continue
+            self._told.add((found.get("id"), over))
+            news.append(f"incident {found.get('id')}: {sentence(found) if over else what(found)}")
+        return news
+
+
 class Live:
     """A few lines at the bottom of a terminal; what ranks print scrolls by above them."""
 
-    def __init__(self, out: Output) -> None:
-        self._out = out
-        self._lines = _Lines(out.style)
+    def __init__(self, out: TextIO | Output) -> None:
+        self._out = _output(out)
+        self._lines = _Lines(self._out.style)
+        self._news = _News()
         self._drawn: list[str] = []
         self._size = (0, 0)
         self._drawn_s = float("-inf")
-        self._status: Mapping[str, Any] = {}
+        self._status: Mapping[str, Any] | None = None
         self._updated: object = None
         self._fresh_s = 0.0
 
@@ -110,17 +139,18 @@ class Live:
         if status.get("updated") != self._updated:
             self._updated, self._fresh_s = status.get("updated"), now_s
         self._status = status
+        for news in self._news.of(status):
+            self._lines.add_ours(news)
         if len(self._lines) or now_s - self._drawn_s >= FRAME_S or now_s < self._drawn_s:
             self._draw(now_s)
 
     def line(self, rank: int, text: str) -> None:
         self._lines.add_rank(rank, text)
-        if not self._status:
+        if self._status is None:
             self._draw(self._drawn_s)
 
     def say(self, text: str) -> None:
-        for each in text.splitlines() or [""]:
-            self._lines.add(harmless(each, colour=self._out.style.colour))
+        self._lines.add_text(text)
         self._draw(self._drawn_s)
 
     def close(self) -> None:
@@ -133,8 +163,10 @@ class Live:
             return  # what was drawn is not shown yet: the next frame will be newer
         size = self._out.size()
         silent_s = max(0.0, now_s - self._fresh_s)
-        frame = rendering.frame(self._status, size[0] - 1, self._out.style, silent_s)
-        frame = frame[: max(1, size[1] - 2)] if self._status else []
+        frame = []
+        if self._status is not None:
+            frame = rendering.frame(self._status, size[0] - 1, self._out.style, silent_s)
+            frame = frame[: max(1, size[1] - 2)]
         lines = self._lines.take()
         self._drawn_s = now_s
         if frame == self._drawn and not lines and size == self._size:
@@ -157,59 +189,44 @@ class Plain:
     With `quiet` only what ranks print and what is said.
     """
 
-    def __init__(self, out: Output, quiet: bool = False) -> None:
-        self._out = out
+    def __init__(self, out: TextIO | Output, quiet: bool = False) -> None:
+        self._out = _output(out)
         self._quiet = quiet
-        self._lines = _Lines(out.style)
+        self._lines = _Lines(self._out.style)
+        self._news = _News()
         self._station: tuple[object, ...] = ()
-        self._told: tuple[object, object] = (None, None)  # id of an incident, whether it is over
-        self._count = 0
         self._due_s = float("-inf")
-        self._step: object = None
 
     def update(self, status: Mapping[str, Any], now_s: float) -> None:
         if not self._quiet:
             self._tell(status, now_s)
         self._flush()
 
+    def _tell(self, status: Mapping[str, Any], now_s: float) -> None:
+        for news in self._news.of(status):
+            self._lines.add_ours(news)
+        phase = rendering.phase(status)
+        station = (phase, status.get("generation") if phase == "running" else None)
+        if status.get("open_incident") and phase in rendering.RECOVERING:
+            pass  # the incident itself was told, and will be when it is over
+        elif station != self._station:
+            self._station = station
+            self._lines.add_ours(rendering.station(status))
+            self._due_s = now_s + PROGRESS_S
+        elif now_s >= self._due_s and status.get("step") is not None and phase == "running":
+            self._due_s = now_s + PROGRESS_S
+            self._lines.add_ours(rendering.progress(status))
+
     def line(self, rank: int, text: str) -> None:
         self._lines.add_rank(rank, text)
 
     def say(self, text: str) -> None:
-        for each in text.splitlines() or [""]:
-            self._lines.add(harmless(each, colour=self._out.style.colour))
+        self._lines.add_text(text)
         self._flush()
 
     def close(self) -> None:
         self._flush()
         self._out.close()
-
-    def _tell(self, status: Mapping[str, Any], now_s: float) -> None:
-        self._incident(status)
-        phase = rendering.phase(status)
-        station = (phase, status.get("generation") if phase == "running" else None)
-        if station != self._station:
-            self._station = station
-            self._ours(rendering.station(status))
-            self._due_s = now_s + PROGRESS_S
-        elif now_s >= self._due_s and status.get("step") is not None and phase == "running":
-            self._due_s = now_s + PROGRESS_S
-            self._ours(rendering.progress(status))
-
-    def _incident(self, status: Mapping[str, Any]) -> None:
-        """Tell when an incident begins and when it is over; a fast one only when it is over."""
-        opened, last = status.get("open_incident"), status.get("last_incident")
-        found = opened or last
-        if not found:
-            return
-        over = not opened
-        if (found.get("id"), over) != self._told:
-            told = sentence(found) if over else what(found)
-            self._ours(f"incident {found.get('id')}: {told}")
-            self._told = (found.get("id"), over)
-
-    def _ours(self, text: str) -> None:
-        self._lines.add(f"{self._out.style.paint('holdfast:', DIM)} {text}")
 
     def _flush(self) -> None:
         if len(self._lines) and not self._out.busy:

@@ -1,4 +1,7 @@
-"""Read the value of one option. A reader raises `ValueError` saying what would be accepted. Pure."""
+"""Read the value of one option. Pure.
+
+A reader raises `ValueError` that says what would be accepted.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+
+from supervisor.wording import seconds
 
 Reader = Callable[[str], object]
 
@@ -40,9 +45,7 @@ def number(low: float, high: float, zero: str = "") -> Reader:
         if zero and value == 0:
             return 0.0
         if not low <= value <= high:
-            raise ValueError(
-                f"a number from {low:g} to {high:g}" + (f", or 0: {zero}" * bool(zero))
-            )
+            raise ValueError(f"a number from {low:g} to {high:g}" + (f", or 0: {zero}" * bool(zero)))
         return value
 
     return read
@@ -70,12 +73,14 @@ def duration(low_s: float, high_s: float, zero: str = "") -> Reader:
             return 0.0
         if not low_s <= seconds <= high_s:
             also = f", or 0: {zero}" if zero else ""
-            raise ValueError(
-                f"a duration such as 30s or 5m, from {low_s:g} s to {high_s:g} s{also}"
-            )
+            raise ValueError(f"a duration such as 30s or 5m, from {_span(low_s)} to {_span(high_s)}{also}")
         return seconds
 
     return read
+
+
+def _span(spent_s: float) -> str:
+    return seconds(spent_s).replace(" ", "").replace("min", "m")
 
 
 def choice(*accepted: str) -> Reader:
@@ -105,9 +110,7 @@ def nodes(text: str) -> int:
     low, colon, high = text.partition(":")
     members = whole(low, 1, 4096, " (or N:N)")
     if colon and whole(high, 1, 4096, " (or N:N)") != members:
-        raise ValueError(
-            f"one number: growing and shrinking is not supported yet, so {low} or {high}"
-        )
+        raise ValueError(f"one number: growing and shrinking is not supported yet, so {low} or {high}")
     return members
 
 

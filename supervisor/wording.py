@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _KINDS = {
@@ -17,6 +18,8 @@ _KINDS = {
     "bad_input": "refused its input",
 }
 _MAX_DETAIL = 160
+_HANG = re.compile(r"(?P<who>rank \d+) hangs: (?P<why>.+)")
+_IT = re.compile(r"^rank \d+ (?=is|spins|sleeps|has|shows|does)")
 
 
 def sentence(incident: Mapping[str, Any]) -> str:
@@ -27,13 +30,15 @@ def sentence(incident: Mapping[str, Any]) -> str:
     return f"{what(incident)}; {outcome(incident)}"
 
 
-def what(incident: Mapping[str, Any]) -> str:
+def what(incident: Mapping[str, Any], *, with_step: bool = True) -> str:
     """Say what failed, and at which step, without what was done about it."""
-    said = _detail(incident) or _generic(incident)
+    said = detail(incident) or _generic(incident)
     step = incident.get("step")
-    if isinstance(step, int) and step >= 0 and "step" not in said:
-        said += f" at step {step}"
-    return said
+    at = f" at step {step}" if with_step and isinstance(step, int) and step >= 0 else ""
+    hang = _HANG.fullmatch(said)
+    if hang is not None:
+        return f"{hang['who']} hung{at}: {_IT.sub('it ', hang['why'])}"
+    return said if "step" in said else said + at
 
 
 def outcome(incident: Mapping[str, Any]) -> str:
@@ -47,7 +52,7 @@ def outcome(incident: Mapping[str, Any]) -> str:
     return "not recovered yet" if incident.get("open", True) else "the run ended"
 
 
-def _detail(incident: Mapping[str, Any]) -> str:
+def detail(incident: Mapping[str, Any]) -> str:
     """Return the words of the fault that the incident blames, as one line of bounded length."""
     faults = [each for each in incident.get("faults") or [] if isinstance(each, Mapping)]
     same = [
@@ -72,7 +77,7 @@ def _generic(incident: Mapping[str, Any]) -> str:
 
 
 def seconds(value: float) -> str:
-    """Return a duration with two digits that matter: 4 ms, 0.13 s, 2.5 s, 41 s, 3 min 20 s, 2 h 5 min."""
+    """Return a duration for people: 4 ms, 0.13 s, 2.5 s, 41 s, 3 min 20 s, 2 h 5 min."""
     if value < 0.0995:
         return f"{value * 1000:.0f} ms"
     if value < 9.95:
@@ -109,6 +114,11 @@ def percent(share: float) -> str:
     return f"{rounded} %"
 
 
+def part(share: float) -> str:
+    """Return a share of something, for a table."""
+    return "< 0.1 %" if 0 < share < 0.0005 else f"{share * 100:.1f} %"
+
+
 def number(value: float | None, digits: int = 4) -> str:
     """Return a number for people, with `digits` that matter; a dash when there is none."""
     if value is None:
@@ -121,7 +131,7 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:.{max(0, digits - len(str(int(size_of))))}f}"
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]], right: frozenset[int]) -> list[str]:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: frozenset[int]) -> list[str]:
     """Return aligned lines; the columns in `right` are aligned to the right, the last is free."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = []

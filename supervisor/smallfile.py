@@ -1,0 +1,64 @@
+"""JSON files that are replaced whole, and read while somebody may be doing that."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast import durable
+
+MAX_BYTES = 16 << 20  # more is not ours
+
+
+def replace(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
+    """Replace a file, all or nothing; with `sync` it survives a power loss.
+
+    Raises:
+        OSError: The old one is as it was.
+    """
+    raw = json.dumps(content, indent=1).encode() + b"\n"
+    if sync:
+        durable.replace_file(path, raw)
+        return
+    temporary = durable.temporary_path(path.parent, path.name)
+    try:
+        temporary.write_bytes(raw)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def replace_secret(path: Path, text: str) -> None:
+    """Replace a file by one that nobody but its owner could ever read. Raises `OSError`."""
+    temporary = durable.temporary_path(path.parent, path.name)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(f"{text}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read(path: Path, *, unreadable_is_none: bool = True) -> dict[str, Any] | None:
+    """Return the object in a file; None when it is missing, torn, huge, or something else.
+
+    Raises:
+        OSError: It cannot be read, and `unreadable_is_none` is false.
+    """
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_BYTES:
+            return None
+        found = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+        return None
+    except OSError:
+        if unreadable_is_none:
+            return None
+        raise
+    return found if isinstance(found, dict) else None
