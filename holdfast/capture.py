@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 JSON_ENTRY = "holdfast.json"
 _JSON_STEP_BYTES = 4096  # the document is padded to whole steps, so that the layout seldom changes
 _TENSOR = "holdfast.tensor"  # {"holdfast.tensor": name} stands for a tensor in the document
+_TUPLE = "holdfast.tuple"  # a tuple: an optimizer's betas are one, and stay one
 _PAIRS = "holdfast.pairs"  # a mapping whose keys are not all texts
 
 
@@ -91,7 +92,8 @@ def _flatten(name: str, value: Any, tree: Tree) -> Any:
         pairs = [[key, _flatten(f"{name}.{key}", each, tree)] for key, each in value.items()]
         return {_PAIRS: pairs}
     if isinstance(value, (list, tuple)):
-        return [_flatten(f"{name}.{n}", each, tree) for n, each in enumerate(value)]
+        items = [_flatten(f"{name}.{n}", each, tree) for n, each in enumerate(value)]
+        return {_TUPLE: items} if isinstance(value, tuple) else items
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise BadInput(
@@ -241,6 +243,8 @@ def _unflatten(value: Any, held: Mapping[str, torch.Tensor]) -> Any:
         return value
     if set(value) == {_TENSOR}:
         return held[value[_TENSOR]].clone()
+    if set(value) == {_TUPLE}:
+        return tuple(_unflatten(each, held) for each in value[_TUPLE])
     if set(value) == {_PAIRS}:
         return {key: _unflatten(each, held) for key, each in value[_PAIRS]}
     return {key: _unflatten(each, held) for key, each in value.items()}

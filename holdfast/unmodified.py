@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast import channel, page, wire
 from holdfast.channel import Do, Say
-from holdfast.messages import Launch, Marks, RankStart
+from holdfast.messages import Launch, Marks, RankStart, Secured
 from holdfast.page import Page, Phase
 from holdfast.runtime import Runtime
 from holdfast.torchrun import rank_environment
@@ -34,6 +34,7 @@ class Watch:
         import time
 
         self._mine = mine
+        self._rank = rank.rank
         self._page = Page.create(mine.page_path)
         self._page.begin(launch.generation, rank.rank, rank.local_rank, os.getpid(), 0)
         self._now = time.monotonic_ns
@@ -76,7 +77,10 @@ class Watch:
                 continue
             except (channel.Closed, OSError):
                 os._exit(1)
-            if order.what == "drill" and order.drill == "exit":
+            if order.what == "secure":  # at once: the launcher need not wait for a copy
+                nothing = Secured(self._rank, -1, False, "the script protects nothing")
+                self._mine.say(Say("secured", secured=nothing))
+            elif order.what == "drill" and order.drill == "exit":
                 os._exit(17)
 
 

@@ -21,7 +21,7 @@ _POLL_S = 0.1
 
 def stop(run: RunDir, command: commands.Stop) -> int:
     """End the run, wait until it has ended, and return the exit code. Raises `BadInput`."""
-    _post(run, "stop", {"now": command.now}, repeat=True)
+    tell(run, "stop", {"now": command.now}, repeat=True)
     ended = _wait_for_end(run, (lambda _: None) if command.json else say)
     status = run.status() or {}
     if command.json:
@@ -38,7 +38,7 @@ def stop(run: RunDir, command: commands.Stop) -> int:
 def inject(run: RunDir, command: commands.Inject) -> int:
     """Break something in the run, and return the exit code. Raises `BadInput`."""
     body = {"what": command.kind, "rank": command.rank}
-    answer = _post(run, "inject", body, repeat=False)
+    answer = tell(run, "inject", body, repeat=False)
     if command.json:
         say_json({"injected": command.kind, "rank": command.rank, **answer})
         return 0
@@ -51,7 +51,7 @@ def inject(run: RunDir, command: commands.Inject) -> int:
     return 0
 
 
-def _post(run: RunDir, what: str, body: dict[str, object], *, repeat: bool) -> dict[str, Any]:
+def tell(run: RunDir, what: str, body: dict[str, object], *, repeat: bool) -> dict[str, Any]:
     """Ask the run's supervisor until it has heard, for a bounded time.
 
     With `repeat` also when it may have heard already.

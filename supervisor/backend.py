@@ -42,7 +42,7 @@ class KeeperBackend:
         self._writer: asyncio.StreamWriter | None = None
         self._members: dict[str, str] = {}
         self._stop = ""
-        self._wanted: tuple[int, tuple[str, ...]] | None = None
+        self._wanted: tuple[int, tuple[str, ...], tuple[str, ...]] | None = None
         self.known = asyncio.Event()
 
     @property
@@ -65,8 +65,9 @@ class KeeperBackend:
             self._changed()
 
     def want(self, count: int, discard: tuple[str, ...]) -> None:
-        if self._wanted != (count, discard):
-            self._wanted = (count, discard)
+        asked = (count, discard, tuple(self._members))  # again whenever one has come or gone
+        if self._wanted != asked:
+            self._wanted = asked
             self._send({"do": "want", "count": count, "discard": list(discard)})
 
     def kill(self, member: str) -> None:

@@ -197,7 +197,9 @@ def _securing(view: View, policy: Policy) -> Action:
     waiting = [
         m.name
         for m in view.members
-        if m.exists and m.connected and m.report is not None and not _has_secured(view, m)
+        if (m.connected or m.name in memory.placement)  # a new supervisor hears of them in a moment
+        and not symptoms.is_lost(m, policy)
+        and not _has_secured(view, m)
     ]
     if waiting and view.now_ns < deadline:
         return Wait(deadline, f"securing on {', '.join(waiting)}")
@@ -222,14 +224,12 @@ def _securing(view: View, policy: Policy) -> Action:
 
 
 def _has_secured(view: View, member: MemberView) -> bool:
-    assert member.report is not None
-    return member.report.secured_for >= view.memory.generation
+    return member.report is not None and member.report.secured_for >= view.memory.generation
 
 
 def _all_faults(view: View, policy: Policy) -> tuple[Fault, ...]:
     """What was seen first, and what has shown itself since: a cause may come after its victims."""
-    assert view.memory.incident is not None
-    known = view.memory.incident.faults
+    known = view.memory.incident.faults if view.memory.incident else ()
     new = symptoms.found(view, policy)
     later = tuple(f for f in new if f.kind != "hang" and not _known(f, known))
     return (*known, *later)
@@ -245,12 +245,13 @@ def _restart(view: View, policy: Policy, cause: Fault) -> Action:
     if len(able) < policy.members:
         lost = [name for name in view.memory.placement if name not in able]
         for name in lost:
-            if name not in view.memory.lost:
+            if name not in view.memory.lost and symptoms.is_lost(view.member(name), policy):
                 return Replace(name, f"member {name} is lost and no standby is left")
         deadline = view.memory.since_ns + int(policy.form_s * _S)
         if view.now_ns >= deadline:
             return End(1, f"no member came for {', '.join(lost)}", cause=cause)
-        return Wait(deadline, f"waiting for a member in place of {', '.join(lost)}")
+        again_ns = view.now_ns + int(_next_silence_s(view, policy) * _S)
+        return Wait(min(deadline, again_ns), f"waiting for {', '.join(lost)}, or one in its place")
     return remedy.start(view, policy, cause)
 
 

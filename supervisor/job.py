@@ -123,7 +123,7 @@ class Job:
 
     def _give_orders(self) -> None:
         policy = self.policy
-        if self.memory.phase not in ("stopping", "ended"):
+        if _wants_members(self.memory):
             self.backend.want(policy.members + policy.standby, self.memory.lost)
         drill_for, drill = self._drill or ("", None)
         for name in self.backend.members:
@@ -205,6 +205,13 @@ def _begin(policy: Policy, held: Memory | None, fresh: bool) -> Memory:
         skip=held.skip,
         incidents=held.incidents,
     )
+
+
+def _wants_members(memory: Memory) -> bool:
+    """True when members may be made: it costs seconds of CPU, which a recovery has better use for."""
+    if memory.phase == "running":
+        return memory.settled
+    return memory.phase == "forming" or any(name in memory.lost for name in memory.placement)
 
 
 def _usual_step_s(view: View) -> float:

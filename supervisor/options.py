@@ -186,15 +186,11 @@ def _near(name: str, known: Sequence[str]) -> str:
     """Return the option that `name` was most likely meant to be: misspelled, or cut short."""
     long = [each for each in known if each.startswith("--")]
     stem = name.strip("-")
-    if len(stem) >= 3:
-        begun = [each for each in long if each[2:].startswith(stem)]
-        if begun:
-            return begun[0]
-    close = difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.6)
-    if close:
-        return close[0]
-    shared = [each for each in long if each[2:7] == stem[:5]]
-    return shared[0] if shared else ""
+    begun = [each for each in long if each[2:].startswith(stem)] if len(stem) >= 2 else []
+    close = difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.8)
+    alike = [each for each in long if len(stem) >= 5 and each[2:7] == stem[:5]]
+    loose = difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.6)
+    return next(iter([*begun, *close, *alike, *loose]), "")
 
 
 def _arguments(name: str, entry: Entry, read: _Read) -> None:

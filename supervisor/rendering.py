@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from supervisor.style import BOLD, CYAN, DIM, GREEN, RED, YELLOW, Style, clip, join
+from supervisor.style import BOLD, CYAN, DIM, GREEN, RED, YELLOW, Style, clip, join, width_of
 from supervisor.wording import count, number, percent, seconds, sentence, what
 
 PHASES: Mapping[str, str] = {
@@ -28,13 +28,14 @@ Status = Mapping[str, Any]
 def frame(status: Status, width: int, style: Style, silent_s: float = 0.0) -> list[str]:
     """Return the lines of the live display, none wider than `width`."""
     width = max(1, min(width, MAX_WIDTH))
-    return [
+    lines = [
         style.paint(style.sign("rule") * width, DIM),
         _headline(status, width, style, silent_s),
         _numbers(status, width, style),
         _members(status, width, style),
         _last(status, width, style),
     ]
+    return [line if width_of(line) <= width else "" for line in lines]  # narrower than any word
 
 
 def phase(status: Status) -> str:
@@ -122,7 +123,7 @@ def _members(status: Status, width: int, style: Style) -> str:
     if not shown:
         return style.paint("  no members yet", DIM)
     plain = "  " + "   ".join(f"{m.get('name')} {' ' * len(signs)}{_role(m)}" for m, signs in shown)
-    if len(plain) > width:
+    if width_of(plain) > width:
         return _tally(shown, width, style)
     cells = [
         style.paint(str(member.get("name")), DIM)

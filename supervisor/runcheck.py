@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,14 @@ def checked(
         BadInput: Something is missing, or is not there as often as asked.
     """
     gpus = devices.gpus(environment)
-    nproc = _ranks(values.get("nproc_per_node", 1), gpus)
+    nproc = ranks(values.get("nproc_per_node", 1), gpus)
     command = _entered(words, as_module, as_it_stands)
     fields: Any = {**values, "nproc_per_node": nproc}
     options = RunOptions(command=tuple(command), notes=notes, **fields)
     if command[:1] == [sys.executable] and not as_module and (directory / command[1]).is_dir():
         raise BadInput(f"script {command[1]!r} is a directory: give a Python file that exists")
     program.parse(command, directory)
-    _check_devices(options, gpus)
+    check_devices(options, gpus)
     if options.hang_floor_s > options.first_step_timeout_s:
         raise BadInput(
             f"--hang-floor {options.hang_floor_s:g}s: accepted is at most --first-step-timeout,"
@@ -67,7 +67,7 @@ def _entered(words: list[str], as_module: bool, as_it_stands: bool) -> list[str]
     return words
 
 
-def _ranks(asked: object, gpus: int | None) -> int:
+def ranks(asked: object, gpus: int | None) -> int:
     if isinstance(asked, int):
         return asked
     cores = os.cpu_count() or 1
@@ -76,16 +76,20 @@ def _ranks(asked: object, gpus: int | None) -> int:
     return cores if asked == "cpu" or not gpus else gpus
 
 
-def _check_devices(options: RunOptions, gpus: int | None) -> None:
+def check_devices(
+    options: RunOptions,
+    gpus: int | None,
+    uses_cuda: Callable[[], bool] = devices.torch_uses_cuda,
+) -> None:
     """Refuse more ranks than GPUs: two ranks on one fail later, with an error that NCCL made."""
-    ranks = options.nproc_per_node * options.members
-    if not gpus or ranks <= gpus or not devices.torch_uses_cuda():
+    wanted = options.nproc_per_node * options.members
+    if not gpus or wanted <= gpus or not uses_cuda():
         return
     most = gpus // options.members
     accepted = f"1 to {most}" if most else f"--members 1 to {gpus}"
     by = f" by {options.members} members" if options.members > 1 else ""
     here = f"{gpus} GPU" + ("" if gpus == 1 else "s")
     raise BadInput(
-        f"--nproc-per-node {options.nproc_per_node}{by}: {ranks} ranks, but {here} here;"
+        f"--nproc-per-node {options.nproc_per_node}{by}: {wanted} ranks, but {here} here;"
         f" accepted is {accepted}, or CUDA_VISIBLE_DEVICES='' to train on the CPU"
     )

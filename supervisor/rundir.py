@@ -185,7 +185,7 @@ def _claim(run: RunDir) -> None:
         smallfile.replace(path / "format", {"holdfast_run": FORMAT}, sync=True)
     run._lock = rundirlock.take(path / "lock")
     if run._lock < 0:
-        raise BadInput(f"run directory {str(path)!r} is in use by {_user(run)}: stop that, or name another")
+        raise BadInput(f"run directory {str(path)!r} is in use by {_user(run)}: accepted is one that is free")
     durable.remove_debris(path)
     (path / "status.json").unlink(missing_ok=True)  # an earlier run's: it would pass for ours
     smallfile.replace_secret(run.token_file, secrets.token_hex(_TOKEN_BYTES))
@@ -206,8 +206,8 @@ def _is_run(path: Path) -> bool:
         return False
     if version > FORMAT:
         raise BadInput(
-            f"run directory {str(path)!r} is of format {version}, this holdfast accepts up to"
-            f" {FORMAT}: update it, or name another directory"
+            f"run directory {str(path)!r} is of format {version}: accepted is up to {FORMAT};"
+            " update holdfast, or name another directory"
         )
     return True
 

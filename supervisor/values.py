@@ -10,11 +10,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from supervisor.wording import seconds
-
 Reader = Callable[[str], object]
 
-_DURATION = re.compile(r"(?P<count>\d+(?:\.\d+)?|\.\d+)\s?(?P<unit>ms|s|sec|m|min|h|d)?")
+_DURATION = re.compile(r"(?P<count>\d+(?:\.\d+)?|\.\d+)\s?(?P<unit>ms|s|sec|m|min|h|d)?", re.ASCII)
 _SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
@@ -80,7 +78,11 @@ def duration(low_s: float, high_s: float, zero: str = "") -> Reader:
 
 
 def _span(spent_s: float) -> str:
-    return seconds(spent_s).replace(" ", "").replace("min", "m")
+    """Return a bound the way that one would write it: 1s, 30m, 7d."""
+    for unit in ("d", "h", "m", "s"):
+        if spent_s >= _SECONDS[unit] and spent_s % _SECONDS[unit] == 0:
+            return f"{spent_s / _SECONDS[unit]:g}{unit}"
+    return f"{spent_s * 1000:g}ms" if spent_s else "0s"
 
 
 def choice(*accepted: str) -> Reader:

@@ -128,7 +128,8 @@ def number(value: float | None, digits: int = 4) -> str:
         return f"{value:.{digits - 1}e}"
     if size_of >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.{max(0, digits - len(str(int(size_of))))}f}"
+    whole = len(str(int(size_of))) if size_of >= 1 else 0
+    return f"{value:.{max(0, digits - whole)}f}"
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: frozenset[int]) -> list[str]:

@@ -63,10 +63,7 @@ def gather(parts: dict[str, str], device: torch.device) -> list[dict[str, str]]:
     dist.all_gather(rows, row.to(device))
     texts = [bytes(row.tolist()) for row in rows]
     return [
-        {
-            name: text[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES].hex()
-            for at, name in enumerate(PARTS)
-        }
+        {name: text[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES].hex() for at, name in enumerate(PARTS)}
         for text in texts
     ]
 

@@ -88,9 +88,7 @@ def whole(low: int) -> Callable[[str], int]:
     return parse
 
 
-def number(
-    low: float, *, above: bool = False, below: float = math.inf
-) -> Callable[[str], float]:
+def number(low: float, *, above: bool = False, below: float = math.inf) -> Callable[[str], float]:
     """Make an argparse type for finite numbers from `low` (not `low` itself if `above`) to `below`.
 
     `below` itself is not accepted.

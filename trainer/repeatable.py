@@ -10,16 +10,14 @@ import random
 from types import ModuleType
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 
 def deterministic() -> None:
     """Have torch use deterministic kernels; raise where an operation has none. Call before CUDA."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, at start
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # finds bugs; costs a write each
+    # On by default; finds bugs, for one more write of each new tensor.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False  # it picks kernels by the clock
 
 
@@ -41,21 +39,3 @@ def seed_everything(seed: int, rank: int) -> None:
 
 def numpy_if_installed() -> ModuleType | None:
     return importlib.import_module("numpy") if importlib.util.find_spec("numpy") else None
-
-
-def settle(replica: DistributedDataParallel, inputs: Tensor) -> None:
-    """Run a throw-away backward pass, so that gradients are summed in one order from here on.
-
-    After its first backward pass DDP lays its buckets out anew, in the order in which gradients
-    became ready, and the layout decides in which order the ranks' gradients are added. So a step
-    that is the first of its process ends in other last bits than if it had been a later one, and a
-    resumed run would leave the run it continues. With two ranks there is one order, and nothing to do.
-
-    The pass is in evaluation mode: it draws no random number and changes no buffer. A collective.
-    """
-    if dist.get_world_size() < 3:
-        return
-    replica.eval()
-    replica(inputs).sum().backward()
-    replica.zero_grad()
-    replica.train()

@@ -17,11 +17,12 @@ from trainer import digest
 from trainer.gpt import corpus
 from trainer.gpt.model import GPT, loss_of, weight_groups
 from trainer.gpt.options import Options, make_parser, read
+from trainer.group import leave, settle
 from trainer.log import Log
 from trainer.options import BadValue
 from trainer.passes import accumulate, autocast
 from trainer.rehearsal import rehearse
-from trainer.repeatable import deterministic, seed_everything, settle
+from trainer.repeatable import deterministic, seed_everything
 from trainer.sampler import Sampler
 from trainer.schedule import warmup_cosine
 
@@ -48,14 +49,11 @@ def main() -> None:
     groups = weight_groups(model, WEIGHT_DECAY)
     optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=BETAS, fused=True)
     train(options, text, model, optimizer)
+    leave()
 
 
-def train(
-    options: Options, text: corpus.Corpus, model: GPT, optimizer: torch.optim.Optimizer
-) -> None:
-    scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, warmup_cosine(options.warmup, options.steps)
-    )
+def train(options: Options, text: corpus.Corpus, model: GPT, optimizer: torch.optim.Optimizer) -> None:
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_cosine(options.warmup, options.steps))
     first = text.train[: options.batch]
     rehearse(model, lambda copied: loss_on(copied, first, holdfast.device(), options.bf16))
     session = holdfast.join()
@@ -75,10 +73,9 @@ def train(
     state = session.protect(model=model, optimizer=optimizer, scheduler=scheduler, data=sampler)
 
     log = Log(rank=rank, every=options.log_every, steps=options.steps, unit="tokens")
-    samples = options.batch * options.accumulate
-    tokens = samples * options.context  # one byte is one token
+    tokens = sampler.step_size * options.context  # a byte is a token; of all ranks, as samples are
     for step in state.steps(options.steps):
-        lr = scheduler.get_last_lr()[0]
+        lr = float(scheduler.get_last_lr()[0])
         loss = accumulate(
             replica,
             sampler.batch(step),
@@ -91,12 +88,12 @@ def train(
         state.commit(
             loss=loss,
             grad_norm=norm,
-            samples=samples,
+            samples=sampler.step_size,
             tokens=tokens,
             flops=tokens * model.flops_per_token(),
             position=sampler.first(step),
         )
-        log.step(step, loss=loss, norm=norm, lr=lr, done=tokens * ranks)
+        log.step(step, loss=loss, norm=norm, lr=lr, done=tokens)
         if options.val_every and (step + 1) % options.val_every == 0:
             with state.pause("eval"), log.aside():
                 result = validate(model, text.validation, options, device)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -68,13 +66,14 @@ def _read(folder: Path, suffix: str, max_bytes: int) -> bytearray:
 def _files(folder: Path, suffix: str) -> Iterator[Path]:
     """Yield the files below `folder` in the order of their names; hidden ones are left out."""
     try:
-        names = sorted(os.listdir(folder))
+        paths = sorted(folder.iterdir())
     except OSError as error:
         raise BadValue(f"--data: cannot read {folder}: {error.strerror}") from error
-    for name in itertools.filterfalse(lambda name: name.startswith("."), names):
-        path = folder / name
+    for path in paths:
+        if path.name.startswith("."):
+            continue
         if path.is_dir():
-            if name not in NOT_STDLIB and not path.is_symlink():  # a link can lead in circles
+            if path.name not in NOT_STDLIB and not path.is_symlink():  # a link can lead in circles
                 yield from _files(path, suffix)
-        elif name.endswith(suffix) and path.is_file():
+        elif path.name.endswith(suffix) and path.is_file():
             yield path

@@ -39,15 +39,14 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        y: Tensor = self.mlp(self.norm2(x))
+        return x + y
 
 
 class GPT(nn.Module):
     """Predicts each next byte. In: whole numbers, (batch, length). Out: logits, (..., 256)."""
 
-    def __init__(
-        self, *, layers: int, heads: int, width: int, context: int, dropout: float
-    ) -> None:
+    def __init__(self, *, layers: int, heads: int, width: int, context: int, dropout: float) -> None:
         """Draw the weights from torch's global random state: seed it first."""
         super().__init__()
         self.embed = nn.Embedding(BYTES, width)

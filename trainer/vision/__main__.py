@@ -15,11 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
 from trainer import digest
+from trainer.group import leave, settle
 from trainer.log import Log
 from trainer.options import BadValue
 from trainer.passes import accumulate, autocast
 from trainer.rehearsal import rehearse
-from trainer.repeatable import deterministic, seed_everything, settle
+from trainer.repeatable import deterministic, seed_everything
 from trainer.sampler import Sampler
 from trainer.schedule import warmup_cosine
 from trainer.vision.images import CLASSES, Images, digits, fake, shifted, split
@@ -52,15 +53,12 @@ def main() -> None:
         model.parameters(), lr=options.lr, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
     )
     train(options, images, model, optimizer)
+    leave()
 
 
-def train(
-    options: Options, images: Images, model: ResNet, optimizer: torch.optim.Optimizer
-) -> None:
+def train(options: Options, images: Images, model: ResNet, optimizer: torch.optim.Optimizer) -> None:
     learned, validated = split(images)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, warmup_cosine(options.warmup, options.steps)
-    )
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_cosine(options.warmup, options.steps))
     flops = model.flops_per_image(images.pixels[0].to(holdfast.device()))
     first = torch.arange(min(options.batch, len(learned)))
     rehearse(model, lambda copied: loss_on(copied, learned, first, holdfast.device(), options.bf16))
@@ -82,9 +80,8 @@ def train(
     state = session.protect(model=model, optimizer=optimizer, scheduler=scheduler, data=sampler)
 
     log = Log(rank=rank, every=options.log_every, steps=options.steps, unit="images")
-    samples = options.batch * options.accumulate
     for step in state.steps(options.steps):
-        lr = scheduler.get_last_lr()[0]
+        lr = float(scheduler.get_last_lr()[0])
         loss = accumulate(
             replica,
             sampler.batch(step),
@@ -97,11 +94,11 @@ def train(
         state.commit(
             loss=loss,
             grad_norm=norm,
-            samples=samples,
-            flops=samples * flops,
+            samples=sampler.step_size,
+            flops=sampler.step_size * flops,
             position=sampler.first(step),
         )
-        log.step(step, loss=loss, norm=norm, lr=lr, done=samples * ranks)
+        log.step(step, loss=loss, norm=norm, lr=lr, done=sampler.step_size)
         if options.val_every and (step + 1) % options.val_every == 0:
             with state.pause("eval"), log.aside():
                 loss_now, right = validate(model, validated, options, device)
@@ -119,9 +116,7 @@ def loss_on(
 
 
 @torch.no_grad()
-def validate(
-    model: ResNet, images: Images, options: Options, device: torch.device
-) -> tuple[float, float]:
+def validate(model: ResNet, images: Images, options: Options, device: torch.device) -> tuple[float, float]:
     """Return the mean loss and the share that is right; each rank takes its part. A collective.
 
     Draws no random number and changes no state: what is trained later does not depend on it.

@@ -35,9 +35,7 @@ class Residual(nn.Module):
 class ResNet(nn.Module):
     """In: images, (batch, channels, height, width). Out: logits, (batch, classes)."""
 
-    def __init__(
-        self, *, channels: int, classes: int, blocks: int, width: int, dropout: float
-    ) -> None:
+    def __init__(self, *, channels: int, classes: int, blocks: int, width: int, dropout: float) -> None:
         """Draw the weights from torch's global random state: seed it first."""
         super().__init__()
         self.stem = nn.Sequential(

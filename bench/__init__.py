@@ -1,0 +1,1 @@
+"""Measurements side by side with torchrun and plain memory copies. Not shipped."""

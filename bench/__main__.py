@@ -1,0 +1,42 @@
+"""`python -m bench NAME [options]`: measure, show a table, keep all figures."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from bench.say import say
+
+NAMES = {
+    "recovery": "from the kill of a rank to the first new step, side by side with torchrun",
+    "overhead": "what holdfast costs while nothing happens, against torchrun",
+    "snapshot": "copying the state into memory and onto storage, against plain copies",
+    "soak": "random faults for a long time: weights stay equal, nothing grows",
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one bench and return its exit code; 2 for a command line that is no good."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        say("python -m bench NAME [options]: measure, show a table, keep all figures as JSON\n")
+        for name, about in NAMES.items():
+            say(f"  {name:<10}{about}")
+        say("\npython -m bench NAME --help says what exactly is measured, and the options")
+        return 0 if argv else 2
+    if argv[0] not in NAMES:
+        sys.stderr.write(f"bench: no bench {argv[0]!r}; there are {', '.join(NAMES)}\n")
+        return 2
+    signal.signal(signal.SIGTERM, _terminated)  # so that what was started is ended
+    code: int = importlib.import_module(f"bench.{argv[0]}").main(list(argv[1:]))
+    return code
+
+
+def _terminated(_signum: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,115 @@
+"""Look at processes through /proc: who belongs to a launcher, what each part of ours uses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process at one instant."""
+
+    pid: int
+    parent: int
+    state: str
+    argv: tuple[str, ...]
+    cpu_s: float
+    rss_bytes: int
+    descriptors: int
+
+
+def snapshot() -> dict[int, Process]:
+    """Return all processes that can be read, by pid."""
+    found: dict[int, Process] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            process = look(int(entry.name))
+            if process is not None:
+                found[process.pid] = process
+    return found
+
+
+def look(pid: int) -> Process | None:
+    """Return the process `pid`; None when it is gone or not ours to see."""
+    folder = Path(f"/proc/{pid}")
+    try:
+        state, parent, cpu_s, rss_bytes = read_stat((folder / "stat").read_text())
+        argv = tuple((folder / "cmdline").read_text(errors="replace").split("\0")[:-1])
+        descriptors = sum(1 for _ in (folder / "fd").iterdir()) if state != "Z" else 0
+    except OSError:
+        return None
+    return Process(pid, parent, state, argv, cpu_s, rss_bytes, descriptors)
+
+
+def read_stat(text: str) -> tuple[str, int, float, int]:
+    """Return state, parent, CPU seconds and resident bytes from /proc/PID/stat: proc(5)."""
+    fields = text[text.rindex(")") + 2 :].split()
+    cpu_s = (int(fields[11]) + int(fields[12])) * _TICK_S
+    return fields[0], int(fields[1]), cpu_s, int(fields[21]) * _PAGE_BYTES
+
+
+def below(root: int, processes: Mapping[int, Process]) -> list[Process]:
+    """Return the descendants of `root`, parents before children."""
+    children: dict[int, list[Process]] = {}
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process)
+    found: list[Process] = []
+    todo = [root]
+    while todo:
+        mine = children.get(todo.pop(), [])
+        found += mine
+        todo += [each.pid for each in mine]
+    return found
+
+
+def parts(keeper: int, processes: Mapping[int, Process], ranks: Iterable[int]) -> dict[int, str]:
+    """Return what each process of a `holdfast run` is, by pid.
+
+    One of: keeper, supervisor, sidecar, launcher, zygote, rank, warm (a parked process), other.
+    """
+    training = set(ranks)
+    names: dict[int, str] = {keeper: "keeper"} if keeper in processes else {}
+    for process in below(keeper, processes):
+        names[process.pid] = _part(process, names.get(process.parent, ""), process.pid in training)
+    return names
+
+
+def _part(process: Process, parent: str, trains: bool) -> str:
+    if trains:
+        return "rank"
+    words = process.argv
+    if parent == "keeper":
+        if "serve" in words and "supervisor" in words:
+            return "supervisor"
+        if "sidecar" in words:
+            return "sidecar"
+        if any("holdfast.launch" in word for word in words):
+            return "launcher"
+    if parent == "launcher":
+        return "warm"  # the zygote is told apart by those who know: see `zygotes`
+    return "other"
+
+
+def zygotes(names: Mapping[int, str], processes: Mapping[int, Process]) -> dict[int, str]:
+    """Return `names` with the oldest child of each launcher called its zygote.
+
+    Parked processes are forks of it with the same command line, but lead sessions of their own.
+    """
+    found = dict(names)
+    for pid, name in names.items():
+        if name == "warm" and pid in processes and not _leads_session(pid):
+            found[pid] = "zygote"
+    return found
+
+
+def _leads_session(pid: int) -> bool:
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return True

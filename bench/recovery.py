@@ -1,0 +1,149 @@
+"""From the kill of a rank to the first new optimizer step: holdfast and torchrun, interleaved.
+
+What is measured is the same for every launcher: each rank writes down the time right after each
+optimizer.step(); a random rank gets SIGKILL at a random moment; the time is from the kill to the first
+step of the *last* rank of the restarted group. Two ranks on this machine, one small DDP model.
+Under torchrun nothing restores the state, so it is spared what a checkpoint's load would cost it.
+A kill after which no step comes within --patience counts as hung; that launcher is ended and the next
+one started. Before a kill every rank has done 20 steps; holdfast's warm spares are ready (unless
+--back-to-back) and no incident is open; then a random 0 to 0.5 s pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from bench import killing, modes, report, results
+from bench.killing import Kill, Manner, Turn
+from bench.launching import Failed
+from bench.modes import Mode
+from bench.options import make_parser
+from bench.say import say
+from bench.table import seconds
+from bench.verdicts import all_met
+
+ATTEMPTS = 2  # at starting a launcher
+
+
+def main(argv: Sequence[str]) -> int:
+    options = _parse(argv)
+    chosen = [mode for mode in modes.modes() if mode.name in options.modes]
+    found = results.begin("recovery")
+    for mode in chosen:
+        say(f"  {mode.name}: {mode.about}")
+    wait = "warm spares are not waited for" if options.back_to_back else "once spares are ready"
+    say(f"kills: random rank, SIGKILL, {wait}; to the first new step of the last rank")
+    chance = random.Random(options.seed)
+    manner = Manner(options.patience, options.back_to_back, chance)
+    turns: list[Turn] = []
+    try:
+        for mode, count in plan(chosen, options.kills, options.others, options.rounds):
+            turns += _turns(mode, count, manner)
+    except KeyboardInterrupt:
+        say("interrupted: what was measured so far")
+    return _end(found, turns, options)
+
+
+def plan(chosen: Sequence[Mode], kills: int, others: int, rounds: int) -> list[tuple[Mode, int]]:
+    """Return who has how many kills in which order: rounds, every other one backwards.
+
+    The counts of the rounds differ by one at most and add up to `kills` for the mode "holdfast" and
+    to `others` for each other.
+    """
+    planned: list[tuple[Mode, int]] = []
+    for at in range(rounds):
+        order = chosen if at % 2 == 0 else list(reversed(chosen))
+        for mode in order:
+            total = kills if mode.name == "holdfast" else others
+            count = total * (at + 1) // rounds - total * at // rounds
+            if count:
+                planned.append((mode, count))
+    return planned
+
+
+def _turns(mode: Mode, count: int, manner: Manner) -> list[Turn]:
+    """Do `count` kills, with a new launcher after each that did not survive one."""
+    turns: list[Turn] = []
+    failures = 0
+    left = count
+    while left > 0:
+        try:
+            done = killing.turn(mode, left, manner, _tell)
+        except Failed as error:
+            failures += 1
+            say(f"{mode.name}: did not start: {error}")
+            if failures >= ATTEMPTS:
+                raise SystemExit(f"recovery: {mode.name} does not start") from None
+            continue
+        left -= len(done.kills)
+        turns.append(done)
+        trouble = killing.problem(done)
+        if trouble:
+            say(f"NOTE {trouble}")
+    return turns
+
+
+def _tell(kill: Kill) -> None:
+    parts = [f"{kill.mode:<20} rank {kill.rank} at step {kill.step:<6} {kill.outcome}"]
+    if kill.took_s is not None:
+        parts.append(f"{seconds(kill.took_s):>8}  steps redone {kill.redone}")
+    if kill.incident is not None:
+        parts.append(report.timeline(kill.incident))
+    say("  ".join(parts))
+    if kill.detail:
+        say(f"  NOTE {kill.detail.strip().splitlines()[-1][:200] if kill.detail.strip() else ''}")
+
+
+def _end(found: dict[str, Any], turns: list[Turn], options: argparse.Namespace) -> int:
+    verdicts = report.verdicts(turns, options.kills)
+    say()
+    for line in report.lines(turns):
+        say(line)
+    say()
+    for verdict in verdicts:
+        say(verdict.line)
+    found["options"] = vars(options)
+    found["turns"] = [report.turn_json(each) for each in turns]
+    found["summary"] = report.summaries(turns)
+    found["verdicts"] = [vars_of(each) for each in verdicts]
+    results.write(found)
+    return 1 if options.strict and not all_met(verdicts) else 0
+
+
+def vars_of(verdict: Any) -> dict[str, Any]:
+    return {"target": verdict.target, "found": verdict.found, "met": verdict.met}
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    names = [mode.name for mode in modes.modes()]
+    parser = make_parser("recovery", __doc__ or "")
+    add = parser.add_argument
+    add("--kills", type=int, default=50, metavar="N", help="kills under holdfast")
+    add("--others", type=int, default=10, metavar="N", help="kills in each other mode")
+    add("--rounds", type=int, default=5, metavar="N", help="turns of each mode, interleaved")
+    add(
+        "--modes",
+        nargs="+",
+        choices=names,
+        default=names,
+        metavar="MODE",
+        help=f"who takes part: {', '.join(names)}",
+    )
+    add(
+        "--back-to-back",
+        action="store_true",
+        help="kill again as soon as 20 steps are done, whether spares are warm or not",
+    )
+    add("--patience", type=float, default=60.0, metavar="S", help="seconds until it counts as hung")
+    add("--seed", type=int, default=0, help="of the choice of ranks and moments")
+    add("--strict", action="store_true", help="exit code 1 when a target is missed")
+    options = parser.parse_args(argv)
+    for name in ("kills", "others"):
+        if getattr(options, name) < 0:
+            parser.error(f"--{name}: {getattr(options, name)} kills; accepted is 0 or more")
+    if options.rounds < 1:
+        parser.error(f"--rounds: {options.rounds}; accepted is 1 or more")
+    return options

@@ -1,0 +1,130 @@
+"""The steps of all ranks, recorded from inside and read from outside, the same way under every launcher.
+
+Each rank appends one record right after each `optimizer.step()`: an append of 32 bytes is whole or not
+there, whatever kills the writer, and costs a microsecond. Standard library only: the workloads import it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+VARIABLE = "HOLDFAST_BENCH_TICKS"  # names the file to the ranks
+_RECORD = struct.Struct("<qqiiii")
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """One optimizer step of one rank. `generation` counts the group's restarts, from 0."""
+
+    at_ns: int  # CLOCK_MONOTONIC
+    step: int
+    pid: int
+    generation: int
+    rank: int
+
+
+class Ticker:
+    """A rank's side. Without the variable it does nothing: the scripts run by themselves too."""
+
+    def __init__(self) -> None:
+        path = os.environ.get(VARIABLE)
+        self._file = -1
+        if path:
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._who = (
+            os.getpid(),
+            int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            int(os.environ.get("RANK", "0")),
+        )
+
+    def tick(self, step: int) -> None:
+        """Record that the optimizer has done step `step`."""
+        if self._file >= 0:
+            os.write(self._file, _RECORD.pack(time.monotonic_ns(), step, *self._who, 0))
+
+
+@dataclass(slots=True)
+class Follower:
+    """Reads the records as they come."""
+
+    path: Path
+    ticks: list[Tick] = field(default_factory=list)
+    _at: int = 0
+
+    def follow(self) -> list[Tick]:
+        """Return all records so far, those that are new since the last call read in."""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self._at)
+                found = file.read()
+        except FileNotFoundError:
+            return self.ticks
+        whole = len(found) // _RECORD.size * _RECORD.size
+        self._at += whole
+        self.ticks += [Tick(*fields[:5]) for fields in _RECORD.iter_unpack(found[:whole])]
+        return self.ticks
+
+
+@dataclass(frozen=True, slots=True)
+class Regained:
+    """The first generation after a kill in which every rank has done a step."""
+
+    generation: int
+    first_ns: int  # the first step of any rank
+    all_ns: int  # the first step of the last rank
+    step: int  # the earliest step that was done (again)
+    pids: tuple[int, ...]
+
+
+def newest(ticks: Iterable[Tick]) -> dict[int, Tick]:
+    """Return the last record of each rank of the newest generation."""
+    found: dict[int, Tick] = {}
+    generation = -1
+    for tick in ticks:
+        if tick.generation > generation:
+            generation, found = tick.generation, {}
+        if tick.generation == generation:
+            found[tick.rank] = tick
+    return found
+
+
+def regained(ticks: Iterable[Tick], after: int, world_size: int) -> Regained | None:
+    """Return how the group went on after generation `after`; None while it has not."""
+    first: dict[int, dict[int, Tick]] = {}
+    for tick in ticks:
+        if tick.generation > after:
+            first.setdefault(tick.generation, {}).setdefault(tick.rank, tick)
+    for generation in sorted(first):
+        found = first[generation].values()
+        if len(found) == world_size:
+            times = [tick.at_ns for tick in found]
+            pids = tuple(sorted(tick.pid for tick in found))
+            return Regained(generation, min(times), max(times), min(tick.step for tick in found), pids)
+    return None
+
+
+def redone(ticks: Iterable[Tick], before: int, went_on: Regained) -> int:
+    """Return how many steps any rank had finished in generation `before` and the group did again."""
+    last = max((tick.step for tick in ticks if tick.generation == before), default=-1)
+    return max(0, last + 1 - went_on.step)
+
+
+def step_times_s(ticks: Sequence[Tick], rank: int, skip: int) -> list[float]:
+    """Return the times between the steps of `rank`, without the first `skip` of each generation."""
+    mine = [tick for tick in ticks if tick.rank == rank]
+    times: list[float] = []
+    seen, last = 0, None
+    for tick in mine:
+        if last is None or tick.generation != last.generation:
+            seen = 0
+        else:
+            seen += 1
+            if seen > skip:
+                times.append((tick.at_ns - last.at_ns) / 1e9)
+        last = tick
+    return times

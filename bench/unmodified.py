@@ -1,0 +1,30 @@
+"""The same training as `bench.workload` in a script that knows nothing of holdfast, as torchrun's users have.
+
+It keeps no checkpoint and starts over after a restart, under every launcher.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.network import STEPS, build, train_step
+from bench.ticks import Ticker
+
+
+def main() -> None:
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters())
+    dist.init_process_group("gloo")
+    replica = DistributedDataParallel(model)
+    ticker = Ticker()
+    for step in range(STEPS):
+        train_step(replica, step, dist.get_rank())
+        optimizer.step()
+        ticker.tick(step)
+        optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    main()

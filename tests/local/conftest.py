@@ -1,0 +1,39 @@
+"""Fixtures of the tests that start real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.local.running import SCRIPTS, Run
+
+Start = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def start_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Start runs that the tests of a module share."""
+    yield from _starter(lambda: tmp_path_factory.mktemp("shared"))
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start runs; whatever the test leaves of them is killed."""
+    yield from _starter(lambda: tmp_path)
+
+
+def _starter(folder: Callable[[], Path]) -> Iterator[Start]:
+    runs: list[Run] = []
+
+    def start(options: str, script: str, *args: object, into: str = "", **environment: str) -> Run:
+        command: Sequence[str] = [str(SCRIPTS / script), *map(str, args)]
+        runs.append(Run(folder() / into, options, command, **environment))
+        return runs[-1]
+
+    yield start
+    left = [run for run in runs if run.process.poll() is None]
+    for run in runs:
+        run.kill()
+    assert not left, "a test left its run behind"

@@ -1,0 +1,323 @@
+"""Start `holdfast run` as a user does, break it, and see that nothing of it is left.
+
+Every wait is `until`: it looks again and again until a deadline, and fails at once when the run has
+ended meanwhile. A run that a test leaves behind is killed, and its end is checked like every other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+SCRIPTS = Path(__file__).with_name("scripts")
+LOOK_S = 0.01
+START_S = 90.0  # for the first step: imports of torch by several processes at once, on two busy cores
+WAIT_S = 60.0  # for everything else
+GONE_S = 15.0  # for what a run started, after its end
+_MARK = "HOLDFAST_TEST_RUN"  # in the environment of all that a run starts
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended, and what it showed."""
+
+    code: int
+    output: str
+    took_s: float
+
+    @property
+    def lines(self) -> list[str]:
+        return self.output.splitlines()
+
+
+def until(look: Callable[[], T | None], what: str, limit_s: float, pidfd: int = -1) -> T:
+    """Return what `look` returns once that is not None; look sooner when the process of `pidfd` ends."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        found = look()
+        if found is not None:
+            return found
+        assert time.monotonic() < deadline, f"not within {limit_s:g} s: {what}"
+        select.select([pidfd] if pidfd >= 0 else [], [], [], LOOK_S)
+
+
+def holdfast(*words: str | Path, cwd: Path, **environment: str) -> Ended:
+    """Run one short `holdfast` command to its end."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", *map(str, words)],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=WAIT_S,
+    )
+    return Ended(done.returncode, done.stdout, time.monotonic() - began)
+
+
+class Run:
+    """One `holdfast run`, from its start to its last process."""
+
+    def __init__(self, folder: Path, options: str, command: Sequence[str | Path], **environment: str) -> None:
+        """Start it in `folder`; the run directory is `folder/run` unless `options` name another."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.run_dir = folder / "run"
+        self._mark = uuid.uuid4().hex
+        words = options.split()
+        if "--run-dir" not in words:
+            words += ["--run-dir", str(self.run_dir)]
+        self._output = (folder / "output.txt").open("ab+")
+        self._began = time.monotonic()
+        self._began_wall = time.time()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast", "run", *words, "--", *map(str, command)],
+            cwd=folder,
+            env={**os.environ, _MARK: self._mark, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._pidfd = os.pidfd_open(self.process.pid)
+        self._first = self._newest_incident()
+        self.runtime: Path | None = None
+
+    # -- looking
+
+    def output(self) -> str:
+        return (self.folder / "output.txt").read_text(errors="replace")
+
+    def status(self) -> Json | None:
+        """Return the status as the supervisor gives it now; None while it is away."""
+        try:
+            return self._ask("/v1/status")
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def wait(self, holds: Callable[[Json], object], what: str, limit_s: float = WAIT_S) -> Json:
+        """Return the first status for which `holds` is true."""
+
+        def look() -> Json | None:
+            status = self.status()
+            if status is not None and holds(status):
+                return status
+            assert self.process.poll() is None, f"ended while waiting: {what}\n{self.report()}"
+            return None
+
+        try:
+            return until(look, what, limit_s, self._pidfd)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.report()}") from None
+
+    def steady(self, step: int = 3, limit_s: float = START_S) -> Json:
+        """Wait until the group trains, `step` is done, and the next recovery would be a warm one."""
+        found = self.wait(lambda status: _is_steady(status, step), f"steady at step {step}", limit_s)
+        described = json.loads((self.run_dir / "run.json").read_text())
+        self.runtime = Path(described["runtime"])
+        return found
+
+    def running(self, limit_s: float = WAIT_S) -> Json:
+        """Wait until the group trains, warm or not."""
+        return self.wait(_is_settled, "running", limit_s)
+
+    def trains(self, steps: int = 20) -> Json:
+        """Wait until the group has done so many steps more."""
+        first = self.running()["step"]
+        return self.wait(lambda s: _is_settled(s) and s["step"] >= first + steps, f"{steps} steps more")
+
+    def pid(self, rank: int) -> int:
+        """Return the pid of a rank of the running generation."""
+        status = self.wait(lambda s: any(r["rank"] == rank for r in s["ranks"]), f"rank {rank}")
+        return int(next(each["pid"] for each in status["ranks"] if each["rank"] == rank))
+
+    def incidents(self) -> list[Json]:
+        """Return the incidents of this run, oldest first."""
+        found = [self.incident(number) for number in range(1, self._newest_incident() + 1)]
+        return [each for each in found[self._first :] if each is not None]
+
+    def incident(self, number: int) -> Json | None:
+        try:
+            found = json.loads((self.run_dir / "incidents" / f"i-{number:04d}.json").read_text())
+        except (OSError, ValueError):
+            return None
+        assert isinstance(found, dict)
+        return found
+
+    def logs(self, pattern: str) -> str:
+        """Return what the files of logs/ that match `pattern` hold, in order of their names."""
+        paths = sorted((self.run_dir / "logs").glob(pattern))
+        return "".join(path.read_text(errors="replace") for path in paths)
+
+    def report(self) -> str:
+        """Return what helps to understand a failure."""
+        status = json.dumps(self.status(), indent=1)
+        logs = self.logs("supervisor.log")[-2000:] + self.logs("sidecar-*.log")[-2000:]
+        return f"--- output\n{self.output()[-4000:]}\n--- logs\n{logs}\n--- status\n{status}"
+
+    # -- breaking
+
+    def inject(self, what: str, rank: int = 0) -> None:
+        """Ask for a drill, as `holdfast inject` does."""
+        self._ask("/v1/inject", {"what": what, "rank": rank})
+
+    def hit(self, rank: int, signum: int) -> int:
+        """Send a signal to the process of a rank; return its pid."""
+        pid = self.pid(rank)
+        os.kill(pid, signum)
+        return pid
+
+    def broken(self, act: Callable[[], object], limit_s: float = WAIT_S) -> Json:
+        """Carry out `act`, which makes one fault, and return its incident once it is over."""
+        number = self._newest_incident() + 1
+        act()
+        return self.recovered(number, limit_s)
+
+    def recovered(self, number: int, limit_s: float = WAIT_S) -> Json:
+        """Return incident `number` once the group has made its first new step."""
+
+        def look() -> Json | None:
+            found = self.incident(number)
+            if found is not None and found["recovered_s"] is not None:
+                return found
+            assert self.process.poll() is None, f"ended in incident {number}\n{self.report()}"
+            return None
+
+        try:
+            return until(look, f"incident {number} is over", limit_s, self._pidfd)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.report()}") from None
+
+    # -- ending
+
+    def interrupt(self, signum: int = signal.SIGINT) -> None:
+        """Signal `holdfast run` itself, as a terminal's Ctrl-C does."""
+        self.process.send_signal(signum)
+
+    def finish(self, limit_s: float = WAIT_S) -> Ended:
+        """Wait for the end; check that nothing of the run is left."""
+        try:
+            code = self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            report = self.report()
+            self.kill()
+            raise AssertionError(f"no end within {limit_s:g} s\n{report}") from None
+        took_s = time.monotonic() - self._began
+        self._clean()
+        return Ended(code, self.output(), took_s)
+
+    def stop(self) -> Ended:
+        """End the run at once, and check that nothing of it is left."""
+        self.interrupt()
+        self.interrupt()
+        return self.finish()
+
+    def kill(self) -> None:
+        """Kill whatever is left of the run."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for pid in self.left():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+        self._output.close()
+
+    def left(self) -> list[int]:
+        """Return the processes that the run has started and that live."""
+        mark = f"{_MARK}={self._mark}".encode()
+        return [pid for pid in _pids() if mark in _environment(pid)]
+
+    def _clean(self) -> None:
+        """Nothing of a run that has ended is left: process, memory, socket."""
+        until(lambda: True if not self.left() else None, f"processes are left: {self._named()}", GONE_S)
+        runtime = self.runtime or _runtime(self.run_dir)
+        if runtime is not None:
+            until(lambda: None if runtime.exists() else True, f"{runtime} is left", GONE_S)
+            assert str(runtime) not in Path("/proc/net/unix").read_text()
+
+    def _named(self) -> list[tuple[int, str]]:
+        return [(pid, _words(pid)) for pid in self.left()]
+
+    # -- inside
+
+    def _newest_incident(self) -> int:
+        numbers = [
+            int(path.stem[2:])
+            for path in (self.run_dir / "incidents").glob("i-*.json")
+            if re.fullmatch(r"i-\d+", path.stem)
+        ]
+        return max(numbers, default=0)
+
+    def _ask(self, path: str, body: Json | None = None) -> Json:
+        described = json.loads((self.run_dir / "run.json").read_text())
+        if described["started"] < self._began_wall:
+            raise OSError("the run of before is described there")
+        request = urllib.request.Request(
+            described["api"] + path,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {(self.run_dir / 'token').read_text().strip()}"},
+        )
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            found = json.loads(answer.read())
+        assert isinstance(found, dict)
+        return found
+
+
+def _is_settled(status: Json) -> bool:
+    return (
+        status["phase"] == "running"
+        and status["open_incident"] is None
+        and status["rate"] is not None
+        and len(status["ranks"]) == status["world_size"]
+    )
+
+
+def _is_steady(status: Json, step: int) -> bool:
+    return _is_settled(status) and status["warm_ready"] and (status["step"] or 0) >= step
+
+
+def _runtime(run_dir: Path) -> Path | None:
+    try:
+        return Path(json.loads((run_dir / "run.json").read_text())["runtime"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _pids() -> list[int]:
+    return [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def _words(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
+    except OSError:
+        return ""

@@ -1,0 +1,110 @@
+"""What the scripts here share: a model of a millisecond with all that makes a resume hard."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import holdfast
+
+
+class Sampler:
+    """Batches in an order that it must remember: its position is private to a rank."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.drawn = rank, 0
+
+    def batch(self) -> Tensor:
+        self.drawn += 1
+        generator = torch.Generator().manual_seed(1000 * self.drawn + self.rank)
+        return torch.randn(16, 32, generator=generator)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.drawn = state["drawn"]
+
+
+def model_of(width: int = 64) -> nn.Module:
+    """Dropout draws random numbers, batch norm has buffers that differ from rank to rank."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(32, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(width, 8)
+    )
+
+
+def train(
+    steps: int,
+    *,
+    width: int = 64,
+    pace_s: float = 0.0,
+    data: Callable[[int, Sampler], Tensor] = lambda _, sampler: sampler.batch(),
+    loss_of: Callable[[int, int, Tensor], Tensor] = lambda _step, _rank, output: output.pow(2).mean(),
+    before_commit: Callable[[int, int], None] = lambda _step, _rank: None,
+    after: Callable[[int, Any], None] = lambda _step, _state: None,
+    prepare: Callable[[torch.optim.Optimizer, int], None] = lambda _optimizer, _rank: None,
+    digest: Path | None = None,
+) -> None:
+    """Train for `steps` with what the caller puts in between; write the digest of all state."""
+    module = model_of(width)
+    session = holdfast.join()
+    torch.manual_seed(session.rank)
+    model = nn.parallel.DistributedDataParallel(module.to(session.device))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    prepare(optimizer, session.rank)
+    sampler = Sampler(session.rank)
+    state = session.protect(model=model, optimizer=optimizer, sampler=sampler)
+    pause = threading.Event()
+    for step in state.steps(steps):
+        loss = loss_of(step, session.rank, model(data(step, sampler)))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        pause.wait(pace_s)
+        before_commit(step, session.rank)
+        state.commit(loss=loss, samples=32, position=32 * step)
+        after(step, state)
+    if digest is not None:
+        write_digest(digest.with_name(f"{digest.name}.{session.rank}"), module, optimizer)
+
+
+def write_digest(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Leave a hash of parameters, buffers, optimizer and random state; the file is whole or not there."""
+    parts = {
+        "model": module.state_dict(),
+        "optimizer": optimizer.state_dict()["state"],
+        "random": {"torch": torch.get_rng_state()},
+    }
+    found = {name: _hash(part) for name, part in parts.items()}
+    scratch = path.with_name(f".{path.name}")
+    scratch.write_text(json.dumps(found))
+    os.replace(scratch, path)
+
+
+def _hash(tree: Any) -> str:
+    total = hashlib.sha256()
+    for name in sorted(tree, key=str):
+        value = tree[name]
+        if isinstance(value, dict):
+            total.update(_hash(value).encode())
+        else:
+            total.update(f"{name} {torch.as_tensor(value).flatten().tolist()!r}".encode())
+    return total.hexdigest()
+
+
+def once(marker: Path) -> bool:
+    """Say True to the first of all processes that ask."""
+    try:
+        marker.open("x").close()
+    except FileExistsError:
+        return False
+    return True

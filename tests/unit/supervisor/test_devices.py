@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import BadInput
+from supervisor import devices, runcheck
+from supervisor.commands import RunOptions
+
+
+@pytest.fixture
+def dev(tmp_path: Path) -> Path:
+    folder = tmp_path / "dev"
+    folder.mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm", "null"):
+        (folder / name).touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("chosen", "count"),
+    [("0,1", 2), (" 0 , 3 ", 2), ("", 0), ("-1", 0), ("0,7,1", 1), ("0,0", 1),
+     ("GPU-8932f937,GPU-12ab", 2), ("MIG-1,MIG-2,MIG-3", 3), ("NoDevFiles", 0)],
+)  # fmt: skip
+def test_the_gpus_that_cuda_would_show_are_counted(
+    dev: Path, tmp_path: Path, chosen: str, count: int
+) -> None:
+    environment = {"CUDA_VISIBLE_DEVICES": chosen}
+    assert devices.gpus(environment, dev, tmp_path / "none") == count
+
+
+def test_without_a_choice_all_are_counted(dev: Path, tmp_path: Path) -> None:
+    assert devices.gpus({}, dev, tmp_path / "none") == 4
+
+
+def test_without_device_nodes_the_drivers_list_counts(tmp_path: Path) -> None:
+    for name in ("0000:17:00.0", "0000:65:00.0"):
+        (tmp_path / "gpus" / name).mkdir(parents=True)
+    assert devices.gpus({}, tmp_path / "none", tmp_path / "gpus") == 2
+
+
+def test_a_machine_without_gpus_has_no_limit(tmp_path: Path) -> None:
+    chosen = {"CUDA_VISIBLE_DEVICES": "0"}
+    assert devices.gpus(chosen, tmp_path / "none", tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "uses"),
+    [
+        ("cuda: Optional[str] = None", False),
+        ("cuda = None", False),
+        ("cuda: Optional[str] = '12.8'", True),
+    ],
+)
+def test_a_torch_without_cuda_is_told_from_one_with_it_and_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, uses: bool
+) -> None:
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (package / "version.py").write_text(f"__version__ = '2.13.0'\n{line}\nhip = None\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "torch", raising=False)
+    assert devices.torch_uses_cuda() is uses
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (RunOptions(("x",), nproc_per_node=9), "--nproc-per-node 9: 9 ranks, but 8 GPUs here"),
+        (RunOptions(("x",), nproc_per_node=5, members=2), "by 2 members: 10 ranks, but 8 GPUs"),
+        (RunOptions(("x",), members=9), "accepted is --members 1 to 8"),
+        (RunOptions(("x",), nproc_per_node=9), "accepted is 1 to 8, or CUDA_VISIBLE_DEVICES=''"),
+    ],
+)
+def test_more_ranks_than_gpus_are_refused(options: RunOptions, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        runcheck.check_devices(options, gpus=8, uses_cuda=lambda: True)
+
+
+@pytest.mark.parametrize(("gpus", "uses_cuda"), [(8, False), (None, True), (0, True), (16, True)])
+def test_more_ranks_than_gpus_are_fine_when_none_would_be_used(gpus: int | None, uses_cuda: bool) -> None:
+    options = RunOptions(("x",), nproc_per_node=16)
+    runcheck.check_devices(options, gpus, uses_cuda=lambda: uses_cuda)
+
+
+@pytest.mark.parametrize(("asked", "gpus", "ranks"), [(3, 8, 3), ("gpu", 8, 8), ("auto", 8, 8)])
+def test_words_for_ranks_become_their_number(asked: object, gpus: int, ranks: int) -> None:
+    assert runcheck.ranks(asked, gpus) == ranks
+    assert runcheck.ranks("auto", None) == runcheck.ranks("cpu", gpus) >= 1

@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import BadInput
+from supervisor import rundir, rundirlock, smallfile
+from supervisor.rundir import RunDir, find, newest, open_for_run
+from tests.unit.holdfast import crashing
+
+NOW = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rundirlock, "PATIENCE_S", 0.0)
+
+
+def tree(root: Path) -> dict[str, bytes | str]:
+    """Return everything beneath `root`, so that a change would show."""
+    return {
+        str(path.relative_to(root)): os.readlink(path)
+        if path.is_symlink()
+        else path.read_bytes()
+        if path.is_file()
+        else "directory"
+        for path in sorted(root.rglob("*"))
+    }
+
+
+def refused(path: Path | None, directory: Path) -> str:
+    before = tree(directory)
+    with pytest.raises(BadInput) as error:
+        open_for_run(path, NOW, directory)
+    assert tree(directory) == before, "something was changed"
+    said = str(error.value)
+    assert "\n" not in said
+    assert "accepted" in said
+    return said
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """Let every write to a file fail, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@contextmanager
+def somebody_else() -> Iterator[None]:
+    """Be a user who may not write what others own; who is not root cannot anyway."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_run_gets_a_directory_of_its_own_by_default(tmp_path: Path) -> None:
+    run = open_for_run(None, NOW, tmp_path)
+    assert run.path.parent == tmp_path / "holdfast-runs"
+    assert run.path.name.startswith("20231114-221320-")
+    assert json.loads((run.path / "format").read_text()) == {"holdfast_run": 1}
+    assert run.checkpoints.is_dir()
+    assert run.logs.is_dir()
+    other = open_for_run(None, NOW, tmp_path)
+    assert other.path != run.path
+    run.close()
+    other.close()
+
+
+def test_the_token_is_secret_and_new_for_every_run(tmp_path: Path) -> None:
+    run = open_for_run(Path("d"), NOW, tmp_path)
+    first = run.token()
+    assert len(bytes.fromhex(first)) == 32
+    assert stat.S_IMODE(run.token_file.stat().st_mode) == 0o600
+    run.close()
+    again = open_for_run(Path("d"), NOW, tmp_path)
+    assert again.token() != first
+    again.close()
+
+
+def test_an_existing_run_is_gone_on_with_and_keeps_what_it_had(tmp_path: Path) -> None:
+    run = open_for_run(Path("a/b/c"), NOW, tmp_path)
+    run.write_incident({"id": "i-0001"})
+    (run.checkpoints / "step-00000001").mkdir()
+    run.write_status({"phase": "ended"})
+    run.close()
+    again = open_for_run(tmp_path / "a" / "b" / "c", NOW, tmp_path)
+    assert again.incidents() == [{"id": "i-0001"}]
+    assert (again.checkpoints / "step-00000001").is_dir()
+    assert again.status() is None, "the earlier run's status would pass for this one's"
+    again.close()
+
+
+def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    open_for_run(Path("d"), NOW, tmp_path).close()
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    with crashing.memory_directory() as path:
+        yield path
+
+
+@pytest.mark.parametrize("had_a_run", [False, True])
+def test_a_run_killed_at_any_line_of_its_birth_loses_nothing_and_is_gone_on_with(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, had_a_run: bool
+) -> None:
+    ours = {module.__file__ for module in (rundir, rundirlock, smallfile)}
+    monkeypatch.setattr(crashing, "TRACED", crashing.TRACED | ours)
+    template = memory / "template"
+    template.mkdir()
+    if had_a_run:
+        run = open_for_run(Path("d"), NOW, template)
+        run.write_incident({"id": "i-0001"})
+        run.close()
+        (template / "holdfast-runs" / "latest").unlink()  # the copies would make it a directory
+
+    def check(work: Path, finished: bool) -> None:
+        again = open_for_run(Path("d"), NOW, work)
+        assert len(again.token()) == 64
+        assert len(again.incidents()) == had_a_run
+        assert not [path for path in again.path.iterdir() if path.name.startswith(".tmp")]
+        assert newest(work) == again.path.resolve()
+        again.close()
+
+    kills = crashing.killed_at_every_line(
+        template, lambda work: work, lambda work: open_for_run(Path("d"), NOW, work), check
+    )
+    assert kills > 5
+
+
+def test_a_foreign_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "thesis.tex").write_text("everything I have")
+    assert f"{str(tmp_path / 'd')!r} has other files in it" in refused(Path("d"), tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"holdfast_run": true}', '{"run": 1}', "\0"])
+def test_a_directory_with_a_format_that_is_not_ours_is_foreign(tmp_path: Path, content: str) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "format").write_text(content)
+    assert "other files" in refused(Path("d"), tmp_path)
+
+
+def test_a_newer_format_is_refused_with_its_number(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "format").write_text('{"holdfast_run": 2}')
+    said = refused(Path("d"), tmp_path)
+    assert "is of format 2" in said
+    assert "accepted is up to 1" in said
+    with pytest.raises(BadInput, match="format 2"):
+        find(Path("d"), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["file", "file/d", "dangling"])
+def test_a_file_where_a_directory_should_be_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    assert str(tmp_path / name) in refused(Path(name), tmp_path)
+
+
+def test_a_directory_that_cannot_be_written_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    with no_room():
+        assert "File too large" in refused(Path("d"), tmp_path)
+        assert "File too large" in refused(Path("new/er"), tmp_path)
+    (tmp_path / "d").chmod(0o555)
+    with somebody_else(), pytest.raises(BadInput, match="cannot be used: Permission denied"):
+        open_for_run(Path("d"), NOW, tmp_path)
+    with somebody_else(), pytest.raises(BadInput, match="cannot be used: Permission denied"):
+        open_for_run(Path("d/e"), NOW, tmp_path)
+
+
+def test_a_directory_in_use_is_refused_with_the_process_that_uses_it(tmp_path: Path) -> None:
+    run = open_for_run(Path("d"), NOW, tmp_path)
+    assert run.is_in_use()
+    assert f"in use by process {os.getpid()}" in refused(Path("d"), tmp_path)
+    run.close()
+    assert not run.is_in_use()
+
+
+def test_the_holder_of_an_old_lock_is_named_from_run_json(tmp_path: Path) -> None:
+    run = open_for_run(Path("d"), NOW, tmp_path)
+    run.write_run({"pid": 4711})
+    (run.path / "lock").write_bytes(b"")
+    assert "in use by process 4711" in refused(Path("d"), tmp_path)
+    run.close()
+
+
+def test_a_directory_is_free_once_its_process_is_dead_and_not_held_by_its_children(
+    tmp_path: Path,
+) -> None:
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        run = open_for_run(Path("d"), NOW, tmp_path)
+        lives_on = os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
+        os.write(theirs, f"{lives_on} {run.token()}\n".encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.close(theirs)
+    os.waitpid(child, 0)
+    with open(ours) as said:
+        pid, _ = said.readline().split()
+    try:
+        open_for_run(Path("d"), NOW, tmp_path).close()
+    finally:
+        os.kill(int(pid), signal.SIGKILL)
+
+
+def test_the_newest_run_is_the_one_started_last_wherever_it_is(tmp_path: Path) -> None:
+    here = tmp_path / "work"
+    here.mkdir()
+    first = open_for_run(None, NOW, here)
+    assert newest(here) == first.path
+    second = open_for_run(None, NOW - 60, here)
+    assert newest(here) == second.path
+    elsewhere = open_for_run(tmp_path / "elsewhere", NOW, here)
+    assert newest(here) == elsewhere.path
+    assert newest(elsewhere.path) == elsewhere.path, "the run one stands in"
+    for run in (first, second, elsewhere):
+        run.close()
+
+
+def test_without_the_link_the_newest_is_found_by_its_time(tmp_path: Path) -> None:
+    runs = [open_for_run(None, NOW + second, tmp_path) for second in range(3)]
+    for run, second in zip(runs, (5, 9, 7), strict=True):
+        run.write_run({})
+        os.utime(run.path / "run.json", (second, second))
+        run.close()
+    link = tmp_path / "holdfast-runs" / "latest"
+    link.unlink()
+    assert newest(tmp_path) == runs[1].path
+    link.symlink_to("gone")
+    (tmp_path / "holdfast-runs" / "notes").mkdir()
+    assert newest(tmp_path) == runs[1].path
+
+
+def test_where_no_run_is_one_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no run in holdfast-runs here: name one with --run-dir"):
+        newest(tmp_path)
+    with pytest.raises(BadInput, match="'x' does not exist"):
+        find(Path("x"), tmp_path)
+    with pytest.raises(BadInput, match=r"'\.' holds no run"):
+        find(Path(), tmp_path)
+
+
+def test_readers_pass_over_what_is_missing_torn_or_foreign(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    assert (run.status(), run.run(), run.incidents()) == (None, None, [])
+    (tmp_path / "incidents").mkdir()
+    for number in (2, 10, 1):
+        run.write_incident({"id": f"i-{number:04d}"})
+    (tmp_path / "incidents" / "i-0003.json").write_text('{"id": "i-00')
+    (tmp_path / "incidents" / "i-0004.json").write_text("[]")
+    (tmp_path / "incidents" / "i-0005.json").mkdir()
+    (tmp_path / "status.json").write_bytes(b"\xff")
+    assert [each["id"] for each in run.incidents()] == ["i-0001", "i-0002", "i-0010"]
+    assert run.status() is None
+
+
+def test_small_files_are_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.write_status({"step": 1})
+    run.write_run({"pid": 1})
+    with no_room():
+        for write in (run.write_status, run.write_run):
+            with pytest.raises(OSError, match="File too large"):
+                write({"step": 2, "pid": 2})
+    assert (run.status(), run.run()) == ({"step": 1}, {"pid": 1})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "status.json"]
+
+
+def test_a_run_that_only_cannot_write_its_link_runs(tmp_path: Path) -> None:
+    (tmp_path / rundir.RUNS).write_text("a file")
+    open_for_run(Path("d"), NOW, tmp_path).close()
+    assert "holdfast-runs" in refused(None, tmp_path)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supervisor import style
+from supervisor.style import Style, harmless, style_for, width_of
+
+
+@pytest.mark.parametrize(
+    ("terminal", "encoding", "environment", "expected"),
+    [
+        (True, "utf-8", {}, Style(True, True)),
+        (True, "UTF-8", {"NO_COLOR": "1"}, Style(False, True)),
+        (True, "utf-8", {"NO_COLOR": ""}, Style(True, True)),
+        (True, "utf-8", {"TERM": "dumb"}, Style(False, True)),
+        (False, "utf-8", {}, Style(False, True)),
+        (True, "ascii", {}, Style(True, False)),
+        (True, "latin-1", {}, Style(True, False)),
+        (True, None, {}, Style(True, False)),
+        (True, "no-such", {}, Style(True, False)),
+    ],
+)
+def test_what_an_output_can_show(
+    terminal: bool, encoding: str | None, environment: dict[str, str], expected: Style
+) -> None:
+    assert style_for(terminal=terminal, encoding=encoding, environment=environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "kept", "plain"),
+    [
+        ("step 1", "step 1", "step 1"),
+        ("\x1b[32mgreen\x1b[0m!", "\x1b[32mgreen\x1b[0m!\x1b[0m", "green!"),
+        ("\x1b[2J\x1b[1;1Hboo", "boo", "boo"),
+        ("a\tb", "a\tb", "a\tb"),
+        ("\x1b]0;a title\x07text", "text", "text"),
+        ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link", "link"),
+        ("\x1b]0;without end", "", ""),
+        ("beep\x07 and \x9b2J", "beep and 2J", "beep and 2J"),
+        ("\x1bcreset", "reset", "reset"),
+        ("caf\u00e9 \U0001f642", "caf\u00e9 \U0001f642", "caf\u00e9 \U0001f642"),
+    ],
+)
+def test_nothing_that_a_rank_prints_moves_our_cursor(text: str, kept: str, plain: str) -> None:
+    assert harmless(text, colour=True) == kept
+    assert harmless(text, colour=False) == plain
+
+
+@given(st.text(alphabet="\x1b[];?0159mJHX\x07\\ \x9b\na\u20ac"))
+def test_no_text_whatever_leaves_a_control_sequence(text: str) -> None:
+    plain = harmless(text, colour=False)
+    assert "\x1b" not in plain
+    assert "\n" not in plain
+    coloured = style._SGR.sub("", harmless(text, colour=True))
+    assert "\x1b" not in coloured
+
+
+def test_widths_are_those_of_a_terminal() -> None:
+    assert width_of("abc") == 3
+    assert width_of("\x1b[31mabc\x1b[0m") == 3
+    assert width_of("\u6df1\u5733") == 4
+    assert width_of("e\u0301") == 1
+
+
+@pytest.mark.parametrize(("unicode", "more"), [(True, "\u2026"), (False, "...")])
+def test_a_text_too_long_is_clipped_with_a_sign(unicode: bool, more: str) -> None:
+    chosen = Style(False, unicode)
+    assert style.clip("0123456789", 10, chosen) == "0123456789"
+    assert style.clip("0123456789", 8, chosen) == "01234567"[: 8 - len(more)] + more
+    assert width_of(style.clip("\u6df1\u5733\u6df1\u5733", 5, chosen)) <= 5
+    assert style.clip("0123456789", 0, chosen) == ""
+
+
+def test_cells_that_do_not_fit_are_left_out_from_the_end() -> None:
+    cells = [("first", ("1",)), ("", ()), ("second", ()), ("third", ())]
+    plain = Style()
+    assert style.join(cells, 100, plain, "  ") == "first  second  third"
+    assert style.join(cells, 14, plain, "  ") == "first  second"
+    assert style.join(cells, 3, plain, "  ") == "fir"[:0] + "..."
+    assert style.join(cells, 6, Style(True, True), "  ") == "\x1b[1mfirst\x1b[0m"

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import pytest
+
+from supervisor import terminal
+from supervisor.style import Style
+from supervisor.terminal import Live, Plain
+from tests.unit.supervisor.room import Terminal, incident, opened, status
+
+PLAIN = Style(False, True)
+RULE = "─"
+
+
+def frame_of(shown: list[str]) -> list[str]:
+    """Return the frame; what is above it must not have one in it."""
+    [at] = [n for n, line in enumerate(shown) if line.startswith(RULE)]
+    return shown[at + 1 :]
+
+
+def test_the_frame_is_drawn_in_place() -> None:
+    screen = Terminal()
+    live = Live(screen)
+    for step in range(50):
+        live.update(status(step=step), step * 1.0)
+    frame = frame_of(screen.shown())
+    assert len(frame) == 4
+    assert "step 49" in frame[0]
+
+
+def test_what_ranks_print_scrolls_by_above_the_frame() -> None:
+    screen = Terminal(lines=10)
+    live = Live(screen)
+    for step in range(30):
+        live.line(step % 2, f"line {step}")
+        live.update(status(step=step, last_incident=None), step * 1.0)
+    shown = screen.shown()
+    assert shown[:30] == [f"[rank {n % 2}] line {n}" for n in range(30)]
+    assert len(frame_of(shown)) == 4
+
+
+def test_lines_longer_than_the_terminal_wrap_and_are_whole() -> None:
+    screen = Terminal(columns=40)
+    live = Live(screen)
+    live.update(status(last_incident=None), 0.0)
+    live.line(0, "x" * 100)
+    live.update(status(last_incident=None), 0.1)
+    shown = screen.shown()
+    assert "".join(shown[:3]) == "[rank 0] " + "x" * 100
+    assert len(frame_of(shown)) == 4
+
+
+def test_it_is_drawn_five_times_a_second_at_most_and_not_at_all_without_change() -> None:
+    screen = Terminal()
+    live = Live(screen)
+    for tick in range(100):
+        live.update(status(step=tick, last_incident=None), tick * 0.01)
+    assert len(screen.writes) == 5
+    for tick in range(100, 200):
+        live.update(status(step=99, last_incident=None), 1 + tick * 0.01)
+    assert len(screen.writes) == 6
+
+
+def test_every_write_is_one_piece_that_a_terminal_shows_at_once() -> None:
+    screen = Terminal()
+    live = Live(screen)
+    live.line(0, "hello")
+    live.update(status(), 0.0)
+    live.close()
+    assert all(w.startswith("\x1b[?2026h") and w.endswith("\x1b[?2026l") for w in screen.writes)
+
+
+def test_a_terminal_that_becomes_narrower_leaves_no_remains() -> None:
+    screen = Terminal(columns=100)
+    live = Live(screen)
+    live.update(status(), 0.0)
+    wide = screen.shown()
+    screen = Terminal(columns=50)
+    for line in wide:  # as a terminal would wrap them anew
+        screen.write(f"{line}\n")
+    live._out = screen
+    live.update(status(step=1235), 1.0)
+    assert len(frame_of(screen.shown())) == 4
+
+
+def test_a_low_terminal_shows_as_much_as_it_has_lines_for() -> None:
+    screen = Terminal(lines=4)
+    live = Live(screen)
+    for step in range(5):
+        live.update(status(step=step, last_incident=None), step * 1.0)
+    assert len(screen.shown()) == 2
+
+
+def test_our_own_words_are_shown_at_once_and_above() -> None:
+    screen = Terminal()
+    live = Live(screen)
+    live.say("run directory d")
+    assert screen.shown() == ["run directory d"]
+    live.update(status(last_incident=None), 0.0)
+    live.say("stopping:\na checkpoint first")
+    assert screen.shown()[:3] == ["run directory d", "stopping:", "a checkpoint first"]
+    assert len(frame_of(screen.shown())) == 4
+
+
+def test_before_the_first_status_ranks_are_shown_at_once() -> None:
+    screen = Terminal()
+    Live(screen).line(3, "early")
+    assert screen.shown() == ["[rank 3] early"]
+
+
+def test_an_incident_leaves_a_line_that_stays() -> None:
+    screen = Terminal(columns=100)
+    live = Live(screen)
+    live.update(status(last_incident=None), 0.0)
+    live.update(status(last_incident=None, open_incident=opened()), 1.0)
+    live.update(status(last_incident=incident()), 2.0)
+    live.update(status(last_incident=incident()), 3.0)
+    said = "rank 1 was killed by SIGKILL at step 812"
+    assert screen.shown()[:2] == [
+        f"holdfast: incident i-0001: {said}",
+        f"holdfast: incident i-0001: {said}; back in 0.13 s, 0 steps lost",
+    ]
+    assert len(frame_of(screen.shown())) == 4
+
+
+def test_the_last_state_stays_when_it_is_closed() -> None:
+    screen = Terminal()
+    live = Live(screen)
+    live.update(status(step=1), 0.0)
+    live.update(status(step=2, last_incident=None), 0.01)
+    live.line(0, "the end")
+    live.close()
+    assert "[rank 0] the end" in screen.shown()
+    assert "step 2" in frame_of(screen.shown())[0]
+    assert screen.closed
+
+
+def test_a_supervisor_that_says_nothing_new_is_told_as_silent() -> None:
+    screen = Terminal(columns=110)
+    live = Live(screen)
+    for second in range(6):
+        live.update(status(updated=7.0), 100.0 + second)
+    assert "no word from the supervisor for 5.0 s" in frame_of(screen.shown())[0]
+    live.update(status(updated=8.0), 106.0)
+    assert "no word" not in frame_of(screen.shown())[0]
+
+
+def test_while_the_reader_is_behind_nothing_is_drawn_and_lines_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(terminal, "MAX_LINES", 20)
+    screen = Terminal()
+    live = Live(screen)
+    screen.busy = True
+    for number in range(terminal.MAX_LINES + 10):
+        live.line(0, f"line {number}")
+        live.update(status(), number * 1.0)
+    assert screen.writes == []
+    screen.busy = False
+    live.update(status(), 1e6)
+    shown = screen.shown()
+    assert "10 lines not shown" in shown[0] or "11 lines not shown" in shown[0]
+    assert f"[rank 0] line {terminal.MAX_LINES + 9}" in shown
+
+
+def test_ranks_have_colours_of_their_own_and_none_without_colour() -> None:
+    screen = Terminal()
+    live = Live(screen)
+    live.line(0, "a")
+    live.line(1, "b")
+    first, second = (text.partition("[rank")[0][-5:] for text in screen.writes)
+    assert first != second
+    bare = Terminal(style=PLAIN)
+    Live(bare).line(0, "\x1b[31mred\x1b[0m")
+    assert "\x1b[31m" not in bare.writes[0]
+
+
+def test_a_log_gets_a_line_per_change_and_one_every_ten_seconds() -> None:
+    screen = Terminal(columns=200, style=Style())
+    plain = Plain(screen)
+    plain.update({"phase": "forming", "message": "0 of 2 members are ready"}, 0.0)
+    plain.update({"phase": "forming", "message": "1 of 2 members are ready"}, 1.0)
+    for second in range(2, 23):
+        plain.update(status(step=second, last_incident=None, generation=1), float(second))
+    assert screen.shown() == [
+        "holdfast: starting: 0 of 2 members are ready",
+        "holdfast: generation 1 runs: 2 ranks on 2 members",
+        "holdfast: step 12  loss 2.413  14.2 steps/s  generation 1  ETTR 99.21 %",
+        "holdfast: step 22  loss 2.413  14.2 steps/s  generation 1  ETTR 99.21 %",
+    ]
+
+
+def test_a_log_tells_an_incident_when_it_begins_and_when_it_is_over() -> None:
+    screen = Terminal(columns=200, style=Style())
+    plain = Plain(screen)
+    plain.update(status(last_incident=None, generation=1), 0.0)
+    plain.update(status(phase="securing", open_incident=opened(), last_incident=None), 1.0)
+    plain.update(status(open_incident=opened(), last_incident=None, generation=2), 2.0)
+    plain.update(status(generation=2), 3.0)
+    plain.update(status(generation=2), 4.0)
+    said = "incident i-0001: rank 1 was killed by SIGKILL at step 812"
+    assert screen.shown() == [
+        "holdfast: generation 1 runs: 2 ranks on 2 members",
+        f"holdfast: {said}",
+        f"holdfast: {said}; back in 0.13 s, 0 steps lost",
+        "holdfast: generation 2 runs: 2 ranks on 2 members",
+    ]
+
+
+def test_an_incident_that_was_over_between_two_looks_is_one_line() -> None:
+    screen = Terminal(columns=200, style=Style())
+    plain = Plain(screen)
+    plain.update(status(last_incident=None), 0.0)
+    plain.update(status(last_incident=incident(7), generation=4), 0.2)
+    assert len([line for line in screen.shown() if "i-0007" in line]) == 1
+
+
+def test_a_quiet_log_has_only_what_ranks_print_and_what_is_said() -> None:
+    screen = Terminal(style=Style())
+    plain = Plain(screen, quiet=True)
+    plain.line(0, "loss 1")
+    plain.update(status(), 0.0)
+    plain.say("the end")
+    plain.close()
+    assert screen.shown() == ["[rank 0] loss 1", "the end"]
+    assert screen.closed
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_log_that_is_not_read_does_not_hold_us_up(busy: bool) -> None:
+    screen = Terminal(style=Style())
+    screen.busy = busy
+    plain = Plain(screen)
+    for number in range(100):
+        plain.line(0, str(number))
+    plain.update({}, 0.0)
+    assert bool(screen.writes) is not busy

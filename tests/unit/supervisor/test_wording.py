@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from supervisor import wording
+from supervisor.wording import sentence
+from tests.unit.supervisor.room import incident, opened
+
+
+def fault(kind: str, rank: int, detail: str, **changed: Any) -> dict[str, Any]:
+    faults = [{"kind": kind, "rank": rank, "member": "m-1", "detail": detail}]
+    return incident(kind=kind, rank=rank, faults=faults, **changed)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (
+            incident(),
+            "rank 1 was killed by SIGKILL at step 812; back in 0.13 s, 0 steps lost",
+        ),
+        (
+            fault("hang", 3, "rank 3 hangs: rank 3 is stopped (state T)", recovered_s=2.25),
+            "rank 3 hung at step 812: it is stopped (state T); back in 2.2 s, 0 steps lost",
+        ),
+        (
+            fault("hang", 0, "rank 0 hangs: the evidence does not tell ranks 0, 1 apart"),
+            "rank 0 hung at step 812: the evidence does not tell ranks 0, 1 apart;"
+            " back in 0.13 s, 0 steps lost",
+        ),
+        (
+            fault("nan", 0, "rank 0 computed a loss of nan at step 7", step=7, lost_steps=1),
+            "rank 0 computed a loss of nan at step 7; back in 0.13 s, 1 step lost",
+        ),
+        (
+            opened(),
+            "rank 1 was killed by SIGKILL at step 812; not recovered yet",
+        ),
+        (
+            incident(recovered_s=None, remedy="stop"),
+            "rank 1 was killed by SIGKILL at step 812; the run stopped",
+        ),
+        (
+            incident(faults=[], kind="hang"),
+            "rank 1 hung at step 812; back in 0.13 s, 0 steps lost",
+        ),
+        (
+            incident(faults=[], kind="member_lost"),
+            "member m-1 was lost at step 812; back in 0.13 s, 0 steps lost",
+        ),
+        ({"id": "i-0001"}, "a rank failed; not recovered yet"),
+    ],
+)
+def test_an_incident_is_one_plain_sentence(told: dict[str, Any], said: str) -> None:
+    assert sentence(told) == said
+
+
+def test_the_fault_that_is_blamed_is_told_not_its_victim() -> None:
+    faults = [
+        {"kind": "victim", "rank": 0, "detail": "rank 0 raised ConnectionError"},
+        {"kind": "crash", "rank": 1, "detail": "rank 1 was killed by SIGSEGV"},
+    ]
+    assert sentence(incident(faults=faults)).startswith("rank 1 was killed by SIGSEGV at step 812;")
+
+
+def test_a_detail_of_any_length_and_shape_stays_one_short_line() -> None:
+    said = sentence(fault("exception", 1, "rank 1 raised ValueError:\n\n" + "x" * 10_000))
+    assert said.startswith("rank 1 raised ValueError: xxx")
+    assert "\n" not in said
+    assert len(said) < 250
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0, "0 ms"), (0.0042, "4 ms"), (0.0994, "99 ms"), (0.0996, "0.10 s"), (0.131, "0.13 s"),
+     (0.996, "1.0 s"), (2.25, "2.2 s"), (9.96, "10 s"), (41.4, "41 s"), (119.4, "119 s"),
+     (120, "2 min"), (200, "3 min 20 s"), (7199.6, "2 h"), (7500, "2 h 5 min"),
+     (200_000, "2 d 7 h")],
+)  # fmt: skip
+def test_durations_have_the_digits_that_matter(value: float, said: str) -> None:
+    assert wording.seconds(value) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0, "0.0 %"), (0.5, "50.0 %"), (0.99214, "99.21 %"), (0.999999, "99.99 %"), (1, "100.00 %")],
+)
+def test_a_share_below_one_is_never_shown_as_all(value: float, said: str) -> None:
+    assert wording.percent(value) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(None, "-"), (2.41312, "2.413"), (0.012345, "0.0123"), (116_000.0, "116,000"), (0.0, "0.0000"),
+     (1e-7, "1.000e-07"), (1e9, "1.000e+09"), (-3.5, "-3.500"), (float("nan"), "nan")],
+)  # fmt: skip
+def test_numbers_have_the_digits_that_matter(value: float | None, said: str) -> None:
+    assert wording.number(value) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1000, "0.977 KiB"), (3_000_000, "2.86 MiB"),
+     (2**40, "1 TiB")],
+)  # fmt: skip
+def test_sizes_are_in_their_unit(value: int, said: str) -> None:
+    assert wording.size(value) == said
+
+
+def test_a_table_is_aligned() -> None:
+    rows = [("a", "1", "x"), ("long", "22", "")]
+    assert wording.table(("NAME", "N", "REST"), rows, frozenset({1})) == [
+        "NAME   N  REST",
+        "a      1  x",
+        "long  22",
+    ]
