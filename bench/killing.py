@@ -8,12 +8,13 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from bench.launching import Failed, Running, launch
 from bench.modes import RANKS, Mode
 from bench.ticks import Regained, Tick, newest, redone, regained
+from bench.turns import Kill, Turn
 from supervisor.rundir import RunDir
 
 POLL_S = 0.005
@@ -22,41 +23,6 @@ READY_S = 60.0  # from one recovery until the next kill may come
 SETTLED_STEPS = 20  # of every rank before a kill: no launcher is hit while it starts
 JITTER_S = 0.5
 STATUS_S = 1.5  # older than this, a holdfast run's status does not tell how it is now
-
-
-@dataclass(slots=True)
-class Kill:
-    """One kill and what became of it. Times in seconds from the kill."""
-
-    mode: str
-    number: int
-    rank: int
-    pid: int
-    step: int
-    generation: int
-    outcome: str = ""  # recovered, hung, ended
-    took_s: float | None = None  # to the first new step of the last rank
-    first_s: float | None = None  # to the first new step of any rank
-    redone: int | None = None  # steps that were done and had to be done again
-    same_pids: int = 0  # ranks that went on in the process they had
-    ready_s: float = 0.0  # how long we waited before this kill until all was ready
-    incident: dict[str, Any] | None = None
-    detail: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(slots=True)
-class Turn:
-    """One launcher's life: some kills in it."""
-
-    mode: str
-    start_s: float = 0.0  # from its start to the first step of all ranks
-    kills: list[Kill] = field(default_factory=list)
-    status: dict[str, Any] | None = None  # of a holdfast run, at its end
-    stopped: bool = True  # it ended in time when told to
-    strays: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,17 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from bench import killing, modes, report, results
-from bench.killing import Kill, Manner, Turn
+from bench.killing import Manner
 from bench.launching import Failed
 from bench.modes import Mode
 from bench.options import make_parser
 from bench.say import say
 from bench.table import seconds
+from bench.turns import Kill, Turn
 from bench.verdicts import all_met
 
 ATTEMPTS = 2  # at starting a launcher
@@ -106,15 +108,11 @@ def _end(found: dict[str, Any], turns: list[Turn], options: argparse.Namespace) 
     for verdict in verdicts:
         say(verdict.line)
     found["options"] = vars(options)
-    found["turns"] = [report.turn_json(each) for each in turns]
+    found["turns"] = [asdict(each) for each in turns]
     found["summary"] = report.summaries(turns)
-    found["verdicts"] = [vars_of(each) for each in verdicts]
+    found["verdicts"] = [asdict(each) for each in verdicts]
     results.write(found)
     return 1 if options.strict and not all_met(verdicts) else 0
-
-
-def vars_of(verdict: Any) -> dict[str, Any]:
-    return {"target": verdict.target, "found": verdict.found, "met": verdict.met}
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from bench.figures import Summary, ratio, summary
-from bench.killing import Kill, Turn
 from bench.table import number, percent, seconds, table
+from bench.turns import Kill, Turn
 from bench.verdicts import Verdict, at_most, below
 
 MEDIAN_S, WORST_S, SHARE = 0.3, 0.6, 0.1
@@ -187,7 +187,3 @@ def summaries(turns: Sequence[Turn]) -> dict[str, Any]:
             "ettr": ettr_of(turns, name),
         }
     return found
-
-
-def turn_json(turn: Turn) -> dict[str, Any]:
-    return asdict(turn)

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     import torch
 
     from holdfast.arena import Draft
+    from holdfast.safetensors import Layout
 
 MIN_SAMPLES = 8  # steps before the automatic interval is trusted
 MAX_INTERVAL = 1 << 14
+SELDOM_S = 1.0
 
 
 class Snapshots:
@@ -37,6 +39,7 @@ class Snapshots:
         self._world_size = world_size
         self._views: dict[int, tuple[memoryview, bytes, dict[str, torch.Tensor]]] = {}
         self._json_bytes = 0
+        self._layout: tuple[tuple[object, ...], Layout] | None = None
         self._registered: set[int] = set()
         self._peers_failed = False
 
@@ -54,7 +57,7 @@ class Snapshots:
         tree = capture.collect(self._objects)
         text = capture.document_bytes(tree.document, self._json_bytes)
         self._json_bytes = len(text)
-        layout = capture.layout_of(tree, len(text))
+        layout = self._layout_of(tree, len(text))
         draft = self.arena.begin(layout, generation, step, self._world_size, self._kept(generation))
         if draft is None:
             return None
@@ -62,6 +65,13 @@ class Snapshots:
             self._copy(tree, draft, text)
             draft.commit()
         return time.perf_counter() - began
+
+    def _layout_of(self, tree: capture.Tree, json_bytes: int) -> Layout:
+        """Return the layout, planned anew only when a name, type or shape has changed."""
+        described = (*((name, t.dtype, t.shape) for name, t in tree.tensors), json_bytes)
+        if self._layout is None or self._layout[0] != described:
+            self._layout = (described, capture.layout_of(tree, json_bytes))
+        return self._layout[1]
 
     def _kept(self, generation: int) -> frozenset[tuple[int, int]] | None:
         """Protect the base from newer but rolled back snapshots of the generation before."""
@@ -130,10 +140,13 @@ class Snapshots:
 def interval(cost_s: float, step_s: float, budget: float) -> int:
     """Return the power of two K for which a copy every K steps stays within `budget` of the time.
 
+    Not more often than every `SELDOM_S`: just-in-time copies bound what a fault costs, and a checkpoint
+    needs the private states of a snapshot to stay while it is written.
+
     Powers of two, because each member may then choose its own and the private states of the ranks,
     kept by the ruler, still meet (see `holdfast.ruler`).
     """
     every = 1
-    while every < MAX_INTERVAL and cost_s > budget * step_s * every:
+    while every < MAX_INTERVAL and (cost_s > budget * step_s * every or step_s * every < SELDOM_S):
         every *= 2
     return every

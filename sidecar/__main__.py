@@ -8,12 +8,11 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import threading
 
 from aiohttp import web
 
-from holdfast import osproc
+from holdfast import logs, osproc
 from sidecar import config, peers
 from sidecar.member import Member
 
@@ -43,6 +42,7 @@ async def serve(settings: config.Config) -> None:
             member.pursue,
             member.watch,
             member.checkpoints,
+            member.seal,
         )
     ]
     ending = asyncio.create_task(stop.wait())
@@ -58,7 +58,7 @@ async def serve(settings: config.Config) -> None:
 
 
 def main() -> None:
-    logging.basicConfig(level="INFO", stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    logs.setup()
     settings = config.from_environment(os.environ)
     try:
         osproc.die_with(int(os.environ["HOLDFAST_PARENT"]), signal.SIGTERM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -16,8 +17,10 @@ NEWEST = 12  # private states listed for each rank: a resume point is one of the
 class Holdings:
     """A reader's view of the arena directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, restored: Path) -> None:
+        """`restored` has the private states that this member's ranks were started from."""
         self.directory = directory
+        self._restored = restored
         self.arena = Arena(directory)
         self._readers: dict[Path, PrivateReader] = {}
 
@@ -52,7 +55,15 @@ class Holdings:
             found = reader.get(step, generation)
             if found is not None and (best is None or found.final):
                 best = found
+        if best is None:
+            path = self.restored_path(rank, generation, step)
+            with contextlib.suppress(OSError):
+                return Blob(generation, step, True, path.read_bytes())
         return best
+
+    def restored_path(self, rank: int, generation: int, step: int) -> Path:
+        """Where the private state that a rank is started from lies until the start after the next."""
+        return self._restored / f"{rank:05d}-{generation:08d}-{step:012d}.bin"
 
     def good(self, record: Record) -> bool:
         """False when the snapshot is not what was sealed. One that has no seal yet is believed."""

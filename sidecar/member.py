@@ -13,6 +13,7 @@ import os
 import time
 from dataclasses import replace
 
+from holdfast.arena import Gone
 from holdfast.messages import (
     PROTOCOL,
     Drill,
@@ -38,13 +39,15 @@ from sidecar.saver import RETRY_S, Saver
 
 log = logging.getLogger(__name__)
 
+SEAL_S = 0.25  # a bit that flips in the meantime goes unseen
+
 
 class Member:
     """One per process."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.holdings = Holdings(config.arena)
+        self.holdings = Holdings(config.arena, config.directory / "restore")
         self.fetcher = Fetcher(self.holdings, config.token)
         policy = HangPolicy(
             factor=config.hang_factor,
@@ -226,6 +229,18 @@ class Member:
 
     # -- saving
 
+    async def seal(self) -> None:
+        """Give every new snapshot its checksum soon after it was written, beside the training. For ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SEAL_S)
+            for record in self.holdings.arena.records():
+                if not self.holdings.arena.sealed(record):
+                    try:
+                        await loop.run_in_executor(None, self.holdings.arena.seal, record)
+                    except (Gone, OSError) as error:  # a newer one is being written into it
+                        log.debug("not sealed", extra={"step": record.step, "error": str(error)})
+
     async def checkpoints(self) -> None:
         """Save at the interval, if this member has rank 0. For ever."""
         while True:
@@ -253,10 +268,14 @@ class Member:
             if (record.step, record.generation) == self._durable_key():
                 return
             await self.saver.save(record, order.sources, self._meta(order), keep=order.keep, asked=0)
-            return
+            if not self.saver.durable.error:
+                return
 
     async def _save_asked(self, order: MemberOrder) -> None:
         record = self.holdings.record(order.save_generation, order.save_step)
+        if record is None and order.do == "run":  # a newer one has taken its place: that is as good
+            self.saver.durable = replace(self.saver.durable, asked=order.save)
+            return
         if record is None:
             why = f"the snapshot of step {order.save_step} is not here"
             self.saver.durable = replace(self.saver.durable, error=why, asked=order.save)

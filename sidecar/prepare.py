@@ -12,6 +12,8 @@ from holdfast.messages import Launch, MemberOrder, RankStart, Slot, Source
 from sidecar.holdings import Holdings
 from sidecar.peers import Fetcher, Unfetched
 
+KEPT = 64  # files of private state: of a few starts of many ranks
+
 
 class Unprepared(Exception):
     """The state cannot be had here; `slot` is ours and damaged, when that is why."""
@@ -40,7 +42,7 @@ class Preparer:
         path = await self._snapshot(launch, order.sources)
         self._directory.mkdir(exist_ok=True)
         ranks = tuple([replace(rank, private=await self._private(rank, order)) for rank in order.ranks])
-        self._forget_older(launch.generation)
+        self._forget_older()
         return replace(launch, restore=replace(launch.restore, path=str(path))), ranks
 
     async def _snapshot(self, launch: Launch, sources: Iterable[Source]) -> Path:
@@ -77,7 +79,7 @@ class Preparer:
             except Unfetched as error:
                 why = str(error)
                 continue
-            path = self._directory / f"{order.launch.generation:08d}-{rank.rank:05d}.bin"
+            path = self._holdings.restored_path(rank.rank, source.generation, source.step)
             path.write_bytes(data)
             return str(path)
         raise Unprepared(why)
@@ -100,7 +102,8 @@ class Preparer:
             raise Unprepared(f"checkpoint {path.name}: {wrong}")
         return tuple(replace(r, private=str(path / f"rank-{r.rank:05d}.bin")) for r in ranks)
 
-    def _forget_older(self, generation: int) -> None:
-        for path in self._directory.iterdir():
-            if path.name < f"{generation - 1:08d}":
-                path.unlink(missing_ok=True)
+    def _forget_older(self) -> None:
+        """Keep the files of the last starts: a checkpoint of one may still be under way."""
+        files = sorted(self._directory.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in files[KEPT:]:
+            path.unlink(missing_ok=True)

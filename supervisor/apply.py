@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypedDict
 
-from holdfast.messages import Launch, Restore
+from holdfast.messages import Launch, Restore, Source
 from supervisor import faults as symptoms
 from supervisor import suspect
 from supervisor.view import (
@@ -161,12 +162,41 @@ def _start(view: View, action: Start, policy: Policy) -> Memory:
         placement=action.placement,
         launch=launch,
         sources=resumed.sources,
+        peers=_peers(view, action.placement),
         lineage=(*_needed(memory.lineage, resumed.step), Lineage(generation, resumed.step)),
         history=history,
         skip=action.skip,
         incident=incident,
         settled=False,
+        **_emergency(memory, action),
     )
+
+
+class _Saving(TypedDict, total=False):
+    save: int
+    save_step: int
+    save_generation: int
+    save_member: str
+
+
+def _emergency(memory: Memory, action: Start) -> _Saving:
+    """After a fault, have what was secured written to storage too, once the group trains again."""
+    resumed = action.resume
+    able = [name for name in action.placement if name in resumed.holders]
+    if action.cause is None or resumed.source != "slot" or not able:
+        return {}
+    return {
+        "save": memory.save + 1,
+        "save_step": resumed.step,
+        "save_generation": resumed.generation,
+        "save_member": able[0],
+    }
+
+
+def _peers(view: View, placement: tuple[str, ...]) -> tuple[Source, ...]:
+    urls = [m.report.peer_url if (m := view.member(name)) and m.report else "" for name in placement]
+    ranks = range(view.memory.world_size)
+    return tuple(Source(urls[rank // view.memory.nproc], rank) for rank in ranks)
 
 
 def _needed(lineage: tuple[Lineage, ...], step: int) -> tuple[Lineage, ...]:

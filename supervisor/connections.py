@@ -44,6 +44,11 @@ class Connections:
             self.lines[member] = Line(member, heard_ns=self._now_ns())
         return self.lines[member]
 
+    def excuse(self, late_ns: int) -> None:
+        """Do not count as silence what we could not hear, because we ourselves did not run."""
+        for line in self.lines.values():
+            line.heard_ns = min(self._now_ns(), line.heard_ns + late_ns)
+
     def order(self, member: str, order: MemberOrder) -> None:
         """Send `order` unless it is what the member has been sent already."""
         line = self.line(member)

@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from supervisor import closing, placing, remedy, suspect
 from supervisor import faults as symptoms
-from supervisor import remedy, suspect
+from supervisor.closing import EXIT_INTERRUPTED
 from supervisor.view import (
     Action,
-    Done,
     End,
     Fault,
     Look,
     MemberView,
     Policy,
     Replace,
-    Save,
     Secure,
     Settle,
     View,
@@ -29,16 +28,19 @@ from supervisor.view import (
 
 _S = 1_000_000_000
 IDLE_S = 60.0  # nothing has a deadline: look again then all the same
-EXIT_INTERRUPTED = 130
+RESTORE_RETRY_S = 1.0  # before the very state is tried again that could not be restored
+BUSY_S = 5.0  # a generation that has done no step by then no longer keeps new members from being made
 
 
 def decide(view: View, policy: Policy) -> Action:
     """Return the next action for the job."""
-    rule = _RULES[view.memory.phase]
-    return rule(view, policy)
+    memory = view.memory
+    if memory.stop == "now" and memory.phase not in ("stopping", "ended"):
+        return End(EXIT_INTERRUPTED, "stopped at once, as asked")
+    return _RULES[memory.phase](view, policy)
 
 
-# -- forming: the first generation, or the one after a supervisor lost track
+# -- forming: the first generation
 
 
 def _forming(view: View, policy: Policy) -> Action:
@@ -50,21 +52,15 @@ def _forming(view: View, policy: Policy) -> Action:
     lost = _lost_standby(view, policy)
     if lost is not None:
         return lost
-    ready = [m for m in view.members if is_ready(m, view.memory.nproc)]
+    ready = placing.able(view, policy)
     if len(ready) < policy.members:
         deadline = view.memory.since_ns + int(policy.form_s * _S)
         if view.now_ns >= deadline:
             return End(1, f"only {len(ready)} of {policy.members} members became ready")
-        return Wait(deadline, f"{len(ready)} of {policy.members} members are ready")
-    return remedy.start(view, policy, None)
-
-
-def is_ready(member: MemberView, nproc: int) -> bool:
-    """True when every rank of the member could start at once."""
-    launcher = member.report.launcher if member.report else None
-    if not member.exists or not member.connected or launcher is None:
-        return False
-    return launcher.strategy == "cold" or len(launcher.parked) >= nproc
+        left_s = placing.next_silence_s(view, policy, policy.form_s)
+        until_ns = min(deadline, view.now_ns + int(left_s * _S))
+        return Wait(until_ns, f"{len(ready)} of {policy.members} members are ready")
+    return remedy.start(view, policy, None, ())
 
 
 # -- running
@@ -73,53 +69,53 @@ def is_ready(member: MemberView, nproc: int) -> bool:
 def _running(view: View, policy: Policy) -> Action:
     memory = view.memory
     found = symptoms.found(view, policy)
-    if memory.stop == "now":
-        return End(EXIT_INTERRUPTED, "stopped at once, as asked")
     causes = tuple(fault for fault in found if fault.kind != "hang")
     if causes:
-        return _secure(view, causes, policy)
+        return _secure(causes)
     if found:
         return Look(found, found[0].detail)
     ended = remedy.before_joining(view)
     if ended is not None:
         return ended
-    if _finished(view):
+    if _is_finished(view):
         return End(0, "all ranks have finished")
     if memory.stop:
         return Secure((), True, "stop asked: securing the state first")
     first_ns = None if memory.settled else _first_step(view)
     if first_ns is not None:
         return Settle(first_ns, f"generation {memory.generation} has done its first step")
-    lost = _lost_standby(view, policy)
+    busy_until_ns = 0 if memory.settled else memory.since_ns + int(BUSY_S * _S)
+    lost = _lost_standby(view, policy) if view.now_ns >= busy_until_ns else None
     if lost is not None:
         return lost
-    return Wait(view.now_ns + int(_next_silence_s(view, policy) * _S))
+    until_ns = view.now_ns + int(placing.next_silence_s(view, policy, IDLE_S) * _S)
+    return Wait(max(until_ns, busy_until_ns) if until_ns < busy_until_ns else until_ns)
 
 
-def _secure(view: View, found: tuple[Fault, ...], policy: Policy) -> Action:
+def _secure(found: tuple[Fault, ...]) -> Action:
     """A bad number spoils the survivors' state as well; every other fault leaves it whole."""
-    bad = any(fault.kind in remedy.NUMERIC for fault in found)
-    return Secure(found, not bad, symptoms.root(found).detail)
+    return Secure(found, remedy.at_most(found) is None, symptoms.root(found).detail)
 
 
-def _finished(view: View) -> bool:
+def _is_finished(view: View) -> bool:
+    """True when every rank has ended well: others are faults, or have not ended."""
     ranks = [
         rank
-        for member in view.members
-        if member.report is not None and member.report.launcher is not None
-        for rank in member.report.launcher.ranks
+        for report in symptoms.reports(view)
+        if report.launcher is not None
+        for rank in report.launcher.ranks
         if rank.generation == view.memory.generation
     ]
-    done = [rank for rank in ranks if rank.state == "exited"]
+    done = [r for r in ranks if r.state == "exited" and r.ending is not None and r.ending.code == 0]
     return len(done) == view.memory.world_size
 
 
 def _first_step(view: View) -> int | None:
     marks = [
         rank.marks.first_step_ns
-        for member in view.members
-        if member.report is not None and member.report.launcher is not None
-        for rank in member.report.launcher.ranks
+        for report in symptoms.reports(view)
+        if report.launcher is not None
+        for rank in report.launcher.ranks
         if rank.generation == view.memory.generation
     ]
     if len(marks) < view.memory.world_size or not all(marks):
@@ -127,18 +123,12 @@ def _first_step(view: View) -> int | None:
     return max(marks)
 
 
-def _next_silence_s(view: View, policy: Policy) -> float:
-    """Return when a member that is silent now will count as lost."""
-    silent = [m.silent_s for m in view.members if m.exists and not m.connected]
-    return max(0.01, policy.member_timeout_s - max(silent)) if silent else IDLE_S
-
-
 def _lost_standby(view: View, policy: Policy) -> Action | None:
     """Ask for a new member for one that is lost, so that there is a standby again."""
     for member in view.members:
-        if member.name in view.memory.placement and view.memory.phase != "forming":
+        if member.name in view.memory.placement or member.name in view.memory.lost:
             continue
-        if symptoms.is_lost(member, policy) and member.name not in view.memory.lost:
+        if symptoms.is_lost(view, member, policy):
             return Replace(member.name, f"member {member.name} is lost: another takes its place")
     return None
 
@@ -149,19 +139,20 @@ def _lost_standby(view: View, policy: Policy) -> Action | None:
 def _looking(view: View, policy: Policy) -> Action:
     memory = view.memory
     assert memory.incident is not None
-    found = symptoms.found(view, policy)
-    causes = tuple(fault for fault in found if fault.kind != "hang")
-    if causes:  # the hang was the first sign of something plainer
-        return _secure(view, causes, policy)
-    looked = [
-        m.report is not None and m.report.looked_for == memory.generation
-        for m in view.members
-        if m.name in memory.placement and m.connected
-    ]
+    hung = tuple(fault for fault in memory.incident.faults if fault.kind == "hang")
+    plain = tuple(f for f in symptoms.found(view, policy) if f.kind not in ("hang", "victim"))
+    if plain:  # the hang was the first sign of something plainer
+        return _secure(plain)
+    waiting = [m.name for m in view.members if m.name in memory.placement and not _has_looked(view, m)]
     deadline = memory.since_ns + int(policy.look_s * _S)
-    if not all(looked) and view.now_ns < deadline:
-        return Wait(deadline, "gathering stacks")
-    return Secure((_hung(view, memory.incident.faults),), True, "evidence of the hang is gathered")
+    if waiting and view.now_ns < deadline:
+        return Wait(deadline, f"gathering stacks on {', '.join(waiting)}")
+    return Secure((_hung(view, hung),), True, "evidence of the hang is gathered")
+
+
+def _has_looked(view: View, member: MemberView) -> bool:
+    report = member.report
+    return not member.connected or (report is not None and report.looked_for == view.memory.generation)
 
 
 def _hung(view: View, found: tuple[Fault, ...]) -> Fault:
@@ -171,16 +162,20 @@ def _hung(view: View, found: tuple[Fault, ...]) -> Fault:
     if not seen:
         return first
     named = suspect.name_hung(seen)
-    where = next((f for f in found if f.rank == named.rank), first)
-    member = _member_of(view, named.rank)
+    rank, why = named.rank, named.why
+    unseen = set(range(view.memory.world_size)) - {each.rank for each in seen}
+    if unseen:
+        rank = min(unseen)
+        why = "neither its page nor its member says anything"
+    where = next((f for f in found if f.rank == rank), first)
     return Fault(
         "hang",
-        named.rank,
-        member,
+        rank,
+        _member_of(view, rank),
         where.step,
         where.at_ns,
-        f"hang of rank {named.rank}",
-        f"rank {named.rank} hangs: {named.why}",
+        f"hang of rank {rank}",
+        f"rank {rank} hangs: {why}",
     )
 
 
@@ -193,105 +188,76 @@ def _member_of(view: View, rank: int) -> str:
 
 def _securing(view: View, policy: Policy) -> Action:
     memory = view.memory
+    waiting = [m.name for m in view.members if _is_awaited(view, m, policy)]
     deadline = memory.since_ns + int(policy.secure_s * _S)
-    waiting = [
-        m.name
-        for m in view.members
-        if (m.connected or m.name in memory.placement)  # a new supervisor hears of them in a moment
-        and not symptoms.is_lost(m, policy)
-        and not _has_secured(view, m)
-    ]
     if waiting and view.now_ns < deadline:
         return Wait(deadline, f"securing on {', '.join(waiting)}")
-    if memory.stop == "now":
-        return End(EXIT_INTERRUPTED, "stopped at once, as asked")
-    found = _all_faults(view, policy)
-    if memory.stop and not found:
-        return _save_and_end(view)
+    found = symptoms.gathered(view, policy)
+    if not found and _is_finished(view):
+        return End(0, "all ranks have finished")
     if not found:
-        return remedy.start(view, policy, None)
+        return closing.save_and_end(view, ())
     cause = symptoms.root(found)
     if cause.kind == "victim":
         patience = memory.since_ns + int(policy.victim_s * _S)
         if view.now_ns < patience:
             return Wait(patience, "only victims so far: the cause will show itself")
+        cause = symptoms.silent(view) or cause
     ended = remedy.verdict(view, policy, cause)
     if ended is not None:
         return ended
     if memory.stop:
-        return _save_and_end(view)
-    return _restart(view, policy, cause)
+        return closing.save_and_end(view, found)
+    return _restart(view, policy, cause, found)
 
 
-def _has_secured(view: View, member: MemberView) -> bool:
-    return member.report is not None and member.report.secured_for >= view.memory.generation
+def _is_awaited(view: View, member: MemberView, policy: Policy) -> bool:
+    """True for who may hold what we need; a new supervisor hears of those with ranks in a moment."""
+    if not member.connected and member.name not in view.memory.placement:
+        return False
+    secured = member.report is not None and member.report.secured_for >= view.memory.generation
+    return not secured and not symptoms.is_lost(view, member, policy)
 
 
-def _all_faults(view: View, policy: Policy) -> tuple[Fault, ...]:
-    """What was seen first, and what has shown itself since: a cause may come after its victims."""
-    known = view.memory.incident.faults if view.memory.incident else ()
-    new = symptoms.found(view, policy)
-    later = tuple(f for f in new if f.kind != "hang" and not _known(f, known))
-    return (*known, *later)
+def _restart(view: View, policy: Policy, cause: Fault, found: tuple[Fault, ...]) -> Action:
+    """Start the next generation, once there are members for it and a state to go on from."""
+    if len(placing.able(view, policy)) < policy.members:
+        return _short(view, policy, cause)
+    action = remedy.start(view, policy, cause, found)
+    if isinstance(action, End):
+        return action
+    retry_ns = view.memory.since_ns + int(RESTORE_RETRY_S * _S)
+    if remedy.is_retry(view, cause, action.resume) and view.now_ns < retry_ns:
+        return Wait(retry_ns, f"{cause.detail}: tried again soon")
+    missing = placing.missing(view, policy)
+    if missing and action.resume.step + 1 < symptoms.reached(view) and symptoms.kept(view):
+        # Seconds are cheaper than steps: what is missing may be held there.
+        left_s = placing.next_silence_s(view, policy, policy.member_timeout_s)
+        return Wait(view.now_ns + int(left_s * _S), f"step {action.resume.step} is old: {missing[0]} may have newer")
+    return action
 
 
-def _known(fault: Fault, known: tuple[Fault, ...]) -> bool:
-    return any((fault.rank, fault.kind) == (each.rank, each.kind) for each in known)
-
-
-def _restart(view: View, policy: Policy, cause: Fault) -> Action:
-    """Start the next generation, once there are members for it."""
-    able = remedy.able(view, policy)
-    if len(able) < policy.members:
-        lost = [name for name in view.memory.placement if name not in able]
-        for name in lost:
-            if name not in view.memory.lost and symptoms.is_lost(view.member(name), policy):
-                return Replace(name, f"member {name} is lost and no standby is left")
-        deadline = view.memory.since_ns + int(policy.form_s * _S)
-        if view.now_ns >= deadline:
-            return End(1, f"no member came for {', '.join(lost)}", cause=cause)
-        again_ns = view.now_ns + int(_next_silence_s(view, policy) * _S)
-        return Wait(min(deadline, again_ns), f"waiting for {', '.join(lost)}, or one in its place")
-    return remedy.start(view, policy, cause)
-
-
-def _save_and_end(view: View) -> Action:
-    resumed = remedy.resume_point(view, None)
-    if resumed.source != "slot":
-        return End(EXIT_INTERRUPTED, f"stopped, as asked; newest state: step {resumed.step}")
-    return Save(resumed.holders[0], resumed, "stop asked: a checkpoint of what is secured")
-
-
-# -- saving and stopping
-
-
-def _saving(view: View, policy: Policy) -> Action:
+def _short(view: View, policy: Policy, cause: Fault) -> Action:
+    """There are too few members: have new ones made, and wait for them."""
     memory = view.memory
-    member = view.member(memory.save_member)
-    report = member.report if member else None
-    durable = report.durable if report else None
-    if durable is not None and durable.asked >= memory.save:
-        if durable.error:
-            return End(EXIT_INTERRUPTED, f"stopped; the last checkpoint failed: {durable.error}")
-        return End(EXIT_INTERRUPTED, f"stopped, as asked, with a checkpoint of step {durable.step}")
-    deadline = memory.since_ns + int(policy.save_s * _S)
-    if memory.stop == "now" or view.now_ns >= deadline or symptoms.is_lost(member, policy):
-        return End(EXIT_INTERRUPTED, "stopped without its last checkpoint")
-    return Wait(min(deadline, view.now_ns + int(policy.member_timeout_s * _S)), "saving")
-
-
-def _stopping(view: View, policy: Policy) -> Action:
-    left = [m for m in view.members if m.exists]
-    if not left:
-        return Done("no member is left")
-    deadline = view.memory.since_ns + int((policy.grace_s + 10) * _S)
+    able = placing.able(view, policy)
+    away = [name for name in memory.placement if name not in able]
+    for name in away:
+        member = view.member(name)
+        if name not in memory.lost and (member is None or symptoms.is_lost(view, member, policy)):
+            return Replace(name, f"member {name} is lost and no standby is left")
+    lost = _lost_standby(view, policy)
+    if lost is not None:
+        return lost
+    ended = remedy.before_joining(view)
+    if ended is not None:
+        return ended
+    deadline = memory.since_ns + int(policy.form_s * _S)
     if view.now_ns >= deadline:
-        return Done(f"{len(left)} members did not stop in time")
-    return Wait(deadline, f"{len(left)} members are stopping")
-
-
-def _ended(view: View, policy: Policy) -> Action:
-    return Wait(view.now_ns + int(IDLE_S * _S), "ended")
+        return End(1, f"no member came for {', '.join(away)}", cause=cause)
+    left_s = placing.next_silence_s(view, policy, policy.form_s)
+    until_ns = min(deadline, view.now_ns + int(left_s * _S))
+    return Wait(until_ns, f"waiting for {', '.join(away)}, or one in its place")
 
 
 _RULES: Mapping[str, Callable[[View, Policy], Action]] = MappingProxyType(
@@ -300,8 +266,8 @@ _RULES: Mapping[str, Callable[[View, Policy], Action]] = MappingProxyType(
         "running": _running,
         "looking": _looking,
         "securing": _securing,
-        "saving": _saving,
-        "stopping": _stopping,
-        "ended": _ended,
+        "saving": closing.saving,
+        "stopping": closing.stopping,
+        "ended": closing.ended,
     }
 )

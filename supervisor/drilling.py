@@ -86,7 +86,8 @@ class Watch:
         deadline = time.monotonic() + DRILL_S
         while time.monotonic() < deadline and self._process.poll() is None:
             found = self.status()
-            if _pids(found, kind) != _pids(before, kind) and _pids(found, kind):
+            back = _pids(found, kind) not in ((), _pids(before, kind))
+            if back and found.get("step") is not None:
                 if found.get("incidents") != before.get("incidents"):
                     return None
                 gained = int(found.get("step") or 0) - int(before.get("step") or 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.messages import Ending, MemberReport, RankState
+from dataclasses import replace
+
+from holdfast.messages import Ending, MemberReport, RankState, Stall
 from supervisor import blame, suspect
 from supervisor.view import Fault, MemberView, Policy, View
 
@@ -14,20 +16,52 @@ def found(view: View, policy: Policy) -> tuple[Fault, ...]:
     faults: list[Fault] = []
     for block, name in enumerate(view.memory.placement):
         member = view.member(name)
-        if is_lost(member, policy):
+        if member is None or is_lost(view, member, policy):
             faults.append(_lost(view, block, name, member))
-            continue
-        assert member is not None
-        if member.report is not None:
-            faults += _of_report(view, name, member.report)
+        elif member.report is not None:
+            faults += _of_report(view, block, name, member.report)
     return tuple(faults)
 
 
-def is_lost(member: MemberView | None, policy: Policy) -> bool:
-    """True when a member cannot come back as it was: gone, silent for too long, or without launcher."""
-    if member is None or not member.exists:
-        return True
-    return not member.connected and member.silent_s > policy.member_timeout_s
+def gathered(view: View, policy: Policy) -> tuple[Fault, ...]:
+    """Return what the incident knows of this generation, and what has shown itself since.
+
+    A cause may come after its victims.
+    """
+    incident = view.memory.incident
+    known = incident.faults if incident and incident.generation == view.memory.generation else ()
+    later = tuple(f for f in found(view, policy) if f.kind != "hang" and not _is_known(f, known))
+    return (*known, *later)
+
+
+def _is_known(fault: Fault, known: tuple[Fault, ...]) -> bool:
+    return any((fault.rank, fault.kind) == (each.rank, each.kind) for each in known)
+
+
+def silent(view: View) -> Fault | None:
+    """Return the loss of the first member with ranks that has no line to us, though it may come back."""
+    for block, name in enumerate(view.memory.placement):
+        member = view.member(name)
+        if member is None or not member.connected:
+            return _lost(view, block, name, member)
+    return None
+
+
+def is_lost(view: View, member: MemberView, policy: Policy) -> bool:
+    """True when a member cannot come back as it was: gone, or silent for too long."""
+    return silence_left_s(view, member, policy) <= 0
+
+
+def silence_left_s(view: View, member: MemberView, policy: Policy) -> float:
+    """Return for how much longer a member may say nothing before it counts as lost; 0 when it is gone.
+
+    One that is new, and was never heard of, has as long as the group may take to form.
+    """
+    if not member.exists:
+        return 0.0
+    known = member.report is not None or member.name in view.memory.placement
+    limit_s = policy.member_timeout_s if known else policy.form_s
+    return max(0.0, limit_s - member.silent_s)
 
 
 def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault:
@@ -47,46 +81,59 @@ def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault
     )
 
 
-def _of_report(view: View, name: str, report: MemberReport) -> list[Fault]:
-    generation = view.memory.generation
+def _of_report(view: View, block: int, name: str, report: MemberReport) -> list[Fault]:
+    memory, launcher = view.memory, report.launcher
     faults: list[Fault] = []
-    if report.launcher is not None:
-        for rank in report.launcher.ranks:
-            if rank.generation == generation:
-                faults += _of_rank(view, name, report, rank)
-    if report.launcher is not None and report.launcher.generation < generation:
-        if report.prepare_error:
+    if launcher is not None:
+        for rank in launcher.ranks:
+            if rank.generation == memory.generation:
+                faults += _of_rank(name, report, rank)
+        if launcher.generation < memory.generation and memory.settled:
+            faults.append(_forgotten(view, block, name))
+        elif launcher.generation < memory.generation and report.prepare_error:
             faults.append(_unprepared(view, name, report))
-    faults += [
-        Fault(
-            "hang",
-            stall.rank,
-            name,
-            stall.step,
-            view.now_ns - int(stall.stalled_s * 1e9),
-            f"hang in {stall.phase_name}",
-            f"rank {stall.rank} has made no progress for {stall.stalled_s:.2f} s "
-            f"(limit {stall.limit_s:.2f} s) in {stall.phase_name} after step {stall.step}",
-        )
-        for stall in report.stalls
-        if stall.generation == generation
-    ]
+    faults += [_stalled(view, name, each) for each in report.stalls if each.generation == memory.generation]
     return faults
 
 
+def _stalled(view: View, name: str, stall: Stall) -> Fault:
+    return Fault(
+        "hang",
+        stall.rank,
+        name,
+        stall.step,
+        view.now_ns - int(stall.stalled_s * 1e9),
+        f"hang in {stall.phase_name}",
+        f"rank {stall.rank} has made no progress for {stall.stalled_s:.2f} s "
+        f"(limit {stall.limit_s:.2f} s) in {stall.phase_name} after step {stall.step}",
+    )
+
+
+def _forgotten(view: View, block: int, name: str) -> Fault:
+    """All ranks have done a step: a launcher that knows nothing of it is another one."""
+    gone = _lost(view, block, name, None)
+    return replace(gone, detail=f"the ranks of member {name} are lost: its launcher was started anew")
+
+
 def _unprepared(view: View, name: str, report: MemberReport) -> Fault:
+    launch = view.memory.launch
+    wanted = launch.restore if launch else None
     return Fault(
         "restore",
         -1,
         name,
         reached(view),
         view.now_ns,
-        "restore",
+        restore_signature(wanted.source, wanted.generation, wanted.step) if wanted else "restore",
         f"member {name} cannot prepare the state: {report.prepare_error}",
     )
 
 
-def _of_rank(view: View, name: str, report: MemberReport, rank: RankState) -> list[Fault]:
+def restore_signature(source: str, generation: int, step: int) -> str:
+    return f"restore of {source} {generation}/{step}"
+
+
+def _of_rank(name: str, report: MemberReport, rank: RankState) -> list[Fault]:
     step = step_of(report, rank.rank)
     faults: list[Fault] = []
     if rank.flag is not None:
@@ -203,12 +250,23 @@ def step_of(report: MemberReport, rank: int) -> int:
 
 def reached(view: View) -> int:
     """Return the most steps that any rank of the present generation has done."""
-    return max(
-        (
-            each.step
-            for member in view.members
-            if member.report is not None and member.name in view.memory.placement
-            for each in member.report.progress
-        ),
-        default=-1,
+    return max((each.step for report in reports(view) for each in report.progress), default=-1)
+
+
+def reports(view: View) -> tuple[MemberReport, ...]:
+    """Return what was last heard of the members whose launchers run the present generation."""
+    return tuple(
+        member.report
+        for member in view.members
+        if member.report is not None
+        and member.report.launcher is not None
+        and member.report.launcher.generation == view.memory.generation
+    )
+
+
+def kept(view: View) -> bool:
+    """True when the script's state is in our care: somebody holds, or has taken, a snapshot."""
+    return any(
+        report.slots or report.privates or any(each.snapshot_step >= 0 for each in report.progress)
+        for report in reports(view)
     )

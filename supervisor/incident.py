@@ -44,6 +44,13 @@ def record(incident: Open, memory: Memory, marks: Marks | None) -> dict[str, Any
     }
 
 
+def superseded(incident: Open, memory: Memory, by: Open) -> dict[str, Any]:
+    """Return the record of an incident that another one overtook before its first new step."""
+    found = record(incident, memory, None)
+    note = f"{identity(by.number)} came before the first new step"
+    return {**found, "open": False, "evidence": [*found["evidence"], note]}
+
+
 def _since(incident: Open, at_ns: int) -> float:
     return round(max(0, at_ns - incident.fault_ns) / 1e9, 6)
 

@@ -32,6 +32,7 @@ from supervisor.view import (
 
 log = logging.getLogger(__name__)
 
+LATE_NS = 500_000_000
 ROUNDS = 50  # decisions in one go; more would be a loop that changes nothing
 
 
@@ -74,11 +75,15 @@ class Job:
             if self.memory.phase == "ended":
                 break
             timeout_s = max(0.001, (self._deadline_ns - time.monotonic_ns()) / 1e9)
+            due_ns = time.monotonic_ns() + int(timeout_s * 1e9)
             try:
                 await asyncio.wait_for(self.wake.wait(), timeout_s)
             except asyncio.TimeoutError:
                 pass
             self.wake.clear()
+            late_ns = time.monotonic_ns() - due_ns
+            if late_ns > LATE_NS:  # we were stopped ourselves: what was said waits to be read
+                self.connections.excuse(late_ns)
         self._leave()
 
     def _round(self) -> None:
@@ -117,6 +122,8 @@ class Job:
     def _record(self, view: View, action: Action, before: Memory) -> None:
         """Write the incident's file: at every decision about it, and whole when it is over."""
         known = before.incident if isinstance(action, Settle) else self.memory.incident
+        if before.incident and known and before.incident.number != known.number:
+            self.records.incident(incident.superseded(before.incident, before, known))
         if known is not None:
             marks = self._marks if isinstance(action, Settle) else None
             self.records.incident(incident.record(known, self.memory, marks))
@@ -154,7 +161,7 @@ class Job:
 
     def _member(self, name: str, now_ns: int) -> MemberView:
         line = self.connections.line(name)
-        silent_s = 0.0 if line.connected else (now_ns - line.heard_ns) / 1e9
+        silent_s = (now_ns - line.heard_ns) / 1e9
         exists = name in self.backend.members and name not in self.memory.lost
         return MemberView(name, exists, line.connected, round(silent_s, 3), line.report)
 

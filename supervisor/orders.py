@@ -23,7 +23,7 @@ def order_for(memory: Memory, member: str, policy: Policy, drill: Drill | None) 
             "secure",
             memory.generation,
             just_in_time=_whole(memory),
-            sources=memory.sources if mine else (),
+            sources=(*memory.sources, *memory.peers) if mine else (),
             keep=policy.keep,
             save=memory.save if mine else 0,
             save_step=memory.save_step,
@@ -41,10 +41,13 @@ def _run(memory: Memory, member: str, policy: Policy, drill: Drill | None) -> Me
         memory.generation,
         launch=memory.launch,
         ranks=ranks,
-        sources=memory.sources,
+        sources=(*memory.sources, *memory.peers),
         settled=memory.settled,
         checkpoint_every_s=policy.checkpoint_every_s,
         keep=policy.keep,
+        save=memory.save if memory.settled and member == memory.save_member else 0,
+        save_step=memory.save_step,
+        save_generation=memory.save_generation,
         drill=drill,
     )
 

@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from holdfast import osproc, wire
+from holdfast import logs, osproc, wire
 from supervisor.api import application
 from supervisor.backend import KeeperBackend
 from supervisor.connections import Connections
@@ -110,7 +109,7 @@ async def _status(job: Job, metrics: Metrics) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    logging.basicConfig(level="INFO", stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    logs.setup()
     settings = load(Path(argv[0]))
     api = socket.socket(fileno=int(os.environ["HOLDFAST_API_FD"]))
     keeper = socket.socket(fileno=int(os.environ["HOLDFAST_KEEPER_FD"]))

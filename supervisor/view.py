@@ -100,6 +100,7 @@ class Memory:
     placement: tuple[str, ...] = ()  # member of ranks [i*nproc, (i+1)*nproc)
     launch: Launch | None = None
     sources: tuple[Source, ...] = ()
+    peers: tuple[Source, ...] = ()  # where each rank of the generation lives
     lineage: tuple[Lineage, ...] = ()
     history: tuple[Past, ...] = ()
     skip: tuple[int, ...] = ()

@@ -108,7 +108,7 @@ def _has_standby(status: Json) -> bool:
 
 def test_a_silent_host_is_a_lost_member(run: Run) -> None:
     """Both of its own processes are stopped, as on a host that swaps: nothing is closed, nothing said."""
-    before = run.steady()
+    before = run.wait(_has_standby, "a standby")
     member = next(m for m in before["members"] if 0 in m["ranks"])
     pids = [member["launcher_pid"], member["sidecar_pid"], run.pid(0)]
 
@@ -117,22 +117,22 @@ def test_a_silent_host_is_a_lost_member(run: Run) -> None:
             os.kill(pid, signal.SIGSTOP)
 
     found = run.broken(stop)
-    assert found["lost_steps"] <= 1
-    assert found["kind"] in ("member_lost", "hang"), found
+    costs_a_step_at_most(found)
+    assert (found["kind"], found["member"]) == ("member_lost", member["name"])
 
 
 def test_status_and_incidents_tell_it(run: Run) -> None:
-    run.steady()
     shown = holdfast("incidents", "--run-dir", run.run_dir, cwd=run.folder)
     assert shown.code == 0, shown.output
     assert len([line for line in shown.lines if line.startswith("i-")]) == len(run.incidents())
     assert holdfast("status", "--run-dir", run.run_dir, "--json", cwd=run.folder).code == 0
     explained = holdfast("explain", "last", "--run-dir", run.run_dir, cwd=run.folder)
     assert explained.code == 0, explained.output
-    assert "first step" in explained.output
+    assert run.incidents()[-1]["id"] in explained.output
+    assert "back in" in explained.output
 
 
 def test_the_ledger_adds_up(run: Run) -> None:
-    status = run.steady()
+    status = run.running()
     booked_s = sum(status["buckets_s"].values()) + status["pending_s"]
     assert booked_s == pytest.approx(status["total_s"], abs=1e-6)

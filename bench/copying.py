@@ -1,0 +1,93 @@
+"""The copies that a snapshot is measured against, and the state that is copied."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast import capture
+from holdfast.snapshots import Snapshots
+
+TENSORS_PER_PARAMETER = 3  # it, and Adam's two moments
+
+
+@dataclass(slots=True)
+class Held:
+    """A model with its optimizer, and two copies' worth of warm memory beside it."""
+
+    objects: dict[str, Any]
+    sources: list[torch.Tensor]
+    nbytes: int
+
+
+def make(total_bytes: int, parameters: int) -> Held:
+    """Return a model of `parameters` equal tensors that with AdamW's state takes `total_bytes`."""
+    count = max(1, total_bytes // (4 * TENSORS_PER_PARAMETER * parameters))
+    model = torch.nn.ParameterList(torch.randn(count) for _ in range(parameters))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    objects = {"model": model, "optimizer": optimizer}
+    sources = [tensor for _, tensor in capture.collect(objects).tensors]
+    return Held(objects, sources, sum(tensor.nbytes for tensor in sources))
+
+
+def snapshotter(held: Held, folder: Path) -> Callable[[], float | None]:
+    """Return a call that takes a whole snapshot as a rank does and gives its seconds."""
+    snapshots = Snapshots(folder, held.objects, 1)
+    steps = iter(range(1 << 60))
+
+    def take() -> float | None:
+        began = time.perf_counter()
+        if snapshots.write(1, next(steps)) is None:
+            return None
+        return time.perf_counter() - began
+
+    return take
+
+
+def shared(folder: Path, nbytes: int) -> mmap.mmap:
+    """Return a mapping of a new file, all of it backed by memory."""
+    descriptor = os.open(folder / "plain", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, nbytes)
+        return mmap.mmap(descriptor, nbytes)
+    finally:
+        os.close(descriptor)
+
+
+def plain_copies(held: Held, memory: mmap.mmap) -> dict[str, Callable[[], float | None]]:
+    """Return plain copies of the same number of bytes, by name. Sources and targets are warm."""
+    whole = torch.ones(held.nbytes, dtype=torch.uint8)
+    anonymous = torch.zeros(held.nbytes, dtype=torch.uint8)
+    mapped = torch.frombuffer(memory, dtype=torch.uint8, count=held.nbytes)
+    mapped.zero_()
+    return {
+        "torch copy_, anonymous to anonymous": _timed(lambda: anonymous.copy_(whole)),
+        "torch copy_, anonymous to shared": _timed(lambda: mapped.copy_(whole)),
+        "memmove, anonymous to anonymous": _timed(
+            lambda: ctypes.memmove(anonymous.data_ptr(), whole.data_ptr(), held.nbytes)
+        ),
+        "memmove, anonymous to shared": _timed(
+            lambda: ctypes.memmove(mapped.data_ptr(), whole.data_ptr(), held.nbytes)
+        ),
+    }
+
+
+def _timed(copy: Callable[[], Any]) -> Callable[[], float | None]:
+    def run() -> float:
+        began = time.perf_counter()
+        copy()
+        return time.perf_counter() - began
+
+    return run

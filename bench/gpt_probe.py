@@ -1,0 +1,82 @@
+"""The bundled GPT trainer as it is, with its steps written down and the time inside of holdfast's calls.
+
+`python -m bench.gpt_probe ARGS` takes the arguments of `python -m trainer.gpt`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.optim import optimizer as torch_optimizer
+
+from bench.stopwatch import OUTPUT, SKIP, Stopwatch
+from bench.ticks import Ticker
+from trainer.gpt.__main__ import main
+
+
+def watch() -> Stopwatch:
+    """Time everything of holdfast that a training step runs through."""
+    from holdfast import hooks, state
+    from holdfast.exchange import Exchange
+    from holdfast.keeping import Keeping
+    from holdfast.page import Page
+    from holdfast.private import PrivateStore
+    from holdfast.private_state import PrivateState
+    from holdfast.snapshots import Snapshots
+
+    watch = Stopwatch()
+    for owner, attribute, name in (
+        (state.State, "before_write", "before the optimizer's writes"),
+        (state.State, "commit", "commit"),
+        (state.State, "forward", "forward hook"),
+        (state.State, "backward", "backward hook"),
+        (hooks, "_watch_backward", "backward watch"),
+        (Keeping, "throttle", "step begin"),
+        (PrivateState, "core", "collect private state"),
+        (PrivateState, "random", "random states"),
+        (PrivateStore, "put", "store private state"),
+        (Exchange, "swap", "exchange with a peer (waits for it)"),
+        (Snapshots, "write", "snapshot"),
+        (Page, "commit", "progress write"),
+        (Page, "phase", "phase write"),
+    ):
+        watch.wrap(owner, attribute, name)
+    return watch
+
+
+class Probe:
+    """Counts the steps of the group through torch's own hook, under every launcher."""
+
+    def __init__(self, stopwatch: Stopwatch) -> None:
+        self.steps = 0
+        self._stopwatch = stopwatch
+        self._skip = int(os.environ.get(SKIP, "0"))
+        self._ticker: Ticker | None = None
+
+    def after_step(self, *_: Any) -> None:
+        if not dist.is_initialized() or dist.get_world_size() < 2:
+            return  # a rehearsal
+        if self._ticker is None:
+            self._ticker = Ticker()
+        self._ticker.tick(self.steps)
+        self.steps += 1
+        if self.steps == self._skip:
+            self._stopwatch.reset()
+
+
+def run() -> None:
+    stopwatch = watch()
+    probe = Probe(stopwatch)
+    torch_optimizer.register_optimizer_step_post_hook(probe.after_step)
+    main()
+    folder = os.environ.get(OUTPUT)
+    if folder:
+        rank = os.environ.get("RANK", "0")
+        stopwatch.write(Path(folder) / f"spent-{rank}.json", max(0, probe.steps - probe._skip))
+
+
+if __name__ == "__main__":
+    run()

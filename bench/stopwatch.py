@@ -1,0 +1,84 @@
+"""Time spent inside chosen calls of a process, without a change to what is measured.
+
+Standard library only: it runs in the ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+OUTPUT = "HOLDFAST_BENCH_SPENT"  # names a folder to the ranks, for one file of each
+SKIP = "HOLDFAST_BENCH_SKIP"  # steps after which the stopwatch starts anew
+
+
+@dataclass(slots=True)
+class Spent:
+    """Of one name. A call within another of these is in both."""
+
+    calls: int = 0
+    wall_s: float = 0.0
+    worst_s: float = 0.0
+
+
+class Stopwatch:
+    """For one thread. `outer` is the time in any of the calls, counted once, by wall clock and CPU."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, Spent] = {}
+        self.outer = Spent()
+        self.outer_cpu_s = 0.0
+        self._depth = 0
+
+    def reset(self) -> None:
+        """Forget what was measured so far: the first steps are another matter."""
+        for name in self.spent:
+            self.spent[name] = Spent()
+        self.outer, self.outer_cpu_s = Spent(), 0.0
+
+    def wrap(self, owner: Any, attribute: str, name: str) -> None:
+        """Replace a function of a class or module by one that is timed as `name`."""
+        original: Callable[..., Any] = getattr(owner, attribute)
+        self.spent.setdefault(name, Spent())
+
+        @functools.wraps(original)
+        def timed(*args: Any, **named: Any) -> Any:
+            outermost = self._depth == 0
+            self._depth += 1
+            cpu = time.thread_time() if outermost else 0.0
+            began = time.perf_counter()
+            try:
+                return original(*args, **named)
+            finally:
+                took_s = time.perf_counter() - began
+                self._depth -= 1
+                _add(self.spent[name], took_s)
+                if outermost:
+                    _add(self.outer, took_s)
+                    self.outer_cpu_s += time.thread_time() - cpu
+
+        setattr(owner, attribute, timed)
+
+    def write(self, path: Path, steps: int) -> None:
+        """Leave all sums as JSON; the file is whole or not there."""
+        found = {
+            "steps": steps,
+            "outer": asdict(self.outer),
+            "outer_cpu_s": self.outer_cpu_s,
+            "spent": {name: asdict(each) for name, each in self.spent.items()},
+        }
+        scratch = path.with_name(f".{path.name}.{os.getpid()}")
+        scratch.write_text(json.dumps(found))
+        scratch.replace(path)
+
+
+def _add(spent: Spent, took_s: float) -> None:
+    spent.calls += 1
+    spent.wall_s += took_s
+    spent.worst_s = max(spent.worst_s, took_s)

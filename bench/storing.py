@@ -1,0 +1,55 @@
+"""A checkpoint onto storage, and the plain write that it is measured against."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast import checkpoint
+
+CHUNK_BYTES = 8 << 20
+
+
+def checkpointer(source: Path, folder: Path) -> Callable[[], float | None]:
+    """Return a call that writes a checkpoint of `source`, durable when it returns, in seconds."""
+    steps = iter(range(1, 1 << 60))
+    root = folder / "checkpoints"
+
+    def write() -> float:
+        step = next(steps)
+        began = time.perf_counter()
+        checkpoint.write(
+            root,
+            generation=1,
+            step=step,
+            world_size=1,
+            files={"replicated.safetensors": source},
+            meta={},
+            created_at=time.time(),
+        )
+        took_s = time.perf_counter() - began
+        checkpoint.retain(root, 1, frozenset({root / f"step-{step:08d}"}))
+        return took_s
+
+    return write
+
+
+def plain_writer(source: Path, folder: Path) -> Callable[[], float | None]:
+    """Return a call that copies `source` as `dd conv=fsync bs=8M` would, in seconds."""
+    target = folder / "plain"
+
+    def write() -> float:
+        target.unlink(missing_ok=True)
+        buffer = memoryview(bytearray(CHUNK_BYTES))
+        began = time.perf_counter()
+        with open(source, "rb", buffering=0) as reading, open(target, "wb", buffering=0) as out:
+            while count := reading.readinto(buffer):
+                left = buffer[:count]
+                while left:
+                    left = left[os.write(out.fileno(), left) :]
+            os.fsync(out.fileno())
+        return time.perf_counter() - began
+
+    return write

@@ -1,0 +1,46 @@
+"""Train until the test says how to hang: a file named HOW-RANK in the folder of argv[1]."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import torch
+from tiny import Sampler, train
+
+folder = Path(sys.argv[1])
+
+
+def asked(how: str, rank: int) -> bool:
+    try:
+        (folder / f"{how}-{rank}").unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def read_batch(_step: int, sampler: Sampler) -> torch.Tensor:
+    """A loader whose other end never sends anything."""
+    if asked("loader", sampler.rank):
+        os.read(os.pipe()[0], 1)
+    return sampler.batch()
+
+
+def loss_of(_step: int, rank: int, output: torch.Tensor) -> torch.Tensor:
+    """A rank that spins, and one that never enters the collective of the backward pass."""
+    while asked("spin", rank):
+        spin()
+    if asked("absent", rank):
+        threading.Event().wait()
+    return output.pow(2).mean()
+
+
+def spin() -> None:
+    count = 0
+    while True:
+        count += 1
+
+
+train(10_000_000, data=read_batch, loss_of=loss_of)

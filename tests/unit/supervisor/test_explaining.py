@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from supervisor.explaining import explain
+from supervisor.style import Style
+from tests.unit.supervisor.room import incident, opened
+
+PLAIN = Style(False, True)
+
+
+def section(lines: list[str], title: str) -> list[str]:
+    begin = lines.index(title) + 1
+    end = lines.index("", begin) if "" in lines[begin:] else len(lines)
+    return [line.strip() for line in lines[begin:end]]
+
+
+def test_an_incident_is_explained_from_evidence_to_the_first_new_step() -> None:
+    lines = explain(incident(), PLAIN)
+    assert lines[0] == "i-0001  rank 1 was killed by SIGKILL at step 812"
+    assert lines[1].endswith("back in 0.13 s, 0 steps lost")
+    assert section(lines, "What was seen") == [
+        "rank 1 was killed by SIGKILL",
+        "rank 0 is only a victim",
+    ]
+    assert section(lines, "What was decided") == [
+        "restart the processes where they are, from the snapshot of step 812",
+        "went on at step 812 of generation 2, from a snapshot in memory",
+        "0 steps lost",
+    ]
+
+
+def test_the_timeline_shows_where_the_time_went() -> None:
+    lines = explain(incident(), PLAIN)
+    assert section(lines, "From the fault to the first new step") == [
+        "the fault             0.0 ms",
+        "noticed               3.0 ms  █",
+        "decided              50.0 ms   ███████████████████",
+        "first new step      100.0 ms                      ████████████████████",
+    ]
+
+
+def test_equal_stacks_are_shown_once_with_their_ranks() -> None:
+    lines = explain(incident(), PLAIN)
+    assert section(lines, "Where ranks 0, 2-3 stood") == [
+        'Thread "MainThread"',
+        "all_reduce (dist.py)",
+    ]
+    assert section(lines, "Where rank 1 stood")[-1] == "sleep (train.py)"
+
+
+def test_the_ranks_last_words_are_whole() -> None:
+    lines = explain(incident(message="Traceback\n  File\nValueError: x\n"), PLAIN)
+    assert lines[-3:] == ["  Traceback", "    File", "  ValueError: x"]
+
+
+def test_a_run_that_began_again_says_so() -> None:
+    resume = {"step": 0, "source": "none", "generation": 0}
+    lines = explain(incident(resume=resume, lost_steps=812), PLAIN)
+    assert "  went on from the beginning: there was no state to go on from" in lines
+    assert "  812 steps lost" in lines
+
+
+def test_an_open_incident_is_explained_as_far_as_it_has_come() -> None:
+    found = opened(resume=None, timeline=[], stacks=[], decision=None, why="", evidence=None)
+    lines = explain(found, PLAIN)
+    assert lines[1].endswith("not recovered yet")
+    assert "What was decided" not in lines
+    assert "From the fault to the first new step" not in lines
+
+
+def test_an_incident_of_which_little_is_known_is_still_explained() -> None:
+    assert explain({"id": "i-0009", "at": float("inf")}, PLAIN)[0] == "i-0009  a rank failed"
+
+
+def test_what_a_script_prints_cannot_move_the_cursor() -> None:
+    found = incident(message="\x1b[2Jboo", stacks=[{"ranks": [0], "stack": "\x1b]0;t\x07x"}])
+    text = "".join(explain(found, PLAIN))
+    assert "\x1b" not in text
+    assert "boo" in text
+
+
+def test_titles_are_bold_where_there_is_colour() -> None:
+    assert "\x1b[1mWhat was seen\x1b[0m" in "\n".join(explain(incident(), Style(True, True)))

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from typing import TextIO
+
+import pytest
+
+from supervisor import screen
+from supervisor.screen import Screen
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, TextIO]]:
+    ours, theirs = os.pipe()
+    fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 4096)
+    stream = open(theirs, "w", encoding="ascii")
+    yield ours, stream
+    stream.close()
+    os.close(ours)
+
+
+def read_all(descriptor: int, into: list[bytes]) -> threading.Thread:
+    def work() -> None:
+        while chunk := os.read(descriptor, 65536):
+            into.append(chunk)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_what_is_written_arrives_in_order_and_is_whole_at_the_end(pipe: tuple[int, TextIO]) -> None:
+    ours, stream = pipe
+    screen_ = Screen(stream, {})
+    got: list[bytes] = []
+    reader = read_all(ours, got)
+    for number in range(2000):
+        screen_.write(f"line {number}\n")
+    screen_.close()
+    stream.close()
+    reader.join()
+    assert b"".join(got).decode().splitlines() == [f"line {number}" for number in range(2000)]
+
+
+def test_a_reader_that_stops_does_not_hold_us_up(
+    pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(screen, "CLOSE_S", 0.01)
+    ours, stream = pipe
+    screen_ = Screen(stream, {})
+    for _ in range(20):
+        screen_.write("x" * (1 << 20))
+    assert screen_.busy
+    screen_.close()
+    got: list[bytes] = []
+    reader = read_all(ours, got)  # lets the thread end
+    screen_._thread.join()
+    stream.close()
+    reader.join()
+    assert len(b"".join(got)) <= screen.FULL_BYTES
+
+
+def test_a_reader_that_left_is_no_error(pipe: tuple[int, TextIO]) -> None:
+    ours, stream = pipe
+    spare = os.dup(ours)
+    screen_ = Screen(stream, {})
+    os.close(ours)
+    os.close(spare)
+    screen_.write("into the void")
+    screen_._thread.join()
+    screen_.write("and again")
+    assert not screen_.busy
+    screen_.close()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), ours)  # for the fixture to close
+
+
+def test_what_the_encoding_lacks_is_replaced(pipe: tuple[int, TextIO]) -> None:
+    ours, stream = pipe
+    screen_ = Screen(stream, {})
+    screen_.write("caf\u00e9 \u25cf\n")
+    screen_.close()
+    assert os.read(ours, 100) == b"caf? ?\n"
+    assert not screen_.style.unicode
+
+
+def test_an_output_that_does_not_block_is_waited_for(pipe: tuple[int, TextIO]) -> None:
+    ours, stream = pipe
+    os.set_blocking(stream.fileno(), False)
+    screen_ = Screen(stream, {})
+    screen_.write("y" * 100_000)
+    got: list[bytes] = []
+    reader = read_all(ours, got)
+    screen_.close()
+    stream.close()
+    reader.join()
+    assert len(b"".join(got)) == 100_000
+
+
+def test_a_terminal_is_known_and_has_a_size() -> None:
+    leader, follower = os.openpty()
+    with open(follower, "w", encoding="utf-8") as stream:
+        at_terminal = Screen(stream, {"TERM": "xterm"})
+        dumb = Screen(stream, {"TERM": "dumb"})
+        assert (at_terminal.is_terminal, at_terminal.style.colour) == (True, True)
+        assert (dumb.is_terminal, dumb.style.colour) == (False, False)
+        assert all(number > 0 for number in at_terminal.size())
+        at_terminal.close()
+        dumb.close()
+    os.close(leader)
