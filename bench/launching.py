@@ -78,6 +78,10 @@ class Running:
         self.process.wait()
         _sweep()
 
+    def leftovers(self) -> list[str]:
+        """Return the command lines of processes that outlived the launcher, and end them."""
+        return _sweep()
+
     def close(self) -> None:
         """Kill what is left and remove its files."""
         if self.process.poll() is None:

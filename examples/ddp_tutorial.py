@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 
@@ -80,19 +80,19 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     start = 0
     if args.checkpoint is not None and args.checkpoint.exists():
         start = load(args.checkpoint, model, optimizer)
-    replica = DDP(model)
+    replica = DistributedDataParallel(model)
 
     for step in range(start, args.steps):
         generator = torch.Generator().manual_seed(step)  # all ranks draw one order ...
         chosen = torch.randperm(len(data), generator=generator)[: args.batch_size * world_size]
         images, labels = data[chosen[rank::world_size]]  # ... and take turns
-        loss = F.cross_entropy(replica(images.to(device)), labels.to(device))
+        loss = cross_entropy(replica(images.to(device)), labels.to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         if rank == 0:
             if args.log_every and (step % args.log_every == 0 or step == args.steps - 1):
-                print(f"step {step} loss {loss.item():.4f}", flush=True)
+                print(f"step {step} loss {loss.item():.4f}", flush=True)  # noqa: T201
             if args.checkpoint is not None and (step + 1) % args.save_every == 0:
                 save(args.checkpoint, step + 1, model, optimizer)
 

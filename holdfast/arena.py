@@ -129,6 +129,17 @@ class Arena:
                 self._page.seal(record, found)
             return expected is None or found == expected
 
+    def forget(self, record: Record) -> None:
+        """Make a damaged snapshot not exist. Nothing happens if its slot is in use or holds another."""
+        slot = self._slots[record.slot]
+        if not slot.acquire():
+            return
+        try:
+            if self._page.read(record.slot) == record:
+                self._page.forget(record.slot)
+        finally:
+            slot.release()
+
     def receive(
         self,
         generation: int,

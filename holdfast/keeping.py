@@ -53,6 +53,7 @@ class Keeping:
         self._copying = threading.Lock()
         self._blob = b""
         self._core: list[tuple[str, bytes]] = []
+        self._drawn: tuple[object, ...] = ()
         self._late = False
         self._done = 0
         self._cost_s = 0.0
@@ -109,6 +110,7 @@ class Keeping:
         """Store and give away the private state of `step` before the optimizer makes it. Collective."""
         self._core = self._state.private.core()
         self._blob = self._state.private.blob(self._core)
+        self._drawn = self._state.private.fingerprint()
         self._store(step)
 
     def _store(self, step: int) -> None:
@@ -126,8 +128,7 @@ class Keeping:
         if self._done < LOOK_CLOSELY:
             changed = self._state.private.core() != self._core
         else:
-            random = self._state.private.random()
-            changed = random != self._core[: len(random)]
+            changed = self._state.private.fingerprint() != self._drawn
         if changed:
             self._blob = self._state.private.collect()
             self._late = True

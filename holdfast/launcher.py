@@ -23,6 +23,7 @@ from holdfast.messages import LauncherOrder, LauncherState
 from holdfast.nest import Nest, Process
 
 REFILL_S = 5.0  # a generation that has not settled by then no longer delays the next warm processes
+TAIL_BYTES = 16_000  # of what a script printed that ended before it joined
 SECURE_S = 1.0  # the whole wait for survivors; a late copy is of no use to a fast recovery
 SECURE_FIRST_S = 0.15  # for those at the lowest step, before the others are asked too
 
@@ -226,7 +227,9 @@ class Launcher:
             del self.nest.warm[process.local_rank]
             if not self.stopping:
                 self.nest.failures += 1
-                self.nest.last_ending = ended
+                # Nobody has seen what it printed: that says more than how it ended.
+                printed = nest.tail(process.log, TAIL_BYTES)
+                self.nest.last_ending = replace(ended, message=printed or ended.message)
                 self.nest.fill()
         else:
             self.crew.lose(process, ended)

@@ -7,7 +7,6 @@ Everything carries the generation; whoever acts on a message refuses one older t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 PROTOCOL = 1
@@ -284,10 +283,3 @@ class Drill:
     number: int
     what: str
     rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class BackendEvent:
-    """What the backend says of its members: name -> created, running or gone."""
-
-    members: Mapping[str, str] = field(default_factory=dict)

@@ -22,7 +22,6 @@ class Runtime:
     nproc: int
     start: Do | None = None
     listen_fd: int = -1
-    on_order: Callable[[Do], None] | None = None  # set by the state, called by the listener
     on_failing: Callable[[], None] | None = None  # a last chance to secure the state
     lock: threading.Lock = field(default_factory=threading.Lock)
 

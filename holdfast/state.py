@@ -68,17 +68,19 @@ class State:
         if self.keeping is not None:
             self.keeping.begin(self.step)
         self._phase(Phase.DATA)
-        while self.step < count:
-            if self.step in self.session.skip:
-                self._pass_over()
-                continue
-            step = self.step
-            if self.keeping is not None:
-                self.keeping.throttle()
-            yield step
-            if self._prepared > self.step and self._writing:
-                raise BadInput(f"step {step} was not committed: call state.commit(loss=...) in the loop")
-        self._phase(Phase.IDLE)
+        try:
+            while self.step < count:
+                if self.step in self.session.skip:
+                    self._pass_over()
+                    continue
+                step = self.step
+                if self.keeping is not None:
+                    self.keeping.throttle()
+                yield step
+                if self._prepared > self.step and self._writing:
+                    raise BadInput(f"step {step} was not committed: call state.commit(loss=...) in the loop")
+        finally:  # also when the script leaves the loop by `break`: what follows is no step
+            self._phase(Phase.IDLE)
 
     def commit(
         self,

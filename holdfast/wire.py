@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import types
 import typing
 from collections.abc import Hashable, Mapping
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 MAX_MESSAGE_BYTES = 4 << 20  # a report of 512 ranks with stacks is about 1 MiB
 MAX_ITEMS = 16_384
 MAX_TEXT = 1 << 20
+MAX_FLOAT = sys.float_info.max
 
 T = TypeVar("T")
 
@@ -115,6 +117,8 @@ def _read_scalar(hint: Any, value: Any, where: str) -> Any:
     if hint is Any:
         return value
     if hint is float and type(value) in (int, float):
+        if not -MAX_FLOAT <= value <= MAX_FLOAT:  # nor NaN, which no comparison holds for
+            raise Malformed(f"{where}: {_short(value)} is not a finite number")
         return float(value)
     if type(value) is not hint:
         raise Malformed(f"{where}: {_short(value)} is not {hint.__name__}")

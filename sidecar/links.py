@@ -97,20 +97,27 @@ class SupervisorLink:
                 await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
 
     async def _talk(self, socket: _Socket) -> None:
-        speaking = asyncio.create_task(self._speak(socket))
+        """Speak and listen until either ends; what is no broken line is raised."""
+        both = {asyncio.create_task(self._speak(socket)), asyncio.create_task(self._listen(socket))}
         try:
-            async for message in socket:
-                if message.type is not aiohttp.WSMsgType.TEXT:
-                    return
-                try:
-                    order = wire.decode(MemberOrder, message.data)
-                except wire.Malformed as error:
-                    log.warning("order refused", extra={"error": str(error)})
-                    continue
-                await self._obey(order)
+            done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            speaking.cancel()
-            await asyncio.wait({speaking})
+            for task in both:
+                task.cancel()
+            await asyncio.wait(both)
+        for task in done:
+            task.result()
+
+    async def _listen(self, socket: _Socket) -> None:
+        async for message in socket:
+            if message.type is not aiohttp.WSMsgType.TEXT:
+                return
+            try:
+                order = wire.decode(MemberOrder, message.data)
+            except wire.Malformed as error:
+                log.warning("order refused", extra={"error": str(error)})
+                continue
+            await self._obey(order)
 
     async def _speak(self, socket: _Socket) -> None:
         while True:

@@ -140,6 +140,9 @@ class Member:
             self._secure(order)
         elif order.do == "look" and self.looked_for < order.generation:
             self._begin(f"look-{order.generation}", self._look(order.generation))
+        elif order.do == "idle" and state is not None and state.generation < order.generation:
+            if any(rank.state != "exited" for rank in state.ranks):  # others have taken their places
+                self.launcher.send(LauncherOrder("kill", state.generation))
         elif order.do == "stop" and state is not None and not state.stopped:
             self.launcher.send(LauncherOrder("stop", grace_s=order.grace_s))
         if order.save > self.saver.durable.asked:
@@ -181,9 +184,10 @@ class Member:
 
     def _secure(self, order: MemberOrder) -> None:
         state = self.launcher.state
-        waiting = state is not None and state.generation == order.generation
-        asked = state.secure_asked if state is not None else 0
-        if waiting and order.just_in_time and asked < order.generation:
+        if state is None:  # we are new here, and it tells in a moment; if not, nobody waits for us for long
+            return
+        waiting = state.generation == order.generation
+        if waiting and order.just_in_time and state.secure_asked < order.generation:
             self.launcher.send(LauncherOrder("secure", order.generation))
             return
         self._privates = self.holdings.privates()

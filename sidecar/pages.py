@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import statistics
 from dataclasses import dataclass, field
@@ -67,7 +68,9 @@ class Pages:
         return stalls
 
     def progress(self, generation: int) -> tuple[messages.Progress, ...]:
-        """Return what the pages of `generation` said at the last poll."""
+        """Return what the pages of `generation` say now: what is told of a fault beside them is not older."""
+        for local_rank, watched in enumerate(self._watched):
+            self._read(local_rank, watched)
         return tuple(
             _message(watched.last, watched.stats)
             for watched in self._watched
@@ -123,7 +126,7 @@ def _message(found: pages.Progress, stats: StepStats) -> messages.Progress:
         grad_norm=repr(found.grad_norm),
         samples=found.samples,
         tokens=found.tokens,
-        flops=found.flops,
+        flops=found.flops if math.isfinite(found.flops) else 0.0,
         step_s=round(statistics.median(recent), 6) if recent else 0.0,
         p99_s=round(stats.p99_s, 6),
         snapshot_step=found.snapshot_step,

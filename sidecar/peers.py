@@ -86,8 +86,9 @@ async def _send_slot(request: web.Request, holdings: Holdings, record: Record) -
 class Fetcher:
     """The other side: one HTTP session for the life of the sidecar."""
 
-    def __init__(self, holdings: Holdings, token: str) -> None:
+    def __init__(self, holdings: Holdings, token: str, silence_s: float = SILENCE_S) -> None:
         self._holdings = holdings
+        self._silence_s = silence_s
         self._headers = {"Authorization": f"Bearer {token}"}
         self._session: aiohttp.ClientSession | None = None
 
@@ -129,11 +130,11 @@ class Fetcher:
             async with self._client().get(url) as response:
                 if response.status != 200:
                     raise Unfetched(f"{url}: {response.status} {await response.text()}")
-                if (response.content_length or 0) > MAX_PRIVATE_BYTES:
-                    raise Unfetched(f"{url}: larger than {MAX_PRIVATE_BYTES} bytes")
-                return await response.read()
+                return await _read_bounded(response, MAX_PRIVATE_BYTES)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             raise Unfetched(f"{url}: {error!r}") from None
+        except Corrupt as error:
+            raise Unfetched(f"{url}: {error}") from None
 
     async def close(self) -> None:
         if self._session is not None:
@@ -141,6 +142,17 @@ class Fetcher:
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=SILENCE_S)
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=self._silence_s)
             self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
         return self._session
+
+
+async def _read_bounded(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+    """Return the body. Raises `Corrupt` when there is more of it, whatever was announced."""
+    pieces, size = [], 0
+    async for piece in response.content.iter_chunked(CHUNK_BYTES):
+        size += len(piece)
+        if size > most_bytes:
+            raise Corrupt(f"more than {most_bytes} bytes")
+        pieces.append(piece)
+    return b"".join(pieces)

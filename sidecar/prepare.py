@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,8 @@ from holdfast import catalogue
 from holdfast.messages import Launch, MemberOrder, RankStart, Slot, Source
 from sidecar.holdings import Holdings
 from sidecar.peers import Fetcher, Unfetched
+
+log = logging.getLogger(__name__)
 
 KEPT = 64  # files of private state: of a few starts of many ranks
 
@@ -55,23 +58,27 @@ class Preparer:
             if await loop.run_in_executor(None, self._holdings.good, record):
                 return record.path
             damaged = Slot(wanted.generation, wanted.step, record.total_bytes)
+            self._holdings.arena.forget(record)
         why = f"no member has the snapshot of step {wanted.step}"
         if damaged is not None:
             why = f"the snapshot of step {wanted.step} here fails its checksum"
+            log.warning("snapshot damaged", extra={"step": wanted.step, "generation": wanted.generation})
         for source in sources:
-            if source.rank >= 0 or damaged is not None:
+            if source.rank >= 0:
                 continue
             try:
                 return (await self._fetcher.snapshot(source)).path
             except Unfetched as error:
-                why = str(error)
+                why = why if damaged else str(error)
         raise Unprepared(why, damaged)
 
     async def _private(self, rank: RankStart, order: MemberOrder) -> str:
         assert order.launch is not None
+        assert order.launch.restore is not None
+        step = order.launch.restore.step
         why = f"no member has the private state of rank {rank.rank}"
         for source in order.sources:
-            if source.rank != rank.rank:
+            if (source.rank, source.step) != (rank.rank, step):
                 continue
             found = self._holdings.private(rank.rank, source.generation, source.step)
             try:

@@ -63,23 +63,29 @@ class Saver:
         """Collect the private states of all ranks at the snapshot's step, ours and the peers'."""
         found: dict[str, bytes] = {}
         for rank in range(record.world_size):
-            blob = self._newest(rank, record)
-            for source in sources:
-                if blob is None and source.rank == rank:
-                    try:
-                        blob = await self._fetcher.private(
-                            Source(source.url, rank, record.generation, record.step)
-                        )
-                    except Unfetched as error:
-                        log.info("peer did not help", extra={"error": str(error)})
+            mine = tuple(source for source in sources if source.rank == rank)
+            blob = self._held(rank, record, mine) or await self._fetched(rank, record, mine)
             if blob is None:
                 raise Unfetched(f"no private state of rank {rank} for step {record.step}")
             found[f"rank-{rank:05d}.bin"] = blob
         return found
 
-    def _newest(self, rank: int, record: Record) -> bytes | None:
-        held = self._holdings.private(rank, record.generation, record.step)
-        return held.data if held else None
+    def _held(self, rank: int, record: Record, sources: tuple[Source, ...]) -> bytes | None:
+        told = [_generation(source, record) for source in sources]
+        for generation in dict.fromkeys([*told, record.generation]):
+            held = self._holdings.private(rank, generation, record.step)
+            if held is not None:
+                return held.data
+        return None
+
+    async def _fetched(self, rank: int, record: Record, sources: tuple[Source, ...]) -> bytes | None:
+        for source in sources:
+            wanted = Source(source.url, rank, _generation(source, record), record.step)
+            try:
+                return await self._fetcher.private(wanted)
+            except Unfetched as error:
+                log.info("peer did not help", extra={"error": str(error)})
+        return None
 
     def _write(
         self, record: Record, privates: Mapping[str, bytes], meta: Mapping[str, object], keep: int
@@ -98,3 +104,8 @@ class Saver:
             )
         checkpoint.retain(self._root, keep, frozenset({written}))
         return written
+
+
+def _generation(source: Source, record: Record) -> int:
+    """Return whose private state goes with the snapshot: a later generation's, if it went on from there."""
+    return source.generation if source.generation and source.step == record.step else record.generation

@@ -44,8 +44,14 @@ class Accounts:
         else:
             self.ledger.advance(now_ns)
 
-    def opened(self, incident: Open) -> None:
-        """A fault: from its first symptom on the time is not training."""
+    def opened(self, incident: Open, overtaken: Open | None = None) -> None:
+        """A fault: from its first symptom on the time is not training.
+
+        One that comes before the first new step after another overtakes that one.
+        """
+        if overtaken is not None:
+            self._decided(overtaken)
+            self._split(((min(incident.fault_ns, incident.noticed_ns), Bucket.DETECT),))
         at_ns = max(incident.noticed_ns, self.ledger.at_ns)
         if self.ledger.activity is Bucket.PRODUCTIVE:
             self.ledger.noticed(min(incident.fault_ns, at_ns), at_ns)
@@ -55,23 +61,36 @@ class Accounts:
     def closed(self, memory: Memory, incident: Open | None, marks: Marks, step_s: float) -> None:
         """The first new step is done: split the time since the fault by where it went."""
         resumed = memory.launch.restore.step if memory.launch and memory.launch.restore else 0
-        stations = [
-            (incident.noticed_ns if incident else 0, Bucket.DECIDE),
-            (incident.decided_ns if incident else 0, Bucket.START),
+        self._decided(incident)
+        stations = (
             (marks.started_ns, Bucket.RENDEZVOUS),
             (marks.joined_ns, Bucket.RESTORE),
             (marks.restored_ns, Bucket.PRODUCTIVE),
-        ]
-        if incident is not None:
-            self.ledger.rolled_back(resumed, self.ledger.at_ns)
-        for at_ns, bucket in stations:
-            self.ledger.enter(bucket, max(at_ns, self.ledger.at_ns))
+        )
+        self._split(stations)
         at_ns = max(marks.first_step_ns, self.ledger.at_ns)
         self.ledger.trained(resumed + 1, at_ns, int(step_s * 1e9) or None)
         self._step = resumed + 1
 
-    def stopped(self, at_ns: int) -> None:
+    def stopped(self, at_ns: int, incident: Open | None = None) -> None:
+        """The run is over, perhaps in the middle of an incident."""
+        self._decided(incident)
         self.ledger.enter(Bucket.STOP, max(at_ns, self.ledger.at_ns))
+
+    def _decided(self, incident: Open | None) -> None:
+        """Book what was rolled back, and the time up to the decision."""
+        if incident is None:
+            return
+        resumed = incident.resume
+        if resumed is not None and (resumed.source != "none" or incident.lost):
+            self.ledger.rolled_back(resumed.step, self.ledger.at_ns)
+        self._split(((incident.noticed_ns, Bucket.DECIDE),))
+        if incident.decided_ns:
+            self._split(((incident.decided_ns, Bucket.START),))
+
+    def _split(self, stations: tuple[tuple[int, Bucket], ...]) -> None:
+        for at_ns, bucket in stations:
+            self.ledger.enter(bucket, max(at_ns, self.ledger.at_ns))
 
 
 def _progress(view: View) -> tuple[list[int], set[str]]:

@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from holdfast.messages import Launch, Restore, Source
 from supervisor import faults as symptoms
-from supervisor import suspect
+from supervisor import remedy, suspect
 from supervisor.view import (
     Action,
     Done,
@@ -30,6 +30,7 @@ from supervisor.view import (
 
 LINEAGE = 256  # beyond it nothing of that age is held anywhere
 HISTORY = 1000  # faults remembered: more than any restart budget
+LOST = 256  # members given up that are remembered: they are gone long before
 
 
 def apply(view: View, action: Action, policy: Policy) -> Memory:
@@ -39,7 +40,8 @@ def apply(view: View, action: Action, policy: Policy) -> Memory:
         return memory
     if isinstance(action, Look):
         opened = _opened(view, action.faults)
-        return replace(memory, phase="looking", since_ns=view.now_ns, incident=opened)
+        count = max(memory.incidents, opened.number)
+        return replace(memory, phase="looking", since_ns=view.now_ns, incident=opened, incidents=count)
     if isinstance(action, Secure):
         return _secure(view, action)
     if isinstance(action, Start):
@@ -58,9 +60,9 @@ def apply(view: View, action: Action, policy: Policy) -> Memory:
             sources=action.resume.sources,
         )
     if isinstance(action, Replace):
-        return replace(memory, lost=(*memory.lost, action.member))
+        return replace(memory, lost=(*memory.lost, action.member)[-LOST:])
     if isinstance(action, End):
-        return _end(view, action)
+        return _end(view, action, policy)
     assert isinstance(action, Done)
     return replace(memory, phase="ended", since_ns=view.now_ns)
 
@@ -138,26 +140,14 @@ def _start(view: View, action: Start, policy: Policy) -> Memory:
         loss_jump=policy.loss_jump,
         restore=restore,
     )
-    incident = memory.incident
     history = memory.history
-    if incident is not None:
-        incident = replace(
-            incident,
-            secured_ns=memory.since_ns if memory.phase != "securing" else view.now_ns,
-            decided_ns=view.now_ns,
-            cause=action.cause,
-            remedy=action.remedy,
-            why=action.why,
-            resume=resumed,
-            evidence=(*incident.evidence, *action.evidence, *resumed.notes),
-            reached=max(incident.reached, symptoms.reached(view)),
-        )
     if action.cause is not None:
         history = (*history, _past(view, action.cause))[-HISTORY:]
     return replace(
         memory,
         phase="running",
         since_ns=view.now_ns,
+        started_ns=view.now_ns,
         generation=generation,
         placement=action.placement,
         launch=launch,
@@ -166,9 +156,44 @@ def _start(view: View, action: Start, policy: Policy) -> Memory:
         lineage=(*_needed(memory.lineage, resumed.step), Lineage(generation, resumed.step)),
         history=history,
         skip=action.skip,
-        incident=incident,
+        incident=_decided(view, action, policy) if memory.incident else None,
         settled=False,
+        lost=(*memory.lost, *_left_behind(view, action, policy))[-LOST:],
         **_emergency(memory, action),
+    )
+
+
+def _decided(view: View, action: Start, policy: Policy) -> Open:
+    """Return the open incident with what was found and decided."""
+    incident, resumed = view.memory.incident, action.resume
+    assert incident is not None
+    reached = max(incident.reached, symptoms.reached(view))
+    lost = max(0, reached - resumed.step)
+    return replace(
+        incident,
+        faults=symptoms.gathered(view, policy),
+        secured_ns=view.now_ns,
+        decided_ns=view.now_ns,
+        cause=action.cause,
+        remedy=action.remedy,
+        why=action.why,
+        resume=resumed,
+        evidence=(*incident.evidence, *action.evidence, *resumed.notes),
+        reached=reached,
+        lost=lost if lost == 0 or symptoms.kept(view) else None,
+    )
+
+
+def _left_behind(view: View, action: Start, policy: Policy) -> tuple[str, ...]:
+    """Name the members that lost their ranks to others, and whose old ranks nobody could stop: end them."""
+    return tuple(
+        name
+        for name in view.memory.placement
+        if name not in action.placement
+        and name not in view.memory.lost
+        and (member := view.member(name)) is not None
+        and member.exists
+        and not member.connected
     )
 
 
@@ -213,20 +238,24 @@ def _past(view: View, cause: Fault) -> Past:
         cause.signature,
         view.now_ns,
         view.memory.generation,
+        remedy.worked(view, cause),
     )
 
 
-def _end(view: View, action: End) -> Memory:
+def _end(view: View, action: End, policy: Policy) -> Memory:
     memory = view.memory
     incident = memory.incident
     if incident is not None:
-        incident = replace(
-            incident,
-            decided_ns=view.now_ns,
-            cause=action.cause or incident.cause,
-            remedy="stop",
-            why=action.why,
-        )
+        incident = replace(incident, closed_ns=view.now_ns)
+        if action.exit_code or incident.resume is None:  # else the group went on, and had nothing left to do
+            incident = replace(
+                incident,
+                faults=symptoms.gathered(view, policy) or incident.faults,
+                decided_ns=view.now_ns,
+                cause=action.cause or incident.cause,
+                remedy="stop",
+                why=action.why,
+            )
     return replace(
         memory,
         phase="stopping",

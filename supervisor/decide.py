@@ -69,11 +69,11 @@ def _forming(view: View, policy: Policy) -> Action:
 def _running(view: View, policy: Policy) -> Action:
     memory = view.memory
     found = symptoms.found(view, policy)
-    causes = tuple(fault for fault in found if fault.kind != "hang")
-    if causes:
-        return _secure(causes)
-    if found:
-        return Look(found, found[0].detail)
+    hung = tuple(fault for fault in found if fault.kind == "hang")
+    if found and (not hung or _plain(found)):
+        return _secure(tuple(fault for fault in found if fault.kind != "hang"))
+    if hung:
+        return Look(found, hung[0].detail)
     ended = remedy.before_joining(view)
     if ended is not None:
         return ended
@@ -84,12 +84,16 @@ def _running(view: View, policy: Policy) -> Action:
     first_ns = None if memory.settled else _first_step(view)
     if first_ns is not None:
         return Settle(first_ns, f"generation {memory.generation} has done its first step")
-    busy_until_ns = 0 if memory.settled else memory.since_ns + int(BUSY_S * _S)
-    lost = _lost_standby(view, policy) if view.now_ns >= busy_until_ns else None
-    if lost is not None:
-        return lost
     until_ns = view.now_ns + int(placing.next_silence_s(view, policy, IDLE_S) * _S)
-    return Wait(max(until_ns, busy_until_ns) if until_ns < busy_until_ns else until_ns)
+    busy_ns = memory.since_ns + int(BUSY_S * _S)
+    if not memory.settled and view.now_ns < busy_ns:
+        return Wait(min(until_ns, busy_ns))
+    return _lost_standby(view, policy) or Wait(until_ns)
+
+
+def _plain(found: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    """Return the faults that need no look at stacks to be understood."""
+    return tuple(fault for fault in found if fault.kind not in ("hang", "victim"))
 
 
 def _secure(found: tuple[Fault, ...]) -> Action:
@@ -140,19 +144,19 @@ def _looking(view: View, policy: Policy) -> Action:
     memory = view.memory
     assert memory.incident is not None
     hung = tuple(fault for fault in memory.incident.faults if fault.kind == "hang")
-    plain = tuple(f for f in symptoms.found(view, policy) if f.kind not in ("hang", "victim"))
+    plain = _plain(symptoms.found(view, policy))
     if plain:  # the hang was the first sign of something plainer
         return _secure(plain)
-    waiting = [m.name for m in view.members if m.name in memory.placement and not _has_looked(view, m)]
+    waiting = [m.name for m in view.members if m.name in memory.placement and _is_to_look(view, m, policy)]
     deadline = memory.since_ns + int(policy.look_s * _S)
     if waiting and view.now_ns < deadline:
         return Wait(deadline, f"gathering stacks on {', '.join(waiting)}")
     return Secure((_hung(view, hung),), True, "evidence of the hang is gathered")
 
 
-def _has_looked(view: View, member: MemberView) -> bool:
-    report = member.report
-    return not member.connected or (report is not None and report.looked_for == view.memory.generation)
+def _is_to_look(view: View, member: MemberView, policy: Policy) -> bool:
+    looked_for = member.report.looked_for if member.report else 0
+    return looked_for != view.memory.generation and not symptoms.is_lost(view, member, policy)
 
 
 def _hung(view: View, found: tuple[Fault, ...]) -> Fault:
@@ -230,10 +234,12 @@ def _restart(view: View, policy: Policy, cause: Fault, found: tuple[Fault, ...])
     if remedy.is_retry(view, cause, action.resume) and view.now_ns < retry_ns:
         return Wait(retry_ns, f"{cause.detail}: tried again soon")
     missing = placing.missing(view, policy)
-    if missing and action.resume.step + 1 < symptoms.reached(view) and symptoms.kept(view):
-        # Seconds are cheaper than steps: what is missing may be held there.
-        left_s = placing.next_silence_s(view, policy, policy.member_timeout_s)
-        return Wait(view.now_ns + int(left_s * _S), f"step {action.resume.step} is old: {missing[0]} may have newer")
+    patience_ns = view.memory.since_ns + int(policy.member_timeout_s * _S)
+    is_old = symptoms.kept(view) and action.resume.step + 1 < symptoms.reached(view)
+    if missing and is_old and view.now_ns < patience_ns:  # seconds are cheaper than steps
+        until_ns = view.now_ns + int(placing.next_silence_s(view, policy, policy.member_timeout_s) * _S)
+        why = f"step {action.resume.step} is old, and {missing[0]} may have a newer one"
+        return Wait(min(patience_ns, until_ns), why)
     return action
 
 
@@ -242,9 +248,11 @@ def _short(view: View, policy: Policy, cause: Fault) -> Action:
     memory = view.memory
     able = placing.able(view, policy)
     away = [name for name in memory.placement if name not in able]
+    hoped = placing.missing(view, policy)
+    if view.now_ns >= memory.since_ns + int(policy.member_timeout_s * _S):
+        hoped = ()
     for name in away:
-        member = view.member(name)
-        if name not in memory.lost and (member is None or symptoms.is_lost(view, member, policy)):
+        if name not in memory.lost and name not in hoped:
             return Replace(name, f"member {name} is lost and no standby is left")
     lost = _lost_standby(view, policy)
     if lost is not None:

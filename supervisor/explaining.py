@@ -63,7 +63,10 @@ def _section(title: str, lines: list[str], style: Style) -> list[str]:
 
 
 def _seen(incident: Mapping[str, Any]) -> list[str]:
-    lines = [_one_line(each.get("detail")) for each in incident.get("faults") or []]
+    cause = (incident.get("kind"), incident.get("rank"))
+    faults = list(incident.get("faults") or [])
+    faults.sort(key=lambda each: (each.get("kind"), each.get("rank")) != cause)
+    lines = [_one_line(each.get("detail")) for each in faults]
     lines += [_one_line(each) for each in incident.get("evidence") or []]
     return list(dict.fromkeys(line for line in lines if line))
 

@@ -15,22 +15,25 @@ def identity(number: int) -> str:
 
 
 def record(incident: Open, memory: Memory, marks: Marks | None) -> dict[str, Any]:
-    """Return the incident as JSON. `marks` are those of the first new step; None while it is open."""
+    """Return the incident as JSON. `marks` are those of the first new step; None without one.
+
+    `lost_steps` is null until it is known, and for a script that keeps its own state.
+    """
     cause = incident.cause or (incident.faults[0] if incident.faults else None)
-    resumed = incident.resume
     recovered_ns = marks.first_step_ns if marks is not None else 0
-    lost = max(0, incident.reached - resumed.step) if resumed is not None else None
+    if incident.remedy != "stop":  # the group went on, but had no step left to do
+        recovered_ns = recovered_ns or incident.closed_ns
     return {
         "id": identity(incident.number),
         "kind": cause.kind if cause else "",
-        "rank": cause.rank if cause else None,
+        "rank": cause.rank if cause and cause.rank >= 0 else None,
         "member": cause.member if cause else "",
         "step": cause.step if cause else incident.reached,
         "generation": incident.generation,
         "at": round(incident.wall_s, 3),
         "detected_s": _since(incident, incident.noticed_ns),
         "recovered_s": _since(incident, recovered_ns) if recovered_ns else None,
-        "lost_steps": lost,
+        "lost_steps": incident.lost,
         "remedy": incident.remedy,
         "why": incident.why,
         "resume": _resume(incident),
@@ -40,7 +43,7 @@ def record(incident: Open, memory: Memory, marks: Marks | None) -> dict[str, Any
         "timeline": _timeline(incident, memory, marks),
         "stacks": [{"ranks": list(ranks), "stack": stack} for ranks, stack in incident.stacks],
         "message": cause.message if cause else "",
-        "open": marks is None and incident.remedy != "stop",
+        "open": marks is None and not incident.closed_ns,
     }
 
 

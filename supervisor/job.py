@@ -106,23 +106,25 @@ class Job:
         self._account(view, action, before, after)
         self.journal.write(view, self.policy, action, after, self.accounts.ledger.snapshot())
         self.memory = after
+        for name in set(after.lost) - set(before.lost):
+            self.backend.kill(name)
         self._record(view, action, before)
         log.info("acted", extra={"action": type(action).__name__, "why": getattr(action, "why", "")})
 
     def _account(self, view: View, action: Action, before: Memory, after: Memory) -> None:
-        if isinstance(action, (Look, Secure)) and before.incident is None and after.incident:
-            self._step_s = _usual_step_s(view)
-            self.accounts.opened(after.incident)
+        if isinstance(action, (Look, Secure)) and after.incident and not _is_same(before, after):
+            self._step_s = _usual_step_s(view) or self._step_s
+            self.accounts.opened(after.incident, before.incident)
         elif isinstance(action, Settle):
             self._marks = _marks(view)
             self.accounts.closed(before, before.incident, self._marks, self._step_s)
         elif isinstance(action, End):
-            self.accounts.stopped(view.now_ns)
+            self.accounts.stopped(view.now_ns, before.incident)
 
     def _record(self, view: View, action: Action, before: Memory) -> None:
         """Write the incident's file: at every decision about it, and whole when it is over."""
         known = before.incident if isinstance(action, Settle) else self.memory.incident
-        if before.incident and known and before.incident.number != known.number:
+        if before.incident and known and not _is_same(before, self.memory):
             self.records.incident(incident.superseded(before.incident, before, known))
         if known is not None:
             marks = self._marks if isinstance(action, Settle) else None
@@ -130,7 +132,7 @@ class Job:
 
     def _give_orders(self) -> None:
         policy = self.policy
-        if _wants_members(self.memory):
+        if orders.wants_members(self.memory):
             self.backend.want(policy.members + policy.standby, self.memory.lost)
         drill_for, drill = self._drill or ("", None)
         for name in self.backend.members:
@@ -151,7 +153,8 @@ class Job:
     def view(self) -> View:
         """Return what is known now."""
         now_ns = time.monotonic_ns()
-        names = [*self.backend.members, *self.memory.placement]
+        gone = [name for name in self.connections.lines if name not in self.memory.lost]
+        names = [*self.backend.members, *self.memory.placement, *gone]
         members = tuple(self._member(name, now_ns) for name in dict.fromkeys(names))
         for member in members:
             if member.report is not None:
@@ -214,11 +217,10 @@ def _begin(policy: Policy, held: Memory | None, fresh: bool) -> Memory:
     )
 
 
-def _wants_members(memory: Memory) -> bool:
-    """True when members may be made: it costs seconds of CPU, which a recovery has better use for."""
-    if memory.phase == "running":
-        return memory.settled
-    return memory.phase == "forming" or any(name in memory.lost for name in memory.placement)
+def _is_same(before: Memory, after: Memory) -> bool:
+    """True when both are in the same incident."""
+    known, now = before.incident, after.incident
+    return known is not None and now is not None and known.number == now.number
 
 
 def _usual_step_s(view: View) -> float:

@@ -56,3 +56,10 @@ def _whole(memory: Memory) -> bool:
     """False when the survivors' state is as bad as the one that was found bad."""
     known = memory.incident.faults if memory.incident else ()
     return not any(fault.kind in ("nan", "inf", "loss_jump") for fault in known)
+
+
+def wants_members(memory: Memory) -> bool:
+    """True when members may be made: it costs seconds of CPU, which a recovery has better use for."""
+    if memory.phase == "running":
+        return memory.settled
+    return memory.phase == "forming" or any(name in memory.lost for name in memory.placement)

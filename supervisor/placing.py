@@ -63,6 +63,6 @@ def missing(view: View, policy: Policy) -> tuple[str, ...]:
 
 
 def next_silence_s(view: View, policy: Policy, at_most_s: float) -> float:
-    """Return when to look again whether a member that says nothing more counts as lost."""
-    left = [symptoms.silence_left_s(view, m, policy) for m in view.members if m.exists]
-    return max(0.01, min([at_most_s, *left]))
+    """Return after which time a member that says nothing more would count as lost."""
+    left = [symptoms.silence_left_s(view, m, policy) for m in view.members]
+    return max(0.01, min([at_most_s, *(each for each in left if each > 0)]))

@@ -35,7 +35,10 @@ class Records:
 
     def status(self, view: View, accounts: Accounts, checkpoint: Checkpoint | None) -> dict[str, Any]:
         """Return the status, and leave it in the run directory."""
+        before = self.newest
         self.newest = build(view, accounts, checkpoint, self.run.path.name, self.last)
+        if self.newest["step"] is None:  # no rank runs just now: the last that was known still holds
+            self.newest |= {name: before.get(name) for name in ("step", "loss", "secured_step")}
         try:
             self.run.write_status(self.newest)
         except OSError as error:

@@ -4,32 +4,47 @@ from __future__ import annotations
 
 import re
 
+from holdfast.messages import LauncherState
 from supervisor import faults as symptoms
-from supervisor import resume
-from supervisor.view import Action, End, Fault, MemberView, Policy, Resume, Start, View
+from supervisor import placing, resume
+from supervisor.view import End, Fault, Past, Policy, Resume, Start, View
 
 NUMERIC = frozenset({"nan", "inf", "loss_jump"})
 _SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): ", re.MULTILINE)
+_FROM_OUTSIDE = (9, 15)  # SIGKILL and SIGTERM
+MAX_WARM_FAILURES = 3  # processes in a row that died before they joined
+WORKED_S = 60.0  # a generation that lived so long did something, though it may show no steps
 _S = 1_000_000_000
 
 
 def before_joining(view: View) -> End | None:
-    """End for a script that ends, or fails for good, before it joins: no generation can help it."""
+    """End for a script that ends, or fails for good, before it joins: no generation can help it.
+
+    Ranks that train are left alone, also when no new process can be made warm beside them.
+    """
+    forming = view.memory.phase == "forming"
     for member in view.members:
         launcher = member.report.launcher if member.report else None
         ending = launcher.warm_ending if launcher else None
-        if launcher is None or ending is None or ending.ours:
+        if launcher is None or ending is None or ending.ours or not member.exists:
             continue
         code = ending.code if ending.code is not None else 128 + (ending.signal or 0)
-        if ending.signal is None and code == 0 and view.memory.generation == 0:
+        if ending.signal is None and code == 0 and forming:
             return End(0, "the script ended before it joined", ending.message)
         for_good = ending.fail in ("system_exit", "bad_input") or _SYNTAX.search(ending.message)
-        if for_good and view.memory.generation == 0:
+        if for_good and forming:
             return End(code, "the script cannot start", ending.message)
-        if launcher.warm_failures >= 3:
+        if launcher.warm_failures >= MAX_WARM_FAILURES and _is_in_need(view, member.name, launcher):
             why = f"the script failed {launcher.warm_failures} times before it joined"
             return End(code or 1, why, ending.message)
     return None
+
+
+def _is_in_need(view: View, name: str, launcher: LauncherState) -> bool:
+    """True when the group waits for this member to make processes."""
+    if view.memory.phase == "running":
+        return any(rank.pid == 0 and rank.state == "starting" for rank in launcher.ranks)
+    return len(launcher.parked) < view.memory.nproc
 
 
 def verdict(view: View, policy: Policy, cause: Fault) -> End | None:
@@ -45,8 +60,8 @@ def verdict(view: View, policy: Policy, cause: Fault) -> End | None:
     if cause.kind in NUMERIC and _again(view, cause) and not policy.skip_bad_batches:
         return End(1, _names_batch(cause) + "; --skip-bad-batches would pass over it", "", cause)
     same = _identical(view, cause)
-    limit = policy.identical_crashes if cause.kind == "crash" else policy.identical_failures
-    if cause.kind in ("exception", "crash", "victim") and same + 1 >= limit:
+    limit = policy.identical_failures if cause.kind == "exception" else policy.identical_crashes
+    if cause.kind in ("exception", "crash", "victim", "hang") and same + 1 >= limit:
         why = f"{cause.detail}: {same + 1} times the same, at step {cause.step}; a bug, not a fault"
         return End(code, why, cause.message, cause)
     recent = [p for p in history if view.now_ns - p.at_ns < policy.restart_window_s * _S]
@@ -64,15 +79,29 @@ def _exit_code(cause: Fault) -> int:
 
 
 def _identical(view: View, cause: Fault) -> int:
-    """Count the same failures right before this one, between which no step was gained."""
+    """Count the same failures at this step, since the group last got beyond it."""
     count = 0
     for past in reversed(view.memory.history):
-        if (past.kind, past.signature) != (cause.kind, cause.signature) or past.step < cause.step:
+        if past.step > cause.step:
             break
-        if cause.kind == "crash" and past.rank != cause.rank:
-            break
-        count += 1
+        count += _is_same(view, past, cause)
     return count
+
+
+def _is_same(view: View, past: Past, cause: Fault) -> bool:
+    if (past.kind, past.signature, past.step) != (cause.kind, cause.signature, cause.step):
+        return False
+    if cause.kind == "crash" and past.rank != cause.rank:
+        return False
+    # Who sends these is outside of the script: it is to blame only if it never gets anywhere.
+    return cause.signal not in _FROM_OUTSIDE or not (past.worked or worked(view, cause))
+
+
+def worked(view: View, cause: Fault) -> bool:
+    """True when the generation that failed had gained a step, or a while."""
+    launch = view.memory.launch
+    began = launch.restore.step if launch and launch.restore else 0
+    return cause.step > began or cause.at_ns - view.memory.started_ns > WORKED_S * _S
 
 
 def _again(view: View, cause: Fault) -> bool:
@@ -85,69 +114,34 @@ def _names_batch(cause: Fault) -> str:
     return f"step {cause.step} of rank {cause.rank}{where} gives a bad number again: {cause.detail}"
 
 
-def able(view: View, policy: Policy) -> tuple[str, ...]:
-    """Return the members for the next generation: those that had ranks first, in their places."""
-    memory = view.memory
-    usable = {m.name: m for m in view.members if _usable(m, policy)}
-    standbys = [
-        m for m in usable.values() if m.name not in memory.placement and _is_parked(m, memory.nproc)
-    ]
-    chosen: list[str] = []
-    wanted = memory.placement or tuple(list(usable)[: policy.members])
-    for name in wanted:
-        if name in usable and not (_keeps_failing(view, name) and standbys):
-            chosen.append(name)
-        elif standbys:
-            chosen.append(standbys.pop(0).name)
-    return tuple(chosen)
+def at_most(found: tuple[Fault, ...]) -> int | None:
+    """Return the most steps that a good state can have: those before the first bad number of any rank.
+
+    None when all numbers are good. It does not matter whether a bad number is what the group is stopped for.
+    """
+    return min((fault.step for fault in found if fault.kind in NUMERIC), default=None)
 
 
-def _usable(member: MemberView, policy: Policy) -> bool:
-    if symptoms.is_lost(member, policy) or not member.connected:
-        return False
-    return member.report is not None and member.report.launcher is not None
+def start(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, ...]) -> Start | End:
+    """Form the next generation from the newest state that all its ranks can have.
 
-
-def _is_parked(member: MemberView, nproc: int) -> bool:
-    launcher = member.report.launcher if member.report else None
-    if launcher is None:
-        return False
-    return launcher.strategy == "cold" or len(launcher.parked) >= nproc
-
-
-def _keeps_failing(view: View, name: str) -> bool:
-    """True when this member's ranks died of signals twice in a row without the group getting on."""
-    memory = view.memory
-    cause = memory.incident.faults[0] if memory.incident and memory.incident.faults else None
-    last = memory.history[-1] if memory.history else None
-    if cause is None or last is None or cause.kind != "crash" or last.kind != "crash":
-        return False
-    return cause.member == last.member == name and cause.step <= last.step
-
-
-def start(view: View, policy: Policy, cause: Fault | None) -> Action:
-    """Form the next generation from the newest state that all its ranks can have."""
-    placement = able(view, policy)
-    skip = view.memory.skip
-    at_most = None
-    evidence: list[str] = []
-    if cause is not None and cause.kind in NUMERIC:
-        at_most = _first_bad(view)
-        if _again(view, cause) and policy.skip_bad_batches:
-            skip = tuple(sorted({*skip, cause.step}))
-            evidence.append(f"{_names_batch(cause)}: step {cause.step} will be skipped")
-    resumed = resume_point(view, at_most)
+    `found` are all faults that are known; there are members enough. End when no state is left.
+    """
+    placement = placing.able(view, policy)
+    skip, evidence = _skipped(view, policy, cause)
+    resumed = resume_point(view, at_most(found))
     if resumed.source == "checkpoint" and view.checkpoint is not None:
         if view.checkpoint.world_size != view.memory.world_size:
             there, here = view.checkpoint.world_size, view.memory.world_size
             return End(2, f"checkpoint {resumed.path} is of world size {there}, this run's is {here}")
         skip = tuple(sorted({*skip, *view.checkpoint.skip}))
+    if resumed.source == "none" and cause is not None and cause.kind == "restore":
+        return End(1, f"{cause.detail}; no other state is left to go on from", cause=cause)
     master = view.member(placement[0])
     assert master is not None
     assert master.report is not None
     assert master.report.launcher is not None
     moved = [name for name in placement if name not in view.memory.placement]
-    remedy = _remedy(cause, bool(moved))
     return Start(
         placement=placement,
         resume=resumed,
@@ -155,17 +149,25 @@ def start(view: View, policy: Policy, cause: Fault | None) -> Action:
         master_addr=_host(master.report.peer_url),
         master_port=master.report.launcher.port,
         cause=cause,
-        remedy=remedy,
-        evidence=tuple(evidence),
+        remedy=_remedy(cause, bool(moved)),
+        evidence=evidence,
         why=_why(cause, resumed, moved),
     )
 
 
-def _first_bad(view: View) -> int:
-    """Return the first step that any rank found bad: the state after it is bad everywhere."""
-    assert view.memory.incident is not None
-    known = view.memory.incident.faults
-    return min(fault.step for fault in known if fault.kind in NUMERIC)
+def _skipped(view: View, policy: Policy, cause: Fault | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the steps to pass over from now on, and a line for the incident when there is a new one."""
+    skip = view.memory.skip
+    if cause is None or cause.kind not in NUMERIC or not _again(view, cause) or not policy.skip_bad_batches:
+        return skip, ()
+    line = f"{_names_batch(cause)}: step {cause.step} will be skipped"
+    return tuple(sorted({*skip, cause.step})), (line,)
+
+
+def is_retry(view: View, cause: Fault, resumed: Resume) -> bool:
+    """True when `resumed` is the very state that could not be restored."""
+    wanted = symptoms.restore_signature(resumed.source, resumed.generation, resumed.step)
+    return cause.kind == "restore" and cause.signature == wanted
 
 
 def _remedy(cause: Fault | None, moved: bool) -> str:

@@ -32,10 +32,11 @@ def frame(status: Status, width: int, style: Style, silent_s: float = 0.0) -> li
         style.paint(style.sign("rule") * width, DIM),
         _headline(status, width, style, silent_s),
         _numbers(status, width, style),
-        _members(status, width, style),
+        *([] if status.get("phase") == "ended" else [_members(status, width, style)]),
         _last(status, width, style),
     ]
-    return [line if width_of(line) <= width else "" for line in lines]  # narrower than any word
+    # Narrower than any word there is nothing to show.
+    return [line if width_of(line) <= width else "" for line in lines if line]
 
 
 def phase(status: Status) -> str:
@@ -93,24 +94,23 @@ def _headline(status: Status, width: int, style: Style, silent_s: float) -> str:
 
 def _numbers(status: Status, width: int, style: Style) -> str:
     """Return the second line: what is secured, and how fast it goes in units of the data."""
-    cells = [f"generation {status.get('generation', 0)}"]
-    if status.get("secured_step") is not None:
-        cells.append(f"secured {status['secured_step']:,}")
+    cells: list[tuple[str, tuple[str, ...]]] = []
+    if status.get("generation"):
+        cells.append((f"generation {status['generation']}", (DIM,)))
     saved = status.get("checkpoint") or {}
-    failed = str(saved.get("error") or "")
+    if saved.get("error"):
+        cells.append((clip(f"storage: {saved['error']}", max(20, width - 20), style), (RED,)))
+    if status.get("secured_step") is not None:
+        cells.append((f"secured {status['secured_step']:,}", (DIM,)))
     if saved.get("step") is not None:
-        cells.append(f"checkpoint {saved['step']:,}")
+        cells.append((f"checkpoint {saved['step']:,}", (DIM,)))
     for name, unit in (("tokens_per_s", "tokens/s"), ("samples_per_s", "samples/s")):
         if status.get(name):
-            cells.append(f"{number(status[name], 3)} {unit}")
+            cells.append((f"{number(status[name], 3)} {unit}", (DIM,)))
             break
     if status.get("total_s"):
-        cells.append(f"up {seconds(float(status['total_s']))}")
-    shown: list[tuple[str, tuple[str, ...]]] = [(f"  {cells[0]}", (DIM,))]
-    if failed:
-        shown.append((clip(f"storage: {failed}", max(20, width - 20), style), (RED,)))
-    shown += [(cell, (DIM,)) for cell in cells[1:]]
-    return join(shown, width, style, "   ")
+        cells.append((f"up {seconds(float(status['total_s']))}", (DIM,)))
+    return "  " + join(cells, width - 2, style, "   ") if cells else ""
 
 
 def _active(status: Status) -> list[Mapping[str, Any]]:

@@ -2,14 +2,19 @@
 
 Whole means: somebody has the replicated state of that step, and for every rank somebody has its private
 state of that step. A later generation that went on from step s makes void what older ones did beyond s.
+What could not be restored again and again is passed over.
 """
 
 from __future__ import annotations
 
-from holdfast.messages import MemberReport, PrivateHeld, Source
-from supervisor.view import Checkpoint, Lineage, Resume, View
+from collections import Counter
+
+from holdfast.messages import MemberReport, PrivateHeld, Slot, Source
+from supervisor import faults as symptoms
+from supervisor.view import Checkpoint, Lineage, Memory, Resume, View
 
 FROM_THE_BEGINNING = Resume(0, 0, "none")
+TRIES = 4  # to restore one and the same state
 
 
 def point(view: View, at_most: int | None) -> Resume:
@@ -18,11 +23,20 @@ def point(view: View, at_most: int | None) -> Resume:
     A snapshot in memory goes before a checkpoint of the same step. Without either the group starts
     from the beginning.
     """
-    slot = _newest_slot(view, at_most)
-    durable = _checkpoint(view.checkpoint, view.memory.lineage, at_most)
+    given_up = _given_up(view.memory)
+    slot = _newest_slot(view, at_most, given_up)
+    durable = _checkpoint(view.checkpoint, view.memory.lineage, at_most, given_up)
     if slot is not None and (durable is None or slot.step >= durable.step):
         return slot
     return durable or FROM_THE_BEGINNING
+
+
+def _given_up(memory: Memory) -> frozenset[str]:
+    """Return the signatures of the states that failed too often when they were to be restored."""
+    failed = Counter(past.signature for past in memory.history if past.kind == "restore")
+    now = memory.incident.faults if memory.incident else ()
+    failed.update({fault.signature for fault in now if fault.kind == "restore"})
+    return frozenset(signature for signature, count in failed.items() if count >= TRIES)
 
 
 def valid(generation: int, step: int, lineage: tuple[Lineage, ...]) -> bool:
@@ -30,16 +44,15 @@ def valid(generation: int, step: int, lineage: tuple[Lineage, ...]) -> bool:
     return all(step <= later.step for later in lineage if later.generation > generation)
 
 
-def _newest_slot(view: View, at_most: int | None) -> Resume | None:
+def _newest_slot(view: View, at_most: int | None, given_up: frozenset[str]) -> Resume | None:
     reports = [m.report for m in view.members if m.report is not None and m.connected and m.exists]
-    lineage, bound = view.memory.lineage, float("inf") if at_most is None else at_most
     bad = {(s.generation, s.step, r.member) for r in reports for s in r.unusable}
     found: dict[tuple[int, int], list[MemberReport]] = {}
     for report in reports:
         for slot in report.slots:
-            if (slot.generation, slot.step, report.member) in bad or slot.step > bound:
+            if (slot.generation, slot.step, report.member) in bad:
                 continue
-            if valid(slot.generation, slot.step, lineage):
+            if _is_allowed(slot, view.memory.lineage, at_most, "slot", given_up):
                 found.setdefault((slot.step, slot.generation), []).append(report)
     for (step, generation), holders in sorted(found.items(), reverse=True):
         private = _private_sources(view, reports, step)
@@ -83,10 +96,22 @@ def _fits(private: PrivateHeld, rank: int, step: int, lineage: tuple[Lineage, ..
 
 
 def _checkpoint(
-    found: Checkpoint | None, lineage: tuple[Lineage, ...], at_most: int | None
+    found: Checkpoint | None, lineage: tuple[Lineage, ...], at_most: int | None, given_up: frozenset[str]
 ) -> Resume | None:
-    if found is None or (at_most is not None and found.step > at_most):
-        return None
-    if not valid(found.generation, found.step, lineage):
+    if found is None or not _is_allowed(found, lineage, at_most, "checkpoint", given_up):
         return None
     return Resume(found.step, found.generation, "checkpoint", found.path, notes=found.notes)
+
+
+def _is_allowed(
+    state: Slot | Checkpoint,
+    lineage: tuple[Lineage, ...],
+    at_most: int | None,
+    source: str,
+    given_up: frozenset[str],
+) -> bool:
+    if at_most is not None and state.step > at_most:
+        return False
+    if symptoms.restore_signature(source, state.generation, state.step) in given_up:
+        return False
+    return valid(state.generation, state.step, lineage)

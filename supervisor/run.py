@@ -18,7 +18,7 @@ from supervisor.commands import RunOptions
 from supervisor.keeper import Finished, Keeper, Plan
 from supervisor.rundir import RunDir, open_for_run
 from supervisor.tails import Tails
-from supervisor.terminal import Display, Live, Plain
+from supervisor.terminal import Display, display
 from supervisor.view import Policy
 
 TICK_S = 0.1
@@ -112,14 +112,15 @@ class _Watch:
     def __init__(self, keeper: Keeper, run_dir: RunDir, options: RunOptions) -> None:
         self.keeper = keeper
         self.run_dir = run_dir
-        self.quiet = options.quiet
-        live = sys.stdout.isatty() and not options.plain
-        self.view: Display = Live(sys.stdout) if live else Plain(sys.stdout)
+        self.notes = () if options.quiet else options.notes
+        self.view: Display = display(sys.stdout, plain=options.plain, quiet=options.quiet)
         self.tails = Tails(run_dir.path / "logs", skip=True)
         self.interrupts = 0
 
     def until_end(self) -> int:
         self._take_signals()
+        for note in self.notes:
+            self.view.say(f"holdfast: {note}")
         self.keeper.start()
         try:
             while self.keeper.finished is None:
@@ -130,14 +131,14 @@ class _Watch:
             self.view.close()
 
     def _show(self) -> None:
-        for rank, text in [] if self.quiet else self.tails.poll():
+        for rank, text in self.tails.poll():
             self.view.line(rank, text)
         self.view.update(self.run_dir.status() or {}, time.monotonic())
 
     def _end(self, finished: Finished) -> int:
         self.keeper.close()
         self._show()
-        for rank, text in [] if self.quiet else self.tails.close():
+        for rank, text in self.tails.close():
             self.view.line(rank, text)
         if finished.message:
             self.view.say(finished.message.rstrip())

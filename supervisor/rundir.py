@@ -104,6 +104,8 @@ def open_for_run(path: Path | None, now: float, directory: Path | None = None) -
     here = Path.cwd() if directory is None else directory
     chosen = _new_name(here / RUNS, now) if path is None else here / path
     with _as_bad_input(chosen):
+        if chosen.is_symlink() and chosen.is_dir():  # `latest` will soon name another run
+            chosen = chosen.resolve()
         made = _make(chosen)
         run = RunDir(chosen)
         try:

@@ -211,7 +211,8 @@ class Plain:
             pass  # the incident itself was told, and will be when it is over
         elif station != self._station:
             self._station = station
-            self._lines.add_ours(rendering.station(status))
+            if phase != rendering.PHASES["ended"]:  # that is for `run` to say
+                self._lines.add_ours(rendering.station(status))
             self._due_s = now_s + PROGRESS_S
         elif now_s >= self._due_s and status.get("step") is not None and phase == "running":
             self._due_s = now_s + PROGRESS_S

@@ -43,6 +43,7 @@ class Past:
     signature: str
     at_ns: int
     generation: int
+    worked: bool = False  # the generation had gained a step, or a while
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ class Open:
     why: str = ""
     reached: int = -1  # steps that the group had done
     resume: Resume | None = None
+    lost: int | None = None  # steps to do again; None while undecided, or when the script keeps its own state
+    closed_ns: int = 0  # over without a first new step: the run ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class Memory:
     phase: str = "forming"
     since_ns: int = 0
     generation: int = 0
+    started_ns: int = 0  # when the present generation was formed
     placement: tuple[str, ...] = ()  # member of ranks [i*nproc, (i+1)*nproc)
     launch: Launch | None = None
     sources: tuple[Source, ...] = ()

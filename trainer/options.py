@@ -15,6 +15,15 @@ class BadValue(ValueError):
     """An option's value cannot be used: names the option, the value and what is accepted."""
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds defaults to the help, but for those that say nothing."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default is None or action.default is False:
+            return action.help
+        return super()._get_help_string(action)
+
+
 class Parser(argparse.ArgumentParser):
     """Refuses a bad command line with one line on stderr and exit code 2."""
 
@@ -22,22 +31,31 @@ class Parser(argparse.ArgumentParser):
         """`tiny` holds the defaults that `--tiny` puts in place of the usual ones."""
         super().__init__(
             prog=prog,
+            usage=f"python -m {prog} [options]",
             description=description,
             allow_abbrev=False,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            formatter_class=_Help,
         )
         self._tiny = tiny
         add = self.add_argument
         add("--tiny", action="store_true", help="a model with steps of a few ms, for drills")
-        add("--steps", type=whole(0), default=200, help="optimizer steps in all")
-        add("--batch", type=whole(1), default=8, help="samples per rank and backward pass")
-        add("--accumulate", type=whole(1), default=1, help="backward passes per optimizer step")
-        add("--lr", type=number(0.0, above=True), default=1e-3, help="learning rate after warm-up")
-        add("--warmup", type=whole(0), default=20, help="steps of linear warm-up")
-        add("--clip", type=number(0.0, above=True), default=1.0, help="largest gradient norm")
-        add("--seed", type=whole(0), default=0, help="of the weights, the data order and dropout")
-        add("--val-every", type=whole(0), default=50, help="steps between validations; 0: never")
-        add("--log-every", type=whole(0), default=10, help="steps between lines; 0: none")
+        add("--steps", metavar="N", type=whole(0), default=200, help="optimizer steps in all")
+        add("--batch", metavar="N", type=whole(1), default=8, help="samples per rank and backward pass")
+        add("--accumulate", metavar="N", type=whole(1), default=1, help="backward passes per optimizer step")
+        add(
+            "--lr",
+            metavar="X",
+            type=number(0.0, above=True),
+            default=1e-3,
+            help="learning rate after warm-up",
+        )
+        add("--warmup", metavar="N", type=whole(0), default=20, help="steps of linear warm-up")
+        add("--clip", metavar="X", type=number(0.0, above=True), default=1.0, help="largest gradient norm")
+        add(
+            "--seed", metavar="N", type=whole(0), default=0, help="of the weights, the data order and dropout"
+        )
+        add("--val-every", metavar="N", type=whole(0), default=50, help="steps between validations; 0: never")
+        add("--log-every", metavar="N", type=whole(0), default=10, help="steps between lines; 0: none")
         add(
             "--bf16",
             action=argparse.BooleanOptionalAction,
@@ -66,8 +84,8 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
     def _unknown(self, given: str) -> str:
-        known = [option for option in self._option_string_actions if option.startswith("--")]
-        near = difflib.get_close_matches(given.split("=")[0], known, n=1)
+        known = list(self._option_string_actions)
+        near = difflib.get_close_matches(given.split("=")[0], known, n=1, cutoff=0.8)
         hint = f"did you mean {near[0]}?" if near else "--help lists the options"
         return f"unknown option {given}; {hint}"
 

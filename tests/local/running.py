@@ -163,6 +163,12 @@ class Run:
         assert isinstance(found, dict)
         return found
 
+    def last_status(self) -> Json:
+        """Return what the run left in status.json."""
+        found = json.loads((self.run_dir / "status.json").read_text())
+        assert isinstance(found, dict)
+        return found
+
     def logs(self, pattern: str) -> str:
         """Return what the files of logs/ that match `pattern` hold, in order of their names."""
         paths = sorted((self.run_dir / "logs").glob(pattern))

@@ -67,7 +67,7 @@ def test_the_stack_shows_where_it_hangs(run: Run) -> None:
 
 
 def test_no_false_alarm_with_uneven_steps_and_declared_pauses(start: Start) -> None:
-    run = start("--nproc-per-node 2 --checkpoint-every 1", "uneven.py", 320)
+    run = start("--nproc-per-node 2 --checkpoint-every 1", "uneven.py", 200)
     ended = run.finish(120)
     assert ended.code == 0, ended.output
     assert run.incidents() == []

@@ -42,19 +42,19 @@ def make_parser() -> Parser:
     parser = Parser("trainer.gpt", "Train a small GPT on bytes of text.", TINY)
     parser.set_defaults(batch=4, accumulate=2)
     add = parser.add_argument
-    add("--layers", type=whole(1), default=3, help="transformer blocks")
-    add("--heads", type=whole(1), default=4, help="attention heads; must divide --width")
-    add("--width", type=whole(1), default=128, help="features per byte")
-    add("--context", type=whole(2), default=128, help="bytes in a sample")
-    add("--dropout", type=number(0.0, below=1.0), default=0.1, help="share of features dropped")
+    add("--layers", metavar="N", type=whole(1), default=3, help="transformer blocks")
+    add("--heads", metavar="N", type=whole(1), default=4, help="attention heads; must divide --width")
+    add("--width", metavar="N", type=whole(1), default=128, help="features per byte")
+    add("--context", metavar="N", type=whole(2), default=128, help="bytes in a sample")
+    add("--dropout", metavar="X", type=number(0.0, below=1.0), default=0.1, help="share of features dropped")
     add(
         "--data",
         type=Path,
         metavar="DIR",
         help="train on the files in here (default: this Python's own source files)",
     )
-    add("--max-bytes", type=whole(1), default=8 << 20, help="read no more text than this")
-    add("--val-batches", type=whole(1), default=8, help="batches in a validation, of all ranks")
+    add("--max-bytes", metavar="N", type=whole(1), default=8 << 20, help="read no more text than this")
+    add("--val-batches", metavar="N", type=whole(1), default=8, help="batches in a validation, of all ranks")
     return parser
 
 

@@ -39,12 +39,12 @@ def make_parser() -> Parser:
     parser = Parser("trainer.vision", description, TINY)
     parser.set_defaults(batch=32, accumulate=1, lr=0.1)
     add = parser.add_argument
-    add("--blocks", type=whole(1), default=3, help="residual blocks in each of three stages")
-    add("--width", type=whole(1), default=16, help="channels in the first stage")
-    add("--dropout", type=number(0.0, below=1.0), default=0.1, help="share of features dropped")
+    add("--blocks", metavar="N", type=whole(1), default=3, help="residual blocks in each of three stages")
+    add("--width", metavar="N", type=whole(1), default=16, help="channels in the first stage")
+    add("--dropout", metavar="X", type=number(0.0, below=1.0), default=0.1, help="share of features dropped")
     add("--fake-data", action="store_true", help="make colour images instead of reading digits")
-    add("--images", type=whole(32), default=2048, help="how many images --fake-data makes")
-    add("--image-size", type=whole(4), default=16, help="pixels of its images, each way")
+    add("--images", metavar="N", type=whole(32), default=2048, help="how many images --fake-data makes")
+    add("--image-size", metavar="N", type=whole(4), default=16, help="pixels of its images, each way")
     return parser
 
 

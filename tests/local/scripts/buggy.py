@@ -1,22 +1,23 @@
-"""Fail on rank 1 in step 7, every time: python buggy.py raise|exit|print."""
+"""Fail on rank 1 in step 7, every time: python buggy.py raise|exit."""
 
 from __future__ import annotations
 
 import sys
 
-from tiny import train
+import torch
+from tiny import Sampler, train
 
 
 class OutOfOrder(Exception):
     """What a bug in a script looks like."""
 
 
-def before_commit(step: int, rank: int) -> None:
-    if step != 7 or rank != 1:
-        return
-    if sys.argv[1] == "raise":
+def data(step: int, sampler: Sampler) -> torch.Tensor:
+    if step == 7 and sampler.rank == 1:
+        if sys.argv[1] == "exit":
+            sys.exit(3)
         raise OutOfOrder(f"step {step} never works")
-    sys.exit(3)
+    return sampler.batch()
 
 
-train(50, before_commit=before_commit)
+train(50, data=data)

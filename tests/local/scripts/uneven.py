@@ -20,7 +20,7 @@ def data(step: int, sampler: Sampler) -> torch.Tensor:
 
 
 def after(step: int, state: object) -> None:
-    for every, label, length in ((100, "eval", 50), (150, "checkpoint", 20)):
+    for every, label, length in ((80, "eval", 50), (60, "checkpoint", 20)):
         if step and step % every == 0:
             with state.pause(label):  # type: ignore[attr-defined]
                 pause.wait(length * STEP_S)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,12 @@ def run(tmp_path: Path) -> Iterator[RunDir]:
     opened.close()
 
 
-def listening(run: RunDir, answer: Answer) -> Any:
+@contextmanager
+def listening(run: RunDir, answer: Answer) -> Iterator[None]:
     """Serve the run's API, and let the run say where."""
-    served = api(answer)
-    run.write_run({"api": served.__enter__()})
-    return served
+    with api(answer) as url:
+        run.write_run({"api": url})
+        yield
 
 
 def test_stop_asks_and_waits_until_the_run_has_ended(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,5 +150,5 @@ def test_a_supervisor_that_stays_silent_is_told(run: RunDir) -> None:
     with api(lambda *_: None) as url:
         gone = url
     run.write_run({"api": gone})
-    with pytest.raises(BadInput, match="is silent: .*refused"):
+    with pytest.raises(BadInput, match=r"is silent: .*refused"):
         asking.stop(run, Stop())

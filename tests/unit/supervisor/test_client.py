@@ -40,9 +40,9 @@ def test_the_token_and_the_body_go_along_and_json_comes_back() -> None:
 
 
 def test_a_no_comes_with_the_supervisors_own_words_on_one_line() -> None:
-    with api(lambda *_: (409, b"rank 9: there are\n2 ranks")) as url:
-        with pytest.raises(Refused, match=r"^rank 9: there are 2 ranks$"):
-            Api(url, "").post("/v1/inject", {})
+    refusal = pytest.raises(Refused, match=r"^rank 9: there are 2 ranks$")
+    with api(lambda *_: (409, b"rank 9: there are\n2 ranks")) as url, refusal:
+        Api(url, "").post("/v1/inject", {})
     with api(lambda *_: (500, b"")) as url, pytest.raises(Refused, match="HTTP 500"):
         Api(url, "").get("/v1/status")
 

@@ -28,6 +28,15 @@ def test_an_incident_is_explained_from_evidence_to_the_first_new_step() -> None:
     ]
 
 
+def test_the_cause_is_told_before_its_victims() -> None:
+    victim = {"kind": "victim", "rank": 0, "detail": "rank 0 raised ConnectionError"}
+    found = incident(faults=[victim, *incident()["faults"]])
+    assert section(explain(found, PLAIN), "What was seen")[:2] == [
+        "rank 1 was killed by SIGKILL",
+        "rank 0 raised ConnectionError",
+    ]
+
+
 def test_the_timeline_shows_where_the_time_went() -> None:
     lines = explain(incident(), PLAIN)
     assert section(lines, "From the fault to the first new step") == [

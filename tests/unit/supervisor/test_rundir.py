@@ -27,7 +27,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def tree(root: Path) -> dict[str, bytes | str]:
     """Return everything beneath `root`, so that a change would show."""
     return {
-        str(path.relative_to(root)): os.readlink(path)
+        str(path.relative_to(root)): str(path.readlink())
         if path.is_symlink()
         else path.read_bytes()
         if path.is_file()
@@ -208,8 +208,9 @@ def test_the_holder_of_an_old_lock_is_named_from_run_json(tmp_path: Path) -> Non
 
 
 def test_a_directory_is_free_once_its_process_is_dead_and_not_held_by_its_children(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(rundirlock, "PATIENCE_S", 10.0)  # the child may still be inside of its exec
     ours, theirs = os.pipe()
     child = os.fork()
     if not child:
@@ -294,3 +295,12 @@ def test_a_run_that_only_cannot_write_its_link_runs(tmp_path: Path) -> None:
     (tmp_path / rundir.RUNS).write_text("a file")
     open_for_run(Path("d"), NOW, tmp_path).close()
     assert "holdfast-runs" in refused(None, tmp_path)
+
+
+def test_a_run_that_goes_on_in_latest_is_the_run_that_it_names(tmp_path: Path) -> None:
+    first = open_for_run(None, NOW, tmp_path)
+    first.close()
+    again = open_for_run(Path("holdfast-runs/latest"), NOW, tmp_path)
+    assert again.path == first.path, "the next run moves the link, and must not move this one"
+    assert newest(tmp_path) == first.path
+    again.close()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -184,7 +185,7 @@ def test_however_it_is_cut_every_line_is_given_once_and_in_order(
     following = Tails(logs)
     lines: list[str] = []
     edges = [0, *sorted(min(cut, len(content)) for cut in cuts), len(content)]
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in pairwise(edges):
         write(logs, 1, 0, content[begin:end])
         lines += [line for _, line in following.poll()]
     lines += [line for _, line in following.close()]

@@ -214,6 +214,12 @@ def test_an_incident_that_was_over_between_two_looks_is_one_line() -> None:
     assert len([line for line in screen.shown() if "i-0007" in line]) == 1
 
 
+def test_the_end_is_left_to_those_who_know_the_exit_code() -> None:
+    screen = Terminal(style=Style())
+    Plain(screen).update(status(phase="ended", last_incident=None), 0.0)
+    assert screen.shown() == []
+
+
 def test_a_quiet_log_has_only_what_ranks_print_and_what_is_said() -> None:
     screen = Terminal(style=Style())
     plain = Plain(screen, quiet=True)

@@ -1,0 +1,92 @@
+"""A bug is not a fault: what no restart can help ends the run, with the script's own words and code."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.local.conftest import Start
+from tests.local.running import Run
+
+pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
+
+VICTIM = ("Connection closed by peer", "Connection reset by peer", "gloo/transport")
+
+
+def test_the_same_failure_three_times_ends_the_run_with_its_traceback(start: Start) -> None:
+    run = start("--members 2", "buggy.py", "raise")
+    ended = run.finish()
+    assert ended.code == 1
+    found = run.incidents()
+    assert [(each["kind"], each["rank"], each["step"]) for each in found] == [("exception", 1, 7)] * 3
+    assert found[-1]["remedy"] == "stop"
+    assert not any(each["open"] for each in found)
+    told = "\n".join(line for line in ended.lines if not line.startswith("["))
+    assert told.count("OutOfOrder: step 7 never works") >= 1
+    assert "buggy.py" in told
+    assert not any(sign in told for sign in VICTIM)
+
+
+def test_a_deliberate_exit_code_is_the_run_s(start: Start) -> None:
+    run = start("--nproc-per-node 2", "buggy.py", "exit")
+    assert run.finish().code == 3
+    assert len(run.incidents()) == 1
+    assert run.last_status()["generation"] == 1, "no restart"
+
+
+def test_a_syntax_error_is_shown_once_at_once(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text("import holdfast\nwhile True print(1)\n")
+    run = Run(tmp_path, "--members 2", ["wrong.py"])
+    ended = run.finish()
+    run.kill()
+    assert ended.code == 1
+    assert ended.output.count("SyntaxError") == 1
+    assert "line 2" in ended.output
+    assert ended.took_s < 5
+
+
+def test_an_import_that_fails_is_shown_with_its_traceback(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text("import holdfast\nimport no_such_module\nholdfast.join()\n")
+    run = Run(tmp_path, "--nproc-per-node 2", ["wrong.py"])
+    ended = run.finish()
+    run.kill()
+    assert ended.code == 1
+    assert "No module named 'no_such_module'" in ended.output
+
+
+@pytest.mark.parametrize("code", [0, 5])
+def test_a_script_that_ends_before_it_joins_is_no_fault(start: Start, code: int) -> None:
+    run = start("--nproc-per-node 2", "early.py", code)
+    ended = run.finish()
+    assert ended.code == code
+    assert "usage: early.py CODE" in ended.output
+    assert run.incidents() == []
+
+
+def test_a_user_s_own_modules_are_the_ones_that_the_script_gets(start: Start) -> None:
+    ended = start("", "theirs/train.py").finish()
+    assert ended.code == 0, ended.output
+    assert "trainer is theirs and sidecar is theirs" in ended.output
+
+
+def test_megabytes_of_output_are_in_the_files_whole(start: Start) -> None:
+    run = start("--nproc-per-node 2", "chatty.py")
+    ended = run.finish()
+    assert ended.code == 0
+    for rank in (0, 1):
+        lines = run.logs(f"gen-0001/rank-{rank}.log").splitlines()
+        assert len([line for line in lines if line.startswith(f"{rank} ")]) == 100 * 300
+    assert "1 99 xxx" in ended.output
+
+
+def test_a_script_that_does_not_know_holdfast_is_restarted(start: Start) -> None:
+    run = start("--nproc-per-node 2", "plain.py", 1500)
+    run.steady()
+    found = run.broken(lambda: run.hit(1, signal.SIGKILL))
+    assert (found["kind"], found["rank"]) == ("crash", 1)
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    assert "rank 0 of 2 is done" in ended.output
+    assert "rank 1 of 2 is done" in ended.output

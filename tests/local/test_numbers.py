@@ -1,0 +1,40 @@
+"""NaN, Inf and loss jumps: seen in their step, rolled back, and named when they come again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.local.conftest import Start
+
+pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
+
+
+def test_a_bad_number_is_seen_in_its_step_and_rolled_back(start: Start, tmp_path: Path) -> None:
+    run = start("--nproc-per-node 2", "spoiled.py", 120, "nan@30,inf@50,jump@80", tmp_path)
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    found = run.incidents()
+    assert [each["kind"] for each in found] == ["nan", "inf", "loss_jump"]
+    for each, step in zip(found, (30, 50, 80), strict=True):
+        assert (each["rank"], each["step"], each["remedy"]) == (1, step, "rollback")
+        assert each["resume"]["step"] <= step, "the bad step is in no state that is gone on from"
+        assert f"batch position {32 * step}" in each["why"]
+
+
+def test_a_batch_that_fails_again_is_named_and_ends_the_run(start: Start, tmp_path: Path) -> None:
+    ended = start("--nproc-per-node 2", "spoiled.py", 120, "nan!@30", tmp_path).finish()
+    assert ended.code == 1
+    last = ended.lines[-1]
+    assert "--skip-bad-batches" in last
+    assert "step 30 of rank 1 (batch position 960)" in last
+
+
+def test_a_batch_that_fails_again_is_skipped_if_that_is_allowed(start: Start, tmp_path: Path) -> None:
+    run = start("--nproc-per-node 2 --skip-bad-batches", "spoiled.py", 120, "inf!@40", tmp_path)
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    assert [each["kind"] for each in run.incidents()] == ["inf", "inf"]
+    assert run.last_status()["skip"] == [40]
+    assert run.last_status()["step"] == 120

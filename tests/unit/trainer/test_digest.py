@@ -1,0 +1,107 @@
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from trainer.digest import PARTS, combined, digests, gather, report, write
+from trainer.repeatable import seed_everything
+
+
+def trained(
+    make: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    seed_everything(0, 0)
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    optimizer = make(model.parameters(), lr=0.1)
+    model(torch.randn(4, 3)).square().sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+MODEL, OPTIMIZER = trained()
+TENSORS: list[tuple[str, Tensor]] = [
+    *(("parameters", parameter.data) for parameter in MODEL.parameters()),
+    *(("buffers", buffer) for buffer in MODEL.buffers()),
+    *(("optimizer", value) for state in OPTIMIZER.state.values() for value in state.values()),
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(TENSORS), st.data())
+def test_any_flipped_bit_changes_the_digest_of_its_part_alone(
+    place: tuple[str, Tensor], data: st.DataObject
+) -> None:
+    part, tensor = place
+    before = digests(MODEL, OPTIMIZER)
+    raw = tensor.reshape(-1).view(torch.uint8)
+    at = data.draw(st.integers(0, raw.numel() - 1))
+    bit = 1 << data.draw(st.integers(0, 7))
+    raw[at] ^= bit
+    after = digests(MODEL, OPTIMIZER)
+    raw[at] ^= bit
+    assert {name for name in PARTS if after[name] != before[name]} == {part}
+    assert combined(after) != combined(before)
+    assert digests(MODEL, OPTIMIZER) == before
+
+
+def test_equal_runs_have_equal_digests_and_each_optimizer_its_own() -> None:
+    again = trained()
+    assert digests(*again) == digests(*trained())
+    other = digests(*trained(torch.optim.SGD))
+    assert other["optimizer"] != digests(*again)["optimizer"]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [random.random, lambda: torch.rand(1), lambda: numpy.random.rand()],
+    ids=["python", "torch", "numpy"],
+)
+def test_a_drawn_random_number_changes_the_random_part_alone(draw: Callable[[], object]) -> None:
+    model, optimizer = trained()
+    before = digests(model, optimizer)
+    draw()
+    after = digests(model, optimizer)
+    assert {name for name in PARTS if after[name] != before[name]} == {"rng"}
+
+
+def test_type_shape_and_settings_count() -> None:
+    def of(tensor: Tensor, lr: float = 0.1) -> str:
+        model = nn.Module()
+        model.register_parameter("weight", nn.Parameter(torch.zeros(1)))
+        model.register_buffer("buffer", tensor)
+        return combined(digests(model, torch.optim.SGD(model.parameters(), lr=lr)))
+
+    zeros = torch.zeros(4)
+    variants = [of(zeros), of(zeros.view(2, 2)), of(zeros.int()), of(zeros[:0]), of(zeros, lr=0.2)]
+    assert len(set(variants)) == len(variants)
+    assert of(torch.zeros(2, 4).T) == of(torch.zeros(4, 2)), "values count, not their strides"
+    assert of(zeros.bfloat16()) != of(zeros.half())
+
+
+def test_ranks_are_gathered_printed_and_written(
+    group: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, optimizer = trained()
+    parts = digests(model, optimizer)
+    device = torch.device("cpu")
+    assert gather(parts, device) == [parts]
+    report(model, optimizer, device, tmp_path / "digest.json")
+    assert capsys.readouterr().out == f"digest {combined(parts)}\n"
+    found = json.loads((tmp_path / "digest.json").read_text())
+    assert found == {"0": {**parts, "all": combined(parts)}}
+
+
+def test_the_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "digest.json"
+    path.write_text("old")
+    parts = digests(MODEL, OPTIMIZER)
+    write(path, [parts, parts])
+    assert list(json.loads(path.read_text())) == ["0", "1"]
+    assert list(tmp_path.iterdir()) == [path]
