@@ -45,6 +45,20 @@ def _chosen(text: str, present: int) -> int:
     return len(seen)
 
 
+def share(environment: Mapping[str, str], present: int | None, block: int, nproc: int) -> dict[str, str]:
+    """Return the variable that gives local member number `block` its own `nproc` devices.
+
+    Members beyond the last device (standbys on a full machine) begin again with the first: they hold
+    no rank until a member that does is gone. Nothing when there is no device.
+    """
+    if not present:
+        return {}
+    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    words = [str(n) for n in range(present)] if chosen is None else chosen.split(",")[:present]
+    mine = [words[(block * nproc + n) % len(words)].strip() for n in range(nproc)]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(mine))}
+
+
 def torch_uses_cuda() -> bool:
     """Say whether the torch that this interpreter would import was built for CUDA."""
     try:

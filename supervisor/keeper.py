@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast import osproc, parts
+from supervisor import devices
 
 BACKOFF_S = 1.0  # a part that lived shorter than this is not started again at once
 STOP_S = 8.0  # for a part to end after SIGTERM
@@ -37,6 +38,7 @@ class Plan:
 
     command: tuple[str, ...]
     nproc: int
+    gpus: int | None
     warm: str
     runtime: Path
     run_dir: Path
@@ -58,6 +60,7 @@ class Part:
 class Member:
     name: str
     launcher: Part
+    block: int  # which of the machine's devices are its own
     sidecar: Part | None = None
     gone: bool = False
 
@@ -178,9 +181,16 @@ class Keeper:
         launch += ["--directory", str(directory), "--logs", str(self.plan.run_dir / "logs")]
         launch += ["--name", name, "--nproc", str(self.plan.nproc), "--warm", self.plan.warm]
         launch += ["--parent", str(os.getpid()), "--", *self.plan.command]
-        launcher = self._spawn(f"launcher {name}", launch, dict(os.environ), ())
-        self.members[name] = Member(name, launcher)
+        block = self._free_block()
+        environment = {**os.environ, **devices.share(os.environ, self.plan.gpus, block, self.plan.nproc)}
+        launcher = self._spawn(f"launcher {name}", launch, environment, ())
+        self.members[name] = Member(name, launcher, block)
         self._start_sidecar(name)
+
+    def _free_block(self) -> int:
+        """Return the lowest number that no living member has: its place on this machine."""
+        taken = {member.block for member in self.members.values() if not member.gone}
+        return next(block for block in range(len(taken) + 1) if block not in taken)
 
     def _start_sidecar(self, name: str) -> None:
         environment = {

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import command
-from supervisor import memory_volume
+from supervisor import devices, memory_volume
 from supervisor.commands import RunOptions
 from supervisor.keeper import Finished, Keeper, Plan
 from supervisor.rundir import RunDir, open_for_run
@@ -98,6 +98,7 @@ def _plan(options: RunOptions, run_dir: RunDir, runtime: Path, api: socket.socke
     return Plan(
         command=tuple(options.command),
         nproc=options.nproc_per_node,
+        gpus=devices.gpus(os.environ),
         warm=options.warm,
         runtime=runtime,
         run_dir=run_dir.path,

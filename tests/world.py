@@ -313,6 +313,17 @@ class World:
         self._point()
         self._round()
 
+    def cut_off(self, name: str, for_ms: int) -> None:
+        """Its messages are lost for a while; then its line is made anew."""
+        self.cut.add(name)
+        self.hang_up(name)
+
+        def mend() -> None:
+            self.cut.discard(name)
+            self.connect(self.members[name])
+
+        self.after(for_ms, mend)
+
     # -- whoever keeps the members
 
     def _create(self, count: int) -> None:
@@ -388,7 +399,7 @@ class World:
                 self._advance(rank, Content(step + 1, rank.content.skipped | {step}, rank.content.poisoned))
             return self.after(1, lambda: self._forward(generation))
         for rank in ranks:
-            self._cue(rank, step, ("raise", "leave", "kill", "hang", "stop"))
+            self._cue(rank, step, ("raise", "leave", "kill", "hang", "stop", "lose", "sidecar", "cut", "supervisor"))
         if all(r.alive for r in ranks) and not any(r.away for r in ranks):
             self.after(self.step_ms * 0.6, lambda: self._backward(generation, step))
         elif not all(r.alive for r in ranks):
@@ -470,6 +481,14 @@ class World:
             self.fail(rank, "system_exit", "sys.exit(3)", 3)
         elif what == "kill":
             self.end_rank(rank, Ending(self.now_ns, None, 9))
+        elif what == "lose":
+            self.remove(rank.member.name)
+        elif what == "sidecar":
+            rank.member.restart_sidecar()
+        elif what == "cut":
+            self.cut_off(rank.member.name, 1500)
+        elif what == "supervisor":
+            self.kill_supervisor()
         elif what in ("hang", "stop"):
             rank.away = what
             self.after(self.hang_ms + 50, rank.member.changed)
