@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from bench.launching import Failed
 from bench.say import say
 
 NAMES = {
@@ -30,7 +31,13 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"bench: no bench {argv[0]!r}; there are {', '.join(NAMES)}\n")
         return 2
     signal.signal(signal.SIGTERM, _terminated)  # so that what was started is ended
-    code: int = importlib.import_module(f"bench.{argv[0]}").main(list(argv[1:]))
+    try:
+        code: int = importlib.import_module(f"bench.{argv[0]}").main(list(argv[1:]))
+    except Failed as error:
+        sys.stderr.write(f"bench: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
     return code
 
 

@@ -6,13 +6,14 @@ import ctypes
 import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bench.snapshot_report import ANONYMOUS, BY_TENSOR, SHARED
 from holdfast import capture
 from holdfast.snapshots import Snapshots
 
@@ -72,16 +73,31 @@ def plain_copies(held: Held, memory: mmap.mmap) -> dict[str, Callable[[], float 
     anonymous = torch.zeros(held.nbytes, dtype=torch.uint8)
     mapped = torch.frombuffer(memory, dtype=torch.uint8, count=held.nbytes)
     mapped.zero_()
+    pieces = list(_pieces(held.sources, mapped))
     return {
-        "torch copy_, anonymous to anonymous": _timed(lambda: anonymous.copy_(whole)),
-        "torch copy_, anonymous to shared": _timed(lambda: mapped.copy_(whole)),
-        "memmove, anonymous to anonymous": _timed(
+        BY_TENSOR: _timed(lambda: _move(pieces)),
+        f"torch copy_, {ANONYMOUS}": _timed(lambda: anonymous.copy_(whole)),
+        f"torch copy_, {SHARED}": _timed(lambda: mapped.copy_(whole)),
+        f"memmove, {ANONYMOUS}": _timed(
             lambda: ctypes.memmove(anonymous.data_ptr(), whole.data_ptr(), held.nbytes)
         ),
-        "memmove, anonymous to shared": _timed(
+        f"memmove, {SHARED}": _timed(
             lambda: ctypes.memmove(mapped.data_ptr(), whole.data_ptr(), held.nbytes)
         ),
     }
+
+
+def _pieces(sources: list[torch.Tensor], target: torch.Tensor) -> Iterator[tuple[int, int, int]]:
+    """Yield target, source and size of the copy of each tensor, one behind the other."""
+    at = target.data_ptr()
+    for source in sources:
+        yield at, source.data_ptr(), source.nbytes
+        at += source.nbytes
+
+
+def _move(pieces: list[tuple[int, int, int]]) -> None:
+    for target, source, nbytes in pieces:
+        ctypes.memmove(target, source, nbytes)
 
 
 def _timed(copy: Callable[[], Any]) -> Callable[[], float | None]:

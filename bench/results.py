@@ -62,6 +62,8 @@ def plain(value: Any) -> Any:
     """Return `value` with null for what JSON has no number for."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
+    if isinstance(value, Path):
+        return str(value)
     if isinstance(value, dict):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

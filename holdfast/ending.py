@@ -45,11 +45,27 @@ def run(program: Program, runtime: Runtime) -> int:
     try:
         _run_main(program)
     except SystemExit as error:
-        return _leave(error, runtime)
+        return _end_well(_leave(error, runtime))
     except BaseException as error:
         # Whatever ends a script must be told: also KeyboardInterrupt and torch's own exceptions.
         return _fail(error, runtime)
-    return 0
+    return _end_well(0)
+
+
+def _end_well(code: int) -> int:
+    """Do what an interpreter does at its end, but for tearing down the process group.
+
+    With a DDP object alive torch's own teardown can hang: the group is destroyed by a thread that holds the
+    interpreter's lock, and joins threads that wait for it. Only a script that formed a group ends this way.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_initialized():
+        return code
+    threading._shutdown()  # type: ignore[attr-defined]  # joins what is no daemon, and thread pools
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 def _run_main(program: Program) -> None:

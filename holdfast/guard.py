@@ -18,7 +18,7 @@ from typing import Any
 OK, NAN, INF, JUMP = "ok", "nan", "inf", "jump"
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
 RELATIVE_SPREAD = 0.02
-ABOVE_HIGHEST = 2.0  # times the distance of the window's highest from its median
+ABOVE_HIGHEST = 4.0  # times the distance of the highest from the median: a tail of e^-x gives 1 in 10^7
 MIN_RISE = 0.5  # in units of the loss
 
 

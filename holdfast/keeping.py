@@ -154,7 +154,9 @@ class Keeping:
     def _choose_interval(self) -> None:
         step_s = (time.monotonic() - self._began) / self._done
         budget = self._launch.snapshot_budget / 2  # the other half is for all else that we do
-        self._every = snapshots.interval(self._cost_s, step_s, budget)
+        # A rank alone has no survivor that could copy just in time: then the budget alone decides.
+        seldom_s = snapshots.SELDOM_S if self._launch.world_size > 1 else 0.0
+        self._every = snapshots.interval(self._cost_s, step_s, budget, seldom_s)
 
     def _snapshot(self, step: int) -> None:
         if self._rank.local_rank != 0:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast import command, osproc, parts
+from holdfast import command, leftovers, osproc, parts
 from holdfast.crew import Crew
 from holdfast.errors import BadInput
 from holdfast.launcher import Launcher
@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         (directory / "arena").mkdir(parents=True, exist_ok=True)
         root = parts.import_root(directory / "import")
     except osproc.ParentGone:
+        leftovers.clear(Path(options.directory))
         return 1
     except (BadInput, OSError) as error:
         print(f"holdfast launch: {error}", file=sys.stderr)
@@ -41,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _put_on_path(root)
     home = Home(directory, Path(options.logs), options.name, options.nproc, root, os.getppid())
     _serve(program, home, _strategy(program, options.warm))
+    if options.parent and os.getppid() != options.parent:
+        leftovers.clear(directory)
     return 0
 
 

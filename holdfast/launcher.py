@@ -176,6 +176,9 @@ class Launcher:
         for slot in self.crew.waiting():
             descriptors: tuple[int, ...] = (self.offer.fileno(),) if slot.rank == 0 else ()
             if self.nest.program.kind == "other" or self.nest.strategy == "cold":
+                if slot.rank == 0:  # it listens on the port itself
+                    self.offer.close()
+                    self.offer = _listen_tcp()
                 environment = self.crew.environment(slot)
                 process = self.nest.make_cold(slot.local_rank, self.nest.program.argv, environment)
                 self.crew.take(slot, process)

@@ -239,7 +239,7 @@ class Nest:
             if process.pid == 0:
                 self.on_gone(process)
             return
-        if said.what == "born":
+        if said.what == "born" and process.pid == 0:
             self._adopt(process, said.pid)
         elif said.what == "parked":
             process.parked = True

@@ -128,7 +128,10 @@ class Session:
         if self._runtime is not None:
             os.environ.update(rank_environment(self._launch, self._order))
             self._open_page(self._runtime)
-            threading.Thread(target=self._listen, name="holdfast", daemon=True).start()
+            if self._runtime.on_join is not None:
+                self._runtime.on_join(self._obey)
+            else:
+                threading.Thread(target=self._listen, name="holdfast", daemon=True).start()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self._form_group()
@@ -187,10 +190,14 @@ class Session:
                 continue
             except (channel.Closed, OSError):
                 os._exit(1)
-            if order.what == "secure":
-                self._secure(self._runtime, order.generation)
-            elif order.what == "drill":
-                self._obey_drill(order.drill)
+            self._obey(order)
+
+    def _obey(self, order: Do) -> None:
+        assert self._runtime is not None
+        if order.what == "secure":
+            self._secure(self._runtime, order.generation)
+        elif order.what == "drill":
+            self._obey_drill(order.drill)
 
     def _secure(self, mine: runtime.Runtime, generation: int) -> None:
         if self._keeping is None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 from holdfast import channel, page, wire
 from holdfast.channel import Do, Say
-from holdfast.messages import Launch, Marks, RankStart, Secured
+from holdfast.messages import Flag, Launch, Marks, RankStart, Secured
 from holdfast.page import Page, Phase
 from holdfast.runtime import Runtime
 from holdfast.torchrun import rank_environment
+
+FLAG_WAIT_S = 600.0  # for the supervisor's answer to a NaN; then the script goes on with it
 
 
 def park(mine: Runtime) -> None:
@@ -23,16 +28,17 @@ def park(mine: Runtime) -> None:
     assert order.rank is not None
     if mine.listen_fd >= 0:
         os.close(mine.listen_fd)  # the script's own store listens on that port
+        mine.listen_fd = -1
     os.environ.update(rank_environment(order.launch, order.rank))
-    Watch(mine, order.launch, order.rank).begin()
+    watch = Watch(mine, order.launch, order.rank)
+    mine.on_join = watch.hand_over
+    watch.begin()
 
 
 class Watch:
     """Counts optimizer steps as training steps and looks at the gradients now and then."""
 
     def __init__(self, mine: Runtime, launch: Launch, rank: RankStart) -> None:
-        import time
-
         self._mine = mine
         self._rank = rank.rank
         self._page = Page.create(mine.page_path)
@@ -41,6 +47,7 @@ class Watch:
         self._marks = Marks(started_ns=self._now())
         self._step = 0
         self._first: Any = None
+        self._joined: Callable[[Do], None] | None = None
         mine.say(Say("started", marks=self._marks))
 
     def begin(self) -> None:
@@ -53,18 +60,28 @@ class Watch:
         optimizer.register_optimizer_step_pre_hook(self._before)
         optimizer.register_optimizer_step_post_hook(self._after)
 
+    def hand_over(self, obey: Callable[[Do], None]) -> None:
+        """The script joins after all (its import was hidden from us): be no more than its ear."""
+        self._joined = obey
+
     def _before(self, optimizer: Any, *_: Any) -> None:
         if self._first is None:
             self._first = id(optimizer)
+        if self._joined is not None:
+            return
         if id(optimizer) == self._first:
             self._page.phase(Phase.OPTIMIZER)
 
     def _after(self, optimizer: Any, *_: Any) -> None:
-        if id(optimizer) != self._first:
+        if id(optimizer) != self._first or self._joined is not None:
             return  # a script with several optimizers: the first one counts the steps
+        finite = _finite(optimizer)
+        flags = 0 if finite else page.FLAG_NONFINITE
+        self._page.commit(self._step + finite, math.nan, math.nan, 0, 0, 0.0, flags, -1)
+        if not finite:
+            self._mine.say(Say("flag", flag=Flag("nan", self._step, "nan", -1, self._now())))
+            threading.Event().wait(FLAG_WAIT_S)  # to be started again from the script's own checkpoint
         self._step += 1
-        flags = 0 if _finite(optimizer) else page.FLAG_NONFINITE
-        self._page.commit(self._step, float("nan"), float("nan"), 0, 0, 0.0, flags, -1)
         if self._step == 1:
             stamps = Marks(self._marks.started_ns, self._now(), self._now(), self._now())
             self._mine.say(Say("settled", marks=stamps))
@@ -77,7 +94,9 @@ class Watch:
                 continue
             except (channel.Closed, OSError):
                 os._exit(1)
-            if order.what == "secure":  # at once: the launcher need not wait for a copy
+            if self._joined is not None:
+                self._joined(order)
+            elif order.what == "secure":  # at once: the launcher need not wait for a copy
                 nothing = Secured(self._rank, -1, False, "the script protects nothing")
                 self._mine.say(Say("secured", secured=nothing))
             elif order.what == "drill" and order.drill == "exit":

@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import threading
 
 from aiohttp import web
 
-from holdfast import logs, osproc
+from holdfast import leftovers, logs, osproc, tasks
 from sidecar import config, peers
 from sidecar.member import Member
 
 log = logging.getLogger("sidecar")
+
+SHUTDOWN_S = 1.0  # for peers that are being served
 
 
 async def serve(settings: config.Config) -> None:
@@ -27,7 +28,10 @@ async def serve(settings: config.Config) -> None:
         loop.add_signal_handler(signum, stop.set)
     member = Member(settings)
     runner = web.AppRunner(
-        peers.application(member.holdings, settings.token), access_log=None, handle_signals=False
+        peers.application(member.holdings, settings.token),
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=SHUTDOWN_S,
     )
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -47,9 +51,7 @@ async def serve(settings: config.Config) -> None:
     ]
     ending = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait({*services, ending}, return_when=asyncio.FIRST_COMPLETED)
-    for task in [*reversed(services), ending]:
-        task.cancel()
-    await asyncio.wait({*services, ending})
+    await tasks.end([*reversed(services), ending])
     with contextlib.suppress(OSError):
         await member.fetcher.close()
     await runner.cleanup()
@@ -66,10 +68,7 @@ def main() -> None:
     except osproc.ParentGone:
         pass
     if os.getppid() != int(os.environ["HOLDFAST_PARENT"]):
-        # The keeper was killed: nobody else will remove this member's memory.
-        shutil.rmtree(settings.directory, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            settings.directory.parent.rmdir()
+        leftovers.clear(settings.directory)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import aiohttp
 
-from holdfast import wire
+from holdfast import tasks, wire
 from holdfast.messages import LauncherOrder, LauncherState, MemberOrder, MemberReport
 
 log = logging.getLogger(__name__)
@@ -102,9 +102,7 @@ class SupervisorLink:
         try:
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in both:
-                task.cancel()
-            await asyncio.wait(both)
+            await tasks.end(both)
         for task in done:
             task.result()
 

@@ -87,6 +87,7 @@ class Inject:
 class Demo:
     run_dir: Path | None = None
     keep: bool = False
+    quick: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,8 @@ from supervisor.style import Style
 from supervisor.terminal import style_of
 from supervisor.wording import percent, seconds
 
-STEPS = 450
 WORLD = ("--members", "2", "--nproc-per-node", "1")
-TRAIN = ("-m", "trainer.gpt", "--steps", str(STEPS), "--log-every", "50", "--val-every", "150")
+TRAIN = ("-m", "trainer.gpt", "--log-every", "50", "--val-every", "150")
 LIMIT_S = 600.0  # for one of the two runs, on a machine many times slower than ours
 _BAR = 40
 
@@ -51,6 +50,19 @@ DRILLS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Show:
+    """What is trained, for how long, and how it is broken."""
+
+    steps: int
+    train: tuple[str, ...]
+    drills: tuple[Drill, ...]
+
+
+WHOLE = Show(450, TRAIN, DRILLS)
+QUICK = Show(500, (*TRAIN, "--tiny", "--context", "128", "--batch", "8"), (DRILLS[0], DRILLS[3], DRILLS[5]))
+
+
 def run(command: commands.Demo) -> int:
     """Run the demo; 0 when all faults were recovered from and the weights are equal, 1 otherwise."""
     style = style_of(sys.stdout)
@@ -62,7 +74,7 @@ def run(command: commands.Demo) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:
-        good = _demo(folder, style)
+        good = _demo(folder, style, QUICK if command.quick else WHOLE)
     finally:
         if not command.keep and command.run_dir is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -81,15 +93,16 @@ def _missing() -> str | None:
     return f"holdfast demo needs torch and numpy in {sys.executable}: pip install 'holdfast[torch]'"
 
 
-def _demo(folder: Path, style: Style) -> bool:
-    say(style.paint("holdfast demo", "1") + f": a GPT of bytes, 2 members and a standby, {STEPS} steps")
+def _demo(folder: Path, style: Style, show: Show) -> bool:
+    what = f"a GPT of bytes, 2 members and a standby, {show.steps} steps"
+    say(f"{style.paint('holdfast demo', '1')}: {what}")
     say("", style.paint("1  The undisturbed run", "1"))
-    calm = _start(folder, "calm", style, ())
+    calm = _start(folder, "calm", style, show, ())
     if calm.wait() != 0:
         return _gave_up(calm, "the undisturbed run failed")
-    say("", style.paint(f"2  The same again, broken {len(DRILLS)} times", "1"))
-    broken = _start(folder, "broken", style, ("--standby", "1"))
-    if not _break(broken, style) or broken.wait() != 0:
+    say("", style.paint(f"2  The same again, broken {len(show.drills)} times", "1"))
+    broken = _start(folder, "broken", style, show, ("--standby", "1"))
+    if not _break(broken, style, show) or broken.wait() != 0:
         return _gave_up(broken, "the broken run did not end well")
     say("", style.paint("3  What it cost", "1"))
     _show_ledger(broken.run.status() or {}, style)
@@ -100,18 +113,21 @@ def _demo(folder: Path, style: Style) -> bool:
 class _Run:
     """A run beside us: `holdfast run` as anybody would start it, its output in a file."""
 
-    def __init__(self, process: subprocess.Popen[bytes], run: RunDir, log: Path, style: Style) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], run: RunDir, log: Path, style: Style, steps: int
+    ) -> None:
         self.process = process
+        self.steps = steps
         self.run = run
         self.log = log
         self.watch = drilling.Watch(run, process, style)
 
     def wait(self) -> int:
         """Show the progress until the run has ended, and return its exit code."""
-        return self.watch.until_end(STEPS, LIMIT_S)
+        return self.watch.until_end(self.steps, LIMIT_S)
 
 
-def _start(folder: Path, name: str, style: Style, options: tuple[str, ...]) -> _Run:
+def _start(folder: Path, name: str, style: Style, show: Show, options: tuple[str, ...]) -> _Run:
     path, log = folder / name, folder / f"{name}.log"
     if path.exists():
         shutil.rmtree(path)  # our own of an earlier demo: `folder` was given to us for this
@@ -119,17 +135,17 @@ def _start(folder: Path, name: str, style: Style, options: tuple[str, ...]) -> _
     place = str(parts.folder())
     environment = {**os.environ, "PYTHONPATH": f"{place}{os.pathsep}{known}" if known else place}
     words = parts.command("supervisor", "run", *WORLD, *options, "--run-dir", str(path))
-    words += ["--checkpoint-every", "5s", "--plain", "--", sys.executable, *TRAIN]
-    words += ["--digest", str(folder / f"{name}.json")]
+    words += ["--checkpoint-every", "5s", "--plain", "--", sys.executable, *show.train]
+    words += ["--steps", str(show.steps), "--digest", str(folder / f"{name}.json")]
     with log.open("wb") as out:
         process = subprocess.Popen(words, env=environment, stdout=out, stderr=out)
-    return _Run(process, RunDir(path), log, style)
+    return _Run(process, RunDir(path), log, style, show.steps)
 
 
-def _break(broken: _Run, style: Style) -> bool:
+def _break(broken: _Run, style: Style, show: Show) -> bool:
     """Inject every drill, spread over the run, and show what came of each."""
-    every = (STEPS - 60) // len(DRILLS)
-    for number, drill in enumerate(DRILLS):
+    every = (show.steps - 60) // len(show.drills)
+    for number, drill in enumerate(show.drills):
         at = broken.watch.until_ready(10 + number * every)
         if at is None:
             return False

@@ -8,6 +8,8 @@ from holdfast.messages import Ending, MemberReport, RankState, Stall
 from supervisor import blame, suspect
 from supervisor.view import Fault, MemberView, Policy, View
 
+QUIET_S = 1.5  # a member reports every half second, and at once when it is asked for its state
+
 _SIGNALS = {6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
 
@@ -39,12 +41,17 @@ def _is_known(fault: Fault, known: tuple[Fault, ...]) -> bool:
 
 
 def silent(view: View) -> Fault | None:
-    """Return the loss of the first member with ranks that has no line to us, though it may come back."""
+    """Return the loss of the first member with ranks that does not speak, though it may come back."""
     for block, name in enumerate(view.memory.placement):
         member = view.member(name)
-        if member is None or not member.connected:
+        if member is None or not speaks(member):
             return _lost(view, block, name, member)
     return None
+
+
+def speaks(member: MemberView) -> bool:
+    """True when what a member has told is what it still is, as far as anybody can know."""
+    return member.exists and member.connected and member.silent_s < QUIET_S
 
 
 def is_lost(view: View, member: MemberView, policy: Policy) -> bool:

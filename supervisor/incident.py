@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.messages import Marks
-from supervisor.view import Fault, Memory, Open
+from supervisor.view import Fault, Open
 
 SHOWN = 4000
 
@@ -14,7 +14,7 @@ def identity(number: int) -> str:
     return f"i-{number:04d}"
 
 
-def record(incident: Open, memory: Memory, marks: Marks | None) -> dict[str, Any]:
+def record(incident: Open, marks: Marks | None) -> dict[str, Any]:
     """Return the incident as JSON. `marks` are those of the first new step; None without one.
 
     `lost_steps` is null until it is known, and for a script that keeps its own state.
@@ -40,18 +40,19 @@ def record(incident: Open, memory: Memory, marks: Marks | None) -> dict[str, Any
         "evidence": list(incident.evidence),
         "faults": [_fault(each) for each in incident.faults],
         "decision": {"action": incident.remedy, "why": incident.why},
-        "timeline": _timeline(incident, memory, marks),
+        "timeline": _timeline(incident, marks),
         "stacks": [{"ranks": list(ranks), "stack": stack} for ranks, stack in incident.stacks],
         "message": cause.message if cause else "",
         "open": marks is None and not incident.closed_ns,
     }
 
 
-def superseded(incident: Open, memory: Memory, by: Open) -> dict[str, Any]:
+def superseded(incident: Open, by: Open) -> dict[str, Any]:
     """Return the record of an incident that another one overtook before its first new step."""
-    found = record(incident, memory, None)
+    found = record(incident, None)
     note = f"{identity(by.number)} came before the first new step"
-    return {**found, "open": False, "evidence": [*found["evidence"], note]}
+    evidence = [*found["evidence"], note]
+    return {**found, "open": False, "overtaken_by": identity(by.number), "evidence": evidence}
 
 
 def _since(incident: Open, at_ns: int) -> float:
@@ -77,7 +78,7 @@ def _fault(fault: Fault) -> dict[str, Any]:
     }
 
 
-def _timeline(incident: Open, memory: Memory, marks: Marks | None) -> list[dict[str, Any]]:
+def _timeline(incident: Open, marks: Marks | None) -> list[dict[str, Any]]:
     stations = [
         ("fault", incident.fault_ns),
         ("noticed", incident.noticed_ns),

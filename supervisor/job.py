@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from holdfast.messages import Drill, Marks
-from supervisor import apply, incident, journal, orders
+from supervisor import apply, incident, journal, orders, resume
 from supervisor.accounts import Accounts
 from supervisor.backend import Backend
 from supervisor.connections import Connections
@@ -26,6 +26,7 @@ from supervisor.view import (
     Policy,
     Secure,
     Settle,
+    Start,
     View,
     Wait,
 )
@@ -53,6 +54,7 @@ class Job:
         self.backend = backend
         self.connections = connections
         self.storage = Storage(run_dir / "checkpoints")
+        self._last = None if fresh else journal.last_decision(run_dir / "journal.jsonl")
         held = journal.last(run_dir / "journal.jsonl")
         ledger = held[1] if held and not fresh else None
         self.memory = _begin(policy, held[0] if held else None, fresh)
@@ -63,13 +65,15 @@ class Job:
         self._drill: tuple[str, Drill] | None = None
         self._deadline_ns = 0
         self._step_s = 0.0
-        self._marks = Marks()
+        self._looking: asyncio.Task[None] | None = None
 
     # -- the loop
 
     async def run(self) -> None:
         """Decide at every event and deadline until the job has ended."""
-        await self.storage.look()
+        await self.storage.look(self.memory.lineage)
+        if self._last is not None:
+            self._record(self._last.view, self._last.action, self._last.after)
         while self.memory.phase != "ended":
             self._round()
             if self.memory.phase == "ended":
@@ -108,7 +112,10 @@ class Job:
         self.memory = after
         for name in set(after.lost) - set(before.lost):
             self.backend.kill(name)
-        self._record(view, action, before)
+        self._record(view, action, after)
+        if _doubts_storage(view, action, after):
+            self._looking = asyncio.create_task(self.storage.look(after.lineage), name="storage")
+            self._looking.add_done_callback(lambda _: self.wake.set())
         log.info("acted", extra={"action": type(action).__name__, "why": getattr(action, "why", "")})
 
     def _account(self, view: View, action: Action, before: Memory, after: Memory) -> None:
@@ -116,19 +123,21 @@ class Job:
             self._step_s = _usual_step_s(view) or self._step_s
             self.accounts.opened(after.incident, before.incident)
         elif isinstance(action, Settle):
-            self._marks = _marks(view)
-            self.accounts.closed(before, before.incident, self._marks, self._step_s)
+            self.accounts.closed(before, before.incident, _marks(view), self._step_s)
         elif isinstance(action, End):
             self.accounts.stopped(view.now_ns, before.incident)
 
-    def _record(self, view: View, action: Action, before: Memory) -> None:
-        """Write the incident's file: at every decision about it, and whole when it is over."""
-        known = before.incident if isinstance(action, Settle) else self.memory.incident
-        if before.incident and known and not _is_same(before, self.memory):
-            self.records.incident(incident.superseded(before.incident, before, known))
+    def _record(self, view: View, action: Action, after: Memory) -> None:
+        """Write the incident's file: at every decision about it, and whole when it is over.
+
+        It comes after the journal, so a new supervisor does it again for the last decision.
+        """
+        before = view.memory
+        known = before.incident if isinstance(action, Settle) else after.incident
+        if before.incident and known and not _is_same(before, after) and not isinstance(action, Settle):
+            self.records.incident(incident.superseded(before.incident, known))
         if known is not None:
-            marks = self._marks if isinstance(action, Settle) else None
-            self.records.incident(incident.record(known, self.memory, marks))
+            self.records.incident(incident.record(known, _marks(view) if isinstance(action, Settle) else None))
 
     def _give_orders(self) -> None:
         policy = self.policy
@@ -215,6 +224,16 @@ def _begin(policy: Policy, held: Memory | None, fresh: bool) -> Memory:
         skip=held.skip,
         incidents=held.incidents,
     )
+
+
+def _doubts_storage(view: View, action: Action, after: Memory) -> bool:
+    """True when the checkpoint that we know is damaged, or void: an older one has to be looked for."""
+    if isinstance(action, Secure):
+        return any(fault.kind == "restore" for fault in action.faults)
+    found = view.checkpoint
+    if not isinstance(action, Start) or found is None:
+        return False
+    return not resume.valid(found.generation, found.step, after.lineage)
 
 
 def _is_same(before: Memory, after: Memory) -> bool:

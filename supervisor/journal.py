@@ -1,15 +1,16 @@
 """The supervisor's memory on disk: one JSON line for each decision, with the view it was taken from.
 
-A line is complete or it is not there: the last one may be torn by a kill and is then left out. What was
-decided is written, and on disk, before anything is done about it.
+A line is whole when its newline is there; what comes after the last newline was torn by a kill or a full disk
+and does not exist. What was decided is written, and on disk, before anything is done about it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +22,34 @@ _ACTIONS = {
     name: getattr(views, name)
     for name in ("Wait", "Look", "Secure", "Start", "Settle", "Save", "Replace", "End", "Done")
 }
-_TAIL_BYTES = 8 << 20  # a line is a few KiB; the last whole one is always in here
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One line of the journal."""
+
+    view: View
+    policy: Policy
+    action: Action
+    after: Memory
 
 
 class Journal:
     """Appends lines. One writer at a time: the run directory is locked."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path.open("ab")
-        self._mend()
-
-    def _mend(self) -> None:
-        """End a line that a kill tore, so that the next one stands alone."""
-        size = self._file.tell()
-        if not size:
-            return
-        with self._path.open("rb") as file:
-            file.seek(size - 1)
-            if file.read(1) != b"\n":
-                self._file.write(b"\n")
-                self._file.flush()
+        """Open or create the journal, and cut off a line that a kill tore. Raises `OSError`."""
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._size = _whole_bytes(path)
+        os.ftruncate(self._descriptor, self._size)
 
     def write(self, view: View, policy: Policy, action: Action, after: Memory, ledger: Any) -> None:
-        """Write one decision. Raises `OSError` when it is not on disk on return."""
+        """Write one decision.
+
+        Raises `OSError` when it is not on disk on return; then it is not in the journal either, and the next
+        one can be written all the same.
+        """
         line = {
             "format": 1,
             "wall_s": view.wall_s,
@@ -55,12 +60,22 @@ class Journal:
             "after": asdict(after),
             "ledger": ledger,
         }
-        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
-        self._file.flush()
-        os.fdatasync(self._file.fileno())
+        data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        if os.fstat(self._descriptor).st_size != self._size:
+            os.ftruncate(self._descriptor, self._size)
+        try:
+            written = 0
+            while written < len(data):
+                written += os.write(self._descriptor, data[written:])
+            os.fdatasync(self._descriptor)
+        except OSError:
+            with contextlib.suppress(OSError):  # if this fails too, the next write does it
+                os.ftruncate(self._descriptor, self._size)
+            raise
+        self._size += len(data)
 
     def close(self) -> None:
-        self._file.close()
+        os.close(self._descriptor)
 
 
 def last(path: Path) -> tuple[Memory, Any, float] | None:
@@ -72,29 +87,62 @@ def last(path: Path) -> tuple[Memory, Any, float] | None:
     return None
 
 
-def decisions(path: Path) -> Iterator[tuple[View, Policy, Action]]:
-    """Yield every decision with its view, for replay. Torn lines are left out."""
+def last_decision(path: Path) -> Decision | None:
+    """Return the newest decision: what its taker did about it, it may not have finished."""
+    for line in _backwards(path):
+        found = _parse(line)
+        if found is not None:
+            return _decision(found)
+    return None
+
+
+def decisions(path: Path) -> Iterator[Decision]:
+    """Yield every decision, for replay."""
     with path.open("rb") as file:
         for line in file:
-            found = _parse(line)
+            found = _parse(line) if line.endswith(b"\n") else None
             if found is not None:
-                kind = _ACTIONS[found["action"]]
-                yield (
-                    wire.from_json(View, found["view"]),
-                    wire.from_json(Policy, found["policy"]),
-                    wire.from_json(kind, found["what"]),
-                )
+                yield _decision(found)
+
+
+def _decision(found: dict[str, Any]) -> Decision:
+    return Decision(
+        wire.from_json(View, found["view"]),
+        wire.from_json(Policy, found["policy"]),
+        wire.from_json(_ACTIONS[found["action"]], found["what"]),
+        wire.from_json(Memory, found["after"]),
+    )
+
+
+def _whole_bytes(path: Path) -> int:
+    """Return the size of the file up to its last newline."""
+    end = path.stat().st_size
+    with path.open("rb") as file:
+        while end > 0:
+            begin = max(0, end - _BLOCK_BYTES)
+            file.seek(begin)
+            at = file.read(end - begin).rfind(b"\n")
+            if at >= 0:
+                return begin + at + 1
+            end = begin
+    return 0
 
 
 def _backwards(path: Path) -> Iterator[bytes]:
+    """Yield the whole lines, newest first, in bounded memory but for the line itself."""
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - _TAIL_BYTES))
-            lines = file.read().split(b"\n")
+        end = _whole_bytes(path)
     except FileNotFoundError:
         return
-    yield from reversed(lines)
+    with path.open("rb") as file:
+        later = b""
+        while end > 0:
+            begin = max(0, end - max(_BLOCK_BYTES, len(later)))  # twice as much each time, for a long line
+            file.seek(begin)
+            first, *whole = (file.read(end - begin) + later).split(b"\n")
+            yield from reversed(whole)
+            end, later = begin, first
+        yield later
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

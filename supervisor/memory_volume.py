@@ -8,8 +8,9 @@ import secrets
 import shutil
 from pathlib import Path
 
+from holdfast.leftovers import OWNER
+
 _ROOTS = (Path("/dev/shm"), Path("/tmp"))
-_OWNER = "owner"
 
 
 def create() -> tuple[Path, int]:
@@ -24,7 +25,7 @@ def create() -> tuple[Path, int]:
             shutil.rmtree(old, ignore_errors=True)
     folder = root / f"{prefix}{secrets.token_hex(4)}"
     folder.mkdir(mode=0o700)
-    descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(folder / OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return folder, descriptor
 
@@ -32,7 +33,7 @@ def create() -> tuple[Path, int]:
 def in_use(folder: Path) -> bool:
     """True while the keeper that made `folder` lives."""
     try:
-        descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(folder / OWNER, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     except OSError:

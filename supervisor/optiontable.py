@@ -133,6 +133,7 @@ _VERIFY = Option(("--verify",), "verify", None, "", "Options",
                  "read them whole and compare checksums; damage gives exit code 1")  # fmt: skip
 _NOW = Option(("--now",), "now", None, "", "Options", "at once, without a last checkpoint")
 _KEEP = Option(("--keep",), "keep", None, "", "Options", "keep the run directories")
+_QUICK = Option(("--quick",), "quick", None, "", "Options", "a smaller model and three faults: half a minute")
 _WHERE = Option(("--run-dir",), "run_dir", values.directory, "DIR", "Options",
                 "where to put the runs (default: a temporary directory)")  # fmt: skip
 
@@ -215,7 +216,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
         ),
         "demo": Entry(
             "train a small GPT and break it in every way that we know",
-            (_WHERE, _KEEP),
+            (_WHERE, _KEEP, _QUICK),
             (("holdfast demo", "takes a few minutes"),),
         ),
     }

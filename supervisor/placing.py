@@ -9,7 +9,7 @@ from supervisor.view import MemberView, Policy, View
 def is_ready(member: MemberView, nproc: int) -> bool:
     """True when every rank of the member could start at once."""
     launcher = member.report.launcher if member.report else None
-    if not member.exists or not member.connected or launcher is None:
+    if not symptoms.speaks(member) or launcher is None:
         return False
     return launcher.strategy == "cold" or len(launcher.parked) >= nproc
 
@@ -36,7 +36,7 @@ def able(view: View, policy: Policy) -> tuple[str, ...]:
 
 
 def _is_usable(view: View, member: MemberView, policy: Policy) -> bool:
-    if not member.connected or symptoms.is_lost(view, member, policy):
+    if not symptoms.speaks(member) or symptoms.is_lost(view, member, policy):
         return False
     return member.report is not None and member.report.launcher is not None
 

@@ -81,7 +81,7 @@ def build(
         "ranks": _ranks(view),
         "incidents": memory.incidents,
         "last_incident": last,
-        "open_incident": incidents.record(opened, memory, None) if opened else None,
+        "open_incident": incidents.record(opened, None) if opened else None,
         "secured_step": min(steps) if steps else None,
         "snapshot_step": max((each.snapshot_step for each in progress), default=None),
         "checkpoint": _checkpoint(view, checkpoint),

@@ -45,7 +45,7 @@ def valid(generation: int, step: int, lineage: tuple[Lineage, ...]) -> bool:
 
 
 def _newest_slot(view: View, at_most: int | None, given_up: frozenset[str]) -> Resume | None:
-    reports = [m.report for m in view.members if m.report is not None and m.connected and m.exists]
+    reports = [m.report for m in view.members if m.report is not None and symptoms.speaks(m)]
     bad = {(s.generation, s.step, r.member) for r in reports for s in r.unusable}
     found: dict[tuple[int, int], list[MemberReport]] = {}
     for report in reports:

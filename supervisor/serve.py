@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from holdfast import logs, osproc, wire
+from holdfast import logs, osproc, tasks, wire
 from supervisor.api import application
 from supervisor.backend import KeeperBackend
 from supervisor.connections import Connections
@@ -29,6 +28,7 @@ from supervisor.view import Policy
 log = logging.getLogger("supervisor")
 
 STATUS_S = 0.5
+SHUTDOWN_S = 1.0  # for members that are connected: they come back to the next one
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,10 @@ async def serve(settings: Settings, api: socket.socket, keeper: socket.socket) -
     wake.append(job)
     metrics = Metrics()
     runner = web.AppRunner(
-        application(job, connections, metrics, run.token()), access_log=None, handle_signals=False
+        application(job, connections, metrics, run.token()),
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=SHUTDOWN_S,
     )
     await runner.setup()
     await web.SockSite(runner, api).start()
@@ -80,11 +83,8 @@ async def serve(settings: Settings, api: socket.socket, keeper: socket.socket) -
     done, _ = await asyncio.wait(services, return_when=asyncio.FIRST_COMPLETED)
     if not job.ended.is_set() and stop.is_set():
         log.info("told to go", extra={"phase": job.memory.phase})
-    for task in services - done:
-        task.cancel()
-    await asyncio.wait(services)
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(runner.cleanup(), 1.0)
+    await tasks.end(services - done)
+    await runner.cleanup()
     for task in done:
         task.result()
 

@@ -7,8 +7,10 @@ import logging
 from pathlib import Path
 
 from holdfast import catalogue
+from holdfast.manifest import Invalid
 from holdfast.messages import Durable
-from supervisor.view import Checkpoint
+from supervisor import resume
+from supervisor.view import Checkpoint, Lineage
 
 log = logging.getLogger(__name__)
 
@@ -18,26 +20,39 @@ class Storage:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._passed_over: set[tuple[int, int]] = set()
         self.found: Checkpoint | None = None
 
-    async def look(self) -> None:
-        """Read the newest checkpoint whole, and the ones before while it is damaged."""
+    async def look(self, lineage: tuple[Lineage, ...]) -> None:
+        """Read the newest checkpoint that is not void whole, and the ones before while it is damaged."""
         loop = asyncio.get_running_loop()
         try:
-            newest, notes = await loop.run_in_executor(None, catalogue.newest_whole, self._root)
+            self.found = await loop.run_in_executor(None, self._newest, lineage)
         except OSError as error:
             log.warning("storage cannot be read", extra={"error": str(error)})
-            return
-        for note in notes:
-            log.warning("checkpoint passed over", extra={"note": note})
-        self.found = None if newest is None else _checkpoint(newest, notes)
+
+    def _newest(self, lineage: tuple[Lineage, ...]) -> Checkpoint | None:
+        notes: list[str] = []
+        for path, found in catalogue.look(self._root):
+            if isinstance(found, Invalid):
+                why: str | None = str(found)
+            elif not resume.valid(found.generation, found.step, lineage):
+                continue
+            else:
+                why = catalogue.verify(found)
+                if why is None:
+                    return _checkpoint(found, tuple(notes))
+                self._passed_over.add((found.generation, found.step))
+            notes.append(f"checkpoint {path.name} is not used: {why}")
+            log.warning("checkpoint passed over", extra={"note": notes[-1]})
+        return None
 
     def heard(self, durable: Durable) -> None:
         """A member has written a checkpoint, and checked it while it wrote."""
-        if durable.step < 0 or not durable.path:
+        told = (durable.generation, durable.step)
+        if durable.step < 0 or not durable.path or told in self._passed_over:
             return
-        known = self.found
-        if known is not None and (durable.generation, durable.step) <= (known.generation, known.step):
+        if self.found is not None and told <= (self.found.generation, self.found.step):
             return
         try:
             self.found = _checkpoint(catalogue.load(durable.path), ())
@@ -48,4 +63,4 @@ class Storage:
 def _checkpoint(found: catalogue.Found, notes: tuple[str, ...]) -> Checkpoint:
     skip = found.meta.get("skip")
     steps = tuple(s for s in skip if isinstance(s, int)) if isinstance(skip, list) else ()
-    return Checkpoint(found.step, found.generation, found.world_size, str(found.path), tuple(notes), steps)
+    return Checkpoint(found.step, found.generation, found.world_size, str(found.path), notes, steps)

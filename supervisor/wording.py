@@ -49,6 +49,8 @@ def outcome(incident: Mapping[str, Any]) -> str:
         return end if lost is None else f"{end}, {count(int(lost), 'step')} lost"
     if incident.get("remedy") == "stop":
         return "the run stopped"
+    if incident.get("overtaken_by"):
+        return f"{incident['overtaken_by']} came before it was over"
     return "not recovered yet" if incident.get("open", True) else "the run ended"
 
 

@@ -47,14 +47,17 @@ class Ended:
         return self.output.splitlines()
 
 
-def until(look: Callable[[], T | None], what: str, limit_s: float, pidfd: int = -1) -> T:
+def until(
+    look: Callable[[], T | None], what: str | Callable[[], str], limit_s: float, pidfd: int = -1
+) -> T:
     """Return what `look` returns once that is not None; look sooner when the process of `pidfd` ends."""
     deadline = time.monotonic() + limit_s
     while True:
         found = look()
         if found is not None:
             return found
-        assert time.monotonic() < deadline, f"not within {limit_s:g} s: {what}"
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {limit_s:g} s: {what if isinstance(what, str) else what()}")
         select.select([pidfd] if pidfd >= 0 else [], [], [], LOOK_S)
 
 
@@ -257,7 +260,7 @@ class Run:
 
     def _clean(self) -> None:
         """Nothing of a run that has ended is left: process, memory, socket."""
-        until(lambda: True if not self.left() else None, f"processes are left: {self._named()}", GONE_S)
+        until(lambda: None if self.left() else True, lambda: f"left: {self._named()}", GONE_S)
         runtime = self.runtime or _runtime(self.run_dir)
         if runtime is not None:
             until(lambda: None if runtime.exists() else True, f"{runtime} is left", GONE_S)

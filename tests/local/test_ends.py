@@ -26,7 +26,7 @@ def checkpoints(run: Run) -> list[Json]:
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_one_signal_saves_the_newest_step_and_ends_cleanly(start: Start, signum: int) -> None:
-    run = start("--members 2 --standby 1 --checkpoint-every 0", "steady.py", ENDLESS)
+    run = start("--nproc-per-node 2 --checkpoint-every 0", "steady.py", ENDLESS)
     step = run.steady()["step"]
     run.interrupt(signum)
     ended = run.finish()
@@ -43,7 +43,7 @@ def test_two_signals_end_it_at_once(start: Start) -> None:
 
 
 def test_a_killed_run_leaves_nothing(start: Start) -> None:
-    run = start("--members 2 --standby 1", "steady.py", ENDLESS)
+    run = start("--members 2", "steady.py", ENDLESS)
     run.steady()
     run.interrupt(signal.SIGKILL)
     assert run.finish().code == -signal.SIGKILL
@@ -57,7 +57,7 @@ def test_a_run_that_is_killed_while_it_starts_leaves_nothing(start: Start) -> No
 
 
 def test_an_interrupted_run_goes_on_and_ends_as_if_it_never_was(start: Start, tmp_path: Path) -> None:
-    words = ("steady.py", 600, 64, 5)
+    words = ("steady.py", 300, 64, 5)
     first = start("--nproc-per-node 2", *words, tmp_path / "first", into="a")
     step = first.steady(50)["step"]
     first.interrupt()

@@ -37,7 +37,7 @@ class Options:
 def make_parser() -> Parser:
     description = "Train a small ResNet on scikit-learn's 8x8 digits, or on made images."
     parser = Parser("trainer.vision", description, TINY)
-    parser.set_defaults(batch=32, accumulate=1, lr=0.1)
+    parser.set_defaults(batch=64, lr=0.1)
     add = parser.add_argument
     add("--blocks", metavar="N", type=whole(1), default=3, help="residual blocks in each of three stages")
     add("--width", metavar="N", type=whole(1), default=16, help="channels in the first stage")

@@ -92,10 +92,10 @@ def test_words_for_ranks_become_their_number(asked: object, gpus: int, ranks: in
 
 
 def test_each_local_member_gets_devices_of_its_own_and_a_standby_shares_the_first() -> None:
-    shares = [share({}, 4, block, 2)["CUDA_VISIBLE_DEVICES"] for block in range(3)]
+    shares = [devices.share({}, 4, block, 2)["CUDA_VISIBLE_DEVICES"] for block in range(3)]
     assert shares == ["0,1", "2,3", "0,1"]
 
 
 def test_what_the_user_chose_is_shared_out_and_nothing_without_a_device() -> None:
-    assert share({"CUDA_VISIBLE_DEVICES": "5,7"}, 2, 1, 1) == {"CUDA_VISIBLE_DEVICES": "7"}
-    assert share({}, None, 0, 2) == {}
+    assert devices.share({"CUDA_VISIBLE_DEVICES": "5,7"}, 2, 1, 1) == {"CUDA_VISIBLE_DEVICES": "7"}
+    assert devices.share({}, None, 0, 2) == {}

@@ -1,0 +1,77 @@
+"""Twenty faults of all kinds, and in the end the very same weights: for both bundled trainers."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from holdfast import parts
+from tests.local.running import WAIT_S, Json, Run
+
+pytestmark = [pytest.mark.local, pytest.mark.timeout(300)]
+
+FAULTS = 20
+KINDS = ("kill", "member", "stop", "hang", "spin", "nan", "exit", "sidecar", "supervisor", "launcher")
+STEPS = {"gpt": 2000, "vision": 2000}
+
+
+def train(folder: Path, trainer: str, digest: Path) -> Run:
+    """Start a trainer's tiny preset on two members of one rank, with a standby."""
+    words = ["-m", f"trainer.{trainer}", "--tiny", "--log-every", "500", "--val-every", "400"]
+    words += ["--steps", str(STEPS[trainer]), "--digest", str(digest)]
+    words += ["--fake-data"] if trainer == "vision" else []
+    environment = {"PYTHONPATH": str(parts.folder())}
+    return Run(folder, "--members 2 --standby 1 --checkpoint-every 5", words, **environment)
+
+
+def strike(run: Run, kind: str, rank: int) -> None:
+    """Break something: by a signal where a signal does it, else by a drill."""
+    status = run.running()
+    member = next(m for m in status["members"] if rank in m["ranks"])
+    pids = {
+        "kill": run.pid(rank),
+        "stop": run.pid(rank),
+        "sidecar": member["sidecar_pid"],
+        "supervisor": status["supervisor_pid"],
+        "launcher": member["launcher_pid"],
+    }
+    if kind in pids:
+        os.kill(pids[kind], signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
+    else:
+        run.inject(kind, rank)
+
+
+def read(digest: Path) -> Json:
+    found = json.loads(digest.read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("trainer", ["gpt", "vision"])
+def test_after_twenty_faults_everything_is_bit_identical(trainer: str, tmp_path: Path) -> None:
+    chance = random.Random(20)
+    kinds = [*KINDS, *KINDS]
+    chance.shuffle(kinds)
+    run = train(tmp_path / "broken", trainer, tmp_path / "broken.json")
+    try:
+        run.steady()
+        for number, kind in enumerate(kinds):
+            mark = STEPS[trainer] * number // (FAULTS + 1)
+            run.wait(lambda s, mark=mark: (s["step"] or 0) >= mark, f"step {mark}", WAIT_S)
+            strike(run, kind, chance.randrange(2))
+        ended = run.finish(120)
+    finally:
+        run.kill()
+    assert ended.code == 0, ended.output
+    assert len(run.incidents()) >= FAULTS - 4, "all but the deaths of sidecars and supervisors"
+    whole = train(tmp_path / "whole", trainer, tmp_path / "whole.json")
+    try:
+        assert whole.finish(120).code == 0
+    finally:
+        whole.kill()
+    assert read(tmp_path / "broken.json") == read(tmp_path / "whole.json")

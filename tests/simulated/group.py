@@ -1,0 +1,227 @@
+"""The process group in simulated time: ranks that meet, train in step, and fail on cue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from holdfast.messages import Ending, Flag, Launch, Marks
+from tests.simulated.member import MS, Content, Member, Rank
+
+if TYPE_CHECKING:
+    from tests.world import World
+
+JOIN_MS, RESTORE_MS, VICTIM_MS, EXIT_MS = 10, 5, 4, 15
+LATER_MS = 50  # than the limit for a hang: then somebody looks
+FAULTS = ("raise", "leave", "crash", "kill", "hang", "stop", "lose", "mute", "sidecar", "cut", "supervisor")
+WHERE = '  File "train.py", line 7\nValueError: bad\n'
+
+
+@dataclass
+class Group:
+    """All generations of it."""
+
+    world: World
+    launches: dict[int, Launch] = field(default_factory=dict)
+    seats: dict[tuple[int, int], str] = field(default_factory=dict)  # (generation, rank): member
+    reached: dict[int, int] = field(default_factory=dict)  # generation: most steps that a rank committed
+    finals: dict[int, Content] = field(default_factory=dict)
+
+    def began(self, member: Member, launch: Launch) -> None:
+        """A launcher has a new generation: there is one launch for each, and each seat is taken once."""
+        assert self.launches.setdefault(launch.generation, launch) == launch
+        for rank in member.ranks:
+            assert self.seats.setdefault((launch.generation, rank.number), member.name) == member.name
+
+    def ranks(self, generation: int) -> list[Rank]:
+        here = [rank for m in self.world.members.values() if not m.gone for rank in m.ranks]
+        return sorted([r for r in here if r.generation == generation], key=lambda rank: rank.number)
+
+    def _is_whole(self, ranks: list[Rank]) -> bool:
+        full = len(ranks) == self.world.policy.members * self.world.policy.nproc
+        return full and all(rank.alive for rank in ranks)
+
+    # -- coming together
+
+    def arrive(self, rank: Rank) -> None:
+        if rank.state != "starting":
+            return
+        rank.state, rank.moved_ns = "running", self.world.now_ns
+        ranks = self.ranks(rank.generation)
+        if self._is_whole(ranks) and all(each.state == "running" for each in ranks):
+            self.world.after(JOIN_MS, partial(self._join, rank.generation))
+
+    def _join(self, generation: int) -> None:
+        now_ns = self.world.now_ns
+        for rank in self.ranks(generation):
+            rank.marks = Marks(rank.marks.started_ns, now_ns, now_ns + RESTORE_MS * MS)
+        self.world.after(RESTORE_MS, partial(self._begin, generation))
+
+    def _begin(self, generation: int) -> None:
+        restore = self.launches[generation].restore
+        for rank in self.ranks(generation):
+            self._store(rank, rank.content.step)
+            if rank.local == 0 and rank.alive and (restore is None or restore.source != "slot"):
+                rank.member.snapshot(rank)
+        self._forward(generation)
+
+    # -- a step: all ranks compute it together, or none does
+
+    def _forward(self, generation: int) -> None:
+        ranks = self.ranks(generation)
+        if not self._is_whole(ranks):
+            self._break(generation)
+            return
+        step = ranks[0].content.step
+        if step >= self.world.steps:
+            self._finish(ranks)
+            return
+        if step in self.launches[generation].skip:
+            for rank in ranks:
+                self._advance(
+                    rank, replace(rank.content, step=step + 1, skipped=rank.content.skipped | {step})
+                )
+            self.world.after(1, partial(self._forward, generation))
+            return
+        for rank in ranks:
+            self._cue(rank, step)
+        if not self._is_whole(self.ranks(generation)):
+            self._break(generation)
+        elif not any(rank.away for rank in ranks):
+            self.world.after(self.world.step_ms * 0.6, partial(self._backward, generation, step))
+
+    def _backward(self, generation: int, step: int) -> None:
+        ranks = self.ranks(generation)
+        if not self._is_whole(ranks):
+            self._break(generation)
+            return
+        if any(rank.away or rank.frozen for rank in ranks):
+            return  # somebody does not come, and the others wait
+        bad = {rank.number for rank in ranks if self._take_cue(rank, step, ("nan",))}
+        for rank in ranks:
+            self._store(rank, step + 1)
+            rank.writing = not rank.asked
+        for number, rank in enumerate(ranks):
+            if rank.writing:
+                delay_ms = self.world.step_ms * 0.3 + 2 * number
+                self.world.after(delay_ms, partial(self._commit, rank, step, bad))
+
+    def _store(self, rank: Rank, step: int) -> None:
+        """Store the private state of `step`, and give it to the rank a member further."""
+        if not rank.alive or self.world.keeps_itself:
+            return
+        rank.member.store("own", rank.number, rank.generation, step)
+        world_size, nproc = self.launches[rank.generation].world_size, self.world.policy.nproc
+        shift = nproc % world_size or 1 % world_size
+        home = self.world.members[self.seats[rank.generation, (rank.number + shift) % world_size]]
+        if shift and not home.gone:
+            home.store("kept", rank.number, rank.generation, step)
+
+    def _commit(self, rank: Rank, step: int, bad: set[int]) -> None:
+        if not rank.alive:
+            self._break(rank.generation)
+            return
+        if rank.number in bad:
+            rank.away = "flag"
+            rank.flag = Flag("nan", step, "nan", step * 10, self.world.now_ns)
+            rank.member.changed()
+            return
+        rank.writing = False
+        poisoned = rank.content.poisoned or bool(bad)
+        self._advance(rank, replace(rank.content, step=step + 1, poisoned=poisoned))
+        if rank.asked:
+            rank.member.write_just_in_time(rank)
+        ranks = self.ranks(rank.generation)
+        if all(not each.alive or each.content.step == step + 1 for each in ranks):
+            self.world.after(0, partial(self._forward, rank.generation))
+
+    def _advance(self, rank: Rank, content: Content) -> None:
+        newest = [g for g in self.launches if self._is_whole(self.ranks(g))]
+        assert rank.generation == max(newest, default=rank.generation), "an old generation trains on"
+        rank.content, rank.moved_ns = content, self.world.now_ns
+        self.reached[rank.generation] = max(self.reached.get(rank.generation, 0), content.step)
+        every = self.world.snapshot_every
+        if rank.local == 0 and every and content.step % every == 0:
+            rank.member.snapshot(rank)
+        if not rank.marks.first_step_ns:
+            rank.marks = replace(rank.marks, first_step_ns=self.world.now_ns)
+            rank.member.changed()
+        self.world.store.now_and_then(rank)
+
+    def _finish(self, ranks: list[Rank]) -> None:
+        for rank in ranks:
+            self.finals[rank.number] = rank.content
+            self.end(rank, Ending(self.world.now_ns, 0))
+
+    # -- faults
+
+    def _take_cue(self, rank: Rank, step: int, kinds: tuple[str, ...]) -> str:
+        what, left = self.world.cues.get((rank.number, step), ("", 0))
+        if what not in kinds or left <= 0:
+            return ""
+        self.world.cues[rank.number, step] = (what, left - 1)
+        return what
+
+    def _cue(self, rank: Rank, step: int) -> None:
+        what, world, now_ns = self._take_cue(rank, step, FAULTS), self.world, self.world.now_ns
+        if what == "raise":
+            self.fail(rank, "exception", WHERE, 1)
+        elif what == "leave":
+            self.fail(rank, "system_exit", "sys.exit(3)", 3)
+        elif what in ("kill", "crash"):
+            self.end(rank, Ending(now_ns, None, 9 if what == "kill" else 11))
+        elif what == "lose":
+            world.remove(rank.member.name)
+        elif what == "mute":  # its line does not break, and its keeper does not see it
+            rank.member.lose()
+        elif what == "sidecar":
+            rank.member.restart_sidecar()
+        elif what == "cut":
+            world.network.cut_off(rank.member.name, 1500)
+        elif what == "supervisor":
+            world.kill_supervisor()
+        elif what in ("hang", "stop"):
+            rank.away = what
+            self._stall(rank.generation)
+
+    def _stall(self, generation: int) -> None:
+        for rank in self.ranks(generation):
+            self.world.after(self.world.hang_ms + LATER_MS, rank.member.changed)
+
+    def fail(self, rank: Rank, kind: str, message: str, code: int) -> None:
+        """An exception: the rank leaves its state, says so, and is gone a little later."""
+        if not rank.alive:
+            return
+        if not rank.writing and kind in ("exception", "distributed"):
+            rank.member.write_just_in_time(rank)
+        now_ns = self.world.now_ns
+        rank.ending = Ending(now_ns, code, None, False, kind, now_ns, message)
+        rank.member.changed()
+        self.world.after(EXIT_MS, partial(self._exit, rank))
+        self.notice(rank)
+
+    def end(self, rank: Rank, ending: Ending) -> None:
+        """The process is gone at once."""
+        if rank.state != "exited":
+            rank.ending = ending
+            self._exit(rank)
+            if ending.code != 0:
+                self.notice(rank)
+
+    def _exit(self, rank: Rank) -> None:
+        if rank.state != "exited":
+            rank.state = "exited"
+            rank.member.changed()
+
+    def notice(self, rank: Rank) -> None:
+        """The peers of a dead rank learn of it in their next collective."""
+        self.world.after(VICTIM_MS, partial(self._break, rank.generation))
+
+    def _break(self, generation: int) -> None:
+        if self.world.peers_hang:
+            self._stall(generation)
+            return
+        for rank in self.ranks(generation):
+            if rank.alive and rank.away != "stop" and not rank.writing and rank.state == "running":
+                self.fail(rank, "distributed", "Connection closed by peer", 1)

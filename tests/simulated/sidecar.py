@@ -1,0 +1,142 @@
+"""A sidecar in simulated time: pursues the newest order, tells everything, and forgets all when it dies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from holdfast.messages import (
+    PROTOCOL,
+    Durable,
+    Look,
+    MemberOrder,
+    MemberReport,
+    PrivateHeld,
+    Progress,
+    Slot,
+    Stall,
+)
+from tests.simulated.member import MS, Member, Rank
+
+PREPARE_MS, LOOK_MS, STOP_MS, SAVE_MS = 5, 100, 20, 50
+WAITING = 'Thread 1 (idle): "MainThread"\n    all_reduce (torch/distributed/c10d.py:3)\n'
+STUCK = 'Thread 1 (active): "MainThread"\n    read (train.py:7)\n'
+
+
+@dataclass
+class Sidecar:
+    """One process of it."""
+
+    member: Member
+    order: MemberOrder = field(default_factory=lambda: MemberOrder("idle", 0))
+    sequence: int = 0
+    secured_for: int = 0
+    looked_for: int = 0
+    looks: tuple[Look, ...] = ()
+    listed: tuple[PrivateHeld, ...] = ()
+    prepare_error: str = ""
+    preparing: int = 0
+    durable: Durable = field(default_factory=Durable)
+    saving: int = 0
+
+    def report(self) -> MemberReport:
+        self.sequence += 1
+        member = self.member
+        return MemberReport(
+            protocol=PROTOCOL,
+            member=member.name,
+            node=member.name,
+            sidecar_pid=7,
+            sequence=self.sequence,
+            now_ns=member.world.now_ns,
+            nproc=member.world.policy.nproc,
+            launcher=member.launcher_state(),
+            peer_url=f"http://{member.name}:1",
+            progress=tuple(map(_progress, member.ranks)),
+            stalls=self._stalls() if self.order.do == "run" else (),
+            looks=self.looks,
+            looked_for=self.looked_for,
+            slots=tuple(Slot(generation, content.step, 8) for generation, content in member.slots),
+            privates=self.listed,
+            secured_for=self.secured_for,
+            prepare_error=self.prepare_error,
+            durable=self.durable,
+        )
+
+    def _stalls(self) -> tuple[Stall, ...]:
+        now_ns, limit_ns = self.member.world.now_ns, self.member.world.hang_ms * MS
+        stalled = [r for r in self.member.ranks if r.alive and r.state == "running" and r.away != "flag"]
+        return tuple(
+            Stall(r.number, r.generation, r.content.step, 3, 0, "forward", (now_ns - r.moved_ns) / 1e9, 0.6)
+            for r in stalled
+            if now_ns - r.moved_ns > limit_ns
+        )
+
+    def obey(self, order: MemberOrder) -> None:
+        if order.generation < self.order.generation:
+            return
+        if order.generation > self.order.generation:
+            self.prepare_error = ""
+        self.order = order
+        self.pursue()
+
+    def pursue(self) -> None:
+        order, member, after = self.order, self.member, self.member.world.after
+        if order.do == "run" and member.generation < order.generation:
+            if self.preparing != order.generation and not self.prepare_error:
+                self.preparing = order.generation
+                after(PREPARE_MS, partial(self._run, order))
+        elif order.do == "run" and order.settled:
+            member.refill(order.generation)
+        elif order.do == "secure" and self.secured_for < order.generation:
+            self._secure(order)
+        elif order.do == "look" and self.looked_for < order.generation:
+            after(LOOK_MS, partial(self._look, order.generation))
+        elif order.do == "stop":
+            after(STOP_MS, partial(member.world.remove, member.name))
+        if order.save > max(self.durable.asked, self.saving):
+            self.saving = order.save
+            after(SAVE_MS, partial(self._save, order))
+
+    def _run(self, order: MemberOrder) -> None:
+        assert order.launch is not None
+        self.preparing = 0
+        if self.member.sidecar is not self or self.order.generation != order.generation:
+            return
+        found = self.member.world.store.prepare(self.member, order)
+        if isinstance(found, str):
+            self.prepare_error = found
+            self.member.changed()
+        else:
+            self.member.begin(order.launch, order.ranks, found)
+
+    def _secure(self, order: MemberOrder) -> None:
+        member = self.member
+        if member.generation == order.generation and order.just_in_time:
+            member.secure()
+            if member.secure_asked < order.generation:
+                return
+        self.listed = tuple(member.privates.values())
+        self.secured_for = order.generation
+        member.world.network.tell(member)
+
+    def _look(self, generation: int) -> None:
+        if self.member.sidecar is self and self.looked_for < generation:
+            mine = [rank for rank in self.member.ranks if rank.generation == generation]
+            self.looks = tuple(
+                Look(r.number, r.content.step, 3, 0, "S", 0.0, STUCK if r.away else WAITING) for r in mine
+            )
+            self.looked_for = generation
+            self.member.changed()
+
+    def _save(self, order: MemberOrder) -> None:
+        if self.member.sidecar is self:
+            found = self.member.world.store.save(self.member, order.save_generation, order.save_step)
+            self.durable = replace(found, asked=order.save)
+            self.member.changed()
+
+
+def _progress(rank: Rank) -> Progress:
+    snapshot = max((content.step for _, content in rank.member.slots), default=-1)
+    step = rank.content.step
+    return Progress(rank.number, step, "forward", "", "0.5", "nan", 1, 1, 1.0, 0.05, 0.06, snapshot)

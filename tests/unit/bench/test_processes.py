@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from bench.processes import Process, below, look, parts, read_stat
+
+
+def process(pid: int, parent: int, *argv: str) -> Process:
+    return Process(pid, parent, "S", argv, 0.0, 0, 0)
+
+
+TREE = {
+    each.pid: each
+    for each in (
+        process(1, 0, "init"),
+        process(10, 1, "python", "parts.py", "supervisor", "run"),
+        process(11, 10, "python", "parts.py", "supervisor", "serve", "dir"),
+        process(12, 10, "python", "parts.py", "sidecar"),
+        process(13, 10, "python", "-c", "from holdfast.launch import main"),
+        process(14, 13, "python", "-c", "boot"),
+        process(15, 13, "python", "-c", "boot"),
+        process(16, 14, "worker"),
+        process(17, 12, "py-spy"),
+        process(20, 1, "bash"),
+    )
+}
+
+
+def test_descendants_come_after_their_parents() -> None:
+    found = [each.pid for each in below(10, TREE)]
+    assert set(found) == {11, 12, 13, 14, 15, 16, 17}
+    assert found.index(13) < found.index(14) < found.index(16)
+
+
+def test_each_part_of_a_run_is_known_by_parent_and_command_line() -> None:
+    assert parts(10, TREE, [14]) == {
+        10: "keeper",
+        11: "supervisor",
+        12: "sidecar",
+        13: "launcher",
+        14: "rank",
+        15: "warm",
+        16: "other",
+        17: "other",
+    }
+
+
+def test_a_name_with_spaces_and_brackets_does_not_shift_the_fields() -> None:
+    tail = "S 7 " + " ".join(str(at) for at in range(5, 53))
+    state, parent, cpu_s, rss_bytes = read_stat(f"42 (a) b (c)) {tail}")
+    assert (state, parent) == ("S", 7)
+    assert cpu_s == pytest.approx((14 + 15) / os.sysconf("SC_CLK_TCK"))
+    assert rss_bytes == 24 * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_process_that_is_gone_is_none() -> None:
+    mine = look(os.getpid())
+    assert mine is not None
+    assert mine.parent == os.getppid()
+    assert mine.descriptors > 2
+    assert look(2**22 + 1) is None

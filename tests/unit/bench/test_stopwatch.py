@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.stopwatch import Stopwatch
+
+
+class Work:
+    def outer(self) -> str:
+        return self.inner() + self.inner()
+
+    def inner(self) -> str:
+        return "x"
+
+    def fails(self) -> None:
+        raise ValueError("no")
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Stopwatch:
+    for name in ("outer", "inner", "fails"):
+        monkeypatch.setattr(Work, name, Work.__dict__[name])  # put back after the test
+    watch = Stopwatch()
+    for name in ("outer", "inner", "fails"):
+        watch.wrap(Work, name, name)
+    return watch
+
+
+def test_a_call_within_a_call_counts_once_in_the_whole(watch: Stopwatch) -> None:
+    assert Work().outer() == "xx"
+    assert watch.spent["inner"].calls == 2
+    assert watch.spent["outer"].calls == watch.outer.calls == 1
+    assert watch.spent["inner"].wall_s <= watch.spent["outer"].wall_s == watch.outer.wall_s
+
+
+def test_a_call_that_raises_is_counted_and_raises(watch: Stopwatch) -> None:
+    with pytest.raises(ValueError, match="no"):
+        Work().fails()
+    Work().inner()
+    assert watch.spent["fails"].calls == 1
+    assert watch.outer.calls == 2
+
+
+def test_a_reset_forgets_the_numbers_but_not_the_names(watch: Stopwatch, tmp_path: Path) -> None:
+    Work().outer()
+    watch.reset()
+    Work().inner()
+    watch.write(tmp_path / "spent.json", 1)
+    found = json.loads((tmp_path / "spent.json").read_text())
+    assert found["steps"] == found["outer"]["calls"] == found["spent"]["inner"]["calls"] == 1
+    assert found["spent"]["outer"]["calls"] == 0
+    assert [each.name for each in tmp_path.iterdir()] == ["spent.json"]

@@ -1,0 +1,153 @@
+"""The documentation says what the code does: commands, options, fields, metrics, links."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast import __version__
+from supervisor import incident, options, records, surveying
+from supervisor.accounts import Accounts
+from supervisor.commands import DRILLS, RunOptions
+from supervisor.ledger import Bucket
+from supervisor.metrics import Metrics
+from supervisor.optiontable import COMMANDS
+from supervisor.view import PHASES, Memory, Open, View
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")))
+GUIDE = (ROOT / "docs" / "user-guide.md").read_text()
+ELSEWHERE = ("launch",)  # `holdfast launch` has a parser of its own
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_SPAN = re.compile(r"`(holdfast [a-z][^`\n]*)`")
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Yield every holdfast command line in a shell block, and every whole one within a sentence."""
+    for path in DOCUMENTS:
+        text = path.read_text()
+        for language, block in _FENCE.findall(text):
+            if language == "sh":
+                lines = [line.strip() for line in block.replace("\\\n", " ").splitlines()]
+                yield from ((path.name, line) for line in lines if line.startswith("holdfast "))
+        for line in _SPAN.findall(_FENCE.sub("", text)):
+            if line != "holdfast run" and "=" not in line:
+                yield path.name, line
+
+
+def words_of(line: str) -> list[str]:
+    """Return the words of a command line up to a pipe, without the program's name."""
+    return shlex.split(line.partition(" | ")[0], comments=True)[1:]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with the scripts that the examples name, and a `python` on the path."""
+    (tmp_path / "pkg").mkdir()
+    for name in ("train.py", "pkg/__init__.py", "pkg/train.py"):
+        (tmp_path / name).touch()
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    (binaries / "python").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{binaries}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("document", "line"), sorted(set(commands())))
+def test_a_command_that_is_shown_can_be_given(document: str, line: str, project: Path) -> None:
+    words = words_of(line)
+    if words[0] in ELSEWHERE:
+        return
+    asked = options.parse(words, environment={}, directory=project)
+    assert not isinstance(asked, RunOptions) or not asked.notes, "an example with an option without effect"
+
+
+def test_commands_are_found_at_all() -> None:
+    found = [line for _, line in commands()]
+    assert {words_of(line)[0] for line in found} >= {*COMMANDS, *ELSEWHERE}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_link_leads_somewhere(path: Path) -> None:
+    for target in _LINK.findall(_FENCE.sub("", path.read_text())):
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, fragment = target.partition("#")
+        linked = (path.parent / name).resolve() if name else path
+        assert linked.exists(), f"{target} is not there"
+        assert linked.is_relative_to(ROOT), f"{target} is outside of the repository"
+        if fragment:
+            assert fragment in anchors(linked), f"{target}: {linked.name} has no such heading"
+
+
+def anchors(path: Path) -> set[str]:
+    """Return the anchors of the headings as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", _FENCE.sub("", path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_guide_has_every_option(name: str) -> None:
+    for option in COMMANDS[name].options:
+        for spelled in option.names:
+            assert re.search(rf"`{spelled}[ `]", GUIDE), f"{name} {spelled} is not in the user guide"
+
+
+def test_the_guide_has_every_drill() -> None:
+    for drill in DRILLS:
+        assert f"| `{drill}` |" in GUIDE
+
+
+def test_the_guide_has_every_field_of_the_status() -> None:
+    view = View(time.monotonic_ns(), time.time(), Memory(2, 1))
+    status = records.build(view, Accounts(view.now_ns, None), None, "run", None)
+    for field in status:
+        assert f"`{field}`" in GUIDE, f"{field} of status.json"
+    for phase in PHASES:
+        assert phase in GUIDE
+
+
+def test_the_guide_has_every_field_of_an_incident() -> None:
+    opened = Open(1, 1, 0, 0, 0.0)
+    for field in incident.superseded(opened, opened):
+        assert f"`{field}`" in GUIDE, f"{field} of an incident"
+
+
+def test_the_guide_has_every_field_of_a_checkpoint() -> None:
+    for field in surveying.Surveyed("name", "path", "", False).as_json():
+        assert f"`{field}`" in GUIDE, f"{field} of checkpoints --json"
+
+
+def test_the_guide_has_every_metric_and_bucket() -> None:
+    for metric in Metrics().registry.collect():
+        name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+        assert re.search(rf"`{name}[`{{]", GUIDE), f"metric {name}"
+    for bucket in Bucket:
+        assert bucket.value in GUIDE
+
+
+def test_every_decision_is_listed() -> None:
+    folder = ROOT / "docs" / "adr"
+    listed = (folder / "README.md").read_text()
+    for path in folder.glob("[0-9]*.md"):
+        title = path.read_text().partition("\n")[0].removeprefix("# ")
+        number, _, words = title.partition(": ")
+        assert path.name.startswith(number)
+        assert f"[{number}]({path.name}) | {words} |" in listed
+
+
+def test_the_wheel_that_is_named_is_this_version() -> None:
+    assert f"holdfast-{__version__}-py3-none-any.whl" in (ROOT / "README.md").read_text()
+
+
+def test_no_document_names_a_path_of_somebody_s_machine() -> None:
+    for path in DOCUMENTS:
+        assert not re.search(r"/(work|root|home)/", path.read_text()), path.name
