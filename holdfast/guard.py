@@ -3,8 +3,8 @@
 A false alarm costs a rollback and, since the same batch gives the same loss again, perhaps the
 run. So a jump has to be far outside in each of four ways: many times the usual spread (median and
 MAD, which an outlier does not move), many times 2% of the loss itself, well above the highest loss
-of the window (batch losses have heavy tails), and large in itself (the loss of a model that has
-converged is tiny, and one hard sample is a hundred times it).
+of the window (batch losses have heavy tails), and large in itself: as much as an untrained model's
+loss (that of a model that has converged is tiny, and one hard sample is a hundred times it).
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class LossGuard:
         self._factor, self._factor_grad, self._min_rise = factor, factor_grad, min_rise
         self._losses = _Window(window)
         self._norms = _Window(window)
+        self._first: list[float] = []  # the losses of a model that has learned nothing
 
     def check(self, loss: float, grad_norm: float | None) -> str:
         """Return "ok", "nan", "inf" or "jump"; learn the values if ok."""
@@ -51,31 +52,40 @@ class LossGuard:
             return NAN if math.isnan(loss) else INF
         if grad_norm is not None and not math.isfinite(grad_norm):
             return NAN if math.isnan(grad_norm) else INF
-        if self._jumped(self._losses, loss, self._factor):
+        untrained = abs(_middle(sorted(self._first))) if self._first else 0.0
+        if self._jumped(self._losses, loss, self._factor, max(self._min_rise, untrained)):
             return JUMP
         if judged and grad_norm is not None:
-            if self._jumped(self._norms, grad_norm, self._factor_grad):
+            if self._jumped(self._norms, grad_norm, self._factor_grad, self._min_rise):
                 return JUMP
             self._norms.learn(grad_norm)
         self._losses.learn(loss)
+        if len(self._first) < self._min_count:
+            self._first.append(loss)
         return OK
 
     def state(self) -> dict[str, list[float]]:
         """Return what was learned, for JSON. Floats survive the round trip exactly."""
-        return {"losses": list(self._losses.recent), "grad_norms": list(self._norms.recent)}
+        return {
+            "losses": list(self._losses.recent),
+            "grad_norms": list(self._norms.recent),
+            "first": list(self._first),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what `state` gave. Raises `ValueError` and changes nothing if it did not."""
         losses, norms = _numbers(state, "losses"), _numbers(state, "grad_norms")
+        first = _numbers(state, "first")
         self._losses.replace(losses)
         self._norms.replace(norms)
+        self._first = first
 
-    def _jumped(self, seen: _Window, value: float, factor: float) -> bool:
+    def _jumped(self, seen: _Window, value: float, factor: float, least: float) -> bool:
         if len(seen.ordered) < self._min_count:
             return False
         median = seen.median()
         rise = value - median
-        if rise <= max(self._min_rise, factor * RELATIVE_SPREAD * abs(median)):
+        if rise <= max(least, factor * RELATIVE_SPREAD * abs(median)):
             return False  # nearly always: the spread is needed only by what is suspect
         highest = seen.ordered[-1] - median
         return rise > ABOVE_HIGHEST * highest and rise > factor * MAD_TO_SIGMA * seen.mad(median)

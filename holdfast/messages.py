@@ -237,6 +237,7 @@ class MemberReport:
     secured_for: int = 0  # generation up to which this member's state is secured and listed here
     unusable: tuple[Slot, ...] = ()  # failed their checksum when they were to be restored
     prepare_error: str = ""
+    prepare_generation: int = 0  # whose start `prepare_error` kept from happening
     durable: Durable = field(default_factory=Durable)
     notes: tuple[str, ...] = ()
 

@@ -70,6 +70,7 @@ class Member:
         self.secured_for = 0
         self.unusable: tuple[Slot, ...] = ()
         self.prepare_error = ""
+        self.prepare_generation = 0
         self._launch: tuple[Launch, tuple[RankStart, ...]] | None = None
         self._privates: tuple[PrivateHeld, ...] = ()
         self._sequence = 0
@@ -102,6 +103,7 @@ class Member:
             secured_for=self.secured_for,
             unusable=self.unusable,
             prepare_error=self.prepare_error,
+            prepare_generation=self.prepare_generation,
             durable=self.saver.durable,
         )
 
@@ -169,13 +171,11 @@ class Member:
             return
         try:
             launch, ranks = await self.preparer.prepare(order)
-        except Unprepared as error:
-            self.prepare_error = str(error)
-            if error.slot is not None:
+        except (Unprepared, OSError) as error:  # or the memory volume is full
+            if isinstance(error, Unprepared) and error.slot is not None:
                 self.unusable = (*self.unusable, error.slot)
-            return
-        except OSError as error:  # the memory volume is full
-            self.prepare_error = f"cannot prepare the state: {error}"
+            if self.order.generation == order.generation:
+                self.prepare_error, self.prepare_generation = str(error), order.generation
             return
         if self.order.generation == order.generation and self.order.do == "run":
             self.stalls = ()

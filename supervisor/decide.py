@@ -77,13 +77,13 @@ def _running(view: View, policy: Policy) -> Action:
     ended = remedy.before_joining(view)
     if ended is not None:
         return ended
+    first_ns = None if memory.settled else _first_step(view)
+    if first_ns is not None:
+        return Settle(first_ns, f"generation {memory.generation} has done its first step")
     if _is_finished(view):
         return End(0, "all ranks have finished")
     if memory.stop:
         return Secure((), True, "stop asked: securing the state first")
-    first_ns = None if memory.settled else _first_step(view)
-    if first_ns is not None:
-        return Settle(first_ns, f"generation {memory.generation} has done its first step")
     until_ns = view.now_ns + int(placing.next_silence_s(view, policy, IDLE_S) * _S)
     busy_ns = memory.since_ns + int(BUSY_S * _S)
     if not memory.settled and view.now_ns < busy_ns:

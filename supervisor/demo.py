@@ -70,7 +70,7 @@ def run(command: commands.Demo) -> int:
     if missing is not None:
         say(missing)
         return 2
-    folder = command.run_dir or Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
+    folder = (command.run_dir or Path(tempfile.mkdtemp(prefix="holdfast-demo-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:
@@ -138,7 +138,8 @@ def _start(folder: Path, name: str, style: Style, show: Show, options: tuple[str
     words += ["--checkpoint-every", "5s", "--plain", "--", sys.executable, *show.train]
     words += ["--steps", str(show.steps), "--digest", str(folder / f"{name}.json")]
     with log.open("wb") as out:
-        process = subprocess.Popen(words, env=environment, stdout=out, stderr=out)
+        # In its own folder: where the demo is started there may be somebody else's `trainer`.
+        process = subprocess.Popen(words, cwd=folder, env=environment, stdout=out, stderr=out)
     return _Run(process, RunDir(path), log, style, show.steps)
 
 

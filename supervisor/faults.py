@@ -97,7 +97,7 @@ def _of_report(view: View, block: int, name: str, report: MemberReport) -> list[
                 faults += _of_rank(name, report, rank)
         if launcher.generation < memory.generation and memory.settled:
             faults.append(_forgotten(view, block, name))
-        elif launcher.generation < memory.generation and report.prepare_error:
+        elif report.prepare_error and report.prepare_generation == memory.generation:
             faults.append(_unprepared(view, name, report))
     faults += [_stalled(view, name, each) for each in report.stalls if each.generation == memory.generation]
     return faults

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -119,3 +120,25 @@ def test_this_environment_s_editable_install_exposes_holdfast_alone(tmp_path: Pa
         "print([name for name in names if u.find_spec(name)])"
     )
     assert run(sys.executable, "-c", found, cwd=tmp_path) == "['holdfast']\n"
+
+
+@pytest.fixture(scope="module")
+def with_torch(bin_folder: Path) -> Path:
+    """Lend the user's environment the torch of this one, as an image that has it would."""
+    purelib = Path(run(bin_folder / "python", "-c", "import sysconfig as s; print(s.get_path('purelib'))").strip())
+    for name in ("torch", "numpy"):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.origin is not None
+        lent = Path(spec.origin).parents[1]
+        (purelib / "lent.pth").write_text(f"import sys; sys.path.append({str(lent)!r})\n")
+    return bin_folder
+
+
+@pytest.mark.timeout(240)
+def test_the_installed_wheel_runs_the_demo(with_torch: Path, project: Path) -> None:
+    """From a folder full of modules named like our parts, three faults and the proof."""
+    said = run(with_torch / "holdfast", "demo", "--quick", cwd=project)
+    assert "Bit for bit what the undisturbed run ended with" in said
+    assert said.count("back in") == 3
+    assert run(with_torch / "supervisord", "--version").strip()

@@ -60,6 +60,7 @@ class Sidecar:
             privates=self.listed,
             secured_for=self.secured_for,
             prepare_error=self.prepare_error,
+            prepare_generation=self.order.generation,
             durable=self.durable,
         )
 

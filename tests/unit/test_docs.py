@@ -70,6 +70,14 @@ def test_a_command_that_is_shown_can_be_given(document: str, line: str, project:
     assert not isinstance(asked, RunOptions) or not asked.notes, "an example with an option without effect"
 
 
+def test_a_make_target_that_is_shown_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for path in DOCUMENTS:
+        text = path.read_text()
+        shown = set(re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE))
+        assert shown <= targets, f"{path.name}: {shown - targets}"
+
+
 def test_commands_are_found_at_all() -> None:
     found = [line for _, line in commands()]
     assert {words_of(line)[0] for line in found} >= {*COMMANDS, *ELSEWHERE}

@@ -1,0 +1,478 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from supervisor.closing import EXIT_INTERRUPTED
+from supervisor.decide import decide
+from supervisor.view import (
+    Checkpoint,
+    Done,
+    End,
+    Look,
+    Memory,
+    Policy,
+    Replace,
+    Save,
+    Secure,
+    Settle,
+    Start,
+    View,
+    Wait,
+)
+from tests.simulated.member import Content
+from tests.world import World
+
+STEPS = 8
+TWO = Policy(members=2, standby=1, checkpoint_every_s=0.2)
+
+Script = Callable[..., World]
+
+
+def cued(rank: int, step: int, what: str, times: int = 1, policy: Policy = TWO, **given: Any) -> World:
+    """Return a world in which `what` happens to a rank when it begins a step."""
+    return World(policy, STEPS, cues={(rank, step): (what, times)}, **given)
+
+
+def actions(world: World, kind: type[Any]) -> list[Any]:
+    return [action for _, action, _ in world.journal if isinstance(action, kind)]
+
+
+def remedies(world: World) -> list[tuple[str, str, int]]:
+    """Return cause, remedy and resume point of each start but the first."""
+    return [(s.cause.kind if s.cause else "", s.remedy, s.resume.step) for s in world.starts[1:]]
+
+
+def is_whole(world: World) -> bool:
+    return world.ended is not None and world.ended.exit_code == 0 and world.final == Content(STEPS)
+
+
+def test_a_run_without_faults_forms_once_and_ends_well() -> None:
+    world = World(TWO, STEPS).run()
+    assert is_whole(world)
+    assert [type(action) for _, action, _ in world.journal] == [Start, Settle, End, Done]
+    assert world.starts[0].resume.source == "none"
+
+
+# -- one fault: what it is called, what is done, what it costs
+
+SINGLE: dict[str, tuple[Script, list[tuple[str, str, int]]]] = {
+    "a rank is killed": (lambda **g: cued(1, 5, "kill", **g), [("crash", "restart", 5)]),
+    "a rank is killed before its first step": (
+        lambda **g: cued(1, 0, "kill", **g),
+        [("crash", "restart", 0)],
+    ),
+    "a rank is killed before its last step": (
+        lambda **g: cued(0, 7, "kill", **g),
+        [("crash", "restart", 7)],
+    ),
+    "a dead rank leaves the others waiting": (
+        lambda **g: cued(0, 5, "kill", peers_hang=True, **g),
+        [("crash", "restart", 5)],
+    ),
+    "one of several ranks of a member is killed": (
+        lambda **g: cued(3, 5, "kill", policy=replace(TWO, nproc=2), **g),
+        [("crash", "restart", 5)],
+    ),
+    "a rank raises": (lambda **g: cued(1, 5, "raise", **g), [("exception", "restart", 5)]),
+    "the only rank raises": (
+        lambda **g: cued(0, 6, "raise", policy=Policy(), snapshot_every=0, **g),
+        [("exception", "restart", 6)],
+    ),
+    "a rank never enters a collective": (lambda **g: cued(1, 5, "hang", **g), [("hang", "restart", 5)]),
+    "a rank is stopped": (lambda **g: cued(0, 5, "stop", **g), [("hang", "restart", 5)]),
+    "a member is lost": (lambda **g: cued(1, 5, "lose", **g), [("member_lost", "swap", 5)]),
+    "the member of rank 0 is lost": (lambda **g: cued(0, 5, "lose", **g), [("member_lost", "swap", 5)]),
+    "a member of three is lost and none stands by": (
+        lambda **g: cued(1, 5, "lose", policy=Policy(members=3), **g),
+        [("member_lost", "swap", 5)],
+    ),
+    "a member falls silent": (lambda **g: cued(1, 5, "mute", **g), [("member_lost", "swap", 5)]),
+    "a bad number": (lambda **g: cued(1, 5, "nan", snapshot_every=1, **g), [("nan", "rollback", 5)]),
+    "a bad number between snapshots": (lambda **g: cued(1, 6, "nan", **g), [("nan", "rollback", 5)]),
+    "a sidecar dies": (lambda **g: cued(1, 5, "sidecar", **g), []),
+    "a member's messages are lost for a while": (lambda **g: cued(0, 5, "cut", **g), []),
+}
+
+
+@pytest.mark.parametrize(("script", "expected"), SINGLE.values(), ids=SINGLE.keys())
+def test_a_single_fault_has_its_name_and_remedy_and_costs_one_step_at_most(
+    script: Script, expected: list[tuple[str, str, int]]
+) -> None:
+    world = script().run()
+    assert is_whole(world)
+    assert remedies(world) == expected
+    assert list(world.closed.values()) == ["settled"] * len(expected)
+    for _, action, after in world.journal:
+        if isinstance(action, Start) and after.incident is not None:
+            lost = world.group.reached.get(after.incident.generation, 0) - action.resume.step
+            assert after.incident.lost == max(0, lost)
+            # but for a bad number, which is known only when others have gone on with it
+            assert lost <= 1 or action.remedy == "rollback"
+
+
+@pytest.mark.parametrize("name", ["a rank is killed", "a rank raises", "a bad number", "a member is lost"])
+def test_messages_that_come_late_or_twice_change_nothing(name: str) -> None:
+    script, expected = SINGLE[name]
+    twice = script()
+    twice.network.twice = True
+    assert remedies(twice.run()) == expected
+    late = script().at(600, lambda w: w.network.delay("m0", 40, 10_000))
+    assert remedies(late.run()) == expected
+
+
+def test_a_lost_member_is_replaced_so_that_a_second_loss_finds_a_standby() -> None:
+    world = World(TWO, STEPS, cues={(1, 2): ("lose", 1), (0, 6): ("lose", 1)}).run()
+    assert is_whole(world)
+    assert [remedy for _, remedy, _ in remedies(world)] == ["swap", "swap"]
+    assert [action.member for action in actions(world, Replace)] == ["m1", "m0"]
+    assert world.starts[-1].placement == ("m3", "m2")
+
+
+def test_members_are_not_made_while_the_group_recovers() -> None:
+    world = cued(1, 2, "lose").run()
+    order = [type(action) for _, action, _ in world.journal]
+    assert order == [Start, Settle, Secure, Start, Settle, Replace, End, Done]
+
+
+def test_a_hang_is_looked_at_before_anything_is_stopped() -> None:
+    world = cued(1, 5, "hang").run()
+    assert [type(action) for _, action, _ in world.journal][2:5] == [Look, Secure, Start]
+    [named] = actions(world, Secure)[0].faults
+    assert (named.kind, named.rank, named.member) == ("hang", 1, "m1")
+
+
+def test_a_cause_that_shows_itself_after_its_victims_is_named() -> None:
+    """The member with the failing rank has the slower line, and its peer's end is told first."""
+    world = cued(1, 5, "kill").at(600, lambda w: w.network.delay("m1", 100, 10_000)).run()
+    assert remedies(world) == [("crash", "restart", 5)]
+    [incident] = {m.incident for _, a, m in world.journal if isinstance(a, Start) and m.incident}
+    assert [fault.kind for fault in incident.faults] == ["victim", "crash"]
+
+
+def test_a_bad_number_bounds_the_state_whatever_the_group_is_stopped_for() -> None:
+    world = cued(1, 6, "nan", snapshot_every=1)
+    world.cues[0, 7] = ("lose", 1)  # goes on with the bad state, and its member is gone
+    world.run()
+    assert is_whole(world)
+    assert remedies(world)[0][2] <= 6
+
+
+# -- a bug is not a fault
+
+
+def test_the_same_exception_at_the_same_step_ends_the_run_at_the_third_time() -> None:
+    world = cued(1, 5, "raise", times=99).run()
+    assert world.ended is not None
+    assert (world.ended.exit_code, len(world.starts)) == (1, 3)
+    assert world.ended.cause is not None
+    assert world.ended.cause.rank == 1
+    assert "ValueError" in world.ended.message
+    assert "3 times the same, at step 5; a bug, not a fault" in world.ended.why
+    assert world.closed == {1: "overtaken", 2: "overtaken", 3: "ended"}
+
+
+def test_the_same_signal_at_the_same_step_ends_the_run_at_the_fifth_time() -> None:
+    world = cued(1, 5, "crash", times=99, policy=replace(TWO, standby=0)).run()
+    assert world.ended is not None
+    assert (world.ended.exit_code, len(world.starts)) == (128 + 11, 5)
+
+
+def test_a_rank_that_hangs_at_the_same_step_for_ever_ends_the_run() -> None:
+    world = cued(1, 5, "hang", times=99).run()
+    assert world.ended is not None
+    assert (world.ended.exit_code, len(world.starts)) == (1, 5)
+
+
+def test_a_script_that_leaves_on_purpose_is_not_started_again() -> None:
+    world = cued(1, 5, "leave").run()
+    assert world.ended is not None
+    assert (world.ended.exit_code, len(world.starts)) == (3, 1)
+
+
+def test_kills_of_a_rank_that_gets_on_in_between_are_never_a_bug() -> None:
+    """A script without state in our care begins anew each time, and is killed at the same step each time."""
+    world = cued(1, 5, "kill", times=12, keeps_itself=True).run()
+    assert world.ended is not None
+    assert (world.ended.exit_code, len(world.starts)) == (0, 13)
+    assert {start.resume.source for start in world.starts} == {"none"}
+
+
+def test_what_a_script_loses_that_keeps_its_own_state_is_not_known() -> None:
+    world = cued(1, 5, "kill", keeps_itself=True).run()
+    [decided] = [m.incident for _, a, m in world.journal if isinstance(a, Start) and m.incident]
+    assert decided.lost is None
+
+
+def test_restarts_beyond_the_budget_end_the_run() -> None:
+    policy = replace(TWO, max_restarts=2)
+    cues = {(1, step): ("kill", 1) for step in range(1, 6)}
+    world = World(policy, STEPS, cues=cues).run()
+    assert world.ended is not None
+    assert (world.ended.exit_code, len(world.starts)) == (137, 3)
+    assert "2 restarts in 1 h are the limit (--max-restarts)" in world.ended.why
+
+
+def test_a_bad_number_that_comes_again_is_named_with_its_batch_and_ends_the_run() -> None:
+    world = cued(1, 5, "nan", times=99).run()
+    assert world.ended is not None
+    assert (world.ended.exit_code, len(world.starts)) == (1, 2)
+    assert "step 5 of rank 1 (batch position 50) gives a bad number again" in world.ended.why
+    assert "--skip-bad-batches" in world.ended.why
+
+
+def test_a_bad_batch_is_passed_over_if_the_user_allowed_it() -> None:
+    world = cued(1, 5, "nan", times=99, policy=replace(TWO, skip_bad_batches=True)).run()
+    assert world.final == Content(STEPS, frozenset({5}))
+    assert [start.skip for start in world.starts] == [(), (), (5,)]
+    assert "step 5 will be skipped" in world.starts[2].evidence[0]
+
+
+# -- members that are not there
+
+
+def test_without_enough_members_nothing_starts_and_the_run_ends_at_its_limit() -> None:
+    world = World(replace(TWO, form_s=3.0), STEPS, boot_ms=60_000).run()
+    assert world.ended is not None
+    assert (world.ended.exit_code, world.starts) == (1, [])
+    assert world.ended.why == "only 0 of 2 members became ready"
+
+
+def test_a_member_that_takes_long_to_come_is_not_taken_for_lost() -> None:
+    world = World(TWO, STEPS, sidecar_ms=30_000, boot_ms=31_000).run()
+    assert is_whole(world)
+    assert actions(world, Replace) == []
+
+
+def test_a_member_that_is_away_for_a_moment_is_waited_for_when_no_other_can_have_its_ranks() -> None:
+    """Its rank is killed while its sidecar is being started again."""
+    policy = Policy(checkpoint_every_s=0)
+    world = World(policy, STEPS, snapshot_every=1, cues={(0, 5): ("sidecar", 1), (0, 6): ("kill", 1)})
+    world.sidecar_ms = 3000
+    world.run()
+    assert is_whole(world)
+    assert remedies(world) == [("crash", "restart", 6)]
+    assert actions(world, Replace) == []
+
+
+def test_seconds_are_waited_for_what_a_missing_member_may_hold_rather_than_steps_lost() -> None:
+    """The only member with state is away, and there is a standby without any."""
+    policy = Policy(standby=1, checkpoint_every_s=0)
+    world = World(policy, STEPS, snapshot_every=1, cues={(0, 6): ("kill", 1)})
+    world.at(500 + 400, lambda w: w.network.cut_off(w.memory.placement[0], 2500))
+    world.run()
+    assert is_whole(world)
+    assert all(step >= 5 for _, _, step in remedies(world))
+
+
+def test_a_member_that_says_nothing_any_more_is_swapped_out_and_ended() -> None:
+    world = World(TWO, STEPS, step_ms=2000, hang_ms=60_000)
+    world.at(3000, lambda w: w.network.cut_off("m1", 60_000)).run()
+    assert is_whole(world)
+    assert [kind for kind, _, _ in remedies(world)] == ["member_lost"]
+    assert world.members["m1"].gone
+
+
+# -- states that cannot be had
+
+
+def away(world: World) -> None:
+    world.store.away = True
+
+
+ALONE = Policy(checkpoint_every_s=0.08)
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before() -> None:
+    world = cued(0, 7, "lose", policy=ALONE, snapshot_every=1)
+    world.store.damaged.add("step-5-1")
+    world.run()
+    assert is_whole(world)
+    assert [start.resume.path for start in world.starts] == ["", "step-5-1", "step-3-1"]
+
+
+def test_storage_that_comes_back_is_tried_again() -> None:
+    world = cued(0, 7, "lose", policy=ALONE, snapshot_every=1).at(780, away)
+    world.at(3500, lambda w: setattr(w.store, "away", False)).run()
+    assert is_whole(world)
+    assert {start.resume.step for start in world.starts[1:]} == {5}
+
+
+def test_a_state_that_can_never_be_had_ends_the_run_rather_than_begin_it_anew() -> None:
+    world = cued(0, 7, "lose", policy=ALONE, snapshot_every=1).at(780, away).run()
+    assert world.ended is not None
+    assert world.ended.exit_code == 1
+    assert "cannot prepare the state: checkpoint step-5-1" in world.ended.why
+    assert "no other state is left to go on from" in world.ended.why
+    assert world.closed[world.memory.incidents] == "ended"
+
+
+def test_a_checkpoint_of_another_world_size_ends_the_run_with_both_sizes() -> None:
+    world = World(TWO, STEPS)
+    world.store.found = [Checkpoint(4, 0, 8, "step-4-0")]
+    world.run()
+    assert world.ended is not None
+    assert (world.ended.exit_code, world.starts) == (2, [])
+    assert world.ended.why == "checkpoint step-4-0 is of world size 8, this run's is 2"
+
+
+# -- stops
+
+
+def test_a_graceful_stop_leaves_a_checkpoint_of_the_last_step() -> None:
+    world = World(TWO, STEPS, snapshot_every=0).at(700, ask("graceful")).run()
+    assert world.ended is not None
+    assert world.ended.exit_code == EXIT_INTERRUPTED
+    assert len(actions(world, Save)) == 1
+    newest = world.store.newest()
+    assert newest is not None
+    assert newest.step == world.group.reached[1]
+    assert world.ended.why == f"stopped, as asked, with a checkpoint of step {newest.step}"
+
+
+@pytest.mark.parametrize("when_ms", [100, 510, 700])
+def test_a_stop_at_once_waits_for_nothing(when_ms: int) -> None:
+    world = World(TWO, STEPS).at(when_ms, ask("now")).at(when_ms + 1, World.look).run()
+    assert world.ended is not None
+    assert world.ended.exit_code == EXIT_INTERRUPTED
+    assert actions(world, Save) == []
+
+
+def test_a_second_request_cuts_a_stop_short_that_waits_for_its_checkpoint() -> None:
+    world = World(TWO, STEPS).at(700, ask("graceful"))
+    world.at(730, ask("now")).run()
+    assert world.ended is not None
+    assert world.ended.why == "stopped at once, as asked"
+    assert [type(a) for _, a, _ in world.journal][-3:] == [Save, End, Done]
+
+
+def test_a_stop_while_the_group_recovers_saves_what_was_secured() -> None:
+    world = cued(1, 5, "hang", snapshot_every=0).at(1450, ask("graceful")).run()
+    assert world.ended is not None
+    assert world.ended.exit_code == EXIT_INTERRUPTED
+    newest = world.store.newest()
+    assert newest is not None
+    assert newest.step == 5
+
+
+def test_a_stop_never_saves_a_bad_state() -> None:
+    """The other member has gone on with it, and has a snapshot of it."""
+    world = cued(1, 5, "nan", snapshot_every=1).at(700, ask("graceful")).run()
+    assert world.ended is not None
+    newest = world.store.newest()
+    assert newest is not None
+    assert newest.step <= 5
+
+
+def test_a_stop_without_anything_to_save_says_so() -> None:
+    world = World(TWO, STEPS, keeps_itself=True).at(700, ask("graceful")).run()
+    assert world.ended is not None
+    assert world.ended.why == "stopped, as asked; no member holds a state to save"
+
+
+def test_ranks_that_finish_while_they_are_asked_to_stop_have_finished() -> None:
+    world = World(TWO, STEPS).at(895, ask("graceful")).run()
+    assert world.ended is not None
+    assert world.ended.exit_code in (0, EXIT_INTERRUPTED)
+    assert world.memory.phase == "ended"
+
+
+def ask(how: str) -> Callable[[World], None]:
+    def asked(world: World) -> None:
+        world.stop = how
+        world.look()
+
+    return asked
+
+
+# -- the supervisor dies
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a rank is killed", "a rank is stopped", "a member of three is lost and none stands by", "a bad number"],
+)
+def test_a_recovery_that_is_cut_off_at_any_point_is_finished_once_and_the_same(name: str) -> None:
+    """Kill the supervisor after each decision, each order sent and each report heard, one at a time."""
+    script, expected = SINGLE[name]
+    whole = script().run()
+    for point in range(1, whole.points + 1):
+        world = script(kills=frozenset({point})).run()
+        assert is_whole(world), point
+        assert remedies(world) == expected, point
+        assert list(world.closed.values()) == ["settled"], point
+
+
+def test_a_supervisor_that_dies_again_and_again_still_ends_the_recovery() -> None:
+    script, expected = SINGLE["a member is lost"]
+    world = script(kills=frozenset(range(3, 300, 9))).run()
+    assert is_whole(world)
+    assert remedies(world) == expected
+
+
+def test_a_run_that_ended_while_its_supervisor_died_stays_ended() -> None:
+    whole = World(TWO, STEPS).run()
+    assert whole.ended == World(TWO, STEPS, kills=frozenset({whole.points})).run().ended
+
+
+# -- anything
+
+
+KINDS = ["raise", "kill", "crash", "hang", "stop", "lose", "mute", "sidecar", "cut", "supervisor", "nan"]
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    """Return any group with any few faults at any steps, and a supervisor that dies at any moments."""
+    members, nproc = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    policy = Policy(
+        members=members,
+        nproc=nproc,
+        standby=draw(st.integers(0, 2)),
+        checkpoint_every_s=draw(st.sampled_from([0.0, 0.12])),
+        max_restarts=1000,
+    )
+    where = st.tuples(st.integers(0, members * nproc - 1), st.integers(0, STEPS - 1))
+    cues = draw(st.dictionaries(where, st.sampled_from(KINDS), max_size=4))
+    return World(
+        policy,
+        STEPS,
+        snapshot_every=draw(st.sampled_from([0, 1, 3])),
+        peers_hang=draw(st.booleans()),
+        cues={place: (what, 1) for place, what in cues.items()},
+        kills=frozenset(draw(st.sets(st.integers(1, 200), max_size=3))),
+    )
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(worlds())
+def test_whatever_fails_the_run_ends_with_the_undisturbed_state(world: World) -> None:
+    """What must hold at every step on the way is asserted by the world itself."""
+    world.run(300.0)
+    assert is_whole(world)
+    assert set(world.closed) == set(range(1, world.memory.incidents + 1))
+
+
+# -- small print
+
+
+def test_deciding_again_in_the_same_view_gives_the_same() -> None:
+    for view, action, _ in SINGLE["a rank is stopped"][0]().run().journal:
+        assert decide(view, TWO) == action
+
+
+def test_an_ended_job_only_waits() -> None:
+    view = View(5, 0.0, Memory(1, 1, phase="ended"))
+    assert isinstance(decide(view, Policy()), Wait)
+
+
+def test_members_that_do_not_stop_in_time_are_left_to_their_keeper() -> None:
+    memory = Memory(1, 1, phase="stopping", since_ns=0)
+    member = World(Policy(), STEPS).run().journal[-2][0].members[0]
+    late = View(41_000_000_000, 0.0, memory, (replace(member, exists=True),))
+    assert decide(late, Policy()) == Done("1 members did not stop in time")
