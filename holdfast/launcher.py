@@ -136,6 +136,7 @@ class Launcher:
             warm_failures=self.nest.failures,
             warm_ending=self.nest.last_ending,
             strategy=self.nest.strategy,
+            joins=self.nest.program.joins,
             stopped=self.stopping,
         )
 

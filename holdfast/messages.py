@@ -88,6 +88,7 @@ class LauncherState:
     warm_failures: int = 0  # warm processes that died before they were parked, in a row
     warm_ending: Ending | None = None
     strategy: str = "park"
+    joins: bool = True  # the script calls `holdfast.join`, so what it declares can be told from a hang
     stopped: bool = False
 
 

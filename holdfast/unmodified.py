@@ -47,6 +47,7 @@ class Watch:
         self._marks = Marks(started_ns=self._now())
         self._step = 0
         self._first: Any = None
+        self._drill = ""
         self._joined: Callable[[Do], None] | None = None
         mine.say(Say("started", marks=self._marks))
 
@@ -67,10 +68,16 @@ class Watch:
     def _before(self, optimizer: Any, *_: Any) -> None:
         if self._first is None:
             self._first = id(optimizer)
-        if self._joined is not None:
+        if self._joined is not None or id(optimizer) != self._first:
             return
-        if id(optimizer) == self._first:
-            self._page.phase(Phase.OPTIMIZER)
+        if self._drill == "hang":
+            threading.Event().wait()
+        while self._drill == "spin":
+            pass
+        if self._drill == "nan":
+            self._drill = ""
+            _poison(optimizer)
+        self._page.phase(Phase.OPTIMIZER)
 
     def _after(self, optimizer: Any, *_: Any) -> None:
         if id(optimizer) != self._first or self._joined is not None:
@@ -101,6 +108,15 @@ class Watch:
                 self._mine.say(Say("secured", secured=nothing))
             elif order.what == "drill" and order.drill == "exit":
                 os._exit(17)
+            elif order.what == "drill":
+                self._drill = order.drill
+
+
+def _poison(optimizer: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.grad.fill_(math.nan)
 
 
 def _finite(optimizer: Any) -> bool:

@@ -39,6 +39,7 @@ from sidecar.saver import RETRY_S, Saver
 
 log = logging.getLogger(__name__)
 
+UNMODIFIED_FLOOR_S = 60.0  # a script that declares nothing may evaluate or save at any time
 SEAL_S = 0.25  # a bit that flips in the meantime goes unseen
 
 
@@ -55,6 +56,8 @@ class Member:
             first_step_s=config.first_step_s,
             pause_s=config.pause_s,
         )
+        floor_s = max(policy.floor_s, UNMODIFIED_FLOOR_S)
+        self._policy, self._patient = policy, replace(policy, floor_s=floor_s, few_floor_s=floor_s)
         self.pages = Pages(config.directory, config.nproc, policy)
         self.launcher = LauncherLink(config.directory / "launcher.sock", self._changed)
         self.supervisor = SupervisorLink(
@@ -224,6 +227,7 @@ class Member:
             state = self.launcher.state
             if state is None or self.order.do != "run":
                 continue
+            self.pages.policy = self._policy if state.joins else self._patient
             alive = {r.rank for r in state.ranks if r.state in ("starting", "running")}
             found = self.pages.poll(state.generation, time.monotonic_ns(), lateness_s)
             stalls = tuple(stall for stall in found if stall.rank in alive)

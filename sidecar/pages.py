@@ -33,7 +33,7 @@ class Pages:
     def __init__(self, directory: Path, nproc: int, policy: HangPolicy) -> None:
         self._directory = directory
         self._watched = [Watched() for _ in range(nproc)]
-        self._policy = policy
+        self.policy = policy
 
     def poll(self, generation: int, now_ns: int, own_lateness_s: float) -> list[messages.Stall]:
         """Read every page; return the ranks of `generation` that have stalled.
@@ -51,7 +51,7 @@ class Pages:
                 watched.since_ns, watched.lateness_s = found.phase_since_ns, 0.0
             else:
                 watched.lateness_s += own_lateness_s
-            stall = stalled(found, now_ns, watched.stats, self._policy, watched.lateness_s)
+            stall = stalled(found, now_ns, watched.stats, self.policy, watched.lateness_s)
             if stall is not None:
                 stalls.append(
                     messages.Stall(

@@ -48,6 +48,7 @@ class Job:
         backend: Backend,
         connections: Connections,
         fresh: bool,
+        started_ns: int,
     ) -> None:
         self.policy = policy
         self.records = records
@@ -58,7 +59,7 @@ class Job:
         held = journal.last(run_dir / "journal.jsonl")
         ledger = held[1] if held and not fresh else None
         self.memory = _begin(policy, held[0] if held else None, fresh)
-        self.accounts = Accounts(time.monotonic_ns(), ledger)
+        self.accounts = Accounts(started_ns, ledger)
         self.journal = journal.Journal(run_dir / "journal.jsonl")
         self.wake = asyncio.Event()
         self.ended = asyncio.Event()
@@ -137,7 +138,8 @@ class Job:
         if before.incident and known and not _is_same(before, after) and not isinstance(action, Settle):
             self.records.incident(incident.superseded(before.incident, known))
         if known is not None:
-            self.records.incident(incident.record(known, _marks(view) if isinstance(action, Settle) else None))
+            marks = _marks(view) if isinstance(action, Settle) else None
+            self.records.incident(incident.record(known, marks))
 
     def _give_orders(self) -> None:
         policy = self.policy

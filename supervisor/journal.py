@@ -96,6 +96,16 @@ def last_decision(path: Path) -> Decision | None:
     return None
 
 
+def has_lines_since(path: Path, offset_bytes: int) -> bool:
+    """True when a whole line was written after the first `offset_bytes`."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset_bytes)
+            return any(_parse(line) is not None for line in file)
+    except FileNotFoundError:
+        return False
+
+
 def decisions(path: Path) -> Iterator[Decision]:
     """Yield every decision, for replay."""
     with path.open("rb") as file:

@@ -160,7 +160,7 @@ Ctrl-C saves a checkpoint and ends the run; a second one ends it at once."""
 
 _DRILLS = f"""\
 KIND is one of {", ".join(DRILLS)}:
-  kill        SIGKILL to the rank                 exit        the rank raises an exception
+  kill        SIGKILL to the rank                 exit        the rank leaves with exit code 17
   stop        SIGSTOP to the rank                 member      all processes and memory of its member
   hang        the rank sleeps for ever            sidecar     SIGKILL to its member's sidecar
   spin        the rank loops for ever             supervisor  SIGKILL to the supervisor

@@ -9,7 +9,8 @@ from supervisor.view import Memory, Policy
 def order_for(memory: Memory, member: str, policy: Policy, drill: Drill | None) -> MemberOrder:
     """Return the wish for `member` that holds until the memory changes."""
     if memory.phase in ("stopping", "ended"):
-        grace_s = 0.0 if memory.stop == "now" or memory.exit_code else policy.grace_s
+        in_peace = memory.exit_code in (0, 130) and memory.stop != "now"
+        grace_s = policy.grace_s if in_peace else 0.0
         return MemberOrder("stop", memory.generation, grace_s=grace_s)
     if member not in memory.placement or memory.phase == "forming":
         # `secure` makes standbys list what they hold too: they may have had ranks before

@@ -56,6 +56,7 @@ def build(
     """Return the status as JSON: the contract of `holdfast status --json` and GET /v1/status."""
     memory, ledger = view.memory, accounts.ledger
     progress = [each for m in view.members if m.report is not None for each in m.report.progress]
+    progress.sort(key=lambda each: each.rank)  # members come and go; the loss shown is always rank 0's
     steps = [each.step for each in progress]
     step_s = max((each.step_s for each in progress), default=0.0)
     settled = memory.settled and memory.phase == "running"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import command
+from holdfast.errors import BadInput
 from supervisor import devices, memory_volume
 from supervisor.commands import RunOptions
 from supervisor.keeper import Finished, Keeper, Plan
@@ -31,10 +32,13 @@ def run(options: RunOptions) -> int:
         print(wrong, file=sys.stderr)
         return 1
     run_dir = open_for_run(options.run_dir, time.time())
-    runtime, owner = memory_volume.create()
-    api = _listen(options.port)
     policy = policy_of(options)
-    _describe(run_dir, options, policy, runtime, api)
+    try:
+        runtime, owner = memory_volume.create()
+        api = _listen(options.port)
+        _describe(run_dir, options, policy, runtime, api)
+    except OSError as error:
+        raise BadInput(f"the run cannot be set up: {error}") from None
     keeper = Keeper(_plan(options, run_dir, runtime, api), api)
     try:
         return _Watch(keeper, run_dir, options).until_end()
@@ -76,11 +80,18 @@ def _describe(
         "command": list(options.command),
         "policy": asdict(policy),
         "started": time.time(),
+        "started_ns": time.monotonic_ns(),
+        "journal_bytes": _size(run_dir.journal),
         "pid": os.getpid(),
         "runtime": str(runtime),
         "api": f"http://127.0.0.1:{api.getsockname()[1]}",
     }
     run_dir.write_run(described)
+
+
+def _size(path: Path) -> int:
+    """Return the size of a journal: what it has now is of earlier runs, whatever the clocks say."""
+    return path.stat().st_size if path.exists() else 0
 
 
 def _plan(options: RunOptions, run_dir: RunDir, runtime: Path, api: socket.socket) -> Plan:

@@ -16,6 +16,7 @@ from pathlib import Path
 from aiohttp import web
 
 from holdfast import logs, osproc, tasks, wire
+from supervisor import journal
 from supervisor.api import application
 from supervisor.backend import KeeperBackend
 from supervisor.connections import Connections
@@ -37,14 +38,15 @@ class Settings:
 
     run_dir: Path
     policy: Policy
-    started_s: float  # of the keeper: a journal from before it belongs to an earlier run
+    started_ns: int  # when the run began: CLOCK_MONOTONIC
+    journal_bytes: int  # what the journal had then is of earlier runs
 
 
 def load(run_dir: Path) -> Settings:
     """Read what `holdfast run` wrote. Raises `OSError` or `ValueError`."""
     found = json.loads((run_dir / "run.json").read_text())
     policy = wire.from_json(Policy, found["policy"])
-    return Settings(run_dir, policy, float(found["started"]))
+    return Settings(run_dir, policy, int(found["started_ns"]), int(found["journal_bytes"]))
 
 
 async def serve(settings: Settings, api: socket.socket, keeper: socket.socket) -> None:
@@ -63,7 +65,10 @@ async def serve(settings: Settings, api: socket.socket, keeper: socket.socket) -
     connections = Connections(time.monotonic_ns, changed)
     listening = asyncio.create_task(backend.run(), name="keeper")
     await asyncio.wait_for(backend.known.wait(), 30.0)
-    job = Job(settings.policy, run.path, Records(run), backend, connections, _fresh(settings, run))
+    fresh = not journal.has_lines_since(run.journal, settings.journal_bytes)
+    job = Job(
+        settings.policy, run.path, Records(run), backend, connections, fresh, settings.started_ns
+    )
     wake.append(job)
     metrics = Metrics()
     runner = web.AppRunner(
@@ -87,14 +92,6 @@ async def serve(settings: Settings, api: socket.socket, keeper: socket.socket) -
     await runner.cleanup()
     for task in done:
         task.result()
-
-
-def _fresh(settings: Settings, run: RunDir) -> bool:
-    """True when the journal's last line is older than this run: its memory is not ours to go on with."""
-    from supervisor import journal
-
-    held = journal.last(run.path / "journal.jsonl")
-    return held is None or held[2] < settings.started_s
 
 
 async def _status(job: Job, metrics: Metrics) -> None:

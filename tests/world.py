@@ -51,6 +51,7 @@ class World:
     keeps_itself: bool = False  # the script never joins: there is no state in our care
     now_ns: int = BEGIN_NS
     points: int = 0
+    decided: list[int] = field(default_factory=list)  # the points of the decisions
     members: dict[str, Member] = field(default_factory=dict)
     exists: set[str] = field(default_factory=set)  # those that their keeper knows
     journal: list[tuple[View, Action, Memory]] = field(default_factory=list)
@@ -182,6 +183,7 @@ class World:
         self.journal.append((view, action, after))
         self._ledger = accounts.ledger.snapshot()
         self._memory = after
+        self.decided.append(self.points + 1)
         self._point()
         self._record(view.memory, action, after)
         for name in set(after.lost) - set(view.memory.lost):

@@ -79,6 +79,7 @@ class Group:
             return
         if step in self.launches[generation].skip:
             for rank in ranks:
+                self._store(rank, step + 1)
                 self._advance(
                     rank, replace(rank.content, step=step + 1, skipped=rank.content.skipped | {step})
                 )
