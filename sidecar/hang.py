@@ -100,6 +100,13 @@ def since_ns(progress: Progress) -> int:
     return progress.step_started_ns if progress.phase in _WORK else progress.phase_since_ns
 
 
+def activity(progress: Progress) -> str:
+    """Return what the rank is doing, for people. The label of a pause stays in the page after it."""
+    if progress.phase in _PAUSES and progress.pause_label:
+        return progress.pause_label
+    return progress.phase.name.lower()
+
+
 def stalled(
     progress: Progress,
     now_ns: int,
@@ -117,7 +124,7 @@ def stalled(
     allowed_s = limit_s(progress, stats, policy) + max(0.0, own_lateness_s)
     if waited_s <= allowed_s:
         return None
-    doing = progress.pause_label or progress.phase.name.lower()
+    doing = activity(progress)
     if progress.failed_ns:
         doing = "ending after its failure"
     return Stall(

@@ -11,7 +11,7 @@ from pathlib import Path
 from holdfast import messages
 from holdfast import progress as pages
 from holdfast.progress import Phase
-from sidecar.hang import HangPolicy, StepStats, stalled
+from sidecar.hang import HangPolicy, StepStats, activity, stalled
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Pages:
                         found.step,
                         int(found.phase),
                         found.phase_seq,
-                        found.pause_label or Phase(found.phase).name.lower(),
+                        activity(found),
                         round(stall.waited_s, 3),
                         round(stall.limit_s, 3),
                     )

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.messages import Ending, Flag, Look, Restore, Stall
+from supervisor import faults
+from supervisor.view import Fault, Open, Policy
+from tests.unit.supervisor.views import (
+    LAUNCH,
+    S,
+    fault,
+    launcher,
+    member,
+    progress,
+    rank,
+    report,
+    view,
+)
+
+POLICY = Policy(members=2)
+WELL = member("m0", report("m0", launcher(rank(0)), progress=(progress(0, 7),)))
+BUG = '  File "train.py", line 7\nValueError: bad\n'
+
+
+def seen(*endings: Ending | None, **given: object) -> tuple[Fault, ...]:
+    """Return the faults of member m1, whose ranks ended like this."""
+    ranks = tuple(rank(number, each) for number, each in enumerate(endings, 1))
+    told = report("m1", launcher(*ranks), progress=(progress(1, 5),))
+    return faults.found(view(WELL, member("m1", told), **given), POLICY)
+
+
+@pytest.mark.parametrize(
+    ("ending", "kind", "signature", "detail"),
+    [
+        (Ending(90 * S, None, 9), "crash", "signal 9", "rank 1 was killed by SIGKILL"),
+        (Ending(90 * S, 17), "crash", "exit 17", "rank 1 exited with code 17"),
+        (
+            Ending(90 * S, 1, fail="exception", failed_ns=80 * S, message=BUG),
+            "exception",
+            "exception ValueError at train.py:7",
+            "rank 1 raised ValueError: bad",
+        ),
+        (
+            Ending(90 * S, 3, fail="system_exit", message="sys.exit(3)"),
+            "exit",
+            "system_exit 3",
+            "rank 1 left with sys.exit(3)",
+        ),
+        (Ending(90 * S, 2, fail="bad_input", message="no"), "bad_input", "bad_input 2", "rank 1 raised no"),
+        (
+            Ending(90 * S, 1, fail="distributed", message="Connection closed by peer"),
+            "victim",
+            "distributed 1",
+            "rank 1 raised Connection closed by peer",
+        ),
+    ],
+)
+def test_an_ending_is_named(ending: Ending, kind: str, signature: str, detail: str) -> None:
+    [found] = seen(ending)
+    assert (found.kind, found.signature, found.detail) == (kind, signature, detail)
+    assert (found.rank, found.member, found.step) == (1, "m1", 5)
+    assert found.at_ns == (ending.failed_ns or ending.at_ns)
+
+
+@pytest.mark.parametrize(
+    "ending", [None, Ending(0, 0), Ending(0, None, 9, ours=True), Ending(0, 1, ours=True)]
+)
+def test_what_is_in_order_is_no_fault(ending: Ending | None) -> None:
+    assert seen(ending) == ()
+
+
+def test_an_ending_of_an_older_generation_is_no_fault_of_this_one() -> None:
+    old = report("m1", launcher(rank(1, Ending(0, None, 9), generation=1)))
+    assert faults.found(view(WELL, member("m1", old), generation=2), POLICY) == ()
+
+
+def test_a_bad_number_is_named_with_step_and_batch() -> None:
+    flag = Flag("jump", 4, "123.0", 64, 70 * S)
+    told = report("m1", launcher(rank(1, flag=flag)))
+    [found] = faults.found(view(WELL, member("m1", told)), POLICY)
+    assert (found.kind, found.step, found.position, found.at_ns) == ("loss_jump", 4, 64, 70 * S)
+    assert found.detail == "rank 1 computed a loss of 123.0 at step 4, batch position 64"
+
+
+def test_a_stall_is_a_hang_that_began_when_the_progress_ended() -> None:
+    stall = Stall(1, 1, 5, 4, 2, "backward", 2.5, 1.0)
+    told = report("m1", launcher(rank(1)), stalls=(stall, Stall(1, 9, 5, 4, 2, "backward", 2.5, 1.0)))
+    [found] = faults.found(view(WELL, member("m1", told)), POLICY)
+    assert (found.kind, found.rank, found.at_ns) == ("hang", 1, int(97.5 * S))
+
+
+@pytest.mark.parametrize(
+    ("given", "lost"),
+    [
+        ({"silent_s": 4.999}, False),
+        ({"silent_s": 5.0}, True),
+        ({"silent_s": 4.999, "connected": False}, False),
+        ({"exists": False}, True),
+        ({"report": None, "connected": False, "silent_s": 5.0}, True),
+    ],
+)
+def test_a_member_with_ranks_is_lost_when_it_is_gone_or_silent(given: dict[str, object], lost: bool) -> None:
+    away = member("m1", report("m1", launcher(rank(1))), **given)
+    found = faults.found(view(WELL, away), POLICY)
+    assert [each.kind for each in found] == ["member_lost"] * lost
+
+
+def test_a_new_member_may_be_silent_for_as_long_as_forming_takes() -> None:
+    fresh = member("m7", silent_s=599.0)
+    assert not faults.is_lost(view(WELL), fresh, POLICY)
+    assert faults.silence_left_s(view(WELL), fresh, POLICY) == 1.0
+
+
+def test_a_launcher_that_was_started_anew_has_lost_its_ranks() -> None:
+    anew = member("m1", report("m1", launcher(generation=0)))
+    assert faults.found(view(WELL, anew, settled=False), POLICY) == ()
+    [found] = faults.found(view(WELL, anew, settled=True), POLICY)
+    assert (found.kind, found.member) == ("member_lost", "m1")
+
+
+def test_a_state_that_cannot_be_prepared_is_a_fault_of_the_generation_that_wanted_it() -> None:
+    launch = replace(LAUNCH, generation=2, restore=Restore(8, 1, "slot"))
+    behind = report("m1", launcher(generation=1), prepare_error="no", prepare_generation=2)
+    [found] = faults.found(view(WELL, member("m1", behind), generation=2, launch=launch), POLICY)
+    assert (found.kind, found.signature) == ("restore", faults.restore_signature("slot", 1, 8))
+    assert faults.found(view(WELL, member("m1", behind), generation=3, launch=launch), POLICY) == ()
+
+
+def test_causes_come_before_their_symptoms_then_the_earliest() -> None:
+    early, late = fault("crash", at_ns=1), fault("exception", at_ns=2)
+    assert faults.root((fault("victim", at_ns=0), late, early)) is early
+    assert faults.root((fault("hang", at_ns=0), late)) is late
+    assert faults.root((early, fault("nan", at_ns=9))).kind == "nan"
+    assert faults.root((fault("nan", at_ns=0), fault("member_lost", at_ns=9))).kind == "member_lost"
+
+
+@given(st.permutations([fault("crash", at_ns=3), fault("nan"), fault("victim"), fault("hang", at_ns=1)]))
+def test_the_root_does_not_depend_on_the_order_of_what_was_heard(found: list[Fault]) -> None:
+    assert faults.root(tuple(found)).kind == "nan"
+
+
+def test_what_the_incident_knows_is_joined_by_what_shows_itself_later_once() -> None:
+    known = fault("victim", 1)
+    incident = Open(1, 1, 0, 0, 0.0, (known,))
+    both = report("m1", launcher(rank(1, Ending(95 * S, None, 9))), progress=(progress(1, 5),))
+    found = faults.gathered(view(WELL, member("m1", both), incident=incident), POLICY)
+    assert [each.kind for each in found] == ["victim", "crash"]
+    older = Open(1, 0, 0, 0, 0.0, (known,))
+    assert [e.kind for e in faults.gathered(view(WELL, member("m1", both), incident=older), POLICY)] == [
+        "crash"
+    ]
+
+
+def test_how_far_the_group_got_is_what_its_present_generation_says() -> None:
+    behind = member("m1", report("m1", launcher(generation=0), progress=(progress(1, 900),)))
+    assert faults.reached(view(WELL, behind)) == 7
+    assert faults.reached(view()) == -1
+
+
+def test_state_in_our_care_shows_in_snapshots() -> None:
+    never = member("m1", report("m1", launcher(), progress=(progress(1, 5, snapshot_step=-1),)))
+    assert not faults.kept(view(never))
+    assert faults.kept(view(WELL))
+
+
+def test_evidence_is_that_of_the_present_generation() -> None:
+    look = Look(1, 5, 3, 0, "T", 0.0, "")
+    old = member("m0", report("m0", launcher(), looks=(look,), looked_for=1))
+    new = member("m1", report("m1", launcher(), looks=(look,), looked_for=2))
+    assert [each.rank for each in faults.evidence(view(old, new, generation=2))] == [1]
+
+
+def test_a_member_that_speaks_has_done_so_lately() -> None:
+    assert faults.speaks(member("m1", report("m1", None), silent_s=1.4))
+    for away in ({"silent_s": 1.5}, {"connected": False}, {"exists": False}):
+        assert not faults.speaks(member("m1", report("m1", None), **away))
+    quiet = member("m1", report("m1", None), silent_s=2.0)
+    explained = faults.silent(view(WELL, quiet))
+    assert explained is not None
+    assert (explained.kind, explained.member) == ("member_lost", "m1")
+    assert faults.silent(view(WELL, member("m1", report("m1", None)))) is None

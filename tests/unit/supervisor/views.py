@@ -1,0 +1,72 @@
+"""Short ways to say what a supervisor sees."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from holdfast.messages import (
+    PROTOCOL,
+    Ending,
+    Launch,
+    LauncherState,
+    MemberReport,
+    PrivateHeld,
+    Progress,
+    RankState,
+    Slot,
+)
+from supervisor.view import Fault, MemberView, Memory, View
+
+S = 1_000_000_000
+LAUNCH = Launch(1, 2, 1, "127.0.0.1", 4000, -1, 0.01)
+
+
+def rank(number: int, ending: Ending | None = None, generation: int = 1, **given: Any) -> RankState:
+    state = "running" if ending is None else "exited"
+    return replace(RankState(number, 0, 100 + number, generation, state, ending), **given)
+
+
+def launcher(*ranks: RankState, generation: int = 1, **given: Any) -> LauncherState:
+    return replace(LauncherState(9, generation, ranks, (0,), 4000), **given)
+
+
+def progress(number: int, step: int, snapshot_step: int = 0) -> Progress:
+    return Progress(number, step, "forward", "", "0.5", "nan", 1, 1, 1.0, 0.05, 0.06, snapshot_step)
+
+
+def report(name: str, state: LauncherState | None, **given: Any) -> MemberReport:
+    made = MemberReport(PROTOCOL, name, name, 7, 1, 0, 1, state, f"http://{name}:1")
+    return replace(made, **given)
+
+
+def member(name: str, told: MemberReport | None = None, **given: Any) -> MemberView:
+    return replace(MemberView(name, True, told is not None, 0.0, told), **given)
+
+
+def memory(**given: Any) -> Memory:
+    """Return that of two members with a rank each, in their first generation."""
+    made = Memory(2, 1, "running", 0, 1, placement=("m0", "m1"), launch=LAUNCH)
+    return replace(made, **given)
+
+
+def view(*members: MemberView, now_s: float = 100.0, **given: Any) -> View:
+    return View(int(now_s * S), 0.0, memory(**given), members)
+
+
+def fault(kind: str, number: int = 1, step: int = 5, **given: Any) -> Fault:
+    made = Fault(kind, number, f"m{number}", step, 90 * S, f"{kind} somewhere", f"rank {number} failed")
+    return replace(made, **given)
+
+
+def holding(
+    name: str, slots: tuple[tuple[int, int], ...], privates: tuple[tuple[int, int, int], ...], **given: Any
+) -> MemberView:
+    """Return a member with snapshots (generation, step) and private states (rank, generation, step)."""
+    told = report(
+        name,
+        launcher(),
+        slots=tuple(Slot(generation, step, 8) for generation, step in slots),
+        privates=tuple(PrivateHeld(number, generation, step, True) for number, generation, step in privates),
+    )
+    return member(name, replace(told, **given))
