@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -19,7 +18,6 @@ class Process:
     parent: int
     state: str
     argv: tuple[str, ...]
-    cpu_s: float
     rss_bytes: int
     descriptors: int
 
@@ -39,19 +37,32 @@ def look(pid: int) -> Process | None:
     """Return the process `pid`; None when it is gone or not ours to see."""
     folder = Path(f"/proc/{pid}")
     try:
-        state, parent, cpu_s, rss_bytes = read_stat((folder / "stat").read_text())
+        state, parent, rss_bytes = read_stat((folder / "stat").read_text())
         argv = tuple((folder / "cmdline").read_text(errors="replace").split("\0")[:-1])
         descriptors = sum(1 for _ in (folder / "fd").iterdir()) if state != "Z" else 0
     except OSError:
         return None
-    return Process(pid, parent, state, argv, cpu_s, rss_bytes, descriptors)
+    return Process(pid, parent, state, argv, rss_bytes, descriptors)
 
 
-def read_stat(text: str) -> tuple[str, int, float, int]:
-    """Return state, parent, CPU seconds and resident bytes from /proc/PID/stat: proc(5)."""
+def read_stat(text: str) -> tuple[str, int, int]:
+    """Return state, parent and resident bytes from /proc/PID/stat: proc(5)."""
     fields = text[text.rindex(")") + 2 :].split()
-    cpu_s = (int(fields[11]) + int(fields[12])) * _TICK_S
-    return fields[0], int(fields[1]), cpu_s, int(fields[21]) * _PAGE_BYTES
+    return fields[0], int(fields[1]), int(fields[21]) * _PAGE_BYTES
+
+
+def cpu_s(pid: int) -> float:
+    """Return the seconds that the threads of `pid` alive now have run; 0 when it is gone.
+
+    Exact, where the ticks of /proc/PID/stat are a sample that short naps at a timer's pace fool.
+    """
+    total_ns = 0
+    try:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            total_ns += int((thread / "schedstat").read_text().split()[0])
+    except OSError:
+        return 0.0
+    return total_ns / 1e9
 
 
 def below(root: int, processes: Mapping[int, Process]) -> list[Process]:

@@ -7,6 +7,7 @@ Under torchrun nothing restores the state, so it is spared what a checkpoint's l
 A kill after which no step comes within --patience counts as hung; that launcher is ended and the next
 one started. Before a kill every rank has done 20 steps; holdfast's warm spares are ready (unless
 --back-to-back) and no incident is open; then a random 0 to 0.5 s pass.
+With the defaults it takes about ten minutes, and one more for each time that torchrun hangs.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def _watch(running: Running, plan: Plan, found: Segment) -> None:
             used = cpu_of_parts(running)
             first = first or (now, used)
             found.cpu_over_s = now - first[0]
-            found.cpu_s = {name: used[name] - first[1].get(name, 0.0) for name in used}
+            found.cpu_s = {name: max(0.0, used[name] - first[1].get(name, 0.0)) for name in used}
             time.sleep(POLL_S * 4)
         time.sleep(POLL_S)
     if code != 0:
@@ -116,7 +116,7 @@ def cpu_of_parts(running: Running) -> dict[str, float]:
     used = dict.fromkeys(OURS, 0.0)
     for pid, name in names.items():
         if name in used:
-            used[name] += alive[pid].cpu_s
+            used[name] += processes.cpu_s(pid)
     return used
 
 

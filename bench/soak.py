@@ -198,7 +198,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--minutes", type=float, default=10.0, help="about how long the faults go on")
     add("--steps", type=int, default=0, metavar="N", help="optimizer steps; 0: as --minutes gives")
     add("--trainer", choices=("gpt", "vision"), default="gpt", help="what is trained, --tiny")
-    add("--model", type=shlex.split, default="", metavar="ARGS", help="more arguments for it")
+    add("--model", type=shlex.split, default=[], metavar="ARGS", help="more arguments for it")
     add("--members", type=int, default=2, metavar="M", help="members, one rank each")
     add("--standby", type=int, default=1, metavar="S", help="members in reserve")
     add("--kinds", nargs="+", choices=faults.KINDS, default=list(faults.KINDS), metavar="KIND",

@@ -8,13 +8,14 @@ anything else whose state has tensors. Names follow the objects (`model.blocks.0
 from __future__ import annotations
 
 import json
+import math
 import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import BadInput
-from holdfast.safetensors import Layout, plan
+from holdfast.safetensors import Entry, Layout, plan
 
 if TYPE_CHECKING:
     import torch
@@ -77,7 +78,7 @@ def _optimizer(name: str, optimizer: torch.optim.Optimizer, tree: Tree) -> Any:
         for p, values in optimizer.state.items()
         if id(p) in order
     }
-    return {"state": state, "param_groups": groups}
+    return {"kind": type(optimizer).__name__, "state": state, "param_groups": groups}
 
 
 def _flatten(name: str, value: Any, tree: Tree) -> Any:
@@ -111,25 +112,29 @@ def document_bytes(document: Mapping[str, Any], reserve: int = 0) -> bytes:
 
 def layout_of(tree: Tree, json_bytes: int) -> Layout:
     """Return the snapshot's layout. The same names, types and shapes give the same bytes."""
-    described = [(name, _dtype(t), tuple(t.shape)) for name, t in tree.tensors]
+    described = [(name, _dtype(name, t), tuple(t.shape)) for name, t in tree.tensors]
     return plan([*described, (JSON_ENTRY, "U8", (json_bytes,))], {"holdfast": "1"})
 
 
 def views(layout: Layout, data: memoryview | mmap.mmap, offset: int = 0) -> dict[str, torch.Tensor]:
-    """Return tensors over the bytes of a snapshot's data area, without a copy."""
-    return {e.name: _view(e.dtype, e.shape, data, offset + e.begin) for e in layout.entries}
+    """Return tensors over the bytes of a snapshot's data area, without a copy.
+
+    Raises:
+        BadInput: one is of a type that no snapshot of ours has.
+    """
+    return {e.name: _view(e, data, offset + e.begin) for e in layout.entries}
 
 
-def _view(dtype: str, shape: tuple[int, ...], data: memoryview | mmap.mmap, at: int) -> torch.Tensor:
+def _view(entry: Entry, data: memoryview | mmap.mmap, at: int) -> torch.Tensor:
     import torch
 
-    kind = dtypes()[dtype]
-    count = 1
-    for each in shape:
-        count *= each
+    kind = dtypes().get(entry.dtype)
+    if kind is None:
+        raise BadInput(f"{entry.name} is of type {entry.dtype}, accepted are {', '.join(dtypes())}")
+    count = math.prod(entry.shape)
     if count == 0:
-        return torch.empty(shape, dtype=kind)
-    return torch.frombuffer(data, dtype=kind, count=count, offset=at).view(shape)
+        return torch.empty(entry.shape, dtype=kind)
+    return torch.frombuffer(data, dtype=kind, count=count, offset=at).view(entry.shape)
 
 
 def dtypes() -> dict[str, torch.dtype]:
@@ -151,16 +156,16 @@ def dtypes() -> dict[str, torch.dtype]:
     }
 
 
-_names: dict[Any, str] = {}
+_names: dict[torch.dtype, str] = {}
 
 
-def _dtype(tensor: torch.Tensor) -> str:
+def _dtype(name: str, tensor: torch.Tensor) -> str:
     if not _names:
-        _names.update({kind: name for name, kind in dtypes().items()})
+        _names.update({kind: text for text, kind in dtypes().items()})
     try:
         return _names[tensor.dtype]
     except KeyError:
-        raise BadInput(f"a tensor of type {tensor.dtype} cannot be kept in a snapshot") from None
+        raise BadInput(f"{name}: a tensor of type {tensor.dtype} cannot be kept in a snapshot") from None
 
 
 def differs(tree: Tree, layout: Layout) -> str | None:
@@ -172,8 +177,8 @@ def differs(tree: Tree, layout: Layout) -> str | None:
             return f"{name} is not in it"
         if found.shape != tuple(tensor.shape):
             return f"{name} has shape {list(found.shape)} there and {list(tensor.shape)} here"
-        if found.dtype != _dtype(tensor):
-            return f"{name} is {found.dtype} there and {_dtype(tensor)} here"
+        if found.dtype != _dtype(name, tensor):
+            return f"{name} is {found.dtype} there and {_dtype(name, tensor)} here"
     return None
 
 
@@ -186,11 +191,7 @@ def restore(objects: Mapping[str, Any], layout: Layout, data: mmap.mmap) -> None
     import torch
 
     held = views(layout, data, layout.data_offset)
-    if JSON_ENTRY not in held:
-        raise BadInput(f"the snapshot has no {JSON_ENTRY}: not one of holdfast")
-    [entry] = [each for each in layout.entries if each.name == JSON_ENTRY]
-    at = layout.data_offset
-    document = json.loads(data[at + entry.begin : at + entry.end])
+    document = _document(layout, data)
     for name, value in objects.items():
         value = unwrap(value)
         if isinstance(value, torch.nn.Module):
@@ -198,11 +199,37 @@ def restore(objects: Mapping[str, Any], layout: Layout, data: mmap.mmap) -> None
             continue
         if name not in document:
             raise BadInput(f"{name} is not in the snapshot, which has {sorted(document)}")
-        state = _unflatten(document[name], held)
-        if isinstance(value, torch.optim.Optimizer):
-            _check_groups(name, value, state)
-            state["state"] = {int(k): v for k, v in state["state"].items()}
-        value.load_state_dict(state)
+        try:
+            _restore_object(name, value, _unflatten(document[name], held))
+        except BadInput:
+            raise
+        except Exception as error:  # whatever a class makes of a state that is not its own
+            raise BadInput(f"{name}: a {type(value).__name__} cannot take this state: {error!r}") from error
+
+
+def _document(layout: Layout, data: mmap.mmap) -> dict[str, Any]:
+    if JSON_ENTRY not in layout:
+        raise BadInput(f"the snapshot has no {JSON_ENTRY}: not one of holdfast")
+    entry, at = layout[JSON_ENTRY], layout.data_offset
+    try:
+        found = json.loads(data[at + entry.begin : at + entry.end])
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{JSON_ENTRY} of the snapshot is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise BadInput(f"{JSON_ENTRY} of the snapshot is not an object")
+    return found
+
+
+def _restore_object(name: str, value: Any, state: Any) -> None:
+    import torch
+
+    if isinstance(value, torch.optim.Optimizer):
+        _check_optimizer(name, value, state)
+        state = {
+            "state": {int(k): v for k, v in state["state"].items()},
+            "param_groups": state["param_groups"],
+        }
+    value.load_state_dict(state)
 
 
 def _restore_module(
@@ -229,11 +256,16 @@ def _left_over(name: str, mine: set[str], layout: Layout) -> str | None:
     return None
 
 
-def _check_groups(name: str, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    here = [len(group["params"]) for group in optimizer.param_groups]
-    there = [len(group["params"]) for group in state["param_groups"]]
-    if here != there:
-        raise BadInput(f"{name}: its groups have {there} parameters in the snapshot, {here} here")
+def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    there, here = state["kind"], type(optimizer).__name__
+    if there != here:
+        raise BadInput(f"{name} is a {there} in the snapshot, a {here} here")
+    sizes = [
+        [len(group["params"]) for group in groups]
+        for groups in (state["param_groups"], optimizer.param_groups)
+    ]
+    if sizes[0] != sizes[1]:
+        raise BadInput(f"{name}: its groups have {sizes[0]} parameters in the snapshot, {sizes[1]} here")
 
 
 def _unflatten(value: Any, held: Mapping[str, torch.Tensor]) -> Any:

@@ -105,12 +105,10 @@ def _fail(error: BaseException, runtime: Runtime) -> int:
     if runtime.on_failing is not None and kind in ("exception", "distributed"):
         runtime.on_failing()
     _tell(runtime, Ending(failed_ns, code, None, False, kind, failed_ns, message))
-    if kind == "bad_input":
-        print(message, file=sys.stderr)
-    elif kind == "distributed":  # a victim: the whole traceback is in the incident
+    if kind == "distributed":  # a victim: the whole traceback is in the incident
         first = str(error).strip().splitlines()[:1] or [type(error).__name__]
         print(f"holdfast: lost its peers: {first[0][:200]}", file=sys.stderr)
-    else:
+    elif kind != "bad_input":  # that the supervisor says, once for all ranks
         sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
     _leave_quickly(code)
     return code

@@ -79,9 +79,10 @@ class Keeping:
             self._restore_from(path)
             blob = Path(self._rank.private).read_bytes()
             return found.step, self._state.private.restore(blob)
-        except BadInput as error:
+        except ValueError as error:  # of another model, or not a file of ours at all
             where = Path(found.path).name if found.source == "checkpoint" else f"step {found.step}"
-            raise BadInput(f"{found.source} {where}: {error}") from None
+            accepted = "accepted is the model that it was made with, or another run directory"
+            raise BadInput(f"{found.source} {where}: {error}; {accepted}") from None
 
     def _restore_from(self, path: Path) -> None:
         deadline = time.monotonic() + _PATIENCE_S

@@ -119,23 +119,45 @@ class PrivateState:
         if held:
             name = next(iter(held))[7:]
             raise BadInput(f"the snapshot is of another model: {name} is not in the model here")
-        state = json.loads(sections.get("objects", b"{}"))
-        for name, value in self._objects.items():
-            if name in state:
-                value.load_state_dict(state[name])
+        self._restore_objects(sections.get("objects", b"{}"))
         self._restore_guard(sections)
         return sections
+
+    def _restore_objects(self, text: bytes) -> None:
+        try:
+            state = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise BadInput(f"private state: its objects are not JSON: {error}") from None
+        if not isinstance(state, dict):
+            raise BadInput("private state: its objects are not an object of JSON")
+        for name, value in self._objects.items():
+            if name not in state:
+                continue
+            try:
+                value.load_state_dict(state[name])
+            except Exception as error:  # whatever a class makes of a state that is not its own
+                kind = type(value).__name__
+                raise BadInput(f"{name}: a {kind} cannot take this state: {error!r}") from error
 
     def _restore_guard(self, sections: Mapping[str, bytes]) -> None:
         if self._guard is None:
             return
         learned = {k: array("d") for k in self._guard.state()}
-        for name, values in learned.items():
-            values.frombytes(sections.get(f"guard:{name}", b""))
-        self._guard.restore({name: values.tolist() for name, values in learned.items()})
+        try:
+            for name, values in learned.items():
+                values.frombytes(sections.get(f"guard:{name}", b""))
+            self._guard.restore({name: values.tolist() for name, values in learned.items()})
+        except ValueError as error:
+            raise BadInput(f"private state: {error}") from None
 
     def restore_random(self, sections: Mapping[str, bytes]) -> None:
-        """Set every generator to where it was."""
+        """Set every generator to where it was. Raises `BadInput` when one cannot be."""
+        try:
+            self._restore_random(sections)
+        except (ValueError, TypeError, RuntimeError, OverflowError, struct.error) as error:
+            raise BadInput(f"private state: a random generator cannot take its state: {error}") from None
+
+    def _restore_random(self, sections: Mapping[str, bytes]) -> None:
         import torch
 
         if "torch" in sections:

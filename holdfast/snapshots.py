@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast import capture
+from holdfast import capture, memcopy
 from holdfast.arena import Arena
 from holdfast.capture import JSON_ENTRY
 
@@ -93,7 +92,7 @@ class Snapshots:
             if on_device:
                 self._copy_from_device(targets, sources, draft)
             elif sources:
-                _move(targets, sources)
+                memcopy.copy(targets, sources)
 
     def _copy_from_device(
         self, targets: list[torch.Tensor], sources: list[torch.Tensor], draft: Draft
@@ -136,15 +135,6 @@ class Snapshots:
         # An unregistered slot only copies slower: the driver may refuse (memlock limits).
         torch.cuda.cudart().cudaHostRegister(address, view.nbytes, 0)
         self._registered.add(address)
-
-
-def _move(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Copy within memory. The C library's copy outruns torch's by a third where no cache helps."""
-    for target, source in zip(targets, sources, strict=True):
-        if source.is_contiguous():
-            ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
-        else:
-            target.copy_(source)
 
 
 def interval(cost_s: float, step_s: float, budget: float, seldom_s: float = SELDOM_S) -> int:

@@ -75,7 +75,7 @@ def _opened(view: View, found: tuple[Fault, ...]) -> Open:
         return replace(known, faults=(*known.faults, *fresh))
     return Open(
         number=memory.incidents + 1,
-        generation=memory.generation,
+        generation=max(memory.generation, symptoms.ahead(view)),
         fault_ns=min(fault.at_ns for fault in found),
         noticed_ns=view.now_ns,
         wall_s=view.wall_s,
@@ -101,6 +101,7 @@ def _secure(view: View, action: Secure) -> Memory:
         memory,
         phase="securing",
         since_ns=view.now_ns,
+        generation=max(memory.generation, symptoms.ahead(view)),
         incident=incident,
         incidents=count,
     )

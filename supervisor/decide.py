@@ -29,6 +29,7 @@ from supervisor.view import (
 _S = 1_000_000_000
 IDLE_S = 60.0  # nothing has a deadline: look again then all the same
 RESTORE_RETRY_S = 1.0  # before the very state is tried again that could not be restored
+_LIVE = ("forming", "running", "looking", "securing")
 BUSY_S = 5.0  # a generation that has done no step by then no longer keeps new members from being made
 
 
@@ -37,6 +38,9 @@ def decide(view: View, policy: Policy) -> Action:
     memory = view.memory
     if memory.stop == "now" and memory.phase not in ("stopping", "ended"):
         return End(EXIT_INTERRUPTED, "stopped at once, as asked")
+    if memory.phase in _LIVE and symptoms.ahead(view):
+        lost = symptoms.lost_track(view)
+        return Secure((lost,), True, lost.detail)
     return _RULES[memory.phase](view, policy)
 
 

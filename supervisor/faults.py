@@ -40,6 +40,20 @@ def _is_known(fault: Fault, known: tuple[Fault, ...]) -> bool:
     return any((fault.rank, fault.kind) == (each.rank, each.kind) for each in known)
 
 
+def ahead(view: View) -> int:
+    """Return the newest generation that any member runs, if it is newer than the one that we remember."""
+    told = [m.report.launcher for m in view.members if m.exists and m.report is not None]
+    newest = max((state.generation for state in told if state is not None), default=0)
+    return newest if newest > view.memory.generation else 0
+
+
+def lost_track(view: View) -> Fault:
+    """The decision that formed the present generation was not written down, and whoever took it is gone."""
+    known = view.memory.generation
+    detail = f"the members run generation {ahead(view)}, and the journal knows only {known}"
+    return Fault("lost_track", -1, "", -1, view.now_ns, "lost track", detail)
+
+
 def silent(view: View) -> Fault | None:
     """Return the loss of the first member with ranks that does not speak, though it may come back."""
     for block, name in enumerate(view.memory.placement):

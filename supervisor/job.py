@@ -109,11 +109,19 @@ class Job:
         """Write the decision down, then make it so: the orders follow from the memory."""
         before, after = self.memory, apply.apply(view, action, self.policy)
         self._account(view, action, before, after)
-        self.journal.write(view, self.policy, action, after, self.accounts.ledger.snapshot())
+        try:
+            self.journal.write(view, self.policy, action, after, self.accounts.ledger.snapshot())
+            self.records.journal_error = ""
+        except OSError as error:
+            # A full disk must not keep the group down. The next line that can be written holds all again.
+            self.records.journal_error = str(error)
+            log.error("journal not written", extra={"error": str(error)})
         self.memory = after
         for name in set(after.lost) - set(before.lost):
             self.backend.kill(name)
         self._record(view, action, after)
+        if isinstance(action, End):  # the last that the ranks have told is seen now or never
+            self.records.status(view, self.accounts, self.storage.found)
         if _doubts_storage(view, action, after):
             self._looking = asyncio.create_task(self.storage.look(after.lineage), name="storage")
             self._looking.add_done_callback(lambda _: self.wake.set())

@@ -12,7 +12,7 @@ from supervisor.view import PHASES
 
 KINDS = (
     "crash", "exception", "exit", "victim", "hang", "nan", "inf", "loss_jump", "member_lost",
-    "restore", "bad_input",
+    "restore", "bad_input", "lost_track",
 )  # fmt: skip
 RECOVERY_BUCKETS_S = (0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 300)
 

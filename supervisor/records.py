@@ -25,6 +25,7 @@ class Records:
         self.run = run
         self.last: dict[str, Any] | None = None
         self.newest: dict[str, Any] = {}
+        self.journal_error = ""  # why the last decision is not on disk
 
     def incident(self, found: dict[str, Any]) -> None:
         self.last = found
@@ -37,6 +38,7 @@ class Records:
         """Return the status, and leave it in the run directory."""
         before = self.newest
         self.newest = build(view, accounts, checkpoint, self.run.path.name, self.last)
+        self.newest["journal_error"] = self.journal_error
         if self.newest["step"] is None:  # no rank runs just now: the last that was known still holds
             self.newest |= {name: before.get(name) for name in ("step", "loss", "secured_step")}
         try:

@@ -52,7 +52,7 @@ def verdict(view: View, policy: Policy, cause: Fault) -> End | None:
     history = view.memory.history
     code = _exit_code(cause)
     if cause.kind == "bad_input":
-        return End(2, cause.detail, cause.message, cause)
+        return End(2, cause.message or cause.detail, "", cause)
     if cause.kind == "exception" and _SYNTAX.search(cause.message):
         return End(code, cause.detail, cause.message, cause)  # it cannot become right by itself
     if cause.kind == "exit":
@@ -133,7 +133,8 @@ def start(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, .
     if resumed.source == "checkpoint" and view.checkpoint is not None:
         if view.checkpoint.world_size != view.memory.world_size:
             there, here = view.checkpoint.world_size, view.memory.world_size
-            return End(2, f"checkpoint {resumed.path} is of world size {there}, this run's is {here}")
+            wrong = f"checkpoint {resumed.path} is of world size {there}, this run's is {here}"
+            return End(2, f"{wrong}: accepted is {there}, or another run directory")
         skip = tuple(sorted({*skip, *view.checkpoint.skip}))
     if resumed.source == "none" and cause is not None and cause.kind == "restore":
         return End(1, f"{cause.detail}; no other state is left to go on from", cause=cause)

@@ -70,7 +70,8 @@ def station(status: Status) -> str:
         where = f" on {count(members, 'member')}" if members else ""
         return f"generation {status.get('generation', 0)} runs: {count(ranks, 'rank')}{where}"
     message = " ".join(str(status.get("message") or "").split())
-    return f"{name}: {message}" if message and name != "restarting" else name
+    told = name in ("restarting", "stopping")  # by the incident's line, and by the last of all
+    return f"{name}: {message}" if message and not told else name
 
 
 def _headline(status: Status, width: int, style: Style, silent_s: float) -> str:

@@ -114,8 +114,8 @@ class _News:
         for found, over in ((status.get("last_incident"), True), (status.get("open_incident"), False)):
             if not found or (found.get("id"), over) in self._told:
                 continue
-            if over and found.get("open"):
-                continue
+            if (over and found.get("open")) or found.get("kind") == "bad_input":
+                continue  # what the script refuses is said once, at the end
             self._told.add((found.get("id"), over))
             news.append(f"incident {found.get('id')}: {sentence(found) if over else what(found)}")
         return news

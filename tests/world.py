@@ -59,12 +59,14 @@ class World:
     closed: dict[int, str] = field(default_factory=dict)  # number of the incident: how it ended
     ended: End | None = None
     stop: str = ""
+    disk_full: bool = False  # decisions are not written down
+    _disk: tuple[View, Action, Memory] | None = None
     _heap: list[tuple[int, int, Callable[[], Any]]] = field(default_factory=list)
     _events: int = 0
     _count: int = 0
     _memory: Memory | None = None  # the supervisor's; None while it is dead
     _accounts: Accounts | None = None
-    _ledger: dict[str, Any] | None = None  # as the journal has it
+    ledger: dict[str, Any] | None = None  # as the journal has it
     _want: tuple[int, tuple[str, ...]] | None = None
     _deadline_ns: int = 0
 
@@ -99,7 +101,7 @@ class World:
     def memory(self) -> Memory:
         """What a supervisor would know that starts now."""
         fresh = Memory(self.policy.members * self.policy.nproc, self.policy.nproc, since_ns=self.now_ns)
-        return self._memory or (self.journal[-1][2] if self.journal else fresh)
+        return self._memory or (self._disk[2] if self._disk else fresh)
 
     @property
     def final(self) -> Content:
@@ -123,10 +125,10 @@ class World:
 
     def _start_supervisor(self) -> None:
         self._memory = self.memory
-        self._accounts = Accounts(self.now_ns, self._ledger)
+        self._accounts = Accounts(self.now_ns, self.ledger)
         self.network.forget()
-        if self.journal:
-            view, action, after = self.journal[-1]
+        if self._disk is not None:
+            view, action, after = self._disk
             self._record(view.memory, action, after)
         self._guarded(self.look)
 
@@ -181,7 +183,8 @@ class World:
         self._account(view, action, after, accounts)
         self._check(view, action, after)
         self.journal.append((view, action, after))
-        self._ledger = accounts.ledger.snapshot()
+        if not self.disk_full:
+            self._disk, self.ledger = self.journal[-1], accounts.ledger.snapshot()
         self._memory = after
         self.decided.append(self.points + 1)
         self._point()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,9 @@ def _starter(folder: Callable[[], Path]) -> Iterator[Start]:
     runs: list[Run] = []
 
     def start(options: str, script: str, *args: object, into: str = "", **environment: str) -> Run:
-        command: Sequence[str] = [str(SCRIPTS / script), *map(str, args)]
+        """Run one of our scripts, or `script` as it stands: a path, a name in the folder, `-m`."""
+        ours = SCRIPTS / script
+        command = [str(ours) if ours.is_file() else script, *map(str, args)]
         runs.append(Run(folder() / into, options, command, **environment))
         return runs[-1]
 

@@ -47,9 +47,7 @@ class Ended:
         return self.output.splitlines()
 
 
-def until(
-    look: Callable[[], T | None], what: str | Callable[[], str], limit_s: float, pidfd: int = -1
-) -> T:
+def until(look: Callable[[], T | None], what: str | Callable[[], str], limit_s: float, pidfd: int = -1) -> T:
     """Return what `look` returns once that is not None; look sooner when the process of `pidfd` ends."""
     deadline = time.monotonic() + limit_s
     while True:
@@ -143,6 +141,10 @@ class Run:
         """Wait until the group trains, warm or not."""
         return self.wait(_is_settled, "running", limit_s)
 
+    def reach(self, step: int) -> Json:
+        """Wait until the group has done `step` steps."""
+        return self.wait(lambda status: (status["step"] or 0) >= step, f"step {step}")
+
     def trains(self, steps: int = 20) -> Json:
         """Wait until the group has done so many steps more."""
         first = self.running()["step"]
@@ -197,7 +199,7 @@ class Run:
 
     def broken(self, act: Callable[[], object], limit_s: float = WAIT_S) -> Json:
         """Carry out `act`, which makes one fault, and return its incident once it is over."""
-        number = self._newest_incident() + 1
+        number = int(self.running()["incidents"]) + 1
         act()
         return self.recovered(number, limit_s)
 
@@ -232,6 +234,7 @@ class Run:
             raise AssertionError(f"no end within {limit_s:g} s\n{report}") from None
         took_s = time.monotonic() - self._began
         self._clean()
+        self._close()
         return Ended(code, self.output(), took_s)
 
     def stop(self) -> Ended:
@@ -248,10 +251,7 @@ class Run:
         for pid in self.left():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
-        self._output.close()
+        self._close()
 
     def left(self) -> list[int]:
         """Return the processes that the run has started and that live."""
@@ -265,6 +265,12 @@ class Run:
         if runtime is not None:
             until(lambda: None if runtime.exists() else True, f"{runtime} is left", GONE_S)
             assert str(runtime) not in Path("/proc/net/unix").read_text()
+
+    def _close(self) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+        self._output.close()
 
     def _named(self) -> list[tuple[int, str]]:
         return [(pid, _words(pid)) for pid in self.left()]

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.local.conftest import Start
-from tests.local.running import Run
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
 
@@ -36,22 +35,18 @@ def test_a_deliberate_exit_code_is_the_run_s(start: Start) -> None:
     assert run.last_status()["generation"] == 1, "no restart"
 
 
-def test_a_syntax_error_is_shown_once_at_once(tmp_path: Path) -> None:
+def test_a_syntax_error_is_shown_once_at_once(start: Start, tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text("import holdfast\nwhile True print(1)\n")
-    run = Run(tmp_path, "--members 2", ["wrong.py"])
-    ended = run.finish()
-    run.kill()
+    ended = start("--members 2", "wrong.py").finish()
     assert ended.code == 1
     assert ended.output.count("SyntaxError") == 1
     assert "line 2" in ended.output
     assert ended.took_s < 5
 
 
-def test_an_import_that_fails_is_shown_with_its_traceback(tmp_path: Path) -> None:
+def test_an_import_that_fails_is_shown_with_its_traceback(start: Start, tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text("import holdfast\nimport no_such_module\nholdfast.join()\n")
-    run = Run(tmp_path, "--nproc-per-node 2", ["wrong.py"])
-    ended = run.finish()
-    run.kill()
+    ended = start("--nproc-per-node 2", "wrong.py").finish()
     assert ended.code == 1
     assert "No module named 'no_such_module'" in ended.output
 
@@ -72,7 +67,7 @@ def test_a_user_s_own_modules_are_the_ones_that_the_script_gets(start: Start) ->
 
 
 def test_megabytes_of_output_are_in_the_files_whole(start: Start) -> None:
-    run = start("--nproc-per-node 2", "chatty.py")
+    run = start("--nproc-per-node 2", "chatty.py", 100, 300)
     ended = run.finish()
     assert ended.code == 0
     for rank in (0, 1):

@@ -87,9 +87,7 @@ def test_what_the_parts_are_told_to_install_is_what_the_wheel_asks_for(wheel: Pa
 def test_holdfast_and_supervisord_are_two_packages(bin_folder: Path) -> None:
     assert run(bin_folder / "holdfast", "--version") == f"holdfast {__version__}\n"
     assert run(bin_folder / "supervisord", "--version").strip()
-    listing = (
-        "import importlib.metadata as m, json; print(json.dumps(list(map(str, m.files('{}')))))"
-    )
+    listing = "import importlib.metadata as m, json; print(json.dumps(list(map(str, m.files('{}')))))"
     ours, theirs = (
         set(json.loads(run(bin_folder / "python", "-c", listing.format(name))))
         for name in ("holdfast", "supervisor")
@@ -125,7 +123,9 @@ def test_this_environment_s_editable_install_exposes_holdfast_alone(tmp_path: Pa
 @pytest.fixture(scope="module")
 def with_torch(bin_folder: Path) -> Path:
     """Lend the user's environment the torch of this one, as an image that has it would."""
-    purelib = Path(run(bin_folder / "python", "-c", "import sysconfig as s; print(s.get_path('purelib'))").strip())
+    purelib = Path(
+        run(bin_folder / "python", "-c", "import sysconfig as s; print(s.get_path('purelib'))").strip()
+    )
     for name in ("torch", "numpy"):
         spec = importlib.util.find_spec(name)
         assert spec is not None

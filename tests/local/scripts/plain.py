@@ -12,7 +12,7 @@ dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = nn.parallel.DistributedDataParallel(nn.Linear(32, 8))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for step in range(int(sys.argv[1])):
+for _ in range(int(sys.argv[1])):
     loss = model(torch.randn(16, 32)).pow(2).mean()
     loss.backward()
     optimizer.step()

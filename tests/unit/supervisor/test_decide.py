@@ -416,6 +416,17 @@ def test_a_supervisor_that_dies_again_and_again_still_ends_the_recovery() -> Non
     assert remedies(world) == expected
 
 
+def test_a_supervisor_that_could_not_write_down_a_start_is_followed_by_one_that_finds_its_way_back() -> None:
+    """The disk is full during a recovery, and the supervisor dies after it."""
+    world = cued(1, 3, "kill")
+    world.cues[0, 6] = ("supervisor", 1)
+    world.at(600, lambda w: setattr(w, "disk_full", True))
+    world.run()
+    assert is_whole(world)
+    assert [kind for kind, _, _ in remedies(world)] == ["crash", "lost_track"]
+    assert world.memory.generation == 3
+
+
 def test_a_run_that_ended_while_its_supervisor_died_stays_ended() -> None:
     whole = World(TWO, STEPS).run()
     assert whole.ended == World(TWO, STEPS, kills=frozenset({whole.points})).run().ended

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,7 +27,7 @@ WELL = member("m0", report("m0", launcher(rank(0)), progress=(progress(0, 7),)))
 BUG = '  File "train.py", line 7\nValueError: bad\n'
 
 
-def seen(*endings: Ending | None, **given: object) -> tuple[Fault, ...]:
+def seen(*endings: Ending | None, **given: Any) -> tuple[Fault, ...]:
     """Return the faults of member m1, whose ranks ended like this."""
     ranks = tuple(rank(number, each) for number, each in enumerate(endings, 1))
     told = report("m1", launcher(*ranks), progress=(progress(1, 5),))
@@ -103,7 +104,7 @@ def test_a_stall_is_a_hang_that_began_when_the_progress_ended() -> None:
         ({"report": None, "connected": False, "silent_s": 5.0}, True),
     ],
 )
-def test_a_member_with_ranks_is_lost_when_it_is_gone_or_silent(given: dict[str, object], lost: bool) -> None:
+def test_a_member_with_ranks_is_lost_when_it_is_gone_or_silent(given: dict[str, Any], lost: bool) -> None:
     away = member("m1", report("m1", launcher(rank(1))), **given)
     found = faults.found(view(WELL, away), POLICY)
     assert [each.kind for each in found] == ["member_lost"] * lost

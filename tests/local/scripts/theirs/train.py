@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sidecar
-import trainer
 from torch import nn
 from torch.optim import SGD
 
 import holdfast
+import sidecar
+import trainer
 
 session = holdfast.join()
 model = nn.Linear(2, 2)

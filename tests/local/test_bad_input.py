@@ -1,0 +1,93 @@
+"""Bad input: one line that names the thing, the value and what is accepted; exit code 2; nothing lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.local.conftest import Start
+from tests.local.running import SCRIPTS, Ended, Run, holdfast
+
+pytestmark = [pytest.mark.local, pytest.mark.timeout(120)]
+
+STEADY = str(SCRIPTS / "steady.py")
+
+
+def refused(ended: Ended, *words: str) -> None:
+    """One line, exit code 2, and the line says all of `words`."""
+    assert ended.code == 2, ended.output
+    assert len(ended.lines) == 1, ended.output
+    assert all(word in ended.output for word in words), ended.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("run --nproc-per-nod 2 -- {steady} 5", ("--nproc-per-nod", "--nproc-per-node")),
+        ("run --standbye 2 -- {steady} 5", ("--standbye", "--standby")),
+        ("run -- python no_such.py", ("no_such.py",)),
+        ("run", ("no command",)),
+        ("run --nproc-per-node 0 -- {steady} 5", ("--nproc-per-node", "0")),
+        ("run --members 0 -- {steady} 5", ("--members", "0")),
+        ("run --nproc-per-node gpu -- {steady} 5", ("gpu",)),
+        ("run --checkpoint-every never -- {steady} 5", ("--checkpoint-every", "never")),
+        ("run --run-dir /proc/nowhere -- {steady} 5", ("/proc/nowhere",)),
+        ("run --run-dir a-file -- {steady} 5", ("a-file",)),
+        ("run --run-dir foreign -- {steady} 5", ("foreign",)),
+        ("run --run-dir newer -- {steady} 5", ("newer", "format")),
+        ("statu", ("statu", "status")),
+        ("status --run-dir nothing", ("nothing",)),
+        ("inject burn", ("burn", "kill")),
+        ("explain i-9999 --run-dir foreign", ("foreign",)),
+    ],
+)
+def test_one_line_says_what_and_nothing_is_done(words: str, said: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "a-file").write_text("mine")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "thesis.tex").write_text("mine")
+    (tmp_path / "newer").mkdir()
+    (tmp_path / "newer" / "format").write_text('{"holdfast_run": 99}')
+    before = sorted(map(str, tmp_path.rglob("*")))
+    ended = holdfast(*words.format(steady=STEADY).split(), cwd=tmp_path)
+    refused(ended, *said)
+    assert "Traceback" not in ended.output
+    assert sorted(map(str, tmp_path.rglob("*"))) == before
+    assert (tmp_path / "a-file").read_text() == "mine"
+
+
+def last_line(ended: Ended, *words: str) -> None:
+    """The last line says all of `words`, none before it says any; exit code 2."""
+    assert ended.code == 2, ended.output
+    *before, last = ended.lines
+    assert all(word in last for word in words), ended.output
+    assert not any(word in line for word in words for line in before), ended.output
+
+
+def checkpoints(run: Run) -> list[str]:
+    return sorted(path.name for path in (run.run_dir / "checkpoints").glob("step-*"))
+
+
+def test_a_checkpoint_of_another_model_or_world_size_is_refused_and_kept(start: Start) -> None:
+    run = start("--nproc-per-node 2", "steady.py", 10_000_000, 64)
+    run.steady()
+    in_use = holdfast("run", "--run-dir", run.run_dir, "--", STEADY, "5", cwd=run.folder)
+    refused(in_use, "in use", str(run.process.pid))
+    run.interrupt()
+    assert run.finish().code == 130
+    held = checkpoints(run)
+    ended = start(f"--nproc-per-node 2 --run-dir {run.run_dir}", "steady.py", 50, 128, into="b").finish()
+    last_line(ended, "model.0.weight has shape [64, 32] there and [128, 32] here", held[-1])
+    ended = start(f"--nproc-per-node 1 --run-dir {run.run_dir}", "steady.py", 50, into="c").finish()
+    last_line(ended, "of world size 2, this run's is 1", held[-1])
+    assert checkpoints(run) == held
+
+
+def test_status_of_a_finished_run_is_json(start: Start) -> None:
+    run = start("", "steady.py", 5)
+    assert run.finish().code == 0
+    shown = holdfast("status", "--json", "--run-dir", run.run_dir, cwd=run.folder)
+    assert shown.code == 0
+    assert json.loads(shown.output)["step"] == 5
+    assert json.loads(shown.output)["exit_code"] == 0

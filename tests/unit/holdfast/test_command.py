@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.command import Program, check_syntax, parse
+from holdfast.errors import BadInput
+
+PYTHON = sys.executable
+
+
+def put(root: Path, **files: str) -> Path:
+    """Write modules: `a__b` is a/b.py."""
+    for name, text in files.items():
+        path = root / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_a_script_is_split_from_its_interpreter_and_arguments(tmp_path: Path) -> None:
+    put(tmp_path, train="import os\n")
+    found = parse([PYTHON, "-u", "-X", "dev", "train.py", "-m", "--lr", "1"], tmp_path)
+    assert (found.kind, found.target, found.args) == ("script", "train.py", ("-m", "--lr", "1"))
+    assert (found.flags, found.argv[0]) == (("-u", "-X", "dev"), PYTHON)
+    assert (found.joins, found.imports) == (False, ("os",))
+
+
+def test_a_module_is_found_in_the_folder_or_where_it_is_installed(tmp_path: Path) -> None:
+    put(tmp_path, job="import holdfast\n", pack____main__="import math\n")
+    assert parse([PYTHON, "-m", "job", "x"], tmp_path).joins
+    package = parse([PYTHON, "-m", "pack"], tmp_path)
+    assert (package.kind, package.target, package.imports) == ("module", "pack", ("math",))
+    installed = parse([PYTHON, "-m", "json.tool"], tmp_path)
+    assert (installed.kind, installed.joins) == ("module", False)
+    assert "argparse" in installed.imports
+    missing = parse([PYTHON, "-m", "no_such_module_anywhere"], tmp_path)
+    assert (missing.kind, missing.imports) == ("module", ())
+
+
+@pytest.mark.parametrize("words", [["-c", "pass"], ["-"], [], ["-u"], ["-V"]])
+def test_what_is_no_file_or_module_is_started_as_it_stands(words: list[str], tmp_path: Path) -> None:
+    found = parse([PYTHON, *words], tmp_path)
+    assert found == Program("other", PYTHON, (), "", (), (PYTHON, *words))
+
+
+def test_another_program_is_started_as_it_stands(tmp_path: Path) -> None:
+    assert parse(["sh", "-c", "true"], tmp_path).kind == "other"
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        ([], "no command: give one after --, such as `-- python train.py`"),
+        (["no-such-program-anywhere"], "command 'no-such-program-anywhere' not found: give a program"),
+        ([PYTHON, "missing.py"], "script 'missing.py' not found in "),
+        ([PYTHON, "."], "script '.' not found in "),
+        ([PYTHON, "a\0b.py"], "script 'a\\x00b.py' not found in "),
+    ],
+)
+def test_what_cannot_be_run_is_named(argv: list[str], why: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as caught:
+        parse(argv, tmp_path)
+    assert str(caught.value).startswith(why)
+    assert "\n" not in str(caught.value)
+
+
+def test_imports_are_followed_through_the_scripts_own_modules(tmp_path: Path) -> None:
+    put(
+        tmp_path,
+        train="from lib import model\nimport lib.data as d\n",
+        lib____init__="",
+        lib__model="from . import layers\nfrom .layers import x\nimport math\n",
+        lib__layers="from ..train import nothing\nimport holdfast.errors\nx = 1\n",
+        lib__data="import json, os.path\n",
+    )
+    found = parse([PYTHON, "train.py"], tmp_path)
+    assert found.joins
+    assert {"math", "json", "os.path"} <= set(found.imports)
+    assert not any(name.startswith(("lib", "holdfast")) for name in found.imports)
+
+
+def test_modules_that_import_each_other_are_read_once(tmp_path: Path) -> None:
+    put(tmp_path, train="import a\n", a="import b\n", b="import a\nimport train\n")
+    assert parse([PYTHON, "train.py"], tmp_path).imports == ()
+
+
+def test_what_only_looks_like_holdfast_is_not(tmp_path: Path) -> None:
+    put(tmp_path, train="import holdfaster\nfrom a import holdfast\n# import holdfast\n")
+    assert not parse([PYTHON, "train.py"], tmp_path).joins
+
+
+@pytest.mark.parametrize("text", ["def (:\n", "x" * (4 << 20) + "y", "\0", "(" * 5000])
+def test_a_source_that_cannot_be_read_is_left_to_the_run_itself(text: str, tmp_path: Path) -> None:
+    put(tmp_path, train=text)
+    found = parse([PYTHON, "train.py"], tmp_path)
+    assert (found.kind, found.joins, found.imports) == ("script", False, ())
+
+
+def test_python_says_what_is_wrong_with_a_source(tmp_path: Path) -> None:
+    put(tmp_path, good="x = 1\n", bad="def (:\n")
+    assert check_syntax(parse([PYTHON, "good.py"], tmp_path)) is None
+    said = check_syntax(parse([PYTHON, "bad.py"], tmp_path))
+    assert said is not None
+    assert "SyntaxError" in said
+    assert check_syntax(parse(["sh", "-c", "true"], tmp_path)) is None

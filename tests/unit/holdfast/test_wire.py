@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from holdfast import channel, messages, wire
+from holdfast.messages import Flag, LauncherState, MemberOrder, MemberReport, Progress, Source
+
+KINDS: dict[str, type[Any]] = {
+    name: kind
+    for module in (messages, channel)
+    for name, kind in vars(module).items()
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type)
+}
+
+_SCALARS: dict[Any, st.SearchStrategy[Any]] = {
+    int: st.integers(-(1 << 63), (1 << 64) - 1),
+    str: st.text(max_size=8),
+    bool: st.booleans(),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+}
+
+
+def values(hint: Any) -> st.SearchStrategy[Any]:
+    """Return a strategy for what a field of type `hint` may hold."""
+    if hint in _SCALARS:
+        return _SCALARS[hint]
+    if dataclasses.is_dataclass(hint):
+        return instances(typing.cast("type[Any]", hint))
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and args[-1] is Ellipsis:
+        return st.lists(values(args[0]), max_size=2).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(values, args))
+    [given_kind] = [each for each in args if each is not type(None)]
+    return st.none() | values(given_kind)
+
+
+def instances(kind: type[Any]) -> st.SearchStrategy[Any]:
+    hints = typing.get_type_hints(kind)
+    return st.builds(kind, **{f.name: values(hints[f.name]) for f in dataclasses.fields(kind)})
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_every_message_comes_out_as_it_went_in(kind: type[Any], data: st.DataObject) -> None:
+    message = data.draw(instances(kind))
+    line = wire.encode(message)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert wire.decode(kind, line) == message
+    assert wire.encode(wire.decode(kind, line.decode())) == line
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(JSON)
+def test_any_json_is_a_message_or_malformed_and_nothing_else(value: Any) -> None:
+    for kind in (MemberReport, MemberOrder, LauncherState, Flag, channel.Say):
+        try:
+            wire.decode(kind, json.dumps(value))
+        except wire.Malformed:
+            continue
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> tuple[type[Any], Any]:
+    """Return a kind and its JSON with one field replaced by anything."""
+    kind = draw(st.sampled_from([Progress, Source, Flag, messages.Launch, messages.Ending]))
+    found = json.loads(wire.encode(draw(instances(kind))))
+    found[draw(st.sampled_from(sorted(found)))] = draw(JSON)
+    return kind, found
+
+
+@settings(max_examples=30, deadline=None)
+@given(damaged())
+def test_a_field_of_another_type_is_refused_by_name(case: tuple[type[Any], Any]) -> None:
+    kind, found = case
+    try:
+        message = wire.from_json(kind, found)
+    except wire.Malformed as error:
+        refused = str(error)
+    else:
+        hints = typing.get_type_hints(kind)
+        assert all(type(getattr(message, n)) is h for n, h in hints.items() if h in _SCALARS)
+        return
+    assert refused.startswith(f"{kind.__name__}.")
+
+
+FLAG = '{"kind":"nan","step":%s,"loss":"nan","position":0,"at_ns":0}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "why"),
+    [
+        (Flag, "", "Flag: not JSON"),
+        (Flag, b"\xff", "Flag: not JSON"),
+        (Flag, "[" * 100_000, "Flag: not JSON"),
+        (Flag, "[]", "Flag: [] is not an object"),
+        (Flag, FLAG % "true", "Flag.step: True is not int"),
+        (Flag, FLAG % "1.0", "Flag.step: 1.0 is not int"),
+        (Flag, FLAG % (1 << 64), "Flag.step: out of range"),
+        (Flag, FLAG % ("9" * 5000), "Flag: not JSON"),
+        (Flag, '{"kind":"nan"}', "Flag.step: missing"),
+        (Flag, '{"x":1}', "Flag.'x': unknown field"),
+        (messages.Durable, '{"seconds":1e999}', "Durable.seconds: inf is not a finite number"),
+        (messages.Durable, '{"seconds":NaN}', "Durable.seconds: nan is not a finite number"),
+        (messages.Durable, '{"seconds":1%s}' % ("0" * 400), "Durable.seconds: 1"),
+        (LauncherState, '{"parked":[1,"x"]}', "LauncherState.pid: missing"),
+        (messages.Launch, '{"skip":3}', "Launch.generation: missing"),
+        (MemberOrder, '{"do":"run","generation":1,"sources":[{}]}', "MemberOrder.sources[0].url: missing"),
+        (MemberOrder, '{"do":"run","generation":1,"ranks":{}}', "MemberOrder.ranks: {} is not a list"),
+    ],
+)
+def test_what_is_wrong_is_named(kind: type[Any], line: str | bytes, why: str) -> None:
+    with pytest.raises(wire.Malformed) as caught:
+        wire.decode(kind, line)
+    assert str(caught.value).startswith(why)
+    assert len(str(caught.value)) < 300
+
+
+def test_what_is_too_large_is_refused_before_it_is_read() -> None:
+    with pytest.raises(wire.Malformed, match="at most 4194304"):
+        wire.decode(Flag, b" " * (wire.MAX_MESSAGE_BYTES + 1))
+    long = json.dumps({"url": "x" * (wire.MAX_TEXT + 1)})
+    with pytest.raises(wire.Malformed, match=r"Source\.url: a text of 1048577 characters"):
+        wire.decode(Source, long)
+    many = json.dumps({"do": "run", "generation": 1, "ranks": [0] * (wire.MAX_ITEMS + 1)})
+    with pytest.raises(wire.Malformed, match="not a list of at most 16384"):
+        wire.decode(MemberOrder, many)
+
+
+def test_whole_numbers_are_taken_for_fractions() -> None:
+    found = wire.decode(messages.Durable, '{"seconds":3}')
+    assert (found.seconds, type(found.seconds)) == (3.0, float)
+
+
+def test_a_class_that_refuses_its_values_makes_them_malformed() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Picky:
+        size: int
+
+        def __post_init__(self) -> None:
+            if self.size < 0:
+                raise ValueError(f"size: {self.size} is below 0")
+
+    with pytest.raises(wire.Malformed, match="Picky: size: -1 is below 0"):
+        wire.decode(Picky, '{"size":-1}')

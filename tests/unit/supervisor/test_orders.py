@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.messages import Drill, MemberOrder, RankStart, Source
+from supervisor.orders import order_for, wants_members
+from supervisor.view import Open, Policy
+from tests.unit.supervisor.views import LAUNCH, fault, memory
+
+POLICY = Policy(members=2, standby=1, nproc=2, checkpoint_every_s=9.0, keep=4, grace_s=6.0)
+
+
+def order(member: str, **given: Any) -> MemberOrder:
+    return order_for(memory(nproc=2, world_size=4, **given), member, POLICY, None)
+
+
+def test_each_member_is_told_its_own_ranks() -> None:
+    assert order("m0").ranks == (RankStart(0, 0), RankStart(1, 1))
+    assert order("m1").ranks == (RankStart(2, 0), RankStart(3, 1))
+    told = order("m1", generation=3, settled=True)
+    assert (told.do, told.generation, told.launch, told.settled) == ("run", 3, LAUNCH, True)
+    assert (told.checkpoint_every_s, told.keep) == (9.0, 4)
+
+
+def test_members_without_ranks_stay_warm() -> None:
+    assert order("m2").do == "idle"
+    assert order("m0", phase="forming").do == "idle"
+
+
+@pytest.mark.parametrize("phase", ["securing", "saving"])
+def test_standbys_list_what_they_hold_but_secure_nothing(phase: str) -> None:
+    told = order("m2", phase=phase)
+    assert (told.do, told.just_in_time) == ("secure", False)
+
+
+def test_survivors_secure_just_in_time_unless_their_state_is_bad() -> None:
+    whole, bad = (Open(1, 1, 0, 0, 0.0, (fault(kind),)) for kind in ("crash", "nan"))
+    assert order("m0", phase="securing", incident=whole).just_in_time
+    assert order("m0", phase="securing", incident=None).just_in_time
+    assert not order("m0", phase="securing", incident=bad).just_in_time
+
+
+def test_one_member_saves() -> None:
+    given: dict[str, Any] = {"phase": "saving", "save": 3, "save_step": 9, "save_generation": 2}
+    sources = (Source("u", 0, 2, 9),)
+    told = order("m1", save_member="m1", sources=sources, **given)
+    assert (told.do, told.save, told.save_step, told.save_generation) == ("secure", 3, 9, 2)
+    assert told.sources == sources
+    assert order("m0", save_member="m1", **given).save == 0
+
+
+def test_what_was_secured_in_a_recovery_is_saved_once_the_group_trains_again() -> None:
+    given: dict[str, Any] = {"save": 3, "save_step": 9, "save_member": "m1"}
+    assert order("m1", settled=False, **given).save == 0
+    assert order("m1", settled=True, **given).save == 3
+    assert order("m0", settled=True, **given).save == 0
+
+
+def test_a_hang_is_looked_at() -> None:
+    assert order("m0", phase="looking").do == "look"
+
+
+@pytest.mark.parametrize(
+    ("given", "grace_s"),
+    [({"exit_code": 0}, 6.0), ({"exit_code": 1}, 0.0), ({"exit_code": 0, "stop": "now"}, 0.0)],
+)
+def test_the_end_has_a_grace_only_if_it_is_a_good_one(given: dict[str, Any], grace_s: float) -> None:
+    told = order("m2", phase="stopping", **given)
+    assert (told.do, told.grace_s) == ("stop", grace_s)
+
+
+def test_a_drill_is_passed_on() -> None:
+    drill = Drill(1, "kill", 0)
+    for name in ("m0", "m2"):
+        assert order_for(memory(), name, POLICY, drill).drill == drill
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"phase": "forming", "placement": ()}, True),
+        ({"settled": True}, True),
+        ({"settled": False}, False),
+        ({"phase": "securing"}, False),
+        ({"phase": "securing", "lost": ("m1",)}, True),
+    ],
+)
+def test_members_are_made_when_the_group_needs_them_or_has_the_time(
+    given: dict[str, Any], wanted: bool
+) -> None:
+    assert wants_members(memory(**given)) == wanted
