@@ -80,9 +80,7 @@ def _script(
     if not path.is_file():
         raise BadInput(f"script {name!r} not found in {directory}: give a Python file that exists")
     joins, imports = _look_through(path, path.parent)
-    return Program(
-        "script", python, tuple(flags), name, tuple(args), tuple(argv), joins, imports, str(path)
-    )
+    return Program("script", python, tuple(flags), name, tuple(args), tuple(argv), joins, imports, str(path))
 
 
 def _module(
@@ -97,9 +95,7 @@ def _module(
     else:
         source = ""
         joins, imports = _look_at_installed(name)
-    return Program(
-        "module", python, tuple(flags), name, tuple(args), tuple(argv), joins, imports, source
-    )
+    return Program("module", python, tuple(flags), name, tuple(args), tuple(argv), joins, imports, source)
 
 
 def check_syntax(program: Program) -> str | None:
@@ -152,8 +148,8 @@ def _look_through(first: Path, root: Path) -> tuple[bool, tuple[str, ...]]:
                 joins = True
                 continue
             local = _local(name, root, path.parent)
-            if not local:
-                outside.add(name)
+            if not local and not _local(name.partition(".")[0], root, path.parent):
+                outside.add(name)  # else it is something inside of a module of the script's own
             for each in local:
                 if each.resolve() not in seen:
                     seen.add(each.resolve())

@@ -194,5 +194,3 @@ def _compare(folder: Path, style: Style) -> bool:
     if good:
         say("  Bit for bit what the undisturbed run ended with.")
     return good
-
-

@@ -121,5 +121,3 @@ def _pids(status: dict[str, Any], kind: str) -> tuple[int, ...]:
 
 def _brief(value_s: float) -> str:
     return f"{value_s * 1000:.0f} ms" if value_s < 1 else f"{value_s:.1f} s"
-
-

@@ -204,9 +204,7 @@ class Ledger:
         """
         if state.get("format") != FORMAT:
             raise ValueError(f"ledger: format {state.get('format')!r}, not {FORMAT}")
-        opened_ns, at_ns, stretch_ns, tail_ns = integers(
-            state, "opened_ns", "at_ns", "stretch_ns", "tail_ns"
-        )
+        opened_ns, at_ns, stretch_ns, tail_ns = integers(state, "opened_ns", "at_ns", "stretch_ns", "tail_ns")
         try:
             ledger = cls(opened_ns, Bucket(state.get("activity")))
             ledger._settled = {bucket: state["settled_ns"][bucket.value] for bucket in Bucket}

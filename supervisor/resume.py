@@ -63,9 +63,7 @@ def _newest_slot(view: View, at_most: int | None, given_up: frozenset[str]) -> R
     return None
 
 
-def _private_sources(
-    view: View, reports: list[MemberReport], step: int
-) -> tuple[Source, ...] | None:
+def _private_sources(view: View, reports: list[MemberReport], step: int) -> tuple[Source, ...] | None:
     """Return a source of every rank's private state at `step`, None when one is missing."""
     sources: list[Source] = []
     for rank in range(view.memory.world_size):
@@ -79,9 +77,7 @@ def _private_sources(
             return None
         newest = max(generation for generation, _ in held)
         sources += [
-            Source(report.peer_url, rank, newest, step)
-            for generation, report in held
-            if generation == newest
+            Source(report.peer_url, rank, newest, step) for generation, report in held if generation == newest
         ]
     return tuple(sources)
 

@@ -66,9 +66,7 @@ async def serve(settings: Settings, api: socket.socket, keeper: socket.socket) -
     listening = asyncio.create_task(backend.run(), name="keeper")
     await asyncio.wait_for(backend.known.wait(), 30.0)
     fresh = not journal.has_lines_since(run.journal, settings.journal_bytes)
-    job = Job(
-        settings.policy, run.path, Records(run), backend, connections, fresh, settings.started_ns
-    )
+    job = Job(settings.policy, run.path, Records(run), backend, connections, fresh, settings.started_ns)
     wake.append(job)
     metrics = Metrics()
     runner = web.AppRunner(

@@ -268,4 +268,3 @@ class Done:
 
 
 Action: TypeAlias = "Wait | Look | Secure | Start | Settle | Save | Replace | End | Done"
-

@@ -90,9 +90,7 @@ def limit_file_size(limit_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
 
 
-def _killed(
-    line: int, work: Path, prepare: Callable[[Path], T], act: Callable[[T], object]
-) -> None:
+def _killed(line: int, work: Path, prepare: Callable[[Path], T], act: Callable[[T], object]) -> None:
     _traced(_Killer(line), prepare(work), act)
 
 
@@ -125,9 +123,7 @@ class _Observer:
             self.lines.append(self._line)
 
 
-def _changing_lines(
-    work: Path, prepare: Callable[[Path], T], act: Callable[[T], object]
-) -> tuple[int, ...]:
+def _changing_lines(work: Path, prepare: Callable[[Path], T], act: Callable[[T], object]) -> tuple[int, ...]:
     report = work.with_name("lines")
 
     def observe() -> None:

@@ -181,9 +181,7 @@ def test_a_newer_generation_or_a_damaged_checkpoint_is_replaced(memory: Path) ->
     assert names(memory) == {"latest", path.name}
 
 
-@pytest.mark.parametrize(
-    "lie", [b"", b"step-00000009\n", b"../../etc\n", b"\xff\xfe", b"x" * 10_000]
-)
+@pytest.mark.parametrize("lie", [b"", b"step-00000009\n", b"../../etc\n", b"\xff\xfe", b"x" * 10_000])
 def test_a_latest_that_lies_misleads_nobody(memory: Path, lie: bytes) -> None:
     save(memory, 1)
     save(memory, 2)
@@ -276,9 +274,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("why", DAMAGE)
-def test_a_directory_that_is_no_checkpoint_does_not_exist_and_says_why(
-    memory: Path, why: str
-) -> None:
+def test_a_directory_that_is_no_checkpoint_does_not_exist_and_says_why(memory: Path, why: str) -> None:
     save(memory, 1)
     path = save(memory, 2)
     (found,) = (found for found in scan(memory) if found.step == 2)
@@ -432,9 +428,7 @@ def test_a_file_that_cannot_be_read_is_told_and_the_one_before_is_used(memory: P
 
 
 @pytest.mark.parametrize("generation", [0, 1, 2])
-def test_a_writer_killed_at_any_line_leaves_a_newest_whole_checkpoint(
-    memory: Path, generation: int
-) -> None:
+def test_a_writer_killed_at_any_line_leaves_a_newest_whole_checkpoint(memory: Path, generation: int) -> None:
     template = memory / "template"
     save(template, 1)
     if generation:

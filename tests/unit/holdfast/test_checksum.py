@@ -12,17 +12,13 @@ from holdfast.checksum import CHUNK_BYTES, Running, checksum, chunk_crcs, combin
 
 
 @given(st.lists(st.binary(max_size=40), max_size=12), st.integers(1, 30))
-def test_pieces_of_any_size_give_the_checksums_of_the_whole(
-    pieces: list[bytes], chunk_bytes: int
-) -> None:
+def test_pieces_of_any_size_give_the_checksums_of_the_whole(pieces: list[bytes], chunk_bytes: int) -> None:
     running = Running(chunk_bytes)
     for piece in pieces:
         running.update(piece)
     whole = b"".join(pieces)
 
-    expected = tuple(
-        zlib.crc32(whole[at : at + chunk_bytes]) for at in range(0, len(whole), chunk_bytes)
-    )
+    expected = tuple(zlib.crc32(whole[at : at + chunk_bytes]) for at in range(0, len(whole), chunk_bytes))
     assert running.crcs() == chunk_crcs(memoryview(whole), chunk_bytes) == expected
     assert running.checksum() == combine(expected)
 

@@ -11,13 +11,13 @@ from holdfast.errors import BadInput
 PYTHON = sys.executable
 
 
-def put(root: Path, **files: str) -> Path:
-    """Write modules: `a__b` is a/b.py."""
+def put(root: Path, **files: str) -> None:
+    """Write modules: `a_b` is a/b.py, and `a_` is a/__init__.py."""
     for name, text in files.items():
-        path = root / f"{name.replace('__', '/')}.py"
+        folder, _, module = name.rpartition("_")
+        path = root / folder / f"{module or '__init__'}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return root
 
 
 def test_a_script_is_split_from_its_interpreter_and_arguments(tmp_path: Path) -> None:
@@ -28,14 +28,18 @@ def test_a_script_is_split_from_its_interpreter_and_arguments(tmp_path: Path) ->
     assert (found.joins, found.imports) == (False, ("os",))
 
 
-def test_a_module_is_found_in_the_folder_or_where_it_is_installed(tmp_path: Path) -> None:
-    put(tmp_path, job="import holdfast\n", pack____main__="import math\n")
+def test_a_module_is_found_in_the_folder_or_where_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, job="import holdfast\n", pack_="")
+    (tmp_path / "pack" / "__main__.py").write_text("import math\n")
     assert parse([PYTHON, "-m", "job", "x"], tmp_path).joins
     package = parse([PYTHON, "-m", "pack"], tmp_path)
     assert (package.kind, package.target, package.imports) == ("module", "pack", ("math",))
-    installed = parse([PYTHON, "-m", "json.tool"], tmp_path)
-    assert (installed.kind, installed.joins) == ("module", False)
-    assert "argparse" in installed.imports
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    put(tmp_path / "site", theirs_="", theirs_tool="import holdfast\n", single="import math\n")
+    assert parse([PYTHON, "-m", "theirs.tool"], tmp_path).joins
+    assert parse([PYTHON, "-m", "single"], tmp_path).imports == ("math",)
     missing = parse([PYTHON, "-m", "no_such_module_anywhere"], tmp_path)
     assert (missing.kind, missing.imports) == ("module", ())
 
@@ -71,10 +75,10 @@ def test_imports_are_followed_through_the_scripts_own_modules(tmp_path: Path) ->
     put(
         tmp_path,
         train="from lib import model\nimport lib.data as d\n",
-        lib____init__="",
-        lib__model="from . import layers\nfrom .layers import x\nimport math\n",
-        lib__layers="from ..train import nothing\nimport holdfast.errors\nx = 1\n",
-        lib__data="import json, os.path\n",
+        lib_="",
+        lib_model="from . import layers\nfrom .layers import x\nimport math\n",
+        lib_layers="from ..train import nothing\nimport holdfast.errors\nx = 1\n",
+        lib_data="import json, os.path\n",
     )
     found = parse([PYTHON, "train.py"], tmp_path)
     assert found.joins

@@ -86,9 +86,7 @@ def test_a_slow_rise_is_not_a_jump(seed: int, scale: float, rise: float) -> None
 
 @given(seed=SEEDS, scale=SCALES, after=st.floats(0.01, 1.0))
 @settings(max_examples=30, deadline=None)
-def test_a_step_down_is_not_a_jump_nor_is_what_follows(
-    seed: int, scale: float, after: float
-) -> None:
+def test_a_step_down_is_not_a_jump_nor_is_what_follows(seed: int, scale: float, after: float) -> None:
     chance = random.Random(seed)
     levels = [scale] * 200 + [scale * after] * 200
     assert verdicts(LossGuard(), [level * chance.uniform(0.8, 1.2) for level in levels]) == {"ok"}

@@ -17,12 +17,8 @@ def test_the_version_is_told_without_starting_anything(capsys: pytest.CaptureFix
     assert capsys.readouterr().out == f"holdfast {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["status", "--json"], ["run", "--", "python", "--version"]]
-)
-def test_a_command_becomes_the_supervisor_in_the_same_process(
-    tmp_path: Path, arguments: list[str]
-) -> None:
+@pytest.mark.parametrize("arguments", [[], ["status", "--json"], ["run", "--", "python", "--version"]])
+def test_a_command_becomes_the_supervisor_in_the_same_process(tmp_path: Path, arguments: list[str]) -> None:
     site = installation(tmp_path, supervisor=WHO).parent.parent
     ended = python("-c", MAIN, *arguments, cwd=tmp_path, PYTHONPATH=str(site))
     before, after = ended.stdout.splitlines()

@@ -116,9 +116,7 @@ def test_the_bytes_of_the_page_are_pinned(path: Path, clock: Clock) -> None:
     page.note_snapshot(42, 0.25)
     content = path.read_bytes()
     assert len(content) == PAGE_BYTES
-    found = tuple(
-        (at, form, *struct.unpack_from("<" + form, content, at)) for at, form, _ in LAYOUT
-    )
+    found = tuple((at, form, *struct.unpack_from("<" + form, content, at)) for at, form, _ in LAYOUT)
     assert found == LAYOUT
     assert content[16] % 2 == 0
     assert not any(content[288:1024])
@@ -233,9 +231,7 @@ def test_phases_count_up_within_a_step_and_start_anew_after_it(path: Path, clock
     assert (seen(path).phase, seen(path).phase_seq) == (Phase.DATA, 0)
 
 
-def test_the_write_counter_is_odd_from_the_first_write_to_the_commit(
-    path: Path, clock: Clock
-) -> None:
+def test_the_write_counter_is_odd_from_the_first_write_to_the_commit(path: Path, clock: Clock) -> None:
     page = started(path, clock)
     page.writing(True)
     page.writing(True)
@@ -258,9 +254,7 @@ def test_only_the_first_failure_is_kept(path: Path, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, RING - 1, RING, RING + 1, 2 * RING + 3])
-def test_the_ring_gives_the_last_step_times_newest_last(
-    path: Path, clock: Clock, count: int
-) -> None:
+def test_the_ring_gives_the_last_step_times_newest_last(path: Path, clock: Clock, count: int) -> None:
     page = started(path, clock)
     commit(page, 0)
     for step in range(count):
@@ -348,9 +342,7 @@ def test_a_phase_that_does_not_exist_is_no_page() -> None:
     assert read_torn_ok(content) is None
 
 
-def test_a_page_that_is_made_anew_leaves_the_readers_of_the_old_one_alone(
-    path: Path, clock: Clock
-) -> None:
+def test_a_page_that_is_made_anew_leaves_the_readers_of_the_old_one_alone(path: Path, clock: Clock) -> None:
     started(path, clock)
     with open_reader(path) as old:
         Page.create(path, clock).close()

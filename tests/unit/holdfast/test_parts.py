@@ -100,16 +100,12 @@ def test_a_part_gets_the_package_that_it_came_with(tmp_path: Path) -> None:
 
 def test_what_a_part_starts_has_nothing_of_ours_in_its_environment(tmp_path: Path) -> None:
     child = "import os, sys; print([v for v in [*os.environ.values(), *sys.path] if '_parts' in v])"
-    source = (
-        f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}], check=True)\n"
-    )
+    source = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}], check=True)\n"
     assert python(installation(tmp_path, sidecar=source), "sidecar").stdout == "[]\n"
 
 
 def test_the_exit_code_is_the_part_s(tmp_path: Path) -> None:
-    assert (
-        python(installation(tmp_path, sidecar="import sys; sys.exit(7)"), "sidecar").returncode == 7
-    )
+    assert python(installation(tmp_path, sidecar="import sys; sys.exit(7)"), "sidecar").returncode == 7
 
 
 def test_a_module_of_a_part_can_be_started(tmp_path: Path) -> None:
@@ -118,9 +114,7 @@ def test_a_module_of_a_part_can_be_started(tmp_path: Path) -> None:
     assert json.loads(python(script, "trainer.gpt").stdout)["argv"][1:] == []
 
 
-@pytest.mark.parametrize(
-    ("missing", "install"), [("aiohttp", "aiohttp"), ("sklearn.utils", "scikit-learn")]
-)
+@pytest.mark.parametrize(("missing", "install"), [("aiohttp", "aiohttp"), ("sklearn.utils", "scikit-learn")])
 def test_a_dependency_that_is_missing_is_one_line_with_what_to_install(
     tmp_path: Path, missing: str, install: str
 ) -> None:
@@ -147,10 +141,7 @@ def test_a_part_that_is_not_there_is_named_even_beside_a_namesake(tmp_path: Path
     ended = python(script, "supervisor")
     assert ended.returncode == 2
     site = tmp_path / "site"
-    assert (
-        ended.stderr
-        == f"holdfast: no supervisor in {site}: this copy of holdfast can only launch\n"
-    )
+    assert ended.stderr == f"holdfast: no supervisor in {site}: this copy of holdfast can only launch\n"
     assert "unknown part 'sidekar'; the parts are" in python(script, "sidekar").stderr
 
 

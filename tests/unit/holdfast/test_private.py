@@ -115,9 +115,7 @@ def test_a_store_opened_anew_keeps_its_states_whatever_the_new_settings(memory: 
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", bytes(5000)])
-def test_a_file_that_is_no_store_holds_nothing_and_is_replaced(
-    memory: Path, content: bytes
-) -> None:
+def test_a_file_that_is_no_store_holds_nothing_and_is_replaced(memory: Path, content: bytes) -> None:
     (memory / "rank-0").write_bytes(content)
     assert PrivateReader(memory / "rank-0").held() == ()
     put(PrivateStore(memory / "rank-0", 0), range(2))

@@ -130,9 +130,7 @@ def test_wide_tensors_come_first_and_equals_keep_their_order() -> None:
         ([("a", "F32", (2**62, 2))], "more than"),
     ],
 )
-def test_a_plan_that_cannot_be_is_refused(
-    specs: list[tuple[str, str, tuple[int, ...]]], why: str
-) -> None:
+def test_a_plan_that_cannot_be_is_refused(specs: list[tuple[str, str, tuple[int, ...]]], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         plan(specs, {})
 
@@ -171,14 +169,10 @@ HOSTILE = {
     "data_offsets give -8": file_of({"a": tensor(offsets=[8, 0])}, bytes(8)),
     "starts at 0 and overlaps data before 8": file_of({"a": tensor(), "b": tensor()}, bytes(8)),
     "starts at 4 and overlaps": file_of({"a": tensor(), "b": tensor(offsets=[4, 12])}, bytes(12)),
-    "starts at 9 and leaves a hole": file_of(
-        {"a": tensor(), "b": tensor(offsets=[9, 17])}, bytes(17)
-    ),
+    "starts at 9 and leaves a hole": file_of({"a": tensor(), "b": tensor(offsets=[9, 17])}, bytes(17)),
     "tensors end at 8, but the file has 7": file_of({"a": tensor()}, bytes(7)),
     "tensors end at 8, but the file has 9": file_of({"a": tensor()}, bytes(9)),
-    "tensors end at 9007199254740992": file_of(
-        {"a": tensor(shape=[2**51], offsets=[0, 2**53])}, bytes(9)
-    ),
+    "tensors end at 9007199254740992": file_of({"a": tensor(shape=[2**51], offsets=[0, 2**53])}, bytes(9)),
     "__metadata__ has 'k' that is not a string": file_of({"__metadata__": {"k": 1}}),
     "__metadata__ is not an object": file_of({"__metadata__": "k"}),
 }

@@ -50,9 +50,7 @@ def after(seconds: float) -> int:
         pytest.param(replace(FIRST, phase=Phase.PAUSED), STEADY, 1800.0, id="paused at first"),
         pytest.param(replace(AT_WORK, phase=Phase.IDLE), STEADY, math.inf, id="idle"),
         pytest.param(replace(AT_WORK, phase=Phase.DONE), STEADY, math.inf, id="done"),
-        pytest.param(
-            replace(AT_WORK, phase=Phase.DONE, failed_ns=100 * S), STEADY, 30.0, id="failed"
-        ),
+        pytest.param(replace(AT_WORK, phase=Phase.DONE, failed_ns=100 * S), STEADY, 30.0, id="failed"),
     ],
 )
 def test_each_activity_has_its_limit_and_it_is_exact(
@@ -82,9 +80,7 @@ def test_a_stall_says_what_people_want_to_know() -> None:
     stall = stalled(AT_WORK, after(2.5), STEADY, POLICY)
     assert stall is not None
     assert (stall.rank, stall.step, stall.phase, stall.waited_s) == (3, 500, Phase.FORWARD, 2.5)
-    assert stall.why == (
-        "rank 3 made no progress for 2.50 s after step 500 (forward); the limit is 0.90 s"
-    )
+    assert stall.why == ("rank 3 made no progress for 2.50 s after step 500 (forward); the limit is 0.90 s")
     evaluating = replace(AT_WORK, phase=Phase.EVAL, pause_label="validation", pause_limit_s=1.0)
     stall = stalled(evaluating, after(2.5), STEADY, POLICY)
     assert stall is not None
@@ -101,9 +97,7 @@ def test_a_page_written_after_the_clock_was_read_is_in_time() -> None:
     assert stalled(AT_WORK, after(-0.5), STEADY, POLICY) is None
 
 
-@pytest.mark.parametrize(
-    ("count", "rank_from_top"), [(1, 1), (20, 1), (99, 1), (100, 2), (200, 3), (256, 3)]
-)
+@pytest.mark.parametrize(("count", "rank_from_top"), [(1, 1), (20, 1), (99, 1), (100, 2), (200, 3), (256, 3)])
 def test_p99_is_nearest_rank(count: int, rank_from_top: int) -> None:
     times_s = tuple(float(each) for each in range(1, count + 1))
     assert StepStats.of(times_s).p99_s == count + 1 - rank_from_top
@@ -120,12 +114,8 @@ def test_stats_that_grow_are_those_of_the_last_times(parts: list[tuple[float, ..
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    st.lists(st.floats(0.001, 100.0), min_size=20, max_size=300).map(tuple), st.floats(0.0, 0.05)
-)
-def test_a_hang_is_found_within_three_p99_and_a_second(
-    times_s: tuple[float, ...], poll_s: float
-) -> None:
+@given(st.lists(st.floats(0.001, 100.0), min_size=20, max_size=300).map(tuple), st.floats(0.0, 0.05))
+def test_a_hang_is_found_within_three_p99_and_a_second(times_s: tuple[float, ...], poll_s: float) -> None:
     stats = StepStats.of(times_s)
     promised_s = 3 * stats.p99_s + 1.0
     assert stalled(AT_WORK, after(promised_s - poll_s), stats, POLICY) is not None

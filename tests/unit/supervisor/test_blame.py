@@ -86,9 +86,7 @@ def finished(rank: int, at_ms: int) -> Exit:
     [
         pytest.param((victim(0, 101), killed(1, 100)), 1, id="kill, seen before its victim"),
         pytest.param((victim(0, 100), killed(1, 105)), 1, id="kill, seen after its victim"),
-        pytest.param(
-            (victim(0, 10), failed(1, 40, "exception", BUG)), 1, id="bug that is slow to end"
-        ),
+        pytest.param((victim(0, 10), failed(1, 40, "exception", BUG)), 1, id="bug that is slow to end"),
         pytest.param(
             (failed(0, 10, "exception", VICTIM), failed(1, 40, "exception", BUG)),
             1,
@@ -106,16 +104,10 @@ def finished(rank: int, at_ms: int) -> Exit:
         ),
         pytest.param((failed(2, 50, "numeric"), failed(1, 50, "numeric")), 1, id="at once"),
         pytest.param((finished(0, 1), victim(1, 9)), 1, id="one finished, one is a victim"),
-        pytest.param(
-            (finished(0, 1), failed(1, 9, "system_exit", code=3)), 1, id="exit code of the script"
-        ),
-        pytest.param(
-            (failed(0, 1, "system_exit", code=0), failed(1, 9, "exception", BUG)), 1, id="exit(0)"
-        ),
+        pytest.param((finished(0, 1), failed(1, 9, "system_exit", code=3)), 1, id="exit code of the script"),
+        pytest.param((failed(0, 1, "system_exit", code=0), failed(1, 9, "exception", BUG)), 1, id="exit(0)"),
         pytest.param((finished(1, 9), finished(0, 10)), 1, id="all finished"),
-        pytest.param(
-            (victim(0, 1), Exit(1, "m1", 9 * MS, 17, None)), 1, id="an exit code and no word"
-        ),
+        pytest.param((victim(0, 1), Exit(1, "m1", 9 * MS, 17, None)), 1, id="an exit code and no word"),
     ],
 )
 def test_the_root_cause_is_blamed_in_whatever_order_the_exits_come(

@@ -74,9 +74,7 @@ def named(*evidence: Evidence) -> Suspicion:
 STOPPED = replace(waiting(1), process_state="T")
 SLEEPS = at(1, "M.forward (train.py:9)", *CALL, phase=FORWARD, seq=1)
 LOADS = at(1, *IN_LOADER, phase=DATA, seq=0)
-SPINS = replace(
-    at(1, "M.forward (train.py:11)", *CALL, phase=FORWARD, seq=1), process_state="R", cpu_s=0.5
-)
+SPINS = replace(at(1, "M.forward (train.py:11)", *CALL, phase=FORWARD, seq=1), process_state="R", cpu_s=0.5)
 HOOK = at(1, "F.backward (train.py:23)", "BackwardCFunction.apply (torch/autograd/function.py:325)",
           *IN_BACKWARD)  # fmt: skip
 IN_CPP = replace(waiting(1), process_state="R", cpu_s=0.5)
