@@ -171,6 +171,8 @@ class Keeping:
         if cost_s is not None:
             self._cost_s = min(cost_s, self._cost_s or cost_s)
             self._state.session.note_snapshot(step, cost_s)
+            if self._every and self._launch.snapshot_every < 0:
+                self._choose_interval()  # again: the machine may have been busy when it was first chosen
 
     # -- the way out
 

@@ -154,7 +154,7 @@ class PrivateState:
         """Set every generator to where it was. Raises `BadInput` when one cannot be."""
         try:
             self._restore_random(sections)
-        except (ValueError, TypeError, RuntimeError, OverflowError, struct.error) as error:
+        except (ValueError, TypeError, LookupError, RuntimeError, OverflowError, struct.error) as error:
             raise BadInput(f"private state: a random generator cannot take its state: {error}") from None
 
     def _restore_random(self, sections: Mapping[str, bytes]) -> None:

@@ -75,6 +75,9 @@ class Session:
             BadInput: an object cannot be kept, or the state is of another model.
         """
         self._state = State(self, objects)
+        if self._drill == "nan":  # it came before there was a state to spoil
+            self._drill = ""
+            self._state.poison()
         return self._state
 
     # -- what the state needs of us
@@ -211,7 +214,7 @@ class Session:
             os._exit(17)
         if what == "nan" and self._state is not None:
             self._state.poison()
-        if what in ("hang", "spin"):
+        elif what in ("hang", "spin", "nan"):
             self._drill = what
 
 

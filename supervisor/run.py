@@ -22,7 +22,7 @@ from supervisor.tails import Tails
 from supervisor.terminal import Display, display
 from supervisor.view import Policy
 
-TICK_S = 0.1
+TICK_S = 0.2
 
 
 def run(options: RunOptions) -> int:

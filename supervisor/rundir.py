@@ -59,8 +59,13 @@ class RunDir:
         smallfile.replace(self.path / "run.json", run, sync=True)
 
     def write_incident(self, incident: Mapping[str, Any]) -> None:
-        """Replace the file of one incident, durably, all or nothing. Raises `OSError`."""
-        smallfile.replace(self.path / "incidents" / f"{incident['id']}.json", incident, sync=True)
+        """Replace the file of one incident, all or nothing. Raises `OSError`.
+
+        Durably once it is over. While it is open the journal has it, and two fsyncs would stand
+        between the decision and the orders.
+        """
+        path = self.path / "incidents" / f"{incident['id']}.json"
+        smallfile.replace(path, incident, sync=not incident.get("open"))
 
     def status(self) -> dict[str, Any] | None:
         """Return the last status; None when there is none that can be read."""

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from holdfast.errors import BadInput
+from holdfast.guard import LossGuard
+from holdfast.private_state import PrivateState, parse
+
+CPU = torch.device("cpu")
+
+
+class Position:
+    """A sampler as users write them."""
+
+    def __init__(self, at: int = 0) -> None:
+        self.at = at
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class Buffered(nn.Module):
+    def __init__(self, width: int = 3) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width)
+        self.register_buffer("slim", torch.zeros(2, dtype=torch.bfloat16))
+        self.register_buffer("empty", torch.zeros(0))
+        self.register_buffer("scratch", torch.zeros(9), persistent=False)
+
+
+def state(model: nn.Module, position: Position, guard: LossGuard | None = None) -> PrivateState:
+    return PrivateState({"model": model}, {"data": position}, CPU, guard)
+
+
+def draw() -> tuple[object, ...]:
+    return torch.rand(3).tolist(), random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn()
+
+
+def test_every_generator_goes_on_where_it_was() -> None:
+    draw()  # leaves a cached normal number behind in two of them
+    kept = state(Buffered(), Position())
+    blob = kept.collect()
+    expected = draw()
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    sections = kept.restore(blob)
+    kept.restore_random(sections)
+    assert draw() == expected
+
+
+def test_buffers_are_restored_to_the_bit_and_those_that_are_not_saved_are_left_alone() -> None:
+    one, other = Buffered(), Buffered()
+    one.norm(torch.randn(8, 3))
+    one.slim.copy_(torch.tensor([1.0, float("nan")]))
+    other.scratch.fill_(7.0)
+    blob = state(one, Position()).collect()
+    state(other, Position()).restore(blob)
+    for (name, here), (_, there) in zip(one.named_buffers(), other.named_buffers(), strict=True):
+        if name != "scratch":
+            assert here.view(-1).view(torch.uint8).tolist() == there.view(-1).view(torch.uint8).tolist()
+    assert other.scratch.tolist() == [7.0] * 9
+
+
+def test_positions_and_what_the_guard_has_learned_go_along() -> None:
+    learned, fresh = LossGuard(), LossGuard()
+    for loss in range(20):
+        learned.check(loss / 7, 0.5)
+    blob = state(Buffered(), Position(41), learned).collect()
+    position = Position()
+    state(Buffered(), position, fresh).restore(blob)
+    assert position.at == 41
+    assert fresh.state() == learned.state()
+
+
+def test_a_blob_without_a_guard_leaves_the_guard_empty() -> None:
+    blob = state(Buffered(), Position()).collect()
+    guard = LossGuard()
+    guard.check(1.0, None)
+    state(Buffered(), Position(), guard).restore(blob)
+    assert guard.state() == LossGuard().state()
+
+
+def test_a_fingerprint_changes_with_any_draw() -> None:
+    kept = state(Buffered(), Position())
+    for each in (lambda: torch.rand(1), random.random, np.random.rand):
+        before = kept.fingerprint()
+        assert kept.fingerprint() == before
+        each()
+        assert kept.fingerprint() != before
+
+
+def test_another_models_buffers_are_named() -> None:
+    blob = state(Buffered(3), Position()).collect()
+    with pytest.raises(BadInput, match=r"of another model: model\.norm\.running_mean differs"):
+        state(Buffered(4), Position()).restore(blob)
+    with pytest.raises(BadInput, match=r"of another model: model\.slim is not in the model here"):
+        state(nn.BatchNorm1d(3), Position()).restore(renamed(blob))
+
+
+def renamed(blob: bytes) -> bytes:
+    """Return the blob with the norm's buffers named as those of a bare norm."""
+    return framed(**{name.replace(".norm.", "."): content for name, content in parse(blob).items()})
+
+
+def test_state_that_is_no_json_is_named() -> None:
+    position = Position()
+    position.at = {1, 2}  # type: ignore[assignment]
+    with pytest.raises(BadInput, match=r"state private to a rank must be JSON: .*set"):
+        state(Buffered(), position).collect()
+
+
+def framed(**sections: bytes) -> bytes:
+    parts = [b"HFPS\x01"]
+    for name, content in sections.items():
+        parts += [len(name).to_bytes(2, "little"), len(content).to_bytes(8, "little"), name.encode(), content]
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        b"",
+        b"PK\x03\x04",
+        b"HFPS\x01\x00",
+        b"HFPS\x01" + b"\xff" * 10,
+        framed(objects=b"{"),
+        framed(objects=b"[]"),
+        framed(objects=b"[" * 100_000),
+        framed(objects=b'{"data":[]}'),
+        framed(**{"guard:losses": b"123"}),
+        framed(**{"guard:losses": b"\xff" * 8}),
+    ],
+)
+def test_what_no_rank_wrote_is_bad_input(blob: bytes) -> None:
+    with pytest.raises(BadInput):
+        PrivateState({}, {"data": Position()}, CPU, LossGuard()).restore(blob)
+
+
+@pytest.mark.parametrize("name", ["torch", "python", "numpy"])
+@pytest.mark.parametrize("content", [b"", b"x", b"\xff" * 17, b"\xff" * 2509, b"\xff" * 5000])
+def test_random_states_that_no_generator_gave_are_bad_input(name: str, content: bytes) -> None:
+    kept = PrivateState({}, {}, CPU)
+    before = dict(kept.random())
+    try:
+        with pytest.raises(BadInput, match="a random generator cannot take its state"):
+            kept.restore_random({name: content})
+    finally:
+        kept.restore_random(before)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 6000), st.integers(1, 255))
+def test_a_flipped_byte_is_bad_input_or_another_state(at: int, mask: int) -> None:
+    kept = PrivateState({"norm": nn.BatchNorm1d(3)}, {"data": Position()}, CPU, LossGuard())
+    before = dict(kept.random())
+    blob = bytearray(kept.collect())
+    blob[at % len(blob)] ^= mask
+    try:
+        kept.restore_random(kept.restore(bytes(blob)))
+    except BadInput:
+        pass
+    finally:
+        kept.restore_random(before)
