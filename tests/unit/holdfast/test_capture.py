@@ -31,7 +31,7 @@ class Tied(nn.Module):
         self.turned = nn.Parameter(torch.randn(3, 5).t())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.head(self.body(x)).sum() * self.scale + self.slim.float().sum()
+        y: torch.Tensor = self.head(self.body(x)).sum() * self.scale + self.slim.float().sum()
         return y + self.turned.sum() * self.fixed.sum() + self.empty.sum()
 
 

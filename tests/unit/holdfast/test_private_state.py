@@ -31,6 +31,9 @@ class Position:
 
 
 class Buffered(nn.Module):
+    slim: torch.Tensor
+    scratch: torch.Tensor
+
     def __init__(self, width: int = 3) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(width)
