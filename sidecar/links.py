@@ -35,16 +35,22 @@ class LauncherLink:
         """Connect, listen, and connect again, for ever."""
         while True:
             try:
-                reader, self._writer = await asyncio.open_unix_connection(
-                    str(self._path), limit=wire.MAX_MESSAGE_BYTES
-                )
-                await self._listen(reader)
+                await self._connect()
             except (OSError, ValueError):  # not there yet, gone, or a line beyond the limit
                 pass
             if self.state is not None:
                 self.state = None
                 self._changed()
             await asyncio.sleep(LAUNCHER_RETRY_S)
+
+    async def _connect(self) -> None:
+        reader, writer = await asyncio.open_unix_connection(str(self._path), limit=wire.MAX_MESSAGE_BYTES)
+        self._writer = writer
+        try:
+            await self._listen(reader)
+        finally:
+            self._writer = None
+            writer.close()
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
@@ -57,7 +63,7 @@ class LauncherLink:
 
     def send(self, order: LauncherOrder) -> None:
         """Send an order; one that is lost is sent again by whoever still wants it."""
-        if self._writer is not None and not self._writer.is_closing():
+        if self._writer is not None:
             self._writer.write(wire.encode(order))
 
 

@@ -19,6 +19,9 @@ CHUNK_BYTES = 1 << 20
 SILENCE_S = 10.0  # a peer that sends nothing for this long is gone
 MAX_PRIVATE_BYTES = 256 << 20
 MAX_SLOT_BYTES = 1 << 42
+MAX_WHY_BYTES = 500
+PATIENCE_S = 60.0  # for a whole answer, beyond what its size allows: a peer that trickles is gone too
+SLOWEST_BYTES_S = 4 << 20
 _CHECKSUM, _WORLD = "X-Holdfast-Checksum", "X-Holdfast-World-Size"
 
 
@@ -29,13 +32,14 @@ class Unfetched(Exception):
     """A peer did not give what it should; the message says what and why."""
 
 
-def application(holdings: Holdings, token: str) -> web.Application:
+def application(holdings: Holdings, token: str, silence_s: float = SILENCE_S) -> web.Application:
     """Return the peer's side. Every request carries the run's token; nothing can be changed."""
+    expected = f"Bearer {token}".encode()
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(given, f"Bearer {token}"):
+        given = request.headers.get("Authorization", "").encode(errors="replace")
+        if not hmac.compare_digest(given, expected):
             raise web.HTTPUnauthorized(text="the run's token is needed")
         return await handler(request)
 
@@ -45,7 +49,7 @@ def application(holdings: Holdings, token: str) -> web.Application:
         if record is None:
             raise web.HTTPNotFound(text=f"no snapshot of generation {generation}, step {step}")
         try:
-            return await _send_slot(request, holdings, record)
+            return await _send_slot(request, holdings, record, silence_s)
         except Gone as error:
             raise web.HTTPGone(text=str(error)) from None
 
@@ -62,8 +66,13 @@ def application(holdings: Holdings, token: str) -> web.Application:
     return app
 
 
-async def _send_slot(request: web.Request, holdings: Holdings, record: Record) -> web.StreamResponse:
-    """Stream a snapshot that stays as it is meanwhile, sealed, so that the receiver can check it."""
+async def _send_slot(
+    request: web.Request, holdings: Holdings, record: Record, silence_s: float
+) -> web.StreamResponse:
+    """Stream a snapshot that stays as it is meanwhile, sealed, so that the receiver can check it.
+
+    One who takes nothing for `silence_s` is given up: the slot is needed for the next snapshot.
+    """
     loop = asyncio.get_running_loop()
     if holdings.arena.checksum(record) is None:
         await loop.run_in_executor(None, holdings.arena.seal, record)
@@ -78,7 +87,12 @@ async def _send_slot(request: web.Request, holdings: Holdings, record: Record) -
         await response.prepare(request)
         with path.open("rb") as file:
             while piece := file.read(CHUNK_BYTES):
-                await response.write(piece)
+                try:
+                    await asyncio.wait_for(response.write(piece), silence_s)
+                except asyncio.TimeoutError:
+                    if request.transport is not None:
+                        request.transport.abort()
+                    return response
         await response.write_eof()
     return response
 
@@ -96,10 +110,10 @@ class Fetcher:
         """Take a peer's snapshot into our arena. Raises `Unfetched`; the arena is then as it was."""
         url = f"{source.url}/v1/slot/{source.generation}/{source.step}"
         try:
-            async with self._client().get(url) as response:
-                if response.status != 200:
-                    raise Unfetched(f"{url}: {response.status} {await response.text()}")
-                return await self._receive(source, response)
+            async with self._client().get(url, allow_redirects=False) as response:
+                await _check(url, response)
+                limit_s = PATIENCE_S + (response.content_length or 0) / SLOWEST_BYTES_S
+                return await asyncio.wait_for(self._receive(source, response), limit_s)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             raise Unfetched(f"{url}: {error!r}") from None
         except (Corrupt, Malformed, Busy, ValueError, KeyError) as error:
@@ -127,10 +141,9 @@ class Fetcher:
         """Return a peer's copy of a rank's private state. Raises `Unfetched`."""
         url = f"{source.url}/v1/private/{source.rank}/{source.generation}/{source.step}"
         try:
-            async with self._client().get(url) as response:
-                if response.status != 200:
-                    raise Unfetched(f"{url}: {response.status} {await response.text()}")
-                return await _read_bounded(response, MAX_PRIVATE_BYTES)
+            async with self._client().get(url, allow_redirects=False) as response:
+                await _check(url, response)
+                return await asyncio.wait_for(_read_bounded(response, MAX_PRIVATE_BYTES), PATIENCE_S)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             raise Unfetched(f"{url}: {error!r}") from None
         except Corrupt as error:
@@ -145,6 +158,12 @@ class Fetcher:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=self._silence_s)
             self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
         return self._session
+
+
+async def _check(url: str, response: aiohttp.ClientResponse) -> None:
+    if response.status != 200:
+        why = (await response.content.read(MAX_WHY_BYTES)).decode(errors="replace")
+        raise Unfetched(f"{url}: {response.status} {why}")
 
 
 async def _read_bounded(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:

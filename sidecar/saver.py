@@ -26,6 +26,7 @@ class Saver:
         self._holdings = holdings
         self._fetcher = fetcher
         self._root = root
+        self._one = asyncio.Lock()
         self.durable = Durable()
         self.next_at_s = 0.0
 
@@ -42,9 +43,15 @@ class Saver:
 
         A step that is on storage already is left as it is.
         """
+        async with self._one:
+            await self._save(record, tuple(sources), meta, keep, asked)
+
+    async def _save(
+        self, record: Record, sources: tuple[Source, ...], meta: Mapping[str, object], keep: int, asked: int
+    ) -> None:
         began = time.monotonic()
         try:
-            privates = await self._privates(record, tuple(sources))
+            privates = await self._privates(record, sources)
             path = await asyncio.get_running_loop().run_in_executor(
                 None, self._write, record, privates, dict(meta), keep
             )
@@ -102,7 +109,10 @@ class Saver:
                 meta=meta,
                 created_at=time.time(),
             )
-        checkpoint.retain(self._root, keep, frozenset({written}))
+        try:
+            checkpoint.retain(self._root, keep, frozenset({written}))
+        except OSError as error:  # what is written stands; the next one tries again
+            log.warning("old checkpoints stay", extra={"error": str(error)})
         return written
 
 

@@ -26,8 +26,8 @@ def application(job: Job, connections: Connections, metrics: Metrics, token: str
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "")
-        if request.path not in _OPEN and not hmac.compare_digest(given, f"Bearer {token}"):
+        given = request.headers.get("Authorization", "").encode(errors="replace")
+        if request.path not in _OPEN and not hmac.compare_digest(given, f"Bearer {token}".encode()):
             raise web.HTTPUnauthorized(text="the run's token is needed")
         return await handler(request)
 

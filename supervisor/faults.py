@@ -21,7 +21,7 @@ def found(view: View, policy: Policy) -> tuple[Fault, ...]:
         if member is None or is_lost(view, member, policy):
             faults.append(_lost(view, block, name, member))
         elif member.report is not None:
-            faults += _of_report(view, block, name, member.report)
+            faults += _of_report(view, block, name, member.report, policy)
     return tuple(faults)
 
 
@@ -102,7 +102,7 @@ def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault
     )
 
 
-def _of_report(view: View, block: int, name: str, report: MemberReport) -> list[Fault]:
+def _of_report(view: View, block: int, name: str, report: MemberReport, policy: Policy) -> list[Fault]:
     memory, launcher = view.memory, report.launcher
     faults: list[Fault] = []
     if launcher is not None:
@@ -112,7 +112,11 @@ def _of_report(view: View, block: int, name: str, report: MemberReport) -> list[
         if launcher.generation < memory.generation and memory.settled:
             faults.append(_forgotten(view, block, name))
         elif report.prepare_error and report.prepare_generation == memory.generation:
-            faults.append(_unprepared(view, name, report))
+            faults.append(_unprepared(view, name, report.prepare_error))
+        elif (
+            launcher.generation < memory.generation and view.now_ns - memory.started_ns > policy.form_s * 1e9
+        ):
+            faults.append(_unprepared(view, name, f"not ready after {policy.form_s:g} s"))
     faults += [_stalled(view, name, each) for each in report.stalls if each.generation == memory.generation]
     return faults
 
@@ -136,7 +140,7 @@ def _forgotten(view: View, block: int, name: str) -> Fault:
     return replace(gone, detail=f"the ranks of member {name} are lost: its launcher was started anew")
 
 
-def _unprepared(view: View, name: str, report: MemberReport) -> Fault:
+def _unprepared(view: View, name: str, why: str) -> Fault:
     launch = view.memory.launch
     wanted = launch.restore if launch else None
     return Fault(
@@ -146,7 +150,7 @@ def _unprepared(view: View, name: str, report: MemberReport) -> Fault:
         reached(view),
         view.now_ns,
         restore_signature(wanted.source, wanted.generation, wanted.step) if wanted else "restore",
-        f"member {name} cannot prepare the state: {report.prepare_error}",
+        f"member {name} cannot prepare the state: {why}",
     )
 
 

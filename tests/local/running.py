@@ -152,8 +152,11 @@ class Run:
 
     def pid(self, rank: int) -> int:
         """Return the pid of a rank of the running generation."""
-        status = self.wait(lambda s: any(r["rank"] == rank for r in s["ranks"]), f"rank {rank}")
-        return int(next(each["pid"] for each in status["ranks"] if each["rank"] == rank))
+
+        def pids(status: Json) -> list[int]:  # 0 is a rank that has no process yet: never to be signalled
+            return [each["pid"] for each in status["ranks"] if each["rank"] == rank and each["pid"] > 1]
+
+        return pids(self.wait(pids, f"a process of rank {rank}"))[0]
 
     def incidents(self) -> list[Json]:
         """Return the incidents of this run, oldest first."""

@@ -48,9 +48,10 @@ HANGS = {
 @pytest.mark.parametrize("how", HANGS)
 def test_a_hang_is_found_in_time_and_its_rank_is_named(run: Run, orders: Path, how: str, turn: int) -> None:
     rank = turn % 2
-    before = run.steady()
-    p99_s = max(each["p99_s"] for each in before["ranks"])
+    before = run.steady(30)  # of fewer steps the p99 says too little to be strict
     found = run.broken(HANGS[how](run, orders, rank))
+    after = run.running()  # the step times go over generations: a busy machine shows in them
+    p99_s = max(each["p99_s"] or 0.0 for each in (*before["ranks"], *after["ranks"]))
     assert (found["kind"], found["rank"]) == ("hang", rank), found["why"]
     assert found["detected_s"] <= 3 * p99_s + 1, (p99_s, found["timeline"])
     assert found["lost_steps"] <= 1

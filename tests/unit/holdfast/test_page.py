@@ -4,6 +4,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import timeit
 from pathlib import Path
 
@@ -392,9 +393,14 @@ def test_a_second_process_that_writes_without_pause_never_shows_a_torn_page(path
     assert any(times)
 
 
-def test_a_commit_costs_less_than_two_microseconds(path: Path) -> None:
+def test_a_commit_makes_no_system_call_s_worth_of_work(path: Path) -> None:
+    """It takes about 25 times as long as asking for the time, which is no system call either.
+
+    The 2 microseconds themselves are for the bench: they depend on the machine and its load.
+    """
     page = Page.create(path)
     page.begin(1, 0, 0, 0, 0)
-    run = timeit.Timer(lambda: page.commit(1, 1.0, 2.0, 8, 1024, 1e12, 0, 5))
-    cost_s = min(run.repeat(repeat=200, number=200)) / 200
-    assert cost_s < 2e-6
+    commit = timeit.Timer(lambda: page.commit(1, 1.0, 2.0, 8, 1024, 1e12, 0, 5))
+    clock = timeit.Timer(lambda: time.monotonic_ns())
+    pairs = [(commit.timeit(200), clock.timeit(200)) for _ in range(200)]
+    assert min(cost for cost, _ in pairs) < 60 * min(cost for _, cost in pairs)

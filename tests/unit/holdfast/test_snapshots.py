@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from holdfast.safetensors import map_file
+from holdfast.snapshots import MAX_INTERVAL, Snapshots, interval
+from tests.unit.holdfast.crashing import memory_directory
+
+
+@given(
+    st.floats(0.0, 100.0),
+    st.floats(1e-6, 100.0),
+    st.floats(1e-4, 1.0),
+    st.floats(0.0, 10.0),
+)
+def test_the_interval_is_the_least_power_of_two_within_the_budget(
+    cost_s: float, step_s: float, budget: float, seldom_s: float
+) -> None:
+    def suits(every: int) -> bool:
+        return cost_s <= budget * step_s * every and step_s * every >= seldom_s
+
+    every = interval(cost_s, step_s, budget, seldom_s)
+    assert every & (every - 1) == 0
+    assert 1 <= every <= MAX_INTERVAL
+    assert suits(every) or every == MAX_INTERVAL
+    assert every == 1 or not suits(every // 2)
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    with memory_directory() as path:
+        yield path
+
+
+def held(snapshots: Snapshots) -> list[tuple[int, int]]:
+    return [(each.generation, each.step) for each in snapshots.arena.records()]
+
+
+def test_the_last_two_snapshots_are_held(memory: Path) -> None:
+    model = nn.Linear(3, 2)
+    snapshots = Snapshots(memory, {"model": model}, 1)
+    for step in range(4):
+        with torch.no_grad():
+            model.weight.fill_(step)
+        assert snapshots.write(1, step) is not None
+    assert held(snapshots) == [(1, 3), (1, 2)]
+    assert snapshots.held(1, 2)
+    assert not snapshots.held(2, 3)
+    [newest, _] = snapshots.arena.records()
+    layout, mapping = map_file(newest.path)
+    entry = layout["model.weight"]
+    raw = mapping[layout.data_offset + entry.begin : layout.data_offset + entry.end]
+    assert torch.frombuffer(bytearray(raw), dtype=torch.float32).tolist() == [3.0] * 6
+    mapping.close()
+
+
+def test_what_was_resumed_from_is_kept_until_there_is_a_snapshot_of_the_new_generation(memory: Path) -> None:
+    model = {"model": nn.Linear(3, 2)}
+    before = Snapshots(memory, model, 1)
+    before.write(1, 4)
+    before.write(1, 9)  # rolled back: it was bad
+    after = Snapshots(memory, model, 1, base=(1, 4))
+    after.write(2, 5)
+    assert held(after) == [(2, 5), (1, 4)]
+    after.write(2, 6)
+    assert held(after) == [(2, 6), (2, 5)]
+
+
+def test_a_slot_that_is_being_read_is_left_alone(memory: Path) -> None:
+    snapshots = Snapshots(memory, {"model": nn.Linear(3, 2)}, 1)
+    snapshots.write(1, 1)
+    snapshots.write(1, 2)
+    with snapshots.arena.pin(snapshots.arena.records()[1]):
+        assert snapshots.write(1, 3) is None
+    assert held(snapshots) == [(1, 2), (1, 1)]
+    assert snapshots.write_just_in_time(1, 3) is not None
+
+
+def test_a_model_that_grows_gets_a_new_layout(memory: Path) -> None:
+    objects = {"model": nn.Sequential(nn.Linear(3, 2))}
+    snapshots = Snapshots(memory, objects, 1)
+    snapshots.write(1, 1)
+    objects["model"].append(nn.Linear(2, 2))
+    snapshots.write(1, 2)
+    sizes = [each.total_bytes for each in snapshots.arena.records()]
+    assert sizes[0] > sizes[1]

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import math
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from holdfast import page, progress
+from holdfast.errors import BadInput, NumericFault
+from holdfast.messages import Launch, RankStart, Restore
+from holdfast.private import PrivateStore
+from holdfast.runtime import Runtime
+from holdfast.session import Session
+from holdfast.state import State
+from tests.unit.holdfast.crashing import memory_directory
+
+LAUNCH = Launch(3, 1, 1, "", 0, 0, 0.0)
+
+
+class Position:
+    def __init__(self) -> None:
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class Script:
+    """A training script: a model with dropout and batch norm, and data that depends on its position."""
+
+    def __init__(self, session: Session) -> None:
+        torch.manual_seed(0)
+        random.seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3)
+        self.data = Position()
+        self.state: State = session.protect(
+            model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, data=self.data
+        )
+
+    def step(self) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        batch = torch.randn(6, 4) * random.random() + self.data.at
+        loss: torch.Tensor = self.model(batch).pow(2).mean()
+        loss.backward()
+        self.data.at += 6
+        self.optimizer.step()
+        self.scheduler.step()
+        return loss
+
+    def run(self, until: int) -> Script:
+        for _ in self.state.steps(until):
+            self.state.commit(loss=self.step())
+        return self
+
+    def bits(self) -> list[Any]:
+        """Return everything that training depends on."""
+        return [self.written(), self.scheduler.state_dict(), self.state.private.core()]
+
+    def written(self) -> list[Any]:
+        """Return what the optimizer writes."""
+        tensors = [*self.model.parameters()]
+        tensors += [t for values in self.optimizer.state.values() for t in values.values()]
+        return [t.detach().clone().view(-1).view(torch.uint8).tolist() for t in tensors]
+
+
+def alone(launch: Launch = LAUNCH) -> Session:
+    """Return a session that nobody supervises."""
+    return Session(launch, RankStart(0, 0), None)
+
+
+# -- the loop
+
+
+def test_steps_count_when_they_are_committed() -> None:
+    script = Script(alone())
+    seen = []
+    for step in script.state.steps(6):
+        seen.append(step)
+        if len(seen) in (2, 4):
+            continue  # a batch that could not be used: the same step again
+        script.state.commit(loss=script.step())
+    assert seen == [0, 1, 1, 2, 2, 3, 4, 5]
+    assert script.state.step == 6
+    assert list(script.state.steps(6)) == []
+
+
+def test_a_step_whose_optimizer_ran_but_that_was_not_committed_is_an_error() -> None:
+    script = Script(alone())
+    steps = script.state.steps(3)
+    next(steps)
+    script.step()
+    with pytest.raises(BadInput, match=r"step 0 was not committed: call state\.commit"):
+        next(steps)
+
+
+def test_a_step_without_an_optimizer_can_be_committed_too() -> None:
+    script = Script(alone())
+    for _ in script.state.steps(3):
+        script.state.commit()
+    assert script.state.step == 3
+
+
+def test_bad_batches_are_passed_over_without_running_the_loop() -> None:
+    script = Script(alone(replace(LAUNCH, skip=(0, 2, 3))))
+    seen = []
+    for step in script.state.steps(5):
+        seen.append(step)
+        script.state.commit(loss=1.0)
+    assert seen == [1, 4]
+    assert script.state.step == 5
+
+
+def test_the_gate_is_closed_from_the_optimizers_first_write_to_the_commit() -> None:
+    script = Script(alone())
+    for _ in script.state.steps(2):
+        assert not script.state.writing
+        loss = script.step()
+        assert script.state.writing
+        assert not script.state.gate.acquire(blocking=False)
+        script.state.commit(loss=loss)
+        assert script.state.gate.acquire(blocking=False)
+        script.state.gate.release()
+
+
+def test_what_is_drawn_in_a_pause_changes_nothing() -> None:
+    script = Script(alone())
+    with script.state.pause("eval"):
+        drawn = torch.rand(1), random.random()
+    assert (torch.rand(1), random.random()) == drawn
+    with pytest.raises(KeyError), script.state.pause("eval"):
+        raise KeyError
+    assert torch.rand(1) != drawn[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"loss": math.nan}, r"step 2: loss nan is not a number \(batch position 7\)"),
+        ({"loss": torch.tensor(math.inf)}, "is infinite"),
+        ({"loss": 1.0, "grad_norm": torch.tensor(math.nan)}, "is not a number"),
+        ({"grad_norm": math.inf}, "is infinite"),
+    ],
+)
+def test_bad_numbers_raise_where_nobody_supervises(given: dict[str, Any], why: str) -> None:
+    script = Script(alone()).run(2)
+    next(script.state.steps(5))
+    with pytest.raises(NumericFault, match=why):
+        script.state.commit(position=7, **given)
+    assert script.state.step == 2
+
+
+def test_a_jump_of_the_loss_is_judged_by_those_before_it() -> None:
+    script = Script(alone())
+    for step in script.state.steps(30):
+        script.state.commit(loss=1.0 + step / 100)
+    with pytest.raises(NumericFault, match=r"step 30: loss 1e\+06 is far above the recent ones"):
+        script.state.commit(loss=1e6)
+    quiet = Script(alone(replace(LAUNCH, loss_jump=0.0)))
+    for step in quiet.state.steps(40):
+        quiet.state.commit(loss=1.0 if step < 30 else 1e6)
+
+
+def test_objects_without_state_are_named() -> None:
+    with pytest.raises(BadInput, match=r"protect\(data=\.\.\.\): a int has no state_dict"):
+        alone().protect(data=3)
+
+
+# -- kept and restored, as a rank does it
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    with memory_directory() as path:
+        yield path
+
+
+def supervised(memory: Path, launch: Launch, private: str = "") -> Session:
+    """Return a session as a launcher starts it, but for the process group: a single rank needs none."""
+    control = socket.socket()  # nobody listens: what is said is lost
+    control.close()
+    session = Session(launch, RankStart(0, 0, private), Runtime(control, memory, 0, 1))
+    session.page = page.Page.create(memory / "page-0.bin")
+    session.page.begin(launch.generation, 0, 0, 1, 0)
+    return session
+
+
+def resumed(memory: Path, script: Script, launch: Launch, step: int) -> Session:
+    """Return the next generation's session, from what the arena holds of `step`."""
+    keeping = script.state.keeping
+    assert keeping is not None
+    [record] = [r for r in keeping._snapshots.arena.records() if r.step == step]
+    blob = PrivateStore(memory / "arena" / "private-00000.bin", 0).get(step, launch.generation)
+    assert blob is not None
+    (memory / "private").write_bytes(blob.data)
+    restore = Restore(step, launch.generation, "slot", str(record.path))
+    again = replace(launch, generation=launch.generation + 1, restore=restore)
+    return supervised(memory, again, str(memory / "private"))
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_resumed_run_is_the_run(memory: Path, every: int) -> None:
+    undisturbed = Script(alone()).run(11).bits()
+    launch = replace(LAUNCH, snapshot_every=every)
+    first = Script(supervised(memory, launch)).run(8)
+    again = Script(resumed(memory, first, launch, 8))
+    assert again.state.step == 8
+    assert again.run(11).bits() == undisturbed
+
+
+def test_a_state_secured_just_in_time_is_the_last_committed_one(memory: Path) -> None:
+    undisturbed = Script(alone()).run(9).bits()
+    first = Script(supervised(memory, LAUNCH)).run(5)  # no snapshot but the first
+    assert first.state.keeping is not None
+    answer = first.state.keeping.secure(LAUNCH.generation)
+    assert (answer.step, answer.whole) == (5, True)
+    assert first.state.keeping.secure(LAUNCH.generation + 1).whole is False
+    assert Script(resumed(memory, first, LAUNCH, 5)).run(9).bits() == undisturbed
+
+
+def test_a_rank_inside_of_the_optimizers_writes_is_never_taken_for_whole(memory: Path) -> None:
+    script = Script(supervised(memory, LAUNCH))
+    keeping = script.state.keeping
+    assert keeping is not None
+    for _ in script.state.steps(1):
+        loss = script.step()
+        keeping.secure_failing()
+        assert [record.step for record in keeping._snapshots.arena.records()] == [0]
+        found = progress.read((memory / "page-0.bin").read_bytes())
+        assert found is not None
+        assert found.write_seq % 2 == 1
+        script.state.commit(loss=loss)
+    keeping.secure_failing()
+    assert [record.step for record in keeping._snapshots.arena.records()] == [1, 0]
+
+
+def test_a_secured_rank_writes_no_more(memory: Path) -> None:
+    script = Script(supervised(memory, LAUNCH)).run(2)
+    assert script.state.keeping is not None
+    assert script.state.keeping.secure(LAUNCH.generation).whole
+    before = script.written()
+    stuck = threading.Thread(target=script.run, args=(3,), daemon=True)
+    stuck.start()
+    stuck.join(0.05)
+    assert stuck.is_alive()
+    assert script.written() == before
+    script.state.gate.release()
+    stuck.join(10)
+    assert not stuck.is_alive()
+
+
+def test_another_model_is_named_with_where_it_came_from(memory: Path) -> None:
+    launch = replace(LAUNCH, snapshot_every=1)
+    session = resumed(memory, Script(supervised(memory, launch)).run(2), launch, 2)
+    other = nn.Linear(4, 4)
+    with pytest.raises(
+        BadInput, match=r"^slot step 2: the snapshot is of another model: model\.weight is not"
+    ):
+        session.protect(model=other)
+
+
+def test_a_file_that_is_no_snapshot_is_bad_input(memory: Path) -> None:
+    path = memory / "replicated.safetensors"
+    path.write_bytes(b"\x80\x04\x95pickle")
+    restore = Restore(2, 1, "checkpoint", str(memory))
+    session = supervised(memory, replace(LAUNCH, restore=restore))
+    with pytest.raises(BadInput, match=r"^checkpoint .*: header length is"):
+        Script(session)

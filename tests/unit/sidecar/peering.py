@@ -1,0 +1,63 @@
+"""Members that reach each other over real loopback, and peers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+from sidecar import peers
+from sidecar.peers import Fetcher
+from tests.unit.sidecar.memory import holdings
+
+TOKEN = "secret"
+
+
+@asynccontextmanager
+async def serving(path: Path, silence_s: float = 5.0) -> AsyncIterator[str]:
+    """Serve the member at `path` to its peers; give its URL."""
+    runner = web.AppRunner(
+        peers.application(holdings(path), TOKEN, silence_s), access_log=None, handle_signals=False
+    )
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def fetching(path: Path, token: str = TOKEN, silence_s: float = 5.0) -> AsyncIterator[Fetcher]:
+    fetcher = Fetcher(holdings(path), token, silence_s)
+    try:
+        yield fetcher
+    finally:
+        await fetcher.close()
+
+
+@asynccontextmanager
+async def answering(*pieces: bytes, then: str = "close") -> AsyncIterator[str]:
+    """Be a peer that answers every request with these bytes, and then hangs up or says nothing more."""
+    over = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for piece in pieces:
+            writer.write(piece)
+        await writer.drain()
+        if then == "silence":
+            await over.wait()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        over.set()
+        server.close()
+        await server.wait_closed()

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.messages import PrivateHeld, Slot
+from holdfast.private import PrivateStore
+from sidecar.holdings import NEWEST
+from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
+
+
+@pytest.fixture
+def here() -> Iterator[Path]:
+    with member() as path:
+        yield path
+
+
+def test_an_empty_memory_holds_nothing(here: Path) -> None:
+    held = holdings(here)
+    assert (held.slots(), held.privates(), held.record(1, 1), held.private(0, 1, 1)) == ((), (), None, None)
+
+
+def test_snapshots_and_private_states_are_listed(here: Path) -> None:
+    record = snapshot(here, 1, 5)
+    private(here, 0, 1, 5, b"zero")
+    private(here, 1, 1, 5, b"one", kept=True)
+    held = holdings(here)
+    assert held.slots() == (Slot(1, 5, record.total_bytes),)
+    assert set(held.privates()) == {PrivateHeld(0, 1, 5, True), PrivateHeld(1, 1, 5, True)}
+    found = held.private(1, 1, 5)
+    assert found is not None
+    assert found.data == b"one"
+    assert held.private(1, 2, 5) is None
+
+
+def test_the_newest_private_states_are_listed_and_those_of_snapshots(here: Path) -> None:
+    snapshot(here, 1, 16)
+    store = PrivateStore(here / "arena" / "private-00000.bin", 0)
+    for step in range(200):
+        store.put(1, step, b"x")
+    store.close()
+    steps = {each.step for each in holdings(here).privates()}
+    assert {199, 198, 197} <= steps
+    assert 16 not in steps  # 64, 128 and 192 took its place: such a snapshot is of no use
+    assert len(steps) <= NEWEST + 1
+
+
+def test_a_final_state_goes_before_one_that_may_still_change(here: Path) -> None:
+    own = PrivateStore(here / "arena" / "private-00000.bin", 0)
+    own.put(1, 5, b"early", final=False)
+    own.close()
+    private(here, 0, 1, 5, b"final", kept=True)
+    held = holdings(here)
+    assert held.privates() == (PrivateHeld(0, 1, 5, True),)
+    found = held.private(0, 1, 5)
+    assert found is not None
+    assert found.data == b"final"
+
+
+def test_what_a_rank_was_started_from_is_held_as_well(here: Path) -> None:
+    held = holdings(here)
+    path = held.restored_path(3, 1, 5)
+    path.parent.mkdir()
+    path.write_bytes(b"restored")
+    found = held.private(3, 1, 5)
+    assert found is not None
+    assert found.data == b"restored"
+
+
+def test_files_of_others_in_the_memory_are_left_alone(here: Path) -> None:
+    for name in ("private-1.bin", "private-00001.bin.new", "notes.txt"):
+        (here / "arena" / name).write_bytes(b"?")
+    (here / "arena" / "private-00002.bin").write_bytes(b"no store")
+    assert holdings(here).privates() == ()
+
+
+def test_a_snapshot_is_good_until_it_is_not_what_was_sealed(here: Path) -> None:
+    record = snapshot(here, 1, 5)
+    held = holdings(here)
+    assert held.good(record)
+    held.arena.seal(record)
+    assert held.good(record)
+    flip(record)
+    assert not held.good(record)
+
+
+def test_a_snapshot_that_was_overwritten_is_not_good(here: Path) -> None:
+    record = snapshot(here, 1, 5)
+    held = holdings(here)
+    held.arena.seal(record)
+    for step in (6, 7):
+        snapshot(here, 1, step)
+    assert held.record(1, 5) is None
+    assert held.good(held.arena.records()[0])
+    held.arena.forget(held.arena.records()[0])
+    assert [slot.step for slot in held.slots()] == [6]
+    held.arena.forget(record)  # of which nothing is left
+    assert [slot.step for slot in held.slots()] == [6]

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.page import Page, Phase
+from sidecar.hang import HangPolicy
+from sidecar.pages import Pages
+from tests.unit.holdfast.crashing import memory_directory
+
+POLICY = HangPolicy(floor_s=0.5, few_floor_s=0.5, few_factor=1.0, first_step_s=2.0)
+S = 1_000_000_000
+
+
+@pytest.fixture
+def here() -> Iterator[Path]:
+    with memory_directory() as path:
+        yield path
+
+
+class Rank:
+    """A rank that writes its page in a time of its own."""
+
+    def __init__(self, here: Path, generation: int = 1) -> None:
+        self.now_ns = 100 * S
+        self.page = Page.create(here / "page-0.bin", lambda: self.now_ns)
+        self.page.begin(generation, 0, 0, 77, 0)
+
+    def does(self, step: int, loss: float = 0.5, norm: float = 0.5, flops: float = 0.0) -> None:
+        self.now_ns += S // 10
+        self.page.commit(step, loss, norm, 8, 64, flops, 0)
+
+
+def test_what_is_told_is_what_the_page_says_at_that_moment(here: Path) -> None:
+    pages = Pages(here, 2, POLICY)
+    assert pages.progress(1) == ()
+    rank = Rank(here)
+    pages.poll(1, 0, 0.0)
+    rank.does(1)
+    rank.does(2, 0.25, math.inf, math.inf)
+    [found] = pages.progress(1)
+    assert (found.rank, found.step, found.loss, found.grad_norm) == (0, 2, "0.25", "inf")
+    assert (found.samples, found.tokens, found.flops) == (16, 128, 0.0)
+    assert pages.progress(2) == ()
+
+
+def test_a_page_that_is_replaced_is_read_anew(here: Path) -> None:
+    pages = Pages(here, 1, POLICY)
+    Rank(here).does(5)
+    pages.poll(1, 0, 0.0)
+    (here / "page-0.bin").unlink()
+    Rank(here, 2).does(1)
+    assert [each.step for each in pages.progress(2)] == [1]
+
+
+def test_a_page_in_the_middle_of_a_write_keeps_what_it_said_before(here: Path) -> None:
+    Rank(here).does(3)
+    pages = Pages(here, 1, POLICY)
+    assert [each.step for each in pages.progress(1)] == [3]
+    with (here / "page-0.bin").open("r+b") as file:
+        file.seek(16)
+        file.write((1).to_bytes(8, "little"))  # odd: the writer died inside
+    assert [each.step for each in pages.progress(1)] == [3]
+    [torn] = pages.raw(1)
+    assert torn.torn
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 4096, b"holdfast" + bytes(4088)])
+def test_files_that_are_no_pages_say_nothing(here: Path, content: bytes) -> None:
+    (here / "page-0.bin").write_bytes(content)
+    pages = Pages(here, 1, POLICY)
+    assert pages.poll(1, 0, 0.0) == []
+    assert pages.progress(1) == ()
+    assert pages.raw(1) == ()
+
+
+def test_a_rank_that_stops_is_told_with_what_it_was_doing(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    for step in range(1, 5):
+        rank.does(step)
+    rank.page.phase(Phase.BACKWARD)
+    assert pages.poll(1, rank.now_ns + S // 2, 0.0) == []
+    [stall] = pages.poll(1, rank.now_ns + 3 * S, 0.0)
+    assert (stall.rank, stall.generation, stall.step, stall.phase_name) == (0, 1, 4, "backward")
+    assert (stall.stalled_s, stall.limit_s) == (3.0, 0.5)
+    assert pages.poll(2, rank.now_ns + 3 * S, 0.0) == []
+    rank.does(5)
+    assert pages.poll(1, rank.now_ns, 0.0) == []
+
+
+def test_a_declared_pause_has_its_own_limit_and_name(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    rank.does(1)
+    rank.page.pause(Phase.EVAL, "validation", 30.0)
+    assert pages.poll(1, rank.now_ns + 29 * S, 0.0) == []
+    [stall] = pages.poll(1, rank.now_ns + 31 * S, 0.0)
+    assert stall.phase_name == "validation"
+
+
+def test_our_own_lateness_is_not_the_ranks(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    for step in range(1, 5):
+        rank.does(step)
+    assert pages.poll(1, rank.now_ns + S // 10, 0.0) == []
+    assert pages.poll(1, rank.now_ns + 3 * S, own_lateness_s=2.8) == []
+    assert len(pages.poll(1, rank.now_ns + 4 * S, 0.0)) == 1
+    rank.page.phase(Phase.FORWARD)
+    rank.does(5)
+    rank.page.phase(Phase.DATA)
+    assert len(pages.poll(1, rank.now_ns + S, 0.0)) == 1  # it is forgotten with the step that it fell into
+
+
+def test_step_times_are_learned_once_each_and_over_generations(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    for step in range(1, 6):
+        rank.does(step)
+        pages.poll(1, 0, 0.0)
+        pages.poll(1, 0, 0.0)
+    assert len(pages._watched[0].stats.times_s) == 4  # the first step is no usual one
+    rank.page.begin(2, 0, 0, 78, 5)
+    rank.does(6)
+    rank.does(7)
+    pages.poll(2, 0, 0.0)
+    assert len(pages._watched[0].stats.times_s) == 5

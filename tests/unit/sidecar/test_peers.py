@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from holdfast.messages import Source
+from holdfast.safetensors import plan
+from sidecar import peers
+from sidecar.peers import Unfetched
+from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
+from tests.unit.sidecar.peering import TOKEN, answering, fetching, serving
+
+
+@pytest.fixture
+def there() -> Iterator[Path]:
+    with member() as path:
+        yield path
+
+
+@pytest.fixture
+def here() -> Iterator[Path]:
+    with member() as path:
+        yield path
+
+
+async def test_a_snapshot_arrives_whole_and_sealed(there: Path, here: Path) -> None:
+    sent = snapshot(there, 2, 7, fill=9, size=3_000_000)
+    async with serving(there) as url, fetching(here) as fetcher:
+        record = await fetcher.snapshot(Source(url, -1, 2, 7))
+    assert (record.generation, record.step, record.world_size) == (2, 7, sent.world_size)
+    assert record.path.read_bytes() == sent.path.read_bytes()
+    held = holdings(here)
+    assert held.arena.sealed(record)
+    assert held.good(record)
+
+
+async def test_a_private_state_arrives_whole(there: Path, here: Path) -> None:
+    private(there, 1, 2, 7, b"x" * 20_000)
+    async with serving(there) as url, fetching(here) as fetcher:
+        assert await fetcher.private(Source(url, 1, 2, 7)) == b"x" * 20_000
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "s\u00e9cret"])
+async def test_without_the_runs_token_nothing_is_given(there: Path, here: Path, token: str) -> None:
+    snapshot(there, 2, 7)
+    private(there, 1, 2, 7)
+    async with serving(there) as url, fetching(here, token) as fetcher:
+        with pytest.raises(Unfetched, match="401 the run's token is needed"):
+            await fetcher.snapshot(Source(url, -1, 2, 7))
+        with pytest.raises(Unfetched, match="401"):
+            await fetcher.private(Source(url, 1, 2, 7))
+    assert holdings(here).slots() == ()
+
+
+@pytest.mark.parametrize("path", ["/v1/slot/1/2/3", "/v1/slot/-1/2", "/v1/slot/../x", "/v1/private/0/1", "/"])
+async def test_nothing_else_can_be_asked_for(there: Path, path: str) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with serving(there) as url, aiohttp.ClientSession(headers=headers) as session:
+        async with session.get(url + path) as response:
+            assert response.status == 404
+        async with session.post(url + "/v1/slot/1/1", data=b"x") as response:
+            assert response.status == 405
+
+
+async def test_what_a_peer_does_not_hold_is_said(there: Path, here: Path) -> None:
+    async with serving(there) as url, fetching(here) as fetcher:
+        with pytest.raises(Unfetched, match="404 no snapshot of generation 2, step 7"):
+            await fetcher.snapshot(Source(url, -1, 2, 7))
+        with pytest.raises(Unfetched, match="404 no private state of rank 1, step 7"):
+            await fetcher.private(Source(url, 1, 2, 7))
+
+
+async def test_a_snapshot_that_was_damaged_there_is_not_taken(there: Path, here: Path) -> None:
+    record = snapshot(there, 2, 7)
+    holdings(there).arena.seal(record)
+    flip(record)
+    async with serving(there) as url, fetching(here) as fetcher:
+        with pytest.raises(Unfetched, match=r"checksum [0-9a-f]{8}, announced was"):
+            await fetcher.snapshot(Source(url, -1, 2, 7))
+    assert holdings(here).slots() == ()
+
+
+async def test_without_room_for_it_nothing_is_taken(there: Path, here: Path) -> None:
+    snapshot(there, 2, 7)
+    for step in (1, 2):
+        snapshot(here, 1, step)
+    mine = holdings(here).arena
+    async with serving(there) as url, fetching(here) as fetcher:
+        with mine.pin(mine.records()[1]), pytest.raises(Unfetched, match="no slot of the arena is free"):
+            await fetcher.snapshot(Source(url, -1, 2, 7))
+    assert [slot.step for slot in holdings(here).slots()] == [2, 1]
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %s\r\nX-Holdfast-Checksum: 1\r\nX-Holdfast-World-Size: 2\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"\x00\xff garbage\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n" + b"x" * 8,  # without checksum and world size
+        b"HTTP/1.1 200 OK\r\nX-Holdfast-Checksum: x\r\nContent-Length: 8\r\n\r\n" + b"x" * 8,
+        HEAD % b"0",
+        HEAD % b"99999999999999999",
+        HEAD % b"1000" + b"x" * 10,  # short
+        HEAD % b"64" + b"x" * 64,  # no snapshot
+        HEAD.replace(b"Content-Length: %s\r\n", b"") + b"x" * 64,  # of no announced size
+        HEAD.replace(b"Size: 2", b"Size: -2") % b"64" + b"x" * 64,
+        b"HTTP/1.1 500 Oh\r\nContent-Length: 100000000\r\n\r\n" + b"y" * 100_000,
+        b"HTTP/1.1 302 Over\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
+    ],
+)
+async def test_a_hostile_answer_changes_nothing(here: Path, answer: bytes) -> None:
+    snapshot(here, 1, 1)
+    async with answering(answer) as url, fetching(here) as fetcher:
+        with pytest.raises(Unfetched) as caught:
+            await fetcher.snapshot(Source(url, -1, 2, 7))
+        assert len(str(caught.value)) < 1000
+    assert [slot.step for slot in holdings(here).slots()] == [1]
+
+
+async def test_more_than_a_private_state_may_have_is_refused(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "MAX_PRIVATE_BYTES", 1000)
+    head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+    async with fetching(here) as fetcher:
+        async with answering(head, b"x" * 1001) as url:
+            with pytest.raises(Unfetched, match="more than 1000 bytes"):
+                await fetcher.private(Source(url, 0, 1, 1))
+        async with answering(head, b"x" * 1000) as url:
+            assert await fetcher.private(Source(url, 0, 1, 1)) == b"x" * 1000
+
+
+@pytest.mark.parametrize("pieces", [(), (HEAD % b"1000",), (HEAD % b"1000" + b"x" * 10,)])
+async def test_a_peer_that_falls_silent_is_given_up(here: Path, pieces: tuple[bytes, ...]) -> None:
+    async with answering(*pieces, then="silence") as url, fetching(here, silence_s=0.05) as fetcher:
+        for ask in (fetcher.snapshot(Source(url, -1, 2, 7)), fetcher.private(Source(url, 1, 2, 7))):
+            with pytest.raises(Unfetched):
+                await ask
+    assert holdings(here).slots() == ()
+    assert snapshot(here, 1, 1).step == 1  # the slot is free again
+
+
+async def test_a_peer_that_is_not_there_is_named(here: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        async with fetching(here) as fetcher:
+            with pytest.raises(Unfetched, match=url):
+                await fetcher.private(Source(url, 1, 2, 7))
+
+
+async def test_a_receiver_that_takes_nothing_does_not_keep_the_slot(there: Path) -> None:
+    record = snapshot(there, 2, 7, size=30_000_000)
+    arena = holdings(there).arena
+    arena.seal(record)
+    async with serving(there, silence_s=0.05) as url:
+        host, _, port = url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        writer.write(
+            f"GET /v1/slot/2/7 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+        )
+        await reader.readuntil(b"\r\n\r\n")
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        snapshot(there, 2, 8)
+        layout = plan([("w", "U8", (10,))], {})
+        while (draft := arena.begin(layout, 2, 9, 2)) is None:  # noqa: ASYNC110  a lock tells nobody
+            await asyncio.sleep(0)
+        draft.commit()
+        writer.close()

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast import checkpoint
+from holdfast.messages import Launch, MemberOrder, RankStart, Restore, Slot, Source
+from sidecar import prepare
+from sidecar.prepare import Preparer, Unprepared
+from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
+from tests.unit.sidecar.peering import fetching, serving
+
+LAUNCH = Launch(3, 2, 1, "", 0, 0, 0.0, restore=Restore(7, 2, "slot"))
+
+
+@pytest.fixture
+def here() -> Iterator[Path]:
+    with member() as path:
+        yield path
+
+
+@pytest.fixture
+def there() -> Iterator[Path]:
+    with member() as path:
+        yield path
+
+
+def order(*sources: Source, launch: Launch = LAUNCH, ranks: tuple[int, ...] = (0,)) -> MemberOrder:
+    places = tuple(RankStart(rank, local) for local, rank in enumerate(ranks))
+    return MemberOrder("run", launch.generation, launch, places, sources)
+
+
+async def prepared(here: Path, wanted: MemberOrder) -> tuple[Launch, tuple[RankStart, ...]]:
+    async with fetching(here) as fetcher:
+        return await Preparer(holdings(here), fetcher, here).prepare(wanted)
+
+
+async def test_a_start_from_the_beginning_needs_nothing(here: Path) -> None:
+    launch = replace(LAUNCH, restore=None)
+    wanted = order(launch=launch)
+    assert await prepared(here, wanted) == (launch, wanted.ranks)
+
+
+async def test_what_is_here_is_used_where_it_lies(here: Path) -> None:
+    record = snapshot(here, 2, 7)
+    private(here, 0, 2, 7, b"mine")
+    launch, [rank] = await prepared(here, order(Source("", 0, 2, 7)))
+    assert launch.restore is not None
+    assert launch.restore.path == str(record.path)
+    assert Path(rank.private).read_bytes() == b"mine"
+
+
+async def test_what_is_not_here_is_fetched(here: Path, there: Path) -> None:
+    sent = snapshot(there, 2, 7, fill=5)
+    private(there, 1, 2, 7, b"theirs")
+    async with serving(there) as url:
+        wanted = order(
+            Source("http://127.0.0.1:9", -1, 2, 7), Source(url, -1, 2, 7), Source(url, 1, 2, 7), ranks=(1,)
+        )
+        launch, [rank] = await prepared(here, wanted)
+    assert launch.restore is not None
+    assert Path(launch.restore.path).read_bytes() == sent.path.read_bytes()
+    assert Path(launch.restore.path).is_relative_to(here)
+    assert Path(rank.private).read_bytes() == b"theirs"
+
+
+async def test_private_states_of_the_generation_that_is_named_are_taken(here: Path) -> None:
+    snapshot(here, 2, 7)
+    private(here, 0, 1, 7, b"old")
+    private(here, 0, 2, 7, b"new", kept=True)
+    _, [rank] = await prepared(here, order(Source("", 0, 0, 0), Source("", 0, 2, 7)))
+    assert Path(rank.private).read_bytes() == b"new"
+
+
+async def test_a_damaged_snapshot_is_fetched_from_a_peer_and_not_used_here_again(
+    here: Path, there: Path
+) -> None:
+    record = snapshot(here, 2, 7)
+    private(here, 0, 2, 7)
+    holdings(here).arena.seal(record)
+    flip(record)
+    snapshot(there, 2, 7)
+    async with serving(there) as url:
+        launch, _ = await prepared(here, order(Source(url, -1, 2, 7), Source("", 0, 2, 7)))
+    assert launch.restore is not None
+    [held] = holdings(here).arena.records()
+    assert holdings(here).good(held)
+    assert launch.restore.path == str(held.path)
+
+
+async def test_a_damaged_snapshot_that_nobody_else_has_is_told(here: Path) -> None:
+    record = snapshot(here, 2, 7)
+    holdings(here).arena.seal(record)
+    flip(record)
+    with pytest.raises(Unprepared, match="the snapshot of step 7 here fails its checksum") as caught:
+        await prepared(here, order(Source("http://127.0.0.1:9", -1, 2, 7)))
+    assert caught.value.slot == Slot(2, 7, record.total_bytes)
+    assert holdings(here).slots() == ()
+
+
+async def test_what_nobody_has_is_named(here: Path) -> None:
+    with pytest.raises(Unprepared, match="no member has the snapshot of step 7"):
+        await prepared(here, order())
+    snapshot(here, 2, 7)
+    with pytest.raises(Unprepared, match="no member has the private state of rank 0"):
+        await prepared(here, order(Source("", 1, 2, 7), Source("", 0, 2, 6)))
+    with pytest.raises(Unprepared, match=r"127\.0\.0\.1:9"):
+        await prepared(here, order(Source("http://127.0.0.1:9", 0, 2, 7)))
+
+
+async def test_preparing_again_gives_the_same(here: Path) -> None:
+    snapshot(here, 2, 7)
+    private(here, 0, 2, 7)
+    wanted = order(Source("", 0, 2, 7))
+    assert await prepared(here, wanted) == await prepared(here, wanted)
+
+
+async def test_files_of_older_starts_are_removed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "KEPT", 2)
+    snapshot(here, 2, 7)
+    for generation in range(2, 6):
+        private(here, 0, generation, 7)
+        await prepared(here, order(Source("", 0, generation, 7)))
+    assert len(list((here / "restore").iterdir())) == 2
+
+
+# -- from storage
+
+
+def written(root: Path) -> Path:
+    return checkpoint.write(
+        root,
+        generation=2,
+        step=7,
+        world_size=2,
+        files={"replicated.safetensors": b"s", "rank-00000.bin": b"0", "rank-00001.bin": b"1"},
+        meta={},
+        created_at=0.0,
+    )
+
+
+async def test_each_rank_gets_its_own_file_of_a_checkpoint(here: Path, tmp_path: Path) -> None:
+    path = written(tmp_path)
+    launch = replace(LAUNCH, restore=Restore(7, 2, "checkpoint", str(path)))
+    found, ranks = await prepared(here, order(launch=launch, ranks=(0, 1)))
+    assert found == launch
+    assert [Path(rank.private).read_bytes() for rank in ranks] == [b"0", b"1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("rank-00001.bin", b"x", "rank-00001.bin is damaged"),
+        ("rank-00001.bin", b"", "rank-00001.bin has 0 bytes, 1 were written"),
+        ("manifest.json", b"{}", "manifest.json"),
+        ("manifest.json", None, "manifest.json is missing"),
+    ],
+)
+async def test_a_damaged_checkpoint_is_told(
+    here: Path, tmp_path: Path, name: str, content: bytes | None, why: str
+) -> None:
+    path = written(tmp_path)
+    if content is None:
+        (path / name).unlink()
+    else:
+        (path / name).write_bytes(content)
+    launch = replace(LAUNCH, restore=Restore(7, 2, "checkpoint", str(path)))
+    with pytest.raises(Unprepared, match="checkpoint step-00000007: ") as caught:
+        await prepared(here, order(launch=launch))
+    assert why in str(caught.value)
+    assert caught.value.slot is None
