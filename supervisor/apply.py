@@ -101,10 +101,25 @@ def _secure(view: View, action: Secure) -> Memory:
         memory,
         phase="securing",
         since_ns=view.now_ns,
-        generation=max(memory.generation, symptoms.ahead(view)),
         incident=incident,
         incidents=count,
+        **_found(view),
     )
+
+
+class _Found(TypedDict, total=False):
+    generation: int
+    placement: tuple[str, ...]
+
+
+def _found(view: View) -> _Found:
+    """Return what the members know of the present generation and we do not."""
+    generation = symptoms.ahead(view)
+    if not generation:
+        return {}
+    seats = symptoms.seats(view, generation)
+    whole = len(seats) * view.memory.nproc == view.memory.world_size
+    return {"generation": generation, "placement": seats if whole else view.memory.placement}
 
 
 def _with_evidence(view: View, incident: Open) -> Open:

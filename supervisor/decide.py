@@ -39,9 +39,18 @@ def decide(view: View, policy: Policy) -> Action:
     if memory.stop == "now" and memory.phase not in ("stopping", "ended"):
         return End(EXIT_INTERRUPTED, "stopped at once, as asked")
     if memory.phase in _LIVE and symptoms.ahead(view):
-        lost = symptoms.lost_track(view)
-        return Secure((lost,), True, lost.detail)
+        return _lost_track(view, policy)
     return _RULES[memory.phase](view, policy)
+
+
+def _lost_track(view: View, policy: Policy) -> Action:
+    """Form the group anew from what the members say of themselves, once all have had the time to say it."""
+    new = [m.silent_s for m in view.members if m.exists and m.report is None]
+    left_s = policy.secure_s - min(new, default=policy.secure_s)
+    if left_s > 0:
+        return Wait(view.now_ns + int(left_s * _S) + 1, "the members run what the journal does not know")
+    lost = symptoms.lost_track(view)
+    return Secure((lost,), True, lost.detail)
 
 
 # -- forming: the first generation

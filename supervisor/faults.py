@@ -54,6 +54,24 @@ def lost_track(view: View) -> Fault:
     return Fault("lost_track", -1, "", -1, view.now_ns, "lost track", detail)
 
 
+def seats(view: View, generation: int) -> tuple[str, ...]:
+    """Return which members say that they have the ranks of `generation`, in their order.
+
+    A place that nobody claims is taken to be that of a member that says nothing.
+    """
+    claimed = {
+        rank.rank // view.memory.nproc: member.name
+        for member in view.members
+        if member.exists and member.report is not None and member.report.launcher is not None
+        for rank in member.report.launcher.ranks
+        if rank.generation == generation
+    }
+    quiet = [m.name for m in view.members if m.exists and m.report is None]
+    blocks = range(view.memory.world_size // view.memory.nproc)
+    found = [claimed.get(block) or (quiet.pop(0) if quiet else "") for block in blocks]
+    return tuple(name for name in found if name)
+
+
 def silent(view: View) -> Fault | None:
     """Return the loss of the first member with ranks that does not speak, though it may come back."""
     for block, name in enumerate(view.memory.placement):

@@ -145,6 +145,10 @@ class Run:
         """Wait until the group has done `step` steps."""
         return self.wait(lambda status: (status["step"] or 0) >= step, f"step {step}")
 
+    def after(self, generation: int) -> Json:
+        """Wait until a newer generation than this is formed."""
+        return self.wait(lambda status: status["generation"] > generation, f"generation {generation + 1}")
+
     def trains(self, steps: int = 20) -> Json:
         """Wait until the group has done so many steps more."""
         first = self.running()["step"]
@@ -194,11 +198,15 @@ class Run:
         """Ask for a drill, as `holdfast inject` does."""
         self._ask("/v1/inject", {"what": what, "rank": rank})
 
-    def hit(self, rank: int, signum: int) -> int:
-        """Send a signal to the process of a rank; return its pid."""
-        pid = self.pid(rank)
-        os.kill(pid, signum)
-        return pid
+    def hit(self, rank: int, signum: int, whatever: bool = False) -> None:
+        """Send a signal to the process of a rank; with `whatever`, be content with one that is dead."""
+        with contextlib.suppress(*[ProcessLookupError] if whatever else []):
+            os.kill(self.pid(rank), signum)
+
+    def kill_ranks(self, *ranks: int) -> None:
+        """SIGKILL to each of `ranks`."""
+        for pid in [self.pid(rank) for rank in ranks]:
+            os.kill(pid, signal.SIGKILL)
 
     def broken(self, act: Callable[[], object], limit_s: float = WAIT_S) -> Json:
         """Carry out `act`, which makes one fault, and return its incident once it is over."""

@@ -41,9 +41,8 @@ def kill_while_rank_1_writes(run: Run, file: Path, ranks: list[int]) -> None:
     generation = run.trains(30)["generation"]
     file.touch()
     until(lambda: inside(file).exists() or None, "rank 1 is inside the optimizer", 10)
-    for rank in ranks:
-        run.hit(rank, signal.SIGKILL)
-    run.wait(lambda s: s["generation"] > generation, "the next generation")
+    run.kill_ranks(*ranks)
+    run.after(generation)
     file.unlink()
     inside(file).unlink()
 
@@ -69,11 +68,6 @@ def test_without_a_survivor_the_last_snapshot_is_used(run: Run) -> None:
     run.steady()
     last = run.incidents()[-1]["resume"]["step"]
     run.trains(30)
-
-    def kill_all() -> None:
-        for rank in (0, 1, 2):
-            run.hit(rank, signal.SIGKILL)
-
-    found = run.broken(kill_all)
+    found = run.broken(lambda: run.kill_ranks(0, 1, 2))
     assert found["resume"]["step"] == last
     assert found["lost_steps"] >= 30

@@ -6,6 +6,8 @@ import os
 import random
 import select
 import signal
+from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -14,31 +16,49 @@ from tests.local.running import Run
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
 
+ENDLESS = 10_000_000
 KILLS = 20
+SECOND_FAULTS = 8
 WINDOW_S = 0.35  # a recovery takes 0.1 to 0.3 s
 
 
-def test_a_supervisor_killed_in_a_recovery_never_leaves_it_stuck_doubled_or_older(start: Start) -> None:
-    run = start("--members 2 --checkpoint-every 0", "steady.py", 10_000_000)
+@pytest.fixture(scope="module")
+def run(start_shared: Start) -> Iterator[Run]:
+    run = start_shared("--members 2 --checkpoint-every 0", "steady.py", ENDLESS)
+    yield run
+    assert run.stop().code == 130
+
+
+def test_a_supervisor_killed_in_a_recovery_never_leaves_it_stuck_doubled_or_older(run: Run) -> None:
     chance = random.Random(3)
     before = run.steady()
     for turn in range(KILLS):
-        step, generation, count = before["step"], before["generation"], before["incidents"]
-        rank = turn % 2
-        moment = chance.uniform(0.0, WINDOW_S)
-        run.broken(lambda rank=rank, moment=moment: kill_both(run, rank, moment))  # type: ignore[misc]
-        after = run.running()
-        assert after["generation"] == generation + 1, "neither stuck nor doubled"
-        assert after["incidents"] == count + 1
-        assert run.incidents()[-1]["lost_steps"] <= 1, f"turn {turn}, {moment:.3f} s after the kill"
-        assert after["step"] >= step
-        before = run.trains(5)
-    assert run.stop().code == 130
+        rank, moment_s = turn % 2, chance.uniform(0.0, WINDOW_S)
+        found = run.broken(partial(kill_both, run, rank, moment_s))
+        assert found["lost_steps"] <= 1, f"turn {turn}, {moment_s:.3f} s after the kill"
+        after = run.trains(5)
+        assert after["generation"] == before["generation"] + 1, "neither stuck nor doubled"
+        assert after["incidents"] == before["incidents"] + 1
+        assert after["step"] > before["step"]
+        before = after
 
 
 def kill_both(run: Run, rank: int, moment_s: float) -> None:
     """Kill a rank, and `moment_s` later the supervisor."""
-    pid = run.wait(lambda s: s["supervisor_pid"], "a supervisor")["supervisor_pid"]
+    pid = run.running()["supervisor_pid"]
     run.hit(rank, signal.SIGKILL)
     select.select([], [], [], moment_s)
     os.kill(pid, signal.SIGKILL)
+
+
+def test_a_second_fault_in_a_recovery_is_recovered_from_too(run: Run) -> None:
+    chance = random.Random(4)
+    run.steady()
+    for turn in range(SECOND_FAULTS):
+        before = run.trains(5)
+        run.hit(turn % 2, signal.SIGKILL)
+        select.select([], [], [], chance.uniform(0.0, WINDOW_S))
+        run.hit(chance.randrange(2), signal.SIGKILL, whatever=True)
+        run.after(before["generation"])
+        assert run.trains(5)["step"] >= before["step"]
+    assert not any(each["open"] for each in run.incidents())

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.arena import Arena
 from tests.local.conftest import Start
-from tests.local.running import Run, holdfast
+from tests.local.running import Run, holdfast, until
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
 
@@ -98,6 +99,21 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(start: Start) -
     assert older <= resumed["step"]
     assert f"step-{newest['step']:08d}" in again.output() + again.logs("supervisor.log")
     again.stop()
+
+
+def test_a_damaged_snapshot_is_taken_from_a_peer(start: Start) -> None:
+    run = start("--members 2 --snapshot-every 0 --checkpoint-every 0", "steady.py", ENDLESS)
+    run.steady()
+    assert run.runtime is not None
+    arena = Arena(run.runtime / "m0" / "arena")
+    until(lambda: all(map(arena.sealed, arena.records())) or None, "a checksum", 10)
+    for record in arena.records():
+        flip_a_bit(record.path)
+    arena.close()
+    found = run.broken(lambda: run.kill_ranks(0, 1))
+    assert found["resume"]["source"] == "slot"
+    assert "damaged" in run.logs("sidecar-m0.log")
+    run.stop()
 
 
 def flip_a_bit(path: Path) -> None:

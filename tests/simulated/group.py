@@ -30,9 +30,11 @@ class Group:
 
     def began(self, member: Member, launch: Launch) -> None:
         """A launcher has a new generation: there is one launch for each, and each seat is taken once."""
-        assert self.launches.setdefault(launch.generation, launch) == launch
+        known = self.launches.setdefault(launch.generation, launch)
+        assert known == launch or self.world.has_forgotten
         for rank in member.ranks:
-            assert self.seats.setdefault((launch.generation, rank.number), member.name) == member.name
+            seat = self.seats.setdefault((launch.generation, rank.number), member.name)
+            assert seat == member.name or self.world.has_forgotten
 
     def ranks(self, generation: int) -> list[Rank]:
         here = [rank for m in self.world.members.values() if not m.gone for rank in m.ranks]

@@ -15,6 +15,8 @@ from torch.optim import lr_scheduler
 from holdfast import capture, safetensors
 from holdfast.errors import BadInput
 
+torch.set_num_threads(1)  # more only get in each other's way with tensors of this size
+
 
 class Tied(nn.Module):
     """Shared, empty, scalar and frozen parameters of several types."""

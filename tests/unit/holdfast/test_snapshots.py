@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -14,6 +14,7 @@ from holdfast.snapshots import MAX_INTERVAL, Snapshots, interval
 from tests.unit.holdfast.crashing import memory_directory
 
 
+@settings(max_examples=50, deadline=None)
 @given(
     st.floats(0.0, 100.0),
     st.floats(1e-6, 100.0),

@@ -22,6 +22,8 @@ from holdfast.session import Session
 from holdfast.state import State
 from tests.unit.holdfast.crashing import memory_directory
 
+torch.set_num_threads(1)  # more only get in each other's way with tensors of this size
+
 LAUNCH = Launch(3, 1, 1, "", 0, 0, 0.0)
 
 

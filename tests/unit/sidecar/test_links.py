@@ -12,9 +12,8 @@ from holdfast import tasks, wire
 from holdfast.messages import LauncherOrder, LauncherState, MemberOrder, MemberReport
 from sidecar.links import LauncherLink, SupervisorLink
 from tests.unit.holdfast.crashing import memory_directory
+from tests.unit.sidecar.launching import LIMIT_S, Launcher
 from tests.unit.supervisor.views import launcher, report
-
-LIMIT_S = 20.0
 
 
 @asynccontextmanager
@@ -33,32 +32,6 @@ async def running(link: LauncherLink | SupervisorLink) -> AsyncIterator[asyncio.
 def here() -> Iterator[Path]:
     with memory_directory() as path:
         yield path
-
-
-class Launcher:
-    """The launcher's end of the socket: says what it is told to, and collects what it hears."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.came: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
-        self.heard: asyncio.Queue[bytes] = asyncio.Queue()
-
-    @asynccontextmanager
-    async def listening(self) -> AsyncIterator[None]:
-        server = await asyncio.start_unix_server(self._serve, str(self.path))
-        try:
-            yield
-        finally:
-            server.close()
-            while not self.came.empty():
-                self.came.get_nowait().close()
-            self.path.unlink(missing_ok=True)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.came.put_nowait(writer)
-        while line := await reader.readline():
-            self.heard.put_nowait(line)
-        writer.close()
 
 
 class Known:

@@ -147,7 +147,7 @@ KINDS = ["raise", "kill", "hang", "lose", "supervisor", "nan"]
 PLACES = st.tuples(st.integers(0, 1), st.integers(0, 7))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(PLACES, st.sampled_from(KINDS), max_size=4), st.booleans())
 def test_the_buckets_add_up_to_the_clock_in_every_history(
     cues: dict[tuple[int, int], str], supervised: bool

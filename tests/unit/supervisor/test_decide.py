@@ -464,7 +464,7 @@ def worlds(draw: st.DrawFn) -> World:
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(worlds())
 def test_whatever_fails_the_run_ends_with_the_undisturbed_state(world: World) -> None:
     """What must hold at every step on the way is asserted by the world itself."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.messages import Ending, Flag, Look, Restore, Stall
@@ -139,6 +139,7 @@ def test_causes_come_before_their_symptoms_then_the_earliest() -> None:
     assert faults.root((fault("nan", at_ns=0), fault("member_lost", at_ns=9))).kind == "member_lost"
 
 
+@settings(max_examples=24, deadline=None)
 @given(st.permutations([fault("crash", at_ns=3), fault("nan"), fault("victim"), fault("hang", at_ns=1)]))
 def test_the_root_does_not_depend_on_the_order_of_what_was_heard(found: list[Fault]) -> None:
     assert faults.root(tuple(found)).kind == "nan"

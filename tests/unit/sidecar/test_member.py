@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from holdfast import tasks, wire
+from holdfast.messages import (
+    Drill,
+    Launch,
+    LauncherOrder,
+    LauncherState,
+    MemberOrder,
+    MemberReport,
+    RankStart,
+    Restore,
+    Slot,
+    Source,
+)
+from sidecar.config import Config
+from sidecar.member import Member
+from tests.unit.sidecar.launching import LIMIT_S, Launcher
+from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
+from tests.unit.supervisor.views import launcher, rank
+
+LAUNCH = Launch(2, 1, 1, "", 0, 0, 0.0)
+
+
+@pytest.fixture
+def here() -> Iterator[Path]:
+    with member() as path:
+        yield path
+
+
+@dataclass
+class Place:
+    """A sidecar at work, and the launcher that it talks to."""
+
+    sidecar: Member
+    there: Launcher
+    writer: asyncio.StreamWriter
+
+    async def tells(self, state: LauncherState) -> None:
+        """Have the launcher tell `state`; return when it is known."""
+        self.writer.write(wire.encode(state))
+        await self.until(lambda report: report.launcher == state)
+
+    async def until(self, condition: object) -> MemberReport:
+        """Return the first report for which `condition` holds."""
+        assert callable(condition)
+        deadline = asyncio.get_running_loop().time() + LIMIT_S
+        while not condition(report := self.sidecar.report()):
+            assert asyncio.get_running_loop().time() < deadline
+            self.sidecar.supervisor.dirty.clear()
+            await asyncio.wait_for(self.sidecar.supervisor.dirty.wait(), LIMIT_S)
+        return report
+
+    async def heard(self) -> LauncherOrder:
+        line = await asyncio.wait_for(self.there.heard.get(), LIMIT_S)
+        return wire.decode(LauncherOrder, line)
+
+
+@asynccontextmanager
+async def at_work(here: Path) -> AsyncIterator[Place]:
+    token = here / "token"
+    token.write_text("secret\n")
+    config = Config("m0", "n0", 1, here, here / "checkpoints", "http://127.0.0.1:9", token)
+    sidecar, there = Member(config), Launcher(here / "launcher.sock")
+    async with there.listening():
+        services = [asyncio.create_task(work()) for work in (sidecar.launcher.run, sidecar.pursue)]
+        try:
+            writer = await asyncio.wait_for(there.came.get(), LIMIT_S)
+            place = Place(sidecar, there, writer)
+            await place.tells(launcher(rank(0)))
+            yield place
+        finally:
+            await tasks.end(services)
+            await sidecar.fetcher.close()
+            writer.close()
+
+
+def run(generation: int = 2, restore: Restore | None = None, *sources: Source) -> MemberOrder:
+    launch = replace(LAUNCH, generation=generation, restore=restore)
+    return MemberOrder("run", generation, launch, (RankStart(0, 0),), sources)
+
+
+async def test_a_generation_is_started_once_its_state_is_at_hand(here: Path) -> None:
+    record = snapshot(here, 1, 5)
+    private(here, 0, 1, 5, b"mine")
+    async with at_work(here) as place:
+        await place.sidecar.obey(run(2, Restore(5, 1, "slot"), Source("", 0, 1, 5)))
+        order = await place.heard()
+        assert (order.do, order.generation) == ("run", 2)
+        assert order.launch is not None
+        assert order.launch.restore is not None
+        assert order.launch.restore.path == str(record.path)
+        assert Path(order.ranks[0].private).read_bytes() == b"mine"
+        await place.tells(launcher(rank(0, generation=2), generation=2))
+        await place.sidecar.obey(replace(run(2), settled=True))
+        assert (await place.heard()).do == "settle"
+
+
+async def test_an_older_order_is_refused(here: Path) -> None:
+    async with at_work(here) as place:
+        await place.sidecar.obey(MemberOrder("idle", 5))
+        await place.sidecar.obey(run(4))
+        assert place.sidecar.order == MemberOrder("idle", 5)
+
+
+async def test_what_cannot_be_prepared_is_told_with_its_generation_and_forgotten_with_it(here: Path) -> None:
+    record = snapshot(here, 1, 5)
+    holdings(here).arena.seal(record)
+    flip(record)
+    async with at_work(here) as place:
+        await place.sidecar.obey(run(2, Restore(5, 1, "slot")))
+        told = await place.until(lambda report: report.prepare_error)
+        assert told.prepare_error == "the snapshot of step 5 here fails its checksum"
+        assert told.prepare_generation == 2
+        assert told.unusable == (Slot(1, 5, record.total_bytes),)
+        await place.sidecar.obey(run(3))
+        assert place.sidecar.report().prepare_error == ""
+        assert (await place.heard()).generation == 3
+
+
+async def test_survivors_are_asked_for_their_state_before_what_is_held_is_listed(here: Path) -> None:
+    async with at_work(here) as place:
+        await place.sidecar.obey(MemberOrder("secure", 1))
+        assert await place.heard() == LauncherOrder("secure", 1)
+        assert place.sidecar.report().secured_for == 0
+        snapshot(here, 1, 9)
+        private(here, 0, 1, 9)
+        await place.tells(launcher(rank(0), secure_asked=1))
+        told = await place.until(lambda report: report.secured_for)
+        assert [each.step for each in told.slots] == [9]
+        assert [each.step for each in told.privates] == [9]
+
+
+@pytest.mark.parametrize(
+    "order", [MemberOrder("secure", 1, just_in_time=False), MemberOrder("secure", 2)], ids=["bad", "behind"]
+)
+async def test_what_is_held_is_listed_at_once_when_nobody_is_to_be_asked(
+    here: Path, order: MemberOrder
+) -> None:
+    async with at_work(here) as place:
+        await place.sidecar.obey(order)
+        assert (await place.until(lambda report: report.secured_for)).secured_for == order.generation
+        assert place.there.heard.empty()
+
+
+async def test_a_sidecar_that_does_not_know_its_launcher_yet_claims_nothing(here: Path) -> None:
+    async with at_work(here) as place:
+        place.writer.close()
+        await place.until(lambda report: report.launcher is None)
+        await place.sidecar.obey(MemberOrder("secure", 1, just_in_time=False))
+        place.writer = await asyncio.wait_for(place.there.came.get(), LIMIT_S)
+        assert place.sidecar.report().secured_for == 0
+        place.writer.write(wire.encode(launcher(rank(0))))
+        await place.until(lambda report: report.secured_for == 1)
+
+
+async def test_ranks_whose_places_others_have_taken_are_ended(here: Path) -> None:
+    async with at_work(here) as place:
+        await place.sidecar.obey(MemberOrder("idle", 3))
+        assert await place.heard() == LauncherOrder("kill", 1)
+
+
+async def test_a_drill_is_carried_out_once(here: Path) -> None:
+    async with at_work(here) as place:
+        for number in (7, 7, 6):
+            await place.sidecar.obey(replace(run(1), drill=Drill(number, "stop", 0)))
+        await place.sidecar.obey(MemberOrder("stop", 1, grace_s=2.0))
+        assert await place.heard() == LauncherOrder("drill", 1, local_rank=0, what="stop")
+        assert await place.heard() == LauncherOrder("stop", grace_s=2.0)
+
+
+async def test_a_checkpoint_that_is_asked_for_is_answered_by_its_number(here: Path) -> None:
+    snapshot(here, 1, 5)
+    for each in (0, 1):
+        private(here, each, 1, 5)
+    async with at_work(here) as place:
+        asked = MemberOrder("secure", 1, just_in_time=False, save=3, save_step=5, save_generation=1)
+        await place.sidecar.obey(asked)
+        told = await place.until(lambda report: report.durable.asked == 3)
+        assert (told.durable.step, told.durable.error) == (5, "")
+        await place.sidecar.obey(replace(asked, save=4, save_step=6))
+        told = await place.until(lambda report: report.durable.asked == 4)
+        assert told.durable.error == "the snapshot of step 6 is not here"
