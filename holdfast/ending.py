@@ -15,7 +15,7 @@ from types import ModuleType, TracebackType
 from holdfast import page
 from holdfast.channel import Say
 from holdfast.command import Program
-from holdfast.errors import BadInput, NumericFault
+from holdfast.errors import BadInput, NumericFault, PeerLost
 from holdfast.messages import Ending
 from holdfast.runtime import Runtime
 
@@ -120,6 +120,8 @@ def kind_of(error: BaseException) -> str:
         return "bad_input"
     if isinstance(error, NumericFault):
         return "numeric"
+    if isinstance(error, PeerLost):
+        return "distributed"
     names = {each.__name__ for each in type(error).__mro__}
     if names & {"DistBackendError", "DistNetworkError", "DistStoreError"}:
         return "distributed"

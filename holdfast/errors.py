@@ -17,3 +17,7 @@ class NumericFault(HoldfastError, FloatingPointError):
 
 class Fenced(HoldfastError):
     """This process belongs to an older generation and must not go on."""
+
+
+class PeerLost(HoldfastError, ConnectionError):
+    """Another rank is gone in the middle of an exchange: this one is its victim."""

@@ -78,34 +78,30 @@ def is_optimizer(value: Any) -> bool:
 
 
 def attach(modules: Mapping[str, Any], optimizers: Iterable[Any], to: Phases) -> None:
-    """Report forward, backward and the optimizer's first write of each step to `to`."""
+    """Report forward, backward and the optimizer's first write of each step to `to`.
+
+    What follows a forward pass that can be differentiated counts as backward: the loss is a small part of
+    it, and a hook on the output for the exact moment costs more than all others together.
+    """
+    import torch
+
+    def after(_module: Any, _given: Any, output: Any) -> None:
+        if torch.is_grad_enabled() and _is_differentiable(output, torch.Tensor):
+            to.backward()
+
     for module in modules.values():
         module.register_forward_pre_hook(lambda *_: to.forward())
-        module.register_forward_hook(lambda _m, _i, output: _watch_backward(output, to))
+        module.register_forward_hook(after)
     for optimizer in optimizers:
         optimizer.register_step_pre_hook(lambda *_: to.before_write())
 
 
-def _watch_backward(output: Any, to: Phases) -> None:
-    """The gradient of the output is the first thing that a backward pass makes."""
-    tensor = _first_tensor(output)
-    if tensor is not None and tensor.requires_grad:
-        tensor.register_hook(lambda _grad: to.backward())
-
-
-def _first_tensor(value: Any) -> torch.Tensor | None:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value
+def _is_differentiable(value: Any, tensor: type[torch.Tensor]) -> bool:
+    if isinstance(value, tensor):
+        return value.requires_grad
     if isinstance(value, Mapping):
         value = tuple(value.values())
-    if isinstance(value, (list, tuple)):
-        for each in value:
-            found = _first_tensor(each)
-            if found is not None and found.requires_grad:
-                return found
-    return None
+    return isinstance(value, (list, tuple)) and any(_is_differentiable(each, tensor) for each in value)
 
 
 def poison(optimizers: Iterable[torch.optim.Optimizer]) -> float:

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast import capture, safetensors, snapshots
+from holdfast import capture, progress, safetensors, snapshots
+from holdfast.early import Early
 from holdfast.errors import BadInput
 from holdfast.exchange import Exchange
 from holdfast.messages import Launch, RankStart, Secured
 from holdfast.private import PrivateStore
+from holdfast.randomness import Section
 from holdfast.slot import lock_shared
 from holdfast.snapshots import Snapshots
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from holdfast.state import State
 
 GATE_S = 0.8  # how long a just-in-time copy waits for the optimizer to finish its writes
+SNAPSHOT_SHARE = 0.3  # of the budget; the rest is for all else that we do in and beside the ranks
+RECENT = 32  # step times whose median the interval is chosen by
 LOOK_CLOSELY = 4  # steps of a generation in which all private state is compared, not only randomness
 _PATIENCE_S = 10.0  # for a slot to restore from that is being written
 
@@ -52,13 +56,13 @@ class Keeping:
             self._kept = PrivateStore(directory / f"kept-{source:05d}.bin", source, every=every)
         self._copying = threading.Lock()
         self._blob = b""
-        self._core: list[tuple[str, bytes]] = []
-        self._drawn: tuple[object, ...] = ()
+        self._core: list[Section] = []
+        self._early = Early()
+        self._sent = -1  # the step whose private state is on its way, or was
         self._late = False
         self._done = 0
         self._cost_s = 0.0
         self._every = launch.snapshot_every if launch.snapshot_every > 0 else 0
-        self._began = 0.0
         self._told: set[str] = set()
 
     # -- the way in
@@ -96,65 +100,97 @@ class Keeping:
 
     def begin(self, step: int) -> None:
         """Secure the state that the loop starts from. Collective."""
-        self._blob = self._state.private.collect()
+        if self._sent > step:  # a loop was left in the middle of a step
+            self._take()
+        self._core = self._state.private.core()
+        self._blob = self._state.private.blob(self._core)
         if self._exchange.useful:
-            self._exchange.agree(len(self._blob))
-        self._store(step)
+            self._exchange.connect(self._launch.master_addr)
+        self._give(step)
+        self._take()
         restored = self._launch.restore
         if restored is None or restored.source != "slot":
             self._snapshot(step)
-        self._began = time.monotonic()
 
     # -- every step
 
+    def throttle(self) -> None:
+        """A step is about to begin: where a drill stops this rank."""
+        self._early.begin()
+        self._state.session.drill_point()
+
+    def passed(self, step: int) -> None:
+        """A forward pass on the way to `step` is over: give its private state away if it is final now."""
+        if self._exchange.useful and self._sent < step and self._early.passed():
+            self._collect()
+            if self._early.known:
+                self._give(step)
+
     def prepare(self, step: int) -> None:
-        """Store and give away the private state of `step` before the optimizer makes it. Collective."""
+        """See that the private state of `step` has two homes before the optimizer makes it. Collective."""
+        if self._sent < step:
+            before = self._core
+            self._collect()
+            self._early.found(self._core == before)
+            self._give(step)
+        self._take()
+
+    def _collect(self) -> None:
         self._core = self._state.private.core()
         self._blob = self._state.private.blob(self._core)
-        self._drawn = self._state.private.fingerprint()
-        self._store(step)
 
-    def _store(self, step: int) -> None:
-        generation = self._launch.generation
-        self._own.put(generation, step, self._blob, final=not self._late)
+    def _give(self, step: int) -> None:
+        """Store the private state of `step` and send it."""
+        self._sent = step
+        self._own.put(self._launch.generation, step, self._blob, final=not self._late)
+        if self._exchange.useful:
+            self._exchange.start(step, self._blob, self._late)
+
+    def _take(self) -> None:
+        """Store what another rank has sent for the same step, once it is here."""
         if self._kept is None:
             return
-        got = self._exchange.swap(self._blob, self._late)
-        if got is not None:
-            blob, late = got
-            self._kept.put(generation, step, blob, final=not late)
+        blob, late = self._exchange.finish()
+        self._kept.put(self._launch.generation, self._sent, blob, final=not late)
 
     def finish(self, step: int) -> None:
         """Notice private state that changed after it was given away, and say so once."""
-        if self._done < LOOK_CLOSELY:
-            changed = self._state.private.core() != self._core
-        else:
-            changed = self._state.private.fingerprint() != self._drawn
-        if changed:
-            self._blob = self._state.private.collect()
-            self._late = True
-            self._tell(
-                "private state (randomness, data position) changes between optimizer.step() and "
-                "commit(): the loss of a whole member can cost more than one step"
-            )
-        if self._late:
+        private = self._state.private
+        look = private.core if self._done < LOOK_CLOSELY else private.quick
+        found = look()
+        if found != self._core[: len(found)]:
+            self._changed_late(step)
+        elif self._late:
             self._own.put(self._launch.generation, step, self._blob, final=True)
+
+    def _changed_late(self, step: int) -> None:
+        """Put it right here; from now on send it later, or if it was sent late, as not final."""
+        self._blob = self._state.private.collect()
+        self._own.put(self._launch.generation, step, self._blob, final=True)
+        self._late = not self._early.known
+        self._early.give_up()
+        self._tell(
+            "private state (randomness, data position) changes between "
+            f"{'optimizer.step()' if self._late else 'the forward pass'} and commit(): "
+            "the loss of a whole member can cost more than one step"
+        )
 
     def committed(self, step: int) -> None:
         """Take a snapshot when one is due."""
         self._done += 1
+        self._early.begin()
         if self._launch.snapshot_every < 0 and self._done == snapshots.MIN_SAMPLES:
             self._choose_interval()
         if self._every and step % self._every == 0:
             self._snapshot(step)
 
-    def throttle(self) -> None:
-        """A step is about to begin: where a drill stops this rank."""
-        self._state.session.drill_point()
-
     def _choose_interval(self) -> None:
-        step_s = (time.monotonic() - self._began) / self._done
-        budget = self._launch.snapshot_budget / 2  # the other half is for all else that we do
+        page = self._state.session.page
+        times_s = progress.step_times_s(page.memory, RECENT) if page is not None else None
+        if not times_s:
+            return
+        step_s = sorted(times_s)[len(times_s) // 2]
+        budget = self._launch.snapshot_budget * SNAPSHOT_SHARE
         # A rank alone has no survivor that could copy just in time: then the budget alone decides.
         seldom_s = snapshots.SELDOM_S if self._launch.world_size > 1 else 0.0
         self._every = snapshots.interval(self._cost_s, step_s, budget, seldom_s)

@@ -57,7 +57,7 @@ class Page:
     """The writer's side. One process writes; its threads may do so together."""
 
     def __init__(self, memory: mmap.mmap, clock: Clock = time.monotonic_ns) -> None:
-        self._memory = memory
+        self.memory = memory
         self._clock = clock
         self._bytes = memoryview(memory)
         self._words = self._bytes.cast("Q")
@@ -112,7 +112,7 @@ class Page:
     def close(self) -> None:
         for view in (self._times, self._words, self._bytes):
             view.release()
-        self._memory.close()
+        self.memory.close()
 
     def begin(self, generation: int, rank: int, local_rank: int, pid: int, step: int) -> None:
         """Start a generation that resumes after `step`; of the old only the step times stay."""
@@ -245,7 +245,7 @@ class Page:
         """Record the first failure of this generation; later ones are its consequences."""
         content = layout.FAIL.pack(self._clock(), kind, code)
         with self._lock:
-            if not layout.FAIL.unpack_from(self._memory, layout.FAIL_AT)[0]:
+            if not layout.FAIL.unpack_from(self.memory, layout.FAIL_AT)[0]:
                 self._store(layout.FAIL_AT, content)
 
     def note_snapshot(self, step: int, cost_s: float) -> None:

@@ -148,6 +148,8 @@ class State:
 
     def backward(self) -> None:
         self._phase(Phase.BACKWARD)
+        if self.keeping is not None:
+            self.keeping.passed(self.step + 1)
 
     def before_write(self) -> None:
         """The optimizer is about to write: secure what is private, close the gate."""

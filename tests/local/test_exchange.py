@@ -13,21 +13,36 @@ pytestmark = pytest.mark.local
 RANK = """
 import sys
 import torch.distributed as dist
+from holdfast.errors import PeerLost
 from holdfast.exchange import Exchange
 
 rank, world_size, nproc, path = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world_size)
 mine = Exchange(rank, world_size, nproc)
-mine.agree(3000 * (rank + 1))
+mine.connect("127.0.0.1")
 source = (rank - nproc) % world_size
-for size in (0, 1, 3000, 3000 * world_size):
-    for late in (False, True):
-        found = mine.swap(bytes([rank]) * size, late)
-        assert found == (bytes([source]) * size, late), (rank, size, found)
-for _ in range(2):  # rank 0's state has outgrown the room: it has no second home, and nobody is held up
-    found = mine.swap(bytes([rank]) * (1_000_000 if rank == 0 else 10), False)
-    assert found == (None if source == 0 else (bytes([source]) * 10, False)), (rank, found)
-dist.destroy_process_group()
+
+for step, size in enumerate((0, 1, 3000, 50_000_000)):  # the last is more than the kernel holds
+    mine.start(step, bytes([rank]) * size, step % 2 == 1)
+    found = mine.finish()
+    assert found == (bytes([source]) * size, step % 2 == 1), (rank, size, len(found[0]))
+for step in (10, 11):  # one that is ahead: what it sends is kept for later
+    mine.start(step, bytes([rank, step]), False)
+    if rank == 0:
+        dist.barrier()
+    assert mine.finish() == (bytes([source, step]), False)
+    if rank != 0:
+        dist.barrier()
+if rank == 1:
+    sys.exit(0)
+try:
+    while True:
+        mine.start(20, b"x", False)
+        mine.finish()
+except PeerLost as error:
+    assert "rank 1" in str(error) or world_size == 3, error
+else:
+    raise AssertionError("a peer that is gone was not noticed")
 """
 
 

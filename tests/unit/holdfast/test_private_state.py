@@ -95,15 +95,6 @@ def test_a_blob_without_a_guard_leaves_the_guard_empty() -> None:
     assert guard.state() == LossGuard().state()
 
 
-def test_a_fingerprint_changes_with_any_draw() -> None:
-    kept = state(Buffered(), Position())
-    for each in (lambda: torch.rand(1), random.random, np.random.rand):
-        before = kept.fingerprint()
-        assert kept.fingerprint() == before
-        each()
-        assert kept.fingerprint() != before
-
-
 def test_another_models_buffers_are_named() -> None:
     blob = state(Buffered(3), Position()).collect()
     with pytest.raises(BadInput, match=r"of another model: model\.norm\.running_mean differs"):

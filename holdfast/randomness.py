@@ -1,0 +1,157 @@
+"""The state of every random generator that a script may use, read and set.
+
+It is read several times in every step, between a model's passes, when no line of it is in a cache. So what
+Python and NumPy make of it (tuples of 625 integers, copies) is only made anew when the words behind it have
+changed, and those are compared where they lie.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import struct
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
+
+Section = tuple[str, bytes]
+
+_WORDS = 625  # of a Mersenne twister: 624 and a position
+_PYTHON = struct.Struct("<625I?d")
+_NUMPY_TAIL = struct.Struct("<q?d")  # position, is there a second Gaussian, which
+
+
+class Generators:
+    """Reads the generators of this process and, on a GPU, of `device`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._python = _Python()
+        self._numpy: _Numpy | None = None
+
+    def read(self) -> list[Section]:
+        """Return a name and the state of each."""
+        import torch
+
+        state = torch.get_rng_state()  # of the CPU, whole: `raw` would look
+        words = ctypes.string_at(state.data_ptr(), state.nbytes)
+        found = [("torch", words), ("python", self._python.read())]
+        if self._numpy is None and "numpy" in sys.modules:
+            self._numpy = _Numpy(sys.modules["numpy"])
+        if self._numpy is not None:
+            found.append(("numpy", self._numpy.read()))
+        if self._device.type == "cuda":
+            found.append(("cuda", raw(torch.cuda.get_rng_state(self._device))))
+        return found
+
+    def restore(self, sections: Mapping[str, bytes]) -> None:
+        """Set every generator to where it was. Raises `BadInput` when one cannot be."""
+        try:
+            self._restore(sections)
+        except (ValueError, TypeError, LookupError, RuntimeError, OverflowError, struct.error) as error:
+            raise BadInput(f"private state: a random generator cannot take its state: {error}") from None
+
+    def _restore(self, sections: Mapping[str, bytes]) -> None:
+        import torch
+
+        if "torch" in sections:
+            torch.set_rng_state(_tensor(sections["torch"]))
+        if "python" in sections:
+            *words, has, cached = _PYTHON.unpack(sections["python"])
+            random.setstate((3, tuple(words), cached if has else None))
+        numpy = sys.modules.get("numpy")
+        if "numpy" in sections and numpy is not None:
+            _restore_numpy(numpy, sections["numpy"])
+        if "cuda" in sections and self._device.type == "cuda":
+            torch.cuda.set_rng_state(_tensor(sections["cuda"]), self._device)
+
+
+class _Python:
+    """The module's own generator."""
+
+    def __init__(self) -> None:
+        self._instance: Any = getattr(random, "_inst", None)
+        self._at = _words_of(self._instance)
+        self._seen: tuple[bytes, object] = (b"", None)
+        self._packed = b""
+
+    def read(self) -> bytes:
+        if not self._at:
+            return _packed_python()
+        seen = (ctypes.string_at(self._at, _WORDS * 4), self._instance.gauss_next)
+        if seen != self._seen:
+            self._packed, self._seen = _packed_python(), seen
+        return self._packed
+
+
+def _packed_python() -> bytes:
+    _, words, cached = random.getstate()
+    return _PYTHON.pack(*words, cached is not None, cached or 0.0)
+
+
+def _words_of(generator: Any) -> int:
+    """Return the address of what changes with every draw from a `random.Random`; 0: not found.
+
+    In CPython 3.10 to 3.13 the object's head is followed by the position and 624 words. Whatever else
+    they may be elsewhere, they are used only if they are what getstate() says.
+    """
+    if sys.implementation.name != "cpython" or not isinstance(generator, random.Random):
+        return 0
+    head = object.__basicsize__
+    if type(generator).__basicsize__ < head + _WORDS * 4 or not hasattr(generator, "gauss_next"):
+        return 0
+    at = id(generator) + head
+    position, *words = struct.unpack(f"={_WORDS}I", ctypes.string_at(at, _WORDS * 4))
+    return at if (*words, position) == generator.getstate()[1] else 0
+
+
+class _Numpy:
+    """NumPy's global generator; a second Gaussian that is kept for the next call is no word of it."""
+
+    def __init__(self, numpy: Any) -> None:
+        self._numpy = numpy
+        self._words = b""
+        self._packed = b""
+        self._settled = False
+
+    def read(self) -> bytes:
+        words = self._look()
+        if not words or words != self._words or not self._settled:
+            _, keys, position, has, cached = self._numpy.random.get_state(legacy=True)
+            tail = _NUMPY_TAIL.pack(int(position), bool(has), float(cached))
+            self._packed, self._words, self._settled = bytes(keys.tobytes() + tail), words, not has
+        return self._packed
+
+    def _look(self) -> bytes:
+        """Return the words where they lie; NumPy >= 1.24 shows them."""
+        generator = getattr(self._numpy.random, "get_bit_generator", None)
+        if generator is None:
+            return b""
+        return ctypes.string_at(generator().ctypes.state_address, _WORDS * 4)
+
+
+def _restore_numpy(numpy: Any, content: bytes) -> None:
+    position, has, cached = _NUMPY_TAIL.unpack(content[-_NUMPY_TAIL.size :])
+    keys = numpy.frombuffer(content[: -_NUMPY_TAIL.size], dtype=numpy.uint32).copy()
+    numpy.random.set_state(("MT19937", keys, position, int(has), cached))
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    """Return the bytes of a tensor, in its order."""
+    tensor = tensor.detach()
+    if tensor.device.type != "cpu":
+        tensor = tensor.cpu()
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b""
+
+
+def _tensor(content: bytes) -> torch.Tensor:
+    import torch
+
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
