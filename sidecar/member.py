@@ -27,7 +27,7 @@ from holdfast.messages import (
     Slot,
     Stall,
 )
-from sidecar import stacks
+from sidecar import background, stacks
 from sidecar.config import Config
 from sidecar.hang import HangPolicy
 from sidecar.holdings import Holdings
@@ -40,7 +40,9 @@ from sidecar.saver import RETRY_S, Saver
 log = logging.getLogger(__name__)
 
 UNMODIFIED_FLOOR_S = 60.0  # a script that declares nothing may evaluate or save at any time
+AGAIN_S = 1.0  # until something is tried again that should not have failed
 SEAL_S = 0.25  # a bit that flips in the meantime goes unseen
+SEAL_SHARE = 0.003  # of a core
 
 
 class Member:
@@ -138,7 +140,8 @@ class Member:
         order, state = self.order, self.launcher.state
         if order.do == "run" and order.launch is not None and state is not None:
             if state.generation < order.generation:
-                self._begin(f"prepare-{order.generation}", self._run(order))
+                if not self.prepare_error:
+                    self._begin(f"prepare-{order.generation}", self._run(order))
             elif order.settled:
                 self.launcher.send(LauncherOrder("settle", order.generation))
         elif order.do == "secure" and self.secured_for < order.generation:
@@ -165,13 +168,13 @@ class Member:
 
     def _ended(self, name: str, task: asyncio.Task[None]) -> None:
         del self._busy[name]
-        if not task.cancelled() and task.exception() is not None:
-            log.error("task failed", extra={"task": name}, exc_info=task.exception())
-        self._changed()
+        if task.cancelled() or task.exception() is None:
+            self._changed()
+            return
+        log.error("task failed", extra={"task": name}, exc_info=task.exception())
+        asyncio.get_running_loop().call_later(AGAIN_S, self._changed)
 
     async def _run(self, order: MemberOrder) -> None:
-        if self.prepare_error:
-            return
         try:
             launch, ranks = await self.preparer.prepare(order)
         except (Unprepared, OSError) as error:  # or the memory volume is full
@@ -238,16 +241,19 @@ class Member:
     # -- saving
 
     async def seal(self) -> None:
-        """Give every new snapshot its checksum soon after it was written, beside the training. For ever."""
-        loop = asyncio.get_running_loop()
+        """Give new snapshots their checksum beside the training, with a small share of a core. For ever."""
+        arena = self.holdings.arena
         while True:
             await asyncio.sleep(SEAL_S)
-            for record in self.holdings.arena.records():
-                if not self.holdings.arena.sealed(record):
-                    try:
-                        await loop.run_in_executor(None, self.holdings.arena.seal, record)
-                    except (Gone, OSError) as error:  # a newer one is being written into it
-                        log.debug("not sealed", extra={"step": record.step, "error": str(error)})
+            for record in arena.records()[:1]:
+                if arena.sealed(record):
+                    continue
+                began = time.monotonic()
+                try:
+                    await background.run(arena.seal, record)
+                except (Gone, OSError) as error:  # a newer one is being written into it
+                    log.debug("not sealed", extra={"step": record.step, "error": str(error)})
+                await asyncio.sleep((time.monotonic() - began) / SEAL_SHARE)
 
     async def checkpoints(self) -> None:
         """Save at the interval, if this member has rank 0. For ever."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from holdfast import checkpoint
 from holdfast.arena import Gone, Record
 from holdfast.messages import Durable, Source
+from sidecar import background
 from sidecar.holdings import Holdings
 from sidecar.peers import Fetcher, Unfetched
 
@@ -52,9 +53,7 @@ class Saver:
         began = time.monotonic()
         try:
             privates = await self._privates(record, sources)
-            path = await asyncio.get_running_loop().run_in_executor(
-                None, self._write, record, privates, dict(meta), keep
-            )
+            path = await background.run(self._write, record, privates, dict(meta), keep)
         except (OSError, ValueError, Gone, Unfetched) as error:
             log.warning("checkpoint failed", extra={"step": record.step, "error": str(error)})
             last = self.durable
