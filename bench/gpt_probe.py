@@ -6,20 +6,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from torch.optim import optimizer as torch_optimizer
 
+from bench.blocks import Blocks
 from bench.stopwatch import OUTPUT, SKIP, Stopwatch
 from bench.ticks import Ticker
+from holdfast import runtime
 from trainer.gpt.__main__ import main
 
 
 def watch() -> Stopwatch:
     """Time everything of holdfast that a training step runs through."""
-    from holdfast import hooks, state
+    from holdfast import state
     from holdfast.exchange import Exchange
     from holdfast.keeping import Keeping
     from holdfast.page import Page
@@ -33,12 +36,12 @@ def watch() -> Stopwatch:
         (state.State, "commit", "commit"),
         (state.State, "forward", "forward hook"),
         (state.State, "backward", "backward hook"),
-        (hooks, "_watch_backward", "backward watch"),
         (Keeping, "throttle", "step begin"),
         (PrivateState, "core", "collect private state"),
         (PrivateState, "random", "random states"),
         (PrivateStore, "put", "store private state"),
-        (Exchange, "swap", "exchange with a peer (waits for it)"),
+        (Exchange, "start", "exchange with a peer, begun"),
+        (Exchange, "finish", "exchange with a peer, ended (waits for it)"),
         (Snapshots, "write", "snapshot"),
         (Page, "commit", "progress write"),
         (Page, "phase", "phase write"),
@@ -67,7 +70,41 @@ class Probe:
             self._stopwatch.reset()
 
 
+def take_turns() -> None:
+    """Make the training wait for its turn before each block of steps, where there is another."""
+    from holdfast.state import State
+
+    steps = State.steps
+
+    def in_blocks(self: State, count: int) -> Iterator[int]:
+        blocks = Blocks.given(self.session.rank)
+        for step in steps(self, count):
+            if blocks is not None and blocks.begins(step):
+                with self.pause("another's turn"):
+                    blocks.wait(step)
+            yield step
+        if blocks is not None:
+            blocks.end(count)
+
+    State.steps = in_blocks  # type: ignore[method-assign]
+
+
+def take_out() -> None:
+    """Leave of holdfast only the names that the script calls: what remains is plain DDP."""
+    from holdfast import hooks
+    from holdfast.state import State
+
+    def count(self: State, loss: object = None, **_: object) -> None:
+        self.step += 1
+
+    hooks.attach = lambda *_: None
+    State.commit = count  # type: ignore[method-assign]
+
+
 def run() -> None:
+    if os.environ.get("TORCHELASTIC_RUN_ID") and runtime.current is None:
+        take_out()
+    take_turns()
     stopwatch = watch()
     probe = Probe(stopwatch)
     torch_optimizer.register_optimizer_step_post_hook(probe.after_step)

@@ -1,34 +1,42 @@
-"""One stretch of undisturbed training under one launcher, and what is known of it afterwards."""
+"""The same training under both launchers, block by block in turns, and what is known of it afterwards."""
 
 from __future__ import annotations
 
 import json
+import statistics
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import processes, stopwatch
+from bench import blocks, processes, stopwatch
+from bench.blocks import Board
 from bench.launching import Failed, Running, holdfast_run, launch, torchrun
 from bench.modes import RANKS
-from bench.ticks import newest, step_times_s
+from bench.ticks import Tick, newest
 from supervisor.rundir import RunDir
 
 POLL_S = 0.1  # looking costs what is measured: seldom
-LIMIT_S = 600.0
+LIMIT_S = 1800.0
+COLD = 4  # steps of a block that find the other's data in the caches
+SIDES = ("holdfast", "torchrun")
 OURS = ("keeper", "supervisor", "sidecar", "launcher", "zygote", "warm")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """`blocks` of `steps` each for either side, and one before them that is not counted."""
+
+    blocks: int
     steps: int
-    skip: int
     checkpoint_every: str
     model: tuple[str, ...]
 
     def argv(self, name: str) -> list[str]:
-        script = ["-m", "bench.gpt_probe", "--steps", str(self.steps)]
+        script = ["-m", "bench.gpt_probe", "--steps", str((self.blocks + 1) * self.steps)]
         script += ["--val-every", "0", "--log-every", "0", *self.model]
         if name == "holdfast":
             options = ("--nproc-per-node", str(RANKS), "--checkpoint-every", self.checkpoint_every)
@@ -38,14 +46,18 @@ class Plan:
 
 @dataclass(slots=True)
 class Segment:
-    """`spent` is what each rank's stopwatch says; `cpu_s` seconds of our parts in `cpu_over_s`."""
+    """One side. `spent` is what each rank's stopwatch says; `cpu_s` seconds of our parts in `cpu_over_s`."""
 
     name: str
-    step_times_s: list[float] = field(default_factory=list)  # of rank 0, without the first ones
+    blocks: list[list[float]] = field(default_factory=list)  # step times of rank 0, without the cold ones
     spent: list[dict[str, Any]] = field(default_factory=list)
     cpu_s: dict[str, float] = field(default_factory=dict)
     cpu_over_s: float = 0.0
     status: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def step_times_s(self) -> list[float]:
+        return [time_s for block in self.blocks for time_s in block]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,44 +80,87 @@ class Inside:
     calls: dict[str, Call]
 
 
-def run(name: str, plan: Plan) -> Segment:
-    """Train once, to the end. Raises `Failed` when that does not work."""
-    running = launch(name, plan.argv(name), {stopwatch.SKIP: str(plan.skip), stopwatch.OUTPUT: "."})
-    try:
-        found = Segment(name)
-        _watch(running, plan, found)
-        ticks = running.ticks.follow()
-        found.step_times_s = step_times_s(ticks, 0, plan.skip)
-        found.spent = [json.loads(each.read_text()) for each in sorted(_spent(running.folder))]
-        status = RunDir(running.run_dir).status() or {}
-        found.status = {key: status.get(key) for key in ("ettr", "incidents", "checkpoint")}
-        return found
-    finally:
-        running.close()
+def run(plan: Plan, tell: Callable[[Segment, Segment], None]) -> tuple[Segment, Segment]:
+    """Train to the end under both launchers in turns; give `tell` what is known after each pair of blocks.
+
+    Returns holdfast's side and torchrun's. Raises `Failed` when one of them does not work.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-blocks-")))
+        board = Board.create(folder / "board", RANKS)
+        sides: list[Running] = []
+        for at, name in enumerate(SIDES):
+            said = f"{folder / 'board'}:{at}:{plan.steps}:{RANKS}"
+            given = {blocks.VARIABLE: said, stopwatch.SKIP: str(plan.steps), stopwatch.OUTPUT: "."}
+            sides.append(launch(name, plan.argv(name), given))
+            stack.callback(sides[-1].close)
+        ours, theirs = (Segment(name) for name in SIDES)
+        _watch(sides, board, plan, (ours, theirs), tell)
+        for side, segment in zip(sides, (ours, theirs), strict=True):
+            segment.spent = [json.loads(each.read_text()) for each in sorted(_spent(side.folder))]
+        status = RunDir(sides[0].run_dir).status() or {}
+        ours.status = {key: status.get(key) for key in ("ettr", "incidents", "checkpoint")}
+        return ours, theirs
 
 
 def _spent(folder: Path) -> list[Path]:
     return list(folder.glob("spent-*.json"))
 
 
-def _watch(running: Running, plan: Plan, found: Segment) -> None:
-    """Wait for the end; between warm-up and shortly before the end take the CPU time of our parts."""
+def _watch(
+    sides: Sequence[Running],
+    board: Board,
+    plan: Plan,
+    found: tuple[Segment, Segment],
+    tell: Callable[[Segment, Segment], None],
+) -> None:
+    """Wait for the end of both; meanwhile sum up the CPU time of our parts in holdfast's turns."""
     deadline = time.monotonic() + LIMIT_S
-    first: tuple[float, dict[str, float]] | None = None
-    while (code := running.ended()) is None:
-        if time.monotonic() > deadline:
-            raise Failed(f"{running.name}: not at its end after {LIMIT_S:.0f} s\n{running.tail()}")
-        step = min((tick.step for tick in newest(running.ticks.follow()).values()), default=0)
-        if found.name == "holdfast" and plan.skip <= step < plan.steps - 5:
-            now = time.monotonic()
-            used = cpu_of_parts(running)
-            first = first or (now, used)
-            found.cpu_over_s = now - first[0]
-            found.cpu_s = {name: max(0.0, used[name] - first[1].get(name, 0.0)) for name in used}
-            time.sleep(POLL_S * 4)
+    turn, since, used = -1, 0.0, dict[str, float]()
+    while None in (codes := [side.ended() for side in sides]):
+        if time.monotonic() > deadline or any(codes):
+            _fail(sides, codes)
+        now = board.turn()
+        if now != turn:
+            at, usage = time.monotonic(), cpu_of_parts(sides[0])
+            if turn >= 2 and blocks.side_of(turn) == 0:
+                _add(found[0], usage, used, at - since)
+            turn, since, used = now, at, usage
+            for side, segment in zip(sides, found, strict=True):
+                segment.blocks = in_blocks(side.ticks.follow(), plan.steps)
+            if turn > 2 and turn % 2 == 0:
+                tell(*found)
         time.sleep(POLL_S)
-    if code != 0:
-        raise Failed(f"{running.name}: exit code {code}\n{running.tail()}")
+    _fail(sides, codes)
+    for side, segment in zip(sides, found, strict=True):
+        segment.blocks = in_blocks(side.ticks.follow(), plan.steps, last=True)
+
+
+def _fail(sides: Sequence[Running], codes: Sequence[int | None]) -> None:
+    """Raise `Failed` for a side that ended badly, or for all when none has."""
+    bad = [side for side, code in zip(sides, codes, strict=True) if code != 0]
+    if bad:
+        said = "; ".join(f"{side.name}: exit code {side.ended()}\n{side.tail()}" for side in bad)
+        raise Failed(f"not at its end: {said}")
+
+
+def _add(segment: Segment, now: dict[str, float], before: dict[str, float], over_s: float) -> None:
+    segment.cpu_over_s += over_s
+    for name, value in now.items():
+        more = max(0.0, value - before.get(name, 0.0))
+        segment.cpu_s[name] = segment.cpu_s.get(name, 0.0) + more
+
+
+def in_blocks(ticks: Sequence[Tick], steps: int, last: bool = False) -> list[list[float]]:
+    """Return the step times of rank 0 in each counted block; the newest only with `last`, or when over."""
+    times: dict[int, list[float]] = {}
+    before: Tick | None = None
+    for tick in (each for each in ticks if each.rank == 0):
+        if before is not None and tick.step >= steps and tick.step % steps >= COLD:
+            times.setdefault(tick.step // steps, []).append((tick.at_ns - before.at_ns) / 1e9)
+        before = tick
+    whole = [times[block] for block in sorted(times)]
+    return whole if last or not whole or len(whole[-1]) == steps - COLD else whole[:-1]
 
 
 def cpu_of_parts(running: Running) -> dict[str, float]:
@@ -120,15 +175,20 @@ def cpu_of_parts(running: Running) -> dict[str, float]:
     return used
 
 
-def inside(done: Sequence[Segment], name: str) -> Inside:
-    """Return what a step spent inside of holdfast on average, over all segments of `name`."""
-    found = [spent for each in done if each.name == name for spent in each.spent]
-    steps = sum(spent["steps"] for spent in found)
+def ratios(ours: Segment, theirs: Segment) -> list[float]:
+    """Return holdfast's median step time over torchrun's in each pair of blocks."""
+    pairs = zip(ours.blocks, theirs.blocks, strict=False)
+    return [statistics.median(mine) / statistics.median(base) for mine, base in pairs if mine and base]
+
+
+def inside(found: Segment) -> Inside:
+    """Return what a step of one side spent inside of holdfast on average."""
+    steps = sum(spent["steps"] for spent in found.spent)
     if not steps:
         return Inside(0, 0.0, 0.0, 0.0, {})
     calls: dict[str, Call] = {}
-    for call in found[0]["spent"]:
-        each = [spent["spent"][call] for spent in found]
+    for call in found.spent[0]["spent"]:
+        each = [spent["spent"][call] for spent in found.spent]
         calls[call] = Call(
             sum(one["calls"] for one in each) / steps,
             sum(one["wall_s"] for one in each) / steps,
@@ -136,17 +196,15 @@ def inside(done: Sequence[Segment], name: str) -> Inside:
         )
     return Inside(
         steps,
-        sum(spent["outer"]["wall_s"] for spent in found) / steps,
-        sum(spent["outer_cpu_s"] for spent in found) / steps,
+        sum(spent["outer"]["wall_s"] for spent in found.spent) / steps,
+        sum(spent["outer_cpu_s"] for spent in found.spent) / steps,
         sum(call.wall_s for key, call in calls.items() if key.startswith("exchange")),
         calls,
     )
 
 
-def cpu_share(done: Sequence[Segment]) -> dict[str, float]:
-    """Return CPU seconds per second of each of our parts, over all segments."""
-    over_s = sum(each.cpu_over_s for each in done)
-    if not over_s:
+def cpu_share(found: Segment) -> dict[str, float]:
+    """Return CPU seconds per second of each of our parts."""
+    if not found.cpu_over_s:
         return {}
-    names = dict.fromkeys(name for each in done for name in each.cpu_s)
-    return {name: sum(each.cpu_s.get(name, 0.0) for each in done) / over_s for name in names}
+    return {name: used / found.cpu_over_s for name, used in found.cpu_s.items()}

@@ -2,27 +2,33 @@ from __future__ import annotations
 
 import pytest
 
-from bench.overhead import order, ratios
-from bench.segments import Segment, cpu_share, inside
+from bench.segments import COLD, Segment, cpu_share, in_blocks, inside, ratios
+from bench.ticks import Tick
 
 
-def segment(name: str, *times_s: float) -> Segment:
-    return Segment(name, list(times_s))
+def side(*blocks: list[float]) -> Segment:
+    return Segment("holdfast", list(blocks))
 
 
-def test_segments_alternate_so_that_a_drift_hits_both() -> None:
-    assert order(3) == ["holdfast", "torchrun", "torchrun", "holdfast", "holdfast", "torchrun"]
+def test_each_pair_of_blocks_gives_one_ratio_of_medians() -> None:
+    ours = side([2.0, 2.0, 5.0], [1.0], [9.0])  # the last block has no partner yet
+    assert ratios(ours, side([1.0, 1.0, 1.0], [4.0])) == [2.0, 0.25]
 
 
-def test_each_pair_gives_one_ratio_of_holdfast_to_torchrun() -> None:
-    done = [
-        segment("holdfast", 2.0, 2.0, 5.0),
-        segment("torchrun", 1.0, 1.0, 1.0),
-        segment("torchrun", 4.0),
-        segment("holdfast", 1.0),
-        segment("holdfast", 9.0),  # interrupted before its partner
-    ]
-    assert ratios(done) == [(2.0, 3.0), (0.25, 0.25)]
+def ticks(count: int, step_s: float = 0.1) -> list[Tick]:
+    return [Tick(int(step * step_s * 1e9), step, 7, 0, rank) for step in range(count) for rank in (0, 1)]
+
+
+def test_the_first_block_and_the_cold_steps_of_each_are_not_counted() -> None:
+    found = in_blocks(ticks(30), 10)
+    assert [len(block) for block in found] == [10 - COLD] * 2
+    assert found[0] == pytest.approx([0.1] * (10 - COLD))
+
+
+def test_a_block_under_way_waits_for_its_end() -> None:
+    assert len(in_blocks(ticks(26), 10)) == 1
+    assert len(in_blocks(ticks(26), 10, last=True)) == 2
+    assert in_blocks([], 10) == []
 
 
 def spent(steps: int, wall_s: float, swap_s: float) -> dict[str, object]:
@@ -35,18 +41,17 @@ def spent(steps: int, wall_s: float, swap_s: float) -> dict[str, object]:
 
 
 def test_time_inside_holdfast_is_per_step_over_all_ranks() -> None:
-    one, other = segment("holdfast"), segment("holdfast")
-    one.spent, other.spent = [spent(10, 1.0, 0.5), spent(10, 3.0, 0.5)], [spent(20, 0.0, 0.0)]
-    found = inside([one, other, segment("torchrun")], "holdfast")
+    ours = side()
+    ours.spent = [spent(10, 1.0, 0.5), spent(10, 3.0, 0.5), spent(20, 0.0, 0.0)]
+    found = inside(ours)
     assert (found.steps, found.wall_s, found.cpu_s) == (40, 0.1, 0.05)
     assert found.exchange_s == pytest.approx(0.025)
     assert found.calls["exchange with a peer"].calls == 2.0
-    assert inside([segment("torchrun")], "torchrun").steps == 0
+    assert inside(side()).steps == 0
 
 
-def test_the_share_of_a_core_is_over_all_segments() -> None:
-    one, other = segment("holdfast"), segment("holdfast")
-    one.cpu_s, one.cpu_over_s = {"sidecar": 0.1}, 1.0
-    other.cpu_s, other.cpu_over_s = {"sidecar": 0.2}, 3.0
-    assert cpu_share([one, other, segment("torchrun")]) == pytest.approx({"sidecar": 0.075})
-    assert cpu_share([]) == {}
+def test_the_share_of_a_core_is_over_holdfasts_turns() -> None:
+    ours = side()
+    ours.cpu_s, ours.cpu_over_s = {"sidecar": 0.3}, 4.0
+    assert cpu_share(ours) == pytest.approx({"sidecar": 0.075})
+    assert cpu_share(side()) == {}

@@ -1,0 +1,90 @@
+"""Two trainings on the same cores take turns, a block of steps each: A B B A A B B A ...
+
+The machine's moods (other tenants, frequencies) last longer than a block, so they hit both sides of a pair.
+All ranks keep their counts in one mapped file; who waits sleeps. Standard library only: it runs in ranks.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from pathlib import Path
+
+VARIABLE = "HOLDFAST_BENCH_BLOCKS"  # names to the ranks: file, side, steps of a block, ranks of a side
+LOOK_S = 0.01  # seldom enough to cost the other side nothing
+_ORDER = (0, 1, 1, 0)
+
+
+def side_of(turn: int) -> int:
+    """Return which side trains in this turn."""
+    return _ORDER[turn % len(_ORDER)]
+
+
+def turn_of(side: int, block: int) -> int:
+    """Return the turn of a side's block, both counted from 0."""
+    own = [at for at, each in enumerate(_ORDER) if each == side]
+    return block // len(own) * len(_ORDER) + own[block % len(own)]
+
+
+class Board:
+    """How many blocks each rank of each side has finished."""
+
+    def __init__(self, path: Path, ranks: int) -> None:
+        self._ranks = ranks
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+        self._counts = memoryview(self._map).cast("q")
+
+    @staticmethod
+    def create(path: Path, ranks: int) -> Board:
+        path.write_bytes(bytes(2 * ranks * 8))
+        return Board(path, ranks)
+
+    def finished(self, side: int, rank: int, blocks: int) -> None:
+        self._counts[side * self._ranks + rank] = blocks
+
+    def blocks(self, side: int) -> int:
+        """Return how many blocks all ranks of a side have finished."""
+        return min(self._counts[side * self._ranks : (side + 1) * self._ranks])
+
+    def turn(self) -> int:
+        """Return the first turn that is not over."""
+        turn, done = 0, [0, 0]
+        while done[side_of(turn)] < self.blocks(side_of(turn)):
+            done[side_of(turn)] += 1
+            turn += 1
+        return turn
+
+
+class Blocks:
+    """A rank's view: when it may go on."""
+
+    def __init__(self, board: Board, side: int, rank: int, steps: int) -> None:
+        self._board, self._side, self._rank = board, side, rank
+        self.steps = steps
+
+    @staticmethod
+    def given(rank: int) -> Blocks | None:
+        """Return what the environment names; None when nobody takes turns."""
+        said = os.environ.get(VARIABLE)
+        if not said:
+            return None
+        path, side, steps, ranks = said.rsplit(":", 3)
+        return Blocks(Board(Path(path), int(ranks)), int(side), rank, int(steps))
+
+    def begins(self, step: int) -> bool:
+        """True when a block begins with this step: then `wait` is owed."""
+        return step % self.steps == 0
+
+    def wait(self, step: int) -> None:
+        """Say that the blocks before `step` are done; return when it is this side's turn again."""
+        block = step // self.steps
+        self._board.finished(self._side, self._rank, block)
+        mine = turn_of(self._side, block)
+        while self._board.turn() < mine:
+            time.sleep(LOOK_S)
+
+    def end(self, step: int) -> None:
+        """Say that the blocks before `step` are done, the last ones among them."""
+        self._board.finished(self._side, self._rank, -(-step // self.steps))
