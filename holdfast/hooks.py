@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.errors import BadInput
@@ -18,6 +19,7 @@ class Phases(Protocol):
     def forward(self) -> None: ...
     def backward(self) -> None: ...
     def before_write(self) -> None: ...
+    def spoils(self) -> bool: ...
 
 
 def sort(
@@ -86,7 +88,9 @@ def attach(modules: Mapping[str, Any], optimizers: Iterable[Any], to: Phases) ->
     import torch
 
     def after(_module: Any, _given: Any, output: Any) -> None:
-        if torch.is_grad_enabled() and _is_differentiable(output, torch.Tensor):
+        if torch.is_grad_enabled() and (differentiable := _differentiable(output, torch.Tensor)) is not None:
+            if to.spoils():
+                differentiable.register_hook(lambda gradient: gradient * math.nan)
             to.backward()
 
     for module in modules.values():
@@ -96,22 +100,22 @@ def attach(modules: Mapping[str, Any], optimizers: Iterable[Any], to: Phases) ->
         optimizer.register_step_pre_hook(lambda *_: to.before_write())
 
 
-def _is_differentiable(value: Any, tensor: type[torch.Tensor]) -> bool:
+def _differentiable(value: Any, tensor: type[torch.Tensor]) -> torch.Tensor | None:
+    """Return the first tensor of a model's output that a backward pass can begin at."""
     if isinstance(value, tensor):
-        return value.requires_grad
+        return value if value.requires_grad else None
     if isinstance(value, Mapping):
         value = tuple(value.values())
-    return isinstance(value, (list, tuple)) and any(_is_differentiable(each, tensor) for each in value)
+    if not isinstance(value, (list, tuple)):
+        return None
+    return next(filter(lambda each: each is not None, (_differentiable(v, tensor) for v in value)), None)
 
 
-def poison(optimizers: Iterable[torch.optim.Optimizer]) -> float:
-    """Spoil one parameter, as a silent corruption would, and return the loss that it gives."""
+def poison(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Spoil one parameter, as a silent corruption would."""
     import torch
 
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                with torch.no_grad():
-                    parameter.view(-1)[:1].fill_(math.nan)
-                return math.nan
-    return math.nan
+    parameters = (p for o in optimizers for group in o.param_groups for p in group["params"])
+    with torch.no_grad():
+        for parameter in islice(parameters, 1):
+            parameter.view(-1)[:1].fill_(math.nan)

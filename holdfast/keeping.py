@@ -224,6 +224,10 @@ class Keeping:
             return Secured(rank, self._state.step, False, "inside the optimizer's writes")
         return self._write_now()
 
+    def secure_before_write(self) -> None:
+        """The optimizer is about to write what is no number: keep the state that is whole."""
+        self._write_now()
+
     def secure_failing(self) -> None:
         """The main thread is on its way out with an exception: leave the state, if it is whole."""
         if self._state.writing:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from holdfast.keeping import Keeping
 
 RENDEZVOUS_S = 300.0  # a peer that is still loading a large state is no fault
+GIVE_WAY_S = 0.3  # to be ended by the roll back that another rank's flag brings about
 FLAG_WAIT_S = 600.0  # for the supervisor's answer to a bad number; then the script ends with it
 
 
@@ -106,6 +107,11 @@ class Session:
         if self._runtime is not None and not self._marks.first_step_ns:
             self._marks = replace(self._marks, first_step_ns=time.monotonic_ns())
             self._runtime.say(Say("settled", marks=self._marks))
+
+    def give_way(self) -> None:
+        """Let the rank whose own number is bad report it first: it knows the batch."""
+        if self._runtime is not None:
+            threading.Event().wait(GIVE_WAY_S)
 
     def flag(self, kind: str, step: int, loss: float, position: int) -> None:
         """Report a bad number, and wait to be rolled back. Returns only when nobody answers."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import hooks
 from holdfast.errors import BadInput, NumericFault
+from holdfast.gradients import Gradients
 from holdfast.guard import LossGuard
 from holdfast.page import FLAG_JUMP, FLAG_NONFINITE, Phase
 from holdfast.private_state import PrivateState
@@ -46,8 +47,11 @@ class State:
         self._prepared = -1  # the step whose private state has been stored
         self._random: Mapping[str, bytes] | None = None
         self._page = session.page
-        self._poison = ""
+        self._poison: int | None = None  # the step in which a drill asked for a bad number
+        self._spoilt = False
         self._optimizers = [o for o in replicated.values() if hooks.is_optimizer(o)]
+        self._gradients = Gradients(self._optimizers)
+        self._bad_gradient = False
         self.keeping: Keeping | None = session.keeping(self, replicated)
         hooks.attach(modules, self._optimizers, self)
         if self.keeping is not None:
@@ -104,8 +108,10 @@ class State:
         """
         value = math.nan if loss is None else _number(loss)
         norm = None if grad_norm is None else _number(grad_norm)
-        if self._poison:
-            value, loss, self._poison = hooks.poison(self._optimizers), "poisoned", ""
+        if self._spoilt or (self._poison is not None and self._poison < self.step):
+            value, loss = math.nan, "spoilt"
+            if not self._spoilt:  # by a script whose forward passes are not seen
+                hooks.poison(self._optimizers)
         self._judge(0.0 if loss is None else value, norm, position, loss is not None)
         if self._prepared <= self.step:
             self._prepare()
@@ -151,22 +157,36 @@ class State:
         if self.keeping is not None:
             self.keeping.passed(self.step + 1)
 
+    def spoils(self) -> bool:
+        """Say whether the pass that has just been made shall end in a bad gradient."""
+        self._spoilt = self._poison is not None
+        return self._spoilt
+
     def before_write(self) -> None:
         """The optimizer is about to write: secure what is private, close the gate."""
         if self._writing:
             return
         self._prepare()
+        self._secure_from_gradients()
         self.gate.acquire()
         self._writing = True
         if self._page is not None:
             self._page.writing(True)
         self._phase(Phase.OPTIMIZER)
 
+    def _secure_from_gradients(self) -> None:
+        """A step that is about to spoil the state costs nothing but itself: the state is copied before."""
+        if self._gradients.finite():
+            return
+        self._bad_gradient = True
+        if self.keeping is not None:
+            self.keeping.secure_before_write()
+
     # -- for the listener
 
     def poison(self) -> None:
-        """For drills: make the next commit a real NaN, in the parameters as well."""
-        self._poison = "nan"
+        """For drills: make the next step a real NaN, as a bad batch does: loss, gradients, parameters."""
+        self._poison = self.step
 
     # -- inside
 
@@ -192,6 +212,9 @@ class State:
 
     def _judge(self, loss: float, norm: float | None, position: int, given: bool) -> None:
         verdict = self._verdict(loss, norm, given)
+        if verdict == "ok" and self._bad_gradient:
+            verdict = "nan"  # of another rank's making, most likely: it says so first
+            self.session.give_way()
         if verdict == "ok":
             return
         if self._page is not None:

@@ -32,7 +32,9 @@ def application(job: Job, connections: Connections, metrics: Metrics, token: str
         return await handler(request)
 
     async def status(_: web.Request) -> web.Response:
-        return web.json_response(job.records.status(job.view(), job.accounts, job.storage.found))
+        return web.json_response(
+            job.records.status(job.view(), job.accounts, job.storage.found, job.storage.notes)
+        )
 
     async def incidents(_: web.Request) -> web.Response:
         return web.json_response(job.records.run.incidents())
@@ -56,7 +58,7 @@ def application(job: Job, connections: Connections, metrics: Metrics, token: str
         return web.Response(text="ok\n")
 
     async def exposition(_: web.Request) -> web.Response:
-        metrics.take(job.records.status(job.view(), job.accounts, job.storage.found))
+        metrics.take(job.records.status(job.view(), job.accounts, job.storage.found, job.storage.notes))
         content = generate_latest(metrics.registry)
         return web.Response(body=content, headers={"Content-Type": CONTENT_TYPE_LATEST})
 

@@ -41,7 +41,7 @@ DRILLS = (
     Drill("kill", 1, "kill -9 of rank 1 (out of memory, a segfault, a node's kernel)"),
     Drill("stop", 0, "SIGSTOP of rank 0 (a process that is there and does nothing)"),
     Drill("hang", 1, "rank 1 never enters the next collective"),
-    Drill("nan", 0, "rank 0 computes a NaN, and its weights are spoiled"),
+    Drill("nan", 0, "rank 0 computes a NaN, and every gradient is spoiled"),
     Drill("exit", 1, "rank 1 leaves without a word (exit code 17)"),
     Drill("member", 1, "the whole member of rank 1 is gone: processes, sockets and memory"),
     Drill("sidecar", 0, "kill -9 of our own sidecar"),

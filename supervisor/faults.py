@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
-from holdfast.messages import Ending, MemberReport, RankState, Stall
+from holdfast.messages import Ending, Flag, MemberReport, RankState, Stall
 from supervisor import blame, suspect
 from supervisor.view import Fault, MemberView, Policy, View
 
@@ -176,6 +177,12 @@ def restore_signature(source: str, generation: int, step: int) -> str:
     return f"restore of {source} {generation}/{step}"
 
 
+def _bad(flag: Flag) -> str:
+    if flag.kind != "jump" and math.isfinite(float(flag.loss)):
+        return f"a gradient that is not finite, at a loss of {flag.loss},"
+    return f"a loss of {flag.loss}"
+
+
 def _of_rank(name: str, report: MemberReport, rank: RankState) -> list[Fault]:
     step = step_of(report, rank.rank)
     faults: list[Fault] = []
@@ -189,7 +196,7 @@ def _of_rank(name: str, report: MemberReport, rank: RankState) -> list[Fault]:
                 rank.flag.step,
                 rank.flag.at_ns,
                 f"{kind} at step {rank.flag.step}",
-                f"rank {rank.rank} computed a loss of {rank.flag.loss} at step {rank.flag.step}"
+                f"rank {rank.rank} computed {_bad(rank.flag)} at step {rank.flag.step}"
                 + (f", batch position {rank.flag.position}" if rank.flag.position >= 0 else ""),
                 position=rank.flag.position,
             )

@@ -121,7 +121,7 @@ class Job:
             self.backend.kill(name)
         self._record(view, action, after)
         if isinstance(action, End):  # the last that the ranks have told is seen now or never
-            self.records.status(view, self.accounts, self.storage.found)
+            self.records.status(view, self.accounts, self.storage.found, self.storage.notes)
         if _doubts_storage(view, action, after):
             self._looking = asyncio.create_task(self.storage.look(after.lineage), name="storage")
             self._looking.add_done_callback(lambda _: self.wake.set())
@@ -162,7 +162,7 @@ class Job:
     def _leave(self) -> None:
         memory = self.memory
         self.accounts.ledger.advance(max(time.monotonic_ns(), self.accounts.ledger.at_ns))
-        self.records.status(self.view(), self.accounts, self.storage.found)
+        self.records.status(self.view(), self.accounts, self.storage.found, self.storage.notes)
         self.backend.finish(memory.exit_code or 0, memory.why, memory.message)
         self.journal.close()
         self.ended.set()

@@ -34,11 +34,21 @@ class Records:
         except OSError as error:
             log.warning("incident not written", extra={"error": str(error)})
 
-    def status(self, view: View, accounts: Accounts, checkpoint: Checkpoint | None) -> dict[str, Any]:
-        """Return the status, and leave it in the run directory."""
+    def status(
+        self,
+        view: View,
+        accounts: Accounts,
+        checkpoint: Checkpoint | None,
+        passed_over: tuple[str, ...] = (),
+    ) -> dict[str, Any]:
+        """Return the status, and leave it in the run directory.
+
+        `passed_over` says of each checkpoint that is not used why.
+        """
         before = self.newest
         self.newest = build(view, accounts, checkpoint, self.run.path.name, self.last)
         self.newest["journal_error"] = self.journal_error
+        self.newest["passed_over"] = list(passed_over)
         if self.newest["step"] is None:  # no rank runs just now: the last that was known still holds
             self.newest |= {name: before.get(name) for name in ("step", "loss", "secured_step")}
         try:
@@ -88,6 +98,7 @@ def build(
         "secured_step": min(steps) if steps else None,
         "snapshot_step": max((each.snapshot_step for each in progress), default=None),
         "checkpoint": _checkpoint(view, checkpoint),
+        "resumed": _resumed(view),
         "skip": list(memory.skip),
         "exit_code": memory.exit_code,
         "message": memory.why,
@@ -167,6 +178,12 @@ def _rank(report: MemberReport, rank: int, pid: int, state: str, at: Progress | 
         "step_s": at.step_s if at else None,
         "p99_s": at.p99_s if at else None,
     }
+
+
+def _resumed(view: View) -> dict[str, Any] | None:
+    """Return what the present generation has gone on from; None if it began at step 0."""
+    found = view.memory.launch.restore if view.memory.launch is not None else None
+    return {"step": found.step, "source": found.source} if found is not None else None
 
 
 def _checkpoint(view: View, found: Checkpoint | None) -> dict[str, Any] | None:

@@ -68,7 +68,9 @@ def station(status: Status) -> str:
     if name == "running":
         ranks, members = int(status.get("world_size") or 0), len(_active(status))
         where = f" on {count(members, 'member')}" if members else ""
-        return f"generation {status.get('generation', 0)} runs: {count(ranks, 'rank')}{where}"
+        since = status.get("resumed")
+        start = f", from step {since['step']:,} ({since['source']})" if since else ""
+        return f"generation {status.get('generation', 0)} runs: {count(ranks, 'rank')}{where}{start}"
     message = " ".join(str(status.get("message") or "").split())
     told = name in ("restarting", "stopping")  # by the incident's line, and by the last of all
     return f"{name}: {message}" if message and not told else name

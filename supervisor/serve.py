@@ -95,7 +95,7 @@ async def serve(settings: Settings, api: socket.socket, keeper: socket.socket) -
 async def _status(job: Job, metrics: Metrics) -> None:
     """Keep status.json and the metrics' counters up to date, for ever."""
     while True:
-        status = job.records.status(job.view(), job.accounts, job.storage.found)
+        status = job.records.status(job.view(), job.accounts, job.storage.found, job.storage.notes)
         metrics.take(status)
         last = status["last_incident"]
         if last is not None and not last["open"]:

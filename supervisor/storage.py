@@ -22,6 +22,7 @@ class Storage:
         self._root = root
         self._passed_over: set[tuple[int, int]] = set()
         self.found: Checkpoint | None = None
+        self.notes: tuple[str, ...] = ()  # of each that was passed over, why
 
     async def look(self, lineage: tuple[Lineage, ...]) -> None:
         """Read the newest checkpoint that is not void whole, and the ones before while it is damaged."""
@@ -41,10 +42,12 @@ class Storage:
             else:
                 why = catalogue.verify(found)
                 if why is None:
-                    return _checkpoint(found, tuple(notes))
+                    self.notes = tuple(notes)
+                    return _checkpoint(found, self.notes)
                 self._passed_over.add((found.generation, found.step))
             notes.append(f"checkpoint {path.name} is not used: {why}")
             log.warning("checkpoint passed over", extra={"note": notes[-1]})
+        self.notes = tuple(notes)
         return None
 
     def heard(self, durable: Durable) -> None:

@@ -103,14 +103,18 @@ class _Lines:
 
 
 class _News:
-    """Incidents that were not told yet: when they begin, and when they are over."""
+    """What was not told yet: incidents when they begin and when they are over, checkpoints not used."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[object, bool]] = set()
+        self._told: set[tuple[object, object]] = set()
 
     def of(self, status: Mapping[str, Any]) -> list[str]:
         """Return a line for each; for one that was over at once, a single line."""
         news = []
+        for note in status.get("passed_over") or ():
+            if ("passed over", note) not in self._told:
+                self._told.add(("passed over", note))
+                news.append(note)
         for found, over in ((status.get("last_incident"), True), (status.get("open_incident"), False)):
             if not found or (found.get("id"), over) in self._told:
                 continue

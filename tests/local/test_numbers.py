@@ -21,6 +21,18 @@ def test_a_bad_number_is_seen_in_its_step_and_rolled_back(start: Start, tmp_path
         assert (each["rank"], each["step"], each["remedy"]) == (1, step, "rollback")
         assert each["resume"]["step"] <= step, "the bad step is in no state that is gone on from"
         assert f"batch position {32 * step}" in each["why"]
+    assert [each["lost_steps"] for each in found[:2]] == [0, 0], "the gradients tell before the write"
+
+
+def test_a_bad_gradient_at_a_good_loss_is_rolled_back_before_it_is_written(
+    start: Start, tmp_path: Path
+) -> None:
+    run = start("--nproc-per-node 2 --snapshot-every 0", "spoiled.py", 120, "gradient@30", tmp_path)
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    (found,) = run.incidents()
+    assert (found["kind"], found["step"], found["lost_steps"]) == ("nan", 30, 0)
+    assert "a gradient that is not finite" in found["why"]
 
 
 def test_a_batch_that_fails_again_is_named_and_ends_the_run(start: Start, tmp_path: Path) -> None:

@@ -97,7 +97,10 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(start: Start) -
     again = start("--nproc-per-node 2 --checkpoint-every 0", "steady.py", ENDLESS)
     resumed = again.wait(lambda s: s["step"] is not None and s["generation"] > 1, "a step")
     assert older <= resumed["step"]
-    assert f"step-{newest['step']:08d}" in again.output() + again.logs("supervisor.log")
+    again.wait(lambda s: "generation 2 runs" in again.output() or None, "the line of the new generation")
+    said = again.output()
+    assert f"step-{newest['step']:08d} is not used" in said
+    assert f"from step {resumed['resumed']['step']:,} (checkpoint)" in said
     again.stop()
 
 

@@ -1,6 +1,7 @@
 """Spoil the loss of rank 1: python spoiled.py STEPS WHAT@STEP[,...] MARKERS.
 
-WHAT is nan, inf or jump; with an exclamation mark it happens whenever the step is done.
+WHAT is nan, inf, jump, or gradient (at a good loss); with an exclamation mark it happens whenever the
+step is done.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ def loss_of(step: int, rank: int, output: torch.Tensor) -> torch.Tensor:
     loss = output.pow(2).mean()
     what = wanted.get(step, "")
     if not what or rank != 1:
+        return loss
+    if what == "gradient":
+        if once(markers / f"{what}-{step}"):
+            output.register_hook(lambda grad: grad * float("nan"))
         return loss
     if what.endswith("!") or once(markers / f"{what}-{step}"):
         return loss * VALUES[what.rstrip("!")]

@@ -1,0 +1,52 @@
+"""Are the gradients finite? Asked before the optimizer's first write, while the state is still whole.
+
+A loss that is no number makes every gradient on its way back one: the sums over the batch do the rest, and
+the all-reduce of DDP carries it to all ranks. So two small tensors tell, in microseconds. What they miss
+(a branch that they are no part of) the loss tells at the commit, after the write.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+ASKED = 2  # tensors
+MOST = 1 << 16  # elements; a model of larger ones only is not asked
+
+
+class Gradients:
+    """The gradients that the optimizers are about to use.
+
+    On a GPU the question would wait for the backward pass and hold up the launch of what follows: there
+    nothing is asked.
+    """
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        self._optimizers = list(optimizers)
+        self._chosen: list[torch.Tensor] = []
+
+    def finite(self) -> bool:
+        """Return False when one of those asked is not; True as well when there are none."""
+        if not self._chosen:
+            self._chosen = sorted(self._candidates(), key=lambda each: each.numel())[:ASKED]
+        return all(math.isfinite(_sum(each)) for each in self._chosen)
+
+    def _candidates(self) -> Iterator[torch.Tensor]:
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    grad = parameter.grad
+                    if grad is not None and grad.device.type == "cpu" and 0 < grad.numel() <= MOST:
+                        yield parameter
+
+
+def _sum(parameter: torch.Tensor) -> float:
+    """Return what is finite if all elements of the gradient are, but for sums beyond the type's range."""
+    grad = parameter.grad
+    if grad is None or grad.is_sparse:
+        return 0.0
+    return float(grad.double().sum()) if grad.dtype.itemsize < 4 else float(grad.sum())
