@@ -12,16 +12,20 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
-from holdfast import nest, osproc, wire
+from holdfast import nest, osproc
 from holdfast.channel import Say
 from holdfast.crew import Crew
+from holdfast.listeners import Listeners
 from holdfast.messages import LauncherOrder, LauncherState
 from holdfast.nest import Nest, Process
+from holdfast.oom import MemoryGroup
 
+BEAT_S = 1.0  # between signs of life: its sidecar misses five before it gives us up
 REFILL_S = 5.0  # a generation that has not settled by then no longer delays the next warm processes
 TAIL_BYTES = 16_000  # of what a script printed that ended before it joined
 SECURE_S = 1.0  # the whole wait for survivors; a late copy is of no use to a fast recovery
@@ -35,31 +39,30 @@ class Launcher:
         self.crew = crew
         self.nest = warm
         self.selector = warm.selector
-        self.socket_path = directory / "launcher.sock"
-        self.peers: dict[socket.socket, bytes] = {}
+        self.sidecar = Listeners(directory / "launcher.sock", self.selector, self.obey)
         self.offer = _listen_tcp()
+        self.memory = MemoryGroup()
         self.stopping = False
-        self.sent = b""
         self._timers: list[tuple[float, Callable[[], None]]] = []
 
     # -- the loop
 
     def serve(self) -> None:
         """Serve until told to stop. On return no process of ours is left."""
-        listener = self._listen()
+        self.sidecar.open()
         wakeup = self._on_signals()
         self.nest.open()
         self.nest.fill()
+        self._beat()
         try:
             while not (self.stopping and not self.crew.alive()):
                 self._turn()
         finally:
             self.crew.kill_all()
             self.nest.close()
-            self._tell()
-            listener.close()
+            self.sidecar.tell(self.state())
+            self.sidecar.close()
             wakeup.close()
-            self.socket_path.unlink(missing_ok=True)
             _reap_all()
 
     def _turn(self) -> None:
@@ -72,61 +75,16 @@ class Launcher:
         self._timers = [(at, call) for at, call in self._timers if at > now]
         for call in ready:
             call()
-        self._tell()
+        self.sidecar.tell(self.state())
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
         self._timers.append((time.monotonic() + seconds, call))
 
-    # -- the sidecar's side
+    def _beat(self) -> None:
+        self.sidecar.beat()
+        self.after(BEAT_S, self._beat)
 
-    def _listen(self) -> socket.socket:
-        self.socket_path.unlink(missing_ok=True)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(self.socket_path))
-        self.socket_path.chmod(0o600)
-        listener.listen(4)
-        self.selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
-        return listener
-
-    def _accept(self, listener: socket.socket) -> None:
-        peer, _ = listener.accept()
-        peer.setblocking(False)
-        self.peers[peer] = b""
-        self.selector.register(peer, selectors.EVENT_READ, lambda: self._hear(peer))
-        self.sent = b""
-
-    def _hear(self, peer: socket.socket) -> None:
-        try:
-            data = peer.recv(1 << 16)
-        except BlockingIOError:
-            return
-        except ConnectionError:
-            data = b""
-        if not data or len(self.peers[peer]) > wire.MAX_MESSAGE_BYTES:
-            self._drop(peer)
-            return
-        *lines, self.peers[peer] = (self.peers[peer] + data).split(b"\n")
-        for line in lines:
-            try:
-                self.obey(wire.decode(LauncherOrder, line))
-            except wire.Malformed as error:
-                print(f"holdfast launch: refused: {error}", flush=True)
-
-    def _drop(self, peer: socket.socket) -> None:
-        self.selector.unregister(peer)
-        del self.peers[peer]
-        peer.close()
-
-    def _tell(self) -> None:
-        line = wire.encode(self.state())
-        if line == self.sent:
-            return
-        self.sent = line
-        for peer in list(self.peers):
-            try:
-                peer.sendall(line)
-            except OSError:  # gone, or it does not read: it will connect again and be told all
-                self._drop(peer)
+    # -- what is
 
     def state(self) -> LauncherState:
         return replace(
@@ -148,16 +106,8 @@ class Launcher:
             self.stop(order.grace_s)
         elif order.do == "run" and order.launch is not None:
             self._run(order)
-        elif order.generation != self.crew.generation:
-            return
-        elif order.do == "secure":
-            self._secure()
-        elif order.do == "settle":
-            self._refill()
-        elif order.do == "drill":
-            self.crew.drill(order.local_rank, order.what)
-        elif order.do == "kill":
-            self.crew.kill_all()
+        elif order.do in _OF_THE_PRESENT and order.generation == self.crew.generation:
+            _OF_THE_PRESENT[order.do](self, order)
 
     def _run(self, order: LauncherOrder) -> None:
         assert order.launch is not None
@@ -198,12 +148,11 @@ class Launcher:
         if not self.nest.unborn:
             self.sweep()
 
-    def _secure(self) -> None:
+    def _secure(self, order: LauncherOrder) -> None:
         if not self.crew.ask_lowest():
             return
-        generation = self.crew.generation
-        self.after(SECURE_FIRST_S, lambda: self.crew.ask_rest(generation))
-        self.after(SECURE_S, lambda: self.crew.give_up_securing(generation))
+        self.after(SECURE_FIRST_S, lambda: self.crew.ask_rest(order.generation))
+        self.after(SECURE_S, lambda: self.crew.give_up_securing(order.generation))
 
     def stop(self, grace_s: float) -> None:
         """Begin to end: SIGTERM now, SIGKILL after `grace_s`."""
@@ -226,7 +175,7 @@ class Launcher:
     def on_gone(self, process: Process) -> None:
         if process.pidfd >= 0:
             self.selector.unregister(process.pidfd)
-        ended = nest.reap(process)
+        ended = self.memory.explain(nest.reap(process))
         if self.nest.warm.get(process.local_rank) is process:
             del self.nest.warm[process.local_rank]
             if not self.stopping:
@@ -267,6 +216,16 @@ class Launcher:
 
         self.selector.register(ours, selectors.EVENT_READ, woken)
         return ours
+
+
+_OF_THE_PRESENT: Mapping[str, Callable[[Launcher, LauncherOrder], None]] = MappingProxyType(
+    {  # orders that are for the ranks of one generation
+        "secure": Launcher._secure,
+        "settle": lambda here, _: here._refill(),
+        "drill": lambda here, order: here.crew.drill(order.local_rank, order.what),
+        "kill": lambda here, _: here.crew.kill_all(),
+    }
+)
 
 
 def _listen_tcp() -> socket.socket:

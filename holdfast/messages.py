@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 PROTOCOL = 1
+OUT_OF_MEMORY = "out of memory"  # begins the message of a process that the kernel killed for that
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +196,16 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
+class Seal:
+    """The checksum of the replicated state of one step, as this member has it."""
+
+    generation: int
+    step: int
+    total_bytes: int  # only states of one size can be compared: the document in them may be padded
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
 class PrivateHeld:
     """A rank's private state that a member holds. `final`: it did not change after it was written."""
 
@@ -234,6 +245,7 @@ class MemberReport:
     looks: tuple[Look, ...] = ()
     looked_for: int = 0  # generation whose evidence `looks` is
     slots: tuple[Slot, ...] = ()
+    seals: tuple[Seal, ...] = ()  # the last of the present generation
     privates: tuple[PrivateHeld, ...] = ()
     secured_for: int = 0  # generation up to which this member's state is secured and listed here
     unusable: tuple[Slot, ...] = ()  # failed their checksum when they were to be restored
@@ -241,6 +253,7 @@ class MemberReport:
     prepare_generation: int = 0  # whose start `prepare_error` kept from happening
     durable: Durable = field(default_factory=Durable)
     notes: tuple[str, ...] = ()
+    launcher_silent: str = ""  # why its launcher is given up: it is there and does nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ async def serve(settings: config.Config) -> None:
             member.supervisor.run,
             member.pursue,
             member.watch,
-            member.checkpoints,
+            member.save,
             member.seal,
         )
     ]

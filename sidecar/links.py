@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeAlias
 
 import aiohttp
 
-from holdfast import tasks, wire
+from holdfast import listeners, tasks, wire
 from holdfast.messages import LauncherOrder, LauncherState, MemberOrder, MemberReport
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class LauncherLink:
         self._changed = changed
         self._writer: asyncio.StreamWriter | None = None
         self.state: LauncherState | None = None
+        self.heard_s = 0.0  # CLOCK_MONOTONIC of its last sign of life; 0 while there is no line to it
 
     async def run(self) -> None:
         """Connect, listen, and connect again, for ever."""
@@ -45,15 +47,18 @@ class LauncherLink:
 
     async def _connect(self) -> None:
         reader, writer = await asyncio.open_unix_connection(str(self._path), limit=wire.MAX_MESSAGE_BYTES)
-        self._writer = writer
+        self._writer, self.heard_s = writer, time.monotonic()
         try:
             await self._listen(reader)
         finally:
-            self._writer = None
+            self._writer, self.heard_s = None, 0.0
             writer.close()
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
+            self.heard_s = time.monotonic()
+            if line == listeners.SIGN:
+                continue
             try:
                 self.state = wire.decode(LauncherState, line)
             except wire.Malformed as error:

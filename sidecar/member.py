@@ -13,7 +13,7 @@ import os
 import time
 from dataclasses import replace
 
-from holdfast.arena import Gone
+from holdfast import osproc
 from holdfast.messages import (
     PROTOCOL,
     Drill,
@@ -27,7 +27,8 @@ from holdfast.messages import (
     Slot,
     Stall,
 )
-from sidecar import background, stacks
+from sidecar import silence, stacks
+from sidecar.checkpoints import Checkpoints
 from sidecar.config import Config
 from sidecar.hang import HangPolicy
 from sidecar.holdings import Holdings
@@ -35,14 +36,15 @@ from sidecar.links import LauncherLink, SupervisorLink
 from sidecar.pages import Pages
 from sidecar.peers import Fetcher
 from sidecar.prepare import Preparer, Unprepared
-from sidecar.saver import RETRY_S, Saver
+from sidecar.saver import Saver
+from sidecar.sealing import Sealing
+from sidecar.silence import Silence
 
 log = logging.getLogger(__name__)
 
 UNMODIFIED_FLOOR_S = 60.0  # a script that declares nothing may evaluate or save at any time
 AGAIN_S = 1.0  # until something is tried again that should not have failed
-SEAL_S = 0.25  # a bit that flips in the meantime goes unseen
-SEAL_SHARE = 0.003  # of a core
+SAVE_LOOK_S = 0.2  # at whether the interval between checkpoints is over
 
 
 class Member:
@@ -67,6 +69,8 @@ class Member:
         )
         self.preparer = Preparer(self.holdings, self.fetcher, config.directory)
         self.saver = Saver(self.holdings, self.fetcher, config.checkpoints)
+        self.sealing = Sealing(self.holdings.arena, self._pace)
+        self.checkpoints = Checkpoints(config.member, self.holdings, self.pages, self.saver)
         self.peer_url = ""
         self.order = MemberOrder("idle", 0)
         self.stalls: tuple[Stall, ...] = ()
@@ -76,6 +80,8 @@ class Member:
         self.unusable: tuple[Slot, ...] = ()
         self.prepare_error = ""
         self.prepare_generation = 0
+        self.silent = ""  # why the launcher is given up
+        self._silence = Silence()
         self._launch: tuple[Launch, tuple[RankStart, ...]] | None = None
         self._privates: tuple[PrivateHeld, ...] = ()
         self._sequence = 0
@@ -98,12 +104,14 @@ class Member:
             now_ns=time.monotonic_ns(),
             nproc=self.config.nproc,
             launcher=state,
+            launcher_silent=self.silent,
             peer_url=self.peer_url,
             progress=self.pages.progress(state.generation) if state else (),
             stalls=self.stalls,
             looks=self.looks,
             looked_for=self.looked_for,
             slots=self.holdings.slots(),
+            seals=self.sealing.seals,
             privates=self._privates,
             secured_for=self.secured_for,
             unusable=self.unusable,
@@ -154,7 +162,7 @@ class Member:
         elif order.do == "stop" and state is not None and not state.stopped:
             self.launcher.send(LauncherOrder("stop", grace_s=order.grace_s))
         if order.save > self.saver.durable.asked:
-            self._begin(f"save-{order.save}", self._save_asked(order))
+            self._begin(f"save-{order.save}", self.checkpoints.asked(order))
 
     def _begin(self, name: str, work: object) -> None:
         """Run `work` once at a time under `name`; it is looked at again at the next change."""
@@ -192,7 +200,7 @@ class Member:
         state = self.launcher.state
         if state is None:  # we are new here, and it tells in a moment; if not, nobody waits for us for long
             return
-        waiting = state.generation == order.generation
+        waiting = state.generation == order.generation and not self.silent
         if waiting and order.just_in_time and state.secure_asked < order.generation:
             self.launcher.send(LauncherOrder("secure", order.generation))
             return
@@ -220,89 +228,62 @@ class Member:
     # -- watching
 
     async def watch(self) -> None:
-        """Poll the pages, for ever. Our own lateness is taken into account, not the ranks'."""
+        """Poll the pages and listen for the launcher, for ever.
+
+        Our own lateness is taken into account: it is neither the ranks' nor the launcher's.
+        """
         last = time.monotonic()
         while True:
             await asyncio.sleep(self.config.poll_s)
             now = time.monotonic()
             lateness_s = max(0.0, now - last - 2 * self.config.poll_s)
             last = now
-            state = self.launcher.state
-            if state is None or self.order.do != "run":
-                continue
-            self.pages.policy = self._policy if state.joins else self._patient
-            alive = {r.rank for r in state.ranks if r.state in ("starting", "running")}
-            found = self.pages.poll(state.generation, time.monotonic_ns(), lateness_s)
-            stalls = tuple(stall for stall in found if stall.rank in alive)
-            if {s.rank for s in stalls} != {s.rank for s in self.stalls}:
-                self.stalls = stalls
-                self._changed()
+            self._listen(now, lateness_s)
+            self._look_for_stalls(lateness_s)
+
+    def _listen(self, now_s: float, lateness_s: float) -> None:
+        """Find out whether the launcher is silent for too long. One that is to stop may take its time."""
+        if self.order.do == "stop":
+            return
+        self._silence = self._silence.later(self.launcher.heard_s, now_s, lateness_s)
+        silent_s, why = self._silence.length_s(now_s), ""
+        if silent_s > silence.LIMIT_S:
+            pid = self.launcher.state.pid if self.launcher.state else 0
+            why = silence.verdict(silent_s, osproc.state_of(pid)[0])
+        if bool(why) != bool(self.silent):
+            log.warning("launcher silent" if why else "launcher speaks again", extra={"why": why})
+            self.silent = why
+            self._changed()
+
+    def _look_for_stalls(self, lateness_s: float) -> None:
+        state = self.launcher.state
+        if state is None or self.order.do != "run":
+            return
+        self.pages.policy = self._policy if state.joins else self._patient
+        alive = {r.rank for r in state.ranks if r.state in ("starting", "running")}
+        found = self.pages.poll(state.generation, time.monotonic_ns(), lateness_s)
+        stalls = tuple(stall for stall in found if stall.rank in alive)
+        if {s.rank for s in stalls} != {s.rank for s in self.stalls}:
+            self.stalls = stalls
+            self._changed()
 
     # -- saving
 
     async def seal(self) -> None:
-        """Give new snapshots their checksum beside the training, with a small share of a core. For ever."""
-        arena = self.holdings.arena
-        while True:
-            await asyncio.sleep(SEAL_S)
-            for record in arena.records()[:1]:
-                if arena.sealed(record):
-                    continue
-                began = time.monotonic()
-                try:
-                    await background.run(arena.seal, record)
-                except (Gone, OSError) as error:  # a newer one is being written into it
-                    log.debug("not sealed", extra={"step": record.step, "error": str(error)})
-                await asyncio.sleep((time.monotonic() - began) / SEAL_SHARE)
+        """Give new snapshots their checksum, for ever."""
+        await self.sealing.run()
 
-    async def checkpoints(self) -> None:
+    def _pace(self) -> tuple[int, float]:
+        every = self.order.launch.snapshot_every if self.order.launch is not None else 0
+        return max(every, 0), self.pages.step_s()
+
+    async def save(self) -> None:
         """Save at the interval, if this member has rank 0. For ever."""
         while True:
-            await asyncio.sleep(0.2)
-            order = self.order
-            if order.do != "run" or order.checkpoint_every_s <= 0 or not self._leads():
-                continue
-            now = time.monotonic()
-            if self.saver.next_at_s == 0.0:
-                self.saver.next_at_s = now + order.checkpoint_every_s
-            if now < self.saver.next_at_s:
-                continue
-            await self._save_newest(order)
-            failed = bool(self.saver.durable.error)
-            pause_s = min(RETRY_S, order.checkpoint_every_s) if failed else order.checkpoint_every_s
-            self.saver.next_at_s = now + pause_s
-            self._changed()
-
-    async def _save_newest(self, order: MemberOrder) -> None:
-        """Save the newest snapshot that the whole group has gone beyond: then all found it good."""
-        steps = [p.step for p in self.pages.progress(order.generation)]
-        for record in self.holdings.arena.records():
-            if record.generation != order.generation or not steps or record.step >= max(steps):
-                continue
-            if (record.step, record.generation) == self._durable_key():
-                return
-            await self.saver.save(record, order.sources, self._meta(order), keep=order.keep, asked=0)
-            if not self.saver.durable.error:
-                return
-
-    async def _save_asked(self, order: MemberOrder) -> None:
-        record = self.holdings.record(order.save_generation, order.save_step)
-        if record is None and order.do == "run":  # a newer one has taken its place: that is as good
-            self.saver.durable = replace(self.saver.durable, asked=order.save)
-            return
-        if record is None:
-            why = f"the snapshot of step {order.save_step} is not here"
-            self.saver.durable = replace(self.saver.durable, error=why, asked=order.save)
-            return
-        await self.saver.save(record, order.sources, self._meta(order), keep=order.keep, asked=order.save)
-
-    def _durable_key(self) -> tuple[int, int]:
-        return self.saver.durable.step, self.saver.durable.generation
+            await asyncio.sleep(SAVE_LOOK_S)
+            if self._leads() and await self.checkpoints.when_due(self.order, time.monotonic()):
+                self._changed()
 
     def _leads(self) -> bool:
         state = self.launcher.state
         return state is not None and any(each.rank == 0 for each in state.ranks)
-
-    def _meta(self, order: MemberOrder) -> dict[str, object]:
-        skip = list(order.launch.skip) if order.launch else []
-        return {"skip": skip, "member": self.config.member}

@@ -12,7 +12,9 @@ from pathlib import Path
 from holdfast import messages
 from holdfast import progress as pages
 from holdfast.progress import Phase
-from sidecar.hang import HangPolicy, StepStats, activity, stalled
+from sidecar.hang import HangPolicy, StepStats, activity, since_ns, stalled
+
+RECENT = 32  # step times whose median is the usual one
 
 
 @dataclass(slots=True)
@@ -23,7 +25,7 @@ class Watched:
     inode: int = 0
     stats: StepStats = field(default_factory=StepStats)
     seen_times: int = -1
-    since_ns: int = 0
+    begun_ns: int = 0
     lateness_s: float = 0.0
     last: pages.Progress | None = None
 
@@ -48,10 +50,7 @@ class Pages:
             if found is None or found.generation != generation:
                 continue
             self._learn(watched, found)
-            if found.phase_since_ns != watched.since_ns:
-                watched.since_ns, watched.lateness_s = found.phase_since_ns, 0.0
-            else:
-                watched.lateness_s += own_lateness_s
+            self._excuse(watched, since_ns(found), now_ns, own_lateness_s)
             stall = stalled(found, now_ns, watched.stats, self.policy, watched.lateness_s)
             if stall is not None:
                 stalls.append(
@@ -78,6 +77,11 @@ class Pages:
             if watched.last is not None and watched.last.generation == generation
         )
 
+    def step_s(self) -> float:
+        """Return the slowest rank's usual step time; 0 while none is known."""
+        recent = [watched.stats.times_s[-RECENT:] for watched in self._watched if watched.stats.times_s]
+        return max(map(statistics.median, recent), default=0.0)
+
     def raw(self, generation: int) -> tuple[pages.Progress, ...]:
         """Read the pages now; a page whose writer died inside a write counts as well."""
         found = []
@@ -103,6 +107,13 @@ class Pages:
         watched.last = found or watched.last
         return found
 
+    def _excuse(self, watched: Watched, begun_ns: int, now_ns: int, own_lateness_s: float) -> None:
+        """Sum up our lateness since what the rank does now has begun; what came before is no excuse."""
+        late_s = max(0.0, min(own_lateness_s, (now_ns - begun_ns) / 1e9))
+        if begun_ns != watched.begun_ns:
+            watched.begun_ns, watched.lateness_s = begun_ns, 0.0
+        watched.lateness_s += late_s
+
     def _learn(self, watched: Watched, found: pages.Progress) -> None:
         """Take the step times that are new since the last poll."""
         assert watched.memory is not None
@@ -117,7 +128,7 @@ class Pages:
 
 
 def _message(found: pages.Progress, stats: StepStats) -> messages.Progress:
-    recent = stats.times_s[-32:]
+    recent = stats.times_s[-RECENT:]
     return messages.Progress(
         rank=found.rank,
         step=found.step,

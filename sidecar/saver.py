@@ -1,4 +1,4 @@
-"""Write checkpoints from the arena, in the background: at an interval and when the supervisor asks."""
+"""Write checkpoints from the arena, in the background."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from sidecar.peers import Fetcher, Unfetched
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 5.0  # after storage failed; training goes on meanwhile
-
 
 class Saver:
     """One checkpoint at a time. `durable` is what the supervisor is told."""
@@ -29,7 +27,6 @@ class Saver:
         self._root = root
         self._one = asyncio.Lock()
         self.durable = Durable()
-        self.next_at_s = 0.0
 
     async def save(
         self,

@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from holdfast.messages import Launch, Restore, Source
 from supervisor import faults as symptoms
-from supervisor import remedy, suspect
+from supervisor import lost_track, presence, remedy, suspect
 from supervisor.view import (
     Action,
     Done,
@@ -75,7 +75,7 @@ def _opened(view: View, found: tuple[Fault, ...]) -> Open:
         return replace(known, faults=(*known.faults, *fresh))
     return Open(
         number=memory.incidents + 1,
-        generation=max(memory.generation, symptoms.ahead(view)),
+        generation=max(memory.generation, lost_track.ahead(view)),
         fault_ns=min(fault.at_ns for fault in found),
         noticed_ns=view.now_ns,
         wall_s=view.wall_s,
@@ -114,10 +114,10 @@ class _Found(TypedDict, total=False):
 
 def _found(view: View) -> _Found:
     """Return what the members know of the present generation and we do not."""
-    generation = symptoms.ahead(view)
+    generation = lost_track.ahead(view)
     if not generation:
         return {}
-    seats = symptoms.seats(view, generation)
+    seats = lost_track.seats(view, generation)
     whole = len(seats) * view.memory.nproc == view.memory.world_size
     return {"generation": generation, "placement": seats if whole else view.memory.placement}
 
@@ -209,7 +209,7 @@ def _left_behind(view: View, action: Start, policy: Policy) -> tuple[str, ...]:
         and name not in view.memory.lost
         and (member := view.member(name)) is not None
         and member.exists
-        and not member.connected
+        and (not member.connected or presence.deaf(member))
     )
 
 

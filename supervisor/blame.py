@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from holdfast.messages import OUT_OF_MEMORY
+
 EXCEPTION, SYSTEM_EXIT, DISTRIBUTED = "exception", "system_exit", "distributed"
 
 SIGABRT = 6  # how C++ ends when an exception leaves a thread
@@ -62,7 +64,7 @@ def is_victim(exit_: Exit) -> bool:
 def signature(exit_: Exit) -> str:
     """Return what is equal when the same failure happens again: no pids, times or addresses."""
     if exit_.signal is not None:
-        return f"signal {exit_.signal}"
+        return OUT_OF_MEMORY if is_out_of_memory(exit_.message) else f"signal {exit_.signal}"
     if exit_.fail_kind == SYSTEM_EXIT:
         return f"{SYSTEM_EXIT} {exit_.code}"
     kind = exit_.fail_kind or "exit"
@@ -73,6 +75,11 @@ def signature(exit_: Exit) -> str:
     raised = _RAISED.search(text, frames[-1].end())
     name = raised["name"] if raised is not None else "unknown"
     return f"{kind} {name} at {frames[-1]['file']}:{frames[-1]['line']}"
+
+
+def is_out_of_memory(message: str) -> bool:
+    """Say whether the kernel's own word, put in front of a log's end by the launcher, is that."""
+    return message.startswith(f"{OUT_OF_MEMORY}: ")
 
 
 def _class(exit_: Exit) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor import faults as symptoms
-from supervisor import remedy
+from supervisor import presence, remedy
 from supervisor.view import Action, Done, End, Fault, Policy, Save, View, Wait
 
 EXIT_INTERRUPTED = 130
@@ -32,14 +31,14 @@ def saving(view: View, policy: Policy) -> Action:
             return End(EXIT_INTERRUPTED, f"stopped; the last checkpoint failed: {durable.error}")
         return End(EXIT_INTERRUPTED, f"stopped, as asked, with a checkpoint of step {durable.step}")
     deadline = memory.since_ns + int(policy.save_s * _S)
-    if member is None or view.now_ns >= deadline or symptoms.is_lost(view, member, policy):
+    if member is None or view.now_ns >= deadline or presence.is_lost(view, member, policy):
         return End(EXIT_INTERRUPTED, "stopped without its last checkpoint")
     return Wait(min(deadline, view.now_ns + int(policy.member_timeout_s * _S)), "saving")
 
 
 def stopping(view: View, policy: Policy) -> Action:
     """Rule for the phase `stopping`."""
-    left = [m for m in view.members if m.exists]
+    left = [m for m in view.members if m.exists and not presence.deaf(m)]
     if not left:
         return Done("no member is left")
     deadline = view.memory.since_ns + int((policy.grace_s + _SLACK_S) * _S)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from supervisor import closing, placing, remedy, suspect
+from supervisor import closing, lost_track, placing, presence, remedy, suspect
 from supervisor import faults as symptoms
 from supervisor.closing import EXIT_INTERRUPTED
 from supervisor.view import (
@@ -38,7 +38,7 @@ def decide(view: View, policy: Policy) -> Action:
     memory = view.memory
     if memory.stop == "now" and memory.phase not in ("stopping", "ended"):
         return End(EXIT_INTERRUPTED, "stopped at once, as asked")
-    if memory.phase in _LIVE and symptoms.ahead(view):
+    if memory.phase in _LIVE and lost_track.ahead(view):
         return _lost_track(view, policy)
     return _RULES[memory.phase](view, policy)
 
@@ -49,7 +49,7 @@ def _lost_track(view: View, policy: Policy) -> Action:
     left_s = policy.secure_s - min(new, default=policy.secure_s)
     if left_s > 0:
         return Wait(view.now_ns + int(left_s * _S) + 1, "the members run what the journal does not know")
-    lost = symptoms.lost_track(view)
+    lost = lost_track.fault(view)
     return Secure((lost,), True, lost.detail)
 
 
@@ -145,8 +145,10 @@ def _lost_standby(view: View, policy: Policy) -> Action | None:
     for member in view.members:
         if member.name in view.memory.placement or member.name in view.memory.lost:
             continue
-        if symptoms.is_lost(view, member, policy):
+        if presence.is_lost(view, member, policy):
             return Replace(member.name, f"member {member.name} is lost: another takes its place")
+        if presence.deaf(member):
+            return Replace(member.name, f"member {member.name} is lost: {presence.deaf(member)}")
     return None
 
 
@@ -169,7 +171,7 @@ def _looking(view: View, policy: Policy) -> Action:
 
 def _is_to_look(view: View, member: MemberView, policy: Policy) -> bool:
     looked_for = member.report.looked_for if member.report else 0
-    return looked_for != view.memory.generation and not symptoms.is_lost(view, member, policy)
+    return looked_for != view.memory.generation and not presence.is_lost(view, member, policy)
 
 
 def _hung(view: View, found: tuple[Fault, ...]) -> Fault:
@@ -233,7 +235,7 @@ def _is_awaited(view: View, member: MemberView, policy: Policy) -> bool:
     if not member.connected and member.name not in view.memory.placement:
         return False
     secured = member.report is not None and member.report.secured_for >= view.memory.generation
-    return not secured and not symptoms.is_lost(view, member, policy)
+    return not secured and not presence.is_lost(view, member, policy)
 
 
 def _restart(view: View, policy: Policy, cause: Fault, found: tuple[Fault, ...]) -> Action:

@@ -6,10 +6,8 @@ import math
 from dataclasses import replace
 
 from holdfast.messages import Ending, Flag, MemberReport, RankState, Stall
-from supervisor import blame, suspect
+from supervisor import blame, presence, replicas, suspect
 from supervisor.view import Fault, MemberView, Policy, View
-
-QUIET_S = 1.5  # a member reports every half second, and at once when it is asked for its state
 
 _SIGNALS = {6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
@@ -17,13 +15,21 @@ _SIGNALS = {6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM
 def found(view: View, policy: Policy) -> tuple[Fault, ...]:
     """Return the faults of the present generation, in no order of guilt."""
     faults: list[Fault] = []
+    deaf: list[Fault] = []
     for block, name in enumerate(view.memory.placement):
         member = view.member(name)
-        if member is None or is_lost(view, member, policy):
+        if member is None or presence.is_lost(view, member, policy):
             faults.append(_lost(view, block, name, member))
-        elif member.report is not None:
+            continue
+        if presence.deaf(member):
+            deaf.append(_deaf(view, block, member))
+        if member.report is not None:
             faults += _of_report(view, block, name, member.report, policy)
-    return tuple(faults)
+    differing = replicas.diverged(view) if not faults else None
+    if differing is not None:
+        faults.append(differing)
+    # To give up all who have the state would cost more than to wait for a fault that needs them.
+    return (*faults, *deaf) if faults or len(deaf) < len(view.memory.placement) else ()
 
 
 def gathered(view: View, policy: Policy) -> tuple[Fault, ...]:
@@ -41,67 +47,13 @@ def _is_known(fault: Fault, known: tuple[Fault, ...]) -> bool:
     return any((fault.rank, fault.kind) == (each.rank, each.kind) for each in known)
 
 
-def ahead(view: View) -> int:
-    """Return the newest generation that any member runs, if it is newer than the one that we remember."""
-    told = [m.report.launcher for m in view.members if m.exists and m.report is not None]
-    newest = max((state.generation for state in told if state is not None), default=0)
-    return newest if newest > view.memory.generation else 0
-
-
-def lost_track(view: View) -> Fault:
-    """The decision that formed the present generation was not written down, and whoever took it is gone."""
-    known = view.memory.generation
-    detail = f"the members run generation {ahead(view)}, and the journal knows only {known}"
-    return Fault("lost_track", -1, "", -1, view.now_ns, "lost track", detail)
-
-
-def seats(view: View, generation: int) -> tuple[str, ...]:
-    """Return which members say that they have the ranks of `generation`, in their order.
-
-    A place that nobody claims is taken to be that of a member that says nothing.
-    """
-    claimed = {
-        rank.rank // view.memory.nproc: member.name
-        for member in view.members
-        if member.exists and member.report is not None and member.report.launcher is not None
-        for rank in member.report.launcher.ranks
-        if rank.generation == generation
-    }
-    quiet = [m.name for m in view.members if m.exists and m.report is None]
-    blocks = range(view.memory.world_size // view.memory.nproc)
-    found = [claimed.get(block) or (quiet.pop(0) if quiet else "") for block in blocks]
-    return tuple(name for name in found if name)
-
-
 def silent(view: View) -> Fault | None:
     """Return the loss of the first member with ranks that does not speak, though it may come back."""
     for block, name in enumerate(view.memory.placement):
         member = view.member(name)
-        if member is None or not speaks(member):
+        if member is None or not presence.speaks(member):
             return _lost(view, block, name, member)
     return None
-
-
-def speaks(member: MemberView) -> bool:
-    """True when what a member has told is what it still is, as far as anybody can know."""
-    return member.exists and member.connected and member.silent_s < QUIET_S
-
-
-def is_lost(view: View, member: MemberView, policy: Policy) -> bool:
-    """True when a member cannot come back as it was: gone, or silent for too long."""
-    return silence_left_s(view, member, policy) <= 0
-
-
-def silence_left_s(view: View, member: MemberView, policy: Policy) -> float:
-    """Return for how much longer a member may say nothing before it counts as lost; 0 when it is gone.
-
-    One that is new, and was never heard of, has as long as the group may take to form.
-    """
-    if not member.exists:
-        return 0.0
-    known = member.report is not None or member.name in view.memory.placement
-    limit_s = policy.member_timeout_s if known else policy.form_s
-    return max(0.0, limit_s - member.silent_s)
 
 
 def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault:
@@ -119,6 +71,12 @@ def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault
         f"member {name}",
         f"member {name} with rank {listed} is lost: {why}",
     )
+
+
+def _deaf(view: View, block: int, member: MemberView) -> Fault:
+    """It begins now: its ranks have trained until now, and are given up with it."""
+    gone = _lost(view, block, member.name, None)
+    return replace(gone, detail=f"member {member.name} is lost: {presence.deaf(member)}")
 
 
 def _of_report(view: View, block: int, name: str, report: MemberReport, policy: Policy) -> list[Fault]:
@@ -247,7 +205,9 @@ def _kind(ended: blame.Exit) -> str:
 
 def _how(ending: Ending) -> str:
     if ending.signal is not None:
-        return f"was killed by {_SIGNALS.get(ending.signal, f'signal {ending.signal}')}"
+        named = _SIGNALS.get(ending.signal, f"signal {ending.signal}")
+        why = f": {ending.message.splitlines()[0]}" if blame.is_out_of_memory(ending.message) else ""
+        return f"was killed by {named}{why}"
     if ending.fail == "system_exit":
         return f"left with {ending.message or f'code {ending.code}'}"
     if ending.fail in ("exception", "distributed", "bad_input", "numeric"):
@@ -267,6 +227,7 @@ _CLASS = {
     "nan": 2,
     "inf": 2,
     "loss_jump": 2,
+    "diverged": 2,
     "restore": 2,
     "crash": 3,
     "exception": 3,

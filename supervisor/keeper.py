@@ -14,36 +14,16 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from holdfast import osproc, parts
-from supervisor import devices
+from holdfast import osproc
+from supervisor import plan
+from supervisor.plan import Plan, Start
+from supervisor.restarts import Restarts
 
-BACKOFF_S = 1.0  # a part that lived shorter than this is not started again at once
 STOP_S = 8.0  # for a part to end after SIGTERM
-
-_LAUNCH = (
-    "import sys; sys.path[0] = sys.argv.pop(1); "
-    "from holdfast.launch import main; sys.exit(main(sys.argv[1:]))"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a member is made of."""
-
-    command: tuple[str, ...]
-    nproc: int
-    gpus: int | None
-    warm: str
-    runtime: Path
-    run_dir: Path
-    settings: Mapping[str, str]  # for the sidecar
-    supervisor: tuple[str, ...]  # arguments of the supervisor's process
 
 
 @dataclass(slots=True)
@@ -86,7 +66,7 @@ class Keeper:
     _line: socket.socket | None = None
     _heard: bytes = b""
     _count: int = 0
-    _timers: list[tuple[float, str]] = field(default_factory=list)
+    _restarts: Restarts = field(default_factory=Restarts)
 
     def start(self) -> None:
         osproc.adopt_orphans()
@@ -96,28 +76,15 @@ class Keeper:
         """Wait for events up to `limit_s` and handle them."""
         for key, _ in self.selector.select(limit_s):
             key.data()
-        now = time.monotonic()
-        due = [what for at, what in self._timers if at <= now]
-        self._timers = [(at, what) for at, what in self._timers if at > now]
-        for what in due:
-            self._start_again(what)
+        for name in self._restarts.take(time.monotonic()):
+            self._start_again(name)
 
     # -- the supervisor
 
     def _start_supervisor(self) -> None:
         ours, theirs = socket.socketpair()
-        environment = {
-            **os.environ,
-            "HOLDFAST_KEEPER_FD": str(theirs.fileno()),
-            "HOLDFAST_API_FD": str(self.api.fileno()),
-            "HOLDFAST_PARENT": str(os.getpid()),
-        }
-        self._supervisor = self._spawn(
-            "supervisor",
-            parts.command("supervisor", "serve", *self.plan.supervisor),
-            environment,
-            (theirs.fileno(), self.api.fileno()),
-        )
+        start = plan.supervisor(self.plan, os.getpid(), theirs.fileno(), self.api.fileno(), os.environ)
+        self._supervisor = self._spawn("supervisor", start)
         theirs.close()
         self._line, self._heard = ours, b""
         self.selector.register(ours, selectors.EVENT_READ, self._hear)
@@ -174,17 +141,10 @@ class Keeper:
     def _create(self) -> None:
         name = f"m{self._count}"
         self._count += 1
-        directory = self.plan.runtime / name
-        directory.mkdir(mode=0o700)
-        root = parts.import_root(self.plan.runtime / "import")
-        launch = [sys.executable, "-c", _LAUNCH, str(root)]
-        launch += ["--directory", str(directory), "--logs", str(self.plan.run_dir / "logs")]
-        launch += ["--name", name, "--nproc", str(self.plan.nproc), "--warm", self.plan.warm]
-        launch += ["--parent", str(os.getpid()), "--", *self.plan.command]
+        self.plan.directory(name).mkdir(mode=0o700)
         block = self._free_block()
-        environment = {**os.environ, **devices.share(os.environ, self.plan.gpus, block, self.plan.nproc)}
-        launcher = self._spawn(f"launcher {name}", launch, environment, ())
-        self.members[name] = Member(name, launcher, block)
+        start = plan.launcher(self.plan, name, block, os.getpid(), os.environ)
+        self.members[name] = Member(name, self._spawn(f"launcher {name}", start), block)
         self._start_sidecar(name)
 
     def _free_block(self) -> int:
@@ -193,16 +153,8 @@ class Keeper:
         return next(block for block in range(len(taken) + 1) if block not in taken)
 
     def _start_sidecar(self, name: str) -> None:
-        environment = {
-            **os.environ,
-            **self.plan.settings,
-            "HOLDFAST_MEMBER": name,
-            "HOLDFAST_NODE": f"{socket.gethostname()}/{name}",
-            "HOLDFAST_NPROC": str(self.plan.nproc),
-            "HOLDFAST_DIRECTORY": str(self.plan.runtime / name),
-            "HOLDFAST_PARENT": str(os.getpid()),
-        }
-        self.members[name].sidecar = self._spawn(f"sidecar {name}", parts.command("sidecar"), environment, ())
+        start = plan.sidecar(self.plan, name, os.getpid(), os.environ)
+        self.members[name].sidecar = self._spawn(f"sidecar {name}", start)
 
     def _kill(self, name: str) -> None:
         """End a member as a power loss would: all its processes and its memory, at once."""
@@ -214,24 +166,21 @@ class Keeper:
             if part is not None:
                 part.process.kill()
         self._sweep()
-        shutil.rmtree(self.plan.runtime / name, ignore_errors=True)
+        shutil.rmtree(self.plan.directory(name), ignore_errors=True)
 
     # -- processes
 
-    def _spawn(
-        self, name: str, argv: list[str], environment: dict[str, str], descriptors: tuple[int, ...]
-    ) -> Part:
-        folder = self.plan.run_dir / "logs"
-        folder.mkdir(exist_ok=True)
-        path = folder / f"{name.replace(' ', '-')}.log"
+    def _spawn(self, name: str, start: Start) -> Part:
+        self.plan.logs.mkdir(exist_ok=True)
+        path = self.plan.logs / f"{name.replace(' ', '-')}.log"
         with path.open("ab") as log:
             process = subprocess.Popen(
-                argv,
-                env=environment,
+                start.argv,
+                env=start.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=descriptors,
+                pass_fds=start.descriptors,
                 start_new_session=True,  # Ctrl-C is ours to hear and theirs to be told
             )
         part = Part(name, process, os.pidfd_open(process.pid), time.monotonic())
@@ -246,13 +195,13 @@ class Keeper:
         if part is self._supervisor:
             self._supervisor = None
             if self.finished is None:
-                self._again("supervisor", part)
+                self._restarts.died(part.name, part.born_s, time.monotonic())
             return
         for member in self.members.values():
             if part is member.sidecar:
                 member.sidecar = None
                 if not member.gone and not self._closing:
-                    self._again(f"sidecar {member.name}", part)
+                    self._restarts.died(part.name, part.born_s, time.monotonic())
             elif part is member.launcher and not member.gone:
                 self._kill(member.name)
                 self._tell()
@@ -261,17 +210,12 @@ class Keeper:
     def _closing(self) -> bool:
         return self.finished is not None
 
-    def _again(self, what: str, part: Part) -> None:
-        lived_s = time.monotonic() - part.born_s
-        delay_s = 0.0 if lived_s > BACKOFF_S else BACKOFF_S - lived_s
-        self._timers.append((time.monotonic() + delay_s, what))
-
-    def _start_again(self, what: str) -> None:
-        if what == "supervisor":
+    def _start_again(self, part: str) -> None:
+        if part == "supervisor":
             if self.finished is None:
                 self._start_supervisor()
             return
-        name = what.partition(" ")[2]
+        name = part.partition(" ")[2]
         member = self.members[name]
         if not member.gone and member.sidecar is None:
             self._start_sidecar(name)
@@ -302,6 +246,7 @@ class Keeper:
         for signum in (signal.SIGTERM, signal.SIGKILL):
             for part in self._parts():
                 part.process.send_signal(signum)
+                part.process.send_signal(signal.SIGCONT)  # one that is stopped would not hear the first
             deadline = time.monotonic() + STOP_S
             while self._parts() and time.monotonic() < deadline:
                 self.turn(0.05)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from supervisor import faults as symptoms
+from supervisor import presence
 from supervisor.view import MemberView, Policy, View
 
 
 def is_ready(member: MemberView, nproc: int) -> bool:
     """True when every rank of the member could start at once."""
     launcher = member.report.launcher if member.report else None
-    if not symptoms.speaks(member) or launcher is None:
+    if not presence.obeys(member) or launcher is None:
         return False
     return launcher.strategy == "cold" or len(launcher.parked) >= nproc
 
@@ -36,7 +36,7 @@ def able(view: View, policy: Policy) -> tuple[str, ...]:
 
 
 def _is_usable(view: View, member: MemberView, policy: Policy) -> bool:
-    if not symptoms.speaks(member) or symptoms.is_lost(view, member, policy):
+    if not presence.obeys(member) or presence.is_lost(view, member, policy):
         return False
     return member.report is not None and member.report.launcher is not None
 
@@ -58,11 +58,12 @@ def missing(view: View, policy: Policy) -> tuple[str, ...]:
         for member in view.members
         if member.name in view.memory.placement
         and not _is_usable(view, member, policy)
-        and not symptoms.is_lost(view, member, policy)
+        and not presence.is_lost(view, member, policy)
+        and not presence.deaf(member)
     )
 
 
 def next_silence_s(view: View, policy: Policy, at_most_s: float) -> float:
     """Return after which time a member that says nothing more would count as lost."""
-    left = [symptoms.silence_left_s(view, m, policy) for m in view.members]
+    left = [presence.silence_left_s(view, m, policy) for m in view.members]
     return max(0.01, min([at_most_s, *(each for each in left if each > 0)]))

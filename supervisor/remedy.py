@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
-from holdfast.messages import LauncherState
+from holdfast.messages import OUT_OF_MEMORY, LauncherState
 from supervisor import faults as symptoms
-from supervisor import placing, resume
+from supervisor import placing, replicas, resume
 from supervisor.view import End, Fault, Past, Policy, Resume, Start, View
 
 NUMERIC = frozenset({"nan", "inf", "loss_jump"})
+SPOILING = NUMERIC | {replicas.KIND}  # of which the survivors' state is no better
 _SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): ", re.MULTILINE)
 _FROM_OUTSIDE = (9, 15)  # SIGKILL and SIGTERM
 MAX_WARM_FAILURES = 3  # processes in a row that died before they joined
@@ -94,7 +95,8 @@ def _is_same(view: View, past: Past, cause: Fault) -> bool:
     if cause.kind == "crash" and past.rank != cause.rank:
         return False
     # Who sends these is outside of the script: it is to blame only if it never gets anywhere.
-    return cause.signal not in _FROM_OUTSIDE or not (past.worked or worked(view, cause))
+    outside = cause.signal in _FROM_OUTSIDE and cause.signature != OUT_OF_MEMORY
+    return not outside or not (past.worked or worked(view, cause))
 
 
 def worked(view: View, cause: Fault) -> bool:
@@ -119,7 +121,7 @@ def at_most(found: tuple[Fault, ...]) -> int | None:
 
     None when all numbers are good. It does not matter whether a bad number is what the group is stopped for.
     """
-    return min((fault.step for fault in found if fault.kind in NUMERIC), default=None)
+    return min((fault.step for fault in found if fault.kind in SPOILING), default=None)
 
 
 def start(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, ...]) -> Start | End:
@@ -174,7 +176,7 @@ def is_retry(view: View, cause: Fault, resumed: Resume) -> bool:
 def _remedy(cause: Fault | None, moved: bool) -> str:
     if cause is None:
         return "start"
-    if cause.kind in NUMERIC:
+    if cause.kind in SPOILING:
         return "rollback"
     return "swap" if moved else "restart"
 
@@ -187,7 +189,7 @@ def _why(cause: Fault | None, resumed: Resume, moved: list[str]) -> str:
     }[resumed.source]
     if cause is None:
         return f"all members are ready: start {state}"
-    if cause.kind in NUMERIC:
+    if cause.kind in SPOILING:
         return f"{cause.detail}: roll back to before it, {state}"
     where = f"on {', '.join(moved)}" if moved else "where they are"
     return f"{cause.detail}: restart the processes {where}, {state}"

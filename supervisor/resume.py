@@ -11,7 +11,8 @@ from collections import Counter
 
 from holdfast.messages import MemberReport, PrivateHeld, Slot, Source
 from supervisor import faults as symptoms
-from supervisor.view import Checkpoint, Lineage, Memory, Resume, View
+from supervisor import presence
+from supervisor.view import Checkpoint, Lineage, MemberView, Memory, Resume, View
 
 FROM_THE_BEGINNING = Resume(0, 0, "none")
 TRIES = 4  # to restore one and the same state
@@ -45,7 +46,7 @@ def valid(generation: int, step: int, lineage: tuple[Lineage, ...]) -> bool:
 
 
 def _newest_slot(view: View, at_most: int | None, given_up: frozenset[str]) -> Resume | None:
-    reports = [m.report for m in view.members if m.report is not None and symptoms.speaks(m)]
+    reports = [m.report for m in view.members if m.report is not None and _can_give(view, m)]
     bad = {(s.generation, s.step, r.member) for r in reports for s in r.unusable}
     found: dict[tuple[int, int], list[MemberReport]] = {}
     for report in reports:
@@ -61,6 +62,11 @@ def _newest_slot(view: View, at_most: int | None, given_up: frozenset[str]) -> R
             names = tuple(h.member for h in holders)
             return Resume(step, generation, "slot", "", (*where, *private), names)
     return None
+
+
+def _can_give(view: View, member: MemberView) -> bool:
+    """False for a deaf member: it is ended when the group goes on without it, not before the last save."""
+    return presence.obeys(member) or (presence.speaks(member) and bool(view.memory.stop))
 
 
 def _private_sources(view: View, reports: list[MemberReport], step: int) -> tuple[Source, ...] | None:

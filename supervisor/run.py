@@ -16,7 +16,8 @@ from holdfast import command
 from holdfast.errors import BadInput
 from supervisor import devices, memory_volume
 from supervisor.commands import RunOptions
-from supervisor.keeper import Finished, Keeper, Plan
+from supervisor.keeper import Finished, Keeper
+from supervisor.plan import Plan
 from supervisor.rundir import RunDir, open_for_run
 from supervisor.tails import Tails
 from supervisor.terminal import Display, display

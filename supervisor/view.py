@@ -17,7 +17,7 @@ PHASES = ("forming", "running", "looking", "securing", "saving", "stopping", "en
 @dataclass(frozen=True, slots=True)
 class Fault:
     """Something that stops the group. `kind`: crash, exception, exit, victim, hang, nan, inf, loss_jump,
-    member_lost, restore, bad_input, lost_track."""
+    diverged, member_lost, restore, bad_input, lost_track."""
 
     kind: str
     rank: int

@@ -5,53 +5,15 @@ import os
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from holdfast.arena import Arena, Busy, Corrupt, Gone, Record
+from holdfast.arena import Arena, Busy, Corrupt, Gone
 from holdfast.checksum import checksum
-from holdfast.safetensors import Layout, Malformed, map_file, plan
-from tests.unit.holdfast.crashing import (
-    in_child,
-    killed_at_every_line,
-    limit_file_size,
-    memory_directory,
-)
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    with memory_directory() as path:
-        yield path
-
-
-def layout(values: int = 500) -> Layout:
-    return plan([("weight", "F32", (values,)), ("steps", "I64", (3,))], {"model": "test"})
-
-
-def content(step: int, size: int) -> bytes:
-    return bytes([step % 256]) * size
-
-
-def snapshot(arena: Arena, generation: int, step: int, values: int = 500) -> Record:
-    draft = arena.begin(layout(values), generation, step, 2)
-    assert draft is not None
-    draft.data[:] = content(step, len(draft.data))
-    return draft.commit()
-
-
-def ages(arena: Arena) -> list[tuple[int, int]]:
-    return [(record.generation, record.step) for record in arena.records()]
-
-
-def assert_whole(arena: Arena, record: Record) -> None:
-    with arena.pin(record) as path:
-        found, mapping = map_file(path)
-        assert mapping[found.data_offset :] == content(record.step, found.data_bytes)
-        mapping.close()
-    assert arena.verify(record)
+from holdfast.safetensors import Malformed, plan
+from tests.expendable import flip, in_child, limit_file_size
+from tests.samples.snapshots import ages, assert_whole, layout, snapshot
 
 
 def test_a_committed_snapshot_is_a_safetensors_file_and_is_found_by_others(memory: Path) -> None:
@@ -368,93 +330,4 @@ def test_a_transfer_finds_no_free_slot_while_readers_hold_it(memory: Path) -> No
         arena.receive(1, 3, 2, 1000, 0)
 
 
-@pytest.mark.parametrize(("held", "values"), [(0, 500), (1, 500), (3, 500), (2, 9000), (2, 10)])
-def test_a_writer_killed_at_any_line_leaves_one_complete_newest_snapshot(
-    memory: Path, held: int, values: int
-) -> None:
-    template = memory / "template"
-    arena = Arena(template)
-    for step in range(1, held + 1):
-        snapshot(arena, 1, step)
-
-    def check(work: Path, finished: bool) -> None:
-        after = Arena(work)
-        newest = next(iter(after.records()), None)
-        if newest is None:
-            assert held == 0
-            assert not finished
-        else:
-            assert newest.step == held + 1 if finished else newest.step in (held, held + 1)
-            for record in after.records():
-                assert_whole(after, record)
-        assert_whole(after, snapshot(after, 1, held + 2, values))
-
-    def act(arena: Arena) -> None:
-        snapshot(arena, 1, held + 1, values)
-
-    assert killed_at_every_line(template, Arena, act, check) >= 4
-
-
-def test_a_transfer_killed_at_any_line_leaves_one_complete_newest_snapshot(memory: Path) -> None:
-    template = memory / "template"
-    arena = Arena(template)
-    snapshot(arena, 1, 1)
-    raw = snapshot(arena, 1, 2).path.read_bytes()
-    crc = checksum(memoryview(raw))
-    pieces = [raw[:100], raw[100:]]
-
-    def check(work: Path, finished: bool) -> None:
-        after = Arena(work)
-        newest = after.records()[0]
-        assert newest.generation == 2 if finished else newest.generation in (1, 2)
-        assert_whole(after, newest)
-
-    def install(arena: Arena) -> None:
-        arena.install(2, 2, 2, pieces, len(raw), crc)
-
-    killed_at_every_line(template, Arena, install, check)
-
-
-def test_an_arena_can_be_opened_after_a_kill_at_any_line_of_its_creation(memory: Path) -> None:
-    template = memory / "template"
-    template.mkdir()
-
-    def check(work: Path, finished: bool) -> None:
-        arena = Arena(work)
-        assert arena.records() == ()
-        assert_whole(arena, snapshot(arena, 1, 1))
-
-    killed_at_every_line(template, lambda work: work, Arena, check)
-
-
-def test_readers_beside_a_writer_see_whole_snapshots_only(memory: Path) -> None:
-    arena = Arena(memory)
-    for step in range(2):
-        snapshot(arena, 1, step, 3000)
-    writer = os.fork()
-    if writer == 0:
-        written = 2
-        mine = Arena(memory)
-        while written < 400:
-            draft = mine.begin(layout(3000 + written // 100), 1, written, 2)
-            if draft is not None:
-                draft.data[:] = content(written, len(draft.data))
-                draft.commit()
-                written += 1
-        os._exit(0)
-    while os.waitpid(writer, os.WNOHANG)[0] == 0:
-        for record in arena.records():
-            with suppress(Gone):
-                assert_whole(arena, record)
-    assert ages(arena) == [(1, 399), (1, 398)]
-
-
 chance = random.Random(3)
-
-
-def flip(path: Path, bit: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(bit // 8)
-        (byte,) = file.read(1)
-        file.seek(bit // 8)
-        file.write(bytes([byte ^ (1 << bit % 8)]))

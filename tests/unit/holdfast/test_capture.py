@@ -249,7 +249,7 @@ ANY = st.recursive(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(ANY)
 def test_hostile_documents_raise_bad_input_and_nothing_else(document: Any) -> None:
     model = nn.Linear(1, 1)

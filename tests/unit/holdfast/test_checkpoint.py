@@ -6,69 +6,15 @@ import random
 import resource
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
 
 from holdfast import checkpoint, durable
-from holdfast.checkpoint import Found, newest_whole, retain, scan, verify, write
+from holdfast.checkpoint import newest_whole, retain, scan, verify, write
 from holdfast.checksum import CHUNK_BYTES, checksum
-from tests.unit.holdfast.crashing import (
-    in_child,
-    killed_at_every_line,
-    limit_file_size,
-    memory_directory,
-)
-
-STATE, PRIVATE = "replicated.safetensors", "rank-00000.bin"
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    with memory_directory() as path:
-        yield path
-
-
-def save(
-    root: Path, step: int, generation: int = 1, more: Mapping[str, bytes] = MappingProxyType({})
-) -> Path:
-    files: dict[str, Path | bytes] = {STATE: state(step, generation), PRIVATE: b"private"}
-    return write(
-        root,
-        generation=generation,
-        step=step,
-        world_size=2,
-        files={**files, **more},
-        meta={"model": "test", "generation": generation},
-        created_at=1000.0 + step,
-    )
-
-
-def state(step: int, generation: int) -> bytes:
-    return random.Random(step * 1000 + generation).randbytes(3000)
-
-
-def steps(root: Path) -> list[int]:
-    return [found.step for found in scan(root)]
-
-
-def names(root: Path) -> set[str]:
-    return {path.name for path in root.iterdir()}
-
-
-def assert_whole(found: Found) -> None:
-    assert verify(found) is None
-    assert (found.path / STATE).read_bytes() == state(found.step, found.generation)
-
-
-def flip(path: Path, bit: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(bit // 8)
-        (byte,) = file.read(1)
-        file.seek(bit // 8)
-        file.write(bytes([byte ^ 1 << bit % 8]))
+from tests.expendable import flip, in_child, limit_file_size
+from tests.samples.checkpoints import PRIVATE, STATE, assert_whole, names, save, steps
 
 
 def test_a_checkpoint_is_found_with_all_that_was_said(tmp_path: Path) -> None:
@@ -425,99 +371,3 @@ def test_a_file_that_cannot_be_read_is_told_and_the_one_before_is_used(memory: P
             assert verify(found) == f"{STATE} cannot be read: Too many open files"
 
     assert in_child(child) == 0
-
-
-@pytest.mark.parametrize("generation", [0, 1, 2])
-def test_a_writer_killed_at_any_line_leaves_a_newest_whole_checkpoint(memory: Path, generation: int) -> None:
-    template = memory / "template"
-    save(template, 1)
-    if generation:
-        save(template, 2, generation=generation - 1)
-    before = (2, generation - 1) if generation else (1, 1)
-
-    def check(work: Path, finished: bool) -> None:
-        assert checkpoint.broken(work) == ()
-        found, notes = newest_whole(work)
-        assert found is not None
-        assert_whole(found)
-        assert notes == ()
-        ages = [(2, generation)] if finished else [before, (2, generation)]
-        assert (found.step, found.generation) in ages
-        hint = checkpoint.latest(work)
-        assert hint is not None
-        assert checkpoint.load(work / hint).step in (1, 2)
-        assert hint == "step-00000002" if finished else True
-        save(work, 3)
-        retain(work, 3)
-        assert names(work) == {"latest", *(f"step-{step:08d}" for step in steps(work))}
-
-    def act(work: Path) -> None:
-        save(work, 2, generation)
-
-    assert killed_at_every_line(template, lambda work: work, act, check) >= 10
-
-
-def test_a_damaged_checkpoint_replaced_by_a_writer_killed_at_any_line_is_never_believed(
-    memory: Path,
-) -> None:
-    template = memory / "template"
-    save(template, 1)
-    flip(save(template, 2) / STATE, 50)
-
-    def check(work: Path, finished: bool) -> None:
-        found, _ = newest_whole(work)
-        assert found is not None
-        assert_whole(found)
-        assert found.step == 2 if finished else found.step in (1, 2)
-
-    def act(work: Path) -> None:
-        save(work, 2)
-
-    killed_at_every_line(template, lambda work: work, act, check)
-
-
-def test_a_replacement_without_exchange_killed_at_any_line_leaves_one_of_the_two(
-    memory: Path,
-) -> None:
-    template = memory / "template"
-    save(template, 2, 1)
-    save(template / "other", 2, 2).rename(template / "new")
-    shutil.rmtree(template / "other")
-
-    def check(work: Path, finished: bool) -> None:
-        found, notes = newest_whole(work)
-        assert found is not None
-        assert_whole(found)
-        assert notes == ()
-        assert found.generation == 2 if finished else found.generation in (1, 2)
-        save(work, 2, 3)
-        assert_whole(scan(work)[0])
-        assert scan(work)[0].generation == 3
-        retain(work, 2)
-        assert names(work) - {"new"} == {"latest", "step-00000002"}
-
-    def act(work: Path) -> None:
-        target = work / "step-00000002"
-        durable.replace_in_two(work / "new", target, work / "step-00000002.old")
-
-    assert killed_at_every_line(template, lambda work: work, act, check) >= 4
-
-
-def test_a_deletion_killed_at_any_line_leaves_whole_checkpoints_or_none(memory: Path) -> None:
-    template = memory / "template"
-    for step in range(4):
-        save(template, step)
-    shutil.copytree(template / "step-00000003", template / ".tmp-gone-1-0-step-00000009")
-    os.utime(template / ".tmp-gone-1-0-step-00000009", (1.0, 1.0))
-
-    def check(work: Path, finished: bool) -> None:
-        assert checkpoint.broken(work) == ()
-        assert steps(work)[:2] == [3, 2]
-        assert all(verify(found) is None for found in scan(work))
-        retain(work, 2)
-        assert steps(work) == [3, 2]
-
-    def act(work: Path) -> None:
-        retain(work, 2)
-
-    assert killed_at_every_line(template, lambda work: work, act, check) >= 8

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.exchange import Exchange
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 8), st.integers(1, 8))
 def test_every_state_has_a_second_home_on_another_member_or_at_least_another_rank(
     members: int, nproc: int

@@ -4,7 +4,7 @@ import random
 import timeit
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.guard import LossGuard
@@ -69,7 +69,6 @@ def test_gradient_norms_are_judged_only_if_asked() -> None:
 
 
 @given(seed=SEEDS, scale=SCALES, spread=st.floats(0.0, 0.5))
-@settings(max_examples=30, deadline=None)
 def test_noise_is_not_a_jump(seed: int, scale: float, spread: float) -> None:
     chance = random.Random(seed)
     losses = [scale * abs(chance.gauss(1.0, spread)) for _ in range(400)]
@@ -77,7 +76,6 @@ def test_noise_is_not_a_jump(seed: int, scale: float, spread: float) -> None:
 
 
 @given(seed=SEEDS, scale=SCALES, rise=st.floats(0.0, 0.01))
-@settings(max_examples=30, deadline=None)
 def test_a_slow_rise_is_not_a_jump(seed: int, scale: float, rise: float) -> None:
     chance = random.Random(seed)
     losses = [scale * (1 + rise * step) * chance.uniform(0.9, 1.1) for step in range(400)]
@@ -85,7 +83,6 @@ def test_a_slow_rise_is_not_a_jump(seed: int, scale: float, rise: float) -> None
 
 
 @given(seed=SEEDS, scale=SCALES, after=st.floats(0.01, 1.0))
-@settings(max_examples=30, deadline=None)
 def test_a_step_down_is_not_a_jump_nor_is_what_follows(seed: int, scale: float, after: float) -> None:
     chance = random.Random(seed)
     levels = [scale] * 200 + [scale * after] * 200
@@ -100,7 +97,6 @@ def test_a_hard_sample_of_a_model_that_has_converged_is_not_a_jump() -> None:
 
 
 @given(seed=SEEDS, scale=st.floats(1.0, 100.0), times=st.floats(20.0, 1e6))
-@settings(max_examples=30, deadline=None)
 def test_a_real_jump_is_found(seed: int, scale: float, times: float) -> None:
     chance = random.Random(seed)
     guard = LossGuard()
@@ -112,7 +108,6 @@ def test_a_real_jump_is_found(seed: int, scale: float, times: float) -> None:
     losses=st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=150),
     after=st.lists(st.floats(), max_size=20),
 )
-@settings(max_examples=60, deadline=None)
 def test_a_restored_guard_judges_as_the_one_saved(losses: list[float], after: list[float]) -> None:
     guard, again = LossGuard(factor_grad=5.0), LossGuard(factor_grad=5.0)
     for loss in losses:

@@ -129,6 +129,7 @@ def test_deep_nesting_is_refused() -> None:
         unpack(head + b',"crc32":%d}' % zlib.crc32(head))
 
 
+@settings(max_examples=100)
 @given(st.binary(max_size=60))
 def test_any_signed_bytes_are_unpacked_or_refused(head: bytes) -> None:
     with pytest.raises(Invalid):

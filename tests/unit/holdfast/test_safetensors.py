@@ -201,6 +201,7 @@ def test_a_file_with_damage_anywhere_is_parsed_or_refused_and_never_reaches_outs
             assert all(entry.end <= found.data_bytes for entry in found.entries)
 
 
+@settings(max_examples=100)
 @given(st.binary(max_size=200))
 def test_any_header_is_parsed_or_refused(header: bytes) -> None:
     found = parsed_or_why(file_of(None, raw=header))

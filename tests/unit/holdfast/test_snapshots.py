@@ -1,20 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from holdfast.safetensors import map_file
 from holdfast.snapshots import MAX_INTERVAL, Snapshots, interval
-from tests.unit.holdfast.crashing import memory_directory
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     st.floats(0.0, 100.0),
     st.floats(1e-6, 100.0),
@@ -32,12 +28,6 @@ def test_the_interval_is_the_least_power_of_two_within_the_budget(
     assert 1 <= every <= MAX_INTERVAL
     assert suits(every) or every == MAX_INTERVAL
     assert every == 1 or not suits(every // 2)
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    with memory_directory() as path:
-        yield path
 
 
 def held(snapshots: Snapshots) -> list[tuple[int, int]]:

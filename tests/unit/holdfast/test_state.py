@@ -4,7 +4,6 @@ import math
 import random
 import socket
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from holdfast.private import PrivateStore
 from holdfast.runtime import Runtime
 from holdfast.session import Session
 from holdfast.state import State
-from tests.unit.holdfast.crashing import memory_directory
 
 torch.set_num_threads(1)  # more only get in each other's way with tensors of this size
 
@@ -181,12 +179,6 @@ def test_objects_without_state_are_named() -> None:
 
 
 # -- kept and restored, as a rank does it
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    with memory_directory() as path:
-        yield path
 
 
 def supervised(memory: Path, launch: Launch, private: str = "") -> Session:

@@ -42,10 +42,12 @@ def test_what_is_not_plain_json_is_refused_in_one_line(data: bytes, why: str) ->
     assert "\n" not in str(caught.value)
 
 
+@settings(max_examples=100)
 @given(st.binary(max_size=100))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     with suppress(Rejected):
-        loads(data, max_values=1000)
+        found = loads(data, max_values=1000)
+        assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
 @pytest.mark.parametrize(

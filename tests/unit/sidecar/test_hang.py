@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.progress import FailKind, Phase, Progress
@@ -103,7 +103,6 @@ def test_p99_is_nearest_rank(count: int, rank_from_top: int) -> None:
     assert StepStats.of(times_s).p99_s == count + 1 - rank_from_top
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(st.floats(0.001, 100.0), max_size=300).map(tuple), max_size=5))
 def test_stats_that_grow_are_those_of_the_last_times(parts: list[tuple[float, ...]]) -> None:
     stats = StepStats()
@@ -113,7 +112,6 @@ def test_stats_that_grow_are_those_of_the_last_times(parts: list[tuple[float, ..
     assert len(stats.times_s) <= KEPT
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(0.001, 100.0), min_size=20, max_size=300).map(tuple), st.floats(0.0, 0.05))
 def test_a_hang_is_found_within_three_p99_and_a_second(times_s: tuple[float, ...], poll_s: float) -> None:
     stats = StepStats.of(times_s)

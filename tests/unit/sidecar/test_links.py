@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from aiohttp import WSMsgType, web
 
-from holdfast import tasks, wire
+from holdfast import listeners, tasks, wire
 from holdfast.messages import LauncherOrder, LauncherState, MemberOrder, MemberReport
 from sidecar.links import LauncherLink, SupervisorLink
-from tests.unit.holdfast.crashing import memory_directory
+from tests.expendable import memory_directory
 from tests.unit.sidecar.launching import LIMIT_S, Launcher
 from tests.unit.supervisor.views import launcher, report
 
@@ -79,8 +79,26 @@ async def test_a_launcher_that_says_something_else_is_left_and_tried_again(here:
             writer.close()
 
 
+async def test_a_sign_of_life_is_heard_and_is_no_news(here: Path) -> None:
+    path = here / "launcher.sock"
+    there, known = Launcher(path), Known(path)
+    assert known.link.heard_s == 0.0
+    async with running(known.link), there.listening():
+        writer = await asyncio.wait_for(there.came.get(), LIMIT_S)
+        for state in (launcher(), launcher(generation=2)):
+            before_s = known.link.heard_s
+            writer.write(listeners.SIGN + wire.encode(state))
+            assert await known.next() == state
+            assert known.link.heard_s > before_s
+        writer.close()
+        assert await known.next() is None
+        assert known.states.empty()
+
+
 def test_an_order_without_a_launcher_is_lost_quietly(here: Path) -> None:
-    LauncherLink(here / "launcher.sock", lambda: None).send(LauncherOrder("settle"))
+    link = LauncherLink(here / "launcher.sock", lambda: None)
+    link.send(LauncherOrder("settle"))
+    assert link.state is None
 
 
 # -- to the supervisor

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
 from tests.unit.supervisor.views import launcher, rank
 
 LAUNCH = Launch(2, 1, 1, "", 0, 0, 0.0)
+NOBODY = 1 << 30  # beyond what any kernel gives to a process
 
 
 @pytest.fixture
@@ -160,6 +162,46 @@ async def test_a_sidecar_that_does_not_know_its_launcher_yet_claims_nothing(here
         assert place.sidecar.report().secured_for == 0
         place.writer.write(wire.encode(launcher(rank(0))))
         await place.until(lambda report: report.secured_for == 1)
+
+
+async def test_a_launcher_that_gives_no_sign_of_life_is_told_of_until_it_speaks_again(here: Path) -> None:
+    async with at_work(here) as place:
+        sidecar = place.sidecar
+        await place.tells(launcher(rank(0), pid=NOBODY))
+        heard_s = sidecar.launcher.heard_s
+        sidecar._listen(heard_s + 4.9, 0.0)
+        assert sidecar.report().launcher_silent == ""
+        sidecar._listen(heard_s + 9.0, 5.0)
+        assert sidecar.report().launcher_silent == "", "the sidecar did not run in that time"
+        sidecar._listen(heard_s + 10.5, 0.0)
+        told = sidecar.report()
+        assert told.launcher_silent == "its launcher has said nothing for 6 s and is gone"
+        assert wire.decode(MemberReport, wire.encode(told)) == told
+        await place.tells(launcher(rank(0), pid=NOBODY, port=4001))
+        sidecar._listen(sidecar.launcher.heard_s + 1.0, 0.0)
+        assert sidecar.report().launcher_silent == ""
+
+
+async def test_a_starved_launcher_is_given_more_time(here: Path) -> None:
+    async with at_work(here) as place:
+        await place.tells(launcher(rank(0), pid=os.getpid()))  # runnable, as we are while we look
+        place.sidecar._listen(place.sidecar.launcher.heard_s + 30.0, 0.0)
+        assert place.sidecar.report().launcher_silent == ""
+
+
+async def test_a_silent_launcher_is_asked_for_nothing_and_waited_for_by_nobody(here: Path) -> None:
+    private(here, 0, 1, 9)
+    async with at_work(here) as place:
+        await place.tells(launcher(rank(0), pid=NOBODY))
+        await place.sidecar.obey(MemberOrder("secure", 1))
+        assert await place.heard() == LauncherOrder("secure", 1)
+        assert place.sidecar.report().secured_for == 0
+        place.sidecar._listen(place.sidecar.launcher.heard_s + 6.0, 0.0)
+        told = await place.until(lambda report: report.secured_for == 1)
+        assert [each.step for each in told.privates] == [9]
+        await place.sidecar.obey(MemberOrder("stop", 1))
+        place.sidecar._listen(place.sidecar.launcher.heard_s + 1.0, 0.0)
+        assert place.sidecar.report().launcher_silent != "", "at the end nobody listens any more"
 
 
 async def test_ranks_whose_places_others_have_taken_are_ended(here: Path) -> None:

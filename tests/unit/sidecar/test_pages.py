@@ -9,7 +9,7 @@ import pytest
 from holdfast.page import Page, Phase
 from sidecar.hang import HangPolicy
 from sidecar.pages import Pages
-from tests.unit.holdfast.crashing import memory_directory
+from tests.expendable import memory_directory
 
 POLICY = HangPolicy(floor_s=0.5, few_floor_s=0.5, few_factor=1.0, first_step_s=2.0)
 S = 1_000_000_000
@@ -111,6 +111,26 @@ def test_our_own_lateness_is_not_the_ranks(here: Path) -> None:
     rank.does(5)
     rank.page.phase(Phase.DATA)
     assert len(pages.poll(1, rank.now_ns + S, 0.0)) == 1  # it is forgotten with the step that it fell into
+
+
+def test_our_own_lateness_is_no_rank_s_also_when_it_moved_on_just_before(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    for step in range(1, 5):
+        rank.does(step)
+    assert pages.poll(1, rank.now_ns + S // 20, 0.0) == []
+    rank.does(5)
+    assert pages.poll(1, rank.now_ns + 3 * S, own_lateness_s=2.9) == []
+    rank.now_ns += 3 * S
+    rank.page.phase(Phase.BACKWARD)  # it goes on in the same step, which the machine's pause has made long
+    assert pages.poll(1, rank.now_ns + S // 10, 0.0) == []
+
+
+def test_lateness_from_before_a_step_does_not_excuse_it(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    for step in range(1, 5):
+        rank.does(step)
+    assert pages.poll(1, rank.now_ns + S // 2, own_lateness_s=60.0) == []
+    assert len(pages.poll(1, rank.now_ns + 2 * S, 0.0)) == 1
 
 
 def test_step_times_are_learned_once_each_and_over_generations(here: Path) -> None:

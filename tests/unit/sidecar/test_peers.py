@@ -173,5 +173,5 @@ async def test_a_receiver_that_takes_nothing_does_not_keep_the_slot(there: Path)
         layout = plan([("w", "U8", (10,))], {})
         while (draft := arena.begin(layout, 2, 9, 2)) is None:  # noqa: ASYNC110  a lock tells nobody
             await asyncio.sleep(0)
-        draft.commit()
+        assert draft.commit().step == 9
         writer.close()

@@ -3,15 +3,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
 from holdfast.messages import Marks, Restore
 from supervisor.accounts import Accounts
-from supervisor.ledger import Bucket
-from supervisor.view import MemberView, Open, Policy, Resume
+from supervisor.view import MemberView, Open, Resume
 from tests.unit.supervisor.views import LAUNCH, S, fault, launcher, member, memory, progress, report, view
-from tests.world import World
 
 
 def trained(step: int, phase: str = "forward", name: str = "m0") -> MemberView:
@@ -141,25 +136,3 @@ def test_a_new_supervisor_goes_on_with_the_books() -> None:
     look(again, 40.0, 30)
     assert again.ledger.total_ns == 40 * S
     assert seconds(again)["productive"] == 37.0
-
-
-KINDS = ["raise", "kill", "hang", "lose", "supervisor", "nan"]
-PLACES = st.tuples(st.integers(0, 1), st.integers(0, 7))
-
-
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.dictionaries(PLACES, st.sampled_from(KINDS), max_size=4), st.booleans())
-def test_the_buckets_add_up_to_the_clock_in_every_history(
-    cues: dict[tuple[int, int], str], supervised: bool
-) -> None:
-    """The world asserts it at every decision, too."""
-    policy = Policy(members=2, standby=1, checkpoint_every_s=0.12)
-    given_cues = {place: (what, 1) for place, what in cues.items()}
-    kills = frozenset() if supervised else frozenset({20, 40})
-    world = World(policy, 8, cues=given_cues, kills=kills).run()
-    ledger = Accounts(0, world.ledger).ledger
-    assert sum(ledger.buckets_ns().values()) + ledger.pending_ns == ledger.total_ns
-    assert min(ledger.buckets_ns().values()) >= 0
-    assert ledger.activity is Bucket.STOP
-    if not cues:
-        assert ledger.buckets_ns()[Bucket.LOST] == 0

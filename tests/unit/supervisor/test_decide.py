@@ -5,8 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from supervisor.closing import EXIT_INTERRUPTED
 from supervisor.decide import decide
@@ -26,30 +24,12 @@ from supervisor.view import (
     Wait,
 )
 from tests.simulated.member import Content
+from tests.simulated.scripts import SINGLE, STEPS, TWO, Script, cued, is_whole, remedies
 from tests.world import World
-
-STEPS = 8
-TWO = Policy(members=2, standby=1, checkpoint_every_s=0.2)
-
-Script = Callable[..., World]
-
-
-def cued(rank: int, step: int, what: str, times: int = 1, policy: Policy = TWO, **given: Any) -> World:
-    """Return a world in which `what` happens to a rank when it begins a step."""
-    return World(policy, STEPS, cues={(rank, step): (what, times)}, **given)
 
 
 def actions(world: World, kind: type[Any]) -> list[Any]:
     return [action for _, action, _ in world.journal if isinstance(action, kind)]
-
-
-def remedies(world: World) -> list[tuple[str, str, int]]:
-    """Return cause, remedy and resume point of each start but the first."""
-    return [(s.cause.kind if s.cause else "", s.remedy, s.resume.step) for s in world.starts[1:]]
-
-
-def is_whole(world: World) -> bool:
-    return world.ended is not None and world.ended.exit_code == 0 and world.final == Content(STEPS)
 
 
 def test_a_run_without_faults_forms_once_and_ends_well() -> None:
@@ -59,45 +39,7 @@ def test_a_run_without_faults_forms_once_and_ends_well() -> None:
     assert world.starts[0].resume.source == "none"
 
 
-# -- one fault: what it is called, what is done, what it costs
-
-SINGLE: dict[str, tuple[Script, list[tuple[str, str, int]]]] = {
-    "a rank is killed": (lambda **g: cued(1, 5, "kill", **g), [("crash", "restart", 5)]),
-    "a rank is killed before its first step": (
-        lambda **g: cued(1, 0, "kill", **g),
-        [("crash", "restart", 0)],
-    ),
-    "a rank is killed before its last step": (
-        lambda **g: cued(0, 7, "kill", **g),
-        [("crash", "restart", 7)],
-    ),
-    "a dead rank leaves the others waiting": (
-        lambda **g: cued(0, 5, "kill", peers_hang=True, **g),
-        [("crash", "restart", 5)],
-    ),
-    "one of several ranks of a member is killed": (
-        lambda **g: cued(3, 5, "kill", policy=replace(TWO, nproc=2), **g),
-        [("crash", "restart", 5)],
-    ),
-    "a rank raises": (lambda **g: cued(1, 5, "raise", **g), [("exception", "restart", 5)]),
-    "the only rank raises": (
-        lambda **g: cued(0, 6, "raise", policy=Policy(), snapshot_every=0, **g),
-        [("exception", "restart", 6)],
-    ),
-    "a rank never enters a collective": (lambda **g: cued(1, 5, "hang", **g), [("hang", "restart", 5)]),
-    "a rank is stopped": (lambda **g: cued(0, 5, "stop", **g), [("hang", "restart", 5)]),
-    "a member is lost": (lambda **g: cued(1, 5, "lose", **g), [("member_lost", "swap", 5)]),
-    "the member of rank 0 is lost": (lambda **g: cued(0, 5, "lose", **g), [("member_lost", "swap", 5)]),
-    "a member of three is lost and none stands by": (
-        lambda **g: cued(1, 5, "lose", policy=Policy(members=3), **g),
-        [("member_lost", "swap", 5)],
-    ),
-    "a member falls silent": (lambda **g: cued(1, 5, "mute", **g), [("member_lost", "swap", 5)]),
-    "a bad number": (lambda **g: cued(1, 5, "nan", snapshot_every=1, **g), [("nan", "rollback", 5)]),
-    "a bad number between snapshots": (lambda **g: cued(1, 6, "nan", **g), [("nan", "rollback", 5)]),
-    "a sidecar dies": (lambda **g: cued(1, 5, "sidecar", **g), []),
-    "a member's messages are lost for a while": (lambda **g: cued(0, 5, "cut", **g), []),
-}
+# -- one fault
 
 
 @pytest.mark.parametrize(("script", "expected"), SINGLE.values(), ids=SINGLE.keys())
@@ -396,22 +338,6 @@ def ask(how: str) -> Callable[[World], None]:
 # -- the supervisor dies
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["a rank is killed", "a rank is stopped", "a member of three is lost and none stands by", "a bad number"],
-)
-def test_a_recovery_that_is_cut_off_at_any_point_is_finished_once_and_the_same(name: str) -> None:
-    """Kill the supervisor after each decision, each order sent and each report heard, one at a time."""
-    script, expected = SINGLE[name]
-    whole = script().run()
-    _, formed, *_, settled, _, _ = whole.decided
-    for point in range(formed + 1, settled + 3):
-        world = script(kills=frozenset({point})).run()
-        assert is_whole(world), point
-        assert remedies(world) == expected, point
-        assert list(world.closed.values()) == ["settled"], point
-
-
 def test_a_supervisor_that_dies_again_and_again_still_ends_the_recovery() -> None:
     script, expected = SINGLE["a member is lost"]
     world = script(kills=frozenset(range(3, 300, 9))).run()
@@ -433,44 +359,6 @@ def test_a_supervisor_that_could_not_write_down_a_start_is_followed_by_one_that_
 def test_a_run_that_ended_while_its_supervisor_died_stays_ended() -> None:
     whole = World(TWO, STEPS).run()
     assert whole.ended == World(TWO, STEPS, kills=frozenset({whole.points})).run().ended
-
-
-# -- anything
-
-
-KINDS = ["raise", "kill", "crash", "hang", "stop", "lose", "mute", "sidecar", "cut", "supervisor", "nan"]
-
-
-@st.composite
-def worlds(draw: st.DrawFn) -> World:
-    """Return any group with any few faults at any steps, and a supervisor that dies at any moments."""
-    members, nproc = draw(st.integers(1, 3)), draw(st.integers(1, 2))
-    policy = Policy(
-        members=members,
-        nproc=nproc,
-        standby=draw(st.integers(0, 2)),
-        checkpoint_every_s=draw(st.sampled_from([0.0, 0.12])),
-        max_restarts=1000,
-    )
-    where = st.tuples(st.integers(0, members * nproc - 1), st.integers(0, STEPS - 1))
-    cues = draw(st.dictionaries(where, st.sampled_from(KINDS), max_size=4))
-    return World(
-        policy,
-        STEPS,
-        snapshot_every=draw(st.sampled_from([0, 1, 3])),
-        peers_hang=draw(st.booleans()),
-        cues={place: (what, 1) for place, what in cues.items()},
-        kills=frozenset(draw(st.sets(st.integers(1, 200), max_size=3))),
-    )
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(worlds())
-def test_whatever_fails_the_run_ends_with_the_undisturbed_state(world: World) -> None:
-    """What must hold at every step on the way is asserted by the world itself."""
-    world.run(300.0)
-    assert is_whole(world)
-    assert set(world.closed) == set(range(1, world.memory.incidents + 1))
 
 
 # -- small print

@@ -63,7 +63,7 @@ def holds(ledger: Ledger, clock_ns: int) -> None:
 
 
 @given(opened_ns=st.integers(0, 10**19), events=EVENTS)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_for_any_history_the_buckets_are_the_clock_and_counters_never_fall(
     opened_ns: int, events: list[tuple[str, int, Any]]
 ) -> None:
@@ -97,7 +97,7 @@ def refuses_the_past(ledger: Ledger, at_ns: int) -> None:
 
 
 @given(events=EVENTS, more=EVENTS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_restored_ledger_goes_on_as_the_one_saved_would_have(
     events: list[tuple[str, int, Any]], more: list[tuple[str, int, Any]]
 ) -> None:

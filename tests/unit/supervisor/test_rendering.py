@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor import rendering
@@ -99,7 +99,6 @@ def test_more_members_than_fit_are_counted() -> None:
     assert line == "  64 members   ● 127 running   ◐ 1 starting"
 
 
-@settings(max_examples=40)
 @given(st.integers(0, 200), st.booleans(), st.booleans(), st.sampled_from([2, 40]))
 def test_no_line_is_wider_than_the_terminal(width: int, colour: bool, unicode: bool, members: int) -> None:
     found = status(

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.messages import Slot, Source
@@ -106,7 +106,6 @@ def test_what_could_not_be_restored_again_and_again_is_passed_over() -> None:
     assert point(held, history=(past,) * resume.TRIES) == ("slot", 1, 8)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 12), max_size=10))
 def test_a_pruned_lineage_judges_every_state_like_the_whole_one(resumed: list[int]) -> None:
     whole: tuple[Lineage, ...] = ()

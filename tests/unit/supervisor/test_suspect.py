@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.suspect import Evidence, Suspicion, group_stacks, name_hung
@@ -195,7 +195,6 @@ EVIDENCE = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(EVIDENCE, min_size=1, max_size=8, unique_by=lambda each: each.rank).map(tuple))
 def test_any_evidence_names_one_rank_of_its_outliers(evidence: tuple[Evidence, ...]) -> None:
     suspicion = name_hung(evidence)

@@ -2,7 +2,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.sampler import Sampler
@@ -19,7 +19,6 @@ def samplers(size: int, batch: int, ranks: int, seed: int, accumulate: int) -> l
     ]
 
 
-@settings(max_examples=40, deadline=None)
 @given(sizes, few, few, seeds, few, st.lists(st.integers(0, 40), max_size=5), st.integers(0, 40))
 def test_a_batch_depends_on_nothing_but_step_rank_world_size_and_seed(
     size: int, batch: int, ranks: int, seed: int, accumulate: int, before: list[int], step: int
@@ -36,7 +35,6 @@ def test_a_batch_depends_on_nothing_but_step_rank_world_size_and_seed(
         assert used.batch(step).shape == (accumulate, batch)
 
 
-@settings(max_examples=40, deadline=None)
 @given(sizes, few, few, seeds, few, st.integers(1, 3))
 def test_an_epoch_takes_every_sample_once(
     size: int, batch: int, ranks: int, seed: int, accumulate: int, epochs: int

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.gpt.corpus import VALIDATION_SHARE, Corpus, load, split
@@ -66,7 +66,6 @@ def test_a_path_that_is_no_folder_is_named(tmp_path: Path) -> None:
             load(path, context=8, max_bytes=1000)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 9), st.integers(0, 300))
 def test_samples_cover_the_text_without_gaps(context: int, more: int) -> None:
     text = torch.arange((context + 1) * VALIDATION_SHARE + more, dtype=torch.int64)

@@ -12,7 +12,7 @@ def small(dropout: float = 0.0, heads: int = 2) -> GPT:
     return GPT(layers=2, heads=heads, width=8 * heads, context=12, dropout=dropout)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(1, 3), st.integers(1, 12), st.integers(1, 3))
 def test_logits_have_one_row_for_each_byte(batch: int, length: int, heads: int) -> None:
     logits = small(heads=heads)(torch.zeros(batch, length, dtype=torch.long))

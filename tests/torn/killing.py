@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import shutil
 import signal
 import sys
-import tempfile
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
 import holdfast
+from tests.expendable import in_child
 
 T = TypeVar("T")
 
@@ -25,32 +23,6 @@ _PARTS = ("arena", "draft", "slot", "records", "private", "durable", "checkpoint
 # The modules that change something outside of the process: only a kill there makes a difference.
 TRACED = {str(Path(holdfast.__file__).with_name(f"{part}.py")) for part in _PARTS}
 TRACED.add(shutil.__file__)
-
-
-@contextmanager
-def memory_directory() -> Iterator[Path]:
-    """Give a directory on tmpfs where there is one: arenas live there, and fsync costs nothing."""
-    memory = Path("/dev/shm")
-    path = Path(tempfile.mkdtemp(prefix="holdfast-test-", dir=memory if memory.is_dir() else None))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path)
-
-
-def in_child(act: Callable[[], object]) -> int:
-    """Run `act` in a forked child. Return its status as waitpid gives it: 0 when `act` returned."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            act()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    return os.waitpid(pid, 0)[1]
 
 
 def killed_at_every_line(
@@ -83,11 +55,6 @@ def killed_at_every_line(
             error.args = (*error.args, f"after a kill at line {line}")
             raise
     return len(lines)
-
-
-def limit_file_size(limit_bytes: int) -> None:
-    """Make every write and allocation beyond `limit_bytes` of a file fail in this process."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
 
 
 def _killed(line: int, work: Path, prepare: Callable[[Path], T], act: Callable[[T], object]) -> None:

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from supervisor.view import Policy
+from tests.simulated.scripts import SINGLE, STEPS, is_whole, remedies
+from tests.world import World
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a rank is killed", "a rank is stopped", "a member of three is lost and none stands by", "a bad number"],
+)
+def test_a_recovery_that_is_cut_off_at_any_point_is_finished_once_and_the_same(name: str) -> None:
+    """Kill the supervisor after each decision, each order sent and each report heard, one at a time."""
+    script, expected = SINGLE[name]
+    whole = script().run()
+    _, formed, *_, settled, _, _ = whole.decided
+    for point in range(formed + 1, settled + 3):
+        world = script(kills=frozenset({point})).run()
+        assert is_whole(world), point
+        assert remedies(world) == expected, point
+        assert list(world.closed.values()) == ["settled"], point
+
+
+KINDS = ["raise", "kill", "crash", "hang", "stop", "lose", "mute", "sidecar", "cut", "supervisor", "nan"]
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    """Return any group with any few faults at any steps, and a supervisor that dies at any moments."""
+    members, nproc = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    policy = Policy(
+        members=members,
+        nproc=nproc,
+        standby=draw(st.integers(0, 2)),
+        checkpoint_every_s=draw(st.sampled_from([0.0, 0.12])),
+        max_restarts=1000,
+    )
+    where = st.tuples(st.integers(0, members * nproc - 1), st.integers(0, STEPS - 1))
+    cues = draw(st.dictionaries(where, st.sampled_from(KINDS), max_size=4))
+    return World(
+        policy,
+        STEPS,
+        snapshot_every=draw(st.sampled_from([0, 1, 3])),
+        peers_hang=draw(st.booleans()),
+        cues={place: (what, 1) for place, what in cues.items()},
+        kills=frozenset(draw(st.sets(st.integers(1, 200), max_size=3))),
+    )
+
+
+@settings(max_examples=200)
+@given(worlds())
+def test_whatever_fails_the_run_ends_with_the_undisturbed_state(world: World) -> None:
+    """What must hold at every step on the way is asserted by the world itself."""
+    world.run(300.0)
+    assert is_whole(world)
+    assert set(world.closed) == set(range(1, world.memory.incidents + 1))

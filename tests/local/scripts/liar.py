@@ -1,0 +1,30 @@
+"""Spoil a bit of one rank's parameters once: python liar.py STEPS RANK STEP MARKER DIGEST."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from tiny import once, train
+
+steps, liar, spoilt, marker, digest = (
+    int(sys.argv[1]),
+    int(sys.argv[2]),
+    int(sys.argv[3]),
+    *map(Path, sys.argv[4:]),
+)
+weights: list[torch.Tensor] = []
+
+
+def keep(optimizer: torch.optim.Optimizer, _rank: int) -> None:
+    weights.append(optimizer.param_groups[0]["params"][0])
+
+
+def spoil(step: int, rank: int) -> None:
+    if rank == liar and step == spoilt and once(marker):
+        with torch.no_grad():
+            weights[0].view(-1)[7] += 1e-3
+
+
+train(steps, pace_s=0.003, prepare=keep, before_commit=spoil, digest=digest)

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from holdfast.checkpoint import Found, scan, verify, write
+
+STATE, PRIVATE = "replicated.safetensors", "rank-00000.bin"
+
+
+def save(
+    root: Path, step: int, generation: int = 1, more: Mapping[str, bytes] = MappingProxyType({})
+) -> Path:
+    files: dict[str, Path | bytes] = {STATE: state(step, generation), PRIVATE: b"private"}
+    return write(
+        root,
+        generation=generation,
+        step=step,
+        world_size=2,
+        files={**files, **more},
+        meta={"model": "test", "generation": generation},
+        created_at=1000.0 + step,
+    )
+
+
+def state(step: int, generation: int) -> bytes:
+    return random.Random(step * 1000 + generation).randbytes(3000)
+
+
+def steps(root: Path) -> list[int]:
+    return [found.step for found in scan(root)]
+
+
+def names(root: Path) -> set[str]:
+    return {path.name for path in root.iterdir()}
+
+
+def assert_whole(found: Found) -> None:
+    assert verify(found) is None
+    assert (found.path / STATE).read_bytes() == state(found.step, found.generation)

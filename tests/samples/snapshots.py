@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from holdfast.arena import Arena, Record
+from holdfast.safetensors import Layout, map_file, plan
+
+
+def layout(values: int = 500) -> Layout:
+    return plan([("weight", "F32", (values,)), ("steps", "I64", (3,))], {"model": "test"})
+
+
+def content(step: int, size: int) -> bytes:
+    return bytes([step % 256]) * size
+
+
+def snapshot(arena: Arena, generation: int, step: int, values: int = 500) -> Record:
+    draft = arena.begin(layout(values), generation, step, 2)
+    assert draft is not None
+    draft.data[:] = content(step, len(draft.data))
+    return draft.commit()
+
+
+def ages(arena: Arena) -> list[tuple[int, int]]:
+    return [(record.generation, record.step) for record in arena.records()]
+
+
+def assert_whole(arena: Arena, record: Record) -> None:
+    with arena.pin(record) as path:
+        found, mapping = map_file(path)
+        assert mapping[found.data_offset :] == content(record.step, found.data_bytes)
+        mapping.close()
+    assert arena.verify(record)

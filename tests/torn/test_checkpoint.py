@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from holdfast import checkpoint, durable
+from holdfast.checkpoint import newest_whole, retain, scan, verify
+from tests.expendable import flip
+from tests.samples.checkpoints import STATE, assert_whole, names, save, steps
+from tests.torn.killing import killed_at_every_line
+
+
+@pytest.mark.parametrize("generation", [0, 1, 2])
+def test_a_writer_killed_at_any_line_leaves_a_newest_whole_checkpoint(memory: Path, generation: int) -> None:
+    template = memory / "template"
+    save(template, 1)
+    if generation:
+        save(template, 2, generation=generation - 1)
+    before = (2, generation - 1) if generation else (1, 1)
+
+    def check(work: Path, finished: bool) -> None:
+        assert checkpoint.broken(work) == ()
+        found, notes = newest_whole(work)
+        assert found is not None
+        assert_whole(found)
+        assert notes == ()
+        ages = [(2, generation)] if finished else [before, (2, generation)]
+        assert (found.step, found.generation) in ages
+        hint = checkpoint.latest(work)
+        assert hint is not None
+        assert checkpoint.load(work / hint).step in (1, 2)
+        assert hint == "step-00000002" if finished else True
+        save(work, 3)
+        retain(work, 3)
+        assert names(work) == {"latest", *(f"step-{step:08d}" for step in steps(work))}
+
+    def act(work: Path) -> None:
+        save(work, 2, generation)
+
+    assert killed_at_every_line(template, lambda work: work, act, check) >= 10
+
+
+def test_a_damaged_checkpoint_replaced_by_a_writer_killed_at_any_line_is_never_believed(
+    memory: Path,
+) -> None:
+    template = memory / "template"
+    save(template, 1)
+    flip(save(template, 2) / STATE, 50)
+
+    def check(work: Path, finished: bool) -> None:
+        found, _ = newest_whole(work)
+        assert found is not None
+        assert_whole(found)
+        assert found.step == 2 if finished else found.step in (1, 2)
+
+    def act(work: Path) -> None:
+        save(work, 2)
+
+    killed_at_every_line(template, lambda work: work, act, check)
+
+
+def test_a_replacement_without_exchange_killed_at_any_line_leaves_one_of_the_two(
+    memory: Path,
+) -> None:
+    template = memory / "template"
+    save(template, 2, 1)
+    save(template / "other", 2, 2).rename(template / "new")
+    shutil.rmtree(template / "other")
+
+    def check(work: Path, finished: bool) -> None:
+        found, notes = newest_whole(work)
+        assert found is not None
+        assert_whole(found)
+        assert notes == ()
+        assert found.generation == 2 if finished else found.generation in (1, 2)
+        save(work, 2, 3)
+        assert_whole(scan(work)[0])
+        assert scan(work)[0].generation == 3
+        retain(work, 2)
+        assert names(work) - {"new"} == {"latest", "step-00000002"}
+
+    def act(work: Path) -> None:
+        target = work / "step-00000002"
+        durable.replace_in_two(work / "new", target, work / "step-00000002.old")
+
+    assert killed_at_every_line(template, lambda work: work, act, check) >= 4
+
+
+def test_a_deletion_killed_at_any_line_leaves_whole_checkpoints_or_none(memory: Path) -> None:
+    template = memory / "template"
+    for step in range(4):
+        save(template, step)
+    shutil.copytree(template / "step-00000003", template / ".tmp-gone-1-0-step-00000009")
+    os.utime(template / ".tmp-gone-1-0-step-00000009", (1.0, 1.0))
+
+    def check(work: Path, finished: bool) -> None:
+        assert checkpoint.broken(work) == ()
+        assert steps(work)[:2] == [3, 2]
+        assert all(verify(found) is None for found in scan(work))
+        retain(work, 2)
+        assert steps(work) == [3, 2]
+
+    def act(work: Path) -> None:
+        retain(work, 2)
+
+    assert killed_at_every_line(template, lambda work: work, act, check) >= 8

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from holdfast import catalogue
+from holdfast.messages import Launch, MemberOrder
+from holdfast.page import Page
+from sidecar.checkpoints import RETRY_S, Checkpoints
+from sidecar.hang import HangPolicy
+from sidecar.pages import Pages
+from sidecar.saver import Saver
+from tests.unit.sidecar.memory import holdings, member, private, snapshot
+from tests.unit.sidecar.peering import fetching
+
+RUN = MemberOrder("run", 1, Launch(1, 2, 1, "", 0, 0, 0.0, skip=(3,)), checkpoint_every_s=60.0)
+STEPS = 8  # that the group has done
+
+
+@dataclass
+class Place:
+    checkpoints: Checkpoints
+    saver: Saver
+    root: Path
+
+    @property
+    def saved(self) -> int:
+        return self.saver.durable.step
+
+
+@pytest.fixture
+def here() -> Iterator[Path]:
+    with member() as path:
+        page = Page.create(path / "page-0.bin")
+        page.begin(1, 0, 0, 77, 0)
+        page.commit(STEPS, 0.5, 0.5, 8, 64, 0.0, 0)
+        yield path
+
+
+@asynccontextmanager
+async def saving(here: Path, root: Path) -> AsyncIterator[Place]:
+    async with fetching(here) as fetcher:
+        saver = Saver(holdings(here), fetcher, root)
+        pages = Pages(here, 1, HangPolicy())
+        yield Place(Checkpoints("m0", holdings(here), pages, saver), saver, root)
+
+
+def hold(here: Path, step: int, generation: int = 1) -> None:
+    snapshot(here, generation, step)
+    for rank in (0, 1):
+        private(here, rank, generation, step)
+
+
+async def test_a_checkpoint_is_written_once_an_interval(here: Path, tmp_path: Path) -> None:
+    hold(here, 5)
+    async with saving(here, tmp_path) as place:
+        assert not await place.checkpoints.when_due(RUN, 100.0)
+        assert not await place.checkpoints.when_due(RUN, 159.9)
+        assert await place.checkpoints.when_due(RUN, 160.0)
+        assert place.saved == 5
+        hold(here, 6)
+        assert not await place.checkpoints.when_due(RUN, 219.0)
+        assert await place.checkpoints.when_due(RUN, 220.0)
+        assert place.saved == 6
+    found, _ = catalogue.newest_whole(tmp_path)
+    assert found is not None
+    assert (found.meta["skip"], found.meta["member"]) == ([3], "m0")
+
+
+@pytest.mark.parametrize("order", [replace(RUN, checkpoint_every_s=0.0), replace(RUN, do="secure")])
+async def test_nothing_is_due_without_an_interval_or_while_the_group_stands(
+    here: Path, tmp_path: Path, order: MemberOrder
+) -> None:
+    hold(here, 5)
+    async with saving(here, tmp_path) as place:
+        for now_s in (100.0, 1000.0):
+            assert not await place.checkpoints.when_due(order, now_s)
+
+
+@pytest.mark.parametrize(("step", "generation"), [(STEPS, 1), (5, 2)])
+async def test_what_the_group_has_not_gone_beyond_in_this_generation_is_not_saved(
+    here: Path, tmp_path: Path, step: int, generation: int
+) -> None:
+    hold(here, step, generation)
+    async with saving(here, tmp_path) as place:
+        await place.checkpoints.when_due(RUN, 100.0)
+        await place.checkpoints.when_due(RUN, 160.0)
+        assert place.saved == -1
+
+
+async def test_after_a_failure_it_is_tried_again_sooner(here: Path, tmp_path: Path) -> None:
+    snapshot(here, 1, 5)  # nobody has the private states
+    async with saving(here, tmp_path) as place:
+        await place.checkpoints.when_due(RUN, 100.0)
+        await place.checkpoints.when_due(RUN, 160.0)
+        assert place.saver.durable.error != ""
+        hold(here, 6)
+        assert await place.checkpoints.when_due(RUN, 160.0 + RETRY_S)
+        assert (place.saved, place.saver.durable.error) == (6, "")
+
+
+async def test_a_request_is_answered_by_its_number_whether_it_can_be_met_or_not(
+    here: Path, tmp_path: Path
+) -> None:
+    hold(here, 5)
+    asked = replace(RUN, do="secure", save=3, save_step=5, save_generation=1)
+    async with saving(here, tmp_path) as place:
+        await place.checkpoints.asked(asked)
+        assert (place.saver.durable.asked, place.saved) == (3, 5)
+        await place.checkpoints.asked(replace(asked, do="run", save=4, save_step=2))
+        assert (place.saver.durable.asked, place.saver.durable.error) == (4, "")
+        await place.checkpoints.asked(replace(asked, save=5, save_step=2))
+        assert place.saver.durable.asked == 5
+        assert place.saver.durable.error == "the snapshot of step 2 is not here"

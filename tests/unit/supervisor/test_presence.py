@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.messages import Stall
+from supervisor import apply, closing, placing, presence, resume
+from supervisor.decide import decide
+from supervisor.view import Action, Done, End, MemberView, Policy, Replace, Save, Secure, Start, View, Wait
+from tests.unit.supervisor.views import S, holding, launcher, member, rank, report, view
+
+POLICY = Policy(members=2, standby=1)
+WHY = "its launcher has said nothing for 5 s and is stopped"
+STATES = ((0, 1, 9), (1, 1, 9))  # private states of both ranks
+
+
+def here(name: str, number: int, **given: Any) -> MemberView:
+    """Return a member that trains, holds all that is needed, and has said so for generation 1."""
+    held = holding(name, ((1, 9),), STATES, launcher=launcher(rank(number)), secured_for=1)
+    assert held.report is not None
+    return replace(held, report=replace(held.report, **given))
+
+
+def deaf(found: MemberView) -> MemberView:
+    assert found.report is not None
+    return replace(found, report=replace(found.report, launcher_silent=WHY))
+
+
+STANDBY = member("m2", report("m2", launcher(generation=0), secured_for=1))
+
+
+def followed(seen: View, *kinds: type[Action]) -> list[Action]:
+    """Decide and carry out, once for each of `kinds`, with members that say nothing new."""
+    actions: list[Action] = []
+    for kind in kinds:
+        actions.append(decide(seen, POLICY))
+        assert isinstance(actions[-1], kind), actions[-1]
+        seen = replace(seen, memory=apply.apply(seen, actions[-1], POLICY))
+    return actions
+
+
+def test_a_member_that_speaks_has_done_so_lately() -> None:
+    assert presence.speaks(member("m1", report("m1", None), silent_s=1.4))
+    for away in ({"silent_s": 1.5}, {"connected": False}, {"exists": False}):
+        assert not presence.speaks(member("m1", report("m1", None), **away))
+
+
+def test_one_that_speaks_and_is_deaf_does_not_obey() -> None:
+    found = here("m0", 0)
+    assert (presence.deaf(found), presence.obeys(found)) == ("", True)
+    assert (presence.deaf(deaf(found)), presence.speaks(deaf(found)), presence.obeys(deaf(found))) == (
+        WHY,
+        True,
+        False,
+    )
+    assert presence.deaf(member("m0")) == ""
+
+
+def test_a_new_member_may_be_silent_for_as_long_as_forming_takes() -> None:
+    fresh = member("m7", silent_s=599.0)
+    assert not presence.is_lost(view(here("m0", 0)), fresh, POLICY)
+    assert presence.silence_left_s(view(here("m0", 0)), fresh, POLICY) == 1.0
+
+
+# -- what a deaf member leads to
+
+
+def test_a_deaf_member_s_place_is_a_standby_s_at_once_and_its_processes_are_ended() -> None:
+    seen = view(deaf(here("m0", 0)), here("m1", 1), STANDBY, settled=True)
+    secure, start = followed(seen, Secure, Start)
+    assert isinstance(secure, Secure)
+    assert secure.just_in_time
+    assert isinstance(start, Start)
+    assert (start.placement, start.remedy) == (("m2", "m1"), "swap")
+    assert WHY in start.why
+    assert start.resume.step == 9
+    assert start.resume.holders == ("m1",), "who is about to be ended has nothing to give"
+    assert apply.apply(seen, start, POLICY).lost == ("m0",)
+
+
+def test_without_a_standby_another_member_is_made() -> None:
+    seen = view(deaf(here("m0", 0)), here("m1", 1), settled=True)
+    _, given_up = followed(seen, Secure, Replace)
+    assert isinstance(given_up, Replace)
+    assert given_up.member == "m0"
+
+
+def test_a_deaf_standby_is_replaced_and_never_chosen() -> None:
+    seen = view(here("m0", 0), here("m1", 1), deaf(STANDBY), settled=True)
+    action = decide(seen, POLICY)
+    assert action == Replace("m2", f"member m2 is lost: {WHY}")
+    assert not placing.is_ready(deaf(STANDBY), 1)
+    gone = view(member("m0", exists=False), here("m1", 1), deaf(STANDBY))
+    assert placing.able(gone, POLICY) == ("m1",)
+
+
+def test_a_deaf_member_is_not_hoped_for() -> None:
+    assert placing.missing(view(deaf(here("m0", 0)), here("m1", 1)), POLICY) == ()
+
+
+def test_a_lone_member_trains_on_until_something_needs_its_launcher() -> None:
+    alone = replace(POLICY, members=1, standby=0)
+    lone: dict[str, Any] = {"placement": ("m0",), "world_size": 1, "settled": True}
+    quiet = view(deaf(here("m0", 0)), **lone)
+    assert isinstance(decide(quiet, alone), Wait)
+    stall = Stall(0, 1, 9, 4, 2, "backward", 2.5, 1.0)
+    stuck = view(deaf(here("m0", 0, stalls=(stall,))), **lone)
+    action = decide(stuck, alone)
+    assert isinstance(action, Secure)
+    after = replace(stuck, memory=apply.apply(stuck, action, alone))
+    assert decide(after, alone) == Replace("m0", "member m0 is lost and no standby is left")
+
+
+@pytest.mark.parametrize("stop", ["", "graceful"])
+def test_at_a_stop_what_a_deaf_member_holds_is_saved_from_there(stop: str) -> None:
+    lone = view(deaf(here("m0", 0)), placement=("m0",), world_size=1, stop=stop)
+    assert resume.point(lone, None).source == ("slot" if stop else "none")
+    action = closing.save_and_end(lone, ())
+    assert isinstance(action, Save if stop else End)
+
+
+def test_the_end_does_not_wait_for_a_deaf_member() -> None:
+    seen = view(deaf(here("m0", 0)), phase="stopping", since_ns=100 * S)
+    assert isinstance(closing.stopping(seen, POLICY), Done)
