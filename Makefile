@@ -17,6 +17,7 @@ TORCH := torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 PARTS := $(wildcard holdfast supervisor sidecar nodeagent trainer)
+TESTS := tests/unit tests/torn tests/histories tests/local
 TYPED := $(PARTS) $(wildcard bench tests) hatch_build.py
 
 say = printf '==> %s\n'
@@ -78,13 +79,16 @@ $(STAMP): $(MADE) pyproject.toml hatch_build.py
 .PHONY: again
 again:
 
+# pytest keeps the tests that it has rewritten only where Python writes bytecode; to do it anew takes seconds.
+test unit: export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: test
 test: setup ## run all tests of this machine (PYTEST_ARGS="-k hang -x")
-	@$(say) "unit and local tests"
-	@$(BIN)/python -m pytest $(wildcard tests/unit tests/local) $(PYTEST_ARGS)
+	@$(say) "unit tests, torn writes, simulated histories, local tests"
+	@$(BIN)/python -m pytest $(TESTS) --hypothesis-profile=thorough $(PYTEST_ARGS)
 
 .PHONY: unit
-unit: setup ## run the unit tests
+unit: setup ## run the unit tests, on all cores
 	@$(say) "unit tests"
 	@$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from holdfast.checksum import CHUNK_BYTES, combine, file_crcs
 from holdfast.checksum import checksum as content_checksum
 from holdfast.draft import Corrupt, Draft, Incoming
 from holdfast.records import SLOTS, Record, RecordPage
@@ -59,7 +60,7 @@ class Arena:
         world_size: int,
         keep: frozenset[tuple[int, int]] | None = None,
     ) -> Draft | None:
-        """Start to fill the free slot; None if it is pinned, being written or to be kept.
+        """Start to fill the free slot; None if it is pinned, written, to be kept, or if the state is held.
 
         In the steady state (same layout as last time) this is a few system calls.
 
@@ -76,7 +77,7 @@ class Arena:
             ValueError: A number that no record can hold; nothing has changed.
         """
         _check(generation, step, world_size)
-        slot = self._claim(keep)
+        slot = self._claim(keep, (generation, step))
         if slot is None:
             return None
         try:
@@ -106,10 +107,16 @@ class Arena:
             os.close(descriptor)
 
     def seal(self, record: Record) -> int:
-        """Compute the snapshot's content checksum, remember and return it. Raises Gone."""
-        with self.pin(record) as path:
-            found = _content_checksum(path)
-            self._page.seal(record, found)
+        """Compute the snapshot's content checksum, remember and return it. Raises Gone, OSError.
+
+        The slot is not pinned meanwhile: whoever seals may be slow, and a writer in need goes first.
+        """
+        with open(record.path, "rb") as file:
+            crcs = file_crcs(file.fileno(), record.total_bytes, CHUNK_BYTES)
+        if self._page.read(record.slot) != record:
+            raise Gone(f"{_title(record)} was overwritten")
+        found = combine(crcs)
+        self._page.seal(record, found)
         return found
 
     def sealed(self, record: Record) -> bool:
@@ -216,17 +223,25 @@ class Arena:
         if len(records) < SLOTS:
             taken = {record.slot for record in records}
             return next(slot for slot in range(SLOTS) if slot not in taken)
-        kept = {record.slot for record in records if keep and _age(record) in keep}
-        kept = kept or {records[0].slot}
+        # Of two that are the same, one is enough.
+        by_age = {_age(record): record.slot for record in records if keep and _age(record) in keep}
+        kept = set(by_age.values()) or {records[0].slot}
         return next((record.slot for record in reversed(records) if record.slot not in kept), None)
 
-    def _claim(self, keep: frozenset[tuple[int, int]] | None) -> int | None:
-        """Lock the free slot and make its record not exist; None if that is not possible now."""
+    def _claim(
+        self, keep: frozenset[tuple[int, int]] | None, new: tuple[int, int] | None = None
+    ) -> int | None:
+        """Lock the free slot and make its record not exist; None if that is not possible now.
+
+        None as well if the state `new` is held already: all ranks of a member may come with the same.
+        """
         before = self._page.raw()
         slot = self._free(keep)
         if slot is None or not self._slots[slot].acquire():
             return None
-        if self._page.raw() != before:  # another writer committed: the free slot may be its own
+        others = [record for record in self.records() if record.slot != slot]
+        # Another writer committed: the free slot may be its own, or the state be there.
+        if self._page.raw() != before or any(_age(record) == new for record in others):
             self._slots[slot].release()
             return None
         self._page.forget(slot)

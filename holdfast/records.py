@@ -109,7 +109,7 @@ class RecordPage:
         return int(checksum) if tuple(bound) == _bound(record) else None
 
     def seal(self, record: Record, checksum: int) -> None:
-        """Bind `checksum` to `record`. The caller holds the slot's lock, shared or exclusive."""
+        """Bind `checksum` to `record`. One that is torn or comes too late leaves the slot without a seal."""
         body = _SEAL.pack(*_bound(record), checksum)
         begin = _seal(record.slot)
         self._page[begin : begin + SEAL_BYTES] = body + _CRC.pack(zlib.crc32(body))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast import capture, memcopy
 from holdfast.arena import Arena
 from holdfast.capture import JSON_ENTRY
+from holdfast.records import SLOTS
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 MIN_SAMPLES = 8  # steps before the automatic interval is trusted
 MAX_INTERVAL = 1 << 14
 SELDOM_S = 1.0
+PATIENCE_S = 0.3  # for a slot that somebody reads: a recovery waits for this copy
+PAUSE_S = 0.002
 
 
 class Snapshots:
@@ -47,8 +50,10 @@ class Snapshots:
         """True when another rank of the member has written this very state already."""
         return any((r.generation, r.step) == (generation, step) for r in self.arena.records())
 
-    def write(self, generation: int, step: int) -> float | None:
-        """Copy the present state into the free slot as that of `step`.
+    def write(
+        self, generation: int, step: int, keep: frozenset[tuple[int, int]] | None = None
+    ) -> float | None:
+        """Copy the present state into the free slot as that of `step`, or into one not in `keep`.
 
         Returns the seconds it took, None when no slot was free (a checkpoint is being written from
         it). Raises `OSError` when the memory volume is full; the slots keep what they have.
@@ -58,7 +63,8 @@ class Snapshots:
         text = capture.document_bytes(tree.document, self._json_bytes)
         self._json_bytes = len(text)
         layout = self._layout_of(tree, len(text))
-        draft = self.arena.begin(layout, generation, step, self._world_size, self._kept(generation))
+        kept = keep or self._kept(generation)
+        draft = self.arena.begin(layout, generation, step, self._world_size, kept)
         if draft is None:
             return None
         with draft:
@@ -111,9 +117,27 @@ class Snapshots:
         stream.synchronize()
 
     def write_just_in_time(self, generation: int, step: int) -> float | None:
-        """Like `write`, but wait for nothing that a dead peer could keep from ending."""
+        """Like `write`, but wait for nothing that a dead peer could keep from ending.
+
+        Where the free slot is pinned, because a checkpoint is being written from it, that one is what stays
+        and the newer one is overwritten; if it must not be, this waits for up to `PATIENCE_S`.
+        """
         self._peers_failed = True
-        return self.write(generation, step)
+        give_up_at = time.monotonic() + PATIENCE_S
+        while (cost_s := self.write(generation, step)) is None and not self.held(generation, step):
+            if (stays := self._oldest_of(generation)) is not None:
+                cost_s = self.write(generation, step, frozenset({stays}))
+            if cost_s is not None or time.monotonic() > give_up_at:
+                break
+            time.sleep(PAUSE_S)
+        return cost_s
+
+    def _oldest_of(self, generation: int) -> tuple[int, int] | None:
+        """Return the older of two snapshots that are both of this generation."""
+        records = self.arena.records()
+        if len(records) < SLOTS or any(record.generation != generation for record in records):
+            return None
+        return generation, records[-1].step
 
     def _views_of(self, draft: Draft) -> dict[str, torch.Tensor]:
         """Return tensors over the slot, made anew only when its layout or mapping is."""

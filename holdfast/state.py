@@ -213,10 +213,13 @@ class State:
     def _judge(self, loss: float, norm: float | None, position: int, given: bool) -> None:
         verdict = self._verdict(loss, norm, given)
         if verdict == "ok" and self._bad_gradient:
-            verdict = "nan"  # of another rank's making, most likely: it says so first
-            self.session.give_way()
+            verdict = "nan"
         if verdict == "ok":
             return
+        if (
+            self._verdict(loss, None, given) == "ok"
+        ):  # gradients are everybody's: whose loss it is says so first
+            self.session.give_way()
         if self._page is not None:
             flags = FLAG_JUMP if verdict == "jump" else FLAG_NONFINITE
             shown = math.nan if norm is None else norm

@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 BOLD, DIM, RED, GREEN, YELLOW, BLUE, MAGENTA, CYAN = "1", "2", "31", "32", "33", "34", "35", "36"
 RANKS = (CYAN, MAGENTA, BLUE, GREEN, YELLOW, "96", "95", "94", "92", "93")  # red means trouble
@@ -72,9 +73,9 @@ def clip(text: str, width: int, style: Style) -> str:
     if width_of(text) <= width:
         return text
     more = style.sign("more")
-    while text and width_of(text) + len(more) > width:
-        text = text[:-1]
-    return (text + more)[: max(width, 0)]
+    widths = accumulate(map(width_of, text))
+    end = next((at for at, used in enumerate(widths) if used + len(more) > width), 0)
+    return (text[:end] + more)[: max(width, 0)]
 
 
 def join(cells: Iterable[tuple[str, tuple[str, ...]]], width: int, style: Style, gap: str) -> str:

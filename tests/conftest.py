@@ -1,4 +1,4 @@
-"""For all tests."""
+"""For all tests; most of it is for the unit tests, which are not to take ten seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.expendable import memory_directory
+from tests.expendable import MEMORY, memory_directory
 
 UNIT = Path(__file__).parent / "unit"
 MAX_WORKERS = 4  # each of them imports torch and collects all tests
@@ -23,10 +23,22 @@ settings.register_profile("thorough", settings.get_profile("quick"), max_example
 settings.load_profile("quick")
 
 
-def pytest_configure() -> None:
-    """Say that there is no event loop: pytest-asyncio asks, and Python before 3.12 would make one then."""
-    asyncio.set_event_loop(None)
+def pytest_configure(config: pytest.Config) -> None:
+    asyncio.set_event_loop(None)  # pytest-asyncio asks for one, and Python before 3.12 would make it then
     gc.disable()
+    if MEMORY.is_dir() and all(path.is_relative_to(UNIT) for path in _paths(config)):
+        os.environ.setdefault(
+            "PYTEST_DEBUG_TEMPROOT", str(MEMORY)
+        )  # for `tmp_path`: fsync costs nothing there
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Run the unit tests on all cores, all others one after another: they are about processes and times."""
+    return min(len(os.sched_getaffinity(0)), MAX_WORKERS) if _paths(config) == [UNIT] else 0
+
+
+def _paths(config: pytest.Config) -> list[Path]:
+    return [(config.invocation_params.dir / each).resolve() for each in config.args]
 
 
 def pytest_collection_finish() -> None:
@@ -35,11 +47,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Run the unit tests on all cores, all others one after another: they are about processes and times."""
-    if {Path(each).resolve() for each in config.args} == {UNIT}:
-        return min(len(os.sched_getaffinity(0)), MAX_WORKERS)
-    return 0
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    """Collect what the tests left: pytest does it five times over, and then finds little to look at."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

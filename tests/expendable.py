@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+MEMORY = Path("/dev/shm")
+
 
 @contextmanager
 def memory_directory() -> Iterator[Path]:
     """Give a directory on tmpfs where there is one: arenas live there, and fsync costs nothing."""
-    memory = Path("/dev/shm")
-    path = Path(tempfile.mkdtemp(prefix="holdfast-test-", dir=memory if memory.is_dir() else None))
+    path = Path(tempfile.mkdtemp(prefix="holdfast-test-", dir=MEMORY if MEMORY.is_dir() else None))
     try:
         yield path
     finally:

@@ -1,1 +1,1 @@
-"""Many runs in simulated time: the supervisor killed at every point, faults of all kinds at any step."""
+"""Many histories in simulated time: any faults at any step, the supervisor killed at every point."""

@@ -67,11 +67,12 @@ def train(
     for step in state.steps(steps):
         loss = loss_of(step, session.rank, model(data(step, sampler)))
         loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1e9)  # of all ranks: a bad one shows on each
         optimizer.step()
         optimizer.zero_grad()
         pause.wait(pace_s)
         before_commit(step, session.rank)
-        state.commit(loss=loss, samples=32, position=32 * step)
+        state.commit(loss=loss, grad_norm=norm, samples=32, position=32 * step)
         after(step, state)
     if digest is not None:
         write_digest(digest.with_name(f"{digest.name}.{session.rank}"), module, optimizer)

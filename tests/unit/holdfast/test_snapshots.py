@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -71,7 +73,30 @@ def test_a_slot_that_is_being_read_is_left_alone(memory: Path) -> None:
     with snapshots.arena.pin(snapshots.arena.records()[1]):
         assert snapshots.write(1, 3) is None
     assert held(snapshots) == [(1, 2), (1, 1)]
-    assert snapshots.write_just_in_time(1, 3) is not None
+
+
+def test_just_in_time_the_one_that_is_being_read_stays_and_the_newer_gives_way(memory: Path) -> None:
+    snapshots = Snapshots(memory, {"model": nn.Linear(3, 2)}, 1)
+    snapshots.write(1, 1)
+    snapshots.write(1, 2)
+    with snapshots.arena.pin(snapshots.arena.records()[1]):
+        assert snapshots.write_just_in_time(1, 3) is not None
+        assert held(snapshots) == [(1, 3), (1, 1)]
+
+
+def test_just_in_time_waits_for_a_reader_where_the_other_slot_is_what_was_resumed_from(memory: Path) -> None:
+    model = {"model": nn.Linear(3, 2)}
+    before = Snapshots(memory, model, 1)
+    before.write(1, 4)
+    before.write(1, 9)
+    after = Snapshots(memory, model, 1, base=(1, 4))
+    with ExitStack() as reading:
+        reading.enter_context(before.arena.pin(before.arena.records()[0]))
+        reader = threading.Timer(0.05, reading.pop_all().close)
+        reader.start()
+        assert after.write_just_in_time(2, 5) is not None
+    reader.join()
+    assert held(after) == [(2, 5), (1, 4)]
 
 
 def test_a_model_that_grows_gets_a_new_layout(memory: Path) -> None:
@@ -82,3 +107,13 @@ def test_a_model_that_grows_gets_a_new_layout(memory: Path) -> None:
     snapshots.write(1, 2)
     sizes = [each.total_bytes for each in snapshots.arena.records()]
     assert sizes[0] > sizes[1]
+
+
+def test_a_state_that_another_rank_of_the_member_has_written_is_not_written_again(memory: Path) -> None:
+    model = {"model": nn.Linear(3, 2)}
+    one, other = Snapshots(memory, model, 2), Snapshots(memory, model, 2)
+    one.write(1, 1)
+    one.write(1, 2)
+    assert other.write(1, 2) is None
+    assert other.write_just_in_time(1, 2) is None
+    assert held(other) == [(1, 2), (1, 1)]
