@@ -19,7 +19,7 @@ MAX_WORKERS = 4  # each of them imports torch and collects all tests
 settings.register_profile(
     "quick", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile("thorough", settings.get_profile("quick"), max_examples=300)
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=100)
 settings.load_profile("quick")
 
 
@@ -27,9 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
     asyncio.set_event_loop(None)  # pytest-asyncio asks for one, and Python before 3.12 would make it then
     gc.disable()
     if MEMORY.is_dir() and all(path.is_relative_to(UNIT) for path in _paths(config)):
-        os.environ.setdefault(
-            "PYTEST_DEBUG_TEMPROOT", str(MEMORY)
-        )  # for `tmp_path`: fsync costs nothing there
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # `tmp_path`, where fsync costs nothing
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

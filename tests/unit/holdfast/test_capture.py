@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
@@ -60,10 +60,10 @@ def group(seed: int, optimizer: str, scheduler: str) -> dict[str, Any]:
 
 
 def train(objects: Mapping[str, Any], steps: int) -> None:
+    chance = torch.Generator()
     for step in range(steps):
-        torch.manual_seed(step)
         objects["optimizer"].zero_grad()
-        objects["model"](torch.randn(2, 4)).backward()
+        objects["model"](torch.randn(2, 4, generator=chance.manual_seed(step))).backward()
         objects["optimizer"].step()
         objects["scheduler"].step()
 
@@ -249,7 +249,6 @@ ANY = st.recursive(
 )
 
 
-@settings(max_examples=25)
 @given(ANY)
 def test_hostile_documents_raise_bad_input_and_nothing_else(document: Any) -> None:
     model = nn.Linear(1, 1)

@@ -5,13 +5,12 @@ import random
 import zlib
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checksum import CHUNK_BYTES, Running, checksum, chunk_crcs, combine, file_crcs
 
 
-@settings(max_examples=100)
 @given(st.lists(st.binary(max_size=40), max_size=12), st.integers(1, 30))
 def test_pieces_of_any_size_give_the_checksums_of_the_whole(pieces: list[bytes], chunk_bytes: int) -> None:
     running = Running(chunk_bytes)

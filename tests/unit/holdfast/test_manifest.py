@@ -7,7 +7,7 @@ import zlib
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.manifest import (
@@ -52,7 +52,6 @@ def test_the_bytes_of_a_manifest_are_these() -> None:
     )
 
 
-@settings(max_examples=40)
 @given(
     st.integers(0, 2**63 - 1),
     st.floats(allow_nan=False, allow_infinity=False),
@@ -80,7 +79,7 @@ def test_a_manifest_cut_anywhere_is_refused() -> None:
 
 
 HOSTILE = {
-    "more than 67108864 bytes": b"x" * (64 << 20) + b"x",
+    "more than 67108864 bytes": bytes((64 << 20) + 1),
     "has format '1'": signed({"format": "1"}),
     "has format True": signed({"format": True}),
     "has format None": signed({"format": None}),
@@ -114,7 +113,7 @@ HOSTILE = {
 @pytest.mark.parametrize("why", HOSTILE)
 def test_a_hostile_manifest_is_refused_in_one_line(why: str) -> None:
     raw = HOSTILE[why]
-    if b"0" * 4500 in raw:
+    if why.endswith("5000 digits"):
         head = raw[: raw.rindex(b',"crc32"')]
         raw = head + b',"crc32":%d}' % zlib.crc32(head)
         why = "has an integer of"
@@ -129,7 +128,6 @@ def test_deep_nesting_is_refused() -> None:
         unpack(head + b',"crc32":%d}' % zlib.crc32(head))
 
 
-@settings(max_examples=100)
 @given(st.binary(max_size=60))
 def test_any_signed_bytes_are_unpacked_or_refused(head: bytes) -> None:
     with pytest.raises(Invalid):

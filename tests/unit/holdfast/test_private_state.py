@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -154,7 +154,6 @@ def test_random_states_that_no_generator_gave_are_bad_input(name: str, content: 
         kept.restore_random(before)
 
 
-@settings(max_examples=40)
 @given(st.integers(0, 6000), st.integers(1, 255))
 def test_a_flipped_byte_is_bad_input_or_another_state(at: int, mask: int) -> None:
     kept = PrivateState({"norm": nn.BatchNorm1d(3)}, {"data": Position()}, CPU, LossGuard())

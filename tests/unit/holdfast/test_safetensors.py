@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
@@ -49,7 +49,6 @@ def tensor(shape: Any = (2,), offsets: Any = (0, 8), dtype: Any = "F32") -> dict
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
-@settings(max_examples=40)
 @given(tensors, st.dictionaries(st.text(), st.text(), max_size=3))
 def test_the_library_reads_what_is_planned(
     specs: list[tuple[str, str, tuple[int, ...]]], metadata: dict[str, str]
@@ -70,7 +69,6 @@ def test_the_library_reads_what_is_planned(
         assert found[name].shape == shape
 
 
-@settings(max_examples=40)
 @given(tensors, st.dictionaries(st.text(), st.text(), max_size=3))
 def test_what_is_planned_is_parsed(
     specs: list[tuple[str, str, tuple[int, ...]]], metadata: dict[str, str]
@@ -80,7 +78,6 @@ def test_what_is_planned_is_parsed(
     assert layout.total_bytes == len(layout.header) + layout.data_bytes
 
 
-@settings(max_examples=40)
 @given(tensors, st.dictionaries(st.text(), st.text(), min_size=1, max_size=3))
 def test_what_the_library_writes_is_parsed(
     specs: list[tuple[str, str, tuple[int, ...]]], metadata: dict[str, str]
@@ -201,7 +198,6 @@ def test_a_file_with_damage_anywhere_is_parsed_or_refused_and_never_reaches_outs
             assert all(entry.end <= found.data_bytes for entry in found.entries)
 
 
-@settings(max_examples=100)
 @given(st.binary(max_size=200))
 def test_any_header_is_parsed_or_refused(header: bytes) -> None:
     found = parsed_or_why(file_of(None, raw=header))

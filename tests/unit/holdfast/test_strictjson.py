@@ -4,7 +4,7 @@ import json
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.strictjson import Rejected, brief, loads
@@ -16,7 +16,6 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=40)
 @given(values)
 def test_what_json_writes_is_read(value: object) -> None:
     assert loads(json.dumps(value).encode(), max_values=1000) == value
@@ -42,7 +41,6 @@ def test_what_is_not_plain_json_is_refused_in_one_line(data: bytes, why: str) ->
     assert "\n" not in str(caught.value)
 
 
-@settings(max_examples=100)
 @given(st.binary(max_size=100))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     with suppress(Rejected):

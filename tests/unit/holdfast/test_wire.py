@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
+from functools import cache
 from typing import Any
 
 import pytest
@@ -42,6 +43,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     return st.none() | values(given_kind)
 
 
+@cache
 def instances(kind: type[Any]) -> st.SearchStrategy[Any]:
     hints = typing.get_type_hints(kind)
     return st.builds(kind, **{f.name: values(hints[f.name]) for f in dataclasses.fields(kind)})
@@ -66,7 +68,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=30)
 @given(JSON)
 def test_any_json_is_a_message_or_malformed_and_nothing_else(value: Any) -> None:
     for kind in (MemberReport, MemberOrder, LauncherState, Flag, channel.Say):
@@ -86,7 +87,6 @@ def damaged(draw: st.DrawFn) -> tuple[type[Any], Any]:
     return kind, found
 
 
-@settings(max_examples=30)
 @given(damaged())
 def test_a_field_of_another_type_is_refused_by_name(case: tuple[type[Any], Any]) -> None:
     kind, found = case
