@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
-from functools import cache
 from typing import Any
 
 import pytest
@@ -43,7 +42,6 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     return st.none() | values(given_kind)
 
 
-@cache
 def instances(kind: type[Any]) -> st.SearchStrategy[Any]:
     hints = typing.get_type_hints(kind)
     return st.builds(kind, **{f.name: values(hints[f.name]) for f in dataclasses.fields(kind)})
