@@ -57,6 +57,12 @@ def snapshotter(held: Held, folder: Path) -> Callable[[], float | None]:
     return take
 
 
+def elsewhere(megabytes: float) -> Callable[[], object]:
+    """Return a call that goes through so much other memory, as training does between two snapshots."""
+    memory = torch.zeros(int(megabytes * 1e6), dtype=torch.uint8)
+    return lambda: memory.add_(1)
+
+
 def shared(folder: Path, nbytes: int) -> mmap.mmap:
     """Return a mapping of a new file, all of it backed by memory."""
     descriptor = os.open(folder / "plain", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,10 +1,11 @@
 """How fast the state gets into the arena and onto storage, against plain copies of as many bytes.
 
 The snapshot is the whole of what a rank does at a step: collect the tensors, claim the slot, copy,
-commit. It is compared with plain copies between warm buffers, into anonymous memory and into memory
+commit. It is compared with plain copies between touched buffers, into anonymous memory and into memory
 shared through a file system as the arena's is: torch's copy_ and memmove of all bytes in one piece,
-and memmove of the same tensors one by one. (Of a single large piece glibc's memmove bypasses the
-cache, which nearly doubles its speed; it does not for pieces of the size of most tensors.)
+and memmove of the same tensors one by one. Before each copy other memory is gone through, as training
+does between two snapshots: no side finds its bytes in a cache. (Of a single large piece glibc's memmove
+bypasses the cache, which nearly doubles its speed; it does not for pieces of the size of most tensors.)
 The checkpoint is the whole of what a sidecar does: write, checksum, fsync, manifest, rename; it is
 compared with a plain write and one fsync.
 All take turns within one run, with as many threads as a rank has (1 unless told otherwise).
@@ -58,7 +59,8 @@ def _measure(total_bytes: int, options: argparse.Namespace) -> dict[str, Any]:
         held = copying.make(total_bytes, options.parameters)
         plain = copying.shared(Path(memory), held.nbytes)
         take = copying.snapshotter(held, Path(memory) / "arena")
-        copies = take_turns({SNAPSHOT: take, **copying.plain_copies(held, plain)}, options.repeats)
+        calls = {SNAPSHOT: take, **copying.plain_copies(held, plain)}
+        copies = take_turns(calls, options.repeats, copying.elsewhere(options.evict))
         say(snapshot_report.copies_table(held.nbytes, copies))
         slot = max((Path(memory) / "arena").glob("*"), key=lambda each: each.stat().st_size)
         stores = take_turns(
@@ -102,6 +104,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--parameters", type=int, default=64, metavar="N", help="tensors of the model")
     add("--repeats", type=int, default=15, metavar="N", help="copies of each kind")
     add("--writes", type=int, default=5, metavar="N", help="checkpoints and plain writes")
+    add(
+        "--evict", type=float, default=512, metavar="MB", help="of other memory gone through before each copy"
+    )
     add("--threads", type=int, default=1, metavar="N", help="of torch in this process")
     add(
         "--directory",

@@ -55,45 +55,55 @@ def collect(objects: Mapping[str, Any]) -> Tree:
         value = unwrap(value)
         if isinstance(value, torch.nn.Module):
             for key, parameter in value.named_parameters():
-                tree.tensors.append((f"{name}.{key}", parameter.detach()))
+                tree.tensors.append((f"{name}.{key}", parameter))
         elif isinstance(value, torch.optim.Optimizer):
             tree.document[name] = _optimizer(name, value, tree)
         else:
-            tree.document[name] = _flatten(name, value.state_dict(), tree)
+            tree.document[name] = flatten(name, value.state_dict(), tree)
     return tree
 
 
 def _optimizer(name: str, optimizer: torch.optim.Optimizer, tree: Tree) -> Any:
     """Like `Optimizer.state_dict`, without the cost of its copies and hooks."""
-    order = {id(p): n for n, p in enumerate(p for g in optimizer.param_groups for p in g["params"])}
-    groups = [
+    order = _order(optimizer)
+    state = {
+        str(order[id(p)]): flatten(f"{name}.state.{order[id(p)]}", values, tree)
+        for p, values in optimizer.state.items()
+        if id(p) in order
+    }
+    return {"kind": type(optimizer).__name__, "state": state, "param_groups": groups(name, optimizer, tree)}
+
+
+def groups(name: str, optimizer: torch.optim.Optimizer, tree: Tree) -> list[dict[str, Any]]:
+    """Return the optimizer's groups as the document has them; tensors among their values go into `tree`."""
+    order = _order(optimizer)
+    return [
         {
-            **_flatten(f"{name}.group.{n}", {k: v for k, v in g.items() if k != "params"}, tree),
+            **flatten(f"{name}.group.{n}", {k: v for k, v in g.items() if k != "params"}, tree),
             "params": [order[id(p)] for p in g["params"]],
         }
         for n, g in enumerate(optimizer.param_groups)
     ]
-    state = {
-        str(order[id(p)]): _flatten(f"{name}.state.{order[id(p)]}", values, tree)
-        for p, values in optimizer.state.items()
-        if id(p) in order
-    }
-    return {"kind": type(optimizer).__name__, "state": state, "param_groups": groups}
 
 
-def _flatten(name: str, value: Any, tree: Tree) -> Any:
+def _order(optimizer: torch.optim.Optimizer) -> dict[int, int]:
+    return {id(p): n for n, p in enumerate(p for g in optimizer.param_groups for p in g["params"])}
+
+
+def flatten(name: str, value: Any, tree: Tree) -> Any:
+    """Return `value` as the document has it; its tensors go into `tree`. Raises BadInput."""
     import torch
 
     if isinstance(value, torch.Tensor):
-        tree.tensors.append((name, value.detach()))
+        tree.tensors.append((name, value))
         return {_TENSOR: name}
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
-            return {key: _flatten(f"{name}.{key}", each, tree) for key, each in value.items()}
-        pairs = [[key, _flatten(f"{name}.{key}", each, tree)] for key, each in value.items()]
+            return {key: flatten(f"{name}.{key}", each, tree) for key, each in value.items()}
+        pairs = [[key, flatten(f"{name}.{key}", each, tree)] for key, each in value.items()]
         return {_PAIRS: pairs}
     if isinstance(value, (list, tuple)):
-        items = [_flatten(f"{name}.{n}", each, tree) for n, each in enumerate(value)]
+        items = [flatten(f"{name}.{n}", each, tree) for n, each in enumerate(value)]
         return {_TUPLE: items} if isinstance(value, tuple) else items
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -105,14 +115,19 @@ def _flatten(name: str, value: Any, tree: Tree) -> Any:
 
 def document_bytes(document: Mapping[str, Any], reserve: int = 0) -> bytes:
     """Return `document` as JSON padded with blanks to at least `reserve` bytes, in whole steps."""
-    raw = json.dumps(document, separators=(",", ":")).encode()
+    return padded(json.dumps(document, separators=(",", ":")), reserve)
+
+
+def padded(text: str, reserve: int = 0) -> bytes:
+    """Return a document's JSON padded with blanks to at least `reserve` bytes, in whole steps."""
+    raw = text.encode()
     size = max(reserve, -(-len(raw) // _JSON_STEP_BYTES) * _JSON_STEP_BYTES)
     return raw + b" " * (size - len(raw))
 
 
-def layout_of(tree: Tree, json_bytes: int) -> Layout:
+def layout_of(tensors: list[tuple[str, torch.Tensor]], json_bytes: int) -> Layout:
     """Return the snapshot's layout. The same names, types and shapes give the same bytes."""
-    described = [(name, _dtype(name, t), tuple(t.shape)) for name, t in tree.tensors]
+    described = [(name, _dtype(name, t), tuple(t.shape)) for name, t in tensors]
     return plan([*described, (JSON_ENTRY, "U8", (json_bytes,))], {"holdfast": "1"})
 
 

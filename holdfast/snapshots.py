@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from holdfast import capture, memcopy
 from holdfast.arena import Arena
 from holdfast.capture import JSON_ENTRY
 from holdfast.records import SLOTS
+from holdfast.standing import Standing
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +25,18 @@ MAX_INTERVAL = 1 << 14
 SELDOM_S = 1.0
 PATIENCE_S = 0.3  # for a slot that somebody reads: a recovery waits for this copy
 PAUSE_S = 0.002
+
+Tensors = list[tuple[str, "torch.Tensor"]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Targets:
+    """Where the tensors go in one slot, as long as its mapping and the layout are these."""
+
+    data: memoryview
+    layout: Layout
+    views: list[torch.Tensor]
+    copying: memcopy.Copying | None  # None: from a device
 
 
 class Snapshots:
@@ -38,11 +52,11 @@ class Snapshots:
         """`base` is the (generation, step) resumed from: kept until this generation has its own."""
         self.arena = Arena(directory)
         self._base = base
-        self._objects = objects
+        self._standing = Standing(objects)
         self._world_size = world_size
-        self._views: dict[int, tuple[memoryview, bytes, dict[str, torch.Tensor]]] = {}
+        self._targets: dict[int, _Targets] = {}
         self._json_bytes = 0
-        self._layout: tuple[tuple[object, ...], Layout] | None = None
+        self._layout: tuple[Tensors, int, Layout] | None = None
         self._registered: set[int] = set()
         self._peers_failed = False
 
@@ -59,25 +73,24 @@ class Snapshots:
         it). Raises `OSError` when the memory volume is full; the slots keep what they have.
         """
         began = time.perf_counter()
-        tree = capture.collect(self._objects)
-        text = capture.document_bytes(tree.document, self._json_bytes)
+        tensors, document = self._standing.collect()
+        text = capture.padded(document, self._json_bytes)
         self._json_bytes = len(text)
-        layout = self._layout_of(tree, len(text))
+        layout = self._layout_of(tensors, len(text))
         kept = keep or self._kept(generation)
         draft = self.arena.begin(layout, generation, step, self._world_size, kept)
         if draft is None:
             return None
         with draft:
-            self._copy(tree, draft, text)
+            self._copy(tensors, draft, text)
             draft.commit()
         return time.perf_counter() - began
 
-    def _layout_of(self, tree: capture.Tree, json_bytes: int) -> Layout:
-        """Return the layout, planned anew only when a name, type or shape has changed."""
-        described = (*((name, t.dtype, t.shape) for name, t in tree.tensors), json_bytes)
-        if self._layout is None or self._layout[0] != described:
-            self._layout = (described, capture.layout_of(tree, json_bytes))
-        return self._layout[1]
+    def _layout_of(self, tensors: Tensors, json_bytes: int) -> Layout:
+        """Return the layout, planned anew only for tensors that were collected anew."""
+        if self._layout is None or self._layout[0] is not tensors or self._layout[1] != json_bytes:
+            self._layout = (tensors, json_bytes, capture.layout_of(tensors, json_bytes))
+        return self._layout[2]
 
     def _kept(self, generation: int) -> frozenset[tuple[int, int]] | None:
         """Protect the base from newer but rolled back snapshots of the generation before."""
@@ -85,20 +98,17 @@ class Snapshots:
             return None
         return frozenset({self._base})
 
-    def _copy(self, tree: capture.Tree, draft: Draft, text: bytes) -> None:
+    def _copy(self, tensors: Tensors, draft: Draft, text: bytes) -> None:
         import torch
 
-        entry = next(each for each in draft.layout.entries if each.name == JSON_ENTRY)
+        entry = draft.layout[JSON_ENTRY]
         draft.data[entry.begin : entry.end] = text
-        views = self._views_of(draft)
-        on_device = any(tensor.device.type == "cuda" for _, tensor in tree.tensors)
-        targets = [views[name] for name, _ in tree.tensors]
-        sources = [tensor for _, tensor in tree.tensors]
+        targets = self._targets_of(tensors, draft)
         with torch.no_grad():
-            if on_device:
-                self._copy_from_device(targets, sources, draft)
-            elif sources:
-                memcopy.copy(targets, sources)
+            if targets.copying is None:
+                self._copy_from_device(targets.views, [tensor for _, tensor in tensors], draft)
+            else:
+                targets.copying.run()
 
     def _copy_from_device(
         self, targets: list[torch.Tensor], sources: list[torch.Tensor], draft: Draft
@@ -139,14 +149,17 @@ class Snapshots:
             return None
         return generation, records[-1].step
 
-    def _views_of(self, draft: Draft) -> dict[str, torch.Tensor]:
-        """Return tensors over the slot, made anew only when its layout or mapping is."""
+    def _targets_of(self, tensors: Tensors, draft: Draft) -> _Targets:
+        """Return where each tensor goes; found anew for another mapping or other tensors."""
         slot = draft.record.slot
-        known = self._views.get(slot)
-        if known is None or known[0] is not draft.data or known[1] != draft.layout.header:
-            known = (draft.data, draft.layout.header, capture.views(draft.layout, draft.data))
-            self._views[slot] = known
-        return known[2]
+        known = self._targets.get(slot)
+        if known is None or known.data is not draft.data or known.layout is not draft.layout:
+            by_name = capture.views(draft.layout, draft.data)
+            views = [by_name[name] for name, _ in tensors]
+            on_device = any(tensor.device.type == "cuda" for _, tensor in tensors)
+            copying = None if on_device else memcopy.Copying(views, [tensor for _, tensor in tensors])
+            known = self._targets[slot] = _Targets(draft.data, draft.layout, views, copying)
+        return known
 
     def _pin(self, draft: Draft) -> None:
         """Page-lock the slot for the device's copy engine, once per mapping."""

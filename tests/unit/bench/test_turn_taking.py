@@ -22,3 +22,9 @@ def test_calls_take_turns_and_the_first_rounds_do_not_count() -> None:
 
 def test_what_could_not_be_done_is_left_out() -> None:
     assert take_turns({"a": lambda: None}, 3) == {"a": []}
+
+
+def test_something_else_goes_between() -> None:
+    seen: list[str] = []
+    take_turns({"a": lambda: seen.append("a")}, 1, lambda: seen.append("between"))
+    assert seen == ["between", "a"] * (UNCOUNTED + 1)

@@ -41,14 +41,14 @@ def snapshot(objects: Mapping[str, Any]) -> tuple[safetensors.Layout, mmap.mmap]
     """Return the bytes that the arena would hold of `objects`."""
     tree = capture.collect(objects)
     text = capture.document_bytes(tree.document)
-    layout = capture.layout_of(tree, len(text))
+    layout = capture.layout_of(tree.tensors, len(text))
     data = mmap.mmap(-1, layout.total_bytes)
     data[: layout.data_offset] = layout.header
     entry = layout[capture.JSON_ENTRY]
     data[layout.data_offset + entry.begin : layout.data_offset + entry.end] = text
     views = capture.views(layout, data, layout.data_offset)
     for name, tensor in tree.tensors:
-        views[name].copy_(tensor)
+        views[name].copy_(tensor.detach())
     return safetensors.parse(data), data
 
 
@@ -72,7 +72,8 @@ def bits(objects: Mapping[str, Any]) -> dict[str, Any]:
     """Return everything, so that only equal bits compare equal."""
     tree = capture.collect(objects)
     raw = {
-        n: t.contiguous().view(-1).view(torch.uint8).tolist() if t.numel() else [] for n, t in tree.tensors
+        n: t.detach().contiguous().view(-1).view(torch.uint8).tolist() if t.numel() else []
+        for n, t in tree.tensors
     }
     return {**raw, "document": json.dumps(tree.document)}
 

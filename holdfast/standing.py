@@ -1,0 +1,113 @@
+"""Collect the replicated state again and again, at the cost of looking whether anything has moved.
+
+From one snapshot to the next the tensors are nearly always the same ones at the same addresses, and only
+numbers such as learning rates differ. So what was collected stands as long as everything that it came from
+is the very same: what the modules' tables and the optimizers' states hold, each tensor's address and shape.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from operator import attrgetter, is_
+from typing import TYPE_CHECKING, Any
+
+from holdfast import capture
+from holdfast.capture import Tree, unwrap
+
+if TYPE_CHECKING:
+    import torch
+
+_dumps = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Standing:
+    """What `capture.collect` gives of `objects`, kept while it stands."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._objects = objects
+        self._tables: list[Mapping[str, Any]] = []  # of the modules: their parameters, their modules
+        self._sources: list[Any] = []  # held, so that no other object gets the identity of one of them
+        self._tensors: list[tuple[str, torch.Tensor]] = []
+        self._places: tuple[list[int], list[Any]] = ([], [])
+        self._states: dict[str, str] = {}  # of optimizers, as JSON
+
+    def collect(self) -> tuple[list[tuple[str, torch.Tensor]], str]:
+        """Return the live tensors by name, and the document as JSON.
+
+        The list is the same object as last time while nothing has moved.
+
+        Raises:
+            BadInput: a state holds something that is neither a tensor nor JSON; it is named.
+        """
+        text = self._text() if self._stands() else None
+        return self._anew() if text is None else (self._tensors, text)
+
+    def _anew(self) -> tuple[list[tuple[str, torch.Tensor]], str]:
+        import torch
+
+        tree = capture.collect(self._objects)
+        values = {name: unwrap(value) for name, value in self._objects.items()}
+        modules = [each for each in values.values() if isinstance(each, torch.nn.Module)]
+        self._tables = [t for top in modules for m in top.modules() for t in (m._parameters, m._modules)]
+        found = self._found()
+        # A list or a mapping could change within.
+        fixed = (torch.Tensor, torch.nn.Module, str, int, float, type(None))
+        self._sources = found if all(isinstance(each, fixed) for each in found) else []
+        self._tensors, self._places = tree.tensors, _places(tree.tensors)
+        self._states = {
+            name: _dumps(tree.document[name]["state"])
+            for name, value in values.items()
+            if isinstance(value, torch.optim.Optimizer)
+        }
+        return tree.tensors, _dumps(tree.document)
+
+    def _stands(self) -> bool:
+        found = self._found() if self._sources else []
+        return (
+            bool(found)
+            and len(found) == len(self._sources)
+            and all(map(is_, found, self._sources))
+            and _places(self._tensors) == self._places
+        )
+
+    def _found(self) -> list[Any]:
+        """Return whatever decides which tensors the modules and the optimizers have."""
+        import torch
+
+        found: list[Any] = []
+        for table in self._tables:
+            found += table
+            found += table.values()
+        for value in self._objects.values():
+            if isinstance(value, torch.optim.Optimizer):
+                found += (each for group in value.param_groups for each in group["params"])
+                for parameter, values in value.state.items():
+                    found.append(parameter)
+                    found += values
+                    found += values.values()
+        return found
+
+    def _text(self) -> str | None:
+        """Return the present document; None if tensors are in it that were not looked at."""
+        import torch
+
+        parts, rest = [], Tree()
+        for name, value in self._objects.items():
+            if name in self._states:
+                kind, groups = type(value).__name__, _dumps(capture.groups(name, value, rest))
+                part = f'{{"kind":{_dumps(kind)},"state":{self._states[name]},"param_groups":{groups}}}'
+            elif isinstance(unwrap(value), torch.nn.Module):
+                continue
+            else:
+                part = _dumps(capture.flatten(name, value.state_dict(), rest))
+            parts.append(f"{_dumps(name)}:{part}")
+        return None if rest.tensors else f"{{{','.join(parts)}}}"
+
+
+def _places(tensors: list[tuple[str, torch.Tensor]]) -> tuple[list[int], list[Any]]:
+    """Return where each tensor lies, and its shape: `parameter.data = other` leaves it the same object."""
+    import torch
+
+    alone = [tensor for _, tensor in tensors]
+    return list(map(torch.Tensor.data_ptr, alone)), list(map(attrgetter("shape"), alone))
