@@ -1,0 +1,173 @@
+"""Everything that is known of a node's entities, and what follows from it. No I/O, no clock.
+
+It may be asked at any time and as often as one likes. What it says depends on the set of observations that it
+was given and on the time, not on their order or number (see `samples` for how late one may come).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from nodeagent.evaluation import standing_events, standing_samples
+from nodeagent.evaluation.bursts import Bursts
+from nodeagent.evaluation.samples import Series
+from nodeagent.evaluation.standing_events import VERDICT, Marks
+from nodeagent.observation import NODE, Observation
+from nodeagent.policy.rules import Kind, Policy
+from nodeagent.verdict import Action, Finding, Level, Verdict
+
+MAX_SERIES = 4096
+MAX_EVENTS = 2048
+MAX_VARIANTS = 16
+MARKS = ("gpu_reset", "boot", "replaced", "cleared")
+FORGET_S = 30 * 86400.0  # longest recurrence looked for, and a lemon's memory
+
+Place = tuple[str, str]  # entity, check
+Event = tuple[str, str, int]  # entity, check, code
+
+
+@dataclass(slots=True)
+class _Series:
+    series: Series
+    sources: set[str]
+    text: str = ""
+
+
+class Evaluator:
+    """Holds the evidence; see the module."""
+
+    def __init__(self, policy: Policy, branch: int | None = None) -> None:
+        self.policy = policy
+        self.branch = branch  # of the driver, 575; may be set when it is known
+        self._series: dict[Place, _Series] = {}
+        self._events: dict[Event, dict[str, Bursts]] = {}
+        self._entities: set[str] = {NODE}
+
+    def take(self, seen: Observation) -> bool:
+        """Add one observation; False if it was known, too late, or of no check that the policy has."""
+        rule = self.policy.rules.get(seen.check)
+        if seen.check in ("xid", "sxid") or (rule is not None and rule.kind is Kind.EVENT):
+            return self._take_event(seen)
+        if rule is None:
+            return False
+        place = (seen.entity, seen.check)
+        if place not in self._series and len(self._series) >= MAX_SERIES:
+            return False
+        held = self._series.setdefault(place, _Series(Series([]), set()))
+        self._entities.add(seen.entity)
+        if not held.series.take(rule, (seen.at_s, seen.value)):
+            return False
+        held.series.settle(rule)
+        held.sources.add(seen.source)
+        if held.series.samples[-1][0] == seen.at_s:
+            held.text = seen.text
+        return True
+
+    def _take_event(self, seen: Observation) -> bool:
+        key = (seen.entity, seen.check, int(seen.value))
+        if key not in self._events and len(self._events) >= MAX_EVENTS:
+            self._drop_oldest()
+        variants = self._events.setdefault(key, {})
+        if seen.variant not in variants and len(variants) >= MAX_VARIANTS:
+            del variants[min(variants, key=lambda name: (variants[name].spans[-1][1], name))]
+        self._entities.add(seen.entity)
+        return variants.setdefault(seen.variant, Bursts()).take(seen)
+
+    def _drop_oldest(self) -> None:
+        oldest = min(self._events, key=lambda e: (max(b.spans[-1][1] for b in self._events[e].values()), e))
+        del self._events[oldest]
+
+    def findings(self, now_s: float) -> tuple[Finding, ...]:
+        """Return all that stands now, worst first."""
+        found: list[Finding] = []
+        for (entity, check), held in self._series.items():
+            rule = self.policy.rules[check]
+            one = standing_samples.finding(entity, rule, held.series, held.sources, held.text)
+            if one is not None:
+                found.append(one)
+        for (entity, check, code), variants in self._events.items():
+            if check not in MARKS:
+                event = standing_events.finding(
+                    entity, check, code, variants, self._verdicts(entity), self._marks(entity),
+                    self.policy, self.branch, now_s,
+                )  # fmt: skip
+                if event is not None:
+                    found.append(event)
+        found.sort(key=lambda f: (-f.level, -f.action, f.entity, f.check, f.code or 0))
+        return tuple(found)
+
+    def verdicts(self, now_s: float) -> tuple[Verdict, ...]:
+        """Return one verdict for each entity ever seen, by name."""
+        return verdicts(self.findings(now_s), self._entities)
+
+    def forget(self, before_s: float) -> None:
+        """Let go of what was last seen before `before_s`: a disk that is gone, an event of last month."""
+        self._series = {
+            place: held
+            for place, held in self._series.items()
+            if held.series.samples and held.series.samples[-1][0] >= before_s
+        }
+        for variants in self._events.values():
+            for name in [n for n, each in variants.items() if each.spans[-1][1] < before_s]:
+                del variants[name]
+        self._events = {event: variants for event, variants in self._events.items() if variants}
+
+    def _verdicts(self, entity: str) -> dict[str, Bursts]:
+        return self._events.get((entity, "xid", VERDICT), {})
+
+    def _marks(self, entity: str) -> Marks:
+        # A driver that says "none" after the fact says that it is over.
+        over = self._verdicts(entity).get("none")
+        return Marks(
+            resets=sorted([*self._times(entity, "gpu_reset"), *(over.spans[-1:][0][1:] if over else ())]),
+            boots=self._times(NODE, "boot"),
+            replaced=self._times(entity, "replaced"),
+            cleared=self._times(entity, "cleared"),
+        )
+
+    def _times(self, entity: str, check: str) -> list[float]:
+        """Return when a mark was seen, oldest first: the ends of its bursts."""
+        variants = self._events.get((entity, check, 0), {})
+        return sorted(last for each in variants.values() for _, last in each.spans)
+
+    def dump(self) -> dict[str, Any]:
+        """Return all evidence as JSON; `load` gives an evaluator that says the same."""
+        return {
+            "series": [
+                [*place, held.series.dump(), sorted(held.sources), held.text]
+                for place, held in self._series.items()
+            ],
+            "events": [
+                [*event, name, bursts.dump()]
+                for event, variants in self._events.items()
+                for name, bursts in variants.items()
+            ],
+        }
+
+    def load(self, raw: Any) -> None:
+        """Take up what was dumped. Raises ValueError, TypeError or KeyError for anything else."""
+        for entity, check, series, sources, text in raw["series"][:MAX_SERIES]:
+            if str(check) in self.policy.rules:
+                held = _Series(Series.load(series), {str(each) for each in sources}, str(text))
+                self._series[str(entity), str(check)] = held
+                self._entities.add(str(entity))
+        for entity, check, code, variant, bursts in raw["events"][: MAX_EVENTS * MAX_VARIANTS]:
+            variants = self._events.setdefault((str(entity), str(check), int(code)), {})
+            variants[str(variant)] = Bursts.load(bursts)
+            self._entities.add(str(entity))
+
+
+def verdicts(findings: Iterable[Finding], entities: Iterable[str]) -> tuple[Verdict, ...]:
+    """Return one verdict for each entity: the worst level, the greatest action of those of that level."""
+    by_entity: dict[str, list[Finding]] = {entity: [] for entity in sorted(entities)}
+    for each in findings:
+        by_entity.setdefault(each.entity, []).append(each)
+    return tuple(_verdict(entity, tuple(found)) for entity, found in sorted(by_entity.items()))
+
+
+def _verdict(entity: str, found: tuple[Finding, ...]) -> Verdict:
+    level = max((each.level for each in found), default=Level.HEALTHY)
+    action = max((each.action for each in found if each.level == level), default=Action.NONE)
+    return Verdict(entity, level, action, found)

@@ -1,0 +1,174 @@
+"""What an event means now: the table's word or the driver's, how often it came, whether it is over. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nodeagent.evaluation.bursts import Burst, Bursts, union
+from nodeagent.policy.rules import Clears, Meaning, Policy
+from nodeagent.verdict import Action, Finding, Level, word
+
+VERDICT = 154  # the Xid by which the driver says what is to be done
+VERDICT_BEFORE_S = 2.0  # it may overtake the code that it is about
+VERDICT_AFTER_S = 10.0  # and comes at once: what comes later is about something else
+EPSILON_S = 1e-6
+
+_SAYS: Mapping[str, tuple[Level, Action]] = {
+    "none": (Level.HEALTHY, Action.NONE),
+    "reset_gpu": (Level.UNHEALTHY, Action.RESET_GPU),
+    "drain_and_reset": (Level.UNHEALTHY, Action.RESET_GPU),
+    "drain_p2p": (Level.DEGRADED, Action.RESET_GPU),
+    "reboot_node": (Level.UNHEALTHY, Action.REBOOT_NODE),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Times at which something happened that ends findings, oldest first."""
+
+    resets: Sequence[float] = ()  # of the GPU, by whatever means but a boot
+    boots: Sequence[float] = ()
+    replaced: Sequence[float] = ()
+    cleared: Sequence[float] = ()  # by an operator
+
+
+def finding(
+    entity: str,
+    check: str,
+    code: int,
+    variants: Mapping[str, Bursts],
+    verdicts: Mapping[str, Bursts],
+    marks: Marks,
+    policy: Policy,
+    branch: int | None,
+    now_s: float,
+) -> Finding | None:
+    """Return what stands because of one code of one entity; None if nothing does any more.
+
+    Args:
+        variants: What was seen of it, by variant.
+        verdicts: The driver's words about the entity (Xid 154), by variant.
+        branch: Of the driver, 575; None if it is not known.
+    """
+    told = _informative(variants)
+    meant = {name: policy.meaning(check, code, name, branch) for name in told}
+    spans = union([each.spans for each in told.values()])
+    again = {name: _recurred(meant[name], told[name].spans, spans) for name in told}
+    live = [n for n in told if not _over(told[n].spans[-1][1], meant[n], again[n], marks, now_s)]
+    if not live:
+        return None
+    worst = max(live, key=lambda n: (meant[n].level, meant[n].action, again[n], n))
+    meaning, recurs = meant[worst], meant[worst].recurs
+    first_s, last_s = spans[-1]
+    level, action, why, said_by = _judged(
+        meaning, spans[-1], verdicts, branch, code if check == "xid" else None
+    )
+    if recurs and again[worst] and (recurs.level, recurs.action) > (level, action):
+        level, action = recurs.level, recurs.action
+        why = f"{why}; {again[worst]} times within {_span(recurs.within_s)}"
+    texts = sorted({each for name in told for each in told[name].texts})[-3:]
+    sources = tuple(sorted({s for each in variants.values() for s in each.sources}))
+    label = f"Xid {code}" if check == "xid" else f"SXid {code}" if check == "sxid" else ""
+    return Finding(
+        entity=entity,
+        check=check,
+        code=code if label else None,
+        level=level,
+        action=action,
+        since_s=first_s,
+        last_s=last_s,
+        why=f"{label}: {why}" if label else why,
+        evidence=tuple(text for _, text in texts),
+        clears=_clears(meaning),
+        sources=sources,
+        overridden=said_by,
+    )
+
+
+def _informative(variants: Mapping[str, Bursts]) -> Mapping[str, Bursts]:
+    """Leave out what was told without its variant where another sensor has told it with one."""
+    plain = variants.get("")
+    if plain is None or len(variants) == 1:
+        return variants
+    others = union([each.spans for name, each in variants.items() if name])
+    uncovered = [span for span in plain.spans if len(union([others, [span]])) > len(others)]
+    if uncovered:
+        return variants
+    return {name: each for name, each in variants.items() if name}
+
+
+def _judged(
+    meaning: Meaning,
+    burst: Burst,
+    verdicts: Mapping[str, Bursts],
+    branch: int | None,
+    xid: int | None,
+) -> tuple[Level, Action, str, str]:
+    """Return level, action, why, and whose word it is: operator, driver, or "" for the table's."""
+    if meaning.overridden:
+        return meaning.level, meaning.action, meaning.name, "operator"
+    linked = meaning.verdict_since is not None and (branch is None or branch >= meaning.verdict_since)
+    if xid is not None and xid != VERDICT and linked:
+        said = _driver_said(burst, verdicts)
+        if said is not None:
+            level, action = _SAYS[said]
+            return level, action, f"{meaning.name}; the driver says {word(action)}", "driver"
+    return meaning.level, meaning.action, meaning.name, ""
+
+
+def _driver_said(burst: Burst, verdicts: Mapping[str, Bursts]) -> str | None:
+    """Return the driver's word that came with a burst; of several the newest, then the gravest."""
+    first_s, last_s = burst[0] - VERDICT_BEFORE_S, burst[1] + VERDICT_AFTER_S
+    found = [
+        (min(span[1], last_s), _SAYS[name], name)
+        for name, each in verdicts.items()
+        if name in _SAYS
+        for span in each.spans
+        if span[1] >= first_s and span[0] <= last_s
+    ]
+    return max(found)[2] if found else None
+
+
+def _recurred(meaning: Meaning, own: Sequence[Burst], all_spans: Sequence[Burst]) -> int:
+    """Return how many bursts there were if that is too many, else 0."""
+    if meaning.recurs is None:
+        return 0
+    spans = own if meaning.recurs.same_variant else all_spans
+    since = spans[-1][1] - meaning.recurs.within_s
+    count = sum(last >= since for _, last in spans)
+    return count if count >= meaning.recurs.bursts else 0
+
+
+def _over(last_s: float, meaning: Meaning, again: int, marks: Marks, now_s: float) -> bool:
+    """Say whether an event whose newest was at `last_s` stands no more."""
+    if any(at_s > last_s for at_s in marks.cleared):
+        return True
+    if meaning.clears is Clears.TIME:
+        # What has come too often stands until it no longer has.
+        hold_s = max(meaning.hold_s, meaning.recurs.within_s) if again and meaning.recurs else meaning.hold_s
+        return now_s >= last_s + hold_s
+    ends = {
+        Clears.RESET: (*marks.resets, *marks.boots, *marks.replaced),
+        Clears.BOOT: (*marks.boots, *marks.replaced),
+        Clears.REPLACED: tuple(marks.replaced),
+    }[meaning.clears]
+    after = [at_s for at_s in ends if at_s > last_s + EPSILON_S]
+    return bool(after) and now_s >= min(after) + meaning.hold_s
+
+
+def _clears(meaning: Meaning) -> str:
+    hold = f" and {_span(meaning.hold_s)} without another" if meaning.hold_s else ""
+    return {
+        Clears.TIME: f"{_span(meaning.hold_s)} without another",
+        Clears.RESET: f"a reset of the GPU or a reboot{hold}",
+        Clears.BOOT: f"a reboot{hold}",
+        Clears.REPLACED: "another GPU in its place, or holdfast node clear",
+    }[meaning.clears]
+
+
+def _span(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g} {unit}"
+    return f"{seconds:g} s"

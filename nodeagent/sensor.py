@@ -1,0 +1,35 @@
+"""What every sensor is: something that is opened, read again and again, and may fail at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from nodeagent.observation import Observation
+
+WAIT_S = 0.5  # at most, for a sensor that waits for events: shutdown and the watchdog wait for no more
+
+
+class Unavailable(Exception):
+    """The sensor cannot see now; the message says why and what would change it. It is tried again."""
+
+
+class Sensor(Protocol):
+    """Runs in a thread of its own, so that it may block; nobody else ever calls it.
+
+    `read` is called every `period_s` seconds, or at once again if that is 0, when it waits by itself
+    for at most `WAIT_S`. It returns what it has seen since the last time, stamped with the time given
+    by the clock it was made with. A call that does not return is found by the watchdog and is a finding.
+    """
+
+    name: str
+    period_s: float
+
+    def open(self) -> None:
+        """Get ready. Raises Unavailable; may be called again after that, and after a `close`."""
+
+    def read(self) -> Iterable[Observation]:
+        """Return what is new. Raises Unavailable when it can see no more: it is closed and opened anew."""
+
+    def close(self) -> None:
+        """Let go of everything. Never raises, and may be called twice."""

@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.evaluation.evaluator import MAX_EVENTS, MAX_VARIANTS, Evaluator
+from nodeagent.evaluation.samples import LATE_S
+from nodeagent.observation import Observation
+from nodeagent.verdict import Action, Finding, Level
+from tests.unit.nodeagent.evaluation.world import DAY_S, GPU, POLICY, mark, sample, xid
+
+RESET = (Level.UNHEALTHY, Action.RESET_GPU)
+REBOOT = (Level.UNHEALTHY, Action.REBOOT_NODE)
+
+
+def evaluator(seen: Iterable[Observation], branch: int | None = 575) -> Evaluator:
+    made = Evaluator(POLICY, branch)
+    for each in seen:
+        made.take(each)
+    return made
+
+
+def standing(seen: Iterable[Observation], now_s: float, branch: int | None = 575) -> tuple[Finding, ...]:
+    return evaluator(seen, branch).findings(now_s)
+
+
+def said(seen: Iterable[Observation], now_s: float, branch: int | None = 575) -> tuple[Level, Action]:
+    for verdict in evaluator(seen, branch).verdicts(now_s):
+        if verdict.entity == GPU:
+            return verdict.level, verdict.action
+    return Level.HEALTHY, Action.NONE
+
+
+# -- events
+
+
+def test_what_two_sensors_report_is_one_finding_that_names_both() -> None:
+    seen = [xid(79, 1.0, source="nvml-events"), xid(79, 1.002, source="kmsg", text="NVRM: Xid 79")]
+    [found] = standing(seen, 2.0)
+    assert (found.level, found.action, found.sources) == (*REBOOT, ("kmsg", "nvml-events"))
+    assert found.evidence == ("NVRM: Xid 79",)
+
+
+def test_what_one_sensor_knows_better_goes_before_what_another_knows_less() -> None:
+    seen = [xid(13, 1.0, source="nvml-events"), xid(13, 1.1, "GPC 1 TPC 2"), xid(13, 1000.0, "GPC 1 TPC 2")]
+    [found] = standing(seen, 1001.0)
+    assert (found.level, found.action) == (Level.DEGRADED, Action.CONTACT_SUPPORT)
+    assert "2 times within 1 d" in found.why
+
+
+def test_other_places_of_the_same_code_do_not_add_up() -> None:
+    seen = [xid(13, 1.0, "GPC 1 TPC 2"), xid(13, 1000.0, "GPC 1 TPC 3")]
+    assert said(seen, 1001.0) == (Level.HEALTHY, Action.RESTART_APP)
+
+
+def test_a_storm_is_one_burst_and_not_a_recurrence() -> None:
+    seen = [xid(79, at / 10) for at in range(6000)]
+    assert said(seen, 601.0) == REBOOT
+    assert said([*seen, xid(79, 5000.0)], 5001.0) == (Level.UNHEALTHY, Action.REPLACE)
+
+
+@pytest.mark.parametrize(
+    ("code", "ends", "does_not"),
+    [(48, "gpu_reset", None), (48, "boot", None), (48, "replaced", None), (48, "cleared", None)]
+    + [(79, "boot", "gpu_reset"), (79, "replaced", "gpu_reset"), (79, "cleared", "gpu_reset")]
+    + [(64, "replaced", "boot"), (64, "cleared", "gpu_reset")],
+)
+def test_a_finding_ends_by_what_ends_it_and_not_before_the_time_without_another(
+    code: int, ends: str, does_not: str | None
+) -> None:
+    seen = [xid(code, 100.0)]
+    if does_not:
+        assert said([*seen, mark(does_not, 200.0)], 100 * DAY_S)[0] is Level.UNHEALTHY
+    assert said([*seen, mark(ends, 50.0)], 1000.0)[0] is Level.UNHEALTHY, "it came before the fault"
+    ended = [*seen, mark(ends, 200.0)]
+    if ends != "cleared":
+        assert said(ended, 799.0)[0] is Level.UNHEALTHY
+    assert said(ended, 800.0) == (Level.HEALTHY, Action.NONE)
+    assert said([*ended, xid(code, 700.0)], 800.0)[0] is Level.UNHEALTHY, "it came again"
+
+
+def test_time_alone_ends_no_fault_of_hardware() -> None:
+    assert said([xid(79, 1.0)], 1000 * DAY_S) == REBOOT
+
+
+# -- the driver's word
+
+
+def test_the_drivers_verdict_goes_before_the_table() -> None:
+    seen = [xid(48, 10.0), xid(154, 10.5, "reboot_node")]
+    assert said(seen, 11.0) == REBOOT
+    [first, *_] = standing(seen, 11.0)
+    assert first.overridden == "driver"
+    assert said([xid(79, 10.0), xid(154, 9.5, "reset_gpu")], 11.0) == RESET
+
+
+def test_an_older_driver_has_no_verdict_to_give() -> None:
+    seen = [xid(48, 10.0), xid(154, 10.5, "reboot_node")]
+    assert said(seen, 11.0, branch=550) == RESET
+
+
+def test_a_verdict_about_something_else_is_not_taken() -> None:
+    assert said([xid(48, 1000.0), xid(154, 10.0, "reboot_node")], 1001.0) == RESET
+
+
+def test_the_operators_word_goes_before_the_drivers() -> None:
+    seen = [xid(95, 10.0), xid(154, 10.5, "reboot_node")]
+    [found] = [each for each in standing(seen, 11.0) if each.code == 95]
+    assert (found.level, found.action, found.overridden) == (Level.DEGRADED, Action.NONE, "operator")
+
+
+def test_a_driver_that_says_none_afterwards_says_that_it_is_over() -> None:
+    seen = [xid(48, 10.0), xid(154, 11.0, "reset_gpu"), xid(154, 500.0, "none")]
+    assert said(seen, 1099.0) == RESET
+    assert said(seen, 1100.0) == (Level.HEALTHY, Action.NONE)
+
+
+# -- samples
+
+
+def test_a_level_needs_so_many_of_its_samples() -> None:
+    hot = [sample("heat", at * 10.0, value) for at, value in enumerate((20, 4, 20, 4))]
+    assert said(hot, 40.0)[0] is Level.HEALTHY
+    assert said([*hot, sample("heat", 40.0, 4)], 41.0)[0] is Level.DEGRADED
+
+
+def test_a_level_for_a_time_needs_every_sample() -> None:
+    hot = [sample("heat", at * 10.0, -1) for at in range(6)]
+    assert said(hot, 51.0)[0] is Level.DEGRADED
+    assert said([*hot, sample("heat", 60.0, -1)], 61.0) == (Level.UNHEALTHY, Action.CONTACT_SUPPORT)
+
+
+def test_a_level_falls_after_clean_samples_and_by_nothing_else() -> None:
+    hot = [sample("heat", at * 10.0, 4) for at in range(3)]
+    assert said(hot, 10 * DAY_S)[0] is Level.DEGRADED, "a sensor that sees nothing proves nothing"
+    between = [*hot, *(sample("heat", 30 + at * 10.0, 8) for at in range(60))]
+    assert said(between, 700.0)[0] is Level.DEGRADED, "8 is neither bad nor clean"
+    cool = [*hot, *(sample("heat", 30 + at * 10.0, 11) for at in range(11))]
+    assert said(cool, 131.0)[0] is Level.DEGRADED
+    assert said([*cool, sample("heat", 140.0, 11)], 141.0)[0] is Level.HEALTHY
+
+
+def test_a_counter_that_falls_is_a_new_baseline_and_no_fault() -> None:
+    assert said([sample("errors", 0.0, 1e9), sample("errors", 10.0, 3), sample("errors", 20.0, 40)], 21.0)[
+        0
+    ] is Level.HEALTHY
+    grown = [sample("errors", 0.0, 1e9), sample("errors", 10.0, 3), sample("errors", 20.0, 54)]
+    assert said(grown, 21.0)[0] is Level.DEGRADED
+
+
+def test_the_first_reading_of_a_counter_counts_nothing() -> None:
+    assert said([sample("errors", 0.0, 1e9)], 1.0)[0] is Level.HEALTHY
+
+
+def test_a_state_that_lasts_counts_from_its_first_sample() -> None:
+    slow = [sample("verdict", at * 10.0, 2) for at in range(6)]
+    assert said(slow, 51.0)[0] is Level.HEALTHY
+    assert said([*slow, sample("verdict", 60.0, 2)], 61.0)[0] is Level.DEGRADED
+    assert said([sample("verdict", 0.0, 1)], 1.0) == RESET
+
+
+def test_a_state_that_has_no_name_is_neither_bad_nor_clean() -> None:
+    assert said([sample("verdict", 0.0, 99)], 1.0)[0] is Level.HEALTHY
+    bad = [sample("verdict", 0.0, 1), *(sample("verdict", 10.0 * at, 99) for at in range(1, 20))]
+    assert said(bad, 200.0)[0] is Level.UNHEALTHY
+
+
+# -- any order, any number
+
+
+def samples_of(check: str, values: st.SearchStrategy[float]) -> st.SearchStrategy[list[Observation]]:
+    moments = st.integers(0, int(LATE_S) - 1)
+    return st.dictionaries(moments, values, max_size=25).map(
+        lambda found: [sample(check, float(at), value) for at, value in found.items()]
+    )
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.builds(
+            xid,
+            st.sampled_from([13, 48, 64, 79, 95, 154]),
+            st.floats(0, 3 * DAY_S),
+            st.sampled_from(["", "none", "reset_gpu", "GPC 1 TPC 2"]),
+            st.sampled_from(["kmsg", "nvml-events"]),
+            st.sampled_from(["", "one", "two"]),
+        ),
+        st.builds(mark, st.sampled_from(["gpu_reset", "boot", "replaced", "cleared"]), st.floats(0, 3 * DAY_S)),
+    ),
+    max_size=20,
+)
+ANY = st.tuples(
+    EVENTS,
+    samples_of("heat", st.sampled_from([-1.0, 0.0, 3.0, 5.0, 8.0, 10.0, 30.0])),
+    samples_of("errors", st.sampled_from([0.0, 30.0, 60.0, 90.0, 400.0])),
+    samples_of("verdict", st.sampled_from([0.0, 1.0, 2.0, 99.0])),
+).map(lambda parts: [each for part in parts for each in part])
+
+
+@given(ANY, st.randoms(use_true_random=False), st.floats(0, 5 * DAY_S))
+def test_any_order_and_repetition_gives_the_same(seen: list[Observation], chance: object, now_s: float) -> None:
+    other = [*seen, *seen[::2]]
+    chance.shuffle(other)  # type: ignore[attr-defined]
+    assert standing(other, now_s) == standing(seen, now_s)
+
+
+@given(ANY, st.floats(0, 5 * DAY_S))
+def test_a_restart_changes_nothing(seen: list[Observation], now_s: float) -> None:
+    half = len(seen) // 2
+    before = evaluator(seen[:half])
+    after = Evaluator(POLICY, 575)
+    after.load(json.loads(json.dumps(before.dump())))
+    for each in seen[half:]:
+        before.take(each)
+        after.take(each)
+    assert after.verdicts(now_s) == before.verdicts(now_s)
+
+
+@given(st.lists(st.sampled_from([-1.0, 3.0, 8.0, 12.0]), min_size=1, max_size=120))
+def test_a_level_never_alternates_faster_than_its_hold_time(values: list[float]) -> None:
+    made, rose_s, level = Evaluator(POLICY), 0.0, Level.HEALTHY
+    for n, value in enumerate(values):
+        made.take(sample("heat", n * 10.0, value))
+        now = max((each.level for each in made.findings(n * 10.0)), default=Level.HEALTHY)
+        if now > level:
+            rose_s = n * 10.0
+        elif now < level:
+            assert n * 10.0 - rose_s >= POLICY.rules["heat"].clear_s
+        level = now
+
+
+@given(ANY)
+def test_a_clear_is_always_reachable(seen: list[Observation]) -> None:
+    made = evaluator(seen)
+    at_s = 4 * DAY_S
+    for name in ("boot", "gpu_reset", "replaced"):
+        made.take(mark(name, at_s))
+    for n in range(60):
+        for check, good in (("heat", 30.0), ("errors", 500.0), ("verdict", 0.0)):
+            made.take(sample(check, at_s + n * 10.0, good))
+    assert not made.findings(at_s + 10 * DAY_S)
+
+
+# -- bounds
+
+
+def test_what_is_held_is_bounded() -> None:
+    made = Evaluator(POLICY)
+    for n in range(MAX_EVENTS + 50):
+        made.take(Observation(float(n), "xid", f"gpu/{n}", "kmsg", 79.0))
+        made.take(xid(13, float(n), f"GPC {n} TPC 0"))
+    assert len(made.dump()["events"]) <= MAX_EVENTS + MAX_VARIANTS
+    for n in range(3_000):
+        made.take(sample("heat", n * 10.0, float(n % 30)))
+    [series] = made.dump()["series"]
+    assert len(series[2][2]) < 100
+
+
+def test_what_was_not_seen_for_long_is_forgotten() -> None:
+    made = evaluator([sample("verdict", 0.0, 1), xid(79, 0.0), xid(48, 1000.0)])
+    made.forget(500.0)
+    assert [each.code for each in made.findings(1001.0)] == [48]
+
+
+def test_a_check_that_the_policy_does_not_have_is_ignored() -> None:
+    assert not Evaluator(POLICY).take(sample("unheard_of", 0.0, 1.0))

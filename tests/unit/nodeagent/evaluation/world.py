@@ -1,0 +1,82 @@
+"""A small policy and a short hand for observations."""
+
+from __future__ import annotations
+
+from nodeagent.observation import Observation
+from nodeagent.policy.rules import Bound, Clears, Kind, Meaning, Policy, Recurs, Rule, State
+from nodeagent.verdict import Action, Level
+
+GPU = "gpu/0000:3b:00.0"
+DAY_S = 86400.0
+
+
+def meaning(
+    level: Level,
+    action: Action,
+    clears: Clears = Clears.TIME,
+    hold_s: float = 600.0,
+    recurs: Recurs | None = None,
+    since: int | None = None,
+    overridden: bool = False,
+) -> Meaning:
+    return Meaning("it", level, action, clears, hold_s, "test", recurs, since, overridden)
+
+
+NOTHING = meaning(Level.HEALTHY, Action.NONE)
+MARK = meaning(Level.HEALTHY, Action.NONE, hold_s=0.0)
+
+POLICY = Policy(
+    rules={
+        "heat": Rule(
+            "heat", Kind.LEVEL, "margin", "test", "°C", period_s=10, below=True,
+            degraded=Bound(5, need=3, of=4), unhealthy=Bound(0, for_s=60), clear_at=10, clear_s=120,
+            action=Action.CONTACT_SUPPORT,
+        ),
+        "errors": Rule(
+            "errors", Kind.RATE, "errors", "test", period_s=10, window_s=60,
+            degraded=Bound(50), unhealthy=Bound(200), clear_s=100, action=Action.RESET_GPU,
+        ),
+        "verdict": Rule(
+            "verdict", Kind.STATE, "verdict", "test", period_s=10, clear_s=20,
+            states={
+                0: State("none", Level.HEALTHY, Action.NONE),
+                1: State("reset", Level.UNHEALTHY, Action.RESET_GPU, why="so it says"),
+                2: State("slow", Level.DEGRADED, Action.NONE, for_s=60),
+            },
+        ),
+        **{
+            name: Rule(name, Kind.EVENT, name, "test", meaning=MARK)
+            for name in ("gpu_reset", "boot", "replaced", "cleared")
+        },
+    },
+    xids={
+        13: meaning(
+            Level.HEALTHY, Action.RESTART_APP,
+            recurs=Recurs(2, DAY_S, Level.DEGRADED, Action.CONTACT_SUPPORT, same_variant=True),
+        ),
+        48: meaning(Level.UNHEALTHY, Action.RESET_GPU, Clears.RESET, since=565),
+        64: meaning(Level.UNHEALTHY, Action.REPLACE, Clears.REPLACED),
+        79: meaning(
+            Level.UNHEALTHY, Action.REBOOT_NODE, Clears.BOOT, since=565,
+            recurs=Recurs(2, 7 * DAY_S, Level.UNHEALTHY, Action.REPLACE),
+        ),
+        95: meaning(Level.DEGRADED, Action.NONE, since=565, overridden=True),
+        154: NOTHING,
+    },
+    sxids={},
+    unknown_sxid=NOTHING,
+    unknown_xid=NOTHING,
+    version="test",
+)  # fmt: skip
+
+
+def xid(code: int, at_s: float, variant: str = "", source: str = "kmsg", text: str = "") -> Observation:
+    return Observation(at_s, "xid", GPU, source, float(code), variant, text)
+
+
+def mark(name: str, at_s: float) -> Observation:
+    return Observation(at_s, name, "node" if name == "boot" else GPU, "test")
+
+
+def sample(check: str, at_s: float, value: float) -> Observation:
+    return Observation(at_s, check, GPU, "polling", value)
