@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.optim import optimizer as torch_optimizer
 
 from bench.blocks import Blocks
-from bench.stopwatch import OUTPUT, SKIP, Stopwatch
+from bench.stopwatch import INSIDE, OUTPUT, SKIP, WHOLE, Stopwatch
 from bench.ticks import Ticker
 from holdfast import runtime
 from trainer.gpt.__main__ import main
@@ -68,6 +68,9 @@ class Probe:
         self.steps += 1
         if self.steps == self._skip:
             self._stopwatch.reset()
+        if self.steps >= self._skip:
+            # By the number's ones: of the steps with a snapshot, multiples of a power of two, half are each.
+            self._stopwatch.turn(INSIDE if bin(self.steps).count("1") % 2 else WHOLE)
 
 
 def take_turns() -> None:
@@ -112,7 +115,7 @@ def run() -> None:
     folder = os.environ.get(OUTPUT)
     if folder:
         rank = os.environ.get("RANK", "0")
-        stopwatch.write(Path(folder) / f"spent-{rank}.json", max(0, probe.steps - probe._skip))
+        stopwatch.write(Path(folder) / f"spent-{rank}.json")
 
 
 if __name__ == "__main__":

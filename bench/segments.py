@@ -183,8 +183,9 @@ def ratios(ours: Segment, theirs: Segment) -> list[float]:
 
 def inside(found: Segment) -> Inside:
     """Return what a step of one side spent inside of holdfast on average."""
-    steps = sum(spent["steps"] for spent in found.spent)
-    if not steps:
+    steps = sum(spent["steps"]["inside"] for spent in found.spent)
+    whole = sum(spent["steps"]["whole"] for spent in found.spent)
+    if not steps or not whole:
         return Inside(0, 0.0, 0.0, 0.0, {})
     calls: dict[str, Call] = {}
     for call in found.spent[0]["spent"]:
@@ -196,8 +197,8 @@ def inside(found: Segment) -> Inside:
         )
     return Inside(
         steps,
-        sum(spent["outer"]["wall_s"] for spent in found.spent) / steps,
-        sum(spent["outer_cpu_s"] for spent in found.spent) / steps,
+        sum(spent["outer"]["wall_s"] for spent in found.spent) / whole,
+        sum(spent["outer_cpu_s"] for spent in found.spent) / whole,
         sum(call.wall_s for key, call in calls.items() if key.startswith("exchange")),
         calls,
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 OUTPUT = "HOLDFAST_BENCH_SPENT"  # names a folder to the ranks, for one file of each
+INSIDE, WHOLE = "inside", "whole"
 SKIP = "HOLDFAST_BENCH_SKIP"  # steps after which the stopwatch starts anew
 
 
@@ -28,19 +29,31 @@ class Spent:
 
 
 class Stopwatch:
-    """For one thread. `outer` is the time in any of the calls, counted once, by wall clock and CPU."""
+    """For one thread. `outer` is the time in any of the calls, counted once, by wall clock and CPU.
+
+    To look inside costs as much as some of what is seen there. So `turn` parts the steps: in some the calls
+    within calls are timed, in the others they run untimed and the whole is.
+    """
 
     def __init__(self) -> None:
         self.spent: dict[str, Spent] = {}
         self.outer = Spent()
         self.outer_cpu_s = 0.0
+        self.steps = {INSIDE: 0, WHOLE: 0}
         self._depth = 0
+        self._looks = (INSIDE, WHOLE)  # both, unless there are turns
+
+    def turn(self, what: str) -> None:
+        """A step begins that is for `INSIDE` or for `WHOLE`."""
+        self.steps[what] += 1
+        self._looks = (what,)
 
     def reset(self) -> None:
         """Forget what was measured so far: the first steps are another matter."""
         for name in self.spent:
             self.spent[name] = Spent()
         self.outer, self.outer_cpu_s = Spent(), 0.0
+        self.steps = {INSIDE: 0, WHOLE: 0}
 
     def wrap(self, owner: Any, attribute: str, name: str) -> None:
         """Replace a function of a class or module by one that is timed as `name`."""
@@ -49,6 +62,8 @@ class Stopwatch:
 
         @functools.wraps(original)
         def timed(*args: Any, **named: Any) -> Any:
+            if self._depth and INSIDE not in self._looks:
+                return original(*args, **named)
             outermost = self._depth == 0
             self._depth += 1
             cpu = time.thread_time() if outermost else 0.0
@@ -58,17 +73,18 @@ class Stopwatch:
             finally:
                 took_s = time.perf_counter() - began
                 self._depth -= 1
-                _add(self.spent[name], took_s)
-                if outermost:
+                if INSIDE in self._looks:
+                    _add(self.spent[name], took_s)
+                if outermost and WHOLE in self._looks:
                     _add(self.outer, took_s)
                     self.outer_cpu_s += time.thread_time() - cpu
 
         setattr(owner, attribute, timed)
 
-    def write(self, path: Path, steps: int) -> None:
+    def write(self, path: Path) -> None:
         """Leave all sums as JSON; the file is whole or not there."""
         found = {
-            "steps": steps,
+            "steps": self.steps,
             "outer": asdict(self.outer),
             "outer_cpu_s": self.outer_cpu_s,
             "spent": {name: asdict(each) for name, each in self.spent.items()},

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 def main(argv: Sequence[str] | None = None) -> int:
     """Obey one command line (default: the process's own) and return its exit code.
 
-    All but `launch` and `--version` belong to the supervisor. It takes this process over, so that
-    Ctrl-C and the exit code are its own: for those this does not return.
+    `node` belongs to the node agent, all others but `launch` and `--version` to the supervisor. They take
+    this process over, so that Ctrl-C and the exit code are their own: for those this does not return.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments == ["--version"]:
@@ -28,7 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return launch.main(arguments[1:])
     from holdfast import parts
 
-    program = parts.command("supervisor", *arguments)
+    if arguments[:1] == ["node"]:
+        program = parts.command("nodeagent", *arguments[1:])
+    else:
+        program = parts.command("supervisor", *arguments)
     return os.execv(program[0], program)
 
 

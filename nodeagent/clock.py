@@ -51,7 +51,8 @@ class Clock:
     def from_monotonic(self, monotonic_s: float) -> float:
         """Return the agent time of a CLOCK_MONOTONIC reading, such as the kernel log's stamps."""
         suspended_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
-        return monotonic_s + suspended_s + self.anchor.offset_s
+        # Rounded, for the clocks are read one after the other: the same stamp must give the same time.
+        return monotonic_s + round(suspended_s, 2) + self.anchor.offset_s
 
 
 def boot_id() -> str:

@@ -39,8 +39,7 @@ class Memory:
     history: list[dict[str, Any]] = field(default_factory=list)  # changes with their number `seq`
     next_seq: int = 1
     evidence: dict[str, Any] = field(default_factory=dict)  # the evaluator's
-    cursors: dict[str, Any] = field(default_factory=dict)  # of sensors that read a log
-    remembered: dict[str, dict[str, Any]] = field(default_factory=dict)  # by other sensors: baselines
+    positions: dict[str, Any] = field(default_factory=dict)  # by sensor: a log's cursor, baselines
 
     def add(self, changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Append changes to the history, numbered, and return them so."""
@@ -109,8 +108,7 @@ def _as_json(memory: Memory) -> dict[str, Any]:
         "history": memory.history,
         "next_seq": memory.next_seq,
         "evidence": memory.evidence,
-        "cursors": memory.cursors,
-        "remembered": memory.remembered,
+        "positions": memory.positions,
     }
 
 
@@ -127,8 +125,7 @@ def _from_json(raw: Mapping[str, Any]) -> Memory:
         history=[dict(each) for each in raw["history"][-MAX_HISTORY:]],
         next_seq=int(raw["next_seq"]),
         evidence=dict(raw["evidence"]),
-        cursors=dict(raw["cursors"]),
-        remembered={str(name): dict(each) for name, each in raw["remembered"].items()},
+        positions=dict(raw["positions"]),
     )
 
 

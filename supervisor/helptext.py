@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor.optiontable import COMMANDS, Entry, Option
+from supervisor.optiontable import COMMANDS, NEIGHBOURS, Entry, Option
 
 _INTRO = """\
 Holdfast keeps a distributed PyTorch job training through faults.
@@ -18,9 +18,14 @@ here; another is named with --run-dir DIR.
 
 
 def overview() -> str:
-    width = max(map(len, COMMANDS))
-    lines = (f"  {name:{width}}  {entry.summary}\n" for name, entry in COMMANDS.items())
+    width = max(map(len, summaries()))
+    lines = (f"  {name:{width}}  {summary}\n" for name, summary in summaries().items())
     return _INTRO + "".join(lines) + _OUTRO
+
+
+def summaries() -> dict[str, str]:
+    """Return every command's one line, the node agent's among them."""
+    return {**{name: entry.summary for name, entry in COMMANDS.items()}, **NEIGHBOURS}
 
 
 def of(name: str) -> str:

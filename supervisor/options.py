@@ -91,9 +91,10 @@ def _command(word: str) -> str:
         raise BadInput(f"option {word!r} before the command{hint}; commands are {_listed(COMMANDS)}")
     if word.endswith(".py"):
         raise BadInput(f"unknown command {word!r}: to train with it, `holdfast run {word} ...`")
-    near = difflib.get_close_matches(word, COMMANDS, n=1)
+    known = helptext.summaries()
+    near = difflib.get_close_matches(word, known, n=1)
     hint = f": did you mean {near[0]!r}?" if near else ":"
-    raise BadInput(f"unknown command {word!r}{hint} commands are {_listed(COMMANDS)}")
+    raise BadInput(f"unknown command {word!r}{hint} commands are {_listed(known)}")
 
 
 def _scan(words: list[str], entry: Entry, *, whole_command: bool) -> _Read:

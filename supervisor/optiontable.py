@@ -166,6 +166,11 @@ KIND is one of {", ".join(DRILLS)}:
   spin        the rank loops for ever             supervisor  SIGKILL to the supervisor
   nan         the rank's next loss is NaN"""
 
+# Commands of another part, which `holdfast` hands over before we see them.
+NEIGHBOURS: Mapping[str, str] = MappingProxyType(
+    {"node": "watch this node's GPUs and host, and say what to do about what goes bad"}
+)
+
 COMMANDS: Mapping[str, Entry] = MappingProxyType(
     {
         "run": Entry(

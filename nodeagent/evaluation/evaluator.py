@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from nodeagent.evaluation import standing_events, standing_samples
+from nodeagent.evaluation import drivers_word, standing_events, standing_samples
 from nodeagent.evaluation.bursts import Bursts
+from nodeagent.evaluation.drivers_word import VERDICT
 from nodeagent.evaluation.samples import Series
-from nodeagent.evaluation.standing_events import VERDICT, Marks
+from nodeagent.evaluation.standing_events import Marks
 from nodeagent.observation import NODE, Observation
 from nodeagent.policy.rules import Kind, Policy
 from nodeagent.verdict import Action, Finding, Level, Verdict
@@ -33,6 +34,8 @@ class _Series:
     series: Series
     sources: set[str]
     text: str = ""
+    finding: Finding | None = None  # what stands, unless it is to be found anew
+    known: bool = False
 
 
 class Evaluator:
@@ -43,7 +46,7 @@ class Evaluator:
         self.branch = branch  # of the driver, 575; may be set when it is known
         self._series: dict[Place, _Series] = {}
         self._events: dict[Event, dict[str, Bursts]] = {}
-        self._entities: set[str] = {NODE}
+        self.entities: set[str] = {NODE}  # all that were ever seen
 
     def take(self, seen: Observation) -> bool:
         """Add one observation; False if it was known, too late, or of no check that the policy has."""
@@ -56,10 +59,11 @@ class Evaluator:
         if place not in self._series and len(self._series) >= MAX_SERIES:
             return False
         held = self._series.setdefault(place, _Series(Series([]), set()))
-        self._entities.add(seen.entity)
+        self.entities.add(seen.entity)
         if not held.series.take(rule, (seen.at_s, seen.value)):
             return False
         held.series.settle(rule)
+        held.known = False
         held.sources.add(seen.source)
         if held.series.samples[-1][0] == seen.at_s:
             held.text = seen.text
@@ -72,7 +76,7 @@ class Evaluator:
         variants = self._events.setdefault(key, {})
         if seen.variant not in variants and len(variants) >= MAX_VARIANTS:
             del variants[min(variants, key=lambda name: (variants[name].spans[-1][1], name))]
-        self._entities.add(seen.entity)
+        self.entities.add(seen.entity)
         return variants.setdefault(seen.variant, Bursts()).take(seen)
 
     def _drop_oldest(self) -> None:
@@ -83,12 +87,14 @@ class Evaluator:
         """Return all that stands now, worst first."""
         found: list[Finding] = []
         for (entity, check), held in self._series.items():
-            rule = self.policy.rules[check]
-            one = standing_samples.finding(entity, rule, held.series, held.sources, held.text)
-            if one is not None:
-                found.append(one)
+            if not held.known:
+                rule = self.policy.rules[check]
+                held.finding = standing_samples.finding(entity, rule, held.series, held.sources, held.text)
+                held.known = True
+            if held.finding is not None:
+                found.append(held.finding)
         for (entity, check, code), variants in self._events.items():
-            if check not in MARKS:
+            if check not in MARKS and not self._settled(entity, check, code):
                 event = standing_events.finding(
                     entity, check, code, variants, self._verdicts(entity), self._marks(entity),
                     self.policy, self.branch, now_s,
@@ -100,7 +106,7 @@ class Evaluator:
 
     def verdicts(self, now_s: float) -> tuple[Verdict, ...]:
         """Return one verdict for each entity ever seen, by name."""
-        return verdicts(self.findings(now_s), self._entities)
+        return verdicts(self.findings(now_s), self.entities)
 
     def forget(self, before_s: float) -> None:
         """Let go of what was last seen before `before_s`: a disk that is gone, an event of last month."""
@@ -113,6 +119,19 @@ class Evaluator:
             for name in [n for n, each in variants.items() if each.spans[-1][1] < before_s]:
                 del variants[name]
         self._events = {event: variants for event, variants in self._events.items() if variants}
+
+    def _settled(self, entity: str, check: str, code: int) -> bool:
+        """Say whether this is the driver's word about codes of which the operator has decided otherwise."""
+        if (check, code) != ("xid", VERDICT):
+            return False
+        others = [
+            (self.policy.meaning("xid", number, name, self.branch), bursts.spans)
+            for (owner, kind, number), variants in self._events.items()
+            if (owner, kind) == (entity, "xid") and number != VERDICT
+            for name, bursts in variants.items()
+        ]
+        words = self._verdicts(entity).values()
+        return all(drivers_word.settled(each.spans[-1], others) for each in words)
 
     def _verdicts(self, entity: str) -> dict[str, Bursts]:
         return self._events.get((entity, "xid", VERDICT), {})
@@ -152,11 +171,11 @@ class Evaluator:
             if str(check) in self.policy.rules:
                 held = _Series(Series.load(series), {str(each) for each in sources}, str(text))
                 self._series[str(entity), str(check)] = held
-                self._entities.add(str(entity))
+                self.entities.add(str(entity))
         for entity, check, code, variant, bursts in raw["events"][: MAX_EVENTS * MAX_VARIANTS]:
             variants = self._events.setdefault((str(entity), str(check), int(code)), {})
             variants[str(variant)] = Bursts.load(bursts)
-            self._entities.add(str(entity))
+            self.entities.add(str(entity))
 
 
 def verdicts(findings: Iterable[Finding], entities: Iterable[str]) -> tuple[Verdict, ...]:

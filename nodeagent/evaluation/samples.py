@@ -38,6 +38,7 @@ class Series:
     samples: list[Sample]
     base_s: float = float("-inf")  # up to here they are folded into `base`
     base: tuple[Standing, Standing] = (Standing(), Standing())
+    _latest: tuple[Standing, Standing] | None = None  # after all samples; None: to be folded anew
 
     def take(self, rule: Rule, sample: Sample) -> bool:
         """Add a sample; False if it is known already, or too late to matter."""
@@ -47,11 +48,15 @@ class Series:
         if at < len(self.samples) and self.samples[at] == sample:
             return False
         self.samples.insert(at, sample)
+        in_order = at == len(self.samples) - 1
+        self._latest = _stepped(self._latest, rule, self.samples, at) if self._latest and in_order else None
         return True
 
     def standing(self, rule: Rule) -> tuple[Standing, Standing]:
         """Return what stands, degraded and unhealthy, after all samples."""
-        return self._fold(rule, self.base_s, float("inf"))
+        if self._latest is None:
+            self._latest = self._fold(rule, self.base_s, float("inf"))
+        return self._latest
 
     def settle(self, rule: Rule) -> None:
         """Fold what is too old to be joined by a late sample, and let go of what no window reaches."""
@@ -84,14 +89,13 @@ class Series:
         self.samples[:settled] = kept
 
     def _fold(self, rule: Rule, after_s: float, until_s: float) -> tuple[Standing, Standing]:
-        low, high = self.base
+        both = self.base
         first = bisect_right(self.samples, (after_s, float("inf")))
         for at in range(first, len(self.samples)):
             if self.samples[at][0] > until_s:
                 break
-            low = _step(low, rule, Level.DEGRADED, self.samples, at)
-            high = _step(high, rule, Level.UNHEALTHY, self.samples, at)
-        return low, high
+            both = _stepped(both, rule, self.samples, at)
+        return both
 
     def dump(self) -> list[Any]:
         """Return what `load` takes: JSON."""
@@ -114,13 +118,20 @@ class Series:
         return cls(found, nothing if base_s is None else float(base_s), (low, high))
 
 
+def _stepped(
+    both: tuple[Standing, Standing], rule: Rule, samples: list[Sample], at: int
+) -> tuple[Standing, Standing]:
+    low, high = both
+    return _step(low, rule, Level.DEGRADED, samples, at), _step(high, rule, Level.UNHEALTHY, samples, at)
+
+
 def _step(standing: Standing, rule: Rule, level: Level, samples: list[Sample], at: int) -> Standing:
     now_s = samples[at][0]
     if reached(rule, level, samples, at):
         since = standing.since_s if standing.stands else now_s
         return Standing(True, since, now_s)
     if not _clean(rule, level, samples, at):
-        return replace(standing, unclean_s=now_s)
+        return Standing(standing.stands, standing.since_s, now_s)
     if standing.stands and now_s - standing.unclean_s >= rule.clear_s:
         return replace(standing, stands=False)
     return standing

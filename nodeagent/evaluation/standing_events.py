@@ -5,23 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from nodeagent.evaluation import drivers_word
 from nodeagent.evaluation.bursts import Burst, Bursts, union
+from nodeagent.evaluation.drivers_word import VERDICT
 from nodeagent.policy.rules import Clears, Meaning, Policy
 from nodeagent.verdict import Action, Finding, Level, word
 
-VERDICT = 154  # the Xid by which the driver says what is to be done
-VERDICT_BEFORE_S = 2.0  # it may overtake the code that it is about
-VERDICT_AFTER_S = 10.0  # and comes at once: what comes later is about something else
 EPSILON_S = 1e-6
-
-_SAYS: Mapping[str, tuple[Level, Action]] = {
-    "none": (Level.HEALTHY, Action.NONE),
-    "reset_gpu": (Level.UNHEALTHY, Action.RESET_GPU),
-    "drain_and_reset": (Level.UNHEALTHY, Action.RESET_GPU),
-    "drain_p2p": (Level.DEGRADED, Action.RESET_GPU),
-    "reboot_node": (Level.UNHEALTHY, Action.REBOOT_NODE),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Marks:
@@ -51,7 +41,7 @@ def finding(
         verdicts: The driver's words about the entity (Xid 154), by variant.
         branch: Of the driver, 575; None if it is not known.
     """
-    told = _informative(variants)
+    told = _newest(variants) if (check, code) == ("xid", VERDICT) else _informative(variants)
     meant = {name: policy.meaning(check, code, name, branch) for name in told}
     spans = union([each.spans for each in told.values()])
     again = {name: _recurred(meant[name], told[name].spans, spans) for name in told}
@@ -61,9 +51,9 @@ def finding(
     worst = max(live, key=lambda n: (meant[n].level, meant[n].action, again[n], n))
     meaning, recurs = meant[worst], meant[worst].recurs
     first_s, last_s = spans[-1]
-    level, action, why, said_by = _judged(
-        meaning, spans[-1], verdicts, branch, code if check == "xid" else None
-    )
+    asks = check == "xid" and code != VERDICT and drivers_word.linked(meaning, branch)
+    said = drivers_word.about(spans[-1], verdicts, policy) if asks else None
+    level, action, why, said_by = _judged(meaning, said)
     if recurs and again[worst] and (recurs.level, recurs.action) > (level, action):
         level, action = recurs.level, recurs.action
         why = f"{why}; {again[worst]} times within {_span(recurs.within_s)}"
@@ -86,6 +76,12 @@ def finding(
     )
 
 
+def _newest(words: Mapping[str, Bursts]) -> Mapping[str, Bursts]:
+    """Keep the driver's newest word: it says from what to what its advice has changed."""
+    name = max(words, key=lambda each: (words[each].spans[-1][1], each))
+    return {name: words[name]}
+
+
 def _informative(variants: Mapping[str, Bursts]) -> Mapping[str, Bursts]:
     """Leave out what was told without its variant where another sensor has told it with one."""
     plain = variants.get("")
@@ -98,36 +94,13 @@ def _informative(variants: Mapping[str, Bursts]) -> Mapping[str, Bursts]:
     return {name: each for name, each in variants.items() if name}
 
 
-def _judged(
-    meaning: Meaning,
-    burst: Burst,
-    verdicts: Mapping[str, Bursts],
-    branch: int | None,
-    xid: int | None,
-) -> tuple[Level, Action, str, str]:
+def _judged(meaning: Meaning, said: tuple[Level, Action] | None) -> tuple[Level, Action, str, str]:
     """Return level, action, why, and whose word it is: operator, driver, or "" for the table's."""
     if meaning.overridden:
         return meaning.level, meaning.action, meaning.name, "operator"
-    linked = meaning.verdict_since is not None and (branch is None or branch >= meaning.verdict_since)
-    if xid is not None and xid != VERDICT and linked:
-        said = _driver_said(burst, verdicts)
-        if said is not None:
-            level, action = _SAYS[said]
-            return level, action, f"{meaning.name}; the driver says {word(action)}", "driver"
+    if said is not None:
+        return *said, f"{meaning.name}; the driver says {word(said[1])}", "driver"
     return meaning.level, meaning.action, meaning.name, ""
-
-
-def _driver_said(burst: Burst, verdicts: Mapping[str, Bursts]) -> str | None:
-    """Return the driver's word that came with a burst; of several the newest, then the gravest."""
-    first_s, last_s = burst[0] - VERDICT_BEFORE_S, burst[1] + VERDICT_AFTER_S
-    found = [
-        (min(span[1], last_s), _SAYS[name], name)
-        for name, each in verdicts.items()
-        if name in _SAYS
-        for span in each.spans
-        if span[1] >= first_s and span[0] <= last_s
-    ]
-    return max(found)[2] if found else None
 
 
 def _recurred(meaning: Meaning, own: Sequence[Burst], all_spans: Sequence[Burst]) -> int:

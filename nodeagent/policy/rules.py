@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from nodeagent.policy import nvlink4, nvlink5
 from nodeagent.verdict import Action, Level
+
+VERDICT_XID = 154  # by which the driver says what is to be done
 
 
 class Kind(Enum):
@@ -96,6 +99,9 @@ class Rule:
     meaning: Meaning | None = None  # of an event whose check has one code only
 
 
+Word = tuple[str, str]  # table, word: ("xid154", "reset_gpu"), ("nvlink5", "fatal"), ("sxid", "non-fatal")
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """Everything that the evaluator looks up."""
@@ -106,6 +112,12 @@ class Policy:
     unknown_sxid: Meaning
     unknown_xid: Meaning
     version: str  # of the tables, with the operator's file: goes into every report
+    nvlink4_bits: Mapping[nvlink4.Bit, Meaning] = field(default_factory=dict)  # of Xid 74
+    nvlink5_rows: Mapping[nvlink5.Pattern, Meaning] = field(default_factory=dict)  # of Xid 144 to 150
+    words: Mapping[Word, Meaning] = field(default_factory=dict)  # what the driver's own words mean
+    classes: Mapping[int, str] = field(default_factory=dict)  # of Xids: whose fault it mostly is
+    notes: Mapping[str, str] = field(default_factory=dict)  # by `xid.79`: what no column can say
+    overrides: tuple[str, ...] = ()  # keys that the operator's file has set: `xid.79.action`
 
     def meaning(self, check: str, code: int, variant: str = "", branch: int | None = None) -> Meaning:
         """Return what an event means on a driver of `branch` (575); None if that is not known.
@@ -114,10 +126,49 @@ class Policy:
             KeyError: no check of events has that name.
         """
         if check == "xid":
-            return self.xids.get(code, self.unknown_xid)
+            return _placed(self._xid(code, variant, branch), variant)
         if check == "sxid":
-            return self.sxids.get(code, self.unknown_sxid)
+            return self._sxid(code, variant)
         found = self.rules[check].meaning
         if found is None:
             raise KeyError(check)
         return found
+
+    def _xid(self, code: int, variant: str, branch: int | None) -> Meaning:
+        found = self.xids.get(code, self.unknown_xid)
+        if found.overridden or not variant:
+            return found
+        if code == VERDICT_XID:
+            meant = [self.words[word] for word in (("xid154", variant),) if word in self.words]
+        elif code == nvlink4.XID:
+            # A bit that the table does not have leaves the code as bad as it is without its registers.
+            meant = [self.nvlink4_bits.get(bit, found) for bit in nvlink4.bits(variant)]
+        elif code in nvlink5.XIDS:
+            meant = self._nvlink5(code, variant, branch)
+        else:
+            meant = []
+        worst = max(meant, key=lambda each: (each.level, each.action), default=found)
+        return replace(worst, verdict_since=found.verdict_since)
+
+    def _nvlink5(self, code: int, variant: str, branch: int | None) -> list[Meaning]:
+        report = nvlink5.parsed(variant)
+        if report is None:
+            return []
+        rows = nvlink5.matching(self.nvlink5_rows, code, report, branch)
+        if rows:
+            return [self.nvlink5_rows[row] for row in rows]
+        word = ("nvlink5", "fatal" if report.fatal else "nonfatal")
+        return [self.words[word]] if word in self.words else []
+
+    def _sxid(self, code: int, variant: str) -> Meaning:
+        found = self.sxids.get(code, self.unknown_sxid)
+        if found.overridden or found.level is Level.UNHEALTHY:
+            return found  # always fatal, whatever its line says
+        return self.words.get(("sxid", variant), found)
+
+
+def _placed(meaning: Meaning, variant: str) -> Meaning:
+    """Leave out the recurrence at the same place of what has told no place."""
+    if not variant and meaning.recurs is not None and meaning.recurs.same_variant:
+        return replace(meaning, recurs=None)
+    return meaning

@@ -33,7 +33,7 @@ def test_a_block_under_way_waits_for_its_end() -> None:
 
 def spent(steps: int, wall_s: float, swap_s: float) -> dict[str, object]:
     return {
-        "steps": steps,
+        "steps": {"inside": steps, "whole": steps},
         "outer": {"calls": steps, "wall_s": wall_s, "worst_s": wall_s},
         "outer_cpu_s": wall_s / 2,
         "spent": {"exchange with a peer": {"calls": 2 * steps, "wall_s": swap_s, "worst_s": swap_s}},

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.stopwatch import Stopwatch
+from bench.stopwatch import INSIDE, WHOLE, Stopwatch
 
 
 class Work:
@@ -48,8 +48,19 @@ def test_a_reset_forgets_the_numbers_but_not_the_names(watch: Stopwatch, tmp_pat
     Work().outer()
     watch.reset()
     Work().inner()
-    watch.write(tmp_path / "spent.json", 1)
+    watch.write(tmp_path / "spent.json")
     found = json.loads((tmp_path / "spent.json").read_text())
-    assert found["steps"] == found["outer"]["calls"] == found["spent"]["inner"]["calls"] == 1
+    assert found["outer"]["calls"] == found["spent"]["inner"]["calls"] == 1
     assert found["spent"]["outer"]["calls"] == 0
     assert [each.name for each in tmp_path.iterdir()] == ["spent.json"]
+
+
+def test_steps_take_turns_between_the_whole_and_its_inside(watch: Stopwatch, tmp_path: Path) -> None:
+    watch.turn(WHOLE)
+    Work().outer()
+    assert (watch.outer.calls, watch.spent["outer"].calls, watch.spent["inner"].calls) == (1, 0, 0)
+    watch.turn(INSIDE)
+    Work().outer()
+    assert (watch.outer.calls, watch.spent["outer"].calls, watch.spent["inner"].calls) == (1, 1, 2)
+    watch.write(tmp_path / "spent.json")
+    assert json.loads((tmp_path / "spent.json").read_text())["steps"] == {"inside": 1, "whole": 1}

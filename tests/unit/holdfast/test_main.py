@@ -17,6 +17,14 @@ def test_the_version_is_told_without_starting_anything(capsys: pytest.CaptureFix
     assert capsys.readouterr().out == f"holdfast {__version__}\n"
 
 
+def test_node_becomes_the_node_agent_in_the_same_process(tmp_path: Path) -> None:
+    site = installation(tmp_path, nodeagent=WHO).parent.parent
+    ended = python("-c", MAIN, "node", "check", "--json", cwd=tmp_path, PYTHONPATH=str(site))
+    before, after = ended.stdout.splitlines()
+    assert after == f"{before} ['check', '--json']"
+    assert ended.returncode == 7
+
+
 @pytest.mark.parametrize("arguments", [[], ["status", "--json"], ["run", "--", "python", "--version"]])
 def test_a_command_becomes_the_supervisor_in_the_same_process(tmp_path: Path, arguments: list[str]) -> None:
     site = installation(tmp_path, supervisor=WHO).parent.parent

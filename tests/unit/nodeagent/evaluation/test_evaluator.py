@@ -13,6 +13,7 @@ from nodeagent.observation import Observation
 from nodeagent.verdict import Action, Finding, Level
 from tests.unit.nodeagent.evaluation.world import DAY_S, GPU, POLICY, mark, sample, xid
 
+Said = tuple[Level, Action]
 RESET = (Level.UNHEALTHY, Action.RESET_GPU)
 REBOOT = (Level.UNHEALTHY, Action.REBOOT_NODE)
 
@@ -32,6 +33,14 @@ def said(seen: Iterable[Observation], now_s: float, branch: int | None = 575) ->
     for verdict in evaluator(seen, branch).verdicts(now_s):
         if verdict.entity == GPU:
             return verdict.level, verdict.action
+    return Level.HEALTHY, Action.NONE
+
+
+def of(code: int, seen: Iterable[Observation], now_s: float, branch: int | None = 575) -> Said:
+    """Return what stands of one code alone."""
+    for each in standing(seen, now_s, branch):
+        if each.code == code:
+            return each.level, each.action
     return Level.HEALTHY, Action.NONE
 
 
@@ -65,9 +74,17 @@ def test_a_storm_is_one_burst_and_not_a_recurrence() -> None:
 
 @pytest.mark.parametrize(
     ("code", "ends", "does_not"),
-    [(48, "gpu_reset", None), (48, "boot", None), (48, "replaced", None), (48, "cleared", None)]
-    + [(79, "boot", "gpu_reset"), (79, "replaced", "gpu_reset"), (79, "cleared", "gpu_reset")]
-    + [(64, "replaced", "boot"), (64, "cleared", "gpu_reset")],
+    [
+        (48, "gpu_reset", None),
+        (48, "boot", None),
+        (48, "replaced", None),
+        (48, "cleared", None),
+        (79, "boot", "gpu_reset"),
+        (79, "replaced", "gpu_reset"),
+        (79, "cleared", "gpu_reset"),
+        (64, "replaced", "boot"),
+        (64, "cleared", "gpu_reset"),
+    ],
 )
 def test_a_finding_ends_by_what_ends_it_and_not_before_the_time_without_another(
     code: int, ends: str, does_not: str | None
@@ -100,17 +117,23 @@ def test_the_drivers_verdict_goes_before_the_table() -> None:
 
 def test_an_older_driver_has_no_verdict_to_give() -> None:
     seen = [xid(48, 10.0), xid(154, 10.5, "reboot_node")]
-    assert said(seen, 11.0, branch=550) == RESET
+    assert of(48, seen, 11.0, branch=550) == RESET
 
 
 def test_a_verdict_about_something_else_is_not_taken() -> None:
-    assert said([xid(48, 1000.0), xid(154, 10.0, "reboot_node")], 1001.0) == RESET
+    assert of(48, [xid(48, 1000.0), xid(154, 10.0, "reboot_node")], 1001.0) == RESET
+
+
+def test_the_drivers_newest_word_is_the_one_that_stands() -> None:
+    assert said([xid(154, 10.0, "reboot_node"), xid(154, 500.0, "reset_gpu")], 501.0) == RESET
 
 
 def test_the_operators_word_goes_before_the_drivers() -> None:
     seen = [xid(95, 10.0), xid(154, 10.5, "reboot_node")]
-    [found] = [each for each in standing(seen, 11.0) if each.code == 95]
-    assert (found.level, found.action, found.overridden) == (Level.DEGRADED, Action.NONE, "operator")
+    [found] = standing(seen, 11.0)
+    assert (found.code, found.level, found.overridden) == (95, Level.DEGRADED, "operator")
+    assert said([*seen, xid(46, 11.0)], 12.0) == REBOOT, "it may be about the other one"
+    assert said([*seen, xid(154, 500.0, "reset_gpu")], 501.0) == RESET, "it came for another reason"
 
 
 def test_a_driver_that_says_none_afterwards_says_that_it_is_over() -> None:
@@ -145,9 +168,10 @@ def test_a_level_falls_after_clean_samples_and_by_nothing_else() -> None:
 
 
 def test_a_counter_that_falls_is_a_new_baseline_and_no_fault() -> None:
-    assert said([sample("errors", 0.0, 1e9), sample("errors", 10.0, 3), sample("errors", 20.0, 40)], 21.0)[
-        0
-    ] is Level.HEALTHY
+    assert (
+        said([sample("errors", 0.0, 1e9), sample("errors", 10.0, 3), sample("errors", 20.0, 40)], 21.0)[0]
+        is Level.HEALTHY
+    )
     grown = [sample("errors", 0.0, 1e9), sample("errors", 10.0, 3), sample("errors", 20.0, 54)]
     assert said(grown, 21.0)[0] is Level.DEGRADED
 
@@ -189,7 +213,9 @@ EVENTS = st.lists(
             st.sampled_from(["kmsg", "nvml-events"]),
             st.sampled_from(["", "one", "two"]),
         ),
-        st.builds(mark, st.sampled_from(["gpu_reset", "boot", "replaced", "cleared"]), st.floats(0, 3 * DAY_S)),
+        st.builds(
+            mark, st.sampled_from(["gpu_reset", "boot", "replaced", "cleared"]), st.floats(0, 3 * DAY_S)
+        ),
     ),
     max_size=20,
 )
@@ -202,7 +228,9 @@ ANY = st.tuples(
 
 
 @given(ANY, st.randoms(use_true_random=False), st.floats(0, 5 * DAY_S))
-def test_any_order_and_repetition_gives_the_same(seen: list[Observation], chance: object, now_s: float) -> None:
+def test_any_order_and_repetition_gives_the_same(
+    seen: list[Observation], chance: object, now_s: float
+) -> None:
     other = [*seen, *seen[::2]]
     chance.shuffle(other)  # type: ignore[attr-defined]
     assert standing(other, now_s) == standing(seen, now_s)

@@ -62,11 +62,17 @@ POLICY = Policy(
         ),
         95: meaning(Level.DEGRADED, Action.NONE, since=565, overridden=True),
         154: NOTHING,
+        46: meaning(Level.UNHEALTHY, Action.RESET_GPU, Clears.RESET),
     },
     sxids={},
     unknown_sxid=NOTHING,
     unknown_xid=NOTHING,
     version="test",
+    words={
+        ("xid154", "none"): NOTHING,
+        ("xid154", "reset_gpu"): meaning(Level.UNHEALTHY, Action.RESET_GPU, Clears.RESET),
+        ("xid154", "reboot_node"): meaning(Level.UNHEALTHY, Action.REBOOT_NODE, Clears.BOOT),
+    },
 )  # fmt: skip
 
 

@@ -1,0 +1,27 @@
+"""`holdfast node`: `python -m nodeagent`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from holdfast.errors import BadInput
+from nodeagent import options
+
+
+def main(argv: Sequence[str]) -> int:
+    """Obey one command line and return the exit code; 2, and one line, for bad input."""
+    try:
+        asked = options.parse(argv)
+        from nodeagent import commands
+
+        return commands.COMMANDS[asked.command](asked)
+    except BadInput as error:
+        sys.stderr.write(f"holdfast: {error}\n")
+        return 2
+    except BrokenPipeError:
+        return 141  # the reader of our output has left, as 128 + SIGPIPE says
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,203 @@
+"""The agent: sensors in, verdicts out, and nothing forgotten.
+
+One thread looks: it takes what the sensors have put into the inbox, asks the evaluator what follows, shows
+the verdicts, saves the memory, and only then tells what has changed. Nothing that may block is called by it
+but the memory's disk.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nodeagent import changes, memory
+from nodeagent.clock import Clock
+from nodeagent.evaluation.evaluator import FORGET_S, Evaluator
+from nodeagent.inbox import Inbox
+from nodeagent.memory import Memory
+from nodeagent.observation import NODE, Observation
+from nodeagent.policy.rules import Policy
+from nodeagent.sensor import Sensor
+from nodeagent.verdict import Verdict
+from nodeagent.watching import NOT_YET, SensorStatus, Watched, stuck
+
+LOOK_S = 1.0  # at most between two looks: holds end by time
+SAVE_S = 0.2  # at least between two saves: a storm of changes is one
+SAVE_AT_REST_S = 60.0  # cursors and baselines
+FORGET_EVERY_S = 3600.0
+DESCRIBING = ("gpu_state", "nvml")  # checks whose facts say what the entity is
+MAX_DESCRIBED = 256
+JOIN_S = 0.5  # for all sensors at the end: SIGTERM is obeyed within 2 s whatever hangs
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What others see: replaced whole, never changed."""
+
+    at_s: float
+    verdicts: tuple[Verdict, ...] = ()
+    sensors: tuple[SensorStatus, ...] = ()
+    events: tuple[dict[str, Any], ...] = ()  # the history, oldest first
+    dropped: int = 0
+    problems: tuple[str, ...] = ()  # of the memory
+    facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of the driver and each GPU
+
+    @property
+    def ready(self) -> bool:
+        """True once every sensor has been tried."""
+        return bool(self.sensors) and all(each.why != NOT_YET for each in self.sensors)
+
+
+@dataclass(slots=True)
+class Fitted:
+    """A sensor with what the agent needs beside it."""
+
+    sensor: Sensor
+    position: Callable[[], Any] = lambda: None
+
+
+@dataclass(slots=True)
+class Agent:
+    """See the module. `tell` gets each change once, as JSON, after it is safe on disk."""
+
+    policy: Policy
+    clock: Clock
+    memory: Memory
+    folder: Path | None  # None: nothing is kept
+    tell: Callable[[Sequence[dict[str, Any]]], None]
+    branch: Callable[[], int | None] = lambda: None
+    problems: tuple[str, ...] = ()
+    inbox: Inbox = field(init=False)
+    evaluator: Evaluator = field(init=False)
+    published: Published = field(init=False)
+    watched: list[Watched] = field(init=False, default_factory=list)
+    looked: threading.Condition = field(init=False, default_factory=threading.Condition)
+    _facts: dict[str, dict[str, str]] = field(init=False, default_factory=dict)
+    _stuck: set[str] = field(init=False, default_factory=set)
+    _pending: list[dict[str, Any]] = field(init=False, default_factory=list)
+    _saved: float = field(init=False, default=float("-inf"))  # monotonic
+    _forgot: float = field(init=False, default=float("-inf"))
+    _stopping: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self.inbox = Inbox(self.policy)
+        self.evaluator = Evaluator(self.policy)
+        self.problems += self._recall()
+        self.published = Published(self.clock.now_s(), problems=self.problems)
+        self.memory.anchor = self.clock.anchor
+
+    def _recall(self) -> tuple[str, ...]:
+        before = self.memory.anchor
+        try:
+            if self.memory.evidence:
+                self.evaluator.load(self.memory.evidence)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            self.evaluator = Evaluator(self.policy)
+            return (f"the remembered evidence is not used: {error}",)
+        if before is not None and before.boot_id != self.clock.anchor.boot_id:
+            booted_s = self.clock.anchor.offset_s  # CLOCK_BOOTTIME 0
+            self.evaluator.take(Observation(booted_s, "boot", NODE, "agent", text="another boot id"))
+        return ()
+
+    def watch(self, sensors: Sequence[Fitted]) -> None:
+        """Start the sensors, each in a thread of its own."""
+        now_s = self.clock.now_s
+        self.watched = [Watched(each.sensor, self.inbox, now_s, each.position) for each in sensors]
+        for each in self.watched:
+            each.start()
+
+    def run(self) -> None:
+        """Look until `stop` is called; then save and return, whether or not the sensors do."""
+        while not self._stopping:
+            self.inbox.wait(SAVE_S if self._pending else LOOK_S)
+            self.look()
+        self.close()
+
+    def stop(self) -> None:
+        """End `run` soon. May be called by a signal handler, and more than once."""
+        self._stopping = True
+        self.inbox.wake()
+
+    def close(self) -> None:
+        """Stop the sensors, look and save one last time. Takes about `JOIN_S` if one of them hangs."""
+        for each in self.watched:
+            each.stop()
+        until = time.monotonic() + JOIN_S
+        for each in self.watched:
+            each.join(max(0.0, until - time.monotonic()))
+        self.look(last=True)
+
+    def look(self, *, last: bool = False) -> Published:
+        """Take in what has come, show what follows, save and tell it."""
+        now_s = self.clock.now_s()
+        positions = {each.sensor.name: each.position for each in self.watched}  # before what they cover
+        self._take(now_s)
+        standing = self.evaluator.findings(now_s)
+        found, self.memory.told = changes.changes(self.memory.told, standing, now_s)
+        self._pending += [changes.as_json(each) for each in found]
+        self._publish(now_s)
+        since_s = time.monotonic() - self._saved
+        if last or since_s >= SAVE_AT_REST_S or (self._pending and since_s >= SAVE_S):
+            self._save_and_tell(now_s, positions)
+        return self.published
+
+    def _take(self, now_s: float) -> None:
+        for each in self.inbox.take():
+            self.evaluator.take(each)
+            if each.facts and each.check in DESCRIBING and len(self._facts) < MAX_DESCRIBED:
+                self._facts[each.entity] = dict(each.facts)
+        for each in stuck(self.watched, self._stuck, now_s):
+            self.evaluator.take(each)
+        if self.inbox.dropped:
+            lost = Observation(
+                now_s, "observations_dropped", "sensor/agent", "agent", float(self.inbox.dropped)
+            )
+            self.evaluator.take(lost)
+        self.evaluator.branch = self.branch()
+        if now_s - self._forgot >= FORGET_EVERY_S:
+            self._forgot = now_s
+            self.evaluator.forget(now_s - FORGET_S)
+
+    def _save_and_tell(self, now_s: float, positions: Mapping[str, Any]) -> None:
+        """Save, then tell. With a full disk it is told all the same: a fault must not go unsaid for that."""
+        numbered = self.memory.add(self._pending)
+        self._pending = []
+        self.memory.last_s = max(self.memory.last_s, now_s)
+        self.memory.evidence = self.evaluator.dump()
+        self.memory.positions.update({k: v for k, v in positions.items() if v is not None})
+        self._saved = time.monotonic()
+        if self.folder is not None:
+            try:
+                memory.save(self.folder, self.memory)
+                self._remembers(now_s, "")
+            except OSError as error:
+                self._remembers(now_s, f"the memory cannot be saved: {error}")
+        self._publish(now_s)
+        if numbered:
+            self.tell(numbered)
+
+    def _remembers(self, now_s: float, problem: str) -> None:
+        known = "sensor/memory" in self.evaluator.entities
+        if problem or known:
+            state = 1.0 if problem else 0.0
+            self.inbox.put(
+                (Observation(now_s, "memory_lost", "sensor/memory", "agent", state, text=problem),)
+            )
+
+    def _publish(self, now_s: float) -> None:
+        published = Published(
+            now_s,
+            self.evaluator.verdicts(now_s),
+            tuple(each.status() for each in self.watched),
+            tuple(self.memory.history),
+            self.inbox.dropped,
+            self.problems,
+            dict(self._facts),
+        )
+        with self.looked:
+            self.published = published
+            self.looked.notify_all()

@@ -1,0 +1,179 @@
+"""Put an agent together from the command line: policy, memory, clock, sensors with what they remember."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import BadInput
+from holdfast.version import __version__
+from nodeagent import clock as clocks
+from nodeagent import memory as memories
+from nodeagent.agent import Fitted
+from nodeagent.clock import Clock
+from nodeagent.host.sensor import HostSensor
+from nodeagent.kernel.journal import Journal
+from nodeagent.kernel.kmsg import Cursor, Kmsg
+from nodeagent.kernel.lines import Lines
+from nodeagent.memory import Memory, Newer
+from nodeagent.nvml.driver import Driver
+from nodeagent.nvml.events import NvmlEvents
+from nodeagent.nvml.polling import NvmlPolling
+from nodeagent.operator_word import OperatorWord
+from nodeagent.options import POLICY_FILE
+from nodeagent.policy import kernel_lines, loading
+from nodeagent.policy.mistakes import BadPolicy
+from nodeagent.policy.rules import Policy
+from nodeagent.sysfs.sensor import SysfsSensor
+
+MAX_POLICY_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class Fit:
+    """All that an agent is made of."""
+
+    policy: Policy
+    clock: Clock
+    memory: Memory
+    folder: Path | None  # where the memory is kept; None: it is only read
+    problems: tuple[str, ...]
+    sensors: list[Fitted]
+    branch: Callable[[], int | None]
+    lines: Lines
+    test: bool
+
+    def about(self) -> dict[str, Any]:
+        """Return what does not change while the agent runs."""
+        return {
+            "node": platform.node(),
+            "boot_id": self.clock.anchor.boot_id,
+            "version": __version__,
+            "policy": self.policy.version,
+            "test": self.test,
+        }
+
+
+def fit(options: argparse.Namespace, *, keeps: bool, trusting: bool = False) -> Fit:
+    """Return what `options` asks for. With `keeps` the memory is kept, else only read.
+
+    Args:
+        options: Of `check`, `watch` or `serve`.
+        keeps: Whether the memory is this process's own to write.
+        trusting: Whether kernel lines from user space are believed: for tests.
+
+    Raises:
+        BadInput: the policy or the memory cannot be used; one line, or one for each mistake.
+    """
+    chosen = policy(options.policy)
+    memory, problems = _memory(options.state_dir, keeps)
+    clock = clocks.begin(memory.anchor, memory.last_s)
+    driver = Driver(options.sys)
+    lines = Lines(kernel_lines.load((loading.FOLDER / "kernel_lines.toml").read_text(encoding="utf-8")))
+    sensors = _sensors(options, chosen, clock, memory, driver, lines, trusting)
+    folder = options.state_dir if keeps else None
+    return Fit(chosen, clock, memory, folder, problems, sensors, lambda: driver.branch, lines, trusting)
+
+
+def policy(path: Path | None) -> Policy:
+    """Return the policy with the operator's file, if there is one. Raises BadInput with all its mistakes."""
+    if path is None and not POLICY_FILE.exists():
+        return loading.load()
+    path = path or POLICY_FILE
+    try:
+        if path.stat().st_size > MAX_POLICY_BYTES:
+            raise BadInput(f"--policy {path}: more than {MAX_POLICY_BYTES} bytes")
+        return loading.load(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise BadInput(f"--policy {path}: {error.strerror}, accepted is a TOML file") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"--policy {path}: not UTF-8, accepted is a TOML file") from None
+    except BadPolicy as error:
+        raise BadInput("\n".join(error.messages)) from None
+
+
+def _memory(folder: Path, keeps: bool) -> tuple[Memory, tuple[str, ...]]:
+    try:
+        if keeps:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return memories.load(folder)
+    except Newer as error:
+        raise BadInput(str(error)) from None
+    except OSError as error:
+        if not keeps:
+            return Memory(), (f"{folder}: {error.strerror}: looked without a memory",)
+        raise BadInput(f"--state-dir {folder}: {error.strerror}, accepted is a folder to write to") from None
+
+
+def _sensors(
+    options: argparse.Namespace,
+    chosen: Policy,
+    clock: Clock,
+    memory: Memory,
+    driver: Driver,
+    lines: Lines,
+    trusting: bool,
+) -> list[Fitted]:
+    periods_s = {name: rule.period_s for name, rule in chosen.rules.items() if rule.period_s}
+    before = memory.positions
+    polling = NvmlPolling(driver, clock, periods_s, _mapping(before, NvmlPolling.name), options.gpus)
+    host = HostSensor(clock, periods_s, _mapping(before, HostSensor.name), options.proc)
+    sysfs = SysfsSensor(clock, periods_s, _mapping(before, SysfsSensor.name), options.sys)
+    word = OperatorWord(options.state_dir, clock.now_s, before.get(OperatorWord.name))
+    return [
+        Fitted(NvmlEvents(driver, clock)),
+        Fitted(polling, polling.remembered),
+        *_kernel_log(options, clock, memory, lines, trusting),
+        Fitted(host, host.remembered),
+        Fitted(sysfs, sysfs.remembered),
+        Fitted(word, word.position),
+    ]
+
+
+def _kernel_log(
+    options: argparse.Namespace, clock: Clock, memory: Memory, lines: Lines, trusting: bool
+) -> list[Fitted]:
+    kmsg = Kmsg(
+        clock, lines, _cursor(memory.positions.get(Kmsg.name)), path=options.kmsg, trust_user_lines=trusting
+    )
+    text = memory.positions.get(Journal.name)
+    journal = Journal(
+        clock,
+        lines,
+        text if isinstance(text, str) else "",
+        directory=options.journal_dir,
+        trust_user_lines=trusting,
+    )
+
+    def read_to() -> Any:
+        at = kmsg.cursor
+        return None if at is None else [at.boot_id, at.seq]
+
+    both = {"kmsg": Fitted(kmsg, read_to), "journal": Fitted(journal, lambda: journal.cursor)}
+    if options.kernel_log == "auto":
+        readable = _opens(options.kmsg) or options.journal_dir is None
+        return [both["kmsg" if readable else "journal"]]
+    return [both[options.kernel_log]] if options.kernel_log in both else []
+
+
+def _opens(path: Path) -> bool:
+    try:
+        with path.open("rb", buffering=0):
+            return True
+    except OSError:
+        return False
+
+
+def _mapping(positions: dict[str, Any], name: str) -> dict[str, Any] | None:
+    found = positions.get(name)
+    return found if isinstance(found, dict) else None
+
+
+def _cursor(raw: Any) -> Cursor | None:
+    if isinstance(raw, list) and len(raw) == 2 and isinstance(raw[0], str) and type(raw[1]) is int:
+        return Cursor(raw[0], raw[1])
+    return None

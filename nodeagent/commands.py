@@ -1,0 +1,206 @@
+"""What the commands of `holdfast node` do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any, NoReturn
+
+from holdfast.errors import BadInput
+from nodeagent import assembling, memory, operator_word, rendering, report
+from nodeagent.agent import Agent
+from nodeagent.assembling import Fit
+from nodeagent.injection import injector
+from nodeagent.options import split
+from nodeagent.policy import describing, explaining
+
+HARD_STOP_S = 1.5  # from SIGTERM to the end, whatever hangs
+ASK_S = 5.0
+TESTS = "test"  # folder of a `serve --test` within the state folder
+
+
+def check(options: argparse.Namespace) -> int:
+    """Look for a while, print what holds, and return the worst level."""
+    fit = assembling.fit(options, keeps=False)
+    agent = _agent(fit, lambda _: None)
+    agent.watch(fit.sensors)
+    until = time.monotonic() + options.for_s
+    while time.monotonic() < until or (
+        not agent.published.ready and time.monotonic() < until + options.for_s
+    ):
+        agent.inbox.wait(min(0.2, max(0.01, until - time.monotonic())))
+        agent.look()
+    agent.close()
+    found = report.health(agent.published, fit.about())
+    if options.json:
+        _print(json.dumps(found, indent=2))
+    else:
+        _print(*rendering.health(found, colour=_colour()))
+    level, _ = report.worst(agent.published.verdicts)
+    _leave(int(level))
+
+
+def watch(options: argparse.Namespace) -> int:
+    """Watch, and print each change as it comes, until Ctrl-C."""
+    fit = assembling.fit(options, keeps=False)
+
+    def tell(found: Sequence[Mapping[str, Any]]) -> None:
+        for each in found:
+            _print(json.dumps(each) if options.json else rendering.change(each, colour=_colour()))
+
+    agent = _agent(fit, tell)
+    _on_end(agent)
+    agent.watch(fit.sensors)
+    ready = threading.Thread(target=_say_when_ready, args=(agent, fit, options.json), daemon=True)
+    ready.start()
+    agent.run()
+    _leave(0)
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Watch for good and answer over HTTP, until SIGTERM."""
+    from nodeagent import api
+    from nodeagent.serving import CannotListen, Server
+
+    if options.test:
+        options.state_dir = options.state_dir / TESTS
+    fit = assembling.fit(options, keeps=True, trusting=options.test)
+
+    def tell(found: Sequence[Mapping[str, Any]]) -> None:
+        for each in found:
+            _print(json.dumps({"event": "finding", **each}))
+
+    agent = _agent(fit, tell)
+    host, port = split(options.listen)
+    inject = injector(agent.inbox, fit.policy, fit.lines, fit.clock.now_s) if options.test else None
+    server = Server(api.application(lambda: agent.published, fit.about, fit.clock.now_s, inject), host, port)
+    try:
+        server.start()
+    except CannotListen as error:
+        raise BadInput(f"--listen {error}") from None
+    _on_end(agent)
+    _print(json.dumps({"event": "serving", "listen": f"{host}:{server.port}", **fit.about()}))
+    for each in fit.problems:
+        _print(json.dumps({"event": "memory_problem", "why": each}))
+    agent.watch(fit.sensors)
+    agent.run()
+    server.stop()
+    _leave(0)
+
+
+def history(options: argparse.Namespace) -> int:
+    """Print the newest changes."""
+    folder = options.state_dir / TESTS if options.test else options.state_dir
+    found, problems = memory.load(folder)
+    newest = found.history[-options.limit :]
+    if options.json:
+        _print(json.dumps({"events": newest, "problems": list(problems)}, indent=2))
+        return 0
+    _print(*(f"! {each}" for each in problems))
+    _print(*(rendering.change(each, colour=_colour()) for each in newest))
+    if not newest:
+        _print(f"nothing yet in {folder}")
+    return 0
+
+
+def inject(options: argparse.Namespace) -> int:
+    """Hand something to a `serve --test`."""
+    asked = {"what": options.what, "value": options.value, "entity": options.entity}
+    request = urllib.request.Request(
+        f"http://{options.to}/v1/inject", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=ASK_S) as answer:
+            _print(f"injected: {json.load(answer)['injected']}")
+            return 0
+    except urllib.error.HTTPError as error:
+        if error.code in (404, 405):
+            raise BadInput(
+                f"the agent at {options.to} takes no injections: start `holdfast node serve --test`"
+            ) from None
+        raise BadInput(error.read(2000).decode(errors="replace").strip()) from None
+    except OSError as error:
+        raise BadInput(f"no agent at {options.to}: {error}") from None
+
+
+def explain(options: argparse.Namespace) -> int:
+    """Print what a code means."""
+    policy = assembling.policy(options.policy)
+    found = describing.look_up(policy, options.subject, options.code)
+    if isinstance(found, describing.Unknown):
+        raise BadInput(found.line)
+    _print(json.dumps(found, indent=2) if options.json else explaining.text(found))
+    return 0
+
+
+def clear(options: argparse.Namespace) -> int:
+    """Write down that an operator holds an entity for well."""
+    if "/" not in options.entity and options.entity not in ("node", "driver"):
+        raise BadInput(
+            f"entity {options.entity!r}, accepted is a name from `holdfast node check`: gpu/0000:3b:00.0"
+        )
+    try:
+        operator_word.clear(options.state_dir, options.entity, options.why, time.time())
+    except OSError as error:
+        raise BadInput(f"{options.state_dir}: {error.strerror}") from None
+    _print(f"{options.entity}: noted; its findings about events end when the agent reads it, within seconds")
+    return 0
+
+
+def _agent(fit: Fit, tell: Any) -> Agent:
+    return Agent(fit.policy, fit.clock, fit.memory, fit.folder, tell, fit.branch, fit.problems)
+
+
+def _say_when_ready(agent: Agent, fit: Fit, as_json: bool) -> None:
+    with agent.looked:
+        agent.looked.wait_for(lambda: agent.published.ready)
+    if not as_json:
+        _print(*rendering.health(report.health(agent.published, fit.about()), colour=_colour()))
+
+
+def _on_end(agent: Agent) -> None:
+    def end(_signum: int, _frame: FrameType | None) -> None:
+        agent.stop()
+        # A disk that hangs holds up the last save, too: the memory on it stays as it was.
+        timer = threading.Timer(HARD_STOP_S, os._exit, (0,))
+        timer.daemon = True
+        timer.start()
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, end)
+
+
+def _leave(code: int) -> NoReturn:
+    """End at once: a sensor's thread may hang in a call that nobody can end."""
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _colour() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _print(*lines: str) -> None:
+    for line in lines:
+        sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+COMMANDS = {
+    "check": check,
+    "watch": watch,
+    "serve": serve,
+    "history": history,
+    "inject": inject,
+    "explain": explain,
+    "clear": clear,
+}

@@ -1,0 +1,1 @@
+"""Sees the host: its file systems, memory, tables, stuck processes and clock."""

@@ -1,0 +1,133 @@
+"""Which mounts are looked at: local file systems, each once; never one that a server could block. Pure."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from nodeagent.reading import LeftOut, shown
+
+MAX_LOCAL = 128
+MAX_NAMED = 32  # of those that are left out; the rest are counted
+MAX_POINT = 512  # characters
+
+# What lives on a block device of this node. Only these are ever touched: what is not known might hang.
+LOCAL = frozenset({
+    "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "bcachefs", "f2fs", "jfs", "reiserfs", "nilfs2", "vfat",
+    "exfat", "ntfs3", "hfsplus",
+})  # fmt: skip
+# Nothing is kept in these, or nothing can be written to them by their nature.
+PSEUDO = frozenset({
+    "autofs", "binder", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "cramfs", "debugfs",
+    "devpts", "devtmpfs", "efivarfs", "erofs", "fusectl", "fuse.lxcfs", "hugetlbfs", "iso9660", "mqueue",
+    "nsfs", "overlay", "proc", "pstore", "ramfs", "resctrl", "romfs", "rootfs", "rpc_pipefs", "securityfs",
+    "selinuxfs", "smackfs", "squashfs", "sysfs", "tmpfs", "tracefs", "udf",
+})  # fmt: skip
+# Only upgrades write to these, and no job needs them.
+FOR_BOOT = ("/boot", "/efi")
+# A subvolume of these has a device number of its own, which is not the one in mountinfo.
+OWN_NUMBERS = frozenset({"btrfs", "zfs", "bcachefs"})
+# The kernel's words for "nothing can be written": ext4 since 6.15 says `emergency_ro` for a remount by error.
+READ_ONLY = frozenset({"ro", "emergency_ro", "shutdown"})
+
+_ESCAPE = re.compile(rb"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One line of mountinfo."""
+
+    device: str  # major:minor
+    root: str  # what of the file system is mounted: another than "/" is a bind mount or a subvolume
+    point: str  # as system calls take it
+    kind: str
+    source: str  # for people
+    read_only: bool  # the file system, not this one mount of it
+
+    @property
+    def entity(self) -> str:
+        return f"disk/{shown(self.point)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What is looked at, and what is not though it may matter."""
+
+    local: tuple[Mount, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def parse(mountinfo: bytes) -> tuple[Mount, ...]:
+    """Return the mounts in the order of the file; lines that are none are skipped."""
+    return tuple(found for line in mountinfo.splitlines() if (found := _mount(line)) is not None)
+
+
+def _mount(line: bytes) -> Mount | None:
+    # 36 35 98:0 /root /point rw,noatime shared:1 master:2 - ext4 /dev/sda1 rw,errors=continue
+    before, dash, after = line.partition(b" - ")
+    left, right = before.split(b" "), after.split(b" ")
+    if not dash or len(left) < 6 or len(right) < 3:
+        return None
+    root, point, source = unescaped(left[3]), unescaped(left[4]), shown(unescaped(right[1]))
+    if not point.startswith("/") or "\0" in point:
+        return None
+    options = os.fsdecode(right[2]).split(",")
+    read_only = not READ_ONLY.isdisjoint(options)
+    return Mount(shown(os.fsdecode(left[2])), root, point, shown(os.fsdecode(right[0])), source, read_only)
+
+
+def unescaped(raw: bytes) -> str:
+    """Return a path of mountinfo or fstab, where a blank is written \\040."""
+    return os.fsdecode(_ESCAPE.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), raw))
+
+
+def chosen(mounts: Sequence[Mount]) -> Chosen:
+    """Return each local file system once, and name what is left out."""
+    on_top = {each.point: each for each in mounts}  # the later one covers the earlier at the same place
+    local: dict[str, Mount] = {}
+    others: list[LeftOut] = []
+    # Not the root: where that is on a server, this agent is, too.
+    remote = [f"{each.point}/" for each in on_top.values() if _may_hang(each) and each.point != "/"]
+    for mount in on_top.values():
+        why = _why_not(mount, remote)
+        if why:
+            others.append(LeftOut(mount.entity, why))
+        elif mount.kind in LOCAL and not _for_boot(mount.point):
+            before = local.get(mount.device)
+            local[mount.device] = mount if before is None or _rank(mount) < _rank(before) else before
+    found = sorted(local.values(), key=_rank)
+    others += [LeftOut(each.entity, f"more than {MAX_LOCAL} file systems") for each in found[MAX_LOCAL:]]
+    return Chosen(tuple(found[:MAX_LOCAL]), _bounded(others))
+
+
+def _why_not(mount: Mount, remote: Iterable[str]) -> str:
+    if _may_hang(mount):
+        return f"{mount.kind}: a network or user-space file system may block for ever"
+    if mount.kind not in LOCAL:
+        return ""
+    # The way there leads through the server.
+    under = next((each for each in remote if mount.point.startswith(each)), None)
+    if under is not None:
+        return f"it lies below {shown(under)}, which may block for ever"
+    return "its path is too long" if len(mount.point) > MAX_POINT else ""
+
+
+def _for_boot(point: str) -> bool:
+    return any(point == each or point.startswith(f"{each}/") for each in FOR_BOOT)
+
+
+def _may_hang(mount: Mount) -> bool:
+    return mount.kind not in LOCAL and mount.kind not in PSEUDO
+
+
+def _rank(mount: Mount) -> tuple[bool, int, str]:
+    return mount.root != "/", len(mount.point), mount.point
+
+
+def _bounded(others: list[LeftOut]) -> tuple[LeftOut, ...]:
+    if len(others) <= MAX_NAMED:
+        return tuple(others)
+    rest = len(others) - MAX_NAMED
+    return (*others[:MAX_NAMED], LeftOut("disk", f"and {rest} more, for the same reasons"))

@@ -1,0 +1,68 @@
+"""The sensor of the host: /proc, the local file systems and the clock, each check at its own period."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nodeagent.clock import Clock
+from nodeagent.host.clocks import Clocks
+from nodeagent.host.disks import Disks
+from nodeagent.host.stuck import Stuck
+from nodeagent.host.tables import Tables
+from nodeagent.observation import Observation
+from nodeagent.reading import LeftOut, exists
+from nodeagent.sensor import Unavailable
+from nodeagent.sweep import Sweep
+
+CHECKS = Tables.checks | Disks.checks | Clocks.checks | Stuck.checks
+
+
+class HostSensor:
+    """Reads what is due. Needs no privilege but for what `privileges` names."""
+
+    name = "host"
+    period_s = 5.0
+
+    def __init__(
+        self,
+        clock: Clock,
+        periods_s: Mapping[str, float],
+        remembered: Mapping[str, Any] | None = None,
+        proc: Path = Path("/proc"),
+        root: Path | None = None,
+    ) -> None:
+        """Make a sensor that has read nothing yet.
+
+        Args:
+            clock: Stamps the observations.
+            periods_s: Check -> seconds between two samples; a check that is not in it is not read.
+            remembered: What `remembered` gave before the last restart.
+            proc: A procfs: in a container, where the host's is mounted.
+            root: Where the host's file systems are mounted, in a container; None: its own are looked at.
+        """
+        self._proc = proc
+        where = None if root is None else str(root)
+        self._disks = Disks(str(proc), where, clock.anchor.boot_id, remembered or {})
+        groups = (Tables(str(proc)), self._disks, Clocks(), Stuck(str(proc)))
+        self._sweep = Sweep(self.name, self.period_s, clock, periods_s, groups)
+
+    def open(self) -> None:
+        """Raises Unavailable where there is no procfs."""
+        if not exists(f"{self._proc}/loadavg"):
+            raise Unavailable(f"{self._proc} is no procfs: mount the host's, or name another with --proc")
+
+    def read(self) -> tuple[Observation, ...]:
+        return self._sweep.read()
+
+    def close(self) -> None:
+        """Do nothing: no file is kept open."""
+
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Return what the last look had to leave out, of the checks that are read at all."""
+        return self._sweep.left_out()
+
+    def remembered(self) -> dict[str, Any]:
+        """Return what the next process should be given. JSON; new at each call."""
+        return self._disks.remembered()

@@ -1,0 +1,113 @@
+"""The sensor of the kernel's lines in systemd's journal: needs no privilege but to read its files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from nodeagent.clock import Clock
+from nodeagent.kernel import entry, record
+from nodeagent.kernel.child import Child
+from nodeagent.kernel.lines import Lines
+from nodeagent.kernel.losses import Losses
+from nodeagent.kernel.sightings import Sightings
+from nodeagent.observation import Observation
+from nodeagent.sensor import WAIT_S, Unavailable
+
+JOURNALCTL = "journalctl"
+MAX_ENTRIES = 2048  # of one `read`: a flood must not keep the thread from stopping
+
+
+class Journal:
+    """Follows the journal with journalctl as a child. See `Sensor`.
+
+    Args:
+        clock: Gives agent time; its anchor names the boot.
+        lines: What lines mean something.
+        cursor: How far the journal was read before, as journald says; "": from the start of this boot.
+        directory: Of the journal's files, if it is not the usual one: the host's, mounted elsewhere.
+        trust_user_lines: Also believe what was written to /dev/kmsg from user space. For tests only.
+        journalctl: The program.
+    """
+
+    name = "journal"
+    period_s = 0.0
+
+    def __init__(
+        self,
+        clock: Clock,
+        lines: Lines,
+        cursor: str = "",
+        *,
+        directory: Path | None = None,
+        trust_user_lines: bool = False,
+        journalctl: str = JOURNALCTL,
+    ) -> None:
+        self._clock = clock
+        self._boot_id = clock.anchor.boot_id.replace("-", "")
+        self._directory = directory
+        self._trusted = trust_user_lines
+        self._journalctl = journalctl
+        self._sightings = Sightings(lines, self.name)
+        self._losses = Losses(clock, self.name, "journalctl wrote lines that are too long to be the kernel's")
+        self._child: Child | None = None
+        self._heard = False  # anything since it was opened
+        self.cursor = cursor if cursor.isprintable() else ""
+
+    def command(self) -> list[str]:
+        """Return how journalctl is called: for the kernel's lines of this boot, then those to come."""
+        called = [
+            # -k asks for this boot, too. --no-tail: without it -f shows the newest ten only.
+            self._journalctl, "-k", "--boot", "-f", "--no-tail", "-o", "json", "--no-pager", "--quiet",
+            f"--output-fields={','.join(entry.FIELDS)}",
+        ]  # fmt: skip
+        if self._directory is not None:
+            called.append(f"--directory={self._directory}")
+        if self.cursor:
+            called.append(f"--after-cursor={self.cursor}")
+        return called
+
+    def open(self) -> None:
+        self.close()
+        self._heard = False
+        try:
+            self._child = Child(self.command())
+        except FileNotFoundError as error:
+            raise Unavailable(f"{self._journalctl} is not installed; /dev/kmsg has the same lines") from error
+        except OSError as error:
+            raise Unavailable(f"{self._journalctl}: {error.strerror}") from error
+
+    def read(self) -> Iterable[Observation]:
+        child = self._child
+        if child is None:
+            raise Unavailable(f"{self._journalctl} is not running")
+        lines = child.lines(WAIT_S, MAX_ENTRIES)
+        found: list[Observation] = []
+        for line in lines:
+            self._take(line, found)
+        if not lines and child.ended:
+            raise Unavailable(self._gone(child))
+        self._losses.count += child.take_too_long()
+        return [*found, *self._losses.told()]
+
+    def close(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.end()
+
+    def _gone(self, child: Child) -> str:
+        # It may be the cursor that is refused, and would be each time.
+        if not self._heard:
+            self.cursor = ""
+        return (
+            f"{self._journalctl} has ended: {child.why()}; the journal must be kept in files that can be read"
+        )
+
+    def _take(self, line: bytes, found: list[Observation]) -> None:
+        one = entry.parse(line)
+        if one is None or one.boot_id != self._boot_id:
+            return
+        self._heard = True
+        self.cursor = one.cursor or self.cursor
+        if one.facility == record.KERNEL or self._trusted:
+            found += self._sightings.take(one.text, self._clock.from_monotonic(one.monotonic_s))

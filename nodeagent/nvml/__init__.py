@@ -1,0 +1,1 @@
+"""The two sensors that ask NVML, NVIDIA's management library: one waits for events, one polls."""

@@ -1,0 +1,109 @@
+"""One GPU, asked again and again: what it never answers is not asked again, and no answer costs another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodeagent.nvml import library
+from nodeagent.nvml.inventory import Gpu
+from nodeagent.nvml.library import nvml
+
+FieldKey = tuple[int, int]  # field id and scope: the link, or 0
+
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # by nvmlValueType_t
+
+
+class GpuGone(Exception):
+    """NVML says that the GPU answers no more: `code` is one of `library.GONE`."""
+
+    def __init__(self, code: int, during: str) -> None:
+        super().__init__(f"{during}: {library.name(code)}")
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one check of one GPU is now."""
+
+    check: str
+    value: float
+    text: str = ""
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(slots=True)
+class Asker:
+    """Asks one GPU for as long as a session lasts."""
+
+    gpu: Gpu
+    never: set[object] = field(default_factory=set)  # calls and fields that it does not support
+    answered: int = 0  # since `begin`
+    failed: str = ""  # since `begin`: the first error that NVML does not explain
+
+    def begin(self) -> None:
+        """Count from here."""
+        self.answered = 0
+        self.failed = ""
+
+    def ask(
+        self, function: Callable[..., Any], *args: object, answers: Mapping[int, Any] | None = None
+    ) -> Any:
+        """Return what NVML answers; None if it does not.
+
+        Args:
+            function: Takes the GPU's handle, then `args`.
+            answers: Codes that are answers, too.
+
+        Raises:
+            GpuGone, DriverGone.
+        """
+        key = (function, args) if args else function
+        if key in self.never:
+            return None
+        try:
+            found = function(self.gpu.handle, *args)
+        except library.Error as error:
+            if answers and error.value in answers:
+                self.answered += 1
+                return answers[error.value]
+            self._refused(error.value, key, function.__name__)
+            return None
+        self.answered += 1
+        return found
+
+    def fields(self, *keys: FieldKey) -> tuple[float | None, ...]:
+        """Return the values of fields, in order; None for each that it does not have.
+
+        Raises:
+            GpuGone, DriverGone.
+        """
+        asked = [key for key in keys if key not in self.never]
+        if not asked:
+            return (None,) * len(keys)
+        found: dict[FieldKey, float] = {}
+        try:
+            values = nvml.nvmlDeviceGetFieldValues(self.gpu.handle, asked)
+        except library.Error as error:
+            for key in asked:
+                self._refused(error.value, key, "nvmlDeviceGetFieldValues")
+            return (None,) * len(keys)
+        for key, value in zip(asked, values, strict=True):
+            if value.nvmlReturn:
+                self._refused(value.nvmlReturn, key, f"field {key[0]}")
+            elif value.valueType < len(_MEMBERS):
+                found[key] = float(getattr(value.value, _MEMBERS[value.valueType]))
+                self.answered += 1
+        return tuple(found.get(key) for key in keys)
+
+    def _refused(self, code: int, key: object, during: str) -> None:
+        if code in library.DRIVER_GONE:
+            raise library.driver_gone(code, during)
+        if code in library.GONE:
+            raise GpuGone(code, during)
+        # A call that is no more than a handle is valid: then it is the handle that is wrong, now.
+        if code in library.NEVER and (code != library.INVALID_ARGUMENT or isinstance(key, tuple)):
+            self.never.add(key)
+        elif not self.failed:
+            self.failed = f"{during}: {library.name(code)}"

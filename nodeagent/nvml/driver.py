@@ -1,0 +1,175 @@
+"""NVML, shared by the sensors: initialised by the first, shut down by the last, anew after it was lost.
+
+Each sensor calls NVML from its own thread, between `join` and `leave`, and holds no lock meanwhile: a call
+that never returns stops nobody else. All calls belong to a session. Whoever sees that the driver is gone ends
+the session; the others see it before their next call, and leave. NVML counts its inits, so only when the last
+one has left is it shut down and initialised anew. One that is stuck in a call prevents that, and so would the
+driver: the module cannot be exchanged while a call is in it. Then `join` says so instead of waiting.
+
+The one lock is never held over a call of NVML: who initialises or shuts down has marked it busy.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodeagent.nvml import library, presence
+from nodeagent.nvml.library import DriverGone, nvml
+
+PATIENCE_S = 5.0  # with an init by the other sensor: seconds, where no persistence daemon keeps GPUs awake
+# Without it an init fails where every GPU has fallen off the bus, and says less than an empty list.
+_FLAGS = nvml.NVML_INIT_FLAG_NO_GPUS
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """NVML from one init to its shutdown. Handles are good within one session."""
+
+    number: int
+    driver: str = ""  # version: "575.57.08"
+    nvml: str = ""
+    branch: int | None = None  # of the driver: 575
+    load: str = ""  # of the kernel module: see `presence.driver_load`
+    after_loss: bool = False  # the session before it ended because the driver was gone
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    state: int
+    why: str
+    renewal: bool  # nothing is wrong with it: GPUs are to be looked for anew
+
+
+class Driver:
+    """See the module. May be used from any thread."""
+
+    def __init__(self, sysfs: Path = presence.SYSFS, patience_s: float = PATIENCE_S) -> None:
+        self.sysfs = sysfs
+        self._patience_s = patience_s
+        self._changed = threading.Condition()
+        self._busy = ""  # who is in nvmlInit or nvmlShutdown
+        self._users: set[str] = set()
+        self._session: Session | None = None
+        self._ended: _Ended | None = None
+        self._lost = False  # since the last session that could be begun
+        self._number = 0
+        self.branch: int | None = None  # of the driver that was seen last
+
+    def join(self, who: str) -> Session:
+        """Return the session that is open, or open one.
+
+        Blocks for as long as nvmlInit does, and no longer than the driver's patience while others
+        initialise, or have not left a session that has ended.
+
+        Raises:
+            DriverGone: NVML cannot be used now.
+        """
+        with self._changed:
+            self._users.discard(who)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._busy and not self._stayed(), self._patience_s)
+            if self._busy:
+                raise DriverGone(library.FAILED, f"an init or shutdown by {self._busy} has not returned")
+            if self._ended is not None and self._users:
+                if not self._ended.renewal:
+                    others = ", ".join(sorted(self._users))
+                    raise DriverGone(self._ended.state, f"{self._ended.why}; {others} is still in a call")
+                self._ended = None
+            if self._session is not None and self._ended is None:
+                self._users.add(who)
+                return self._session
+            old, self._session, self._ended, self._busy = self._session, None, None, who
+        return self._begin(who, old)
+
+    def _stayed(self) -> bool:
+        return self._ended is not None and bool(self._users)
+
+    def _begin(self, who: str, old: Session | None) -> Session:
+        session = None
+        try:
+            if old is not None:
+                _shut_down()
+            session = self._initialise()
+        except DriverGone as gone:
+            self._lost = self._lost or gone.state != library.FAILED
+            raise
+        finally:
+            with self._changed:
+                self._busy = ""
+                self._session = session
+                if session is not None:
+                    self._lost = False
+                    self._users.add(who)
+                    self.branch = session.branch
+                self._changed.notify_all()
+        return session
+
+    def _initialise(self) -> Session:
+        during = "nvmlInit"
+        begun = False
+        try:
+            nvml.nvmlInitWithFlags(_FLAGS)
+            begun = True
+            during = "nvmlSystemGetDriverVersion"
+            version = str(nvml.nvmlSystemGetDriverVersion())
+            library_version = str(nvml.nvmlSystemGetNVMLVersion())
+        except library.Error as error:
+            if begun:
+                _shut_down()
+            library.unload()
+            raise library.driver_gone(error.value, during) from None
+        self._number += 1
+        load = presence.driver_load(self.sysfs)
+        return Session(self._number, version, library_version, branch_of(version), load, self._lost)
+
+    def usable(self, session: Session) -> bool:
+        """Say whether the session goes on. Takes no lock: to be asked before every call that waits."""
+        return self._session is session and self._ended is None
+
+    def lose(self, session: Session, gone: DriverGone) -> None:
+        """End a session because NVML has said that the driver is gone. The caller leaves next."""
+        self._end(session, _Ended(gone.state, str(gone), renewal=False))
+
+    def renew(self, session: Session) -> None:
+        """End a session in order to see GPUs that have come back. Everybody leaves it and joins the next."""
+        self._end(session, _Ended(library.OK, "", renewal=True))
+
+    def _end(self, session: Session, ended: _Ended) -> None:
+        with self._changed:
+            if self._session is session and (self._ended is None or self._ended.renewal):
+                self._ended = ended
+                self._lost = self._lost or ended.state not in (library.OK, library.FAILED)
+                self._changed.notify_all()
+
+    def leave(self, who: str) -> None:
+        """Use NVML no more; the last one shuts it down, which lets go of the GPUs' device files.
+
+        Never raises, may be repeated.
+        """
+        with self._changed:
+            if who not in self._users:
+                return
+            self._users.discard(who)
+            self._changed.notify_all()
+            if self._users or self._session is None:
+                return
+            self._session, self._ended, self._busy = None, None, who
+        _shut_down()
+        with self._changed:
+            self._busy = ""
+            self._changed.notify_all()
+
+
+def branch_of(version: str) -> int | None:
+    """Return the branch of a driver's version: 575 of "575.57.08"."""
+    first = version.partition(".")[0]
+    return int(first) if first.isascii() and first.isdigit() and len(first) <= 6 else None
+
+
+def _shut_down() -> None:
+    try:
+        nvml.nvmlShutdown()
+    except library.Error:
+        pass  # the driver is gone already

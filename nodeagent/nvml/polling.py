@@ -1,0 +1,147 @@
+"""The sensor that asks NVML for the state of the driver and of every GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nodeagent import observation
+from nodeagent.clock import Clock
+from nodeagent.nvml import history, inventory, library, presence, probes
+from nodeagent.nvml.asking import Asker
+from nodeagent.nvml.driver import Driver, Session
+from nodeagent.nvml.library import DriverGone
+from nodeagent.nvml.roster import Roster
+from nodeagent.nvml.schedule import Schedule
+from nodeagent.nvml.sweeping import sweep_gpu
+from nodeagent.observation import Observation
+from nodeagent.sensor import Unavailable
+
+RENEW_S = 60.0  # while a GPU is away: NVML looks for GPUs only when it is initialised
+
+
+class NvmlPolling:
+    """Tells every check of `probes.CHECKS` that it is given a period for; see `sensor.Sensor`.
+
+    It needs no restart when the driver goes or comes: a driver that cannot be used is what it tells then.
+    """
+
+    name = "nvml-polling"
+    period_s = 5.0
+
+    def __init__(
+        self,
+        driver: Driver,
+        clock: Clock,
+        periods_s: Mapping[str, float],
+        remembered: Mapping[str, Any] | None = None,
+        expected: int | None = None,
+    ) -> None:
+        """Nothing is opened yet.
+
+        Args:
+            periods_s: Of each check, as in `policy/checks.toml`; names that are not ours are passed over.
+            remembered: What `remembered` gave, to go on from.
+            expected: How many GPUs the node has; by default the most that were ever seen.
+        """
+        self._driver = driver
+        self._clock = clock
+        self._schedule = Schedule({c: s for c, s in periods_s.items() if c in probes.CHECKS})
+        self._roster = Roster(history.load(remembered), expected)
+        self._session: Session | None = None
+        self._begun_s = 0.0
+        self._began = 0  # the number of the session whose GPUs are in the roster
+        self._remembered = self._roster.history.dump()
+
+    def open(self) -> None:
+        """Join NVML if it can be had. Raises Unavailable only where there is nothing to look at."""
+        try:
+            self._session = self._driver.join(self.name)
+        except DriverGone as gone:
+            self._unless_no_gpus(gone)
+
+    def read(self) -> list[Observation]:
+        seen: list[Observation] = []
+        try:
+            for each in self._sweep():
+                seen.append(each)  # noqa: PERF402  # what came before an exception is kept
+        except DriverGone as gone:
+            if self._session is not None:
+                self._driver.lose(self._session, gone)
+            self.close()
+            self._unless_no_gpus(gone)
+            seen.append(self._tell("nvml", observation.DRIVER, gone.state, text=str(gone)))
+        self._remembered = self._roster.history.dump()
+        return seen
+
+    def close(self) -> None:
+        self._session = None
+        self._driver.leave(self.name)
+
+    def remembered(self) -> dict[str, Any]:
+        """Return what is to be given to the next `NvmlPolling`: JSON. May be asked from any thread."""
+        return self._remembered
+
+    def _unless_no_gpus(self, gone: DriverGone) -> None:
+        if not self._roster.expected and not presence.gpus_on_bus(self._driver.sysfs):
+            raise Unavailable(f"no NVIDIA driver, and no NVIDIA GPU on the PCI bus ({gone})") from None
+
+    def _sweep(self) -> Iterator[Observation]:
+        if self._session is None or not self._driver.usable(self._session):
+            self._session = self._driver.join(self.name)
+        session = self._session
+        due = self._schedule.due(self._clock.now_s())
+        if session.number != self._began:
+            yield from self._begin(session)
+        elif due & {"gpu_state", "gpu_count"}:
+            yield from self._look(again=not self._roster.all_well)
+        if "nvml" in due:
+            versions = (("driver", session.driver), ("nvml", session.nvml))
+            yield self._tell("nvml", observation.DRIVER, library.OK, facts=versions)
+        if "gpu_count" in due:
+            missing, text = self._roster.missing()
+            yield self._tell("gpu_count", observation.NODE, missing, text=text)
+        for pci in tuple(self._roster.history.gpus):
+            yield from self._gpu(pci, due)
+        now_s = self._clock.now_s()
+        if self._roster.any_away and now_s - self._begun_s >= RENEW_S:
+            self._begun_s = now_s
+            self._driver.renew(session)
+            self.close()  # nobody can initialise it before everybody has left
+
+    def _begin(self, session: Session) -> Iterator[Observation]:
+        self._begun_s = self._clock.now_s()
+        self._roster.void()
+        yield from self._look(again=True)
+        if self._roster.history.reloaded(session.load, session.after_loss):
+            for pci in self._roster.listed:
+                yield self._tell("gpu_reset", observation.gpu(pci), 0.0, text="the driver was loaded anew")
+        self._began = session.number
+
+    def _look(self, again: bool) -> Iterator[Observation]:
+        listed = inventory.count()
+        if again or listed != self._roster.count:
+            for pci, old, new in self._roster.take(
+                inventory.take(), presence.gpus_on_bus(self._driver.sysfs)
+            ):
+                text = f"{new} in place of {old}"
+                yield self._tell("replaced", observation.gpu(pci), 0.0, text=text)
+
+    def _gpu(self, pci: str, due: frozenset[str]) -> Iterator[Observation]:
+        known = self._roster.history.gpus[pci]
+        entity = observation.gpu(pci)
+        asker: Asker | None = self._roster.askers.get(pci)
+        facts = self._roster.facts(pci)
+        if known.state in history.AWAY and "gpu_state" not in due:
+            return  # a GPU that is away may take long to say so
+        away = self._roster.away.get(pci, (history.VANISHED, "NVML lists it no more"))
+        for reading in sweep_gpu(asker, known, due, away):
+            told = facts if reading.check == "gpu_state" else reading.facts
+            yield self._tell(reading.check, entity, reading.value, reading.text, told)
+
+    def _tell(
+        self, check: str, entity: str, value: float, text: str = "", facts: tuple[tuple[str, str], ...] = ()
+    ) -> Observation:
+        return Observation(
+            self._clock.now_s(), check, entity, self.name, float(value), text=text, facts=facts
+        )

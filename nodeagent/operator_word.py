@@ -1,0 +1,83 @@
+"""What an operator has said with `holdfast node clear`: a file of lines beside the memory, read as a sensor.
+
+A file, because it needs no right but to write there, works while the agent is away, and stays as a record.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from nodeagent.observation import Observation
+from nodeagent.sensor import Unavailable
+
+FILE = "cleared.jsonl"
+MAX_BYTES = 64 << 10  # read at a time
+MAX_LINE = 1024
+
+
+def clear(folder: Path, entity: str, why: str, wall_s: float) -> None:
+    """Say that an entity is well. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    line = json.dumps({"entity": entity[:200], "why": why[:500], "wall_s": round(wall_s, 3)})
+    descriptor = os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, f"{line}\n".encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class OperatorWord:
+    """Reads what is new in the file. What was said while the agent was away counts from when it is read."""
+
+    name = "operator"
+    period_s = 1.0
+
+    def __init__(self, folder: Path, now_s: Callable[[], float], position: Any = None) -> None:
+        self._path = folder / FILE
+        self._now_s = now_s
+        self._offset = position if type(position) is int and position >= 0 else 0
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def position(self) -> int:
+        """Return the bytes that were read."""
+        return self._offset
+
+    def read(self) -> Iterable[Observation]:
+        try:
+            with self._path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._offset = 0  # another file
+                file.seek(self._offset)
+                raw = file.read(MAX_BYTES)
+        except FileNotFoundError:
+            self._offset = 0
+            return
+        except OSError as error:
+            raise Unavailable(f"{self._path} cannot be read: {error.strerror}") from None
+        whole, newline, _ = raw.rpartition(b"\n")
+        if not newline and len(raw) == MAX_BYTES:
+            whole = raw  # a line longer than any of ours
+        self._offset += len(whole) + len(newline)
+        for line in whole.split(b"\n"):
+            entity = _entity(line)
+            if entity:
+                yield Observation(
+                    self._now_s(), "cleared", entity, self.name, text=line.decode(errors="replace")
+                )
+
+
+def _entity(line: bytes) -> str:
+    try:
+        found = json.loads(line[:MAX_LINE])
+    except (ValueError, RecursionError):
+        return ""
+    entity = found.get("entity") if isinstance(found, dict) else None
+    return entity if isinstance(entity, str) else ""

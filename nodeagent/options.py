@@ -1,0 +1,199 @@
+"""Read the command line of `holdfast node`. A mistake is one line: the thing, the value, what is accepted."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from holdfast.errors import BadInput
+
+PORT = 9465
+LISTEN = f"127.0.0.1:{PORT}"
+POLICY_FILE = Path("/etc/holdfast/node.toml")
+ROOT_STATE = Path("/var/lib/holdfast/node")
+SUBJECTS = ("xid", "sxid", "check", "kernel")
+LOGS = ("auto", "kmsg", "journal", "none")
+
+_EPILOG = """\
+examples
+  holdfast node check                     look once: a table, and 0, 1 or 2 by the worst level
+  holdfast node serve                     watch for good: /healthz /readyz /metrics /v1/health /v1/events
+  holdfast node explain xid 79            what it means, who says so, what will be done
+  holdfast node history --limit 20        what was raised and cleared, also before the last restart
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(message)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the options; `command` names the command.
+
+    Raises:
+        BadInput: they cannot be obeyed; one line.
+        SystemExit: help was asked for, and has been printed.
+    """
+    parser, commands = _parser()
+    if not argv:
+        argv = ["--help"]
+    if not argv[0].startswith("-") and argv[0] not in commands:
+        raise BadInput(f"holdfast node {argv[0]!r}: {_near(argv[0], commands)}")
+    found, unknown = parser.parse_known_args(list(argv))
+    if unknown:
+        known = [each for action in commands[found.command]._actions for each in action.option_strings]
+        what = unknown[0].partition("=")[0]
+        raise BadInput(f"holdfast node {found.command} {what!r} is no option: {_near(what, known)}")
+    return found
+
+
+def _near(word: str, known: Sequence[str] | dict[str, _Parser]) -> str:
+    close = difflib.get_close_matches(word, list(known), 1, 0.5)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f"{hint}accepted are {', '.join(known)}"
+
+
+def _parser() -> tuple[_Parser, dict[str, _Parser]]:
+    parser = _Parser(
+        prog="holdfast node",
+        description="Watch the GPUs and the host of this node; say what goes bad, and what to do about it.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    place = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    made: dict[str, _Parser] = {}
+
+    def command(name: str, text: str, about: str = "") -> _Parser:
+        made[name] = place.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}. {about}".strip()
+        )
+        return made[name]
+
+    check = command(
+        "check", "look once and print a table",
+        "Exit code 0 when all is healthy, 1 when something is degraded, 2 when something is unhealthy.",
+    )  # fmt: skip
+    check.add_argument(
+        "--for", dest="for_s", type=_seconds, default=2.0, metavar="S", help="how long to look (2)"
+    )
+    watch = command("watch", "watch and show what changes, until Ctrl-C")
+    serve = command(
+        "serve", "watch for good and answer over HTTP", "SIGTERM ends it within 2 s, whatever hangs."
+    )
+    serve.add_argument(
+        "--listen", type=_address, default=LISTEN, metavar="HOST:PORT", help=f"where ({LISTEN})"
+    )
+    serve.add_argument(
+        "--test", action="store_true",
+        help="accept `holdfast node inject` and kernel lines from user space; keeps its records apart",
+    )  # fmt: skip
+    for each in (check, watch, serve):
+        _sensors(each)
+    history = command("history", "show what was raised, changed and cleared on this node")
+    history.add_argument("--limit", type=_count, default=50, metavar="N", help="the newest N (50)")
+    history.add_argument("--test", action="store_true", help="the records of a `serve --test`")
+    inject = command("inject", "give a running `serve --test` something to see", "It reaches no other agent.")
+    inject.add_argument(
+        "what", choices=("xid", "kernel", "sample"), help="a GPU's Xid, a kernel line, or a check's sample"
+    )
+    inject.add_argument("value", help="the code, the line, or CHECK=VALUE")
+    inject.add_argument(
+        "--entity", default="gpu/0000:00:00.0", help="of whom: gpu/0000:3b:00.0, node, disk//, ..."
+    )
+    inject.add_argument(
+        "--to", type=_address, default=LISTEN, metavar="HOST:PORT", help=f"the agent ({LISTEN})"
+    )
+    explain = command("explain", "say what a code or a check means, who says so, and what will be done")
+    explain.add_argument("subject", choices=SUBJECTS)
+    explain.add_argument("code", help="79, or the name of a check or of a kernel line")
+    clear = command("clear", "end the findings of one entity: an operator says that it is well")
+    clear.add_argument("entity", help="as `node check` names it: gpu/0000:3b:00.0")
+    clear.add_argument("--why", default="", help="for the record")
+    for name in ("check", "watch", "serve", "explain"):
+        made[name].add_argument(
+            "--policy",
+            type=Path,
+            default=None,
+            metavar="FILE",
+            help=f"the operator's TOML file ({POLICY_FILE} if it is there)",
+        )
+    for name in ("check", "watch", "serve", "history", "clear"):
+        made[name].add_argument(
+            "--state-dir",
+            type=Path,
+            default=state_folder(),
+            metavar="DIR",
+            help=f"the agent's memory ({state_folder()})",
+        )
+    for name in ("check", "watch", "history", "explain"):
+        made[name].add_argument("--json", action="store_true", help="for programs")
+    return parser, made
+
+
+def _sensors(parser: _Parser) -> None:
+    parser.add_argument(
+        "--kernel-log",
+        choices=LOGS,
+        default="auto",
+        help="where kernel lines are read (auto: kmsg, else the journal)",
+    )
+    parser.add_argument(
+        "--kmsg", type=Path, default=Path("/dev/kmsg"), metavar="PATH", help="the kernel log (/dev/kmsg)"
+    )
+    parser.add_argument(
+        "--journal-dir",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="the journal's folder, for a container that mounts it",
+    )
+    parser.add_argument("--sys", type=Path, default=Path("/sys"), metavar="DIR", help="sysfs (/sys)")
+    parser.add_argument("--proc", type=Path, default=Path("/proc"), metavar="DIR", help="procfs (/proc)")
+    parser.add_argument(
+        "--gpus", type=_count, default=None, metavar="N", help="GPUs that must be there (the most ever seen)"
+    )
+
+
+def state_folder() -> Path:
+    """Return where the agent's memory is unless told otherwise: the system's for root, else the user's."""
+    if os.geteuid() == 0:
+        return ROOT_STATE
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    return Path(base) / "holdfast/node"
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0.1 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text}, accepted are 0.1 to 3600 seconds")
+    return value
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or not 0 < int(text) <= 100_000:
+        raise argparse.ArgumentTypeError(f"{text!r}, accepted are whole numbers from 1 to 100000")
+    return int(text)
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+        good = port.isdigit() and int(port) < 65536
+    except ValueError:
+        good = host == "localhost" and port.isdigit() and int(port) < 65536
+    if not good:
+        raise argparse.ArgumentTypeError(f"{text!r}, accepted is an IP address and a port: {LISTEN}")
+    return text
+
+
+def split(address: str) -> tuple[str, int]:
+    """Return host and port of what `--listen` accepts."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,73 @@
+"""The policy: the tables of this folder, checked as a whole, and an operator's file over them."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+from nodeagent.policy import checks, kernel_lines, nvlink_tables, overriding, tables, toml
+from nodeagent.policy.mistakes import BadPolicy, Mistakes
+from nodeagent.policy.rules import Policy, Rule
+
+__all__ = ["BadPolicy", "load", "shipped"]
+
+FACTS_OF = "2026.11"  # when the facts in the tables were collected
+FOLDER = Path(__file__).parent
+FILES = (
+    "checks.toml", "kernel_lines.toml",
+    "nvlink4_bits.csv", "nvlink5.csv", "sxid.csv", "xid.csv", "xid154.csv",
+)  # fmt: skip
+
+
+def load(overrides: str | None = None, file: str = "policy.toml") -> Policy:
+    """Return the policy, with an operator's TOML text over it if there is one.
+
+    Args:
+        overrides: Tables `[checks.NAME]`, `[xid.N]`, `[sxid.N]`, `[kernel.NAME]`; what they leave out stays.
+        file: What messages call the text.
+
+    Raises:
+        BadPolicy: with all mistakes of the text, one line each.
+    """
+    policy = shipped()
+    return policy if overrides is None else overriding.overridden(policy, overrides, file)
+
+
+@cache
+def shipped() -> Policy:
+    """Return the policy of the tables alone. Raises BadPolicy, OSError if the package is broken."""
+    texts = {name: (FOLDER / name).read_text(encoding="utf-8") for name in FILES}
+    xids = tables.xids(texts["xid.csv"])
+    sxids = tables.sxids(texts["sxid.csv"])
+    patterns, nvlink5_words = nvlink_tables.nvlink5_rows(texts["nvlink5.csv"])
+    verdicts = tables.verdicts(texts["xid154.csv"])
+    lines = kernel_lines.rules(kernel_lines.load(texts["kernel_lines.toml"]))
+    return Policy(
+        rules={**sampled(texts["checks.toml"]), **lines},
+        xids=xids.meanings,
+        sxids=sxids.meanings,
+        unknown_sxid=sxids.unknown,
+        unknown_xid=xids.unknown,
+        version=f"{FACTS_OF}.{_digest(texts)}",
+        nvlink4_bits=nvlink_tables.nvlink4_bits(texts["nvlink4_bits.csv"]),
+        nvlink5_rows=patterns,
+        words={**verdicts, **nvlink5_words, **sxids.words},
+        classes=xids.classes,
+        notes={f"xid.{code}": note for code, note in xids.notes.items()},
+    )
+
+
+def sampled(text: str) -> dict[str, Rule]:
+    """Return the rules of `checks.toml`. Raises BadPolicy."""
+    mistakes = Mistakes("checks.toml")
+    rules = {name: checks.read(mistakes, name, raw) for name, raw in toml.loads(text).items()}
+    mistakes.end()
+    return {name: rule for name, rule in rules.items() if rule is not None}
+
+
+def _digest(texts: dict[str, str]) -> str:
+    whole = hashlib.sha256()
+    for name in sorted(texts):
+        whole.update(f"{name}\0{texts[name]}\0".encode())
+    return whole.hexdigest()[:8]

@@ -1,0 +1,106 @@
+"""What an event means, from the columns of a table or the keys of an operator's file. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from nodeagent.policy.mistakes import Mistakes, key_of
+from nodeagent.policy.rules import Clears, Meaning, Recurs
+from nodeagent.verdict import Action, Level, word
+
+LEVELS: Mapping[str, Level] = {word(each): each for each in Level}
+ACTIONS: Mapping[str, Action] = {word(each): each for each in Action}
+CLEARS: Mapping[str, Clears] = {each.value: each for each in Clears}
+
+LONGEST_S = 30 * 86400.0  # the evaluator forgets what is older
+MOST_BURSTS = 64  # it keeps so many of one event
+HIGHEST_BRANCH = 9999
+
+RECURS = ("recurs_bursts", "recurs_within_s", "recurs_level", "recurs_action", "recurs_same_variant")
+OPERATOR = ("name", "level", "action", "clears", "hold_s", *RECURS)
+COLUMNS = (*OPERATOR, "verdict_since", "source")
+UNFIT = "{} is not for what is healthy; set level to degraded or unhealthy"
+BLANK = Meaning("", Level.HEALTHY, Action.NONE, Clears.TIME, 0.0, "")
+
+
+def read(mistakes: Mistakes, key: str, raw: Mapping[str, Any]) -> Meaning:
+    """Return the meaning that a table of ours gives, whole or with its mistakes noted."""
+    for name in ("name", "level", "action", "source"):
+        if name not in raw:
+            mistakes.note(key, f"{name} is missing")
+    meaning = changed(mistakes, key, BLANK, raw, COLUMNS)
+    sound(mistakes, key, meaning)
+    return meaning
+
+
+def changed(
+    mistakes: Mistakes, key: str, meaning: Meaning, raw: Mapping[str, Any], accepted: Collection[str]
+) -> Meaning:
+    """Return `meaning` with what `raw` sets of it; what is wrong there is noted and left as it was."""
+    fields: dict[str, Any] = {}
+    for name, value in raw.items():
+        at = key_of(*key.split("."), name)
+        if name not in accepted:
+            mistakes.unknown(at, name, accepted)
+        elif name not in RECURS:
+            fields[name] = _field(mistakes, at, name, value)
+    fields = {name: value for name, value in fields.items() if value is not None}
+    return replace(meaning, **fields, recurs=_recurs(mistakes, key, meaning.recurs, raw))
+
+
+def _field(mistakes: Mistakes, key: str, name: str, value: object) -> object:
+    if name in ("level", "recurs_level"):
+        return mistakes.choice(key, value, LEVELS)
+    if name in ("action", "recurs_action"):
+        return mistakes.choice(key, value, ACTIONS)
+    if name == "clears":
+        return mistakes.choice(key, value, CLEARS)
+    if name in ("hold_s", "recurs_within_s"):
+        return mistakes.number(key, value, 0, LONGEST_S)
+    if name == "recurs_bursts":
+        return mistakes.whole(key, value, 0, MOST_BURSTS)
+    if name == "recurs_same_variant":
+        return mistakes.flag(key, value)
+    if name == "verdict_since":
+        return mistakes.whole(key, value, 0, HIGHEST_BRANCH)
+    return mistakes.text(key, value)
+
+
+def _recurs(mistakes: Mistakes, key: str, before: Recurs | None, raw: Mapping[str, Any]) -> Recurs | None:
+    given = [name for name in RECURS if name in raw]
+    fields = {name: _field(mistakes, f"{key}.{name}", name, raw[name]) for name in given}
+    values: dict[str, Any] = {name.removeprefix("recurs_"): value for name, value in fields.items()}
+    if not given or None in values.values():
+        return before
+    if values.get("bursts") == 0:
+        return None
+    if values.get("bursts") == 1:
+        mistakes.wrong(f"{key}.recurs_bursts", 1, "2 or more, or 0 for none")
+        return before
+    if before is not None:
+        return replace(before, **values)
+    missing = [name for name in RECURS[:4] if name not in given]
+    if missing:
+        mistakes.note(key, f"{', '.join(missing)} must be set with {given[0]}")
+        return None
+    return Recurs(**values)
+
+
+def sound(mistakes: Mistakes, key: str, meaning: Meaning) -> None:
+    """Note what in a meaning contradicts itself."""
+    if not fits(meaning.level, meaning.action):
+        mistakes.note(f"{key}.action", UNFIT.format(word(meaning.action)))
+    recurs = meaning.recurs
+    if recurs is not None and (recurs.level, recurs.action) <= (meaning.level, meaning.action):
+        mistakes.note(
+            f"{key}.recurs_action",
+            f"{word(recurs.level)}, {word(recurs.action)} is no more than {word(meaning.level)}, "
+            f"{word(meaning.action)}, which the first one brings; recurs_bursts = 0 takes it away",
+        )
+
+
+def fits(level: Level, action: Action) -> bool:
+    """Say whether an action makes sense at a level: what is healthy needs at most a new start."""
+    return level is not Level.HEALTHY or action <= Action.RESTART_APP

@@ -1,0 +1,114 @@
+"""All that is wrong with a file, one line each: the key, what stands there, and what is accepted. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from reprlib import Repr
+from typing import Any, TypeVar
+
+MAX_MISTAKES = 100
+MAX_KEY = 80  # characters
+MAX_TEXT = 200
+
+_PLAIN = re.compile(r"[\w.+-]+", re.ASCII)
+_BRIEF = Repr()
+_BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 60
+_BRIEF.maxlevel = 2
+
+T = TypeVar("T")
+
+
+class BadPolicy(ValueError):
+    """A file cannot be obeyed; `messages` says why, one line each, and all of it at once."""
+
+    def __init__(self, messages: Iterable[str]) -> None:
+        self.messages = tuple(messages)
+        super().__init__("\n".join(self.messages))
+
+
+class Mistakes:
+    """Collects what is wrong with one file.
+
+    Each reader returns the value that it was asked for, or None and has noted why not.
+    """
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.found: list[str] = []
+
+    def note(self, key: str, message: str) -> None:
+        self.found.append(f"{self.file}: {key}: {message}")
+
+    def wrong(self, key: str, value: object, accepted: str) -> None:
+        self.found.append(f"{self.file}: {key} = {_BRIEF.repr(value)}: accepted is {accepted}")
+
+    def unknown(self, key: str, name: str, known: Iterable[str]) -> None:
+        """Note that nothing is called `name`, with what comes near."""
+        names = sorted(known)
+        self.note(key, f"not known{near_miss(name, names)}; accepted is {listed(names)}")
+
+    def end(self) -> None:
+        """Raise BadPolicy if there was anything."""
+        if len(self.found) > MAX_MISTAKES:
+            more = len(self.found) - MAX_MISTAKES
+            raise BadPolicy([*self.found[:MAX_MISTAKES], f"{self.file}: and {more} more"])
+        if self.found:
+            raise BadPolicy(self.found)
+
+    def number(self, key: str, value: object, low: float, high: float) -> float | None:
+        if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
+            return float(value)
+        self.wrong(key, value, f"a number from {low:g} to {high:g}")
+        return None
+
+    def whole(self, key: str, value: object, low: int, high: int) -> int | None:
+        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+            return value
+        self.wrong(key, value, f"a whole number from {low} to {high}")
+        return None
+
+    def flag(self, key: str, value: object) -> bool | None:
+        if isinstance(value, bool):
+            return value
+        self.wrong(key, value, "true or false")
+        return None
+
+    def text(self, key: str, value: object) -> str | None:
+        if isinstance(value, str) and 0 < len(value) <= MAX_TEXT and value.isprintable():
+            return value
+        self.wrong(key, value, f"a text of one line, of 1 to {MAX_TEXT} characters")
+        return None
+
+    def choice(self, key: str, value: object, choices: Mapping[str, T]) -> T | None:
+        if isinstance(value, str) and value in choices:
+            return choices[value]
+        near = near_miss(value, choices) if isinstance(value, str) else ""
+        self.wrong(key, value, ", ".join(choices) + near)
+        return None
+
+    def table(self, key: str, value: object) -> dict[str, Any] | None:
+        if isinstance(value, dict):
+            return value
+        self.wrong(key, value, "a table")
+        return None
+
+
+def key_of(*parts: str) -> str:
+    """Return a key as a message shows it: on one line, and not endless."""
+    shown = (part if _PLAIN.fullmatch(part) and len(part) <= MAX_KEY else _BRIEF.repr(part) for part in parts)
+    return ".".join(shown)
+
+
+def near_miss(name: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    near = get_close_matches(name[:MAX_KEY], names, n=1) or [each for each in names if name and name in each]
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names for a message, not more of them than one reads."""
+    all_names = list(names)
+    more = f" and {len(all_names) - 12} more" if len(all_names) > 12 else ""
+    return ", ".join(all_names[:12]) + more

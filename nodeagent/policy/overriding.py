@@ -1,0 +1,150 @@
+"""An operator's word on the policy: a TOML file over the tables that we ship. Pure.
+
+What it says of a level or an action goes before the driver's verdict, too. So that one line is enough, what
+follows from it is changed with it: what ends a finding follows the action, and nothing escalates from an
+event that the operator calls healthy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from nodeagent.policy import checks, meanings, nvlink4, nvlink5, toml
+from nodeagent.policy.mistakes import BadPolicy, Mistakes, key_of
+from nodeagent.policy.rules import VERDICT_XID, Clears, Kind, Meaning, Policy, Rule
+from nodeagent.verdict import Action, Level
+
+MAX_CHARACTERS = 65_536
+HIGHEST_CODE = 99_999
+SECTIONS = ("checks", "kernel", "sxid", "xid")
+KERNEL = "kernel_"  # the checks of kernel lines begin with it
+
+_DECODED = (nvlink4.XID, *nvlink5.XIDS, VERDICT_XID)
+_ENDED_BY: Mapping[Action, Clears] = {
+    Action.RESET_GPU: Clears.RESET,
+    Action.REBOOT_NODE: Clears.BOOT,
+    Action.REPLACE: Clears.REPLACED,
+}
+
+
+def overridden(policy: Policy, text: str, file: str) -> Policy:
+    """Return `policy` with what the operator's file says of it.
+
+    Raises:
+        BadPolicy: with all that is wrong with the file.
+    """
+    document = _document(text, file)
+    mistakes = Mistakes(file)
+    rules, xids, sxids = dict(policy.rules), dict(policy.xids), dict(policy.sxids)
+    for section, name, raw in _entries(mistakes, document):
+        key = key_of(section, name)
+        if section == "xid":
+            _code(mistakes, key, name, raw, xids, policy.unknown_xid)
+        elif section == "sxid":
+            _code(mistakes, key, name, raw, sxids, policy.unknown_sxid)
+        else:
+            _rule(mistakes, key, section, name, raw, rules)
+    mistakes.end()
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return replace(
+        policy,
+        rules=rules,
+        xids=xids,
+        sxids=sxids,
+        version=f"{policy.version}+{digest}",
+        overrides=tuple(sorted(_keys(document))),
+    )
+
+
+def _document(text: str, file: str) -> dict[str, Any]:
+    if len(text) > MAX_CHARACTERS:
+        raise BadPolicy([f"{file}: {len(text)} characters; accepted are {MAX_CHARACTERS}"])
+    try:
+        return toml.loads(text)
+    except ValueError as error:  # a number of thousands of digits is no TomlError
+        raise BadPolicy([f"{file}: no TOML: {' '.join(str(error).split())}"]) from error
+    except RecursionError as error:
+        raise BadPolicy([f"{file}: no TOML: nested too deep"]) from error
+
+
+def _entries(mistakes: Mistakes, document: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    for section, tables in document.items():
+        if section not in SECTIONS:
+            mistakes.unknown(key_of(section), section, SECTIONS)
+            continue
+        for name, raw in (mistakes.table(section, tables) or {}).items():
+            if (table := mistakes.table(key_of(section, name), raw)) is not None:
+                yield section, name, table
+
+
+def _code(
+    mistakes: Mistakes,
+    key: str,
+    name: str,
+    raw: Mapping[str, Any],
+    codes: dict[int, Meaning],
+    unknown: Meaning,
+) -> None:
+    if not (name.isascii() and name.isdecimal() and str(int(name[:6])) == name and int(name) <= HIGHEST_CODE):
+        mistakes.note(key, f"is no code; accepted is a whole number from 0 to {HIGHEST_CODE}")
+        return
+    code = int(name)
+    if key.startswith("xid") and code in _DECODED and not {"level", "action"} & raw.keys():
+        mistakes.note(key, "means what its line says; set level and action to have it mean one thing always")
+        return
+    codes[code] = _spoken(mistakes, key, codes.get(code, unknown), raw)
+
+
+def _rule(
+    mistakes: Mistakes, key: str, section: str, name: str, raw: Mapping[str, Any], rules: dict[str, Rule]
+) -> None:
+    check = KERNEL + name if section == "kernel" else name
+    known = {each: each for each in rules if not each.startswith(KERNEL)}
+    if section == "kernel":
+        known = {each.removeprefix(KERNEL): each for each in rules if each.startswith(KERNEL)}
+    if name not in known:
+        mistakes.unknown(key, name, known)
+        return
+    rule = rules[check]
+    if rule.kind is Kind.EVENT and rule.meaning is not None:
+        if section == "checks" and rule.meaning.level is Level.HEALTHY and not rule.meaning.hold_s:
+            mistakes.note(key, "is no fault but ends what others say: there is nothing to set")
+            return
+        rules[check] = replace(rule, meaning=_spoken(mistakes, key, rule.meaning, raw))
+        return
+    rules[check] = checks.changed(mistakes, key, rule, raw, checks.OPERATOR[rule.kind])
+    checks.sound(mistakes, key, rules[check])
+
+
+def _spoken(mistakes: Mistakes, key: str, before: Meaning, raw: Mapping[str, Any]) -> Meaning:
+    """Return what an event means by the operator's word, with what follows from that."""
+    new = meanings.changed(mistakes, key, before, raw, meanings.OPERATOR)
+    if {"level", "action"} & raw.keys():
+        new = _followed(new, raw)
+    meanings.sound(mistakes, key, new)
+    return new
+
+
+def _followed(new: Meaning, raw: Mapping[str, Any]) -> Meaning:
+    healthy = new.level is Level.HEALTHY
+    if healthy and "action" not in raw and not meanings.fits(new.level, new.action):
+        new = replace(new, action=Action.NONE)
+    if "clears" not in raw:
+        follows = _ENDED_BY.get(new.action, new.clears) if "action" in raw else new.clears
+        new = replace(new, clears=Clears.TIME if healthy else follows)
+    recurs = new.recurs
+    if recurs is not None and not raw.keys() & set(meanings.RECURS):
+        ignored = healthy and "level" in raw
+        if ignored or (recurs.level, recurs.action) <= (new.level, new.action):
+            new = replace(new, recurs=None)
+    return replace(new, overridden=True)
+
+
+def _keys(document: Mapping[str, Any]) -> Iterator[str]:
+    """Give the keys that a document without mistakes sets."""
+    for section, tables in document.items():
+        for name, raw in tables.items():
+            yield from (f"{section}.{name}.{each}" for each in raw)

@@ -1,0 +1,75 @@
+"""What the agent says as JSON: the contract of `/v1/health` and of `holdfast node check --json`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nodeagent.agent import Published
+from nodeagent.observation import DRIVER
+from nodeagent.verdict import Action, Finding, Level, Verdict, word
+from nodeagent.watching import SensorStatus
+
+SCHEMA = 1
+
+
+def health(published: Published, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return everything that holds now. `about` is what does not change: node, boot, policy, versions."""
+    level, action = worst(published.verdicts)
+    return {
+        "schema": SCHEMA,
+        **about,
+        "at_s": round(published.at_s, 3),
+        "level": word(level),
+        "action": word(action),
+        "driver": dict(published.facts.get(DRIVER, {})),
+        "gpus": [{"entity": e, **f} for e, f in sorted(published.facts.items()) if e != DRIVER],
+        "entities": [entity(each) for each in published.verdicts],
+        "sensors": [sensor(each) for each in published.sensors],
+        "dropped": published.dropped,
+        "problems": list(published.problems),
+    }
+
+
+def worst(verdicts: Sequence[Verdict]) -> tuple[Level, Action]:
+    """Return the node's level, and the greatest action of the entities of that level."""
+    level = max((each.level for each in verdicts), default=Level.HEALTHY)
+    action = max((each.action for each in verdicts if each.level == level), default=Action.NONE)
+    return level, action
+
+
+def entity(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "entity": verdict.entity,
+        "level": word(verdict.level),
+        "action": word(verdict.action),
+        "findings": [finding(each) for each in verdict.findings],
+    }
+
+
+def finding(each: Finding) -> dict[str, Any]:
+    return {
+        "check": each.check,
+        "code": each.code,
+        "level": word(each.level),
+        "action": word(each.action),
+        "since_s": round(each.since_s, 3),
+        "last_s": round(each.last_s, 3),
+        "why": each.why,
+        "evidence": list(each.evidence),
+        "clears": each.clears,
+        "sources": list(each.sources),
+        "overridden": each.overridden,
+    }
+
+
+def sensor(each: SensorStatus) -> dict[str, Any]:
+    return {
+        "name": each.name,
+        "sees": each.sees,
+        "why": each.why,
+        "calls": each.calls,
+        "observations": each.observations,
+        "call_s": round(each.call_s, 6),
+        "in_call": each.in_call,
+    }

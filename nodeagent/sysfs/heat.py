@@ -1,0 +1,106 @@
+"""Looks at the temperatures of hwmon: how far the hottest part of each device is from its critical one."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nodeagent.reading import LeftOut, Reading, content, exists, names, number, text
+from nodeagent.sysfs.listing import Listing
+from nodeagent.sysfs.pci import nearest
+
+MAX_PARTS = 512
+# Firmware that knows no critical temperature writes 0, 255 or 65535; what is out of these is none.
+CRITICAL_MIN_C, CRITICAL_MAX_C = 40.0, 150.0
+MIN_C, MAX_C = -40.0, 200.0
+
+_INPUT = re.compile(r"(temp\d{1,4})_input")
+_PACKAGE = re.compile(r"coretemp Package id \d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One temperature that has a critical value."""
+
+    entity: str
+    path: str
+    label: str
+    critical_c: float
+
+
+def critical_c(raw: bytes | None) -> float | None:
+    """Return a critical temperature from thousandths; None for what cannot be one. Pure."""
+    value = number(raw)
+    found = None if value is None else value / 1000
+    return found if found is not None and CRITICAL_MIN_C <= found <= CRITICAL_MAX_C else None
+
+
+def margin_c(raw: bytes | None, critical: float) -> float | None:
+    """Return the degrees below `critical`; None for what cannot be a temperature. Pure."""
+    value = number(raw)
+    return critical - value / 1000 if value is not None and MIN_C <= value / 1000 <= MAX_C else None
+
+
+class Heat:
+    """Sees the hwmon devices of one sysfs."""
+
+    checks = frozenset({"host_temperature_margin"})
+
+    def __init__(self, root: str) -> None:
+        self._listing = Listing(lambda: parts(root))
+
+    def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
+        least: dict[str, Reading] = {}
+        for part in self._listing.at(now_s):
+            margin = margin_c(content(part.path), part.critical_c)
+            if margin is None:
+                continue
+            words = f"{part.label}: {part.critical_c - margin:g} of {part.critical_c:g} °C"
+            reading = Reading("host_temperature_margin", part.entity, round(margin, 3), words)
+            before = least.get(part.entity)
+            least[part.entity] = reading if before is None or margin < before.value else before
+        return tuple(least.values())
+
+    def left_out(self) -> tuple[LeftOut, ...]:
+        if self._listing.last:
+            return ()
+        return (LeftOut("host_temperature_margin", "no device shows a critical temperature in hwmon"),)
+
+
+def parts(root: str) -> tuple[Part, ...]:
+    """Return the temperatures to look at, as they are now."""
+    found: list[Part] = []
+    base = f"{root}/class/hwmon"
+    for name in names(base):
+        folder = f"{base}/{name}"
+        found += _of_one_package(_parts(folder))
+    return tuple(found[:MAX_PARTS])
+
+
+def _parts(folder: str) -> list[Part]:
+    entity = _entity(folder)
+    chip = text(content(f"{folder}/name")) or folder.rpartition("/")[2]
+    found = []
+    for each in names(folder):
+        if match := _INPUT.fullmatch(each):
+            critical = critical_c(content(f"{folder}/{match[1]}_crit"))
+            if critical is not None:
+                label = text(content(f"{folder}/{match[1]}_label")) or match[1]
+                found.append(Part(entity, f"{folder}/{each}", f"{chip} {label}", critical))
+    return found
+
+
+def _of_one_package(found: list[Part]) -> list[Part]:
+    """Return the package's own where there is one: it is the hottest core, and one read for a hundred."""
+    packages = [each for each in found if _PACKAGE.fullmatch(each.label)]
+    return packages or found
+
+
+def _entity(folder: str) -> str:
+    """Return the PCI device that it belongs to, else what the kernel calls it: `device/coretemp.0`."""
+    path = os.path.realpath(f"{folder}/device")
+    if exists(f"{folder}/device"):
+        return f"device/{nearest(path) or path.rpartition('/')[2]}"
+    return f"device/{text(content(f'{folder}/name')) or folder.rpartition('/')[2]}"

@@ -1,0 +1,84 @@
+"""Looks at physical network interfaces: is one down that was up, and how often does its carrier change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from nodeagent.reading import LeftOut, Reading, content, exists, names, number, text
+from nodeagent.sysfs.listing import Listing
+
+MAX_INTERFACES = 256
+MAX_REMEMBERED = 512
+UP, DOWN = 0.0, 1.0
+IFF_UP = 0x1  # linux/if.h: the operator wants it up
+
+_FLAGS = re.compile(r"0x[0-9a-f]{1,8}")
+
+
+def state(operstate: str, flags: int, was_up: bool) -> float | None:
+    """Return the check's state; None for an interface that has never been up. Pure.
+
+    One that an operator has taken down is as it should be. `unknown` is what drivers say that do not know.
+    """
+    if operstate == "up":
+        return UP
+    if not was_up:
+        return None
+    return DOWN if flags & IFF_UP and operstate in ("down", "lowerlayerdown") else UP
+
+
+class Interfaces:
+    """Sees the interfaces of the network namespace that the sysfs belongs to."""
+
+    checks = frozenset({"net_carrier", "net_down"})
+
+    def __init__(self, root: str, remembered: object) -> None:
+        self._base = f"{root}/class/net"
+        self._listing = Listing(lambda: physical(self._base))
+        self._were_up = _remembered(remembered)
+
+    def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
+        for name in self._listing.at(now_s):
+            entity = f"net/{name}"
+            if "net_carrier" in due:
+                changes = number(content(f"{self._base}/{name}/carrier_changes"))
+                if changes is not None:
+                    yield Reading("net_carrier", entity, float(changes))
+            if "net_down" in due:
+                yield from self._state(name, entity)
+
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Return nothing: a node without such interfaces is no poorer to look at."""
+        return ()
+
+    def remembered(self) -> list[Any]:
+        """Return the interfaces that were up. JSON."""
+        return list(self._were_up)
+
+    def _state(self, name: str, entity: str) -> Iterator[Reading]:
+        operstate = text(content(f"{self._base}/{name}/operstate"))
+        flags = text(content(f"{self._base}/{name}/flags")) or ""
+        if operstate is None or not _FLAGS.fullmatch(flags):
+            return
+        found = state(operstate, int(flags, 16), name in self._were_up)
+        if found is not None:
+            yield Reading("net_down", entity, found, f"operstate {operstate}, flags {flags}")
+        if operstate == "up" and name not in self._were_up:
+            self._were_up = dict.fromkeys([*self._were_up, name][-MAX_REMEMBERED:])
+
+
+def physical(base: str) -> tuple[str, ...]:
+    """Return the interfaces that are a device, but no virtual function of one, as they are now."""
+    found = (
+        name
+        for name in names(base)
+        if exists(f"{base}/{name}/device") and not exists(f"{base}/{name}/device/physfn")
+    )
+    return tuple(found)[:MAX_INTERFACES]
+
+
+def _remembered(raw: object) -> dict[str, None]:
+    found = raw[-MAX_REMEMBERED:] if isinstance(raw, list) else []
+    return {each: None for each in found if isinstance(each, str)}

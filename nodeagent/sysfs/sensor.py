@@ -1,0 +1,80 @@
+"""The sensor of sysfs: PCI devices, InfiniBand and network ports, temperatures, each check at its period."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nodeagent.clock import Clock
+from nodeagent.observation import Observation
+from nodeagent.reading import LeftOut, exists
+from nodeagent.sensor import Unavailable
+from nodeagent.sweep import Sweep
+from nodeagent.sysfs.devices import Devices
+from nodeagent.sysfs.heat import Heat
+from nodeagent.sysfs.ib_ports import Expected
+from nodeagent.sysfs.infiniband import InfiniBand
+from nodeagent.sysfs.net import Interfaces
+
+CHECKS = Devices.checks | InfiniBand.checks | Interfaces.checks | Heat.checks
+NOTHING_EXPECTED = Expected()
+
+
+class SysfsSensor:
+    """Reads what is due. Needs no privilege, but the host's sysfs and not the container's."""
+
+    name = "sysfs"
+    period_s = 5.0
+
+    def __init__(
+        self,
+        clock: Clock,
+        periods_s: Mapping[str, float],
+        remembered: Mapping[str, Any] | None = None,
+        root: Path = Path("/sys"),
+        expected: Expected = NOTHING_EXPECTED,
+    ) -> None:
+        """Make a sensor that has read nothing yet.
+
+        Args:
+            clock: Stamps the observations.
+            periods_s: Check -> seconds between two samples; a check that is not in it is not read.
+            remembered: What `remembered` gave before the last restart.
+            root: A sysfs.
+            expected: How many InfiniBand ports should be up, and how fast, if an operator says so.
+        """
+        self._root = root
+        before = remembered or {}
+        self._devices = Devices(str(root), _mapping(before.get("link_widths")))
+        self._infiniband = InfiniBand(str(root), expected, _mapping(before.get("port_gbps")))
+        self._interfaces = Interfaces(str(root), before.get("net_up"))
+        groups = (self._devices, self._infiniband, self._interfaces, Heat(str(root)))
+        self._sweep = Sweep(self.name, self.period_s, clock, periods_s, groups)
+
+    def open(self) -> None:
+        """Raises Unavailable where there is no sysfs."""
+        if not exists(f"{self._root}/class"):
+            raise Unavailable(f"{self._root} is no sysfs: mount the host's, or name another with --sys")
+
+    def read(self) -> tuple[Observation, ...]:
+        return self._sweep.read()
+
+    def close(self) -> None:
+        """Do nothing: no file is kept open."""
+
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Return what the last look had to leave out, of the checks that are read at all."""
+        return self._sweep.left_out()
+
+    def remembered(self) -> dict[str, Any]:
+        """Return what the next process should be given. JSON; new at each call."""
+        return {
+            "link_widths": self._devices.remembered(),
+            "port_gbps": self._infiniband.remembered(),
+            "net_up": self._interfaces.remembered(),
+        }
+
+
+def _mapping(raw: object) -> Mapping[Any, Any]:
+    return raw if isinstance(raw, dict) else {}

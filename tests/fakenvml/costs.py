@@ -1,0 +1,49 @@
+"""What a sweep of the polling sensor costs: our own time, since the fake library answers at once.
+
+Run it: `python -m tests.fakenvml.costs`.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from nodeagent.nvml.driver import Driver
+from nodeagent.nvml.polling import NvmlPolling
+from nodeagent.nvml.probes import CHECKS
+from tests.fakenvml.inprocess import SetClock, faked
+
+SWEEPS = 50
+
+
+def sweep_cpu_s(gpus: int = 8, period_s: float = 0.0, sweeps: int = SWEEPS) -> float:
+    """Return the processor time of one sweep in seconds, the mean of `sweeps`.
+
+    Args:
+        gpus: How many GPUs are looked at.
+        period_s: Of every check; at 0 all of them are due at every sweep, which is the dearest.
+    """
+    with tempfile.TemporaryDirectory() as folder, faked(Path(folder) / "nvml", gpus):
+        clock = SetClock()
+        sensor = NvmlPolling(Driver(Path(folder)), clock, dict.fromkeys(CHECKS, period_s))
+        sensor.open()
+        sensor.read()  # what is not supported is found out once
+        began_s = time.thread_time()
+        for _ in range(sweeps):
+            clock.at_s += NvmlPolling.period_s
+            sensor.read()
+        spent_s = time.thread_time() - began_s
+        sensor.close()
+    return spent_s / sweeps
+
+
+def main() -> None:
+    all_due, mean = sweep_cpu_s(), sweep_cpu_s(period_s=30.0)
+    sys.stdout.write(f"8 GPUs, every check due:       {all_due * 1e3:.2f} ms a sweep\n")
+    sys.stdout.write(f"8 GPUs, each check every 30 s: {mean * 1e3:.2f} ms a sweep\n")
+
+
+if __name__ == "__main__":
+    main()

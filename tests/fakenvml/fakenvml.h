@@ -1,0 +1,80 @@
+/* The state of a fake GPU driver: one struct in a mapped file, mirrored by state.py. */
+#ifndef FAKENVML_H
+#define FAKENVML_H
+
+#include <stdint.h>
+
+#define FAKE_MAX_GPUS 16
+#define FAKE_MAX_LINKS 18
+#define FAKE_MAX_FIELDS 32 /* values set by hand, for each GPU */
+#define FAKE_MAX_FAULTS 32
+#define FAKE_RING 256 /* a set that is further behind has lost events */
+
+enum { FAKE_LOADED, FAKE_MISSING, FAKE_MISMATCH, FAKE_RELOADING };
+
+struct fake_field {
+    uint32_t id, scope;
+    int32_t code; /* what NVML answers for this value alone */
+    uint32_t set;
+    uint64_t value;
+};
+
+struct fake_gpu {
+    uint32_t present; /* NVML lists it */
+    int32_t code;     /* what every call about it answers: 15 is lost, 16 reset required */
+    char pci[32], uuid[96], name[96], serial[32];
+    uint64_t supported_events;
+    uint64_t clocks_event_reasons;
+    uint64_t ecc_corrected, ecc_uncorrected; /* volatile */
+    uint64_t nvlink_flit, nvlink_crc, nvlink_replay, nvlink_recovery;
+    uint32_t temperature, slowdown_temperature;
+    int32_t margin;
+    uint32_t utilization;
+    uint32_t pcie_width, pcie_max_width, pcie_replays;
+    uint32_t sram_exceeded;
+    uint32_t remapped_correctable, remapped_uncorrectable, remap_pending, remap_failure;
+    int32_t inforom; /* what nvmlDeviceValidateInforom answers */
+    uint32_t fabric_state, fabric_status, fabric_mask, fabric_summary;
+    uint32_t recovery_action;
+    uint32_t links;
+    uint32_t link_up[FAKE_MAX_LINKS];
+    struct fake_field fields[FAKE_MAX_FIELDS];
+};
+
+struct fake_event {
+    uint64_t type, data;
+    uint32_t gpu, gpu_instance, compute_instance, reserved;
+};
+
+struct fake_fault {
+    char function[64];
+    uint32_t active;
+    int32_t gpu;    /* -1: any */
+    int32_t code;   /* 0: it works, after having blocked */
+    uint32_t serial;
+    double block_s; /* negative: until the fault is taken away */
+};
+
+struct fake_state {
+    uint64_t size; /* of this struct, as the writer has it */
+    uint32_t driver;
+    uint32_t generation; /* of the driver: handles of another are void */
+    uint32_t gpus;
+    uint32_t old_driver; /* newer functions answer FUNCTION_NOT_FOUND */
+    char driver_version[80], nvml_version[80];
+    /* Written by the library, with atomic operations, for tests to look at. */
+    uint32_t attached;   /* processes that have the present driver open */
+    uint32_t blocked;    /* calls that stand now */
+    uint32_t waiting;    /* calls of nvmlEventSetWait that stand now */
+    uint32_t event_sets; /* that exist */
+    uint64_t calls;
+    /* A futex: changed, and woken, with everything that a wait for events may have to see. */
+    uint32_t wake;
+    uint32_t fault_count; /* slots that may be active are below it */
+    struct fake_fault faults[FAKE_MAX_FAULTS];
+    uint64_t next_event; /* number of the next one; its slot is that modulo FAKE_RING */
+    struct fake_event ring[FAKE_RING];
+    struct fake_gpu gpu[FAKE_MAX_GPUS];
+};
+
+#endif

@@ -1,0 +1,60 @@
+"""The fake library in this process: for tests that look at a sensor from the inside."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nodeagent.clock import Anchor, Clock
+from nodeagent.nvml import library
+from tests.fakenvml.build import build
+from tests.fakenvml.state import VARIABLE, Fake
+
+
+class SetClock(Clock):
+    """A clock that goes when it is set."""
+
+    def __init__(self, at_s: float = 1000.0) -> None:
+        super().__init__(Anchor("a boot", 0.0))
+        self.at_s = at_s
+
+    def now_s(self) -> float:
+        return self.at_s
+
+
+@contextmanager
+def faked(path: Path, gpus: int = 8, links: int = 18) -> Iterator[Fake]:
+    """Have `libnvidia-ml.so.1` be the fake one, whatever loads it, with its state in `path`.
+
+    A library that is loaded already is found by its name: so pynvml needs no word of it. On leaving nobody
+    may have NVML open any more.
+    """
+    ctypes.CDLL(str(build()), ctypes.RTLD_GLOBAL)
+    before = os.environ.get(VARIABLE)
+    fake = Fake(path, gpus, links)
+    os.environ[VARIABLE] = str(path)
+    try:
+        yield fake
+        assert fake.state.attached == 0, "NVML was left open"
+        assert fake.state.event_sets == 0, "an event set was left"
+    finally:
+        library.unload()
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
+        fake.close()
+
+
+def bus(sysfs: Path, fake: Fake) -> Path:
+    """Show the GPUs of a fake, and its driver's module, in a sysfs of their own. Returns `sysfs`."""
+    for number in range(fake.state.gpus):
+        device = sysfs / "bus/pci/devices" / fake.entity(number).removeprefix("gpu/")
+        device.mkdir(parents=True)
+        (device / "vendor").write_text("0x10de\n")
+        (device / "class").write_text("0x030200\n")
+    (sysfs / "module/nvidia").mkdir(parents=True)
+    return sysfs

@@ -1,0 +1,129 @@
+"""`holdfast node` as a user runs it, with the fake GPU library where GPUs are needed."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakenvml.state import Fake
+from tests.local.nodeagent.serving import node, serving
+
+STOP_S = 2.0
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[Fake]:
+    with Fake(tmp_path / "fake", gpus=2) as made:
+        yield made
+
+
+def test_without_a_gpu_the_host_is_checked_and_the_missing_driver_told(tmp_path: Path) -> None:
+    done = node("check", "--state-dir", str(tmp_path), "--for", "0.5")
+    assert done.returncode in (0, 1), done.stderr  # this machine may be short of something
+    assert "nvml-polling: no NVIDIA driver" in done.stdout
+    found = json.loads(node("check", "--state-dir", str(tmp_path), "--for", "0.5", "--json").stdout)
+    assert {"disk//", "node"} <= {each["entity"] for each in found["entities"]}
+
+
+def test_the_exit_code_is_the_worst_level(tmp_path: Path, fake: Fake) -> None:
+    words = ("check", "--state-dir", str(tmp_path), "--for", "0.5", "--kernel-log", "none")
+    fake.gpu(0).remap_pending = 1
+    done = node(*words, fake=fake)
+    assert done.returncode == 1, done.stdout
+    fake.gpu(1).remap_failure = 1
+    done = node(*words, fake=fake)
+    assert done.returncode == 2, done.stdout
+    assert fake.entity(1) in done.stdout
+    assert "replace the hardware" in done.stdout
+    assert not list(tmp_path.glob("memory*")), "a check writes no record"
+
+
+def test_an_xid_becomes_a_verdict_is_told_once_and_not_again_after_a_kill(tmp_path: Path, fake: Fake) -> None:
+    state = tmp_path / "state"
+    with serving(state, fake) as agent:
+        fake.until(lambda s: s.event_sets > 0)
+        fake.xid(1, 79)
+        found = agent.finding(fake.entity(1), "xid", 79)
+        assert (found["action"], found["sources"]) == ("reboot_node", ["nvml-events"])
+        told = agent.events()
+        assert [(each["kind"], each["code"]) for each in told] == [("raised", 79)]
+        agent.end(signal.SIGKILL)
+    with serving(state, fake) as agent:
+        agent.finding(fake.entity(1), "xid", 79)
+        assert [each["seq"] for each in agent.events()] == [1]
+        agent.end()
+    history = json.loads(node("history", "--state-dir", str(state), "--json").stdout)
+    assert [each["code"] for each in history["events"]] == [79]
+
+
+def test_an_operator_clears_and_the_end_is_told(tmp_path: Path, fake: Fake) -> None:
+    with serving(tmp_path, fake) as agent:
+        fake.until(lambda s: s.event_sets > 0)
+        fake.xid(0, 79)
+        agent.finding(fake.entity(0), "xid", 79)
+        assert node("clear", fake.entity(0), "--state-dir", str(tmp_path)).returncode == 0
+        assert [each["kind"] for each in agent.events(after=1)] == ["cleared"]
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetFieldValues", "nvmlEventSetWait_v2"])
+def test_a_call_that_never_returns_is_a_finding_and_stops_neither_the_others_nor_the_end(
+    tmp_path: Path, fake: Fake, function: str
+) -> None:
+    policy = tmp_path / "node.toml"
+    policy.write_text("[checks.sensor_stuck]\ndegraded = { at = 5 }\n")
+    with serving(tmp_path, fake, "--policy", str(policy)) as agent:
+        agent.until(lambda health: all(each["calls"] for each in health["sensors"][:2]))
+        fake.block(function)
+        stuck = "nvml-events" if "Event" in function else "nvml-polling"
+        found = agent.finding(f"sensor/{stuck}", "sensor_stuck")
+        assert found["level"] == "degraded"
+        assert f'holdfast_node_finding{{check="sensor_stuck",code="",entity="sensor/{stuck}"' in agent.get(
+            "/metrics"
+        )
+        assert agent.get("/healthz") == "ok\n"
+        if stuck == "nvml-polling":
+            fake.xid(0, 79)
+            agent.finding(fake.entity(0), "xid", 79)
+        assert agent.end() < STOP_S
+
+
+def test_injection_reaches_a_test_agent_and_no_other(tmp_path: Path, fake: Fake) -> None:
+    with serving(tmp_path, fake) as agent:
+        refused = node("inject", "xid", "79", "--to", agent.address)
+        assert refused.returncode == 2
+        assert "takes no injections: start `holdfast node serve --test`" in refused.stderr
+    with serving(tmp_path, fake, "--test") as agent:
+        assert node("inject", "xid", "79", "--entity", fake.entity(0), "--to", agent.address).returncode == 0
+        assert agent.finding(fake.entity(0), "xid", 79)["sources"] == ["injected"]
+        line = "NVRM: Xid (PCI:0000:99:00): 48, pid=1, name=x, DBE"
+        assert node("inject", "kernel", line, "--to", agent.address).returncode == 0
+        agent.finding("gpu/0000:99:00.0", "xid", 48)
+        assert node("inject", "sample", "heat=1", "--to", agent.address).returncode == 2
+        assert agent.get("/v1/health")["test"] is True
+        agent.end()
+    assert (tmp_path / "test" / "memory.json").exists()
+    assert not json.loads(node("history", "--state-dir", str(tmp_path), "--json").stdout)["events"]
+    assert node("inject", "xid", "79", "--to", "127.0.0.1:1").returncode == 2
+
+
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    policy = tmp_path / "bad.toml"
+    policy.write_text('[checks.heet]\nclear_s = "x"\n[xid.79]\naction = "explode"\n')
+    broken = node("check", "--policy", str(policy))
+    assert broken.returncode == 2
+    assert "heet" in broken.stderr, "all mistakes at once"
+    assert "explode" in broken.stderr
+    for words in (["chek"], ["check", "--jsn"], ["explain", "xid", "9999"], ["clear", "gpu"]):
+        done = node(*words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+
+
+def test_an_address_that_is_taken_is_told(tmp_path: Path, fake: Fake) -> None:
+    with serving(tmp_path / "one", fake) as agent:
+        done = node("serve", "--listen", agent.address, "--state-dir", str(tmp_path / "two"))
+        assert done.returncode == 2
+        assert agent.address in done.stderr

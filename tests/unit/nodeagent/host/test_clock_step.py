@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.host.clock_step import offset, step, take
+
+TIME = st.floats(0, 4e9)
+
+
+def test_a_clock_that_is_set_has_jumped_by_the_difference() -> None:
+    before, after = offset([(10.0, 1000.0, 10.0)]), offset([(25.0, 1012.5, 25.0)])
+    assert after is not None
+    assert step(before, after) == 2.5
+    assert step(None, after) == 0.0
+
+
+def test_what_passes_between_two_readings_is_no_jump_however_long() -> None:
+    before, after = offset([(10.0, 1000.0, 10.0)]), offset([(9010.0, 10000.0, 9010.0)])
+    assert after is not None
+    assert step(before, after) == 0.0
+
+
+def test_the_fastest_sample_counts_and_slow_ones_alone_say_nothing() -> None:
+    slow, fast = (10.0, 1000.0, 14.0), (20.0, 1010.0, 20.00001)
+    found = offset([slow, fast])
+    assert found is not None
+    assert abs(found - 990.0) < 1e-4
+    assert offset([slow]) is None
+    assert offset([]) is None
+
+
+def test_the_real_clocks_do_not_jump_between_two_readings() -> None:
+    before, after = offset(take()), offset(take())
+    assert before is not None
+    assert after is not None
+    assert step(before, after) < 0.01
+
+
+@given(st.lists(st.tuples(TIME, TIME, TIME), max_size=5))
+def test_no_samples_make_it_raise(samples: list[tuple[float, float, float]]) -> None:
+    offset(samples)

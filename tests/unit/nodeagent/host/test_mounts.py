@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.host.mounts import MAX_LOCAL, MAX_NAMED, chosen, parse
+
+
+def line(
+    point: str, kind: str, device: str = "8:1", root: str = "/", source: str = "/dev/x", sb: str = "rw"
+) -> bytes:
+    return f"36 35 {device} {root} {point} rw,noatime shared:1 - {kind} {source} {sb}\n".encode()
+
+
+def local(*lines: bytes) -> list[str]:
+    return [each.point for each in chosen(parse(b"".join(lines))).local]
+
+
+def left_out(*lines: bytes) -> dict[str, str]:
+    return {each.what: each.why for each in chosen(parse(b"".join(lines))).left_out}
+
+
+def test_a_local_file_system_is_looked_at_and_images_and_pseudo_file_systems_are_not() -> None:
+    lines = [line("/", "ext4"), *(line(f"/m{n}", kind, f"0:{n}") for n, kind in enumerate(
+        ("squashfs", "iso9660", "overlay", "tmpfs", "proc", "cgroup2", "autofs")
+    ))]  # fmt: skip
+    assert local(*lines) == ["/"]
+    assert left_out(*lines) == {}
+
+
+def test_a_network_mount_and_what_is_not_known_are_named_and_not_touched() -> None:
+    lines = [line("/", "ext4"), *(line(f"/{kind}", kind, f"0:{n}") for n, kind in enumerate(
+        ("nfs4", "lustre", "fuse.gcsfuse", "fancyfs")
+    ))]  # fmt: skip
+    assert local(*lines) == ["/"]
+    assert set(left_out(*lines)) == {"disk//nfs4", "disk//lustre", "disk//fuse.gcsfuse", "disk//fancyfs"}
+
+
+def test_a_local_mount_below_a_network_mount_is_left_out_since_the_way_there_may_block() -> None:
+    lines = [
+        line("/home", "nfs4", "0:9"),
+        line("/home/scratch", "xfs", "8:2"),
+        line("/homework", "xfs", "8:3"),
+    ]
+    assert local(*lines) == ["/homework"]
+    assert "below /home/" in left_out(*lines)["disk//home/scratch"]
+
+
+def test_a_node_whose_root_is_on_a_server_still_looks_at_its_disks() -> None:
+    lines = [line("/", "nfs4", "0:9"), line("/scratch", "xfs")]
+    assert local(*lines) == ["/scratch"]
+
+
+def test_a_bind_mount_or_a_subvolume_is_the_same_file_system_and_seen_once() -> None:
+    lines = [
+        line("/b", "ext4", root="/var/lib"), line("/data", "ext4"), line("/d", "ext4", root="/x"),
+        line("/home", "btrfs", "0:40", "/@home"), line("/var/log", "btrfs", "0:40", "/@log"),
+    ]  # fmt: skip
+    assert local(*lines) == ["/data", "/home"]
+
+
+def test_of_two_mounts_at_one_place_the_later_is_seen() -> None:
+    assert local(line("/mnt", "ext4", "8:1"), line("/mnt", "xfs", "8:2")) == ["/mnt"]
+    assert local(line("/mnt", "ext4", "8:1"), line("/mnt", "tmpfs", "0:2")) == []
+
+
+def test_what_only_upgrades_write_to_is_not_looked_at() -> None:
+    assert local(
+        line("/boot", "ext4"), line("/boot/efi", "vfat", "8:2"), line("/bootstrap", "xfs", "8:3")
+    ) == ["/bootstrap"]
+
+
+def test_the_file_system_is_what_is_read_only_not_one_mount_of_it() -> None:
+    (found,) = parse(b"36 35 8:1 / /a ro,noatime - ext4 /dev/x rw,errors=remount-ro\n")
+    assert not found.read_only
+    for options in ("ro", "ro,relatime", "rw,emergency_ro", "rw,shutdown"):
+        (found,) = parse(line("/a", "ext4", sb=options))
+        assert found.read_only
+
+
+def test_blanks_in_paths_are_understood_and_what_cannot_be_printed_is_not_shown() -> None:
+    (found,) = parse(b"36 35 8:1 / /a\\040b\\012\\377 rw - ext4 /dev/x rw\n")
+    assert found.point == "/a b\n\udcff"
+    assert found.entity == "disk//a b?\ufffd"
+
+
+def test_thousands_of_mounts_are_bounded() -> None:
+    lines = [line(f"/d{n:04}", "ext4", f"8:{n}") for n in range(MAX_LOCAL + 500)]
+    found = chosen(parse(b"".join(lines)))
+    assert len(found.local) == MAX_LOCAL
+    assert len(found.left_out) == MAX_NAMED + 1
+    assert "468 more" in found.left_out[-1].why
+
+
+FIELD = st.sampled_from(
+    [b"36", b"8:1", b"/", b"/a", b"\\000", b"rw", b"-", b"ext4", b"nfs", b"ro", b"\xff", b""]
+)
+
+
+@given(st.one_of(st.binary(max_size=200), st.lists(FIELD, max_size=16).map(b" ".join)))
+def test_no_bytes_make_it_raise(raw: bytes) -> None:
+    for mount in chosen(parse(raw)).local:
+        assert mount.point.startswith("/")
+        assert "\0" not in mount.point
+        mount.entity.encode()

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.host.threads import PF_KTHREAD, stat, switches
+
+LINE = b"42 (a b) c) %s 1 42 42 0 -1 %d 143 0 0 0 0 0 0 0 20 0 3 0 777 9 9\n"
+
+
+def test_a_name_with_blanks_and_brackets_is_understood() -> None:
+    found = stat(LINE % (b"D", 4194304))
+    assert found is not None
+    assert (found.name, found.state, found.threads, found.start) == ("a b) c", "D", 3, 777)
+    assert found.is_asleep
+
+
+def test_the_kernels_own_threads_may_sleep_as_they_like() -> None:
+    found = stat(LINE % (b"D", 4194304 | PF_KTHREAD))
+    assert found is not None
+    assert not found.is_asleep
+
+
+def test_both_kinds_of_switches_count() -> None:
+    status = b"Name:\tx\nvoluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t2\n"
+    assert switches(status) == 7
+    assert switches(b"Name:\tx\n") is None
+    assert switches(b"voluntary_ctxt_switches:\tN/A\n") is None
+
+
+@given(st.one_of(st.binary(max_size=200), st.binary(max_size=30).map(lambda junk: LINE % (b"D", 1) + junk)))
+def test_no_bytes_make_it_raise(raw: bytes) -> None:
+    stat(raw)
+    switches(raw)
+    stat(raw[: len(raw) // 2])

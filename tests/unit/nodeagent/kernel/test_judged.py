@@ -1,0 +1,50 @@
+"""What lines of the kernel come to: read as the sensors do, judged by the shipped policy."""
+
+from __future__ import annotations
+
+from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.kernel.sightings import Sightings
+from nodeagent.policy.loading import shipped
+from nodeagent.verdict import Action, Level
+from tests.unit.nodeagent.kernel.world import LINES, XID_79
+
+GPU = "gpu/0000:3b:00.0"
+XID = "NVRM: Xid (PCI:0000:3b:00): "
+
+
+def judged(*lines: tuple[float, str]) -> dict[str, tuple[Level, Action]]:
+    """Return what stands after the last line."""
+    evaluator, sightings = Evaluator(shipped(), 575), Sightings(LINES, "kmsg")
+    for at_s, text in lines:
+        for each in sightings.take(text, at_s):
+            assert evaluator.take(each)
+    return {v.entity: (v.level, v.action) for v in evaluator.verdicts(lines[-1][0] + 0.01) if v.findings}
+
+
+def test_a_gpu_that_is_gone_needs_a_reboot() -> None:
+    assert judged((5.0, XID_79))[GPU] == (Level.UNHEALTHY, Action.REBOOT_NODE)
+
+
+def test_the_drivers_own_word_in_the_log_goes_before_the_table() -> None:
+    said = "154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+    assert judged((5.0, XID_79), (5.1, XID + said))[GPU] == (Level.UNHEALTHY, Action.RESET_GPU)
+
+
+def test_an_nvlink_5_error_is_as_bad_as_its_own_words_say() -> None:
+    fatal = "144, SAW_MVB         Fatal    XC0 i0 Link 00 (0x00000001 0x00000002 0x00000000 0x00000000)"
+    benign = "144, SAW_MVB         Nonfatal XC0 i0 Link 00 (0x00000001 0x00000001 0x00000000 0x00000000)"
+    assert judged((5.0, XID + fatal))[GPU] == (Level.UNHEALTHY, Action.RESET_GPU)
+    assert judged((5.0, XID + benign)).get(GPU, (Level.HEALTHY, Action.NONE))[0] == Level.HEALTHY
+
+
+def test_a_server_that_answers_again_is_well_and_only_that_one() -> None:
+    slow = "nfs: server 10.0.0.{} not responding, still trying"
+    found = judged((1.0, slow.format(8)), (1.0, slow.format(9)), (1.4, "nfs: server 10.0.0.9 OK"))
+    assert found == {"nfs/10.0.0.8": (Level.DEGRADED, Action.NONE)}
+    again = judged((1.0, slow.format(9)), (1.4, "nfs: server 10.0.0.9 OK"), (1.8, slow.format(9)))
+    assert again == {"nfs/10.0.0.9": (Level.DEGRADED, Action.NONE)}
+
+
+def test_a_job_that_runs_out_of_its_own_memory_costs_the_node_nothing() -> None:
+    found = judged((1.0, "Memory cgroup out of memory: Killed process 4242 (python3) total-vm:1kB"))
+    assert found["node"][0] == Level.HEALTHY

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.clock import Anchor, Clock
+from nodeagent.kernel import kmsg
+from nodeagent.kernel.kmsg import BUFFER_BYTES, MAX_RECORDS, Cursor, Kmsg
+from nodeagent.sensor import Unavailable
+from tests.unit.nodeagent.kernel.world import (
+    BOOT,
+    CLOCK,
+    LINES,
+    NOTHING,
+    XID_79,
+    Log,
+    Script,
+    events,
+    lost,
+    raw,
+    sensor,
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kmsg, "WAIT_S", 0.0)
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    made = Log()
+    yield made
+    made.end()
+
+
+def test_what_the_kernel_says_is_an_observation_at_the_time_it_was_said(log: Log) -> None:
+    log.write(raw(1), raw(2, XID_79, at_s=5.0), raw(3))
+    [found] = events(sensor(log).read())
+    assert (found.check, found.entity, found.value, found.source) == ("xid", "gpu/0000:3b:00.0", 79, "kmsg")
+    assert found.at_s == pytest.approx(
+        CLOCK.from_monotonic(5.0), abs=1.0
+    )  # as far as NTP has moved the clock
+    assert found.text == XID_79
+
+
+def test_a_line_that_a_program_has_written_is_not_believed(log: Log) -> None:
+    log.write(raw(1, XID_79, facility=1), raw(2, XID_79, facility=3))
+    assert events(sensor(log).read()) == []
+
+
+def test_unless_a_test_asks_for_it(log: Log) -> None:
+    log.write(raw(1, XID_79, facility=1))
+    assert len(events(sensor(log, trust_user_lines=True).read())) == 1
+
+
+def test_what_was_read_before_is_not_read_again(log: Log) -> None:
+    log.write(raw(1, XID_79), raw(2), raw(3, XID_79.replace("3b", "5e")))
+    reader = sensor(log, Cursor(BOOT, 2))
+    assert [found.entity for found in events(reader.read())] == ["gpu/0000:5e:00.0"]
+    assert reader.cursor == Cursor(BOOT, 3)
+
+
+def test_nor_after_it_was_closed_and_opened_anew(log: Log) -> None:
+    reader = sensor(log)
+    log.write(raw(1, XID_79))
+    assert len(events(reader.read())) == 1
+    reader.close()
+    reader.close()
+    with pytest.raises(Unavailable, match="not open"):
+        reader.read()
+    reader.open()
+    log.write(raw(1, XID_79), raw(2, XID_79, at_s=9.0))
+    assert len(events(reader.read())) == 1
+
+
+def test_the_cursor_of_another_boot_does_not_count(log: Log) -> None:
+    log.write(raw(1, XID_79))
+    assert len(events(sensor(log, Cursor("another", 100)).read())) == 1
+
+
+def test_nothing_read_is_no_cursor(log: Log) -> None:
+    reader = sensor(log)
+    assert reader.cursor is None
+    assert events(reader.read()) == []
+    log.write(b"garbage")
+    reader.read()
+    assert reader.cursor is None
+
+
+def test_records_that_were_overwritten_are_counted_and_the_rest_is_read(log: Log) -> None:
+    reader = sensor(log)
+    log.write(raw(1))
+    assert lost(reader.read()) == [0.0]
+    log.failing = [errno.EPIPE]
+    log.write(raw(40, XID_79), raw(41))
+    found = list(reader.read())
+    assert len(events(found)) == 1
+    assert lost(found) == [38.0]
+    assert [each.entity for each in found if each.check == "observations_dropped"] == ["sensor/kmsg"]
+    assert lost(reader.read()) == []
+
+
+def test_what_was_overwritten_while_nobody_read_is_lost_too(log: Log) -> None:
+    reader = sensor(log, Cursor(BOOT, 10))
+    log.write(raw(100))
+    reader.read()
+    assert reader.lost == 89
+
+
+def test_what_the_ring_had_lost_before_anybody_read_is_not(log: Log) -> None:
+    reader = sensor(log)
+    log.write(raw(100_000))
+    reader.read()
+    assert reader.lost == 0
+
+
+def test_a_record_too_large_is_left_out_and_counted(log: Log) -> None:
+    reader = sensor(log)
+    log.write(raw(1))
+    reader.read()
+    log.failing = [errno.EINVAL]
+    log.write(raw(3, XID_79))  # the kernel has gone past record 2
+    assert len(events(reader.read())) == 1
+    assert reader.lost == 1
+
+
+def test_a_record_too_large_that_was_seen_before_costs_no_other(log: Log) -> None:
+    reader = sensor(log, Cursor(BOOT, 10))
+    log.failing = [errno.EINVAL]
+    log.write(raw(5), raw(11, XID_79))
+    assert len(events(reader.read())) == 1
+    assert reader.lost == 0
+
+
+def test_the_count_is_told_again_from_time_to_time_so_that_it_can_clear(log: Log) -> None:
+    class Slow(Clock):
+        s = 0.0
+
+        def now_s(self) -> float:
+            return self.s
+
+    clock = Slow(Anchor(BOOT, 0.0))
+    reader = sensor(log, clock=clock)
+    told = []
+    for clock.s in (0.0, 10.0, 29.0, 30.0, 40.0, 60.0):
+        told += lost(reader.read())
+    assert told == [0.0, 0.0, 0.0]
+
+
+def test_a_log_that_fails_or_ends_is_unavailable(log: Log) -> None:
+    reader = sensor(log)
+    log.failing = [errno.EIO]
+    with pytest.raises(Unavailable, match="Input/output error"):
+        reader.read()
+    log.failing = [errno.EINVAL] * 1000
+    with pytest.raises(Unavailable, match="Invalid argument"):
+        reader.read()
+    log.failing = []
+    log.mine.close()
+    with pytest.raises(Unavailable, match="ended"):
+        reader.read()
+
+
+def test_it_says_which_privilege_is_missing_and_what_to_do_instead(tmp_path: Path) -> None:
+    def refused() -> int:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with pytest.raises(Unavailable, match=r"Operation not permitted.*privileged.*journal"):
+        Kmsg(CLOCK, LINES, opener=refused).open()
+    with pytest.raises(Unavailable, match="No such file"):
+        Kmsg(CLOCK, LINES, path=tmp_path / "kmsg").open()
+
+
+def test_its_descriptor_is_closed_once() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    reader = sensor(Script([]))
+    reader.open()
+    reader.close()
+    reader.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_one_call_reads_no_more_than_its_share() -> None:
+    script = Script(raw(seq) for seq in range(3 * MAX_RECORDS))
+    reader = sensor(script)
+    reader.read()
+    assert reader.cursor == Cursor(BOOT, MAX_RECORDS - 1)
+
+
+def test_the_buffer_holds_the_longest_record_of_the_kernel() -> None:
+    assert BUFFER_BYTES >= 8192
+
+
+COMPROMISED = "poll_health:801:(pid 0): device's health compromised - reached miss count"
+IMPORTANT = [
+    *(f"NVRM: Xid (PCI:0000:{bus:02x}:00): 79, GPU has fallen off the bus." for bus in range(8)),
+    *(f"nvidia-nvswitch{n}: SXid (PCI:0000:0{n}:00.0): 20034, Fatal, Link 04 Fault" for n in range(4)),
+    *(f"EXT4-fs (nvme{n}n1p1): Remounting filesystem read-only" for n in range(4)),
+    *(f"mlx5_core 0000:{bus:02x}:00.0: {COMPROMISED}" for bus in range(4)),
+]
+NOISE = [NOTHING, "NVRM: Xid (garbage)", "nfs: server x maybe", "audit: type=1400 " + "x" * 200]
+FLOOD = 100_000
+
+
+def flood() -> Iterator[bytes]:
+    every = FLOOD // len(IMPORTANT)
+    for n in range(FLOOD):
+        text = IMPORTANT[n // every] if n % every == every // 2 else NOISE[n % 4]
+        yield b"4,%d,%d,-;%s\n" % (n, n * 10, text.encode())
+
+
+def memory_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_in_a_flood_nothing_that_matters_is_missed_and_memory_stays_bounded() -> None:
+    script = Script(flood())
+    reader, found, before = sensor(script), [], memory_bytes()
+    while script.left:
+        found += events(reader.read())
+    assert [each.text for each in found] == IMPORTANT
+    assert memory_bytes() - before < 4 << 20
+    assert reader.lost == 0
+
+
+def test_a_flood_of_one_fault_hides_no_other() -> None:
+    script = Script(
+        raw(n, IMPORTANT[n // 100 % 20] if n % 100 == 0 else XID_79, at_s=1.0) for n in range(2000)
+    )
+    reader = sensor(script)
+    found = events(reader.read())
+    assert {each.entity for each in found} >= {f"nvswitch/0000:0{n}:00.0" for n in range(4)}
+    assert len(found) == len(IMPORTANT) + 1

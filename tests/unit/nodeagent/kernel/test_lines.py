@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.kernel.lines import Lines
+from nodeagent.kernel.seen import Seen
+from nodeagent.observation import MAX_TEXT
+from nodeagent.policy import kernel_lines
+from tests.unit.nodeagent.kernel.world import LINES, NOTHING, TABLE, XID_79
+
+TOLD = kernel_lines.load(TABLE)
+
+
+def one(text: str) -> Seen:
+    [seen] = LINES.read(text)
+    return seen
+
+
+@pytest.mark.parametrize("line", TOLD, ids=lambda line: line.name)
+def test_every_line_of_the_table_is_found_by_its_example(line: kernel_lines.Line) -> None:
+    found = one(line.example)
+    assert found.check == ("cleared" if line.ends else f"kernel_{line.name}")
+    assert found.text == " ".join(line.example.split())[:MAX_TEXT]
+    assert "{" not in found.entity
+
+
+@pytest.mark.parametrize("line", TOLD, ids=lambda line: line.name)
+def test_no_line_of_the_table_is_taken_from_what_another_line_quotes(line: kernel_lines.Line) -> None:
+    assert LINES.read(f"usb 1-1: Product: {line.example}") == ()
+
+
+def test_the_drivers_lines_are_read_by_their_formats() -> None:
+    assert (one(XID_79).check, one(XID_79).value) == ("xid", 79)
+
+
+@pytest.mark.parametrize("text", ["", NOTHING, "Xid (", "fallen off the bus", "nfs: server \n OK"])
+def test_all_others_tell_nothing(text: str) -> None:
+    assert LINES.read(text) == ()
+
+
+def test_entities_are_written_as_everywhere_else() -> None:
+    assert one("EXT4-fs (dm-1): Remounting filesystem read-only").entity == "disk/dm-1"
+    assert one("mlx5_core 0000:5C:00.0 eth2: Port module event: module 0, Cable unplugged").entity == (
+        "device/0000:5c:00.0"
+    )
+    assert one("nfs: server [fd00::1] not responding, still trying").entity == "nfs/_fd00::1_"
+
+
+def test_out_of_memory_in_a_jobs_own_group_is_no_fault_of_the_node() -> None:
+    group = one("Memory cgroup out of memory: Killed process 4242 (python3) total-vm:1kB")
+    whole = one("Out of memory: Killed process 4242 (python3) total-vm:1kB")
+    levels = {line.check: line.level.name for line in TOLD}
+    assert (levels[group.check], levels[whole.check]) == ("HEALTHY", "DEGRADED")
+    assert dict(group.facts) == {"pid": "4242", "task": "python3"}
+    assert LINES.read("oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),task=python3,pid=1,uid=0") == ()
+
+
+def test_a_hung_thread_of_the_nvidia_driver_is_the_drivers() -> None:
+    assert one("INFO: task nvidia-modeset/:77 blocked for more than 120 seconds.").entity == "driver"
+    assert one("INFO: task nvtop-of-a-user:77 blocked for more than 120 seconds.").entity == "node"
+
+
+@pytest.mark.parametrize(
+    ("line", "check"),
+    [
+        ("nvme nvme0: I/O 258 QID 4 timeout, reset controller", "kernel_nvme_timeout"),
+        ("BUG: soft lockup - CPU#3 stuck for 22s! [a:b:1234]", "kernel_soft_lockup"),
+        ("NMI watchdog: Watchdog detected hard LOCKUP on cpu 5", "kernel_hard_lockup"),
+        ("rcu: INFO: rcu_sched self-detected stall on CPU", "kernel_rcu_stall"),
+        ("Oops: Oops: 0002 [#1] PREEMPT SMP NOPTI", "kernel_oops"),
+        ("XFS (sda1): I/O Error Detected. Shutting down filesystem", "kernel_xfs_shutdown"),
+        ("attempt to access beyond end of device\nsda1: rw=0, want=8", "kernel_beyond_end_of_device"),
+        ("mlx5_core 0000:5d:00.0: cmd_work_handler:877:(pid 1): cmd[3]: QUERY_VPORT(0x750) Async, timeout. "
+         "Will cause a leak of a command resource", "kernel_mlx5_command_timeout"),
+        ("mlx5_core 0000:5c:00.0 eth0: NETDEV WATCHDOG: CPU: 12: transmit queue 0 timed out 5000 ms",
+         "kernel_transmit_timeout"),
+        ("eth0: NETDEV WATCHDOG: CPU: 12: transmit queue 0 timed out 5000 ms", "kernel_transmit_timeout"),
+        ("pcieport 0000:00:01.0: AER: Multiple Uncorrected (Fatal) error received: 0000:01:00.0",
+         "kernel_aer_fatal"),
+    ],
+)  # fmt: skip
+def test_lines_of_other_kernels_are_found_too(line: str, check: str) -> None:
+    assert one(line).check == check
+
+
+def test_no_line_of_the_table_is_lost_by_the_look_before() -> None:
+    assert not LINES.worth(NOTHING)
+    assert all(LINES.worth(line.example) for line in TOLD)
+    # One hint may begin another: the shorter is enough.
+    both = Lines([replace(TOLD[0], has="INFO: task nv"), replace(TOLD[0], has="INFO: task ")])
+    assert both.worth("INFO: task python3:1 blocked")
+    assert not Lines([]).worth("blocked")
+
+
+@given(st.sampled_from([line.example for line in TOLD]), st.integers(0, 200), st.text(max_size=50))
+def test_no_text_makes_it_raise(example: str, at: int, text: str) -> None:
+    for seen in LINES.read(example[:at] + text + example[at:]):
+        assert len(seen.text) <= MAX_TEXT
+
+
+@pytest.mark.parametrize("length", [8192, 65536])
+@pytest.mark.parametrize("fill", ["a", "a ", "0", ":", "(", "]: segfault at ", " timeout, ", "0000:"])
+def test_hostile_lines_take_no_longer_than_their_length(fill: str, length: int) -> None:
+    for line in TOLD:
+        head, _, tail = line.example.partition(line.has)
+        for hostile in (
+            head + fill * length + line.has + tail,
+            line.has + fill * length,
+            head + line.has + fill * length,
+        ):
+            began = time.perf_counter()
+            LINES.read(hostile[:length])
+            assert time.perf_counter() - began < 0.1

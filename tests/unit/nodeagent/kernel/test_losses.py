@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from nodeagent.clock import Anchor, Clock
+from nodeagent.kernel.losses import REPORT_S, Losses
+
+
+class At(Clock):
+    s = 0.0
+
+    def now_s(self) -> float:
+        return self.s
+
+
+def test_the_first_reading_is_of_nothing_so_that_the_next_shows_growth() -> None:
+    clock = At(Anchor("boot", 0.0))
+    losses = Losses(clock, "kmsg", "records were overwritten")
+    losses.count = 5
+    assert [(each.value, each.text) for each in losses.told()] == [(0.0, "")]
+    assert [(each.value, each.text) for each in losses.told()] == [(5.0, "records were overwritten")]
+    assert losses.told() == []
+    clock.s = REPORT_S
+    [again] = losses.told()
+    assert (again.check, again.entity, again.source, again.value) == (
+        "observations_dropped", "sensor/kmsg", "kmsg", 5.0,
+    )  # fmt: skip

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from nodeagent.kernel.record import MAX_FIELDS, Record, parse
+
+
+def test_a_record_has_facility_priority_sequence_and_time() -> None:
+    found = parse(b"6,339,5140900,-;NET: Registered PF_INET6 protocol family\n")
+    assert found == Record(0, 6, 339, 5.1409, "NET: Registered PF_INET6 protocol family")
+
+
+def test_the_facility_of_what_was_written_from_user_space_is_not_the_kernels() -> None:
+    found = parse(b"12,342,4531390220,-;NVRM: Xid (PCI:0000:3b:00): 79\n")
+    assert found is not None
+    assert (found.facility, found.priority) == (1, 4)
+
+
+def test_more_may_come_before_the_text_and_fields_after_it() -> None:
+    found = parse(
+        b"4,160,1424,-,caller=T123,later=thing;pci_root PNP0A03:00: host bridge; 2 windows\n"
+        b" SUBSYSTEM=acpi\n DEVICE=+acpi:PNP0A03:00\n"
+    )
+    assert found is not None
+    assert found.text == "pci_root PNP0A03:00: host bridge; 2 windows"
+    assert found.fields == (("SUBSYSTEM", "acpi"), ("DEVICE", "+acpi:PNP0A03:00"))
+
+
+def test_what_the_kernel_has_escaped_is_as_it_was() -> None:
+    found = parse(b"3,1,1,-;NVRM: The NVIDIA GPU\\x0aNVRM: C:\\x5cx41 \\xc3\\xa9 \\xff\n")
+    assert found is not None
+    assert found.text == "NVRM: The NVIDIA GPU\nNVRM: C:\\x41 é �"
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"\n", b";", b"6,1;x", b"x,1,2,-;y", b"6,1,2;y", b" 6,1,2,-;y", b"6,-1,2,-;y"]
+)
+def test_what_is_no_record_is_none(raw: bytes) -> None:
+    assert parse(raw) is None
+
+
+@given(st.binary(max_size=300))
+@example(b"999999999,99999999999999999999,99999999999999999999,-;\\x")
+@example(b"6,1,2,-;text\n=\n =\n KEY\n KEY=\\x0")
+def test_no_bytes_make_it_raise(raw: bytes) -> None:
+    found = parse(raw)
+    assert found is None or len(found.fields) <= MAX_FIELDS
+
+
+@given(st.text(max_size=200).filter(lambda t: "\n" not in t), st.binary(max_size=100))
+def test_no_record_makes_it_raise(text: str, rest: bytes) -> None:
+    assert parse(b"6,1,2,-;" + text.encode("utf-8", "surrogatepass") + b"\n" + rest) is not None
+
+
+@pytest.mark.parametrize("body", [b",", b"6,", b"-;", b"\\x", b"\\x4", b"\n =", b"a=", b"6,1,2,-"])
+def test_hostile_records_take_no_longer_than_their_length(body: bytes) -> None:
+    for head in (b"", b"6,1,2,", b"6,1,2,-;"):
+        began = time.perf_counter()
+        parse(head + body * (65536 // len(body)))
+        assert time.perf_counter() - began < 0.2  # quadratic would be minutes

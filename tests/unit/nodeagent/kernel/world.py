@@ -1,0 +1,88 @@
+"""A kernel log in a socket: one read gives one record, as /dev/kmsg does."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from nodeagent.clock import Anchor, Clock
+from nodeagent.kernel.kmsg import Cursor, Kmsg
+from nodeagent.kernel.lines import Lines
+from nodeagent.observation import Observation
+from nodeagent.policy import kernel_lines
+
+BOOT = "5a7c1e5e-9d0e-4b57-a0a5-0b1f8c5d2a11"
+CLOCK = Clock(Anchor(BOOT, 1000.0))
+TABLE = Path(kernel_lines.__file__).with_suffix(".toml").read_text()
+LINES = Lines(kernel_lines.load(TABLE))
+XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
+NOTHING = "eth0: renamed from veth123abc"
+
+
+def raw(seq: int, text: str = NOTHING, *, facility: int = 0, at_s: float | None = None) -> bytes:
+    """Return a record as the kernel writes it."""
+    escaped = text.replace("\\", "\\x5c").replace("\n", "\\x0a")
+    stamp_us = int((seq * 0.001 if at_s is None else at_s) * 1e6)
+    return f"{facility * 8 + 4},{seq},{stamp_us},-;{escaped}\n".encode()
+
+
+class Log:
+    """What a sensor reads; it can lose records."""
+
+    def __init__(self) -> None:
+        self.mine, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.theirs.setblocking(False)
+        self.failing: list[int] = []  # errors of the next reads
+
+    def write(self, *records: bytes) -> None:
+        for each in records:
+            self.mine.send(each)
+
+    def open(self) -> int:
+        return os.dup(self.theirs.fileno())
+
+    def read(self, fd: int, size: int) -> bytes:
+        if self.failing:
+            number = self.failing.pop(0)
+            raise OSError(number, os.strerror(number))
+        return os.read(fd, size)
+
+    def end(self) -> None:
+        self.mine.close()
+        self.theirs.close()
+
+
+class Script:
+    """A log that is a list of records: no descriptor could hold so many."""
+
+    def __init__(self, records: Iterable[bytes]) -> None:
+        self._records = iter(records)
+        self.left = True
+
+    def read(self, fd: int, size: int) -> bytes:
+        record = next(self._records, None)
+        if record is None:
+            self.left = False
+            raise BlockingIOError(errno.EAGAIN, "")
+        return record
+
+
+def sensor(
+    log: Log | Script, cursor: Cursor | None = None, *, trust_user_lines: bool = False, clock: Clock = CLOCK
+) -> Kmsg:
+    opener: Callable[[], int] = log.open if isinstance(log, Log) else lambda: os.open(os.devnull, os.O_RDONLY)
+    made = Kmsg(clock, LINES, cursor, trust_user_lines=trust_user_lines, opener=opener, reader=log.read)
+    made.open()
+    return made
+
+
+def events(found: Iterable[Observation]) -> list[Observation]:
+    """Leave out the readings of the counter of lost records."""
+    return [each for each in found if each.check != "observations_dropped"]
+
+
+def lost(found: Iterable[Observation]) -> list[float]:
+    return [each.value for each in found if each.check == "observations_dropped"]

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.nvml import history
+from nodeagent.nvml.history import GpuHistory, History
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ["most", "driver_load", "gpus", "uuid", "state", "links", "uncorrected", "recovery", "x"]
+            ),
+            inner,
+            max_size=6,
+        )
+    ),
+    max_leaves=30,
+)
+gpus = st.builds(
+    GpuHistory,
+    uuid=st.text(max_size=40),
+    state=st.integers(0, 4),
+    links=st.sets(st.integers(0, 35)),
+    uncorrected=st.none() | st.integers(0, 1 << 40).map(float),
+    recovery=st.integers(0, 7),
+)
+histories = st.builds(
+    History,
+    most=st.integers(0, 16),
+    load=st.text(max_size=20),
+    gpus=st.dictionaries(st.text(max_size=12), gpus, max_size=4),
+)
+
+
+@given(histories)
+def test_what_is_dumped_is_loaded(past: History) -> None:
+    assert history.load(json.loads(json.dumps(past.dump()))) == past
+
+
+@given(json_values)
+def test_what_is_malformed_is_as_if_it_had_never_been_seen(raw: object) -> None:
+    past = history.load(raw)
+    assert history.load(past.dump()) == past
+
+
+def test_a_gpu_is_back_only_if_it_was_away() -> None:
+    gpu = GpuHistory("a")
+    assert not gpu.take_state(history.UNREADABLE)
+    assert not gpu.take_state(history.OK)
+    assert not gpu.take_state(history.LOST)
+    assert not gpu.take_state(history.VANISHED)
+    assert gpu.take_state(history.OK)
+
+
+def test_another_load_of_the_module_goes_before_what_nvml_said() -> None:
+    assert History(load="1").reloaded("2", after_loss=False)
+    assert not History(load="1").reloaded("1", after_loss=True)
+    assert History().reloaded("1", after_loss=True)
+    assert not History().reloaded("1", after_loss=False)
+    assert History(load="1").reloaded("", after_loss=True)

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.policy import kernel_lines
+from nodeagent.policy.kernel_lines import MAX_LINES, load, rules
+from nodeagent.policy.mistakes import BadPolicy
+from nodeagent.policy.rules import Clears, Kind
+from nodeagent.verdict import Action, Level
+
+TABLE = Path(kernel_lines.__file__).with_suffix(".toml").read_text()
+GOOD: dict[str, object] = {
+    "name": "disk_sad", "has": "is sad", "pattern": r"disk (?P<device>\w+) is sad(?: since (?P<day>\w+))?",
+    "entity": "disk/{device}", "level": "degraded", "action": "none", "clears": "time", "hold_s": 60,
+    "what": "a disk is sad", "source": "ours", "example": "disk sda is sad since Monday",
+}  # fmt: skip
+WELL: dict[str, object] = {
+    "name": "disk_well", "has": "is well", "pattern": r"disk (?P<device>\w+) is well",
+    "entity": "disk/{device}", "ends": "disk_sad",
+    "what": "a disk is well", "source": "ours", "example": "disk sda is well",
+}  # fmt: skip
+FINE = {**WELL, "name": "fine", "has": "fine", "pattern": r"(?P<device>\w+) fine", "example": "a fine"}
+MAD = {**GOOD, "name": "mad", "has": "mad", "pattern": r"(?P<device>\w+) mad", "example": "a mad"}
+NEEDED = sorted(GOOD)
+
+
+def toml(*tables: dict[str, object]) -> str:
+    return "\n".join(
+        "[[line]]\n" + "\n".join(f"{k} = {_value(v)}" for k, v in each.items()) for each in tables
+    )
+
+
+def _value(value: object) -> str:
+    return f"'{value}'" if isinstance(value, str) else str(value)
+
+
+def mistakes(*tables: dict[str, object], after: str = "") -> list[str]:
+    with pytest.raises(BadPolicy) as told:
+        load(toml(*tables) + after)
+    return [each.removeprefix("kernel_lines.toml: ") for each in told.value.messages]
+
+
+def test_the_shipped_table_is_sound_and_each_line_has_a_rule() -> None:
+    lines = load(TABLE)
+    made = rules(lines)
+    assert set(made) == {f"kernel_{line.name}" for line in lines if not line.ends}
+    assert all(rule.kind is Kind.EVENT and rule.meaning and rule.source for rule in made.values())
+
+
+def test_no_line_of_the_shipped_table_takes_a_node_out_for_what_a_job_does() -> None:
+    levels = {line.name: line.level for line in load(TABLE)}
+    assert levels["oom_cgroup"] == levels["oom_cgroup_detail"] == levels["nccl_segfault"] == Level.HEALTHY
+    assert levels["oom"] == levels["file_max"] == Level.DEGRADED
+
+
+def test_a_line_is_what_the_table_says() -> None:
+    [line] = load(toml(GOOD))
+    match = line.pattern.match(line.example)
+    assert match is not None
+    assert (line.check, line.of(match), line.facts(match)) == (
+        "kernel_disk_sad",
+        "disk/sda",
+        (("day", "Monday"),),
+    )
+    [rule] = rules((line,)).values()
+    assert rule.meaning is not None
+    assert (rule.meaning.name, rule.meaning.level, rule.meaning.action) == (
+        "a disk is sad", Level.DEGRADED, Action.NONE,
+    )  # fmt: skip
+    assert (rule.meaning.clears, rule.meaning.hold_s) == (Clears.TIME, 60.0)
+
+
+def test_a_line_that_ends_another_has_no_rule() -> None:
+    lines = load(toml(GOOD, WELL))
+    assert [line.ends for line in lines] == ["", "disk_sad"]
+    assert set(rules(lines)) == {"kernel_disk_sad"}
+
+
+def test_no_file_of_no_lines_is_refused() -> None:
+    assert load("") == ()
+
+
+@pytest.mark.parametrize("key", NEEDED)
+def test_nothing_may_be_left_out(key: str) -> None:
+    assert f"{key}: missing" in "\n".join(mistakes({k: v for k, v in GOOD.items() if k != key}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lvl": "x"}, "disk_sad: lvl: not known here, did you mean level?"),
+        ({"zzz": 1}, "disk_sad: zzz: not known here"),
+        ({"level": "bad"}, "disk_sad: level: one of healthy, degraded, unhealthy, not 'bad'"),
+        ({"action": "pray"}, "disk_sad: action: one of none, restart_app, reset_gpu"),
+        ({"clears": "replaced"}, "disk_sad: clears: one of time, reset, boot, not 'replaced'"),
+        ({"hold_s": -1}, "disk_sad: hold_s: a number of seconds"),
+        ({"hold_s": "true"}, "disk_sad: hold_s: a number of seconds"),
+        ({"pattern": "("}, "disk_sad: pattern: missing )"),
+        ({"pattern": "x" * 500}, "disk_sad: pattern: 500 characters, at most 400"),
+        ({"pattern": "disk"}, "disk_sad: entity: no group 'device' in the pattern"),
+        ({"entity": "cloud/{device}"}, "disk_sad: entity: one of gpu, driver, node"),
+        ({"example": "it is sad"}, "disk_sad: example: does not match the pattern"),
+        ({"has": "is glad"}, "disk_sad: has: is not in the example"),
+        ({"has": ""}, "disk_sad: has: must be a text that is not empty"),
+        ({"name": 3}, "3: name: must be a text that is not empty"),
+        ({"name": "Disk!"}, "Disk!: name: small letters, digits and _ only"),
+    ],
+)
+def test_each_mistake_is_named(change: dict[str, object], message: str) -> None:
+    assert any(each.startswith(message) for each in mistakes({**GOOD, **change}))
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    found = mistakes({**GOOD, "level": "bad", "hold_s": -1}, {**WELL, "name": "other", "has": "is ill"})
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ((GOOD, {**GOOD, "example": "disk sdb is sad"}), "disk_sad: more than one of that name"),
+        ((GOOD, {**GOOD, "name": "sadder"}), "sadder: its example is matched by disk_sad already"),
+        ((GOOD, {**WELL, "ends": "nothing"}), "disk_well: ends: no line 'nothing'"),
+        ((GOOD, WELL, {**FINE, "ends": "disk_well"}), "fine: ends: no line 'disk_well'"),
+        ((GOOD, {**WELL, "entity": "disk/a"}), "disk_well: entity: must be that of disk_sad"),
+        ((GOOD, WELL, MAD), "disk_well: entity: mad would be ended too"),
+        ([GOOD] * (MAX_LINES + 1), f"{MAX_LINES + 1} lines, at most {MAX_LINES} are read"),
+    ],
+)  # fmt: skip
+def test_mistakes_between_lines_are_told(tables: tuple[dict[str, object], ...], message: str) -> None:
+    assert any(each.startswith(message) for each in mistakes(*tables))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("line = 3", "line: must be"),
+        ("line = [3]", "line: must be"),
+        ("[[lines]]", "lines: not known"),
+        ("= 3", "at line 1"),
+    ],
+)
+def test_what_is_no_such_file_is_refused(text: str, message: str) -> None:
+    with pytest.raises(BadPolicy, match=message):
+        load(text)
+
+
+def test_what_a_line_names_cannot_be_more_than_an_entity() -> None:
+    [line] = load(toml({**GOOD, "pattern": "disk (?P<device>.+) is sad"}))
+    match = line.pattern.match(f"disk a b'\"{'x' * 500} is sad")
+    assert match is not None
+    assert line.of(match).startswith("disk/a_b_xxx")
+    assert len(line.of(match)) == 128
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*NEEDED, "ends"]), st.sampled_from(["", "(", "node", "x", "{"]) | st.integers()
+    )
+)
+def test_no_table_makes_it_raise_anything_else(change: dict[str, object]) -> None:
+    with suppress(BadPolicy):
+        assert len(load(toml({**GOOD, **change}))) == 1

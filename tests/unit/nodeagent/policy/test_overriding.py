@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from nodeagent.policy.loading import BadPolicy, load, shipped
+from nodeagent.policy.overriding import MAX_CHARACTERS
+from nodeagent.policy.rules import Bound, Clears, Policy, Recurs
+from nodeagent.verdict import Action, Level
+
+POLICY = shipped()
+DAY_S = 86400.0
+
+
+def refused(text: str) -> tuple[str, ...]:
+    with pytest.raises(BadPolicy) as caught:
+        load(text, "mine.toml")
+    return caught.value.messages
+
+
+# -- what an operator can say
+
+
+def test_an_action_alone_changes_what_ends_it_and_beats_the_driver() -> None:
+    found = load('[xid.79]\naction = "replace"').xids[79]
+    assert (found.level, found.action, found.clears) == (Level.UNHEALTHY, Action.REPLACE, Clears.REPLACED)
+    assert found.overridden
+    assert found.recurs is None, "no escalation to what it is already"
+    assert not POLICY.xids[79].overridden
+
+
+def test_what_an_operator_calls_healthy_needs_nothing_and_never_escalates() -> None:
+    found = load('[xid.79]\nlevel = "healthy"').xids[79]
+    assert (found.level, found.action, found.clears, found.recurs) == (
+        Level.HEALTHY, Action.NONE, Clears.TIME, None,
+    )  # fmt: skip
+    assert load('[xid.13]\nlevel = "healthy"').xids[13].recurs is None
+
+
+def test_an_escalation_that_an_operator_has_named_stays() -> None:
+    text = '[xid.79]\nlevel = "healthy"\nrecurs_bursts = 3\n[xid.31]\nrecurs_bursts = 0'
+    found = load(text).xids
+    assert found[79].recurs == Recurs(3, 7 * DAY_S, Level.UNHEALTHY, Action.REPLACE)
+    assert found[31].recurs is None
+
+
+def test_a_new_escalation_is_named_whole() -> None:
+    text = (
+        '[xid.43]\nrecurs_bursts = 3\nrecurs_within_s = 60\nrecurs_level = "degraded"\nrecurs_action = "none"'
+    )
+    assert load(text).xids[43].recurs == Recurs(3, 60.0, Level.DEGRADED, Action.NONE)
+    assert (
+        "recurs_within_s, recurs_level, recurs_action must be set"
+        in refused("[xid.43]\nrecurs_bursts = 3")[0]
+    )
+
+
+def test_a_time_alone_leaves_the_drivers_verdict_in_force() -> None:
+    found = load("[xid.79]\nhold_s = 60")
+    assert found.xids[79].hold_s == 60
+    assert not found.xids[79].overridden
+    assert found.overrides == ("xid.79.hold_s",)
+
+
+def test_a_code_that_no_table_has_can_be_given_a_meaning() -> None:
+    found = load('[xid.199]\nlevel = "unhealthy"\naction = "reset_gpu"\nname = "ours"')
+    meaning = found.meaning("xid", 199)
+    assert (meaning.name, meaning.action, meaning.clears) == ("ours", Action.RESET_GPU, Clears.RESET)
+    assert found.meaning("xid", 198) == POLICY.unknown_xid
+
+
+def test_an_sxid_a_kernel_line_and_an_event_are_overridden_alike() -> None:
+    found = load(
+        '[sxid.12020]\naction = "replace"\n[kernel.oom]\nlevel = "degraded"\n'
+        '[checks.gpu_unavailable]\naction = "reboot_node"'
+    )
+    assert found.meaning("sxid", 12020, "non-fatal").action is Action.REPLACE
+    assert found.meaning("kernel_oom", 0).level is Level.DEGRADED
+    assert found.meaning("gpu_unavailable", 0).clears is Clears.BOOT
+    assert all(found.meaning(*each).overridden for each in (("sxid", 12020), ("kernel_oom", 0)))
+
+
+def test_a_bound_keeps_what_is_not_said_of_it_and_false_takes_it_away() -> None:
+    found = load(
+        "[checks.gpu_temperature_margin]\ndegraded.at = 8\nunhealthy = false\nclear_at = 12\n"
+        "[checks.ecc_sbe]\nunhealthy = { at = 1000 }\nwindow_s = 120"
+    )
+    margin, ecc = found.rules["gpu_temperature_margin"], found.rules["ecc_sbe"]
+    assert (margin.degraded, margin.unhealthy, margin.clear_at) == (Bound(8, need=3, of=4), None, 12)
+    assert (ecc.degraded, ecc.unhealthy, ecc.window_s) == (Bound(100), Bound(1000), 120)
+
+
+def test_a_state_is_named_by_its_word() -> None:
+    found = load('[checks.gpu_state.states]\nlost = { action = "replace" }\nvanished.for_s = 120')
+    states = {each.word: each for each in found.rules["gpu_state"].states.values()}
+    assert (states["lost"].level, states["lost"].action) == (Level.UNHEALTHY, Action.REPLACE)
+    assert states["vanished"].for_s == 120
+    assert states["ok"] == POLICY.rules["gpu_state"].states[0]
+
+
+def test_an_empty_file_changes_nothing_but_the_version() -> None:
+    found = load("")
+    assert (found.rules, found.xids, found.sxids, found.overrides) == (
+        POLICY.rules, POLICY.xids, POLICY.sxids, (),
+    )  # fmt: skip
+    assert found.version == f"{POLICY.version}+e3b0c442"
+
+
+# -- what is told of mistakes
+
+MISTAKES = """
+chekcs = 1
+[xid.79]
+action = "replce"
+holds = 5
+[xid.7x]
+[xid.145]
+hold_s = 5
+[xid.13]
+action = "reset_gpu"
+[xid.45]
+recurs_bursts = 1
+[sxid.12020]
+level = 2
+[kernel.nfs]
+[checks.gpu_temperature_margn]
+[checks.gpu_temperature_margin]
+kind = "rate"
+degraded.at = 12
+clear_s = -1
+[checks.gpu_state.states.lst]
+[checks.boot]
+level = "unhealthy"
+"""
+
+
+def test_all_mistakes_are_told_at_once_each_on_its_line_with_what_is_accepted() -> None:
+    expected = [
+        ("chekcs", "did you mean checks?"),
+        ("xid.79.action = 'replce'", "accepted is none, restart_app", "did you mean replace?"),
+        ("xid.79.holds", "did you mean hold_s?"),
+        ("xid.7x", "a whole number from 0 to"),
+        ("xid.145", "set level and action"),
+        ("xid.13.action", "set level to degraded or unhealthy"),
+        ("xid.45.recurs_bursts = 1", "2 or more, or 0"),
+        ("sxid.12020.level = 2", "accepted is healthy, degraded, unhealthy"),
+        ("kernel.nfs", "did you mean nfs_lock_lost?"),
+        ("checks.gpu_temperature_margn", "did you mean gpu_temperature_margin?"),
+        ("checks.gpu_temperature_margin.kind", "accepted is action, clear_at"),
+        ("checks.gpu_temperature_margin.clear_s = -1", "a number from 0 to"),
+        ("checks.gpu_temperature_margin.clear_at", "10 is on the bad side of the limit 12"),
+        ("checks.gpu_state.states.lst", "did you mean lost?"),
+        ("checks.boot", "nothing to set"),
+    ]
+    messages = refused(MISTAKES)
+    assert len(messages) == len(expected), "\n".join(messages)
+    for message, parts in zip(messages, expected, strict=True):
+        assert message.startswith(f"mine.toml: {parts[0]}"), message
+        assert all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[xid.79",
+        "x = " + "[" * 5000,
+        "x = " + "9" * 5000,
+        "#" * (MAX_CHARACTERS + 1),
+        '[xid]\n79 = "replace"',
+        "xid = 79",
+        "[xid.79]\nhold_s = inf",
+        "[xid.79]\nhold_s = true",
+        f"[xid.79]\nhold_s = {'9' * 400}",
+        '[xid.79]\nname = "two\\nlines"',
+        '[xid."٧٩"]',
+        "[xid.079]",
+        "[checks.ecc_sbe]\ndegraded = false",
+        "[checks.ecc_sbe]\ndegraded = { of = 5000 }",
+        "[checks.gpu_state]\nstates = []",
+        "[checks.kernel_oom]",
+    ],
+)
+def test_what_is_no_such_file_is_refused_in_one_line(text: str) -> None:
+    [message] = refused(text)
+    assert message.isprintable()
+    assert len(message) < 600
+
+
+def test_a_flood_of_mistakes_is_cut_short() -> None:
+    messages = refused("".join(f"[xid.a{number}]\n" for number in range(500)))
+    assert len(messages) == 101
+    assert messages[-1] == "mine.toml: and 400 more"
+
+
+# -- any file
+
+_words = st.sampled_from(
+    [
+        "level", "action", "clears", "hold_s", "recurs_bursts", "degraded", "unhealthy", "states",
+        "at", "need", "clear_at", "healthy", "reset_gpu", "lost", "79", "145", "ecc_sbe",
+        "gpu_state", "oom", "x\ty",
+    ]
+)  # fmt: skip
+_scalars = st.one_of(
+    _words, st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.integers(0, 9)
+)
+_values: st.SearchStrategy[Any] = st.recursive(
+    _scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_words, inner, max_size=4),
+    max_leaves=8,
+)
+_entries = st.dictionaries(_words, st.dictionaries(_words, _values, max_size=4), max_size=3)
+_documents = st.dictionaries(
+    st.sampled_from(["checks", "xid", "sxid", "kernel", "xids"]), _entries, max_size=4
+)
+
+
+_levels = st.sampled_from([each.name.lower() for each in Level])
+_actions = st.sampled_from([each.name.lower() for each in Action])
+_meanings = st.fixed_dictionaries(
+    {},
+    optional={
+        "level": _levels,
+        "action": _actions,
+        "clears": st.sampled_from([each.value for each in Clears]),
+        "hold_s": st.integers(0, 600),
+        "recurs_bursts": st.sampled_from([0, 2, 3]),
+        "recurs_level": _levels,
+        "recurs_action": _actions,
+    },
+)
+_bounds = st.just(False) | st.fixed_dictionaries({"at": st.integers(0, 20)}, optional={"of": st.just(4)})
+_limits = st.fixed_dictionaries(
+    {}, optional={"degraded": _bounds, "unhealthy": _bounds, "clear_at": st.integers(0, 20)}
+)
+_sensible = st.fixed_dictionaries(
+    {},
+    optional={
+        "xid": st.dictionaries(
+            st.sampled_from(["13", "31", "74", "79", "145", "200"]), _meanings, max_size=2
+        ),
+        "sxid": st.dictionaries(st.sampled_from(["12020", "7"]), _meanings, max_size=1),
+        "kernel": st.dictionaries(st.just("oom"), _meanings, max_size=1),
+        "checks": st.dictionaries(st.just("gpu_temperature_margin"), _limits, max_size=1),
+    },
+)
+
+
+def toml(value: Any) -> str:
+    """Return a value as TOML writes it inline."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{toml(key)} = {toml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, str):
+        return '"' + "".join(f"\\U{ord(char):08x}" for char in value) + '"'
+    return str(value).lower()
+
+
+@given(_documents)
+@example({"xid": {"79": {"action": "replace"}}})
+def test_any_document_is_a_policy_or_a_list_of_mistakes(document: dict[str, Any]) -> None:
+    taken("\n".join(f"{key} = {toml(value)}" for key, value in document.items()))
+
+
+@given(_sensible)
+@example({"xid": {"79": {"level": "healthy"}, "13": {"level": "unhealthy"}}})
+@example({"checks": {"gpu_temperature_margin": {"degraded": {"at": 7}}}})
+def test_a_policy_that_is_taken_never_contradicts_itself(document: dict[str, Any]) -> None:
+    found = loaded("\n".join(f"{key} = {toml(value)}" for key, value in document.items()))
+    if not isinstance(found, Policy):
+        return
+    for meaning in (found.meaning("kernel_oom", 0), *found.xids.values(), found.meaning("sxid", 7)):
+        assert meaning.level is not Level.HEALTHY or meaning.action <= Action.RESTART_APP
+        recurs = meaning.recurs
+        assert recurs is None or (recurs.level, recurs.action) > (meaning.level, meaning.action)
+    margin = found.rules["gpu_temperature_margin"]
+    limits = [each.at for each in (margin.clear_at and Bound(margin.clear_at), margin.degraded) if each]
+    limits += [margin.unhealthy.at] if margin.unhealthy else []
+    assert limits == sorted(limits, reverse=True), "clear, then degraded, then unhealthy, as it falls"
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_policy_or_a_list_of_mistakes(text: str) -> None:
+    taken(text)
+
+
+def taken(text: str) -> None:
+    found = loaded(text)
+    if isinstance(found, Policy):
+        assert found.meaning("xid", 79).name
+    else:
+        assert found
+        assert all(message.isprintable() for message in found), found
+
+
+def loaded(text: str) -> Policy | tuple[str, ...]:
+    try:
+        return load(text)
+    except BadPolicy as error:
+        return error.messages

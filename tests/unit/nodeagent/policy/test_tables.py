@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from nodeagent.policy import loading, nvlink_tables, tables
+from nodeagent.policy.loading import FOLDER, BadPolicy, shipped
+from nodeagent.policy.meanings import ACTIONS, LEVELS
+from nodeagent.policy.rules import Clears, Recurs
+from nodeagent.verdict import Action, Level
+
+POLICY = shipped()
+DAY_S = 86400.0
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader((FOLDER / name).read_text().splitlines()))
+
+
+def test_every_row_of_the_xid_table_has_an_action_and_is_used() -> None:
+    for row in rows("xid.csv"):
+        found = POLICY.unknown_xid if row["xid"] == "*" else POLICY.xids[int(row["xid"])]
+        assert (found.level, found.action) == (LEVELS[row["level"]], ACTIONS[row["action"]]), row["xid"]
+        assert found.name
+        assert found.source
+    assert len(POLICY.xids) == len(rows("xid.csv")) - 1 == 179
+
+
+def test_what_must_be_repaired_is_unhealthy_and_ends_by_its_repair() -> None:
+    ends = {
+        Action.RESET_GPU: Clears.RESET,
+        Action.REBOOT_NODE: Clears.BOOT,
+        Action.REPLACE: Clears.REPLACED,
+    }
+    for code, found in POLICY.xids.items():
+        if found.action in ends:
+            assert (found.level, found.clears) == (Level.UNHEALTHY, ends[found.action]), code
+
+
+def test_what_comes_again_is_never_milder_than_the_first_time() -> None:
+    for code, found in POLICY.xids.items():
+        if found.recurs is not None:
+            assert (found.recurs.level, found.recurs.action) > (found.level, found.action), code
+
+
+@pytest.mark.parametrize(
+    ("code", "level", "action", "clears", "since"),
+    [
+        (13, Level.HEALTHY, Action.RESTART_APP, Clears.TIME, None),
+        (45, Level.HEALTHY, Action.NONE, Clears.TIME, None),
+        (48, Level.UNHEALTHY, Action.RESET_GPU, Clears.RESET, 565),
+        (63, Level.HEALTHY, Action.NONE, Clears.TIME, 565),
+        (64, Level.UNHEALTHY, Action.REPLACE, Clears.REPLACED, 565),
+        (79, Level.UNHEALTHY, Action.REBOOT_NODE, Clears.BOOT, 565),
+        (94, Level.DEGRADED, Action.RESTART_APP, Clears.RESET, 565),
+        (95, Level.UNHEALTHY, Action.RESET_GPU, Clears.RESET, 565),
+        (109, Level.UNHEALTHY, Action.RESET_GPU, Clears.RESET, 570),
+        (119, Level.UNHEALTHY, Action.RESET_GPU, Clears.RESET, None),
+        (143, Level.UNHEALTHY, Action.RESET_GPU, Clears.RESET, 575),
+        (145, Level.DEGRADED, Action.NONE, Clears.RESET, 565),
+        (158, Level.UNHEALTHY, Action.RESET_GPU, Clears.RESET, 565),
+        (167, Level.UNHEALTHY, Action.REBOOT_NODE, Clears.BOOT, None),
+        (175, Level.HEALTHY, Action.NONE, Clears.TIME, None),
+    ],
+)
+def test_the_codes_that_matter_mean_what_nvidia_says(
+    code: int, level: Level, action: Action, clears: Clears, since: int | None
+) -> None:
+    found = POLICY.xids[code]
+    assert (found.level, found.action, found.clears, found.verdict_since) == (level, action, clears, since)
+
+
+@pytest.mark.parametrize(
+    ("code", "recurs"),
+    [
+        (13, Recurs(2, DAY_S, Level.DEGRADED, Action.CONTACT_SUPPORT, same_variant=True)),
+        (31, Recurs(2, DAY_S, Level.DEGRADED, Action.CONTACT_SUPPORT)),
+        (39, Recurs(5, DAY_S, Level.DEGRADED, Action.CONTACT_SUPPORT)),
+        (62, Recurs(5, DAY_S, Level.UNHEALTHY, Action.CONTACT_SUPPORT)),
+        (79, Recurs(2, 7 * DAY_S, Level.UNHEALTHY, Action.REPLACE)),
+        (120, Recurs(2, DAY_S, Level.UNHEALTHY, Action.REBOOT_NODE)),
+        (140, Recurs(2, 7 * DAY_S, Level.UNHEALTHY, Action.REPLACE)),
+        (43, None),
+    ],
+)
+def test_what_comes_again_is_taken_more_seriously(code: int, recurs: Recurs | None) -> None:
+    assert POLICY.xids[code].recurs == recurs
+
+
+def test_a_retired_code_and_an_unknown_one_are_told_to_support_and_cost_no_work() -> None:
+    for found in (POLICY.xids[1], POLICY.xids[91], POLICY.unknown_xid):
+        assert (found.level, found.action, found.hold_s) == (Level.DEGRADED, Action.CONTACT_SUPPORT, DAY_S)
+
+
+def test_an_sxid_by_itself_goes_before_the_group_that_it_is_in() -> None:
+    assert POLICY.sxids[12020].level is Level.UNHEALTHY
+    assert POLICY.sxids[12021].level is Level.DEGRADED
+    assert all(POLICY.sxids[code].level is Level.UNHEALTHY for code in (22003, 22011, *range(23001, 23018)))
+    assert 23018 not in POLICY.sxids
+
+
+def test_every_row_of_every_table_names_its_source() -> None:
+    for name in loading.FILES:
+        if name.endswith(".csv"):
+            assert all(row["source"] for row in rows(name)), name
+
+
+def test_the_version_names_the_tables_and_the_operators_file() -> None:
+    plain = loading.load()
+    one, other = loading.load('[xid.79]\naction = "replace"'), loading.load("")
+    assert plain.version.startswith(f"{loading.FACTS_OF}.")
+    assert {each.version.partition("+")[0] for each in (one, other)} == {plain.version}
+    assert len({plain.version, one.version, other.version}) == 3
+
+
+HEAD = "xid,name,class,level,action,clears,hold_s,source\n"
+REST = "*,other,x,degraded,none,time,60,ours\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (HEAD + "79,bus,hw,unhealthy,reboot,boot,60,NV\n" + REST, ["action = 'reboot'", "reboot_node?"]),
+        (HEAD + "79,bus,hw,unhealthy,none,boot,soon,NV\n" + REST, ["hold_s = 'soon'"]),
+        (HEAD + "79,bus,hw,unhealthy,none,boot,60,\n" + REST, ["source is missing"]),
+        (HEAD + "79,bus,hw,healthy,reset_gpu,reset,60,NV\n" + REST, ["reset_gpu is not for what is healthy"]),
+        (HEAD + "79,bus,hw,degraded,none,boot,60,NV\n" * 2 + REST, ["line-3", "a code, once"]),
+        (HEAD, ["0 rows for all other codes"]),
+    ],
+)
+def test_a_table_with_a_mistake_is_refused(text: str, told: list[str]) -> None:
+    with pytest.raises(BadPolicy) as refused:
+        tables.xids(text)
+    assert all(each in str(refused.value) for each in told), str(refused.value)
+
+
+def test_a_decode_row_with_a_mask_of_another_width_is_refused() -> None:
+    text = (FOLDER / "nvlink5.csv").read_text().replace("------000000------", "-----000000------", 1)
+    with pytest.raises(BadPolicy, match="line-2: cannot be read: 32 of 0, 1 and -"):
+        nvlink_tables.nvlink5_rows(text)
+
+
+def test_a_bit_that_stands_twice_is_refused() -> None:
+    text = (FOLDER / "nvlink4_bits.csv").read_text().replace("1,23,", "1,0,", 1)
+    with pytest.raises(BadPolicy, match="a bit from 0 to 31, once"):
+        nvlink_tables.nvlink4_bits(text)

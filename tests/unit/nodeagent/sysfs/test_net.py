@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nodeagent.sysfs.net import DOWN, UP, Interfaces, state
+from tests.unit.nodeagent.sysfs.tree import BRIDGES, realistic
+
+STATE = frozenset({"net_down"})
+
+
+def states(interfaces: Interfaces) -> dict[str, float]:
+    return {each.entity: each.value for each in interfaces.read(STATE, 0.0)}
+
+
+@pytest.mark.parametrize(
+    ("operstate", "flags", "was_up", "found"),
+    [
+        ("up", 0x1003, False, UP), ("down", 0x1003, True, DOWN), ("lowerlayerdown", 0x1003, True, DOWN),
+        ("down", 0x1003, False, None), ("down", 0x1002, True, UP), ("unknown", 0x1003, True, UP),
+        ("dormant", 0x1003, False, None),
+    ],
+)  # fmt: skip
+def test_only_one_that_was_up_and_is_wanted_up_can_be_down(
+    operstate: str, flags: int, was_up: bool, found: float | None
+) -> None:
+    assert state(operstate, flags, was_up) == found
+
+
+def test_physical_interfaces_are_seen_and_others_and_virtual_functions_are_not(tmp_path: Path) -> None:
+    tree = realistic(tmp_path)
+    path = tree.pci("0000:3b:00.2", "0x020000", above=BRIDGES[0])
+    (tmp_path / path / "physfn").symlink_to(tmp_path / path)
+    tree.net("vf0", "0000:3b:00.2")
+    tree.net("docker0")
+    found = {
+        (each.check, each.entity): each.value
+        for each in Interfaces(str(tmp_path), None).read(Interfaces.checks, 0.0)
+    }
+    assert found == {
+        ("net_carrier", "net/ib0"): 1.0, ("net_carrier", "net/ib1"): 1.0,
+        ("net_down", "net/ib0"): UP, ("net_down", "net/ib1"): UP,
+    }  # fmt: skip
+
+
+def test_one_that_goes_down_is_found_also_after_a_restart(tmp_path: Path) -> None:
+    tree = realistic(tmp_path)
+    before = Interfaces(str(tmp_path), None)
+    states(before)
+    remembered = json.loads(json.dumps(before.remembered()))
+    tree.write("class/net/ib0/operstate", "down")
+    for each in (before, Interfaces(str(tmp_path), remembered)):
+        assert states(each) == {"net/ib0": DOWN, "net/ib1": UP}
+    assert states(Interfaces(str(tmp_path), None)) == {"net/ib1": UP}
+
+
+def test_one_that_an_operator_takes_down_is_well(tmp_path: Path) -> None:
+    tree = realistic(tmp_path)
+    tree.set("class/net/ib0", {"operstate": "down", "flags": "0x1002"})
+    assert states(Interfaces(str(tmp_path), ["ib0"]))["net/ib0"] == UP
+
+
+def test_a_carrier_counter_that_falls_is_passed_on_as_it_is(tmp_path: Path) -> None:
+    tree, interfaces = realistic(tmp_path), Interfaces(str(tmp_path), None)
+    for count in (1, 9, 3):
+        tree.write("class/net/ib0/carrier_changes", count)
+        found = {each.entity: each.value for each in interfaces.read(frozenset({"net_carrier"}), 0.0)}
+        assert found["net/ib0"] == count
+
+
+def test_garbage_and_what_is_gone_are_passed_over(tmp_path: Path) -> None:
+    tree, interfaces = realistic(tmp_path), Interfaces(str(tmp_path), {"ib0": True})
+    assert interfaces.remembered() == []
+    states(interfaces)
+    tree.set("class/net/ib0", {"carrier_changes": "N/A", "flags": b"\xff"})
+    tree.remove("class/net/ib1")
+    assert list(interfaces.read(Interfaces.checks, 5.0)) == []

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+from math import isfinite
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.sensor import Unavailable
+from nodeagent.sysfs.sensor import CHECKS, SysfsSensor
+from tests.unit.nodeagent.sysfs.tree import realistic
+from tests.unit.nodeagent.ticking import Ticking
+
+PERIODS = {**dict.fromkeys(CHECKS, 5.0), "device_pcie_link": 30.0, "host_temperature_margin": 15.0}
+
+
+def test_a_well_node_shows_all_checks_each_at_its_own_period(tmp_path: Path) -> None:
+    realistic(tmp_path)
+    clock = Ticking()
+    sensor = SysfsSensor(clock, PERIODS, root=tmp_path)
+    sensor.open()
+    counts: dict[str, set[float]] = {}
+    for _ in range(7):
+        for each in sensor.read():
+            counts.setdefault(each.check, set()).add(each.at_s)
+            assert each.source == "sysfs"
+        clock.at_s += 5
+    assert set(counts) == CHECKS
+    assert {check: len(times) for check, times in counts.items()} == {
+        **dict.fromkeys(CHECKS, 7), "device_pcie_link": 2, "host_temperature_margin": 3,
+    }  # fmt: skip
+    assert sensor.left_out() == ()
+    sensor.close()
+    sensor.close()
+
+
+def test_without_a_sysfs_it_is_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="--sys"):
+        SysfsSensor(Ticking(), PERIODS, root=tmp_path).open()
+
+
+def test_what_it_remembers_is_json_and_is_taken_again(tmp_path: Path) -> None:
+    realistic(tmp_path)
+    sensor = SysfsSensor(Ticking(), PERIODS, root=tmp_path)
+    sensor.read()
+    remembered = json.loads(json.dumps(sensor.remembered()))
+    assert all(remembered.values())
+    assert SysfsSensor(Ticking(), PERIODS, remembered, tmp_path).remembered() == remembered
+
+
+@pytest.mark.parametrize(
+    "garbage", [{}, {"port_gbps": 5, "link_widths": [], "net_up": "x"}, {"net_up": {"a": 1}}]
+)
+def test_a_memory_that_is_garbage_is_as_none(tmp_path: Path, garbage: dict[str, object]) -> None:
+    nothing: dict[str, object] = {"link_widths": {}, "port_gbps": {}, "net_up": []}
+    assert SysfsSensor(Ticking(), PERIODS, garbage, tmp_path).remembered() == nothing
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[Path, bytes]]:
+    root = tmp_path_factory.mktemp("sys")
+    realistic(root)
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    return root, {path: path.read_bytes() for path in files}
+
+
+@given(st.data())
+def test_no_content_of_any_file_makes_it_raise(
+    node: tuple[Path, dict[Path, bytes]], data: st.DataObject
+) -> None:
+    root, files = node
+    clock = Ticking()
+    sensor = SysfsSensor(clock, PERIODS, root=root)
+    changed: set[Path] = set()
+    try:
+        for _ in range(2):
+            for path in data.draw(st.lists(st.sampled_from(list(files)), max_size=8)):
+                changed.add(path)
+                path.write_bytes(data.draw(st.binary(max_size=24)))
+            assert all(isfinite(each.value) for each in sensor.read())
+            json.dumps(sensor.remembered(), allow_nan=False)
+            clock.at_s += 60
+    finally:
+        for path in changed:
+            path.write_bytes(files[path])

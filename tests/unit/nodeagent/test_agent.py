@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent import memory
+from nodeagent.agent import Agent, Fitted
+from nodeagent.clock import Anchor, Clock, begin
+from nodeagent.memory import Memory
+from nodeagent.observation import Observation
+from nodeagent.policy import loading
+from nodeagent.sensor import Unavailable
+from nodeagent.verdict import Action, Level
+from tests.unit.nodeagent.evaluation.world import GPU, xid
+
+POLICY = loading.load()
+PATIENCE_S = 20.0
+
+
+class Scripted:
+    """A sensor that sees what it is told to see, and may block."""
+
+    def __init__(self, name: str = "scripted", position: int = 0) -> None:
+        self.name, self.period_s = name, 0.0
+        self.script: list[list[Observation]] = []
+        self.given = threading.Semaphore(0)
+        self.blocked = threading.Event()
+        self.at = position
+        self.why = ""
+
+    def give(self, *seen: Observation) -> None:
+        self.script.append(list(seen))
+        self.given.release()
+
+    def open(self) -> None:
+        if self.why:
+            raise Unavailable(self.why)
+
+    def close(self) -> None: ...
+
+    def read(self) -> Iterable[Observation]:
+        if not self.given.acquire(timeout=0.05):
+            return []
+        found = self.script.pop(0)
+        self.at += len(found)
+        return found
+
+
+class Room:
+    """An agent, its sensors, and what it told."""
+
+    def __init__(self, folder: Path | None, *sensors: Scripted, clock: Clock | None = None) -> None:
+        remembered, problems = memory.load(folder) if folder else (Memory(), ())
+        self.told: list[dict[str, Any]] = []
+        self.clock = clock or begin(remembered.anchor, remembered.last_s)
+        self.agent = Agent(POLICY, self.clock, remembered, folder, self.told.extend, problems=problems)
+        self.thread = threading.Thread(target=self.agent.run)
+        self.agent.watch([Fitted(each, lambda each=each: each.at) for each in sensors])  # type: ignore[misc]
+        self.thread.start()
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        with self.agent.looked:
+            assert self.agent.looked.wait_for(holds, PATIENCE_S)
+
+    def end(self) -> None:
+        self.agent.stop()
+        self.thread.join(PATIENCE_S)
+        assert not self.thread.is_alive()
+
+
+def level(room: Room, entity: str = GPU) -> Level:
+    return next((v.level for v in room.agent.published.verdicts if v.entity == entity), Level.HEALTHY)
+
+
+def test_an_event_becomes_a_verdict_and_is_told_once() -> None:
+    sensor = Scripted()
+    room = Room(None, sensor)
+    sensor.give(xid(79, room.clock.now_s()))
+    sensor.give(xid(79, room.clock.now_s(), source="nvml-events"))
+    room.until(lambda: level(room) is Level.UNHEALTHY and bool(room.told))
+    room.end()
+    assert [(each["kind"], each["code"], each["action"]) for each in room.told] == [
+        ("raised", 79, "reboot_node")
+    ]
+
+
+def test_after_a_restart_nothing_is_told_twice_nothing_missed_and_recovery_is_told(tmp_path: Path) -> None:
+    first = Scripted()
+    room = Room(tmp_path, first)
+    first.give(xid(79, room.clock.now_s()))
+    room.until(lambda: bool(room.told))
+    room.end()
+    again = Scripted()
+    second = Room(tmp_path, again)
+    assert second.agent.memory.positions == {"scripted": 1}
+    again.give(xid(79, second.clock.now_s()), xid(48, second.clock.now_s()))
+    second.until(lambda: len(second.told) == 1)
+    second.end()
+    assert [(each["code"], each["seq"]) for each in second.told] == [(48, 2)]
+    memory_of_it, _ = memory.load(tmp_path)
+    later = Clock(Anchor("another boot", memory_of_it.anchor.offset_s + 1e6)) if memory_of_it.anchor else None
+    third = Room(tmp_path, Scripted(), clock=later)
+    third.until(lambda: len(third.told) == 2)
+    third.end()
+    assert sorted((each["kind"], each["code"]) for each in third.told) == [("cleared", 48), ("cleared", 79)]
+
+
+def test_what_is_told_is_on_disk_before(tmp_path: Path) -> None:
+    sensor, seen = Scripted(), []
+    room = Room(tmp_path, sensor)
+    room.agent.tell = lambda _: seen.append(memory.load(tmp_path)[0].history[-1]["code"])
+    sensor.give(xid(79, room.clock.now_s()))
+    room.until(lambda: bool(seen))
+    room.end()
+    assert seen == [79]
+
+
+def test_a_full_disk_keeps_nobody_from_being_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(*_: object) -> None:
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(memory, "save", full_disk)
+    sensor = Scripted()
+    room = Room(tmp_path, sensor)
+    sensor.give(xid(79, room.clock.now_s()))
+    room.until(lambda: len(room.told) == 2)
+    assert {each["check"] for each in room.told} == {"xid", "memory_lost"}
+    monkeypatch.undo()
+    sensor.give(xid(48, room.clock.now_s()))
+    room.until(lambda: any(each["kind"] == "cleared" for each in room.told))
+    room.end()
+    assert memory.load(tmp_path)[0].next_seq == 5
+
+
+class Hanging(Scripted):
+    def read(self) -> Iterable[Observation]:
+        self.blocked.wait(PATIENCE_S)
+        return []
+
+
+def test_a_sensor_that_hangs_stops_nobody_and_not_the_end() -> None:
+    hangs, works = Hanging("hangs"), Scripted("works")
+    room = Room(None, hangs, works)
+    works.give(xid(79, room.clock.now_s()))
+    room.until(lambda: level(room) is Level.UNHEALTHY)
+    room.end()
+    assert {each.name: each.in_call for each in room.agent.published.sensors} == {
+        "hangs": True,
+        "works": False,
+    }
+    hangs.blocked.set()
+
+
+class Broken(Scripted):
+    def read(self) -> Iterable[Observation]:
+        raise ZeroDivisionError("a bug of ours")
+
+
+def test_a_sensor_with_a_bug_or_without_a_right_is_told_and_stops_nobody() -> None:
+    broken, barred, works = Broken("broken"), Scripted("barred"), Scripted("works")
+    barred.why = "it needs a right"
+    room = Room(None, broken, barred, works)
+    works.give(xid(79, room.clock.now_s()))
+    room.until(lambda: level(room) is Level.UNHEALTHY and room.agent.published.ready)
+    room.until(lambda: [each.sees for each in room.agent.published.sensors] == [False, False, True])
+    room.end()
+    whys = [each.why for each in room.agent.published.sensors]
+    assert whys == ["ZeroDivisionError: a bug of ours", "it needs a right", ""]
+
+
+def test_evidence_that_cannot_be_read_is_told_and_the_agent_starts_without_it(tmp_path: Path) -> None:
+    memory.save(tmp_path, Memory(evidence={"series": 7, "events": []}))
+    room = Room(tmp_path)
+    room.end()
+    assert "the remembered evidence is not used" in room.agent.problems[0]
+    assert json.dumps(room.agent.evaluator.dump())
+
+
+def test_nothing_to_do_is_no_action() -> None:
+    room = Room(None, Scripted())
+    room.until(lambda: room.agent.published.ready)
+    room.end()
+    assert room.told == []
+    assert {v.action for v in room.agent.published.verdicts} == {Action.NONE}
+    assert room.agent.published.verdicts[0].entity == "node"

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import threading
+
+from nodeagent.inbox import MAX_EVENTS, MAX_SAMPLES, Inbox
+from tests.unit.nodeagent.evaluation.world import POLICY, sample, xid
+
+
+def test_events_come_before_samples_and_each_once() -> None:
+    inbox = Inbox(POLICY)
+    assert inbox.put([sample("heat", 1.0, 5), xid(79, 2.0), xid(79, 2.5), xid(79, 2.0, source="nvml")]) == 4
+    assert inbox.take() == [xid(79, 2.0), xid(79, 2.0, source="nvml"), sample("heat", 1.0, 5)]
+    assert inbox.take() == []
+
+
+def test_a_flood_of_samples_pushes_out_no_event() -> None:
+    inbox = Inbox(POLICY)
+    inbox.put([xid(79, 0.0)])
+    inbox.put(sample("heat", float(n), 1) for n in range(MAX_SAMPLES + 10))
+    assert inbox.dropped == 10
+    assert inbox.take()[0] == xid(79, 0.0)
+
+
+def test_a_flood_of_events_is_bounded_and_counted() -> None:
+    inbox = Inbox(POLICY)
+    inbox.put(xid(79, float(n), variant=str(n)) for n in range(MAX_EVENTS + 7))
+    assert (inbox.dropped, len(inbox.take())) == (7, MAX_EVENTS)
+
+
+def test_who_waits_is_woken() -> None:
+    inbox = Inbox(POLICY)
+    threading.Timer(0.01, inbox.put, ([xid(79, 0.0)],)).start()
+    inbox.wait(30.0)
+    assert inbox.take() == [xid(79, 0.0)]
+    inbox.wake()
+    inbox.wait(30.0)

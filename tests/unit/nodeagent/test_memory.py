@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import errno
+import json
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast import durable
+from nodeagent import memory
+from nodeagent.changes import Told
+from nodeagent.clock import Anchor
+from nodeagent.memory import BEFORE, MAX_HISTORY, NAME, Memory
+from nodeagent.verdict import Action, Level
+
+
+def full() -> Memory:
+    made = Memory(
+        Anchor("boot", 12.5), 99.0, {("gpu/a", "xid", 79): Told(Level.UNHEALTHY, Action.REPLACE, 3.0)},
+        evidence={"series": [], "events": []}, positions={"kmsg": ["boot", 7]},
+    )  # fmt: skip
+    made.add([{"kind": "raised"}, {"kind": "cleared"}])
+    return made
+
+
+def test_what_is_saved_is_remembered(tmp_path: Path) -> None:
+    memory.save(tmp_path, full())
+    assert memory.load(tmp_path) == (full(), ())
+    assert sorted(each.name for each in tmp_path.iterdir()) == [NAME]
+
+
+def test_without_a_file_there_is_nothing_to_remember(tmp_path: Path) -> None:
+    assert memory.load(tmp_path / "nowhere") == (Memory(), ())
+
+
+def test_changes_are_numbered_for_good_and_the_newest_are_kept() -> None:
+    made = full()
+    made.add([{}] * MAX_HISTORY)
+    assert len(made.history) == MAX_HISTORY
+    assert (made.history[0]["seq"], made.history[-1]["seq"], made.next_seq) == (
+        3,
+        MAX_HISTORY + 2,
+        MAX_HISTORY + 3,
+    )
+
+
+@given(st.data())
+def test_a_flipped_bit_or_a_torn_file_is_told_and_the_one_before_is_used(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("memory")
+    memory.save(folder, full())
+    newer = full()
+    newer.last_s = 100.0
+    memory.save(folder, newer)
+    raw = bytearray((folder / NAME).read_bytes())
+    at = data.draw(st.integers(0, len(raw) - 1))
+    if data.draw(st.booleans()):
+        raw[at] ^= 1 << data.draw(st.integers(0, 7))
+    else:
+        del raw[at:]
+    (folder / NAME).write_bytes(raw)
+    found, problems = memory.load(folder)
+    # A flip may fall on a blank of the first line, and change nothing that it says.
+    assert found == (full() if problems else newer)
+    assert all(str(folder / NAME) in each for each in problems)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_memory_or_a_problem(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
+    folder = tmp_path_factory.mktemp("memory")
+    (folder / NAME).write_bytes(raw)
+    (folder / BEFORE).write_bytes(raw)
+    found, problems = memory.load(folder)
+    assert found == Memory()
+    assert len(problems) == 2
+
+
+def test_a_memory_of_a_newer_agent_is_left_alone(tmp_path: Path) -> None:
+    raw = json.dumps({"version": memory.VERSION + 1}).encode()
+    (tmp_path / NAME).write_bytes(b"%08x %d\n" % (zlib.crc32(raw), len(raw)) + raw)
+    with pytest.raises(memory.Newer, match="of version 2, this agent reads up to 1"):
+        memory.load(tmp_path)
+
+
+def test_a_save_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory.save(tmp_path, full())
+
+    def full_disk(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(durable, "write_file", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        memory.save(tmp_path, Memory())
+    assert memory.load(tmp_path) == (full(), ())

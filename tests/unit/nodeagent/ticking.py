@@ -1,0 +1,14 @@
+"""A clock that stands until it is moved."""
+
+from __future__ import annotations
+
+from nodeagent.clock import Anchor, Clock
+
+
+class Ticking(Clock):
+    def __init__(self, now_s: float = 1000.0, boot: str = "boot") -> None:
+        super().__init__(Anchor(boot, 0.0))
+        self.at_s = now_s
+
+    def now_s(self) -> float:
+        return self.at_s
