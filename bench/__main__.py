@@ -15,6 +15,8 @@ NAMES = {
     "recovery": "from the kill of a rank to the first new step, side by side with torchrun",
     "overhead": "what holdfast costs while nothing happens, against torchrun",
     "snapshot": "copying the state into memory and onto storage, against plain copies",
+    "nodeagent": "the node agent: from an event to its verdict, what a poll and a quiet hour cost",
+    "quarantine": "a simulated year of 2,000 nodes: who is taken out, how soon, and who never",
     "soak": "random faults for a long time: weights stay equal, nothing grows",
 }
 
@@ -24,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         say("python -m bench NAME [options]: measure, show a table, keep all figures as JSON\n")
         for name, about in NAMES.items():
-            say(f"  {name:<10}{about}")
+            say(f"  {name:<12}{about}")
         say("\npython -m bench NAME --help says what exactly is measured, and the options")
         return 0 if argv else 2
     if argv[0] not in NAMES:

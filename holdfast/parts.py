@@ -21,7 +21,6 @@ PARTS = ("supervisor", "sidecar", "nodeagent", "trainer")
 DISTRIBUTIONS = {
     "aiohttp": "aiohttp",
     "prometheus_client": "prometheus_client",
-    "psutil": "psutil",
     "pynvml": "nvidia-ml-py",
     "tomli": "tomli",
     "torch": "torch",

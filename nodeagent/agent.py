@@ -21,6 +21,7 @@ from nodeagent.inbox import Inbox
 from nodeagent.memory import Memory
 from nodeagent.observation import NODE, Observation
 from nodeagent.policy.rules import Policy
+from nodeagent.reading import LeftOut
 from nodeagent.sensor import Sensor
 from nodeagent.verdict import Verdict
 from nodeagent.watching import NOT_YET, SensorStatus, Watched, stuck
@@ -58,6 +59,7 @@ class Fitted:
 
     sensor: Sensor
     position: Callable[[], Any] = lambda: None
+    left_out: Callable[[], tuple[LeftOut, ...]] = tuple
 
 
 @dataclass(slots=True)
@@ -106,7 +108,9 @@ class Agent:
     def watch(self, sensors: Sequence[Fitted]) -> None:
         """Start the sensors, each in a thread of its own."""
         now_s = self.clock.now_s
-        self.watched = [Watched(each.sensor, self.inbox, now_s, each.position) for each in sensors]
+        self.watched = [
+            Watched(each.sensor, self.inbox, now_s, each.position, each.left_out) for each in sensors
+        ]
         for each in self.watched:
             each.start()
 

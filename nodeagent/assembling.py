@@ -28,6 +28,7 @@ from nodeagent.options import POLICY_FILE
 from nodeagent.policy import kernel_lines, loading
 from nodeagent.policy.mistakes import BadPolicy
 from nodeagent.policy.rules import Policy
+from nodeagent.sysfs.ib_ports import Expected
 from nodeagent.sysfs.sensor import SysfsSensor
 
 MAX_POLICY_BYTES = 1 << 20
@@ -121,15 +122,16 @@ def _sensors(
     periods_s = {name: rule.period_s for name, rule in chosen.rules.items() if rule.period_s}
     before = memory.positions
     polling = NvmlPolling(driver, clock, periods_s, _mapping(before, NvmlPolling.name), options.gpus)
-    host = HostSensor(clock, periods_s, _mapping(before, HostSensor.name), options.proc)
-    sysfs = SysfsSensor(clock, periods_s, _mapping(before, SysfsSensor.name), options.sys)
+    host = HostSensor(clock, periods_s, _mapping(before, HostSensor.name), options.proc, options.root)
+    expected = Expected(options.ib_ports, options.ib_gbps)
+    sysfs = SysfsSensor(clock, periods_s, _mapping(before, SysfsSensor.name), options.sys, expected)
     word = OperatorWord(options.state_dir, clock.now_s, before.get(OperatorWord.name))
     return [
         Fitted(NvmlEvents(driver, clock)),
         Fitted(polling, polling.remembered),
         *_kernel_log(options, clock, memory, lines, trusting),
-        Fitted(host, host.remembered),
-        Fitted(sysfs, sysfs.remembered),
+        Fitted(host, host.remembered, host.left_out),
+        Fitted(sysfs, sysfs.remembered, sysfs.left_out),
         Fitted(word, word.position),
     ]
 

@@ -156,6 +156,27 @@ def _sensors(parser: _Parser) -> None:
     parser.add_argument("--sys", type=Path, default=Path("/sys"), metavar="DIR", help="sysfs (/sys)")
     parser.add_argument("--proc", type=Path, default=Path("/proc"), metavar="DIR", help="procfs (/proc)")
     parser.add_argument(
+        "--root",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="where the host's file systems are mounted, in a container",
+    )
+    parser.add_argument(
+        "--ib-ports",
+        type=_count,
+        default=None,
+        metavar="N",
+        help="InfiniBand ports that must be up (as seen)",
+    )
+    parser.add_argument(
+        "--ib-gbps",
+        type=_rate,
+        default=None,
+        metavar="X",
+        help="rate that they must have (the best ever seen)",
+    )
+    parser.add_argument(
         "--gpus", type=_count, default=None, metavar="N", help="GPUs that must be there (the most ever seen)"
     )
 
@@ -169,9 +190,22 @@ def state_folder() -> Path:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0.1 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"{text}, accepted are 0.1 to 3600 seconds")
+        raise argparse.ArgumentTypeError(f"{text!r}, accepted are 0.1 to 3600 seconds")
+    return value
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1 <= value <= 10_000:
+        raise argparse.ArgumentTypeError(f"{text!r}, accepted are 1 to 10000 Gb/s")
     return value
 
 

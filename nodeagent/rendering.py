@@ -34,6 +34,8 @@ def health(report: Mapping[str, Any], *, colour: bool = False) -> list[str]:
     lines += [
         f"{paint('blind    ', COLOURS['degraded'], colour)}  {each['name']}: {each['why']}" for each in blind
     ]
+    for each in report["sensors"]:
+        lines += [paint(f"left out   {one['what']}: {one['why']}", _DIM, colour) for one in each["left_out"]]
     return lines
 
 

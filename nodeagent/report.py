@@ -72,4 +72,5 @@ def sensor(each: SensorStatus) -> dict[str, Any]:
         "observations": each.observations,
         "call_s": round(each.call_s, 6),
         "in_call": each.in_call,
+        "left_out": [{"what": one.what, "why": one.why} for one in each.left_out],
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 from nodeagent.inbox import Inbox
 from nodeagent.observation import Observation
+from nodeagent.reading import LeftOut
 from nodeagent.sensor import Sensor, Unavailable
 
 RETRY_S = (
@@ -31,6 +32,7 @@ class SensorStatus:
     observations: int
     call_s: float  # how long the last call took, or the present one is taking
     in_call: bool
+    left_out: tuple[LeftOut, ...] = ()  # what it does not look at, and why
 
 
 class Watched:
@@ -42,11 +44,18 @@ class Watched:
         inbox: Inbox,
         now_s: Callable[[], float],
         position: Callable[[], Any] = lambda: None,
+        left_out: Callable[[], tuple[LeftOut, ...]] = tuple,
     ) -> None:
-        """`position` gives what the sensor would go on from; it is called in the sensor's thread."""
+        """Take a sensor; nothing is started.
+
+        Args:
+            position: Gives what the sensor would go on from; called in its thread, after a read.
+            left_out: Gives what it does not look at; likewise.
+        """
         self.sensor = sensor
         self.position: Any = None  # all that was seen up to it has been put into the inbox
         self._position_of = position
+        self._left_out_of, self._left_out = left_out, left_out()
         self._inbox = inbox
         self._now_s = now_s
         self._stop = threading.Event()
@@ -72,8 +81,9 @@ class Watched:
         began = self._began
         took_s = time.monotonic() - began if began else self._took_s
         return SensorStatus(
-            self.sensor.name, self._sees, self._why, self._calls, self._observations, took_s, began > 0
-        )
+            self.sensor.name, self._sees, self._why, self._calls, self._observations, took_s, began > 0,
+            self._left_out,
+        )  # fmt: skip
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -93,6 +103,7 @@ class Watched:
             due = time.monotonic() + self.sensor.period_s
             self._observations += self._inbox.put(self._call(self._collect))
             self.position = self._position_of()
+            self._left_out = self._left_out_of()
             if self.sensor.period_s:
                 self._stop.wait(max(0.0, due - time.monotonic()))
 

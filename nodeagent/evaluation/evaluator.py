@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from nodeagent.evaluation import drivers_word, standing_events, standing_samples
@@ -43,10 +44,22 @@ class Evaluator:
 
     def __init__(self, policy: Policy, branch: int | None = None) -> None:
         self.policy = policy
-        self.branch = branch  # of the driver, 575; may be set when it is known
+        self._branch = branch
         self._series: dict[Place, _Series] = {}
         self._events: dict[Event, dict[str, Bursts]] = {}
+        self._judged: dict[str, dict[Event, tuple[Finding | None, float]]] = {}  # by entity: until when
         self.entities: set[str] = {NODE}  # all that were ever seen
+
+    @property
+    def branch(self) -> int | None:
+        """Of the driver, 575; None while it is not known."""
+        return self._branch
+
+    @branch.setter
+    def branch(self, branch: int | None) -> None:
+        if branch != self._branch:
+            self._branch = branch
+            self._judged.clear()
 
     def take(self, seen: Observation) -> bool:
         """Add one observation; False if it was known, too late, or of no check that the policy has."""
@@ -77,11 +90,15 @@ class Evaluator:
         if seen.variant not in variants and len(variants) >= MAX_VARIANTS:
             del variants[min(variants, key=lambda name: (variants[name].spans[-1][1], name))]
         self.entities.add(seen.entity)
+        if seen.entity == NODE:
+            self._judged.clear()  # a boot ends findings of others
+        self._judged.pop(seen.entity, None)
         return variants.setdefault(seen.variant, Bursts()).take(seen)
 
     def _drop_oldest(self) -> None:
         oldest = min(self._events, key=lambda e: (max(b.spans[-1][1] for b in self._events[e].values()), e))
         del self._events[oldest]
+        self._judged.pop(oldest[0], None)
 
     def findings(self, now_s: float) -> tuple[Finding, ...]:
         """Return all that stands now, worst first."""
@@ -93,16 +110,23 @@ class Evaluator:
                 held.known = True
             if held.finding is not None:
                 found.append(held.finding)
-        for (entity, check, code), variants in self._events.items():
-            if check not in MARKS and not self._settled(entity, check, code):
-                event = standing_events.finding(
-                    entity, check, code, variants, self._verdicts(entity), self._marks(entity),
-                    self.policy, self.branch, now_s,
-                )  # fmt: skip
-                if event is not None:
-                    found.append(event)
+        for event in self._events:
+            if event[1] not in MARKS and (one := self._of_event(event, now_s)) is not None:
+                found.append(one)
         found.sort(key=lambda f: (-f.level, -f.action, f.entity, f.check, f.code or 0))
         return tuple(found)
+
+    def _of_event(self, event: Event, now_s: float) -> Finding | None:
+        entity, check, code = event
+        judged = self._judged.setdefault(entity, {})
+        if event not in judged or now_s >= judged[event][1]:
+            judged[event] = (None, inf)
+            if not self._settled(entity, check, code):
+                judged[event] = standing_events.finding(
+                    entity, check, code, self._events[event], self._verdicts(entity), self._marks(entity),
+                    self.policy, self.branch, now_s,
+                )  # fmt: skip
+        return judged[event][0]
 
     def verdicts(self, now_s: float) -> tuple[Verdict, ...]:
         """Return one verdict for each entity ever seen, by name."""
@@ -119,6 +143,7 @@ class Evaluator:
             for name in [n for n, each in variants.items() if each.spans[-1][1] < before_s]:
                 del variants[name]
         self._events = {event: variants for event, variants in self._events.items() if variants}
+        self._judged.clear()
 
     def _settled(self, entity: str, check: str, code: int) -> bool:
         """Say whether this is the driver's word about codes of which the operator has decided otherwise."""
@@ -175,6 +200,7 @@ class Evaluator:
         for entity, check, code, variant, bursts in raw["events"][: MAX_EVENTS * MAX_VARIANTS]:
             variants = self._events.setdefault((str(entity), str(check), int(code)), {})
             variants[str(variant)] = Bursts.load(bursts)
+            self._judged.clear()
             self.entities.add(str(entity))
 
 

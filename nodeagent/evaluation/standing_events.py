@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from nodeagent.evaluation import drivers_word
 from nodeagent.evaluation.bursts import Burst, Bursts, union
@@ -12,6 +13,7 @@ from nodeagent.policy.rules import Clears, Meaning, Policy
 from nodeagent.verdict import Action, Finding, Level, word
 
 EPSILON_S = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class Marks:
@@ -33,21 +35,26 @@ def finding(
     policy: Policy,
     branch: int | None,
     now_s: float,
-) -> Finding | None:
-    """Return what stands because of one code of one entity; None if nothing does any more.
+) -> tuple[Finding | None, float]:
+    """Return what stands because of one code of one entity, and until when it does if nothing new comes.
+
+    None if nothing stands any more.
 
     Args:
         variants: What was seen of it, by variant.
         verdicts: The driver's words about the entity (Xid 154), by variant.
         branch: Of the driver, 575; None if it is not known.
     """
-    told = _newest(variants) if (check, code) == ("xid", VERDICT) else _informative(variants)
+    told = _informative(variants)
+    if (check, code) == ("xid", VERDICT):
+        told = _newest(told)
     meant = {name: policy.meaning(check, code, name, branch) for name in told}
     spans = union([each.spans for each in told.values()])
     again = {name: _recurred(meant[name], told[name].spans, spans) for name in told}
-    live = [n for n in told if not _over(told[n].spans[-1][1], meant[n], again[n], marks, now_s)]
+    ends = {name: _end_s(told[name].spans[-1][1], meant[name], again[name], marks) for name in told}
+    live = [name for name in told if now_s < ends[name]]
     if not live:
-        return None
+        return None, inf
     worst = max(live, key=lambda n: (meant[n].level, meant[n].action, again[n], n))
     meaning, recurs = meant[worst], meant[worst].recurs
     first_s, last_s = spans[-1]
@@ -60,7 +67,7 @@ def finding(
     texts = sorted({each for name in told for each in told[name].texts})[-3:]
     sources = tuple(sorted({s for each in variants.values() for s in each.sources}))
     label = f"Xid {code}" if check == "xid" else f"SXid {code}" if check == "sxid" else ""
-    return Finding(
+    found = Finding(
         entity=entity,
         check=check,
         code=code if label else None,
@@ -74,6 +81,7 @@ def finding(
         sources=sources,
         overridden=said_by,
     )
+    return found, min(ends[name] for name in live)
 
 
 def _newest(words: Mapping[str, Bursts]) -> Mapping[str, Bursts]:
@@ -113,21 +121,20 @@ def _recurred(meaning: Meaning, own: Sequence[Burst], all_spans: Sequence[Burst]
     return count if count >= meaning.recurs.bursts else 0
 
 
-def _over(last_s: float, meaning: Meaning, again: int, marks: Marks, now_s: float) -> bool:
-    """Say whether an event whose newest was at `last_s` stands no more."""
+def _end_s(last_s: float, meaning: Meaning, again: int, marks: Marks) -> float:
+    """Return when an event whose newest was at `last_s` stands no more; infinity if that is not known."""
     if any(at_s > last_s for at_s in marks.cleared):
-        return True
+        return -inf
     if meaning.clears is Clears.TIME:
         # What has come too often stands until it no longer has.
         hold_s = max(meaning.hold_s, meaning.recurs.within_s) if again and meaning.recurs else meaning.hold_s
-        return now_s >= last_s + hold_s
+        return last_s + hold_s
     ends = {
         Clears.RESET: (*marks.resets, *marks.boots, *marks.replaced),
         Clears.BOOT: (*marks.boots, *marks.replaced),
         Clears.REPLACED: tuple(marks.replaced),
     }[meaning.clears]
-    after = [at_s for at_s in ends if at_s > last_s + EPSILON_S]
-    return bool(after) and now_s >= min(after) + meaning.hold_s
+    return min((at_s for at_s in ends if at_s > last_s + EPSILON_S), default=inf) + meaning.hold_s
 
 
 def _clears(meaning: Meaning) -> str:

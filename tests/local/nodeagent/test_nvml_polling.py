@@ -387,9 +387,10 @@ def test_an_error_that_may_pass_is_asked_again(room: Room) -> None:
     assert room.values(0)["gpu_temperature_margin"] == 37
 
 
-def test_a_gpu_that_answers_nothing_for_no_known_reason_is_unreadable(room: Room) -> None:
+@pytest.mark.parametrize("code", [state.UNKNOWN, state.INVALID_ARGUMENT])
+def test_a_gpu_that_answers_nothing_for_no_known_reason_is_unreadable(room: Room, code: int) -> None:
     room.read()
-    room.fake.gpu(3).code = state.UNKNOWN
+    room.fake.gpu(3).code = code
     seen = room.read()
     assert (room.fake.entity(3), UNREADABLE) in told(seen, "gpu_state")
     assert told(seen, "nvml") == [("driver", 0)]
@@ -424,6 +425,8 @@ def test_a_narrow_link_is_told_only_at_work_and_a_full_one_always(room: Room) ->
     assert "pcie_link" not in room.values(0)
     gpu.utilization = 50
     assert room.values(0)["pcie_link"] == 0.5
+    gpu.clocks_event_reasons = 1  # idle
+    assert "pcie_link" not in room.values(0)
     gpu.pcie_width, gpu.utilization = 16, 0
     assert room.values(0)["pcie_link"] == 1.0
 

@@ -94,6 +94,10 @@ def test_a_wait_for_events_that_never_ends_holds_up_no_poll(pair: Pair) -> None:
     assert pair.poll()["gpu_state"] == 0  # of the other
     assert pair.poll()["nvml"] == 0
     assert not stuck.done()
+    pair.fake.release()
+    assert stuck.result(PATIENCE_S) == []  # nothing was taken from under it
+    assert pair.driver.join("another").number == 1
+    pair.driver.leave("another")
 
 
 def test_a_driver_that_goes_while_a_call_hangs_is_told_and_had_again_when_it_returns(pair: Pair) -> None:
@@ -140,12 +144,14 @@ def test_nvml_is_initialised_anew_for_both_without_losing_either(pair: Pair) -> 
     pair.fake.xid(0, 79)
     assert [each.value for each in pair.do("events", pair.events.read)] == [79]
     assert pair.fake.state.attached == 1
+    assert pair.driver.join("another").number == 2
+    pair.driver.leave("another")
 
 
 def test_after_both_are_closed_nobody_has_the_gpus_open(pair: Pair) -> None:
     pair.open()
     pair.do("events", pair.events.close)
-    assert pair.fake.state.attached == 1
+    assert (pair.fake.state.attached, pair.fake.state.event_sets) == (1, 0)
     pair.do("polling", pair.polling.close)
     assert pair.fake.state.attached == 0
     pair.open()

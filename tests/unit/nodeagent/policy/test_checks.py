@@ -64,7 +64,7 @@ def test_the_states_are_those_that_were_decided() -> None:
     assert asked["node_reboot"] == asked["system_reboot"] == (Level.UNHEALTHY, Action.REBOOT_NODE)
     assert asked["reset"] == asked["bus_reset"] == asked["drain_and_reset"]
     waits = {state.word: state.for_s for state in _states("nvml")}
-    assert (waits["not_loaded"], waits["version_mismatch"]) == (60, 0)
+    assert (waits["not_loaded"], waits["version_mismatch"]) == (60, 60)
 
 
 def _states(name: str) -> list[State]:
