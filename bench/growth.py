@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from bench.figures import slope
 
 WARM_UP = 0.2  # of a series: caches fill, allocators find their size
+WARM_UP_FAULTED = (
+    0.5  # the first fault of each kind maps slots, starts threads, opens connections that are kept
+)
 LEAST = 8  # readings; fewer tell nothing
 ROOM = 0.05  # resident memory moves without anything growing
 ROOM_BYTES = 2_000_000
@@ -38,21 +41,21 @@ class Growth:
     last_descriptors: float
     bytes_per_100k_steps: float
 
-    @property
-    def grows(self) -> bool:
+    def grows(self, kept: float = 0.0) -> bool:
+        """Say whether it does; up to `kept` more descriptors are not taken for growth."""
         room = max(ROOM_BYTES, ROOM * self.first_bytes)
         more_bytes = self.last_bytes - self.first_bytes > room and self.bytes_per_100k_steps > 0
-        return more_bytes or self.last_descriptors > self.first_descriptors
+        return more_bytes or self.last_descriptors > self.first_descriptors + kept
 
 
-def growths(readings: Iterable[Reading]) -> list[Growth]:
-    """Return one result for each kind of thing that was looked at often enough."""
+def growths(readings: Iterable[Reading], warm_up: float = WARM_UP) -> list[Growth]:
+    """Return one result for each kind of thing that was looked at often enough after its warm-up, a share."""
     series: dict[tuple[str, str], list[Reading]] = {}
     for reading in readings:
         series.setdefault((reading.what, reading.key), []).append(reading)
     found: dict[str, Growth] = {}
     for (what, _), each in series.items():
-        one = _growth(what, each)
+        one = _growth(what, each, warm_up)
         if one is not None and (what not in found or _more(one) > _more(found[what])):
             found[what] = one
     return [found[what] for what in sorted(found)]
@@ -62,8 +65,8 @@ def _more(growth: Growth) -> float:
     return growth.last_bytes - growth.first_bytes
 
 
-def _growth(what: str, series: Sequence[Reading]) -> Growth | None:
-    warm = series[int(len(series) * WARM_UP) :]
+def _growth(what: str, series: Sequence[Reading], warm_up: float) -> Growth | None:
+    warm = series[int(len(series) * warm_up) :]
     if len(warm) < LEAST:
         return None
     quarter = len(warm) // 4

@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _end(found: dict[str, Any], done: list[Fault], watch: Watch, options: argparse.Namespace) -> int:
-    growths = soak_report.growths(watch.readings)
+    growths = soak_report.growths(watch.readings, quiet=options.quiet_faults)
     found["growth"] = [asdict(each) for each in growths]
     judged = soak_report.verdicts(found, done, growths, quiet=options.quiet_faults)
     say()

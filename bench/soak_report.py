@@ -13,11 +13,12 @@ from bench.table import percent, seconds, size, table
 from bench.verdicts import Verdict
 
 LOGS = "run directory"  # it has the incidents and the ranks' output: it may grow
+KEPT = 4  # connections of a part
 LONG = 0.6  # of all readings
 
 
-def growths(readings: Iterable[Reading]) -> list[Growth]:
-    return growth.growths(readings)
+def growths(readings: Iterable[Reading], *, quiet: bool) -> list[Growth]:
+    return growth.growths(readings, growth.WARM_UP if quiet else growth.WARM_UP_FAULTED)
 
 
 def fault_line(fault: Fault) -> str:
@@ -100,7 +101,9 @@ def _of_growth(grown: Sequence[Growth], *, quiet: bool) -> Verdict:
     most = max((each.readings for each in grown), default=0)
     old = [each for each in grown if each.readings >= most * LONG]
     judged = [each for each in old if quiet or each.what != LOGS]
-    growing = [each.what for each in judged if each.grows]
+    # With faults, how many connections are kept depends on who fetched what from whom last.
+    kept = 0 if quiet else KEPT
+    growing = [each.what for each in judged if each.grows(kept)]
     found = ", ".join(growing or [each.what for each in judged])
     return Verdict("nothing grows", found, not growing if judged else None)
 

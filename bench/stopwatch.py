@@ -41,7 +41,7 @@ class Stopwatch:
         self.outer_cpu_s = 0.0
         self.steps = {INSIDE: 0, WHOLE: 0}
         self._depth = 0
-        self._looks = (INSIDE, WHOLE)  # both, unless there are turns
+        self._looks: tuple[str, ...] = (INSIDE, WHOLE)  # both, unless there are turns
 
     def turn(self, what: str) -> None:
         """A step begins that is for `INSIDE` or for `WHOLE`."""

@@ -24,7 +24,7 @@ from nodeagent.policy.rules import Policy
 from nodeagent.reading import LeftOut
 from nodeagent.sensor import Sensor
 from nodeagent.verdict import Verdict
-from nodeagent.watching import NOT_YET, SensorStatus, Watched, stuck
+from nodeagent.watching import SensorStatus, Watched, stuck
 
 LOOK_S = 1.0  # at most between two looks: holds end by time
 SAVE_S = 0.2  # at least between two saves: a storm of changes is one
@@ -50,7 +50,7 @@ class Published:
     @property
     def ready(self) -> bool:
         """True once every sensor has been tried."""
-        return bool(self.sensors) and all(each.why != NOT_YET for each in self.sensors)
+        return bool(self.sensors) and all(each.tried for each in self.sensors)
 
 
 @dataclass(slots=True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
+import os
 import platform
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +19,7 @@ from nodeagent import memory as memories
 from nodeagent.agent import Fitted
 from nodeagent.clock import Clock
 from nodeagent.host.sensor import HostSensor
-from nodeagent.kernel.journal import Journal
+from nodeagent.kernel.journal import JOURNALCTL, Journal
 from nodeagent.kernel.kmsg import Cursor, Kmsg
 from nodeagent.kernel.lines import Lines
 from nodeagent.memory import Memory, Newer
@@ -101,6 +104,7 @@ def _memory(folder: Path, keeps: bool) -> tuple[Memory, tuple[str, ...]]:
     try:
         if keeps:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _claim(folder)
         return memories.load(folder)
     except Newer as error:
         raise BadInput(str(error)) from None
@@ -108,6 +112,20 @@ def _memory(folder: Path, keeps: bool) -> tuple[Memory, tuple[str, ...]]:
         if not keeps:
             return Memory(), (f"{folder}: {error.strerror}: looked without a memory",)
         raise BadInput(f"--state-dir {folder}: {error.strerror}, accepted is a folder to write to") from None
+
+
+def _claim(folder: Path) -> None:
+    """Have the folder for this process until it ends. Raises BadInput if another agent has it."""
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.read(descriptor, 20).decode(errors="replace").strip()
+        os.close(descriptor)
+        used = f"in use by another agent, process {owner or 'unknown'}"
+        raise BadInput(f"--state-dir {folder}: {used}; accepted is a free one") from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)  # it stays open: the lock goes with the process
 
 
 def _sensors(
@@ -157,8 +175,8 @@ def _kernel_log(
 
     both = {"kmsg": Fitted(kmsg, read_to), "journal": Fitted(journal, lambda: journal.cursor)}
     if options.kernel_log == "auto":
-        readable = _opens(options.kmsg) or options.journal_dir is None
-        return [both["kmsg" if readable else "journal"]]
+        instead = options.journal_dir is not None or shutil.which(JOURNALCTL) is not None
+        return [both["journal" if instead and not _opens(options.kmsg) else "kmsg"]]
     return [both[options.kernel_log]] if options.kernel_log in both else []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
 import signal
@@ -12,11 +13,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from holdfast.errors import BadInput
-from nodeagent import assembling, memory, operator_word, rendering, report
+from nodeagent import assembling, memory, observation, operator_word, rendering, report
 from nodeagent.agent import Agent
 from nodeagent.assembling import Fit
 from nodeagent.injection import injector
@@ -100,7 +102,7 @@ def serve(options: argparse.Namespace) -> int:
 def history(options: argparse.Namespace) -> int:
     """Print the newest changes."""
     folder = options.state_dir / TESTS if options.test else options.state_dir
-    found, problems = memory.load(folder)
+    found, problems = _remembered(folder)
     newest = found.history[-options.limit :]
     if options.json:
         _print(json.dumps({"events": newest, "problems": list(problems)}, indent=2))
@@ -144,16 +146,38 @@ def explain(options: argparse.Namespace) -> int:
 
 def clear(options: argparse.Namespace) -> int:
     """Write down that an operator holds an entity for well."""
-    if "/" not in options.entity and options.entity not in ("node", "driver"):
-        raise BadInput(
-            f"entity {options.entity!r}, accepted is a name from `holdfast node check`: gpu/0000:3b:00.0"
-        )
+    folder = options.state_dir / TESTS if options.test else options.state_dir
+    name = options.entity
+    entity = observation.gpu(name[4:]) if name.lower().startswith("gpu/") else name
+    known = _entities(folder)
+    if entity not in known:
+        near = difflib.get_close_matches(entity, known, 1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        accepted = ", ".join(known) or "nothing yet: no agent has seen anything here"
+        raise BadInput(f"entity {name!r} is none that {folder} knows: {hint}accepted are {accepted}")
     try:
-        operator_word.clear(options.state_dir, options.entity, options.why, time.time())
+        operator_word.clear(folder, entity, options.why, time.time())
     except OSError as error:
-        raise BadInput(f"{options.state_dir}: {error.strerror}") from None
-    _print(f"{options.entity}: noted; its findings about events end when the agent reads it, within seconds")
+        raise BadInput(f"{folder}: {error.strerror}") from None
+    _print(
+        f"{entity}: noted; its findings about events end when the agent reads it, within seconds. "
+        "Those about samples end by clean samples alone"
+    )
     return 0
+
+
+def _entities(folder: Path) -> list[str]:
+    """Return what the agent of a folder has seen and saved."""
+    found, _ = _remembered(folder)
+    raw = found.evidence
+    return sorted({str(each[0]) for kind in ("series", "events") for each in raw.get(kind, ())})
+
+
+def _remembered(folder: Path) -> tuple[memory.Memory, tuple[str, ...]]:
+    try:
+        return memory.load(folder)
+    except (memory.Newer, OSError) as error:
+        raise BadInput(f"--state-dir {folder}: {error}") from None
 
 
 def _agent(fit: Fit, tell: Any) -> Agent:

@@ -39,9 +39,7 @@ def parse(asked: Mapping[str, Any], policy: Policy, lines: Lines, at_s: float) -
         check, _, number = value.partition("=")
         rule = policy.rules.get(check)
         if rule is None or rule.kind is Kind.EVENT:
-            raise ValueError(
-                f"check {check[:40]!r}, accepted are the checks of `holdfast node explain check`"
-            )
+            raise ValueError(f"check {check[:40]!r}, accepted is one that has samples: docs/signals.md")
         try:
             return (Observation(at_s, check, entity, SOURCE, float(number)),)
         except ValueError:

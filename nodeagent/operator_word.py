@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,10 @@ def clear(folder: Path, entity: str, why: str, wall_s: float) -> None:
 
 
 class OperatorWord:
-    """Reads what is new in the file. What was said while the agent was away counts from when it is read."""
+    """Reads what is new in the file. What was said counts from when it was said, by the wall clock then.
+
+    So a line that is read again, because the memory was lost, ends nothing that came after it.
+    """
 
     name = "operator"
     period_s = 1.0
@@ -67,17 +71,21 @@ class OperatorWord:
             whole = raw  # a line longer than any of ours
         self._offset += len(whole) + len(newline)
         for line in whole.split(b"\n"):
-            entity = _entity(line)
+            entity, said_s = _parse(line)
             if entity:
-                yield Observation(
-                    self._now_s(), "cleared", entity, self.name, text=line.decode(errors="replace")
-                )
+                at_s = min(said_s, self._now_s())
+                yield Observation(at_s, "cleared", entity, self.name, text=line.decode(errors="replace"))
 
 
-def _entity(line: bytes) -> str:
+def _parse(line: bytes) -> tuple[str, float]:
+    """Return whom a line is about, and when it was said; nobody if it is none of ours."""
     try:
         found = json.loads(line[:MAX_LINE])
     except (ValueError, RecursionError):
-        return ""
-    entity = found.get("entity") if isinstance(found, dict) else None
-    return entity if isinstance(entity, str) else ""
+        return "", 0.0
+    if not isinstance(found, dict):
+        return "", 0.0
+    entity, said_s = found.get("entity"), found.get("wall_s")
+    if not isinstance(entity, str) or not isinstance(said_s, (int, float)) or not isfinite(said_s):
+        return "", 0.0
+    return entity, float(said_s)

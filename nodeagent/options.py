@@ -115,6 +115,7 @@ def _parser() -> tuple[_Parser, dict[str, _Parser]]:
     clear = command("clear", "end the findings of one entity: an operator says that it is well")
     clear.add_argument("entity", help="as `node check` names it: gpu/0000:3b:00.0")
     clear.add_argument("--why", default="", help="for the record")
+    clear.add_argument("--test", action="store_true", help="the records of a `serve --test`")
     for name in ("check", "watch", "serve", "explain"):
         made[name].add_argument(
             "--policy",

@@ -90,8 +90,12 @@ def change(each: Mapping[str, Any], *, colour: bool = False) -> str:
     when = datetime.datetime.fromtimestamp(each["at_s"], datetime.timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
     level = paint(f"{each['level']:9}", COLOURS.get(each["level"], "0"), colour)
     todo = "" if each["action"] == "none" else f" -> {_action(each['action'])}"
-    return f"{when}  {each['kind']:7}  {level}  {each['entity']}  {_title(each)}: {each['why']}{todo}"
+    return f"{when}  {each['kind']:7}  {level}  {each['entity']}  {_title(each)}{each['why']}{todo}"
 
 
 def _title(each: Mapping[str, Any]) -> str:
-    return str(each["check"]) if each["code"] is None else f"{each['check']} {each['code']}"
+    """Name the check, unless the reason begins with it: `Xid 79: ...`."""
+    if each["code"] is None:
+        return f"{each['check']}: "
+    title = f"{each['check'].replace('xid', 'Xid')} {each['code']}: "
+    return "" if each["why"].lower().startswith(title.lower()) else title

@@ -18,7 +18,7 @@ RETRY_S = (
 )
 TOLD_AFTER_S = 5.0  # calls that take longer are told with every look
 SEEING, BLIND = 0.0, 1.0
-NOT_YET = "it has not been opened yet"
+NOT_YET = "it has not been read yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,11 @@ class SensorStatus:
     call_s: float  # how long the last call took, or the present one is taking
     in_call: bool
     left_out: tuple[LeftOut, ...] = ()  # what it does not look at, and why
+
+    @property
+    def tried(self) -> bool:
+        """True once it has been read, has said that it is blind, or hangs."""
+        return self.why != NOT_YET or (self.in_call and self.call_s >= TOLD_AFTER_S)
 
 
 class Watched:
@@ -89,7 +94,6 @@ class Watched:
         while not self._stop.is_set():
             try:
                 self._call(self.sensor.open)
-                self._say(SEEING, "")
                 self._read_until_blind()
             except Unavailable as error:
                 self._say(BLIND, str(error))
@@ -104,6 +108,7 @@ class Watched:
             self._observations += self._inbox.put(self._call(self._collect))
             self.position = self._position_of()
             self._left_out = self._left_out_of()
+            self._say(SEEING, "")
             if self.sensor.period_s:
                 self._stop.wait(max(0.0, due - time.monotonic()))
 

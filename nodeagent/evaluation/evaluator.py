@@ -110,9 +110,8 @@ class Evaluator:
                 held.known = True
             if held.finding is not None:
                 found.append(held.finding)
-        for event in self._events:
-            if event[1] not in MARKS and (one := self._of_event(event, now_s)) is not None:
-                found.append(one)
+        events = (self._of_event(event, now_s) for event in self._events if event[1] not in MARKS)
+        found += (each for each in events if each is not None)
         found.sort(key=lambda f: (-f.level, -f.action, f.entity, f.check, f.code or 0))
         return tuple(found)
 

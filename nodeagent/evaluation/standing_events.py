@@ -143,7 +143,7 @@ def _clears(meaning: Meaning) -> str:
         Clears.TIME: f"{_span(meaning.hold_s)} without another",
         Clears.RESET: f"a reset of the GPU or a reboot{hold}",
         Clears.BOOT: f"a reboot{hold}",
-        Clears.REPLACED: "another GPU in its place, or holdfast node clear",
+        Clears.REPLACED: f"holdfast node clear, or another GPU in its place{hold}",
     }[meaning.clears]
 
 

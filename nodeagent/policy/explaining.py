@@ -16,7 +16,7 @@ _ENDS = {
     "time": "",
     "reset": "a reset of the GPU or a reboot",
     "boot": "a reboot",
-    "replaced": "another GPU in its place, or holdfast node clear",
+    "replaced": "holdfast node clear, or another GPU in its place",
 }
 
 Lines = Iterator[tuple[str, str]]  # label, text

@@ -8,42 +8,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from nodeagent.host import sensor as host
-from nodeagent.nvml import probes
 from nodeagent.policy import explaining
 from nodeagent.policy.describing import Described, Unknown, look_up
 from nodeagent.policy.explaining import span
 from nodeagent.policy.loading import shipped
 from nodeagent.policy.overriding import KERNEL
 from nodeagent.policy.rules import Kind, Meaning, Policy
+from nodeagent.policy.seeing import LOGS, sensors
 from nodeagent.privileges import NEEDS
-from nodeagent.sysfs import sensor as sysfs
 from nodeagent.verdict import word
 
 Row = tuple[str, ...]
 
-_LOGS = ("kmsg", "journal")
-_POLLED: Mapping[str, frozenset[str]] = {
-    "nvml-polling": probes.CHECKS,
-    "host": host.CHECKS,
-    "sysfs": sysfs.CHECKS,
-}
-# What no sensor reads at a period, and what one more sensor tells when it happens.
-_TOLD: Mapping[str, tuple[str, ...]] = {
-    "recovery_action": ("nvml-events",),
-    "ecc_dbe": ("nvml-events",),
-    "ecc_sbe": ("nvml-events",),
-    "gpu_unavailable": ("nvml-events",),
-    "poison_fatal": ("nvml-events",),
-    "gpu_reset": ("nvml-events", "nvml-polling"),
-    "replaced": ("nvml-polling",),
-    "boot": ("agent",),
-    "cleared": ("operator", *_LOGS),
-    "sensor_stuck": ("agent",),
-    "sensor_lost": ("agent",),
-    "memory_lost": ("agent",),
-    "observations_dropped": ("agent", *_LOGS),
-}
 _WORST_FIRST = ("unhealthy", "degraded", "healthy")
 _MARKS = {"reset": "a reset of the GPU or a reboot", "boot": "a reboot"}
 
@@ -59,13 +35,10 @@ set there. What to do about a finding is in the [runbooks](runbooks/node.md).
 An arrow leads to what is to be done. Unhealthy: the node should get no new work. Degraded: it is told, and the node
 keeps its work. Healthy: it is told for the record, and for whoever restarts the application.
 """  # noqa: E501 (a paragraph of Markdown has lines of 120)
-
-
-def sensors(check: str) -> tuple[str, ...]:
-    """Return the names of the sensors that see a check; none for a name that there is not."""
-    if check.startswith(KERNEL):
-        return _LOGS
-    return (*(name for name, checks in _POLLED.items() if check in checks), *_TOLD.get(check, ()))
+_ABOUT_XIDS = """\
+Seen by nvml-events within milliseconds, and with their details by kmsg or journal. Where a branch of the driver is
+named, its own word (Xid 154) goes before the table's, on that branch and later.
+"""  # noqa: E501
 
 
 def page(policy: Policy) -> str:
@@ -74,7 +47,7 @@ def page(policy: Policy) -> str:
     lines = [name.removeprefix(KERNEL) for name in policy.rules if name.startswith(KERNEL)]
     sampled = [each for each in checks if policy.rules[each].kind is not Kind.EVENT]
     events = [each for each in checks if policy.rules[each].kind is Kind.EVENT]
-    logs = " or ".join(_LOGS)
+    logs = " or ".join(LOGS)
     parts = [
         HEAD,
         "## Checks that are sampled\n",
@@ -89,11 +62,10 @@ def page(policy: Policy) -> str:
         ),
         f"## Kernel lines\n\nSeen by {logs}. In findings their names begin with `{KERNEL}`.\n",
         _kernel([_found(policy, "kernel", each) for each in lines]),
-        f"## Xids\n\nSeen by nvml-events within milliseconds, and with their details by {logs}. Where a branch of the "
-        "driver\nis named, its own word (Xid 154) goes before the table's, on that branch and later.\n",
+        f"## Xids\n\n{_ABOUT_XIDS}",
         _table(("Xid", "name", "level", "ends", "again", "driver", "source", "note"), _xids(policy)),
-        f"Any other Xid: {_meant(policy.unknown_xid)}. What 74 and 144 to 150 mean is in their details: `node explain "
-        "xid 74`\nlists it.\n",
+        f"Any other Xid: {_meant(policy.unknown_xid)}. What 74 and 144 to 150 mean is in their details:\n"
+        "`node explain xid 74` lists them.\n",
         "## What Xid 154 says\n",
         _table(("word", "name", "level", "ends"), _verdicts(policy)),
         f"## SXids\n\nOf NVSwitches, seen by {logs}.\n",

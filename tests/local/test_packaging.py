@@ -97,6 +97,12 @@ def test_holdfast_and_supervisord_are_two_packages(bin_folder: Path) -> None:
     assert top == {"holdfast", f"holdfast-{__version__}.dist-info"}
 
 
+def test_the_node_agent_has_its_tables_with_it(bin_folder: Path, project: Path) -> None:
+    said = run(bin_folder / "holdfast", "node", "explain", "xid", "79", cwd=project)
+    assert "GPU dropped off the PCIe bus" in said
+    assert "every 15 s" in run(bin_folder / "holdfast", "node", "explain", "check", "memory_used")
+
+
 def test_the_installed_command_starts_the_part_from_inside_the_package(
     bin_folder: Path, project: Path
 ) -> None:

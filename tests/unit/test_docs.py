@@ -24,7 +24,7 @@ from supervisor.view import PHASES, Memory, Open, View
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")))
 GUIDE = (ROOT / "docs" / "user-guide.md").read_text()
-ELSEWHERE = ("launch",)  # `holdfast launch` has a parser of its own
+ELSEWHERE = ("launch", "node")  # `holdfast launch` has a parser of its own
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`(holdfast [a-z][^`\n]*)`")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")

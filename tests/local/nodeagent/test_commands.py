@@ -65,7 +65,10 @@ def test_an_operator_clears_and_the_end_is_told(tmp_path: Path, fake: Fake) -> N
         fake.until(lambda s: s.event_sets > 0)
         fake.xid(0, 79)
         agent.finding(fake.entity(0), "xid", 79)
-        assert node("clear", fake.entity(0), "--state-dir", str(tmp_path)).returncode == 0
+        unknown = node("clear", "gpu/0000:ff:00.0", "--state-dir", str(tmp_path))
+        assert (unknown.returncode, "accepted are" in unknown.stderr) == (2, True)
+        written = fake.entity(0).upper().replace("GPU/", "gpu/")
+        assert node("clear", written, "--state-dir", str(tmp_path)).returncode == 0
         assert [each["kind"] for each in agent.events(after=1)] == ["cleared"]
 
 
@@ -120,6 +123,15 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     for words in (["chek"], ["check", "--jsn"], ["explain", "xid", "9999"], ["clear", "gpu"]):
         done = node(*words)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+
+
+def test_a_memory_has_one_agent(tmp_path: Path, fake: Fake) -> None:
+    with serving(tmp_path, fake) as agent:
+        done = node("serve", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path))
+        assert done.returncode == 2
+        assert f"in use by another agent, process {agent.process.pid}" in done.stderr
+    with serving(tmp_path, fake) as again:  # the lock went with the process, which was killed
+        assert again.get("/healthz") == "ok\n"
 
 
 def test_an_address_that_is_taken_is_told(tmp_path: Path, fake: Fake) -> None:

@@ -34,7 +34,7 @@ def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -
     path.write_bytes(b'{"entity": "gp')
     assert entities(word) == []
     with path.open("ab") as file:
-        file.write(b'u/a"}\n')
+        file.write(b'u/a", "wall_s": 1}\n')
     assert entities(word) == ["gpu/a"]
 
 
@@ -42,8 +42,14 @@ def test_a_file_that_was_replaced_is_read_from_its_beginning(tmp_path: Path) -> 
     operator_word.clear(tmp_path, "gpu/a", "x" * 300, 1.0)
     word = reader(tmp_path)
     assert entities(word) == ["gpu/a"]
-    (tmp_path / FILE).write_text('{"entity": "gpu/b"}\n')
+    (tmp_path / FILE).write_text('{"entity": "gpu/b", "wall_s": 2}\n')
     assert entities(word) == ["gpu/b"]
+
+
+def test_what_was_said_counts_from_when_it_was_said_and_never_from_later(tmp_path: Path) -> None:
+    operator_word.clear(tmp_path, "gpu/a", "", 5.0)
+    operator_word.clear(tmp_path, "gpu/b", "by a clock that is ahead", 1e9)
+    assert [(each.entity, each.at_s) for each in reader(tmp_path).read()] == [("gpu/a", 5.0), ("gpu/b", 7.0)]
 
 
 @given(st.binary(max_size=300))

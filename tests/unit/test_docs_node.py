@@ -1,0 +1,209 @@
+"""The node agent's pages say what its code does: commands, fields, metrics, limits, the policy file."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent import agent, api, changes, inbox, memory, metrics, options, report, watching
+from nodeagent.agent import Published
+from nodeagent.commands import COMMANDS, HARD_STOP_S, TESTS
+from nodeagent.evaluation import bursts, drivers_word, evaluator, samples
+from nodeagent.evaluation.evaluator import verdicts
+from nodeagent.host import uninterruptible, walk
+from nodeagent.policy import checks, meanings, overriding
+from nodeagent.policy.loading import load, shipped
+from nodeagent.policy.seeing import SENSORS
+from nodeagent.reading import LeftOut
+from nodeagent.verdict import Action, Finding, Level, word
+from nodeagent.watching import SensorStatus
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = (DOCS / "node-agent.md", DOCS / "signals.md", DOCS / "runbooks" / "node.md")
+PAGE = PAGES[0].read_text()
+WORDS = " ".join(PAGE.split())
+SET = " ".join((DOCS / "adr" / "0008-the-set-and-not-the-order.md").read_text().split())
+PROC = " ".join((DOCS / "adr" / "0009-proc-by-hand.md").read_text().split())
+POLICY = shipped()
+DISPLAYS = frozenset(
+    {"ECC", "ROW_REMAPPER", "PAGE_RETIREMENT", "PERFORMANCE", "TEMPERATURE", "POWER"}
+)  # of `nvidia-smi -q -d`, as its manual has them
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> Iterator[str]:
+    for path in PAGES:
+        yield from re.findall(r"^\$ holdfast node (.+)$", path.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", sorted(set(commands())))
+def test_a_command_that_is_shown_can_be_given(line: str) -> None:
+    asked = options.parse(shlex.split(line, comments=True))
+    assert asked.command in COMMANDS
+
+
+def test_every_command_and_every_option_is_in_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {line.split()[0] for line in commands()} >= COMMANDS.keys() - {"watch"}
+    for name in COMMANDS:
+        assert f"\n| `{name}` |" in PAGE
+        with pytest.raises(SystemExit):
+            options.parse([name, "--help"])
+        for option in set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}:
+            assert re.search(rf"`{option}[ `]", PAGE), f"{name} {option}"
+
+
+FOUND = Finding(
+    "gpu/0000:3b:00.0", "xid", 79, Level.UNHEALTHY, Action.REBOOT_NODE, 5.0, 6.0, "Xid 79: gone",
+    ("NVRM: Xid 79",), "a reboot", ("kmsg",),
+)  # fmt: skip
+SEES = SensorStatus("sysfs", True, "", 3, 2, 0.01, False, (LeftOut("aer", "the firmware keeps it"),))
+PUBLISHED = Published(
+    100.0, verdicts([FOUND], []), (SEES,),
+    facts={"driver": {"driver": "575"}, "gpu/0000:3b:00.0": {"uuid": "GPU-1", "name": "H100", "serial": "1"}},
+)  # fmt: skip
+ABOUT = {"node": "vm", "boot_id": "b", "version": "v", "policy": "p", "test": False}
+HEALTH = report.health(PUBLISHED, ABOUT)
+
+
+def change() -> dict[str, Any]:
+    raised, _ = changes.changes({}, [FOUND], 7.0)
+    return memory.Memory().add([changes.as_json(each) for each in raised])[0]
+
+
+def shape(value: Any) -> Any:
+    """Return the keys of all objects, with one of each list."""
+    if isinstance(value, dict):
+        return {key: shape(each) for key, each in value.items()}
+    return [shape(value[0])] if isinstance(value, list) and value else type(value).__name__
+
+
+def keys(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from keys(each)
+
+
+def test_the_example_of_the_health_has_the_fields_that_it_has() -> None:
+    shown = json.loads(blocks("json")[0])
+    expected = shape(HEALTH)
+    expected["driver"] = {"driver": "str", "nvml": "str"}
+    expected["problems"] = "list"
+    found = shape(shown)
+    assert found == expected
+
+
+def test_the_example_of_the_events_has_the_fields_that_they_have() -> None:
+    shown = json.loads(blocks("json")[1])
+    assert shape(shown["events"][0]) == shape(change())
+    assert shown.keys() == {"events", "after"}
+
+
+def test_every_field_is_explained() -> None:
+    for field in {*keys(HEALTH), *change()}:
+        assert f"`{field}`" in PAGE, field
+    for kind in (changes.RAISED, changes.WORSE, changes.BETTER, changes.CLEARED):
+        assert f"`{kind}`" in PAGE
+    for value in (*Level, *Action):
+        assert f"`{word(value)}`" in PAGE
+
+
+def test_every_path_is_in_the_page() -> None:
+    app = api.application(lambda: PUBLISHED, lambda: ABOUT, lambda: 0.0, lambda asked: "")
+    for route in app.router.routes():
+        assert route.resource is not None
+        path = route.resource.canonical
+        assert f"`{path}`" in PAGE or f"`{path}?" in PAGE or f"`POST {path}`" in PAGE, path
+
+
+def test_every_metric_is_in_the_page_with_its_labels() -> None:
+    for metric in metrics.registry(lambda: PUBLISHED).collect():
+        name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+        labels = ",".join(metric.samples[0].labels)
+        assert f"| `{name}{{{labels}}}` |" in PAGE or (not labels and f"| `{name}` |" in PAGE), name
+
+
+def test_every_sensor_is_in_the_page() -> None:
+    for name in SENSORS:
+        assert name == "agent" or f"`{name}`" in PAGE, name
+
+
+@pytest.mark.parametrize("text", blocks("toml"))
+def test_an_example_of_the_operator_s_file_is_accepted_and_changes_something(text: str) -> None:
+    policy = load(text)
+    assert policy.overrides
+    assert (policy.rules, policy.xids) != (POLICY.rules, POLICY.xids)
+
+
+def test_the_examples_of_the_operator_s_file_do_what_their_comments_say() -> None:
+    codes, sampled = (load(text) for text in blocks("toml"))
+    assert codes.xids[63].clears.value == "reset"
+    assert codes.xids[94].level is Level.HEALTHY
+    assert codes.xids[31].recurs is None
+    assert sampled.rules["disk_used"].unhealthy is None
+    assert sampled.rules["kernel_task_hung"].meaning != POLICY.rules["kernel_task_hung"].meaning
+
+
+def test_every_key_of_the_operator_s_file_is_in_the_page() -> None:
+    accepted = {*meanings.OPERATOR, *checks.BOUND, *checks.STATE}.union(*checks.OPERATOR.values())
+    for key in accepted:
+        assert f"`{key}`" in PAGE, key
+    for section in overriding.SECTIONS:
+        assert f"`[{section}.N" in PAGE, section
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"127.0.0.1:{options.PORT}",
+        f"{options.POLICY_FILE}",
+        f"{options.ROOT_STATE}",
+        f"the folder `{TESTS}`",
+        f"503 after {api.SILENT_S:g} s without a look",
+        f"at most {api.MAX_EVENTS}; waits up to {api.MAX_WAIT_S:g} s",
+        f"newest {memory.MAX_HISTORY} changes",
+        f"newest {memory.MAX_HISTORY}.",
+        f"`{memory.NAME}` in the state folder, with `{memory.BEFORE}` beside it",
+        f"at most every {agent.SAVE_S:g} s, and every {agent.SAVE_AT_REST_S:g} s at rest",
+        f"tried again every {watching.RETRY_S:g} s",
+        f"within {bursts.GAP_S:g} s of each other",
+        f"up to {samples.LATE_S:g} s late",
+        f"from {drivers_word.BEFORE_S:g} s before to {drivers_word.AFTER_S:g} s after a code",
+        f"{evaluator.MAX_SERIES} series of samples, {evaluator.MAX_EVENTS} codes of events with "
+        f"{evaluator.MAX_VARIANTS} variants each, {bursts.MAX_BURSTS} bursts of each, "
+        f"{evaluator.FORGET_S / 86400:g} days back",
+        f"{inbox.MAX_EVENTS} different events and {inbox.MAX_SAMPLES} samples",
+        f"Policy file: {overriding.MAX_CHARACTERS} characters",
+        f"at most {metrics.MAX_ENTITIES} entities",
+    ],
+)
+def test_a_number_in_the_page_is_the_code_s(said: str) -> None:
+    assert said in WORDS
+
+
+def test_a_stop_takes_no_longer_than_the_page_says() -> None:
+    assert "SIGTERM ends it within 2 s" in WORDS
+    assert HARD_STOP_S < 2
+
+
+def test_the_numbers_of_the_decisions_are_the_code_s() -> None:
+    assert f"older than {samples.LATE_S:g} s" in SET
+    assert f"within {bursts.GAP_S:g} s of each other" in SET
+    assert f"{drivers_word.BEFORE_S:g} s before to {drivers_word.AFTER_S:g} s after it" in SET
+    assert f"at most {walk.MAX_PROCESSES} processes and {walk.MAX_THREADS} more threads a look" in PROC
+    assert f"stuck after {uninterruptible.STUCK_S:g} s" in PROC
+
+
+def test_what_nvidia_smi_is_asked_for_in_a_runbook_is_what_it_can_show() -> None:
+    asked = re.findall(r"nvidia-smi -q -d ([A-Z_,]+)", PAGES[2].read_text())
+    assert asked
+    assert {each for some in asked for each in some.split(",")} <= DISPLAYS
