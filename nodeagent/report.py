@@ -59,6 +59,7 @@ def finding(each: Finding) -> dict[str, Any]:
         "evidence": list(each.evidence),
         "clears": each.clears,
         "sources": list(each.sources),
+        "lasting": each.lasting,
         "overridden": each.overridden,
     }
 

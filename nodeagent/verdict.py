@@ -45,6 +45,7 @@ class Finding:
     evidence: tuple[str, ...]  # the sensors' own words, newest last
     clears: str  # what would end it
     sources: tuple[str, ...]  # sensors that saw it
+    lasting: bool = False  # only a remedy ends it, and none has been seen since
     overridden: str = ""  # whose word went before the table's: "driver", "operator"
 
 

@@ -79,6 +79,7 @@ def finding(
         evidence=tuple(text for _, text in texts),
         clears=_clears(meaning),
         sources=sources,
+        lasting=ends[worst] == inf,
         overridden=said_by,
     )
     return found, min(ends[name] for name in live)

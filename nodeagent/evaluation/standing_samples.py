@@ -8,6 +8,8 @@ from nodeagent.evaluation.samples import Series, grown
 from nodeagent.policy.rules import Bound, Kind, Rule
 from nodeagent.verdict import Action, Finding, Level
 
+DRIVERS_OWN = "recovery_action"  # a check that is nothing but the driver's own word
+
 
 def finding(entity: str, rule: Rule, series: Series, sources: Iterable[str], text: str) -> Finding | None:
     """Return what stands of one check of one entity; None if nothing does."""
@@ -28,7 +30,15 @@ def finding(entity: str, rule: Rule, series: Series, sources: Iterable[str], tex
         evidence=(text,) if text else (),
         clears=_clears(rule, level),
         sources=tuple(sorted(sources)),
+        lasting=rule.kind is Kind.STATE and _at(rule, series) >= level,
+        overridden="driver" if rule.check == DRIVERS_OWN else "",
     )
+
+
+def _at(rule: Rule, series: Series) -> Level:
+    """Return the level of the newest sample of a state."""
+    state = rule.states.get(int(series.samples[-1][1]))
+    return Level.HEALTHY if state is None else state.level
 
 
 def _action(rule: Rule, series: Series, level: Level) -> Action:

@@ -104,6 +104,18 @@ def test_time_alone_ends_no_fault_of_hardware() -> None:
     assert said([xid(79, 1.0)], 1000 * DAY_S) == REBOOT
 
 
+def lasting(seen: Iterable[Observation], now_s: float) -> list[bool]:
+    return [each.lasting for each in standing(seen, now_s)]
+
+
+def test_a_finding_lasts_until_a_remedy_is_seen_and_then_only_waits() -> None:
+    assert lasting([xid(79, 1.0)], 2.0) == [True]
+    assert lasting([xid(79, 1.0), mark("boot", 5.0)], 6.0) == [False]
+    assert lasting([xid(13, 1.0)], 2.0) == [False], "it passes by itself"
+    assert lasting([sample("verdict", 0.0, 1)], 1.0) == [True]
+    assert lasting([sample("verdict", 0.0, 1), sample("verdict", 10.0, 0)], 11.0) == [False]
+
+
 # -- the driver's word
 
 

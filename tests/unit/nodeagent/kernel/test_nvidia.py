@@ -76,11 +76,11 @@ def xid(code: int, detail: str, where: str = "PCI:0000:3b:00") -> Seen:
     return one(f"NVRM: Xid ({where}): {code}, {detail}")
 
 
-@pytest.mark.parametrize("code", CODES)
-def test_every_xid_of_the_table_is_read_from_the_drivers_line(code: int) -> None:
-    found = xid(code, DETAILS.get(code, PROCESS + "Ch 00000008"))
-    assert (found.check, found.entity, found.value) == ("xid", GPU, code)
-    assert found.variant == VARIANTS.get(code, "")
+def test_every_xid_of_the_table_is_read_from_the_drivers_line() -> None:
+    for code in CODES:
+        found = xid(code, DETAILS.get(code, PROCESS + "Ch 00000008"))
+        assert (found.check, found.entity, found.value) == ("xid", GPU, code)
+        assert found.variant == VARIANTS.get(code, "")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.__main__ import main
 from holdfast.version import __version__
-from tests.unit.holdfast.test_parts import installation, python
+from tests.local.test_parts import installation, python
 
 WHO = "import os, sys; print(os.getpid(), sys.argv[1:]); sys.exit(7)"
 MAIN = "import os, sys; print(os.getpid(), flush=True); from holdfast.__main__ import main; main()"

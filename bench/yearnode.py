@@ -1,0 +1,132 @@
+"""A node of the simulated year: what is true of it, what its agent says, what stands on it.
+
+What is true (`truths`) is known to the world and to those who judge; a view of the node has none of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from supervisor.nodes import Finding, NodeView, Report
+
+HOUR_S, DAY_S = 3600.0, 86400.0
+REPORT_S = 30.0  # an agent speaks up so often, and at once when something changes
+LONG_AGO_S = -30 * DAY_S
+FRESH_S = 2 * HOUR_S  # after a finding that is over, a node's view is made anew each time
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """Something that an agent has found, rightly or not."""
+
+    key: str
+    level: str
+    action: str
+    sources: tuple[str, ...]
+    since_s: float
+    driver: bool = False
+    lasting: bool = False
+
+    def at(self, report_at_s: float) -> Finding:
+        said_by = "driver" if self.driver else ""
+        held_s = max(0.0, report_at_s - self.since_s)
+        return Finding(self.key, self.level, self.action, held_s, self.sources, said_by, self.lasting)
+
+
+class Node:
+    """Mutable; times are those of the simulation."""
+
+    def __init__(self, name: str, rack: str, phase_s: float, lemon: bool) -> None:
+        self.standing = NodeView(name, rack=rack, busy=True)
+        self.phase_s = phase_s  # of its reports within `REPORT_S`
+        self.lemon = lemon
+        self.truths: set[str] = set()  # faults that are really there
+        self.signs: dict[str, Sign] = {}
+        self.agent = "1"
+        self.boots = 1
+        self.changed_s = LONG_AGO_S  # when the agent last had something new to say
+        self.clean_at_s = LONG_AGO_S
+        self.quiet_at_s = LONG_AGO_S
+        self.calmed_at_s = -math.inf
+        self.cut_off = 0  # reasons for which the agent cannot be heard
+        self._last = Report()
+        self._last_at_s = LONG_AGO_S
+
+    @property
+    def name(self) -> str:
+        return self.standing.name
+
+    @property
+    def is_bad(self) -> bool:
+        return bool(self.truths)
+
+    @property
+    def is_ill(self) -> bool:
+        """True when its agent calls it unhealthy."""
+        return any(sign.level == "unhealthy" for sign in self.signs.values())
+
+    # -- what the agent goes through
+
+    def found(self, sign: Sign, now_s: float) -> None:
+        self.signs[sign.key] = sign
+        self.changed_s = now_s
+
+    def cleared(self, key: str, now_s: float) -> None:
+        sign = self.signs.pop(key, None)
+        if sign is None:
+            return
+        self.changed_s = now_s
+        if not self.signs:
+            self.quiet_at_s = now_s
+        if sign.level == "unhealthy" and not self.is_ill:
+            self.clean_at_s = self.calmed_at_s = now_s
+
+    def booted(self, now_s: float) -> None:
+        self.boots += 1
+        self.changed_s = now_s
+        self.clean_at_s, self.quiet_at_s = max(self.clean_at_s, now_s), max(self.quiet_at_s, now_s)
+
+    def hush(self, now_s: float) -> None:
+        """Nothing is heard of the agent any more."""
+        if not self.cut_off:
+            self._last_at_s = self._heard_at_s(now_s)
+            self._last = self._report(self._last_at_s)
+        self.cut_off += 1
+
+    def speak(self, now_s: float) -> None:
+        self.cut_off -= 1
+        if not self.cut_off:
+            self.changed_s = now_s
+
+    # -- what is seen of it
+
+    def view(self, now_s: float) -> NodeView:
+        at_s = self._last_at_s if self.cut_off else self._heard_at_s(now_s)
+        report = self._last if self.cut_off else self._report(at_s)
+        shown = self.standing
+        return NodeView(  # a third of the time of `replace`: there are millions of these
+            shown.name, report, now_s - at_s, shown.rack, shown.quarantine, shown.waiver, shown.cordoned,
+            shown.ready, shown.busy, shown.history, shown.released_at_s, shown.version,
+        )  # fmt: skip
+
+    def is_plain(self, now_s: float) -> bool:
+        """True when a view of it stays as good as it is until something happens to it."""
+        shown = self.standing
+        stands = shown.quarantine or shown.waiver or shown.cordoned or not shown.ready
+        return not (stands or self.signs or self.cut_off or now_s - self.calmed_at_s < FRESH_S)
+
+    def _heard_at_s(self, now_s: float) -> float:
+        beat_s = math.floor((now_s - self.phase_s) / REPORT_S) * REPORT_S + self.phase_s
+        return max(beat_s, self.changed_s)
+
+    def _report(self, at_s: float) -> Report:
+        signs = sorted(self.signs.values(), key=lambda each: (each.level != "unhealthy", each.key))
+        return Report(
+            tuple(each.at(at_s) for each in signs),
+            0.0 if self.is_ill else at_s - self.clean_at_s,
+            0.0 if signs else at_s - self.quiet_at_s,
+            at_s - self.calmed_at_s,
+            str(self.boots),
+            self.agent,
+        )

@@ -1,0 +1,45 @@
+"""The simulated year of the bench, as a month of a small pool."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from bench import fault_mixes, quarantine
+from bench.quarantine_report import judge
+from bench.verdicts import all_met
+from bench.year import Pool
+from supervisor import witness
+from supervisor.nodepolicy import NodePolicy
+from supervisor.storms import Unrest
+
+
+def a_month(**given: object) -> Pool:
+    """Simulate a small pool with far too many sensors that are wrong."""
+    options = argparse.Namespace(
+        nodes=64, days=30.0, rack=16, mix=sorted(fault_mixes.FLEETS), flapping=250, silences=300,
+        no_crowds=False, seed=1,
+    )  # fmt: skip
+    for name, value in given.items():
+        setattr(options, name, value)
+    return quarantine.simulate(options, NodePolicy())
+
+
+def test_a_month_meets_its_targets_and_is_the_same_each_time() -> None:
+    pool = a_month()
+    assert all_met(judge(pool)), [each.line for each in judge(pool)]
+    assert pool.tally.counts["drain"] > 0
+    assert pool.tally.counts["false_alarms"] > 100
+    assert a_month().tally.counts == pool.tally.counts
+
+
+def test_who_believes_one_sensor_evicts_healthy_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bench would see it: the targets are not met by what it leaves out."""
+    monkeypatch.setattr(witness, "WITNESSES", 1)
+    assert a_month().tally.evicted
+
+
+def test_who_fears_no_storm_evicts_healthy_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supervisor.storms.read", lambda *_: Unrest())
+    assert a_month(flapping=0).tally.evicted

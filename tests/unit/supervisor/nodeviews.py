@@ -1,0 +1,93 @@
+"""Short ways to say what is seen of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from supervisor import standing
+from supervisor.nodepolicy import NodePolicy
+from supervisor.nodes import Action, Finding, Hold, NodeView, PoolView, Report
+from supervisor.quarantine import decide
+
+NOW_S = 1_800_000_000.0
+DAY_S = 86400.0
+POLICY = NodePolicy()
+LONG_S = 30 * DAY_S
+WELL = Report((), LONG_S, LONG_S, boot_id="b1", agent="1")
+
+
+def finding(key: str = "gpu/0 xid 79", held_s: float = 90.0, **given: Any) -> Finding:
+    """Return one that two sensors have seen for long enough, and that only a reboot ends."""
+    made = Finding(key, "unhealthy", "reboot_node", held_s, ("kmsg", "nvml_events"), "", True)
+    return replace(made, **given)
+
+
+def alone(key: str = "port/0 down", held_s: float = 400.0, **given: Any) -> Finding:
+    return finding(
+        key, held_s, **{"action": "contact_support", "sources": ("sysfs",), "lasting": False, **given}
+    )
+
+
+def report(*findings: Finding, **given: Any) -> Report:
+    is_bad = any(each.level == "unhealthy" for each in findings)
+    made = replace(WELL, findings=findings, quiet_s=0.0, clean_s=0.0 if is_bad else LONG_S)
+    return replace(made, **given)
+
+
+def well(name: str, **given: Any) -> NodeView:
+    return replace(NodeView(name, WELL, 10.0, busy=True, version="7"), **given)
+
+
+def bad(name: str, *findings: Finding, **given: Any) -> NodeView:
+    return well(name, **{"report": report(*(findings or (finding(),))), **given})
+
+
+def recovered(node: NodeView, clean_s: float, **given: Any) -> NodeView:
+    """Return a node whose agent has had nothing to say for so long."""
+    said = replace(WELL, clean_s=clean_s, quiet_s=clean_s, calmed_s=clean_s)
+    return replace(node, report=replace(said, **given))
+
+
+def pool(*nodes: NodeView, size: int = 40, now_s: float = NOW_S) -> PoolView:
+    """Return these and as many well ones as make `size`."""
+    return PoolView(now_s, (*nodes, *(well(f"well{at}") for at in range(size - len(nodes)))))
+
+
+def asked(view: PoolView, policy: NodePolicy = POLICY) -> list[Action]:
+    return [each for each in decide(view, policy) if not isinstance(each, Hold)]
+
+
+def why(view: PoolView, node: str, policy: NodePolicy = POLICY) -> str:
+    """Return why nothing is done about a node."""
+    [hold] = [each for each in decide(view, policy) if isinstance(each, Hold) and each.node == node]
+    return hold.why
+
+
+def applied(view: PoolView, actions: Iterable[Action], policy: NodePolicy = POLICY) -> PoolView:
+    nodes = {node.name: node for node in view.nodes}
+    for each in actions:
+        if not isinstance(each, Hold):
+            nodes[each.node] = standing.apply(nodes[each.node], each, view.now_s, policy)
+    return replace(view, nodes=tuple(nodes.values()))
+
+
+def settled(view: PoolView, policy: NodePolicy = POLICY) -> PoolView:
+    """Decide and act until nothing is asked any more. Fails if that does not come."""
+    for _ in range(10):
+        actions = asked(view, policy)
+        if not actions:
+            return view
+        view = applied(view, actions, policy)
+    raise AssertionError(f"decides without end: {actions}")
+
+
+def node_of(view: PoolView, name: str) -> NodeView:
+    return next(node for node in view.nodes if node.name == name)
+
+
+def at(view: PoolView, now_s: float, *nodes: NodeView) -> PoolView:
+    """Return the view at another time, with some nodes exchanged."""
+    new = {node.name: node for node in nodes}
+    return PoolView(now_s, tuple(new.get(node.name, node) for node in view.nodes))
