@@ -68,37 +68,57 @@ def _parser() -> tuple[_Parser, dict[str, _Parser]]:
     )
     place = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
     made: dict[str, _Parser] = {}
+    for name, (text, about) in _COMMANDS.items():
+        said = f"{text[0].upper()}{text[1:]}. {about}".strip()
+        made[name] = place.add_parser(name, help=text, description=said)
+    _looking(made["check"], made["watch"], made["serve"])
+    _records(made["history"], made["clear"])
+    _injecting(made["inject"])
+    made["explain"].add_argument("subject", choices=SUBJECTS)
+    made["explain"].add_argument("code", help="79, or the name of a check or of a kernel line")
+    _shared(made)
+    return parser, made
 
-    def command(name: str, text: str, about: str = "") -> _Parser:
-        made[name] = place.add_parser(
-            name, help=text, description=f"{text[0].upper()}{text[1:]}. {about}".strip()
-        )
-        return made[name]
 
-    check = command(
-        "check", "look once and print a table",
+_COMMANDS = {
+    "check": (
+        "look once and print a table",
         "Exit code 0 when all is healthy, 1 when something is degraded, 2 when something is unhealthy.",
-    )  # fmt: skip
+    ),
+    "watch": ("watch and show what changes, until Ctrl-C", ""),
+    "serve": ("watch for good and answer over HTTP", "SIGTERM ends it within 2 s, whatever hangs."),
+    "history": ("show what was raised, changed and cleared on this node", ""),
+    "inject": ("give a running `serve --test` something to see", "It reaches no other agent."),
+    "explain": ("say what a code or a check means, who says so, and what will be done", ""),
+    "clear": ("end the findings of one entity: an operator says that it is well", ""),
+}
+
+
+def _looking(check: _Parser, watch: _Parser, serve: _Parser) -> None:
     check.add_argument(
         "--for", dest="for_s", type=_seconds, default=2.0, metavar="S", help="how long to look (2)"
-    )
-    watch = command("watch", "watch and show what changes, until Ctrl-C")
-    serve = command(
-        "serve", "watch for good and answer over HTTP", "SIGTERM ends it within 2 s, whatever hangs."
     )
     serve.add_argument(
         "--listen", type=_address, default=LISTEN, metavar="HOST:PORT", help=f"where ({LISTEN})"
     )
     serve.add_argument(
-        "--test", action="store_true",
+        "--test",
+        action="store_true",
         help="accept `holdfast node inject` and kernel lines from user space; keeps its records apart",
-    )  # fmt: skip
+    )
     for each in (check, watch, serve):
         _sensors(each)
-    history = command("history", "show what was raised, changed and cleared on this node")
+
+
+def _records(history: _Parser, clear: _Parser) -> None:
     history.add_argument("--limit", type=_count, default=50, metavar="N", help="the newest N (50)")
-    history.add_argument("--test", action="store_true", help="the records of a `serve --test`")
-    inject = command("inject", "give a running `serve --test` something to see", "It reaches no other agent.")
+    clear.add_argument("entity", help="as `node check` names it: gpu/0000:3b:00.0")
+    clear.add_argument("--why", default="", help="for the record")
+    for each in (history, clear):
+        each.add_argument("--test", action="store_true", help="the records of a `serve --test`")
+
+
+def _injecting(inject: _Parser) -> None:
     inject.add_argument(
         "what", choices=("xid", "kernel", "sample"), help="a GPU's Xid, a kernel line, or a check's sample"
     )
@@ -109,32 +129,19 @@ def _parser() -> tuple[_Parser, dict[str, _Parser]]:
     inject.add_argument(
         "--to", type=_address, default=LISTEN, metavar="HOST:PORT", help=f"the agent ({LISTEN})"
     )
-    explain = command("explain", "say what a code or a check means, who says so, and what will be done")
-    explain.add_argument("subject", choices=SUBJECTS)
-    explain.add_argument("code", help="79, or the name of a check or of a kernel line")
-    clear = command("clear", "end the findings of one entity: an operator says that it is well")
-    clear.add_argument("entity", help="as `node check` names it: gpu/0000:3b:00.0")
-    clear.add_argument("--why", default="", help="for the record")
-    clear.add_argument("--test", action="store_true", help="the records of a `serve --test`")
+
+
+def _shared(made: dict[str, _Parser]) -> None:
+    policy = f"the operator's TOML file ({POLICY_FILE} if it is there)"
     for name in ("check", "watch", "serve", "explain"):
-        made[name].add_argument(
-            "--policy",
-            type=Path,
-            default=None,
-            metavar="FILE",
-            help=f"the operator's TOML file ({POLICY_FILE} if it is there)",
-        )
+        made[name].add_argument("--policy", type=Path, default=None, metavar="FILE", help=policy)
+    folder = state_folder()
     for name in ("check", "watch", "serve", "history", "clear"):
         made[name].add_argument(
-            "--state-dir",
-            type=Path,
-            default=state_folder(),
-            metavar="DIR",
-            help=f"the agent's memory ({state_folder()})",
+            "--state-dir", type=Path, default=folder, metavar="DIR", help=f"the agent's memory ({folder})"
         )
     for name in ("check", "watch", "history", "explain"):
         made[name].add_argument("--json", action="store_true", help="for programs")
-    return parser, made
 
 
 def _sensors(parser: _Parser) -> None:
