@@ -10,9 +10,13 @@ def disk_used(blocks: int, free: int, available: int) -> float | None:
     """
     used = blocks - free
     usable = used + available
-    return 100.0 * used / usable if used >= 0 and usable > 0 else None
+    return _percent(used, usable) if used >= 0 and usable > 0 else None
 
 
 def inodes_used(inodes: int, free: int) -> float | None:
     """Return percent used; None where inodes are made as they are needed (btrfs, vfat: both are 0)."""
-    return 100.0 * (inodes - free) / inodes if 0 <= free <= inodes and inodes > 0 else None
+    return _percent(inodes - free, inodes) if 0 <= free <= inodes and inodes > 0 else None
+
+
+def _percent(part: int, whole: int) -> float:
+    return min(100.0, 100.0 * part / whole)  # of very large numbers rounding makes a little more

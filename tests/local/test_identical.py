@@ -6,6 +6,8 @@ import json
 import os
 import random
 import signal
+import urllib.error
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(300)]
 
 FAULTS = 20
 KINDS = ("kill", "member", "stop", "hang", "spin", "nan", "exit", "sidecar", "supervisor", "launcher")
+ASKED = 5
 STEPS = {"gpt": 1200, "vision": 900}
 
 
@@ -44,7 +47,19 @@ def strike(run: Run, kind: str, rank: int) -> None:
     if kind in pids:
         os.kill(pids[kind], signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
     else:
-        run.inject(kind, rank)
+        drill(run, kind, rank)
+
+
+def drill(run: Run, kind: str, rank: int) -> None:
+    """Ask for a drill; again when the fault before, noticed only now, had the group stopped meanwhile."""
+    for _ in range(ASKED):
+        try:
+            return run.inject(kind, rank)
+        except urllib.error.HTTPError as refused:
+            if refused.code != HTTPStatus.CONFLICT:
+                raise
+            run.running()
+    raise AssertionError(f"{kind} of rank {rank} was refused {ASKED} times")
 
 
 def read(digest: Path) -> Json:
