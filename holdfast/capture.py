@@ -113,11 +113,6 @@ def flatten(name: str, value: Any, tree: Tree) -> Any:
     )
 
 
-def document_bytes(document: Mapping[str, Any], reserve: int = 0) -> bytes:
-    """Return `document` as JSON padded with blanks to at least `reserve` bytes, in whole steps."""
-    return padded(json.dumps(document, separators=(",", ":")), reserve)
-
-
 def padded(text: str, reserve: int = 0) -> bytes:
     """Return a document's JSON padded with blanks to at least `reserve` bytes, in whole steps."""
     raw = text.encode()

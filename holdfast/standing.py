@@ -2,7 +2,7 @@
 
 From one snapshot to the next the tensors are nearly always the same ones at the same addresses, and only
 numbers such as learning rates differ. So what was collected stands as long as everything that it came from
-is the very same: what the modules' tables and the optimizers' states hold, each tensor's address and shape.
+is the very same: what the modules' tables and the optimizers' states hold, and each tensor's memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Standing:
         self._tables: list[Mapping[str, Any]] = []  # of the modules: their parameters, their modules
         self._sources: list[Any] = []  # held, so that no other object gets the identity of one of them
         self._tensors: list[tuple[str, torch.Tensor]] = []
-        self._places: tuple[list[int], list[Any]] = ([], [])
+        self._places: tuple[list[Any], ...] = ()
         self._states: dict[str, str] = {}  # of optimizers, as JSON
 
     def collect(self) -> tuple[list[tuple[str, torch.Tensor]], str]:
@@ -53,13 +53,13 @@ class Standing:
         found = self._found()
         # A list or a mapping could change within.
         fixed = (torch.Tensor, torch.nn.Module, str, int, float, type(None))
-        self._sources = found if all(isinstance(each, fixed) for each in found) else []
         self._tensors, self._places = tree.tensors, _places(tree.tensors)
         self._states = {
             name: _dumps(tree.document[name]["state"])
             for name, value in values.items()
             if isinstance(value, torch.optim.Optimizer)
         }
+        self._sources = found if all(isinstance(each, fixed) for each in found) else []
         return tree.tensors, _dumps(tree.document)
 
     def _stands(self) -> bool:
@@ -105,9 +105,10 @@ class Standing:
         return None if rest.tensors else f"{{{','.join(parts)}}}"
 
 
-def _places(tensors: list[tuple[str, torch.Tensor]]) -> tuple[list[int], list[Any]]:
-    """Return where each tensor lies, and its shape: `parameter.data = other` leaves it the same object."""
+def _places(tensors: list[tuple[str, torch.Tensor]]) -> tuple[list[Any], ...]:
+    """Return where and how each tensor lies: after `weight.data = weight.data.t()` it is the same object."""
     import torch
 
     alone = [tensor for _, tensor in tensors]
-    return list(map(torch.Tensor.data_ptr, alone)), list(map(attrgetter("shape"), alone))
+    looks = (torch.Tensor.data_ptr, attrgetter("shape"), torch.Tensor.stride, attrgetter("dtype"))
+    return tuple(list(map(look, alone)) for look in looks)

@@ -16,14 +16,14 @@ from typing import Any
 
 from nodeagent import changes, memory
 from nodeagent.clock import Clock
-from nodeagent.evaluation.evaluator import FORGET_S, Evaluator
+from nodeagent.evaluation.evaluator import FORGET_S, Evaluator, verdicts
 from nodeagent.inbox import Inbox
 from nodeagent.memory import Memory
 from nodeagent.observation import NODE, Observation
 from nodeagent.policy.rules import Policy
 from nodeagent.reading import LeftOut
 from nodeagent.sensor import Sensor
-from nodeagent.verdict import Verdict
+from nodeagent.verdict import Finding, Verdict
 from nodeagent.watching import SensorStatus, Watched, stuck
 
 LOOK_S = 1.0  # at most between two looks: holds end by time
@@ -143,10 +143,10 @@ class Agent:
         standing = self.evaluator.findings(now_s)
         found, self.memory.told = changes.changes(self.memory.told, standing, now_s)
         self._pending += [changes.as_json(each) for each in found]
-        self._publish(now_s)
+        self._publish(now_s, standing)
         since_s = time.monotonic() - self._saved
         if last or since_s >= SAVE_AT_REST_S or (self._pending and since_s >= SAVE_S):
-            self._save_and_tell(now_s, positions)
+            self._save_and_tell(now_s, positions, standing)
         return self.published
 
     def _take(self, now_s: float) -> None:
@@ -166,7 +166,9 @@ class Agent:
             self._forgot = now_s
             self.evaluator.forget(now_s - FORGET_S)
 
-    def _save_and_tell(self, now_s: float, positions: Mapping[str, Any]) -> None:
+    def _save_and_tell(
+        self, now_s: float, positions: Mapping[str, Any], standing: tuple[Finding, ...]
+    ) -> None:
         """Save, then tell. With a full disk it is told all the same: a fault must not go unsaid for that."""
         numbered = self.memory.add(self._pending)
         self._pending = []
@@ -180,7 +182,7 @@ class Agent:
                 self._remembers(now_s, "")
             except OSError as error:
                 self._remembers(now_s, f"the memory cannot be saved: {error}")
-        self._publish(now_s)
+        self._publish(now_s, standing)
         if numbered:
             self.tell(numbered)
 
@@ -192,10 +194,10 @@ class Agent:
                 (Observation(now_s, "memory_lost", "sensor/memory", "agent", state, text=problem),)
             )
 
-    def _publish(self, now_s: float) -> None:
+    def _publish(self, now_s: float, standing: tuple[Finding, ...]) -> None:
         published = Published(
             now_s,
-            self.evaluator.verdicts(now_s),
+            verdicts(standing, self.evaluator.entities),
             tuple(each.status() for each in self.watched),
             tuple(self.memory.history),
             self.inbox.dropped,

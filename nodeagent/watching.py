@@ -99,7 +99,7 @@ class Watched:
                 self._say(BLIND, str(error))
             except Exception as error:  # one sensor's bug must not blind the node: told, closed, tried again
                 self._say(BLIND, f"{type(error).__name__}: {error}")
-            self.sensor.close()
+            self._call(self.sensor.close)
             self._stop.wait(RETRY_S)
 
     def _read_until_blind(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 from nodeagent.evaluation import drivers_word, standing_events, standing_samples
@@ -62,7 +62,9 @@ class Evaluator:
             self._judged.clear()
 
     def take(self, seen: Observation) -> bool:
-        """Add one observation; False if it was known, too late, or of no check that the policy has."""
+        """Add one observation; False if it was known, too late, no number, or of no check of the policy."""
+        if not (isfinite(seen.at_s) and isfinite(seen.value)):
+            return False
         rule = self.policy.rules.get(seen.check)
         if seen.check in ("xid", "sxid") or (rule is not None and rule.kind is Kind.EVENT):
             return self._take_event(seen)

@@ -40,7 +40,7 @@ class Tied(nn.Module):
 def snapshot(objects: Mapping[str, Any]) -> tuple[safetensors.Layout, mmap.mmap]:
     """Return the bytes that the arena would hold of `objects`."""
     tree = capture.collect(objects)
-    text = capture.document_bytes(tree.document)
+    text = capture.padded(json.dumps(tree.document))
     layout = capture.layout_of(tree.tensors, len(text))
     data = mmap.mmap(-1, layout.total_bytes)
     data[: layout.data_offset] = layout.header

@@ -33,7 +33,7 @@ def same_as_collected_anew(standing: Standing, objects: dict[str, Any]) -> bool:
     tensors, text = standing.collect()
     tree = capture.collect(objects)
     alike = all(
-        (name, tensor.data_ptr(), tensor.shape) == (other_name, other.data_ptr(), other.shape)
+        name == other_name and tensor is other
         for (name, tensor), (other_name, other) in zip(tensors, tree.tensors, strict=True)
     )
     return alike and json.loads(text) == json.loads(json.dumps(tree.document))
@@ -74,6 +74,15 @@ def reshape_data(objects: dict[str, Any]) -> None:
     objects["model"][0].weight.data = objects["model"][0].weight.data.view(9)
 
 
+def turn_data(objects: dict[str, Any]) -> None:
+    objects["model"][0].weight.data = objects["model"][0].weight.data.t()
+
+
+def retype_data(objects: dict[str, Any]) -> None:
+    moment = objects["optimizer"].state[objects["model"][0].bias]["exp_avg"]
+    moment.data = moment.data.view(torch.int32)
+
+
 def rename(objects: dict[str, Any]) -> None:
     table = objects["model"][0]._parameters
     table["other"] = table.pop("bias")
@@ -104,10 +113,6 @@ def make_the_rate_a_tensor(objects: dict[str, Any]) -> None:
     objects["optimizer"].param_groups[0]["lr"] = torch.tensor(0.1)
 
 
-def load(objects: dict[str, Any]) -> None:
-    objects["optimizer"].load_state_dict(objects["optimizer"].state_dict())
-
-
 CHANGES = [
     grow,
     grow_within,
@@ -115,6 +120,8 @@ CHANGES = [
     replace_a_parameter,
     replace_data,
     reshape_data,
+    turn_data,
+    retype_data,
     rename,
     freeze,
     add_a_group,
@@ -122,7 +129,6 @@ CHANGES = [
     replace_a_moment,
     count_in_a_state,
     make_the_rate_a_tensor,
-    load,
 ]
 
 
@@ -131,8 +137,19 @@ def test_whatever_changes_is_noticed(change: Callable[[dict[str, Any]], None]) -
     objects = group()
     standing = Standing(objects)
     standing.collect()
+    before, text = standing.collect()
     change(objects)
+    after, changed = standing.collect()
+    assert after is not before or text != changed
     assert same_as_collected_anew(standing, objects)
+    assert same_as_collected_anew(standing, objects)
+
+
+def test_a_loaded_state_is_noticed() -> None:
+    objects = group()
+    standing = Standing(objects)
+    standing.collect()
+    objects["optimizer"].load_state_dict(objects["optimizer"].state_dict())
     assert same_as_collected_anew(standing, objects)
 
 

@@ -306,5 +306,13 @@ def test_what_was_not_seen_for_long_is_forgotten() -> None:
     assert [each.code for each in made.findings(1001.0)] == [48]
 
 
+def test_what_is_no_number_is_no_observation() -> None:
+    made = Evaluator(POLICY)
+    for value in (float("nan"), float("inf")):
+        assert not made.take(sample("verdict", 0.0, value))
+        assert not made.take(sample("heat", value, 1.0))
+    assert json.dumps(made.dump(), allow_nan=False)
+
+
 def test_a_check_that_the_policy_does_not_have_is_ignored() -> None:
     assert not Evaluator(POLICY).take(sample("unheard_of", 0.0, 1.0))
