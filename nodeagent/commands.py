@@ -24,8 +24,10 @@ from nodeagent.assembling import Fit
 from nodeagent.injection import injector
 from nodeagent.options import split
 from nodeagent.policy import describing, explaining
+from nodeagent.telling import Teller
 
 HARD_STOP_S = 1.5  # from SIGTERM to the end, whatever hangs
+LAST_WORDS_S = 0.3  # for who reads our output, once all is saved
 ASK_S = 5.0
 TESTS = "test"  # folder of a `serve --test` within the state folder
 
@@ -77,9 +79,11 @@ def serve(options: argparse.Namespace) -> int:
         options.state_dir = options.state_dir / TESTS
     fit = assembling.fit(options, keeps=True, trusting=options.test)
 
+    teller = Teller(_write)
+
     def tell(found: Sequence[Mapping[str, Any]]) -> None:
         for each in found:
-            _print(json.dumps({"event": "finding", **each}))
+            teller.tell({"event": "finding", **each})
 
     agent = _agent(fit, tell)
     host, port = split(options.listen)
@@ -90,13 +94,14 @@ def serve(options: argparse.Namespace) -> int:
     except CannotListen as error:
         raise BadInput(f"--listen {error}") from None
     _on_end(agent)
-    _print(json.dumps({"event": "serving", "listen": f"{host}:{server.port}", **fit.about()}))
+    teller.tell({"event": "serving", "listen": f"{host}:{server.port}", **fit.about()})
     for each in fit.problems:
-        _print(json.dumps({"event": "memory_problem", "why": each}))
+        teller.tell({"event": "memory_problem", "why": each})
     agent.watch(fit.sensors)
     agent.run()
     server.stop()
-    _leave(0)
+    teller.drain(LAST_WORDS_S)
+    os._exit(0)  # a sensor's thread may hang in a call that nobody can end, and so may who reads our output
 
 
 def history(options: argparse.Namespace) -> int:
@@ -214,8 +219,11 @@ def _colour() -> bool:
 
 
 def _print(*lines: str) -> None:
-    for line in lines:
-        sys.stdout.write(f"{line}\n")
+    _write("".join(f"{line}\n" for line in lines))
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
     sys.stdout.flush()
 
 

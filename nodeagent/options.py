@@ -6,7 +6,7 @@ import argparse
 import difflib
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -96,7 +96,7 @@ _COMMANDS = {
 
 def _looking(check: _Parser, watch: _Parser, serve: _Parser) -> None:
     check.add_argument(
-        "--for", dest="for_s", type=_seconds, default=2.0, metavar="S", help="how long to look (2)"
+        "--for", dest="for_s", type=_SECONDS, default=2.0, metavar="S", help="how long to look (2)"
     )
     serve.add_argument(
         "--listen", type=_address, default=LISTEN, metavar="HOST:PORT", help=f"where ({LISTEN})"
@@ -111,7 +111,7 @@ def _looking(check: _Parser, watch: _Parser, serve: _Parser) -> None:
 
 
 def _records(history: _Parser, clear: _Parser) -> None:
-    history.add_argument("--limit", type=_count, default=50, metavar="N", help="the newest N (50)")
+    history.add_argument("--limit", type=_COUNT, default=50, metavar="N", help="the newest N (50)")
     clear.add_argument("entity", help="as `node check` names it: gpu/0000:3b:00.0")
     clear.add_argument("--why", default="", help="for the record")
     for each in (history, clear):
@@ -172,20 +172,20 @@ def _sensors(parser: _Parser) -> None:
     )
     parser.add_argument(
         "--ib-ports",
-        type=_count,
+        type=_COUNT,
         default=None,
         metavar="N",
         help="InfiniBand ports that must be up (as seen)",
     )
     parser.add_argument(
         "--ib-gbps",
-        type=_rate,
+        type=_RATE,
         default=None,
         metavar="X",
         help="rate that they must have (the best ever seen)",
     )
     parser.add_argument(
-        "--gpus", type=_count, default=None, metavar="N", help="GPUs that must be there (the most ever seen)"
+        "--gpus", type=_COUNT, default=None, metavar="N", help="GPUs that must be there (the most ever seen)"
     )
 
 
@@ -197,30 +197,24 @@ def state_folder() -> Path:
     return Path(base) / "holdfast/node"
 
 
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.1 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r}, accepted are 0.1 to 3600 seconds")
-    return value
+def _number(kind: Callable[[str], float], least: float, most: float, what: str) -> Callable[[str], float]:
+    """Return the parser of a `what` from `least` to `most`."""
+
+    def parsed(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r}, accepted are {least:g} to {most:g} {what}".strip())
+        return value
+
+    return parsed
 
 
-def _rate(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 1 <= value <= 10_000:
-        raise argparse.ArgumentTypeError(f"{text!r}, accepted are 1 to 10000 Gb/s")
-    return value
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or not 0 < int(text) <= 100_000:
-        raise argparse.ArgumentTypeError(f"{text!r}, accepted are whole numbers from 1 to 100000")
-    return int(text)
+_SECONDS = _number(float, 0.1, 3600, "seconds")
+_RATE = _number(float, 1, 10_000, "Gb/s")
+_COUNT = _number(int, 1, 100_000, "in whole numbers")
 
 
 def _address(text: str) -> str:

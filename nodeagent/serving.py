@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import closing
+from typing import cast
 
 from aiohttp import web
 
@@ -11,10 +13,25 @@ START_S = 5.0
 STOP_S = 0.5
 BACKLOG = 16
 MAX_IDLE_S = 15.0  # a kept connection
+MAX_CONNECTIONS = 64  # open at a time, asking or not: the files that we may open are for the sensors
 
 
 class CannotListen(Exception):
     """The address is taken or not ours; the message names it."""
+
+
+class _Full(asyncio.Protocol):
+    """Answers one connection too many: at once, whatever it asks."""
+
+    _ANSWER = (
+        b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 21\r\n\r\n"
+        b"too many connections\n"
+    )
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        out = cast("asyncio.WriteTransport", transport)
+        out.write(self._ANSWER)
+        out.close()
 
 
 class Server:
@@ -44,18 +61,24 @@ class Server:
         asyncio.set_event_loop(self._loop)
         runner = web.AppRunner(self._app, access_log=None, keepalive_timeout=MAX_IDLE_S, shutdown_timeout=0)
         try:
-            self._loop.run_until_complete(self._listen(runner))
+            with closing(self._loop.run_until_complete(self._listen(runner))):
+                self._up.set()
+                self._loop.run_forever()
         except OSError as error:
             self._error = error
+        finally:
+            self._loop.run_until_complete(runner.cleanup())
+            self._loop.close()
             self._up.set()
-            return
-        self._up.set()
-        self._loop.run_forever()
-        self._loop.run_until_complete(runner.cleanup())
-        self._loop.close()
 
-    async def _listen(self, runner: web.AppRunner) -> None:
+    async def _listen(self, runner: web.AppRunner) -> asyncio.Server:
         await runner.setup()
-        site = web.TCPSite(runner, self._host, self._port, backlog=BACKLOG)
-        await site.start()
-        self.port = runner.addresses[0][1]
+        server = runner.server
+        assert server is not None  # since `setup`
+
+        def answering() -> asyncio.Protocol:
+            return server() if len(server.connections) < MAX_CONNECTIONS else _Full()
+
+        listening = await self._loop.create_server(answering, self._host, self._port, backlog=BACKLOG)
+        self.port = listening.sockets[0].getsockname()[1]
+        return listening

@@ -94,6 +94,19 @@ def test_a_call_that_never_returns_is_a_finding_and_stops_neither_the_others_nor
         assert agent.end() < STOP_S
 
 
+def test_who_reads_the_output_may_go_away(tmp_path: Path, fake: Fake) -> None:
+    with serving(tmp_path, fake) as agent:
+        fake.until(lambda s: s.event_sets > 0)
+        assert agent.process.stdout is not None
+        agent.process.stdout.close()
+        agent.process.stdout = None
+        for code in (79, 48):
+            fake.xid(0, code)
+            agent.finding(fake.entity(0), "xid", code)
+        agent.end()
+        assert agent.process.returncode == 0
+
+
 def test_injection_reaches_a_test_agent_and_no_other(tmp_path: Path, fake: Fake) -> None:
     with serving(tmp_path, fake) as agent:
         refused = node("inject", "xid", "79", "--to", agent.address)

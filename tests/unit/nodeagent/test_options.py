@@ -20,8 +20,8 @@ from nodeagent import options
         (["check", "--for", "0"], "accepted are 0.1 to 3600 seconds"),
         (["check", "--for", "soon"], "'soon', accepted are 0.1 to 3600 seconds"),
         (["check", "--ib-gbps", "fast"], "'fast', accepted are 1 to 10000 Gb/s"),
-        (["history", "--limit", "-3"], "accepted are whole numbers from 1 to 100000"),
-        (["check", "--gpus", "0"], "accepted are whole numbers from 1 to 100000"),
+        (["history", "--limit", "-3"], "accepted are 1 to 100000 in whole numbers"),
+        (["check", "--gpus", "1.5"], "accepted are 1 to 100000 in whole numbers"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_is_accepted(words: list[str], told: str) -> None:
