@@ -11,9 +11,9 @@ from aiohttp import web
 
 START_S = 5.0
 STOP_S = 0.5
-BACKLOG = 16
+BACKLOG = 64
 MAX_IDLE_S = 15.0  # a kept connection
-MAX_CONNECTIONS = 64  # open at a time, asking or not: the files that we may open are for the sensors
+MAX_CONNECTIONS = BACKLOG  # open at a time, asking or not: the files that we may open are for the sensors
 
 
 class CannotListen(Exception):

@@ -40,7 +40,6 @@ class Ended:
 
     code: int
     output: str
-    took_s: float
 
     @property
     def lines(self) -> list[str]:
@@ -61,7 +60,6 @@ def until(look: Callable[[], T | None], what: str | Callable[[], str], limit_s: 
 
 def holdfast(*words: str | Path, cwd: Path, **environment: str) -> Ended:
     """Run one short `holdfast` command to its end."""
-    began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "holdfast", *map(str, words)],
         cwd=cwd,
@@ -72,7 +70,7 @@ def holdfast(*words: str | Path, cwd: Path, **environment: str) -> Ended:
         text=True,
         timeout=WAIT_S,
     )
-    return Ended(done.returncode, done.stdout, time.monotonic() - began)
+    return Ended(done.returncode, done.stdout)
 
 
 class Run:
@@ -88,7 +86,6 @@ class Run:
         if "--run-dir" not in words:
             words += ["--run-dir", str(self.run_dir)]
         self._output = (folder / "output.txt").open("ab+")
-        self._began = time.monotonic()
         self._began_wall = time.time()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "holdfast", "run", *words, "--", *map(str, command)],
@@ -243,10 +240,9 @@ class Run:
             report = self.report()
             self.kill()
             raise AssertionError(f"no end within {limit_s:g} s\n{report}") from None
-        took_s = time.monotonic() - self._began
         self._clean()
         self._close()
-        return Ended(code, self.output(), took_s)
+        return Ended(code, self.output())
 
     def stop(self) -> Ended:
         """End the run at once, and check that nothing of it is left."""

@@ -13,8 +13,7 @@ from tests.local.running import Json, Run, holdfast
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(180)]
 
-CRASH_S = 1.0  # the bench holds the 0.3 s; here the machine may be busy with anything
-MEMBER_S = CRASH_S + 0.5
+WARM = 0.5  # of the time that the run's own start took; the bench holds the 0.3 s
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +25,12 @@ def run(start_shared: Start) -> Iterator[Run]:
     assert ended.code == 130
 
 
+@pytest.fixture(scope="module")
+def warm_s(run: Run) -> float:
+    """How long a recovery by processes that were ready may take on this machine, as busy as it is."""
+    return WARM * float(run.steady()["buckets_s"]["start"])
+
+
 def costs_a_step_at_most(incident: Json) -> None:
     assert incident["lost_steps"] <= 1, incident
     assert not incident["open"]
@@ -33,12 +38,12 @@ def costs_a_step_at_most(incident: Json) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_costs_a_step_at_most(run: Run, rank: int) -> None:
+def test_a_killed_rank_costs_a_step_at_most(run: Run, warm_s: float, rank: int) -> None:
     before = run.steady()
     found = run.broken(lambda: run.hit(rank, signal.SIGKILL))
     costs_a_step_at_most(found)
     assert (found["kind"], found["rank"], found["remedy"]) == ("crash", rank, "restart")
-    assert found["recovered_s"] <= CRASH_S, found["timeline"]
+    assert found["recovered_s"] <= warm_s, found["timeline"]
     assert run.running()["generation"] == before["generation"] + 1
 
 
@@ -57,13 +62,13 @@ def test_a_bad_number_is_rolled_back(run: Run) -> None:
     assert found["resume"]["step"] <= found["step"], "never a state after the bad step"
 
 
-def test_a_lost_member_costs_a_step_at_most(run: Run) -> None:
+def test_a_lost_member_costs_a_step_at_most(run: Run, warm_s: float) -> None:
     before = run.steady()
     gone = next(m["name"] for m in before["members"] if 1 in m["ranks"])
     found = run.broken(lambda: run.inject("member", 1))
     costs_a_step_at_most(found)
     assert (found["kind"], found["member"], found["remedy"]) == ("member_lost", gone, "swap")
-    assert found["recovered_s"] <= MEMBER_S, found["timeline"]
+    assert found["recovered_s"] <= warm_s, found["timeline"]
     assert gone not in {m["name"] for m in run.running()["members"] if m["ranks"]}
 
 

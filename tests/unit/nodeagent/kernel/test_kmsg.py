@@ -14,8 +14,8 @@ from nodeagent.sensor import Unavailable
 from tests.unit.nodeagent.kernel.world import (
     BOOT,
     CLOCK,
+    IMPORTANT,
     LINES,
-    NOTHING,
     XID_79,
     Log,
     Script,
@@ -194,38 +194,6 @@ def test_one_call_reads_no_more_than_its_share() -> None:
 
 def test_the_buffer_holds_the_longest_record_of_the_kernel() -> None:
     assert BUFFER_BYTES >= 8192
-
-
-COMPROMISED = "poll_health:801:(pid 0): device's health compromised - reached miss count"
-IMPORTANT = [
-    *(f"NVRM: Xid (PCI:0000:{bus:02x}:00): 79, GPU has fallen off the bus." for bus in range(8)),
-    *(f"nvidia-nvswitch{n}: SXid (PCI:0000:0{n}:00.0): 20034, Fatal, Link 04 Fault" for n in range(4)),
-    *(f"EXT4-fs (nvme{n}n1p1): Remounting filesystem read-only" for n in range(4)),
-    *(f"mlx5_core 0000:{bus:02x}:00.0: {COMPROMISED}" for bus in range(4)),
-]
-NOISE = [NOTHING, "NVRM: Xid (garbage)", "nfs: server x maybe", "audit: type=1400 " + "x" * 200]
-FLOOD = 100_000
-
-
-def flood() -> Iterator[bytes]:
-    every = FLOOD // len(IMPORTANT)
-    for n in range(FLOOD):
-        text = IMPORTANT[n // every] if n % every == every // 2 else NOISE[n % 4]
-        yield b"4,%d,%d,-;%s\n" % (n, n * 10, text.encode())
-
-
-def memory_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def test_in_a_flood_nothing_that_matters_is_missed_and_memory_stays_bounded() -> None:
-    script = Script(flood())
-    reader, found, before = sensor(script), [], memory_bytes()
-    while script.left:
-        found += events(reader.read())
-    assert [each.text for each in found] == IMPORTANT
-    assert memory_bytes() - before < 4 << 20
-    assert reader.lost == 0
 
 
 def test_a_flood_of_one_fault_hides_no_other() -> None:

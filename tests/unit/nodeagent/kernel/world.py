@@ -21,6 +21,14 @@ LINES = Lines(kernel_lines.load(TABLE))
 XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
 NOTHING = "eth0: renamed from veth123abc"
 
+COMPROMISED = "poll_health:801:(pid 0): device's health compromised - reached miss count"
+IMPORTANT = [  # no two of one fault
+    *(f"NVRM: Xid (PCI:0000:{bus:02x}:00): 79, GPU has fallen off the bus." for bus in range(8)),
+    *(f"nvidia-nvswitch{n}: SXid (PCI:0000:0{n}:00.0): 20034, Fatal, Link 04 Fault" for n in range(4)),
+    *(f"EXT4-fs (nvme{n}n1p1): Remounting filesystem read-only" for n in range(4)),
+    *(f"mlx5_core 0000:{bus:02x}:00.0: {COMPROMISED}" for bus in range(4)),
+]
+
 
 def raw(seq: int, text: str = NOTHING, *, facility: int = 0, at_s: float | None = None) -> bytes:
     """Return a record as the kernel writes it."""
