@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-from nodeagent.policy.describing import Described, Unknown, look_up
-from nodeagent.policy.rules import Policy
+from nodeagent.policy.describing import Described
 
 WIDTH = 9  # of the labels
 MAX_OTHERS = 60  # lines on what else a code can mean
@@ -20,18 +19,6 @@ _ENDS = {
 }
 
 Lines = Iterator[tuple[str, str]]  # label, text
-
-
-def explain(policy: Policy, subject: str, code: str) -> str:
-    """Return the text of `holdfast node explain xid 79`; one line if nothing is called so."""
-    found = look_up(policy, subject, code)
-    return found.line if isinstance(found, Unknown) else text(found)
-
-
-def as_json(policy: Policy, subject: str, code: str) -> dict[str, Any]:
-    """Return the same for programs; only `error` if nothing is called so."""
-    found = look_up(policy, subject, code)
-    return {"error": found.line} if isinstance(found, Unknown) else found
 
 
 def text(found: Described) -> str:

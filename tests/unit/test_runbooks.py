@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.policy.explaining import explain
 from nodeagent.policy.loading import shipped
 from nodeagent.policy.overriding import KERNEL
 from nodeagent.policy.rules import Kind, Rule
 from nodeagent.verdict import Level, word
+from tests.unit.nodeagent.policy.test_explaining import explain
 
 POLICY = shipped()
 BOOK = (Path(__file__).parents[2] / "docs" / "runbooks" / "node.md").read_text()

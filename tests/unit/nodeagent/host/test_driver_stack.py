@@ -44,4 +44,4 @@ def test_a_stack_goes_before_the_wait_channel() -> None:
 
 @given(st.binary(max_size=100), st.text(max_size=30))
 def test_nothing_makes_it_raise(stack: bytes, wait_channel: str) -> None:
-    in_driver(stack, wait_channel)
+    assert in_driver(stack, wait_channel) in (True, False)
