@@ -178,8 +178,10 @@ def _clean(rule: Rule, level: Level, samples: list[Sample], at: int) -> bool:
     bound = rule.unhealthy if level is Level.UNHEALTHY else (rule.degraded or rule.unhealthy)
     if bound is None:
         return True
-    if level is Level.UNHEALTHY or rule.clear_at is None or rule.kind is Kind.RATE:
+    if level is Level.UNHEALTHY or rule.clear_at is None:
         return not _over(rule, bound.at, samples, at)
+    if rule.kind is Kind.RATE:
+        return not _over(rule, rule.clear_at, samples, at)
     return samples[at][1] > rule.clear_at if rule.below else samples[at][1] <= rule.clear_at
 
 

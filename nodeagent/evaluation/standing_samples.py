@@ -81,7 +81,8 @@ def _clears(rule: Rule, level: Level) -> str:
         good = " or ".join(state.word for state in rule.states.values() if state.level < level)
         return f"{good}{hold}"
     if rule.kind is Kind.RATE:
-        return f"no more than accepted{hold}"
+        low = level is Level.DEGRADED and rule.clear_at is not None
+        return f"no more than {f'{rule.clear_at:g}' if low else 'accepted'}{hold}"
     bound = rule.unhealthy if level is Level.UNHEALTHY else (rule.degraded or rule.unhealthy)
     limit = bound.at if bound else 0.0
     if level is Level.DEGRADED and rule.clear_at is not None:

@@ -25,7 +25,7 @@ LONGEST_CLEAR_S = 7 * 86400.0
 # What an operator may set; the rest is what the sensor sees, which no file can change.
 OPERATOR: Mapping[Kind, tuple[str, ...]] = {
     Kind.LEVEL: ("degraded", "unhealthy", "action", "degraded_action", "clear_at", "clear_s"),
-    Kind.RATE: ("degraded", "unhealthy", "action", "degraded_action", "window_s", "clear_s"),
+    Kind.RATE: ("degraded", "unhealthy", "action", "degraded_action", "clear_at", "window_s", "clear_s"),
     Kind.STATE: ("states", "clear_s"),
     Kind.EVENT: meanings.OPERATOR,
 }
@@ -178,10 +178,11 @@ def sound(mistakes: Mistakes, key: str, rule: Rule) -> None:
     if low is not None and high is not None and (high.at - low.at) * worse < 0:
         mistakes.note(f"{key}.unhealthy.at", f"{high.at:g} is reached before degraded.at {low.at:g}")
     first = low or high
-    if rule.kind is Kind.LEVEL and first is not None and rule.clear_at is not None:
-        # Below, a sample at the limit is bad and one at clear_at is not yet clean, so they may be equal.
+    if first is not None and rule.clear_at is not None:
+        # Below, a sample at the limit is bad and one at clear_at is not yet clean, and of a rate one at the
+        # limit is not yet bad: there they may be equal.
         apart = (first.at - rule.clear_at) * worse
-        if apart < 0 or (apart == 0 and not rule.below):
+        if apart < 0 or (apart == 0 and not rule.below and rule.kind is Kind.LEVEL):
             mistakes.note(
                 f"{key}.clear_at", f"{rule.clear_at:g} is on the bad side of the limit {first.at:g}"
             )

@@ -75,8 +75,10 @@ def _samples(found: Mapping[str, Any]) -> Lines:
             yield level, f"{_limit(found, found[level])} -> {action}"
     hold = f"for {span(found['clear_s'])}"
     at = found["clear_at"]
-    if at is None or found["kind"] == "rate":
+    if at is None:
         yield "ends", f"with samples within the limits {hold}"
+    elif found["kind"] == "rate":
+        yield "ends", f"with no more than {at:g} in {span(found['window_s'])} {hold}"
     else:
         yield "ends", f"{'above' if found['below'] else 'at or below'} {at:g} {hold}"
 

@@ -93,7 +93,9 @@ class Rule:
     unhealthy: Bound | None = None
     action: Action = Action.NONE  # when unhealthy
     degraded_action: Action = Action.NONE
-    clear_at: float | None = None  # a sample on the good side of this is clean; None: not over any bound
+    clear_at: float | None = (
+        None  # of a level or a rate: what is on its good side is clean; None: within the bounds
+    )
     clear_s: float = 120.0  # how long all must be clean
     states: Mapping[int, State] = field(default_factory=dict)
     meaning: Meaning | None = None  # of an event whose check has one code only

@@ -42,7 +42,7 @@ def test_the_kernels_lines_are_rules_beside_the_checks() -> None:
         ("ecc_sbe", Bound(100), None, 600),
         ("ecc_dbe", None, Bound(0), 600),
         ("retired_pages", Bound(50), Bound(60), 600),
-        ("gpu_throttled", Bound(1, need=13, of=60), None, 600),
+        ("gpu_throttled", Bound(1, need=13, of=60), Bound(1, need=73, of=120), 600),
         ("pcie_replay", Bound(50), Bound(200), 90),
         ("gpu_count", None, Bound(1, need=2, of=2), 20),
         ("ib_link_downed", Bound(0), Bound(2), 600),
@@ -73,6 +73,7 @@ def _states(name: str) -> list[State]:
 
 LEVEL = '[x]\nentity = "gpu"\nkind = "level"\nwhat = "heat"\nsource = "ours"\n'
 STATE = '[x]\nentity = "gpu"\nkind = "state"\nwhat = "bus"\nsource = "ours"\n'
+RATE = LEVEL.replace("level", "rate")
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,7 @@ STATE = '[x]\nentity = "gpu"\nkind = "state"\nwhat = "bus"\nsource = "ours"\n'
         (LEVEL + "degraded = { at = 1, for = 3 }", ["x.degraded.for: not known; did you mean for_s?"]),
         (LEVEL + "degraded = { at = nan }", ["x.degraded.at = nan"]),
         (LEVEL + "degraded = { at = 5 }\nunhealthy = { at = 4 }", ["4 is reached before degraded.at 5"]),
+        (RATE + "degraded = { at = 5 }\nclear_at = 6", ["6 is on the bad side of the limit 5"]),
         (LEVEL + "below = true\ndegraded = { at = 5 }\nunhealthy = { at = 6 }", ["6 is reached before"]),
         (LEVEL + "degraded = { at = 5 }\nclear_at = 5", ["5 is on the bad side of the limit 5"]),
         (LEVEL + "below = true\ndegraded = { at = 5 }\nclear_at = 4", ["4 is on the bad side of"]),

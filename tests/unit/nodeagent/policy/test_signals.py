@@ -64,5 +64,5 @@ def test_every_check_is_seen_by_a_sensor_and_what_needs_a_right_by_the_one_that_
 
 
 def test_what_an_operator_changes_is_on_a_page_of_that_policy() -> None:
-    changed = page(load("[checks.ecc_sbe]\ndegraded.at = 7"))
-    assert "more than 7 errors in 1 min" in changed
+    changed = page(load("[checks.ecc_sbe]\ndegraded.at = 70"))
+    assert "more than 70 errors in 1 min" in changed
