@@ -6,6 +6,7 @@ import ctypes
 import errno
 import fcntl
 import itertools
+import mmap
 import os
 import re
 import shutil
@@ -190,7 +191,7 @@ def _chunks(source: Path | bytes) -> Iterator[memoryview]:
         for begin in range(0, len(view), CHUNK_BYTES):
             yield view[begin : begin + CHUNK_BYTES]
         return
-    buffer = memoryview(bytearray(CHUNK_BYTES))
+    buffer = memoryview(mmap.mmap(-1, CHUNK_BYTES))  # given back at the end: a heap would keep it
     with open(source, "rb", buffering=0) as file:
         filled = CHUNK_BYTES
         while filled == CHUNK_BYTES:

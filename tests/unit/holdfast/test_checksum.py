@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import os
 import random
+import tracemalloc
 import zlib
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast import durable
 from holdfast.checksum import CHUNK_BYTES, Running, checksum, chunk_crcs, combine, file_crcs
 
 
@@ -42,3 +44,18 @@ def test_a_file_that_ends_early_has_other_checksums(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path / "short", os.O_RDONLY)
     assert file_crcs(descriptor, 10, 4) == (zlib.crc32(b"abc"), 0, 0)
     os.close(descriptor)
+
+
+def test_neither_hashing_nor_copying_a_file_puts_a_chunk_of_it_on_the_heap(tmp_path: Path) -> None:
+    size = 2 * CHUNK_BYTES + 5
+    with open(tmp_path / "content", "wb+") as file:
+        file.truncate(size)
+        tracemalloc.start()
+        try:
+            crcs = file_crcs(file.fileno(), size, CHUNK_BYTES)
+            copied = durable.copy(tmp_path / "content", tmp_path / "copy")
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert copied.crc32 == crcs
+    assert peak_bytes < CHUNK_BYTES // 2, "what a thread's heap has held once it keeps"
