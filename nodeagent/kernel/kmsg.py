@@ -13,7 +13,6 @@ from nodeagent.clock import Clock
 from nodeagent.kernel import record, stamps
 from nodeagent.kernel.lines import Lines
 from nodeagent.kernel.losses import Losses
-from nodeagent.kernel.record import Record
 from nodeagent.kernel.sightings import Sightings
 from nodeagent.observation import Observation
 from nodeagent.sensor import WAIT_S, Unavailable
@@ -21,10 +20,8 @@ from nodeagent.sensor import WAIT_S, Unavailable
 PATH = Path("/dev/kmsg")
 BUFFER_BYTES = 16384  # the kernel's longest record is CONSOLE_EXT_LOG_MAX, 8192 until now
 MAX_RECORDS = 4096  # of one `read`, some 30 ms: a flood must not keep the thread from stopping
-MAX_FAILURES = 64  # of one `read`; records are lost in runs, and a run is one failure
+MAX_FAILURES = 64  # of one `read`, of records that are longer than the buffer
 
-# Records were overwritten; one was longer than the buffer. The kernel has moved on; the gap tells how many.
-_PASSING = (errno.EPIPE, errno.EINVAL)
 _NOT_ALLOWED = (
     "a container must be privileged to read it: CAP_SYSLOG and a hostPath mount are not enough, because the "
     "device cgroup refuses the open. The journal has the same lines and needs no privilege: mount /var/log"
@@ -123,34 +120,45 @@ class Kmsg:
                 raw = self._reader(fd, BUFFER_BYTES)
             except BlockingIOError:
                 return count > 0
+            except BrokenPipeError:
+                continue  # records were overwritten, in a flood again and again; the gap tells how many
             except OSError as error:
                 failures += 1
-                if error.errno not in _PASSING or failures > MAX_FAILURES:
-                    raise Unavailable(f"{self._path}: {error.strerror}") from error
-                continue
+                if error.errno == errno.EINVAL and failures <= MAX_FAILURES:
+                    continue  # a record longer than the buffer; the kernel has moved on
+                if found:
+                    return True  # first what was seen: if the error stays, the next call meets it
+                raise Unavailable(f"{self._path}: {error.strerror}") from error
             if not raw:
+                if found:
+                    return True
                 raise Unavailable(f"{self._path} has ended")
             self._take(raw, slew, found)
         return True
 
     def _take(self, raw: bytes, slew: tuple[float, float], found: list[Observation]) -> None:
-        one = record.parse(raw)
-        if one is None or not self._is_new(one):
+        if not self._sightings.worth(raw):  # nearly all
+            seq = record.sequence(raw)
+            if seq is not None:
+                self._is_new(seq)
             return
-        if (one.facility == record.KERNEL or self._trusted) and self._sightings.worth(one.text):
+        one = record.parse(raw)
+        if one is None or not self._is_new(one.seq):
+            return
+        if one.facility == record.KERNEL or self._trusted:
             at_s = self._clock.from_monotonic(stamps.monotonic_s(one.monotonic_s, *slew))
             found += self._sightings.take(one.text, at_s)
 
-    def _is_new(self, one: Record) -> bool:
+    def _is_new(self, seq: int) -> bool:
         """Say whether a record is none that was read before, and count those missing between."""
         before = self._seq
         if before is None:
-            self._seq = one.seq
+            self._seq = seq
             return True
-        if one.seq <= before:
+        if seq <= before:
             return False
-        self._losses.count += one.seq - before - 1
-        self._seq = one.seq
+        self._losses.count += seq - before - 1
+        self._seq = seq
         return True
 
 

@@ -9,7 +9,9 @@ MAX_FIELDS = 16  # the kernel itself writes two: SUBSYSTEM and DEVICE
 KERNEL = 0  # the facility of what the kernel wrote; what is written to /dev/kmsg gets another, always
 
 # "priority,sequence,microseconds,flags[,more];text", then lines " KEY=value"; more may come before the ";".
-_RECORD = re.compile(rb"(\d{1,9}),(\d{1,20}),(\d{1,20}),[^;\n]*;([^\n]*)(.*)", re.DOTALL)
+_HEAD = rb"(\d{1,9}),(\d{1,20}),(\d{1,20}),[^;\n]*;"
+_NUMBERED = re.compile(_HEAD)
+_RECORD = re.compile(_HEAD + rb"([^\n]*)(.*)", re.DOTALL)
 _ESCAPED = re.compile(rb"\\x([0-9a-fA-F]{2})")
 
 
@@ -34,6 +36,12 @@ def parse(raw: bytes) -> Record | None:
     number = int(level)
     fields = _fields(rest) if rest not in (b"", b"\n") else ()
     return Record(number >> 3, number & 7, int(seq), int(stamp_us) / 1e6, _unescaped(text), fields)
+
+
+def sequence(raw: bytes) -> int | None:
+    """Return the `seq` of a record whose text does not matter; None if it is none."""
+    match = _NUMBERED.match(raw)
+    return None if match is None else int(match[2])
 
 
 def _unescaped(text: bytes) -> str:

@@ -28,9 +28,9 @@ class Sightings:
         self._told: dict[Key, float] = {}  # when, oldest first
         self._uuids: dict[str, str] = {}  # by entity
 
-    def worth(self, text: str) -> bool:
-        """Say whether `take` may find something; cheap."""
-        return self._lines.worth(text)
+    def worth(self, raw: bytes) -> bool:
+        """Say whether `take` may find something in a record's text; cheap."""
+        return self._lines.worth_raw(raw)
 
     def take(self, text: str, at_s: float) -> list[Observation]:
         """Return what a line of that time tells that was not told within `STORM_S` before."""

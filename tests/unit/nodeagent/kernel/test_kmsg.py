@@ -105,6 +105,34 @@ def test_records_that_were_overwritten_are_counted_and_the_rest_is_read(log: Log
     assert lost(reader.read()) == []
 
 
+def test_a_flood_that_overwrites_faster_than_anybody_reads_blinds_nobody(log: Log) -> None:
+    reader = sensor(log)
+    log.write(raw(1))
+    reader.read()
+    log.failing = [errno.EPIPE] * (MAX_RECORDS - 1)
+    log.write(raw(50_000, XID_79))
+    assert len(events(reader.read())) == 1
+    assert reader.lost == 49_998
+
+
+@pytest.mark.parametrize("end", [errno.EIO, 0])
+def test_what_was_read_before_a_log_failed_or_ended_is_told(log: Log, end: int) -> None:
+    def read(fd: int, size: int) -> bytes:
+        if pieces:
+            return pieces.pop(0)
+        if end:
+            raise OSError(end, os.strerror(end))
+        return b""
+
+    pieces = [raw(1), raw(2, XID_79)]
+    reader = Kmsg(CLOCK, LINES, opener=log.open, reader=read)
+    reader.open()
+    assert len(events(reader.read())) == 1
+    with pytest.raises(Unavailable):
+        reader.read()
+    reader.close()
+
+
 def test_what_was_overwritten_while_nobody_read_is_lost_too(log: Log) -> None:
     reader = sensor(log, Cursor(BOOT, 10))
     log.write(raw(100))

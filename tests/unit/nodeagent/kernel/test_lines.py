@@ -11,7 +11,7 @@ from nodeagent.kernel.seen import Seen
 from nodeagent.observation import MAX_TEXT
 from nodeagent.policy import kernel_lines
 from tests.growth import growth
-from tests.unit.nodeagent.kernel.world import LINES, NOTHING, TABLE, XID_79
+from tests.unit.nodeagent.kernel.world import LINES, NOTHING, TABLE, XID_79, raw
 
 TOLD = kernel_lines.load(TABLE)
 
@@ -91,6 +91,8 @@ def test_lines_of_other_kernels_are_found_too(line: str, check: str) -> None:
 def test_no_line_of_the_table_is_lost_by_the_look_before() -> None:
     assert not LINES.worth(NOTHING)
     assert all(LINES.worth(line.example) for line in TOLD)
+    assert all(LINES.worth_raw(raw(1, line.example)) for line in TOLD)
+    assert not LINES.worth_raw(raw(1, NOTHING))
     # One hint may begin another: the shorter is enough.
     both = Lines([replace(TOLD[0], has="INFO: task nv"), replace(TOLD[0], has="INFO: task ")])
     assert both.worth("INFO: task python3:1 blocked")
@@ -113,3 +115,9 @@ def test_hostile_lines_take_no_longer_than_their_length(fill: str) -> None:
                 LINES.read(hostile)
 
     assert growth(work, 512, 4096) < 24  # quadratic would be 64
+
+
+def test_a_hint_that_a_log_would_escape_makes_every_record_worth_reading() -> None:
+    odd = Lines([replace(TOLD[0], has="a\\b")])
+    assert odd.worth_raw(raw(1, NOTHING))
+    assert not odd.worth(NOTHING)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nodeagent.kernel.record import MAX_FIELDS, Record, parse
+from nodeagent.kernel.record import MAX_FIELDS, Record, parse, sequence
 from tests.growth import growth
 
 
@@ -66,3 +66,9 @@ def test_hostile_records_take_no_longer_than_their_length(body: bytes) -> None:
 
 def _parse(raw: bytes, length: int) -> None:
     parse(raw[:length])
+
+
+@given(st.binary(max_size=60) | st.from_regex(rb"\d{0,4},\d{0,25},\d{0,4},[-,c]{0,3};?.{0,9}"))
+def test_the_number_of_a_record_is_read_alone_as_it_is_with_all_the_rest(raw: bytes) -> None:
+    whole = parse(raw)
+    assert sequence(raw) == (None if whole is None else whole.seq)
