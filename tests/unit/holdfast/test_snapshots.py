@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +14,7 @@ from torch import nn
 
 from holdfast.safetensors import map_file
 from holdfast.snapshots import MAX_INTERVAL, Snapshots, interval
+from tests.unit.holdfast.test_standing import CHANGES, group
 
 
 @given(
@@ -52,6 +56,32 @@ def test_the_last_two_snapshots_are_held(memory: Path) -> None:
     raw = mapping[layout.data_offset + entry.begin : layout.data_offset + entry.end]
     assert torch.frombuffer(bytearray(raw), dtype=torch.float32).tolist() == [3.0] * 6
     mapping.close()
+
+
+def contents(snapshots: Snapshots) -> dict[str, bytes]:
+    """Return what the newest snapshot has, by name."""
+    layout, mapping = map_file(snapshots.arena.records()[0].path)
+    with mapping:
+        return {
+            entry.name: mapping[layout.data_offset + entry.begin : layout.data_offset + entry.end]
+            for entry in layout.entries
+        }
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_whatever_moved_since_the_last_snapshot_it_is_the_present_state_that_is_written(
+    memory: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    objects = group()
+    snapshots = Snapshots(memory / "old", objects, 1)
+    for step in range(3):
+        assert snapshots.write(1, step) is not None
+    change(objects)
+    assert snapshots.write(1, 3) is not None
+    anew = Snapshots(memory / "new", objects, 1)
+    anew.write(1, 3)
+    found, expected = contents(snapshots), contents(anew)
+    assert {k: v.rstrip() for k, v in found.items()} == {k: v.rstrip() for k, v in expected.items()}
 
 
 def test_what_was_resumed_from_is_kept_until_there_is_a_snapshot_of_the_new_generation(memory: Path) -> None:
