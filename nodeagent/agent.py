@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent import changes, memory
+from nodeagent.calm import Calm
 from nodeagent.clock import Clock
 from nodeagent.evaluation.evaluator import FORGET_S, Evaluator, verdicts
 from nodeagent.inbox import Inbox
@@ -45,6 +46,7 @@ class Published:
     events: tuple[dict[str, Any], ...] = ()  # the history, oldest first
     dropped: int = 0
     problems: tuple[str, ...] = ()  # of the memory
+    calm: Calm = field(default_factory=Calm)
     facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of the driver and each GPU
 
     @property
@@ -91,6 +93,7 @@ class Agent:
         self.problems += self._recall()
         self.published = Published(self.clock.now_s(), problems=self.problems)
         self.memory.anchor = self.clock.anchor
+        self.memory.calm = self.memory.calm.resumed(self.memory.last_s, self.clock.now_s())
 
     def _recall(self) -> tuple[str, ...]:
         before = self.memory.anchor
@@ -143,6 +146,7 @@ class Agent:
         standing = self.evaluator.findings(now_s)
         found, self.memory.told = changes.changes(self.memory.told, standing, now_s)
         self._pending += [changes.as_json(each) for each in found]
+        self.memory.calm = self.memory.calm.after(now_s, standing, self.published.ready)
         self._publish(now_s, standing)
         since_s = time.monotonic() - self._saved
         if last or since_s >= SAVE_AT_REST_S or (self._pending and since_s >= SAVE_S):
@@ -202,6 +206,7 @@ class Agent:
             tuple(self.memory.history),
             self.inbox.dropped,
             self.problems,
+            self.memory.calm,
             dict(self._facts),
         )
         with self.looked:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import durable
+from nodeagent import calm
+from nodeagent.calm import Calm
 from nodeagent.changes import Key, Told
 from nodeagent.clock import Anchor
 from nodeagent.verdict import Action, Level
@@ -38,6 +40,7 @@ class Memory:
     told: dict[Key, Told] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)  # changes with their number `seq`
     next_seq: int = 1
+    calm: Calm = field(default_factory=Calm)
     evidence: dict[str, Any] = field(default_factory=dict)  # the evaluator's
     positions: dict[str, Any] = field(default_factory=dict)  # by sensor: a log's cursor, baselines
 
@@ -107,6 +110,7 @@ def _as_json(memory: Memory) -> dict[str, Any]:
         "told": [[*key, int(t.level), int(t.action), t.since_s] for key, t in memory.told.items()],
         "history": memory.history,
         "next_seq": memory.next_seq,
+        "calm": memory.calm.dump(),
         "evidence": memory.evidence,
         "positions": memory.positions,
     }
@@ -124,6 +128,7 @@ def _from_json(raw: Mapping[str, Any]) -> Memory:
         told=told,
         history=[dict(each) for each in raw["history"][-MAX_HISTORY:]],
         next_seq=int(raw["next_seq"]),
+        calm=calm.load(raw.get("calm", (None, None, None))),
         evidence=dict(raw["evidence"]),
         positions=dict(raw["positions"]),
     )

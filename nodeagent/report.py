@@ -22,6 +22,7 @@ def health(published: Published, about: Mapping[str, Any]) -> dict[str, Any]:
         "at_s": round(published.at_s, 3),
         "level": word(level),
         "action": word(action),
+        **published.calm.as_json(published.at_s),
         "driver": dict(published.facts.get(DRIVER, {})),
         "gpus": [{"entity": e, **f} for e, f in sorted(published.facts.items()) if e != DRIVER],
         "entities": [entity(each) for each in published.verdicts],

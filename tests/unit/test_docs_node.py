@@ -13,6 +13,7 @@ import pytest
 
 from nodeagent import agent, api, changes, inbox, memory, metrics, options, report, watching
 from nodeagent.agent import Published
+from nodeagent.calm import Calm
 from nodeagent.commands import COMMANDS, HARD_STOP_S, TESTS
 from nodeagent.evaluation import bursts, drivers_word, evaluator, samples
 from nodeagent.evaluation.evaluator import verdicts
@@ -68,6 +69,7 @@ FOUND = Finding(
 SEES = SensorStatus("sysfs", True, "", 3, 2, 0.01, False, (LeftOut("aer", "the firmware keeps it"),))
 PUBLISHED = Published(
     100.0, verdicts([FOUND], []), (SEES,),
+    calm=Calm(1.0, 100.0, 100.0),
     facts={"driver": {"driver": "575"}, "gpu/0000:3b:00.0": {"uuid": "GPU-1", "name": "H100", "serial": "1"}},
 )  # fmt: skip
 ABOUT = {"node": "vm", "boot_id": "b", "version": "v", "policy": "p", "test": False}

@@ -68,8 +68,11 @@ def test_an_operator_clears_and_the_end_is_told(tmp_path: Path, fake: Fake) -> N
         unknown = node("clear", "gpu/0000:ff:00.0", "--state-dir", str(tmp_path))
         assert (unknown.returncode, "accepted are" in unknown.stderr) == (2, True)
         written = fake.entity(0).upper().replace("GPU/", "gpu/")
+        assert agent.get("/v1/health")["clean_s"] == 0
         assert node("clear", written, "--state-dir", str(tmp_path)).returncode == 0
         assert [each["kind"] for each in agent.events(after=1)] == ["cleared"]
+        well = agent.until(lambda health: health["clean_s"] > 0)
+        assert well["clean_s"] <= well["calmed_s"]
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetFieldValues", "nvmlEventSetWait_v2"])

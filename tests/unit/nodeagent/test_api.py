@@ -65,6 +65,7 @@ async def test_health_says_everything(client_of: Make) -> None:
         "reboot_node",
         1,
     )
+    assert (found["clean_s"], found["quiet_s"], found["calmed_s"]) == (0.0, 0.0, None)
     [gpu, node] = found["entities"]
     assert (gpu["entity"], node["level"]) == ("gpu/0000:3b:00.0", "healthy")
     assert gpu["findings"][0]["evidence"] == ["NVRM: Xid 79"]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast import durable
 from nodeagent import memory
+from nodeagent.calm import Calm
 from nodeagent.changes import Told
 from nodeagent.clock import Anchor
 from nodeagent.memory import BEFORE, MAX_HISTORY, NAME, Memory
@@ -20,7 +21,7 @@ from nodeagent.verdict import Action, Level
 def full() -> Memory:
     made = Memory(
         Anchor("boot", 12.5), 99.0, {("gpu/a", "xid", 79): Told(Level.UNHEALTHY, Action.REPLACE, 3.0)},
-        evidence={"series": [], "events": []}, positions={"kmsg": ["boot", 7]},
+        calm=Calm(1.0, None, 3.0), evidence={"series": [], "events": []}, positions={"kmsg": ["boot", 7]},
     )  # fmt: skip
     made.add([{"kind": "raised"}, {"kind": "cleared"}])
     return made
@@ -96,3 +97,11 @@ def test_a_save_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: py
     with pytest.raises(OSError, match="no space"):
         memory.save(tmp_path, Memory())
     assert memory.load(tmp_path) == (full(), ())
+
+
+def test_the_memory_of_an_agent_that_did_not_count_calm_is_used(tmp_path: Path) -> None:
+    memory.save(tmp_path, full())
+    content = (tmp_path / NAME).read_bytes().partition(b"\n")[2].replace(b'"calm":[1.0,null,3.0],', b"")
+    (tmp_path / NAME).write_bytes(b"%08x %d\n" % (zlib.crc32(content), len(content)) + content)
+    found, problems = memory.load(tmp_path)
+    assert (found.told, found.calm, problems) == (full().told, Calm(), ())
