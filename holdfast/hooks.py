@@ -84,6 +84,9 @@ def attach(modules: Mapping[str, Any], optimizers: Iterable[Any], to: Phases) ->
 
     What follows a forward pass that can be differentiated counts as backward: the loss is a small part of
     it, and a hook on the output for the exact moment costs more than all others together.
+
+    DDP waits for rank 0's buffers first. The module within then says again that forward begins, and
+    the wait before that is nobody's own time.
     """
     import torch
 
@@ -96,8 +99,16 @@ def attach(modules: Mapping[str, Any], optimizers: Iterable[Any], to: Phases) ->
     for module in modules.values():
         module.register_forward_pre_hook(lambda *_: to.forward())
         module.register_forward_hook(after)
+        if _waits_for_buffers(module):
+            module.module.register_forward_pre_hook(lambda *_: to.forward())
     for optimizer in optimizers:
         optimizer.register_step_pre_hook(lambda *_: to.before_write())
+
+
+def _waits_for_buffers(module: torch.nn.Module) -> bool:
+    from torch.nn.parallel import DistributedDataParallel
+
+    return isinstance(module, DistributedDataParallel) and bool(module.will_sync_module_buffers())
 
 
 def _differentiable(value: Any, tensor: type[torch.Tensor]) -> torch.Tensor | None:

@@ -157,6 +157,10 @@ class Progress:
     step_s: float  # median of the last steps
     p99_s: float
     snapshot_step: int
+    own_s: float = 0.0  # of a step, before it waits for other ranks: mean of the last window; 0 not known
+    own_least_s: float = 0.0  # that of the part of the window in which it was shortest
+    own_data_s: float = 0.0  # the part of `own_s` that comes before the forward pass
+    own_steps: int = 0  # of the window
 
 
 @dataclass(frozen=True, slots=True)

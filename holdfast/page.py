@@ -47,6 +47,7 @@ Clock: TypeAlias = Callable[[], int]  # CLOCK_MONOTONIC in nanoseconds, as the r
 
 # Looked up at each step: plain integers and bound methods are faster than enum members.
 _RESTORING, _DATA, _OPTIMIZER = int(Phase.RESTORING), int(Phase.DATA), int(Phase.OPTIMIZER)
+_FORWARD, _BACKWARD = int(Phase.FORWARD), int(Phase.BACKWARD)
 _pack_phase, _pack_step = layout.PHASE.pack, layout.STEP.pack
 _SEQ, _RING, _RING_AT = layout.SEQ_INDEX, layout.RING, layout.RING_INDEX
 _PHASE_AT, _PAUSE_AT = layout.PHASE_AT, layout.PAUSE_AT
@@ -75,6 +76,8 @@ class Page:
         # together at each step, and five attributes would cost 0.2 us more.
         self._sums: _Sums = old[6:8] + old[10:13]
         self._first_step_s = old[15]
+        self._data_ns, self._forward_ns = old[16:18]
+        self._since_ns = old[2]  # of the phase, without the snapshots taken in it
         self._carried_ns = 0  # work on the step in flight before its pauses
 
     @classmethod
@@ -121,6 +124,7 @@ class Page:
             self._working, self._phase, self._phase_seq = False, 0, 0
             self._started_ns, self._carried_ns, self._write_seq = now_ns, 0, 0
             self._step, self._first_step_s = step, math.nan
+            self._data_ns, self._forward_ns = 0, 0
             self._sums = (0, self._sums[1], 0, 0, 0.0)
             content = (
                 layout.IDENTITY.pack(generation, rank, local_rank, pid)
@@ -136,11 +140,20 @@ class Page:
 
         While paused, FORWARD to OPTIMIZER are ignored: a model that is evaluated fires the same
         hooks as one that trains. Any other phase, or a commit, ends the pause.
+
+        DATA is a rank's own time if FORWARD comes after it, FORWARD if BACKWARD does. What ends
+        otherwise may have waited for other ranks: a backward pass that no hook has seen.
         """
         now_ns = self._clock()
         try:
             self._acquire()
             if self._working and _DATA <= phase <= _OPTIMIZER:
+                if phase == _FORWARD:
+                    if self._phase == _DATA:
+                        self._data_ns += now_ns - self._since_ns
+                elif phase == _BACKWARD and self._phase == _FORWARD:
+                    self._forward_ns += now_ns - self._since_ns
+                self._since_ns = now_ns
                 self._phase = phase
                 self._phase_seq += 1
                 content = _pack_phase(phase, self._phase_seq, now_ns)
@@ -219,11 +232,13 @@ class Page:
             flops += all_flops
             self._sums = (done, pushed, samples, tokens, flops)
             self._step, self._phase, self._phase_seq, self._working = step, _DATA, 0, True
-            self._started_ns, self._carried_ns = now_ns, 0
+            self._started_ns = self._since_ns = now_ns
+            self._carried_ns = 0
             self._write_seq = write_seq = (self._write_seq + 1) & ~1
             block = _pack_step(
                 _DATA, 0, now_ns, now_ns, write_seq, step, done, pushed, loss, grad_norm,
                 samples, tokens, flops, flags, position, self._first_step_s,
+                self._data_ns, self._forward_ns,
             )  # fmt: skip
             words = self._words
             words[_SEQ] = busy = words[_SEQ] | 1
@@ -232,12 +247,18 @@ class Page:
         finally:
             self._release()
 
+    def disown(self) -> None:
+        """Do not count what has passed since the last commit as the rank's own time: it may have waited."""
+        with self._lock:
+            self._data_ns, self._forward_ns = layout.OWN.unpack_from(self.memory, layout.OWN_AT)
+
     def skip(self, step: int) -> None:
         """Pass over `step` without having trained it: neither its time nor it is counted."""
         now_ns = self._clock()
         with self._lock:
             self._step, self._phase, self._phase_seq, self._working = step, _DATA, 0, True
-            self._started_ns, self._carried_ns = now_ns, 0
+            self._started_ns = self._since_ns = now_ns
+            self._carried_ns = 0
             self._write_seq = (self._write_seq + 1) & ~1
             self._store(_PHASE_AT, self._empty_step())
 
@@ -249,12 +270,15 @@ class Page:
                 self._store(layout.FAIL_AT, content)
 
     def note_snapshot(self, step: int, cost_s: float) -> None:
+        """Record a snapshot that has just taken `cost_s`: that is our doing, and not the rank's own time."""
         content = layout.SNAPSHOT.pack(step, cost_s)
         with self._lock:
+            self._since_ns += int(cost_s * 1e9)
             self._store(layout.SNAPSHOT_AT, content)
 
     def _enter_work(self, phase: int, now_ns: int) -> None:
-        self._phase, self._started_ns, self._working = phase, now_ns, True
+        self._phase, self._working = phase, True
+        self._started_ns = self._since_ns = now_ns
         self._phase_seq += 1
         self._store(_PHASE_AT, layout.RESUME.pack(phase, self._phase_seq, now_ns, now_ns))
 
@@ -264,6 +288,8 @@ class Page:
         content = head + between + layout.PAUSE.pack(limit_s, label)
         if self._working:
             self._carried_ns += now_ns - self._started_ns
+            if self._phase == _DATA:
+                self._data_ns += now_ns - self._since_ns
         self._phase, self._working = phase, False
         self._phase_seq += 1
         self._store(_PHASE_AT, content)
@@ -272,7 +298,7 @@ class Page:
         return _pack_step(
             self._phase, self._phase_seq, self._started_ns, self._started_ns, self._write_seq,
             self._step, *self._sums[:2], math.nan, math.nan, *self._sums[2:], 0, -1,
-            self._first_step_s,
+            self._first_step_s, self._data_ns, self._forward_ns,
         )  # fmt: skip
 
     def _store(self, at: int, content: bytes) -> None:

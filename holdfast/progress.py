@@ -18,7 +18,7 @@ from enum import IntEnum
 from typing import Protocol
 
 PAGE_BYTES = 4096
-VERSION = 1
+VERSION = 2
 MAGIC = b"holdfast"
 RING = 256  # step times kept; the p99 of fewer is their maximum or close to it
 LABEL_BYTES = 64
@@ -67,16 +67,18 @@ PHASE = struct.Struct("<qqq")  # phase, phase_seq, phase_since_ns
 RESUME = struct.Struct("<qqqq")  # and step_started_ns
 WRITE_INDEX = (PHASE_AT + RESUME.size) // 8
 # ... write_seq, step, steps_done, times_written, loss, grad_norm, samples, tokens, flops, flags,
-# position, first_step_s: one block, so that a commit is one copy
-STEP = struct.Struct("<qqqqqqqqddqqdqqd")
+# position, first_step_s, data_ns, forward_ns: one block, so that a commit is one copy
+STEP = struct.Struct("<qqqqqqqqddqqdqqdqq")
+OWN = struct.Struct("<qq")  # data_ns, forward_ns
 PAUSE_AT = PHASE_AT + STEP.size
+OWN_AT = PAUSE_AT - OWN.size
 PAUSE = struct.Struct(f"<d{LABEL_BYTES}s")  # limit_s, label
 FAIL_AT = PAUSE_AT + PAUSE.size
 FAIL = struct.Struct("<qqq")  # failed_ns, kind, code
 SNAPSHOT_AT = FAIL_AT + FAIL.size
 SNAPSHOT = struct.Struct("<qd")  # step, cost_s
 _END = SNAPSHOT_AT + SNAPSHOT.size
-_ALL = struct.Struct(f"<Qqiiqqqqqqqqqddqqdqqdd{LABEL_BYTES}sqqqqd")  # from the sequence on
+_ALL = struct.Struct(f"<Qqiiqqqqqqqqqddqqdqqdqqd{LABEL_BYTES}sqqqqd")  # from the sequence on
 _RING_AT = 1024
 RING_INDEX = _RING_AT // 4
 
@@ -107,6 +109,8 @@ class Progress:
     flags: int
     position: int  # of the data, -1 unknown
     first_step_s: float  # NaN until the first step of this generation is over
+    data_ns: int  # until a forward pass, over this generation: nobody is waited for in it
+    forward_ns: int  # the forward passes that a backward pass followed, over this generation
     pause_limit_s: float  # 0: not declared
     pause_label: str
     failed_ns: int  # 0: has not
@@ -164,9 +168,9 @@ def _consistent(buffer: Buffer, start: int, end: int) -> bytes | None:
 def _progress(content: bytes, *, torn: bool) -> Progress | None:
     v = _ALL.unpack_from(content)
     try:
-        phase, kind = Phase(v[5]), FailKind(v[24])
+        phase, kind = Phase(v[5]), FailKind(v[26])
     except ValueError:
         return None
-    label = v[22].rstrip(b"\0").decode(errors="ignore")
-    values = [*v[1:5], phase, *v[6:22], label, v[23], kind, *v[25:], torn]
+    label = v[24].rstrip(b"\0").decode(errors="ignore")
+    values = [*v[1:5], phase, *v[6:24], label, v[25], kind, *v[27:], torn]
     return Progress(*values)

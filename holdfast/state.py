@@ -52,6 +52,8 @@ class State:
         self._optimizers = [o for o in replicated.values() if hooks.is_optimizer(o)]
         self._gradients = Gradients(self._optimizers)
         self._bad_gradient = False
+        self._on_gpu = session.device.type == "cuda"
+        self._ahead = False  # work of the step before may still be in the device's queue
         self.keeping: Keeping | None = session.keeping(self, replicated)
         hooks.attach(modules, self._optimizers, self)
         if self.keeping is not None:
@@ -120,7 +122,10 @@ class State:
         self.step += 1
         if self._page is not None:
             shown = math.nan if norm is None else norm
+            if self._ahead:  # a launch that finds the queue full waits for a collective of the step before
+                self._page.disown()
             self._page.commit(self.step, value, shown, samples, tokens, flops, 0, position)
+            self._ahead = self._on_gpu and loss is None and grad_norm is None
         self._end_writing()
         self.session.settled()
         if self.keeping is not None:

@@ -13,6 +13,7 @@ from holdfast import messages
 from holdfast import progress as pages
 from holdfast.progress import Phase
 from sidecar.hang import HangPolicy, StepStats, activity, since_ns, stalled
+from sidecar.own import OwnTime
 
 RECENT = 32  # step times whose median is the usual one
 
@@ -24,6 +25,7 @@ class Watched:
     memory: mmap.mmap | None = None
     inode: int = 0
     stats: StepStats = field(default_factory=StepStats)
+    own: OwnTime = field(default_factory=OwnTime)
     seen_times: int = -1
     begun_ns: int = 0
     lateness_s: float = 0.0
@@ -50,6 +52,7 @@ class Pages:
             if found is None or found.generation != generation:
                 continue
             self._learn(watched, found)
+            watched.own = watched.own.later(found, now_ns)
             self._excuse(watched, since_ns(found), now_ns, own_lateness_s)
             stall = stalled(found, now_ns, watched.stats, self.policy, watched.lateness_s)
             if stall is not None:
@@ -72,7 +75,7 @@ class Pages:
         for local_rank, watched in enumerate(self._watched):
             self._read(local_rank, watched)
         return tuple(
-            _message(watched.last, watched.stats)
+            _message(watched.last, watched.stats, watched.own)
             for watched in self._watched
             if watched.last is not None and watched.last.generation == generation
         )
@@ -127,8 +130,9 @@ class Pages:
         watched.stats = watched.stats.extended(times_s or ())
 
 
-def _message(found: pages.Progress, stats: StepStats) -> messages.Progress:
+def _message(found: pages.Progress, stats: StepStats, own: OwnTime) -> messages.Progress:
     recent = stats.times_s[-RECENT:]
+    own = own if own.generation == found.generation else OwnTime()
     return messages.Progress(
         rank=found.rank,
         step=found.step,
@@ -142,4 +146,8 @@ def _message(found: pages.Progress, stats: StepStats) -> messages.Progress:
         step_s=round(statistics.median(recent), 6) if recent else 0.0,
         p99_s=round(stats.p99_s, 6),
         snapshot_step=found.snapshot_step,
+        own_s=round(own.mean_s, 6),
+        own_least_s=round(own.least_s, 6),
+        own_data_s=round(own.data_s, 6),
+        own_steps=own.window,
     )

@@ -8,9 +8,10 @@ from typing import Any
 
 from supervisor import rendering
 from supervisor.rendering import phase
-from supervisor.wording import number, part, percent, seconds, sentence, table, what
+from supervisor.wording import number, part, percent, seconds, sentence, slowness, table, what
 
 _RIGHT = frozenset({2, 3, 4, 5, 6})
+MAX_SLOW = 5  # that are told one by one
 _WASTE = {
     "lost": "lost (trained, then rolled back)",
     "checkpoint": "waiting for checkpoints",
@@ -34,6 +35,7 @@ def status(found: Mapping[str, Any], *, alive: bool, live: bool, now_s: float, p
         ("state", _safety(found)),
         ("ETTR", _ettr(found)),
         ("incidents", _incidents(found)),
+        *(("slow", text) for text in _slow(found)),
         ("message", " ".join(str(found.get("message") or "").split())),
         ("directory", str(path)),
     ]
@@ -102,6 +104,15 @@ def _incidents(found: Mapping[str, Any]) -> str:
     return str(total)
 
 
+def _slow(found: Mapping[str, Any]) -> list[str]:
+    """Return a line for each of the slowest ranks."""
+    slow = sorted(
+        (each for each in found.get("ranks") or [] if each.get("slow")), key=lambda each: -each["slow"]
+    )
+    lines = [f"rank {each.get('rank')}: {slowness(each)}" for each in slow[:MAX_SLOW]]
+    return lines + [f"and {len(slow) - MAX_SLOW} more"] * (len(slow) > MAX_SLOW)
+
+
 def _ranks(found: Mapping[str, Any]) -> list[str]:
     rows = [
         (
@@ -112,19 +123,20 @@ def _ranks(found: Mapping[str, Any]) -> list[str]:
             number(each["step"], 1) if each.get("step") is not None else "-",
             seconds(float(each["step_s"])) if each.get("step_s") else "-",
             seconds(float(each["p99_s"])) if each.get("p99_s") else "-",
+            seconds(float(each["own_s"])) if each.get("own_s") else "-",
             " ".join(word for word in (each.get("phase"), each.get("label")) if word) or "-",
         )
         for each in found.get("ranks") or []
     ]
     rows += [
-        ("-", str(m.get("name")), "-", "standby", "-", "-", "-", f"{m['parked']} warm")
+        ("-", str(m.get("name")), "-", "standby", "-", "-", "-", "-", f"{m['parked']} warm")
         for m in found.get("members") or []
         if m.get("role") == "standby" and m.get("parked")
     ]
     if not rows:
         return []
-    head = ("RANK", "MEMBER", "PID", "STATE", "STEP", "STEP TIME", "P99", "DOING")
-    return table(head, rows, frozenset({0, 2, 4, 5, 6}))
+    head = ("RANK", "MEMBER", "PID", "STATE", "STEP", "STEP TIME", "P99", "OWN", "DOING")
+    return table(head, rows, frozenset({0, 2, 4, 5, 6, 7}))
 
 
 def _ledger(found: Mapping[str, Any]) -> list[str]:

@@ -41,6 +41,18 @@ class Metrics:
         self._step = Gauge("holdfast_step", "Steps that all ranks have done.", registry=r)
         self._loss = Gauge("holdfast_loss", "Loss of the last step of rank 0.", registry=r)
         self._step_s = Gauge("holdfast_step_seconds", "Median of the last steps.", registry=r)
+        self._own_s = Gauge(
+            "holdfast_rank_own_seconds",
+            "A rank's own time in a step, before it waits for others: mean of the last 50 steps and more.",
+            ("rank",),
+            registry=r,
+        )
+        self._slow = Gauge(
+            "holdfast_rank_slow_ratio",
+            "Own time of a slow rank, in medians of the others'; nothing for one that is not slow.",
+            ("rank",),
+            registry=r,
+        )
         self._generation = Gauge("holdfast_generation", "Times the group was formed.", registry=r)
         self._members = Gauge("holdfast_members", "Members by role.", ("role",), registry=r)
         self._phase = Gauge("holdfast_phase", "1 for the present phase.", ("phase",), registry=r)
@@ -69,6 +81,11 @@ class Metrics:
                 gauge.set(status[key])
         for role in ("active", "standby", "lost", "new"):
             self._members.labels(role).set(sum(m["role"] == role for m in status["members"]))
+        for gauge, key in ((self._own_s, "own_s"), (self._slow, "slow")):
+            gauge.clear()
+            for each in status["ranks"]:
+                if each[key] is not None:
+                    gauge.labels(each["rank"]).set(each[key])
         for phase in PHASES:
             self._phase.labels(phase).set(status["phase"] == phase)
         saved = status["checkpoint"] or {}

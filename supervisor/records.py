@@ -9,10 +9,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.messages import MemberReport, Progress
+from holdfast.messages import MemberReport, Progress, RankState
 from supervisor import incident as incidents
 from supervisor.accounts import Accounts
 from supervisor.rundir import RunDir
+from supervisor.slow import Slow, slow
 from supervisor.view import Checkpoint, MemberView, View
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ class Records:
         self.run = run
         self.last: dict[str, Any] | None = None
         self.newest: dict[str, Any] = {}
+        self._slow: tuple[Slow, ...] = ()
         self.journal_error = ""  # why the last decision is not on disk
 
     def incident(self, found: dict[str, Any]) -> None:
@@ -46,7 +48,8 @@ class Records:
         `passed_over` says of each checkpoint that is not used why.
         """
         before = self.newest
-        self.newest = build(view, accounts, checkpoint, self.run.path.name, self.last)
+        self._slow = slow(self._slow, view)
+        self.newest = build(view, accounts, checkpoint, self.run.path.name, self.last, self._slow)
         self.newest["journal_error"] = self.journal_error
         self.newest["passed_over"] = list(passed_over)
         if self.newest["step"] is None:  # no rank runs just now: the last that was known still holds
@@ -64,6 +67,7 @@ def build(
     checkpoint: Checkpoint | None,
     name: str,
     last: Mapping[str, Any] | None,
+    slow: tuple[Slow, ...] = (),
 ) -> dict[str, Any]:
     """Return the status as JSON: the contract of `holdfast status --json` and GET /v1/status."""
     memory, ledger = view.memory, accounts.ledger
@@ -91,7 +95,7 @@ def build(
         "pending_s": ledger.pending_ns / 1e9,
         "total_s": ledger.total_ns / 1e9,
         "members": [_member(each, view) for each in view.members],
-        "ranks": _ranks(view),
+        "ranks": _ranks(view, slow),
         "incidents": memory.incidents,
         "last_incident": last,
         "open_incident": incidents.record(opened, None) if opened else None,
@@ -150,33 +154,38 @@ def _member(member: MemberView, view: View) -> dict[str, Any]:
     }
 
 
-def _ranks(view: View) -> list[dict[str, Any]]:
-    found = []
+def _ranks(view: View, slow: tuple[Slow, ...]) -> list[dict[str, Any]]:
+    found, slow_by_rank = [], {each.rank: each for each in slow}
     for member in view.members:
         report = member.report
         if report is None or report.launcher is None or member.name not in view.memory.placement:
             continue
         by_rank = {each.rank: each for each in report.progress}
         found += [
-            _rank(report, rank.rank, rank.pid, rank.state, by_rank.get(rank.rank))
+            _rank(report, rank, by_rank.get(rank.rank), slow_by_rank.get(rank.rank))
             for rank in report.launcher.ranks
             if rank.generation == view.memory.generation
         ]
     return sorted(found, key=lambda each: int(each["rank"]))
 
 
-def _rank(report: MemberReport, rank: int, pid: int, state: str, at: Progress | None) -> dict[str, Any]:
+def _rank(report: MemberReport, rank: RankState, at: Progress | None, slow: Slow | None) -> dict[str, Any]:
     return {
-        "rank": rank,
+        "rank": rank.rank,
         "member": report.member,
-        "pid": pid,
-        "state": state,
+        "pid": rank.pid,
+        "state": rank.state,
         "step": at.step if at else None,
         "phase": at.phase if at else "",
         "label": at.label if at else "",
         "loss": _finite(at.loss) if at else None,
         "step_s": at.step_s if at else None,
         "p99_s": at.p99_s if at else None,
+        "own_s": (at.own_s or None) if at else None,
+        "own_data_s": at.own_data_s if at and at.own_s else None,
+        "slow": round(slow.factor, 2) if slow else None,
+        "slow_since": slow.since if slow else None,
+        "peers_s": slow.peers_s if slow else None,
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TextIO, cast
 from supervisor import rendering
 from supervisor.screen import Screen
 from supervisor.style import DIM, RANKS, Style, harmless, style_for, width_of
-from supervisor.wording import count, sentence, what
+from supervisor.wording import count, sentence, slowness, what
 
 FRAME_S = 0.2  # faster than this nobody reads
 PROGRESS_S = 10.0
@@ -102,15 +102,40 @@ class _Lines:
         return len(self._held)
 
 
+class _SlowNews:
+    """Which ranks have become slow, and which no longer are."""
+
+    def __init__(self) -> None:
+        self._told: set[object] = set()
+        self._judge: tuple[object, object] = (None, None)
+
+    def of(self, status: Mapping[str, Any]) -> list[str]:
+        """Return a line for each change; another supervisor, or generation, begins with knowing of none."""
+        judge = (status.get("supervisor_pid"), status.get("generation"))
+        if judge != self._judge:
+            self._judge, self._told = judge, set()
+        news = []
+        for each in status.get("ranks") or ():
+            rank, is_slow = each.get("rank"), bool(each.get("slow"))
+            if is_slow != (rank in self._told):
+                self._told ^= {rank}
+                news.append(
+                    f"rank {rank} is slow: {slowness(each)}" if is_slow else f"rank {rank} is no longer slow"
+                )
+        return news
+
+
 class _News:
-    """What was not told yet: incidents when they begin and when they are over, checkpoints not used."""
+    """What was not told yet: incidents when they begin and when they are over, checkpoints not used,
+    slow ranks."""
 
     def __init__(self) -> None:
         self._told: set[tuple[object, object]] = set()
+        self._slow = _SlowNews()
 
     def of(self, status: Mapping[str, Any]) -> list[str]:
         """Return a line for each; for one that was over at once, a single line."""
-        news = []
+        news = self._slow.of(status)
         for note in status.get("passed_over") or ():
             if ("passed over", note) not in self._told:
                 self._told.add(("passed over", note))

@@ -72,3 +72,4 @@ def test_no_false_alarm_with_uneven_steps_and_declared_pauses(start: Start) -> N
     ended = run.finish(120)
     assert ended.code == 0, ended.output
     assert run.incidents() == []
+    assert " is slow" not in ended.output

@@ -68,7 +68,7 @@ def seen(path: Path) -> Progress:
 # Offset, format, value: what a reader of another version of this code relies on.
 LAYOUT: tuple[tuple[int, str, object], ...] = (
     (0, "8s", b"holdfast"),
-    (8, "I", 1),
+    (8, "I", 2),
     (12, "I", 4096),
     (24, "q", 3),  # generation
     (32, "i", 1),  # rank
@@ -90,20 +90,26 @@ LAYOUT: tuple[tuple[int, str, object], ...] = (
     (152, "q", 2),  # flags
     (160, "q", 9),  # position
     (168, "d", 0.05),  # first step
-    (176, "d", 60.0),  # pause limit
-    (184, "64s", b"eval".ljust(64, b"\0")),
-    (248, "q", 1095 * MS),  # failed
-    (256, "q", 3),  # how
-    (264, "q", -6),  # code
-    (272, "q", 42),  # snapshot
-    (280, "d", 0.25),  # its cost
+    (176, "q", 12 * MS),  # data
+    (184, "q", 30 * MS),  # forward
+    (192, "d", 60.0),  # pause limit
+    (200, "64s", b"eval".ljust(64, b"\0")),
+    (264, "q", 1095 * MS),  # failed
+    (272, "q", 3),  # how
+    (280, "q", -6),  # code
+    (288, "q", 42),  # snapshot
+    (296, "d", 0.25),  # its cost
     (1024, "f", struct.unpack("f", struct.pack("f", 0.03))[0]),  # first of the ring
 )
 
 
 def test_the_bytes_of_the_page_are_pinned(path: Path, clock: Clock) -> None:
     page = started(path, clock)
-    clock.pass_ms(50)
+    clock.pass_ms(12)
+    page.phase(Phase.FORWARD)
+    clock.pass_ms(30)
+    page.phase(Phase.BACKWARD)
+    clock.pass_ms(8)
     page.commit(42, 1.5, math.nan, 8, 1024, 1e12, 0, 8)
     clock.pass_ms(30)
     page.writing(True)
@@ -118,7 +124,7 @@ def test_the_bytes_of_the_page_are_pinned(path: Path, clock: Clock) -> None:
     found = tuple((at, form, *struct.unpack_from("<" + form, content, at)) for at, form, _ in LAYOUT)
     assert found == LAYOUT
     assert content[16] % 2 == 0
-    assert not any(content[288:1024])
+    assert not any(content[304:1024])
     assert not any(content[1028:])
 
 
@@ -130,9 +136,9 @@ def test_a_reader_takes_every_field_from_its_place() -> None:
         generation=3, rank=1, local_rank=0, pid=77, phase=Phase.EVAL, phase_seq=1,
         phase_since_ns=1090 * MS, step_started_ns=1080 * MS, write_seq=2, step=43, steps_done=2,
         times_written=1, loss=0.5, grad_norm=2.5, samples=16, tokens=2048, flops=2e12, flags=2,
-        position=9, first_step_s=0.05, pause_limit_s=60.0, pause_label="eval",
-        failed_ns=1095 * MS, fail_kind=FailKind.DISTRIBUTED, fail_code=-6, snapshot_step=42,
-        snapshot_cost_s=0.25, torn=False,
+        position=9, first_step_s=0.05, data_ns=12 * MS, forward_ns=30 * MS, pause_limit_s=60.0,
+        pause_label="eval", failed_ns=1095 * MS, fail_kind=FailKind.DISTRIBUTED, fail_code=-6,
+        snapshot_step=42, snapshot_cost_s=0.25, torn=False,
     )  # fmt: skip
     assert read(bytes(content)) == progress
     assert read(memoryview(content)) == progress
@@ -203,6 +209,83 @@ def test_the_hooks_of_an_evaluated_model_do_not_end_the_pause(path: Path, clock:
         assert seen(path).phase is Phase.EVAL
     page.phase(Phase.DATA)
     assert seen(path).phase is Phase.DATA
+
+
+def own_ms(path: Path) -> tuple[int, int]:
+    """Return the sums of data and forward time in the page."""
+    now = seen(path)
+    return now.data_ns // MS, now.forward_ns // MS
+
+
+def test_a_rank_s_own_time_is_what_comes_before_its_backward_passes(path: Path, clock: Clock) -> None:
+    page = started(path, clock)
+    commit(page, 42)
+    for _ in range(3):  # gradient accumulation
+        clock.pass_ms(5)
+        page.phase(Phase.FORWARD)
+        clock.pass_ms(20)
+        page.phase(Phase.BACKWARD)
+        clock.pass_ms(100)
+    page.phase(Phase.OPTIMIZER)
+    clock.pass_ms(1000)
+    assert own_ms(path) == (0, 0)  # it is told with the step
+    commit(page, 43)
+    assert own_ms(path) == (5, 60)
+    page.begin(4, 1, 0, 77, 43)
+    assert own_ms(path) == (0, 0)
+
+
+@pytest.mark.parametrize("phases", [(Phase.OPTIMIZER,), (Phase.FORWARD, Phase.OPTIMIZER), (Phase.FORWARD,)])
+def test_what_may_have_a_backward_pass_in_it_is_not_a_rank_s_own(
+    path: Path, clock: Clock, phases: tuple[Phase, ...]
+) -> None:
+    page = started(path, clock)
+    commit(page, 42)
+    for phase in phases:
+        clock.pass_ms(5)
+        page.phase(phase)
+    clock.pass_ms(5)
+    commit(page, 43)
+    assert own_ms(path) == (5 * (phases[0] is Phase.FORWARD), 0)
+
+
+def test_a_wait_before_the_module_itself_is_not_a_rank_s_own(path: Path, clock: Clock) -> None:
+    page = started(path, clock)
+    commit(page, 42)
+    for phase in (Phase.FORWARD, Phase.FORWARD, Phase.BACKWARD):
+        clock.pass_ms(7)
+        page.phase(phase)
+    commit(page, 43)
+    assert own_ms(path) == (7, 7)
+
+
+def test_snapshots_and_pauses_are_not_a_rank_s_own_time(path: Path, clock: Clock) -> None:
+    page = started(path, clock)
+    commit(page, 42)
+    clock.pass_ms(30)
+    page.note_snapshot(42, 0.028)
+    clock.pass_ms(3)
+    page.pause(Phase.EVAL, "eval")
+    clock.pass_ms(5000)
+    page.phase(Phase.FORWARD)
+    page.resume()
+    clock.pass_ms(4)
+    page.phase(Phase.FORWARD)
+    page.phase(Phase.BACKWARD)
+    commit(page, 43)
+    assert own_ms(path) == (2 + 3 + 4, 0)
+
+
+def test_of_a_step_that_is_disowned_nothing_counts(path: Path, clock: Clock) -> None:
+    page = started(path, clock)
+    for step, disowned in ((42, False), (43, True), (44, False)):
+        for phase in (Phase.FORWARD, Phase.BACKWARD):
+            clock.pass_ms(step)
+            page.phase(phase)
+        if disowned:
+            page.disown()
+        commit(page, step)
+    assert own_ms(path) == (42 + 44, 42 + 44)
 
 
 def test_a_skipped_step_leaves_no_trace_but_the_step(path: Path, clock: Clock) -> None:
@@ -318,9 +401,9 @@ def test_threads_of_a_rank_may_write_together(path: Path) -> None:
     [
         pytest.param(b"", id="empty"),
         pytest.param(bytes(PAGE_BYTES), id="blank"),
-        pytest.param(b"holdfast\2" + bytes(PAGE_BYTES - 9), id="another version"),
+        pytest.param(b"holdfast\1" + bytes(PAGE_BYTES - 9), id="another version"),
         pytest.param(os.urandom(PAGE_BYTES), id="noise"),
-        pytest.param(b"holdfast\1\0\0\0\0\x10\0\0", id="short"),
+        pytest.param(b"holdfast\2\0\0\0\0\x10\0\0", id="short"),
     ],
 )
 def test_what_is_no_page_is_refused(path: Path, content: bytes) -> None:

@@ -5,6 +5,7 @@ import random
 import socket
 import threading
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,23 @@ def test_a_rank_inside_of_the_optimizers_writes_is_never_taken_for_whole(memory:
         script.state.commit(loss=loss)
     keeping.secure_failing()
     assert [record.step for record in keeping._snapshots.arena.records()] == [1, 0]
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_on_a_gpu_a_step_after_one_that_was_not_waited_for_has_no_own_time(
+    memory: Path, on_gpu: bool
+) -> None:
+    script = Script(supervised(memory, LAUNCH))
+    script.state._on_gpu = on_gpu
+    sums = [0]
+    for step in script.state.steps(6):
+        loss = script.step()
+        script.state.commit(loss=loss if step in (0, 4) else None)
+        found = progress.read((memory / "page-0.bin").read_bytes())
+        assert found is not None
+        sums.append(found.forward_ns)
+    counted = [after > before for before, after in pairwise(sums)]
+    assert counted == ([True, True, False, False, False, True] if on_gpu else [True] * 6)
 
 
 def test_a_secured_rank_writes_no_more(memory: Path) -> None:

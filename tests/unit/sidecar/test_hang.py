@@ -18,7 +18,7 @@ AT_WORK = Progress(
     generation=1, rank=3, local_rank=1, pid=77, phase=Phase.FORWARD, phase_seq=1,
     phase_since_ns=100 * S, step_started_ns=100 * S, write_seq=0, step=500, steps_done=500,
     times_written=499, loss=1.0, grad_norm=1.0, samples=0, tokens=0, flops=0.0, flags=0,
-    position=-1, first_step_s=2.0, pause_limit_s=0.0, pause_label="", failed_ns=0,
+    position=-1, first_step_s=2.0, data_ns=0, forward_ns=0, pause_limit_s=0.0, pause_label="", failed_ns=0,
     fail_kind=FailKind.NONE, fail_code=0, snapshot_step=-1, snapshot_cost_s=0.0,
 )  # fmt: skip
 FIRST = replace(AT_WORK, steps_done=0)

@@ -47,6 +47,24 @@ def test_what_is_told_is_what_the_page_says_at_that_moment(here: Path) -> None:
     assert pages.progress(2) == ()
 
 
+def test_what_is_told_has_the_rank_s_own_time_once_there_is_a_window_of_it(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    for step in range(1, 70):
+        rank.page.phase(Phase.FORWARD)
+        rank.now_ns += S // 50
+        rank.page.phase(Phase.BACKWARD)
+        rank.does(step)
+        pages.poll(1, rank.now_ns, 0.0)
+        if step == 50:
+            assert pages.progress(1)[0].own_s == 0
+    [found] = pages.progress(1)
+    assert (found.own_s, found.own_least_s, found.own_data_s) == (0.02, 0.02, 0.0)
+    assert found.own_steps >= 50
+    rank.page.begin(2, 0, 0, 78, 0)
+    rank.page.phase(Phase.DATA)
+    assert pages.progress(2)[0].own_s == 0  # not even before the next poll
+
+
 def test_a_page_that_is_replaced_is_read_anew(here: Path) -> None:
     pages = Pages(here, 1, POLICY)
     Rank(here).does(5)

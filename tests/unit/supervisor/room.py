@@ -34,6 +34,11 @@ def rank(number: int, owner: str, **changed: Any) -> dict[str, Any]:
         "loss": 2.4,
         "step_s": 0.07,
         "p99_s": 0.08,
+        "own_s": 0.031,
+        "own_data_s": 0.004,
+        "slow": None,
+        "slow_since": None,
+        "peers_s": None,
         **changed,
     }
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from supervisor import listing
-from tests.unit.supervisor.room import incident, member, opened, status
+from tests.unit.supervisor.room import incident, member, opened, rank, status
 
 HERE = Path("runs/a")
 
@@ -29,10 +29,10 @@ def test_the_status_says_what_goes_on_what_is_safe_and_where_the_time_went() -> 
         "  directory   runs/a",
         "",
         "Ranks",
-        "  RANK  MEMBER   PID  STATE     STEP  STEP TIME    P99  DOING",
-        "     0  m-0     4000  running  1,234      70 ms  80 ms  forward",
-        "     1  m-1     4001  running  1,234      70 ms  80 ms  forward",
-        "     -  m-2        -  standby      -          -      -  2 warm",
+        "  RANK  MEMBER   PID  STATE     STEP  STEP TIME    P99    OWN  DOING",
+        "     0  m-0     4000  running  1,234      70 ms  80 ms  31 ms  forward",
+        "     1  m-1     4001  running  1,234      70 ms  80 ms  31 ms  forward",
+        "     -  m-2        -  standby      -          -      -      -  2 warm",
         "",
         "Where the time went",
         "  training                                96 s    95.5 %",
@@ -69,6 +69,15 @@ def test_what_is_wrong_is_told() -> None:
     assert "incidents   2; now i-0002: rank 1 was killed by SIGKILL at step 812" in lines
     assert "storage fails: No space left on device" in lines
     assert "skipped steps 7, 9" in lines
+
+
+def test_slow_ranks_are_told_the_slowest_first_and_a_few_only() -> None:
+    slow = [rank(n, "m-0", own_s=0.03 * n, slow=float(n), slow_since=1200, peers_s=0.03) for n in range(2, 9)]
+    lines = [line for line in page(ranks=slow) if line.startswith("  slow")]
+    peers = "its peers 30 ms (median), since step 1,200: data 4 ms, forward"
+    assert lines[0] == f"  slow        rank 8: 0.24 s of its own a step, {peers} 0.24 s"
+    assert len(lines) == 6
+    assert lines[5] == "  slow        and 2 more"
 
 
 def test_a_run_that_has_only_begun_has_a_short_page() -> None:

@@ -5,7 +5,7 @@ import pytest
 from supervisor import terminal
 from supervisor.style import Style
 from supervisor.terminal import Live, Plain
-from tests.unit.supervisor.room import Terminal, incident, opened, status
+from tests.unit.supervisor.room import Terminal, incident, opened, rank, status
 
 PLAIN = Style(False, True)
 RULE = "─"
@@ -120,6 +120,38 @@ def test_an_incident_leaves_a_line_that_stays() -> None:
         f"holdfast: incident i-0001: {said}; back in 0.13 s, 0 steps lost",
     ]
     assert len(frame_of(screen.shown())) == 4
+
+
+def slow(**changed: object) -> dict[str, object]:
+    return rank(1, "m-1", own_s=0.084, own_data_s=0.06, slow=2.71, slow_since=1204, peers_s=0.031, **changed)
+
+
+SLOW = (
+    "rank 1 is slow: 84 ms of its own a step, its peers 31 ms (median), since step 1,204: "
+    "data 60 ms, forward 24 ms"
+)
+
+
+def told(shown: list[str]) -> list[str]:
+    return [line.removeprefix("holdfast: ") for line in shown if "slow" in line]
+
+
+def test_a_slow_rank_leaves_a_line_when_it_becomes_so_and_one_when_it_is_over() -> None:
+    screen = Terminal(columns=160)
+    plain = Plain(screen)
+    for ranks in ([rank(0, "m-0"), rank(1, "m-1")], [slow()], [slow()], [], [slow()], [rank(1, "m-1")]):
+        plain.update(status(ranks=ranks), 0.0)
+    assert told(screen.shown()) == [SLOW, "rank 1 is no longer slow"]
+
+
+@pytest.mark.parametrize("later", [{"supervisor_pid": 78}, {"generation": 4}])
+def test_another_supervisor_or_generation_begins_with_no_slow_rank(later: dict[str, int]) -> None:
+    screen = Terminal(columns=160)
+    plain = Plain(screen)
+    plain.update(status(ranks=[slow()]), 0.0)
+    plain.update(status(ranks=[rank(1, "m-1")], **later), 1.0)
+    plain.update(status(ranks=[slow()], **later), 2.0)
+    assert told(screen.shown()) == [SLOW, SLOW]
 
 
 def test_the_last_state_stays_when_it_is_closed() -> None:

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from holdfast import hooks
+
+
+class Told:
+    """Keeps what it is told, in order."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def forward(self) -> None:
+        self.words.append("forward")
+
+    def backward(self) -> None:
+        self.words.append("backward")
+
+    def before_write(self) -> None:
+        self.words.append("write")
+
+    def spoils(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def told_by(model: nn.Module) -> list[str]:
+    told = Told()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hooks.attach({"model": model}, [optimizer], told)
+    model(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+    return told.words
+
+
+def test_the_parts_of_a_step_are_told() -> None:
+    assert told_by(nn.BatchNorm1d(2)) == ["forward", "backward", "write"]
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("module", [nn.BatchNorm1d(2), nn.Linear(2, 2)], ids=["buffers", "none"])
+def test_after_ddp_has_waited_for_buffers_the_module_says_again_that_it_begins(module: nn.Module) -> None:
+    waits = next(module.buffers(), None) is not None
+    assert told_by(DistributedDataParallel(module)) == ["forward"] * (1 + waits) + ["backward", "write"]
