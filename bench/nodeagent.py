@@ -51,7 +51,11 @@ def main(argv: Sequence[str]) -> int:
         ("CPU of a sweep of 8 GPUs", seconds(sweep_s), "", ""),
     ]))  # fmt: skip
     rest = nodeagent_rest.measure(options.rest)
-    say(f"at rest for {options.rest:g} s: {percent(rest.cpu, 2)} of a core, {rest.rss_mb:.1f} MB")
+    say(
+        f"at rest for {options.rest:g} s: {percent(rest.cpu, 2)} of a core, {rest.rss_mb:.1f} MB; "
+        f"a process that only wakes up as often, {rest.wakes_per_s:.0f} times a second: "
+        f"{percent(rest.sleeper_cpu, 2)}"
+    )
     week = nodeagent_week.measure(options.days, say)
     verdicts = [
         at_most("an event becomes a verdict in <= 50 ms, p99", p99_s, EVENT_S, seconds(p99_s)),
