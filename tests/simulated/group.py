@@ -168,25 +168,26 @@ class Group:
 
     def _cue(self, rank: Rank, step: int) -> None:
         what, world, now_ns = self._take_cue(rank, step, FAULTS), self.world, self.world.now_ns
-        if what == "raise":
-            self.fail(rank, "exception", WHERE, 1)
-        elif what == "leave":
-            self.fail(rank, "system_exit", "sys.exit(3)", 3)
-        elif what in ("kill", "crash"):
-            self.end(rank, Ending(now_ns, None, 9 if what == "kill" else 11))
-        elif what == "lose":
-            world.remove(rank.member.name)
-        elif what == "mute":  # its line does not break, and its keeper does not see it
-            rank.member.lose()
-        elif what == "sidecar":
-            rank.member.restart_sidecar()
-        elif what == "cut":
-            world.network.cut_off(rank.member.name, 1500)
-        elif what == "supervisor":
-            world.kill_supervisor()
-        elif what in ("hang", "stop"):
-            rank.away = what
-            self._stall(rank.generation)
+        match what:
+            case "raise":
+                self.fail(rank, "exception", WHERE, 1)
+            case "leave":
+                self.fail(rank, "system_exit", "sys.exit(3)", 3)
+            case "kill" | "crash":
+                self.end(rank, Ending(now_ns, None, 9 if what == "kill" else 11))
+            case "lose":
+                world.remove(rank.member.name)
+            case "mute":  # its line does not break, and its keeper does not see it
+                rank.member.lose()
+            case "sidecar":
+                rank.member.restart_sidecar()
+            case "cut":
+                world.network.cut_off(rank.member.name, 1500)
+            case "supervisor":
+                world.kill_supervisor()
+            case "hang" | "stop":
+                rank.away = what
+                self._stall(rank.generation)
 
     def _stall(self, generation: int) -> None:
         for rank in self.ranks(generation):

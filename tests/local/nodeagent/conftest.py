@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakenvml.inprocess import faked
+from tests.local.nodeagent.polling import GPUS, Room
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Iterator[Room]:
+    """Use the fake library in this process, found by its name since it is loaded: see `faked`."""
+    with faked(tmp_path / "nvml", GPUS) as fake:
+        found = Room(fake, tmp_path)
+        yield found
+        fake.release()
+        found.sensor.close()
