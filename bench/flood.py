@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         figures = _flooded(options.lines, options.seconds)
     say(
         f"{options.lines:,} lines written in {seconds(figures['wrote_s'])}: "
-        f"{figures['seen']} of {len(XIDS)} Xids are findings {seconds(figures['seen_s'])} after the last line; "
+        f"{figures['seen']} of {len(XIDS)} Xids are findings {seconds(figures['seen_s'])} after the last; "
         f"{figures['lost'] or 'no line is lost'}"
     )
     judged = _judged(figures)
