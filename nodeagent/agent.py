@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent import changes, memory
+from nodeagent.beat import left_s
 from nodeagent.calm import Calm
 from nodeagent.clock import Clock
 from nodeagent.evaluation.evaluator import FORGET_S, Evaluator, verdicts
@@ -120,7 +121,7 @@ class Agent:
     def run(self) -> None:
         """Look until `stop` is called; then save and return, whether or not the sensors do."""
         while not self._stopping:
-            self.inbox.wait(SAVE_S if self._pending else LOOK_S)
+            self.inbox.wait(SAVE_S if self._pending else left_s(LOOK_S))
             self.look()
         self.close()
 

@@ -39,7 +39,7 @@ class OperatorWord:
     """
 
     name = "operator"
-    period_s = 1.0
+    period_s = 2.0
 
     def __init__(self, folder: Path, now_s: Callable[[], float], position: Any = None) -> None:
         self._path = folder / FILE

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from nodeagent.observation import Observation
 
-WAIT_S = 0.5  # at most, for a sensor that waits for events: shutdown and the watchdog wait for no more
+WAIT_S = 2.0  # about, for a sensor that waits for events (see `beat`): the watchdog waits for no more
 
 
 class Unavailable(Exception):
@@ -17,8 +17,8 @@ class Unavailable(Exception):
 class Sensor(Protocol):
     """Runs in a thread of its own, so that it may block; nobody else ever calls it.
 
-    `read` is called every `period_s` seconds, or at once again if that is 0, when it waits by itself
-    for at most `WAIT_S`. It returns what it has seen since the last time, stamped with the time given
+    `read` is called every `period_s` seconds, on the beat, or at once again if that is 0, when it waits by
+    itself for about `WAIT_S`. It returns what it has seen since the last time, stamped with the time given
     by the clock it was made with. A call that does not return is found by the watchdog and is a finding.
     """
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from nodeagent.beat import left_s
 from nodeagent.inbox import Inbox
 from nodeagent.observation import Observation
 from nodeagent.reading import LeftOut
@@ -104,13 +105,12 @@ class Watched:
 
     def _read_until_blind(self) -> None:
         while not self._stop.is_set():
-            due = time.monotonic() + self.sensor.period_s
             self._observations += self._inbox.put(self._call(self._collect))
             self.position = self._position_of()
             self._left_out = self._left_out_of()
             self._say(SEEING, "")
             if self.sensor.period_s:
-                self._stop.wait(max(0.0, due - time.monotonic()))
+                self._stop.wait(left_s(self.sensor.period_s))
 
     def _collect(self) -> Iterable[Observation]:
         return tuple(self.sensor.read())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from nodeagent.beat import left_s
 from nodeagent.clock import Clock
 from nodeagent.kernel import entry, record
 from nodeagent.kernel.child import Child
@@ -81,7 +82,7 @@ class Journal:
         child = self._child
         if child is None:
             raise Unavailable(f"{self._journalctl} is not running")
-        lines = child.lines(WAIT_S, MAX_ENTRIES)
+        lines = child.lines(left_s(WAIT_S), MAX_ENTRIES)
         found: list[Observation] = []
         for line in lines:
             self._take(line, found)

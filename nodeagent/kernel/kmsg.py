@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from nodeagent.beat import left_s
 from nodeagent.clock import Clock
 from nodeagent.kernel import record, stamps
 from nodeagent.kernel.lines import Lines
@@ -165,4 +166,4 @@ class Kmsg:
 def _readable(fd: int) -> bool:
     poller = select.poll()
     poller.register(fd, select.POLLIN)
-    return bool(poller.poll(WAIT_S * 1000))
+    return bool(poller.poll(left_s(WAIT_S) * 1000))

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Iterator
 from typing import Any
 
+from nodeagent.beat import left_s
 from nodeagent.nvml import inventory, library
 from nodeagent.nvml.asking import Asker
 from nodeagent.nvml.library import nvml
@@ -62,8 +63,8 @@ class EventSet:
             pass  # it went with the driver
 
     def wait(self) -> Iterator[Any]:
-        """Give what has come, in order, and nothing if nothing comes within `WAIT_S`. Raises EventsFailed."""
-        wait_ms = int(WAIT_S * 1000)
+        """Give what has come, in order; nothing if nothing comes in about `WAIT_S`. Raises EventsFailed."""
+        wait_ms = int(left_s(WAIT_S) * 1000)
         for _ in range(MAX_AT_ONCE):
             try:
                 data = nvml.nvmlEventSetWait_v2(self._set, wait_ms)

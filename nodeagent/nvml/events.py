@@ -53,7 +53,7 @@ class NvmlEvents:
         self._join()
 
     def read(self) -> list[Observation]:
-        """Wait for events, half a second at most. Raises Unavailable: the driver is gone."""
+        """Wait for events, about two seconds at most. Raises Unavailable: the driver is gone."""
         events = self._set
         if events is None or self._session is None or not self._driver.usable(self._session):
             events = self._join()

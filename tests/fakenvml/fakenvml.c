@@ -27,7 +27,7 @@ enum {
 };
 
 #define BLOCK_POLL_S 0.001 /* how soon a call that blocks sees that it shall no more */
-#define FUTEX_S 0.25       /* a wake that was missed costs no more than this */
+#define FUTEX_S 0.9        /* below a second: a wake that was missed costs no more than this */
 #define MAX_SETS 64
 
 typedef void *nvmlDevice_t; /* generation * 256 + slot + 1: never dereferenced, void after a reload */

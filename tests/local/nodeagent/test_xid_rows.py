@@ -71,6 +71,7 @@ class Both:
     def end(self) -> None:
         self.agent.stop()
         self.thread.join(PATIENCE_S)
+        self.fake.until(lambda state: state.attached == 0)  # the agent does not wait for a sensor that waits
 
 
 @pytest.fixture
