@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import fcntl
 import os
 import platform
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,22 +102,41 @@ def policy(path: Path | None) -> Policy:
         raise BadInput("\n".join(error.messages)) from None
 
 
+# What a disk does, and no operator: an agent that then did not start would be gone when it is needed.
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+
+
 def _memory(folder: Path, keeps: bool) -> tuple[Memory, tuple[str, ...]]:
+    problems = _taken(folder) if keeps else ()
     try:
-        if keeps:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _claim(folder)
-        return memories.load(folder)
+        memory, more = memories.load(folder)
+        return memory, (*problems, *more)
     except Newer as error:
         raise BadInput(str(error)) from None
     except OSError as error:
-        if not keeps:
-            return Memory(), (f"{folder}: {error.strerror}: looked without a memory",)
-        raise BadInput(f"--state-dir {folder}: {error.strerror}, accepted is a folder to write to") from None
+        if keeps and error.errno not in _DISK:
+            raise _refused(folder, error) from None
+        return Memory(), (f"{folder}: {error.strerror}: looked without a memory",)
+
+
+def _taken(folder: Path) -> tuple[str, ...]:
+    """Have the folder for this process, if the disk lets us. Raises BadInput if it is no folder for us."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _claim(folder)
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise _refused(folder, error) from None
+        return (f"{folder}: {error.strerror}: nothing is kept until that is over",)
+    return ()
+
+
+def _refused(folder: Path, error: OSError) -> BadInput:
+    return BadInput(f"--state-dir {folder}: {error.strerror}, accepted is a folder to write to")
 
 
 def _claim(folder: Path) -> None:
-    """Have the folder for this process until it ends. Raises BadInput if another agent has it."""
+    """Have the folder for this process until it ends. Raises OSError, BadInput if another agent has it."""
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -124,8 +145,10 @@ def _claim(folder: Path) -> None:
         os.close(descriptor)
         used = f"in use by another agent, process {owner or 'unknown'}"
         raise BadInput(f"--state-dir {folder}: {used}; accepted is a free one") from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)  # it stays open: the lock goes with the process
+    with suppress(OSError):  # whose it is, for people; a full disk has no room for that
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    # It stays open: the lock goes with the process.
 
 
 def _sensors(

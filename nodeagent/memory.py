@@ -56,6 +56,7 @@ def save(folder: Path, memory: Memory) -> None:
     """Replace the file, durably. Raises OSError; then the one before is as it was."""
     raw = json.dumps(_as_json(memory), separators=(",", ":")).encode()
     content = b"%08x %d\n" % (zlib.crc32(raw), len(raw)) + raw
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # the disk may have been full until now
     target = folder / NAME
     # A link, not a rename: there is no moment without a file.
     spare = durable.temporary_path(folder, BEFORE)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -155,3 +157,53 @@ def test_an_address_that_is_taken_is_told(tmp_path: Path, fake: Fake) -> None:
         done = node("serve", "--listen", agent.address, "--state-dir", str(tmp_path / "two"))
         assert done.returncode == 2
         assert agent.address in done.stderr
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Path]:
+    """Give a folder on a disk without room for one byte."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k,nr_inodes=24", "none", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a disk of its own")
+    try:
+        fill(disk)
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def fill(disk: Path) -> None:
+    """Leave room neither for a byte nor for a name."""
+    with suppress(OSError), (disk / "ballast").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    with suppress(OSError):
+        for number in range(100):
+            (disk / f"ballast{number}").touch()
+
+
+def make_room(disk: Path) -> None:
+    for each in disk.glob("ballast*"):
+        each.unlink()
+
+
+def test_a_full_disk_keeps_no_agent_from_starting_and_it_remembers_when_there_is_room(
+    full: Path, fake: Fake
+) -> None:
+    state = full / "state"
+    with serving(state, fake) as agent:
+        agent.until(lambda health: any("No space left" in each for each in health["problems"]))
+        fake.until(lambda s: s.event_sets > 0)
+        fake.xid(0, 79)
+        agent.finding(fake.entity(0), "xid", 79)
+        agent.finding("sensor/memory", "memory_lost")
+        make_room(full)
+        fake.xid(1, 48)
+        agent.finding(fake.entity(1), "xid", 48)
+        agent.end()
+    fill(full)
+    with serving(state, fake) as agent:
+        agent.finding(fake.entity(0), "xid", 79)
+        agent.end()
