@@ -18,6 +18,7 @@ from holdfast import capture
 from holdfast.snapshots import Snapshots
 
 TENSORS_PER_PARAMETER = 3  # it, and Adam's two moments
+LINE = 16  # float32 in a cache line: layers are as wide as whole ones
 
 
 @dataclass(slots=True)
@@ -30,8 +31,8 @@ class Held:
 
 
 def make(total_bytes: int, parameters: int) -> Held:
-    """Return a model of `parameters` equal tensors that with AdamW's state takes `total_bytes`."""
-    count = max(1, total_bytes // (4 * TENSORS_PER_PARAMETER * parameters))
+    """Return a model of `parameters` equal tensors that with AdamW's state takes about `total_bytes`."""
+    count = max(1, total_bytes // (4 * TENSORS_PER_PARAMETER * parameters * LINE)) * LINE
     model = torch.nn.ParameterList(torch.randn(count) for _ in range(parameters))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     for parameter in model.parameters():

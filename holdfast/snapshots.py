@@ -104,11 +104,11 @@ class Snapshots:
         entry = draft.layout[JSON_ENTRY]
         draft.data[entry.begin : entry.end] = text
         targets = self._targets_of(tensors, draft)
+        if targets.copying is not None:
+            targets.copying.run()
+            return
         with torch.no_grad():
-            if targets.copying is None:
-                self._copy_from_device(targets.views, [tensor for _, tensor in tensors], draft)
-            else:
-                targets.copying.run()
+            self._copy_from_device(targets.views, [tensor for _, tensor in tensors], draft)
 
     def _copy_from_device(
         self, targets: list[torch.Tensor], sources: list[torch.Tensor], draft: Draft

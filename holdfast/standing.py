@@ -7,18 +7,21 @@ is the very same: what the modules' tables and the optimizers' states hold, and 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from operator import attrgetter, is_
+from itertools import chain
+from operator import attrgetter, is_, methodcaller
 from typing import TYPE_CHECKING, Any
 
 from holdfast import capture
 from holdfast.capture import Tree, unwrap
+from holdfast.grouptext import GroupText, dumps
 
 if TYPE_CHECKING:
     import torch
 
-_dumps = json.JSONEncoder(separators=(",", ":")).encode
+# All that is looked at lies in no cache, so each look is a wait for memory: as few of them as can be, and no
+# line of Python between them.
+_values, _flat = methodcaller("values"), chain.from_iterable
 
 
 class Standing:
@@ -29,8 +32,10 @@ class Standing:
         self._tables: list[Mapping[str, Any]] = []  # of the modules: their parameters, their modules
         self._sources: list[Any] = []  # held, so that no other object gets the identity of one of them
         self._tensors: list[tuple[str, torch.Tensor]] = []
+        self._alone: list[torch.Tensor] = []
         self._places: tuple[list[Any], ...] = ()
-        self._states: dict[str, str] = {}  # of optimizers, as JSON
+        self._states: dict[str, str] = {}  # of optimizers: all but their groups, as JSON
+        self._groups: dict[str, GroupText] = {}
 
     def collect(self) -> tuple[list[tuple[str, torch.Tensor]], str]:
         """Return the live tensors by name, and the document as JSON.
@@ -53,14 +58,16 @@ class Standing:
         found = self._found()
         # A list or a mapping could change within.
         fixed = (torch.Tensor, torch.nn.Module, str, int, float, type(None))
-        self._tensors, self._places = tree.tensors, _places(tree.tensors)
+        self._alone = [tensor for _, tensor in tree.tensors]
+        self._tensors, self._places = tree.tensors, _places(self._alone)
+        optimizers = {n: value for n, value in values.items() if isinstance(value, torch.optim.Optimizer)}
+        documents = {name: tree.document[name] for name in optimizers}
         self._states = {
-            name: _dumps(tree.document[name]["state"])
-            for name, value in values.items()
-            if isinstance(value, torch.optim.Optimizer)
+            n: f'"kind":{dumps(d["kind"])},"state":{dumps(d["state"])}' for n, d in documents.items()
         }
+        self._groups = {name: GroupText(name, optimizer) for name, optimizer in optimizers.items()}
         self._sources = found if all(isinstance(each, fixed) for each in found) else []
-        return tree.tensors, _dumps(tree.document)
+        return tree.tensors, dumps(tree.document)
 
     def _stands(self) -> bool:
         found = self._found() if self._sources else []
@@ -68,24 +75,22 @@ class Standing:
             bool(found)
             and len(found) == len(self._sources)
             and all(map(is_, found, self._sources))
-            and _places(self._tensors) == self._places
+            and _places(self._alone) == self._places
         )
 
     def _found(self) -> list[Any]:
         """Return whatever decides which tensors the modules and the optimizers have."""
         import torch
 
-        found: list[Any] = []
-        for table in self._tables:
-            found += table
-            found += table.values()
+        found = [*_flat(self._tables), *_flat(map(_values, self._tables))]
         for value in self._objects.values():
             if isinstance(value, torch.optim.Optimizer):
-                found += (each for group in value.param_groups for each in group["params"])
-                for parameter, values in value.state.items():
-                    found.append(parameter)
-                    found += values
-                    found += values.values()
+                for group in value.param_groups:
+                    found += group["params"]
+                states = value.state.values()
+                found += value.state
+                found += _flat(states)
+                found += _flat(map(_values, states))
         return found
 
     def _text(self) -> str | None:
@@ -95,20 +100,18 @@ class Standing:
         parts, rest = [], Tree()
         for name, value in self._objects.items():
             if name in self._states:
-                kind, groups = type(value).__name__, _dumps(capture.groups(name, value, rest))
-                part = f'{{"kind":{_dumps(kind)},"state":{self._states[name]},"param_groups":{groups}}}'
+                part = f'{{{self._states[name]},"param_groups":{self._groups[name].text(rest)}}}'
             elif isinstance(unwrap(value), torch.nn.Module):
                 continue
             else:
-                part = _dumps(capture.flatten(name, value.state_dict(), rest))
-            parts.append(f"{_dumps(name)}:{part}")
+                part = dumps(capture.flatten(name, value.state_dict(), rest))
+            parts.append(f"{dumps(name)}:{part}")
         return None if rest.tensors else f"{{{','.join(parts)}}}"
 
 
-def _places(tensors: list[tuple[str, torch.Tensor]]) -> tuple[list[Any], ...]:
+def _places(tensors: list[torch.Tensor]) -> tuple[list[Any], ...]:
     """Return where and how each tensor lies: after `weight.data = weight.data.t()` it is the same object."""
     import torch
 
-    alone = [tensor for _, tensor in tensors]
     looks = (torch.Tensor.data_ptr, attrgetter("shape"), torch.Tensor.stride, attrgetter("dtype"))
-    return tuple(list(map(look, alone)) for look in looks)
+    return tuple(list(map(look, tensors)) for look in looks)

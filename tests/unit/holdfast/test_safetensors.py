@@ -117,6 +117,14 @@ def test_wide_tensors_come_first_and_equals_keep_their_order() -> None:
     assert "x" not in layout
 
 
+def test_what_fills_cache_lines_starts_on_one_whatever_it_stands_between() -> None:
+    """As an optimizer's state has them: a step of 4 bytes before the moments of each layer."""
+    layout = plan([("s0", "F32", ()), ("m0", "F32", (4, 16)), ("s1", "F64", ()), ("m1", "BF16", (32,))], {})
+    assert [entry.name for entry in layout.entries] == ["m0", "m1", "s1", "s0"]
+    assert [entry.begin for entry in layout.entries] == [0, 256, 320, 328]
+    assert layout.data_offset % 64 == 0
+
+
 @pytest.mark.parametrize(
     ("specs", "why"),
     [
