@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from holdfast import nest, osproc
+from holdfast.beat import left_s
 from holdfast.channel import Say
 from holdfast.crew import Crew
 from holdfast.listeners import Listeners
@@ -82,7 +83,7 @@ class Launcher:
 
     def _beat(self) -> None:
         self.sidecar.beat()
-        self.after(BEAT_S, self._beat)
+        self.after(left_s(BEAT_S), self._beat)
 
     # -- what is
 

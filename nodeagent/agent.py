@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast.beat import left_s
 from nodeagent import changes, memory
-from nodeagent.beat import left_s
 from nodeagent.calm import Calm
 from nodeagent.clock import Clock
 from nodeagent.evaluation.evaluator import FORGET_S, Evaluator, verdicts

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from nodeagent.beat import left_s
+from holdfast.beat import left_s
 from nodeagent.inbox import Inbox
 from nodeagent.observation import Observation
 from nodeagent.reading import LeftOut

@@ -18,7 +18,7 @@ class Config:
     checkpoints: Path
     supervisor_url: str
     token_file: Path
-    poll_s: float = 0.1
+    poll_s: float = 0.25  # at most; a rank that has stalled is found when its time is over
     report_s: float = 0.5
     hang_factor: float = 3.0
     hang_floor_s: float = 0.6

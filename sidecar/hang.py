@@ -7,7 +7,7 @@ all of them together is what the step times give. What is not work on a step (a 
 script declares, joining, restoring) has limits of its own and is counted from its own start.
 
 With the defaults, a hang is found at most 3 x p99 + 0.6 s after the last progress, which leaves
-0.4 s of the promised second for the poll. Steps that vary uniformly between 1x and 5x give no false
+0.4 s of the promised second for whoever looks. Steps that vary uniformly between 1x and 5x give no false
 alarm at any pace: the p99 of 20 of them is above 5x/3 but for one time in 10^15. For steps of
 several seconds the floor no longer matters and nothing shorter than 3 x p99 is promised: with
 steps of up to 5 s a hang is called after 15 s. A rare step beyond 3 x p99 has to be declared.
@@ -105,6 +105,18 @@ def activity(progress: Progress) -> str:
     if progress.phase in _PAUSES and progress.pause_label:
         return progress.pause_label
     return progress.phase.name.lower()
+
+
+def left_s(
+    progress: Progress,
+    now_ns: int,
+    stats: StepStats,
+    policy: HangPolicy,
+    own_lateness_s: float = 0.0,
+) -> float:
+    """Return in how many seconds `stalled` may find this rank if nothing happens; 0 and less: now."""
+    allowed_s = limit_s(progress, stats, policy) + max(0.0, own_lateness_s)
+    return allowed_s - (now_ns - since_ns(progress)) / 1e9
 
 
 def stalled(

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import aiohttp
 
 from holdfast import listeners, tasks, wire
+from holdfast.beat import left_s
 from holdfast.messages import LauncherOrder, LauncherState, MemberOrder, MemberReport
 
 log = logging.getLogger(__name__)
@@ -133,6 +134,6 @@ class SupervisorLink:
             self.dirty.clear()
             await socket.send_str(wire.encode(self._report()).decode())
             try:
-                await asyncio.wait_for(self.dirty.wait(), self._interval_s)
+                await asyncio.wait_for(self.dirty.wait(), left_s(self._interval_s))
             except asyncio.TimeoutError:
                 continue

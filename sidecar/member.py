@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from dataclasses import replace
 
 from holdfast import osproc
+from holdfast.beat import left_s
 from holdfast.messages import (
     PROTOCOL,
     Drill,
@@ -43,8 +45,10 @@ from sidecar.silence import Silence
 log = logging.getLogger(__name__)
 
 UNMODIFIED_FLOOR_S = 60.0  # a script that declares nothing may evaluate or save at any time
+LATE_S = 0.1  # that a machine at work may be late: no excuse for anybody
+SOONEST_S = 0.01  # between two looks
 AGAIN_S = 1.0  # until something is tried again that should not have failed
-SAVE_LOOK_S = 0.2  # at whether the interval between checkpoints is over
+SAVE_LOOK_S = 0.25  # at whether the interval between checkpoints is over
 
 
 class Member:
@@ -228,16 +232,16 @@ class Member:
     # -- watching
 
     async def watch(self) -> None:
-        """Poll the pages and listen for the launcher, for ever.
+        """Poll the pages on the beat and when a rank's time is over, and listen for the launcher, for ever.
 
         Our own lateness is taken into account: it is neither the ranks' nor the launcher's.
         """
-        last = time.monotonic()
         while True:
-            await asyncio.sleep(self.config.poll_s)
+            wait_s = min(left_s(self.config.poll_s), max(self.pages.left_s, SOONEST_S))
+            due = time.monotonic() + wait_s
+            await asyncio.sleep(wait_s)
             now = time.monotonic()
-            lateness_s = max(0.0, now - last - 2 * self.config.poll_s)
-            last = now
+            lateness_s = max(0.0, now - due - LATE_S)
             self._listen(now, lateness_s)
             self._look_for_stalls(lateness_s)
 
@@ -258,6 +262,7 @@ class Member:
     def _look_for_stalls(self, lateness_s: float) -> None:
         state = self.launcher.state
         if state is None or self.order.do != "run":
+            self.pages.left_s = math.inf
             return
         self.pages.policy = self._policy if state.joins else self._patient
         alive = {r.rank for r in state.ranks if r.state in ("starting", "running")}
@@ -280,7 +285,7 @@ class Member:
     async def save(self) -> None:
         """Save at the interval, if this member has rank 0. For ever."""
         while True:
-            await asyncio.sleep(SAVE_LOOK_S)
+            await asyncio.sleep(left_s(SAVE_LOOK_S))
             if self._leads() and await self.checkpoints.when_due(self.order, time.monotonic()):
                 self._changed()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from holdfast import messages
 from holdfast import progress as pages
 from holdfast.progress import Phase
-from sidecar.hang import HangPolicy, StepStats, activity, since_ns, stalled
+from sidecar.hang import HangPolicy, StepStats, activity, left_s, since_ns, stalled
 from sidecar.own import OwnTime
 
 RECENT = 32  # step times whose median is the usual one
@@ -39,6 +39,7 @@ class Pages:
         self._paths = [str(directory / f"page-{local_rank}.bin") for local_rank in range(nproc)]
         self._watched = [Watched() for _ in range(nproc)]
         self.policy = policy
+        self.left_s = math.inf  # from the last poll until the first rank in time may have stalled
 
     def poll(self, generation: int, now_ns: int, own_lateness_s: float) -> list[messages.Stall]:
         """Read every page; return the ranks of `generation` that have stalled.
@@ -46,7 +47,7 @@ class Pages:
         `own_lateness_s` is by how much this poll itself came late: the machine was suspended or
         starved, and so were the ranks.
         """
-        stalls = []
+        stalls, left = [], [math.inf]
         for local_rank, watched in enumerate(self._watched):
             found = self._read(local_rank, watched)
             if found is None or found.generation != generation:
@@ -55,7 +56,9 @@ class Pages:
             watched.own = watched.own.later(found, now_ns)
             self._excuse(watched, since_ns(found), now_ns, own_lateness_s)
             stall = stalled(found, now_ns, watched.stats, self.policy, watched.lateness_s)
-            if stall is not None:
+            if stall is None:
+                left.append(left_s(found, now_ns, watched.stats, self.policy, watched.lateness_s))
+            else:
                 stalls.append(
                     messages.Stall(
                         stall.rank,
@@ -68,6 +71,7 @@ class Pages:
                         round(stall.limit_s, 3),
                     )
                 )
+        self.left_s = min(left)
         return stalls
 
     def progress(self, generation: int) -> tuple[messages.Progress, ...]:

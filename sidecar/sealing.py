@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from holdfast.arena import Arena, Gone, Record
+from holdfast.beat import left_s
 from holdfast.messages import Seal
 from sidecar import background
 
@@ -40,7 +41,7 @@ class Sealing:
     async def run(self) -> None:
         """Look for ever."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(left_s(LOOK_S))
             await self.look(time.monotonic())
 
     async def look(self, now_s: float) -> None:

@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import command
+from holdfast.beat import left_s
 from holdfast.errors import BadInput
 from supervisor import devices, memory_volume
 from supervisor.commands import RunOptions
 from supervisor.keeper import Finished, Keeper
 from supervisor.plan import Plan
 from supervisor.rundir import RunDir, open_for_run
+from supervisor.smallfile import Follower
 from supervisor.tails import Tails
 from supervisor.terminal import Display, display
 from supervisor.view import Policy
 
-TICK_S = 0.2
+TICK_S = 0.25
 
 
 def run(options: RunOptions) -> int:
@@ -127,6 +129,7 @@ class _Watch:
         self.run_dir = run_dir
         self.notes = () if options.quiet else options.notes
         self.view: Display = display(sys.stdout, plain=options.plain, quiet=options.quiet)
+        self.status = Follower(run_dir.path / "status.json")
         self.tails = Tails(run_dir.path / "logs", skip=True)
         self.interrupts = 0
 
@@ -137,7 +140,7 @@ class _Watch:
         self.keeper.start()
         try:
             while self.keeper.finished is None:
-                self.keeper.turn(TICK_S)
+                self.keeper.turn(left_s(TICK_S))
                 self._show()
             return self._end(self.keeper.finished)
         finally:
@@ -146,7 +149,7 @@ class _Watch:
     def _show(self) -> None:
         for rank, text in self.tails.poll():
             self.view.line(rank, text)
-        self.view.update(self.run_dir.status() or {}, time.monotonic())
+        self.view.update(self.status.read() or {}, time.monotonic())
 
     def _end(self, finished: Finished) -> int:
         self.keeper.close()

@@ -16,6 +16,7 @@ from pathlib import Path
 from aiohttp import web
 
 from holdfast import logs, osproc, tasks, wire
+from holdfast.beat import left_s
 from supervisor import journal
 from supervisor.api import application
 from supervisor.backend import KeeperBackend
@@ -100,7 +101,7 @@ async def _status(job: Job, metrics: Metrics) -> None:
         last = status["last_incident"]
         if last is not None and not last["open"]:
             metrics.incident(last)
-        await asyncio.sleep(STATUS_S)
+        await asyncio.sleep(left_s(STATUS_S))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -45,6 +45,27 @@ def replace_secret(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+class Follower:
+    """Reads a file that is replaced now and then, again only when it has been."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+        self._found: dict[str, Any] | None = None
+
+    def read(self) -> dict[str, Any] | None:
+        """Return what `read` gives now, without reading it a second time. The caller does not change it."""
+        try:
+            status = self._path.stat()
+        except OSError:
+            seen = None
+        else:
+            seen = status.st_ino, status.st_mtime_ns
+        if seen is None or seen != self._seen:
+            self._seen, self._found = seen, read(self._path)
+        return self._found
+
+
 def read(path: Path, *, unreadable_is_none: bool = True) -> dict[str, Any] | None:
     """Return the object in a file; None when it is missing, torn, huge, or something else.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from nodeagent.beat import left_s
+from holdfast.beat import left_s
 from nodeagent.clock import Clock
 from nodeagent.kernel import entry, record
 from nodeagent.kernel.child import Child

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeagent.beat import left_s
+from holdfast.beat import left_s
 from nodeagent.clock import Clock
 from nodeagent.kernel import record, stamps
 from nodeagent.kernel.lines import Lines

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Iterator
 from typing import Any
 
-from nodeagent.beat import left_s
+from holdfast.beat import left_s
 from nodeagent.nvml import inventory, library
 from nodeagent.nvml.asking import Asker
 from nodeagent.nvml.library import nvml

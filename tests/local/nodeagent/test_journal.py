@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.beat import LEAST
+from holdfast.beat import LEAST
 from nodeagent.clock import Clock, begin
 from nodeagent.kernel.journal import Journal
 from nodeagent.observation import Observation

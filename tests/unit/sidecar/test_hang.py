@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.progress import FailKind, Phase, Progress
-from sidecar.hang import KEPT, HangPolicy, StepStats, limit_s, since_ns, stalled
+from sidecar.hang import KEPT, HangPolicy, StepStats, left_s, limit_s, since_ns, stalled
 
 S = 1_000_000_000
 POLICY = HangPolicy()
@@ -63,8 +63,10 @@ def test_each_activity_has_its_limit_and_it_is_exact(
         assert stall is not None
         assert stall.limit_s == pytest.approx(expected_s)
         assert stall.since_ns == 100 * S
+        assert left_s(progress, after(0.25), stats, POLICY, 0.5) == pytest.approx(expected_s + 0.25)
     else:
         assert stalled(progress, after(1e9), stats, POLICY) is None
+        assert left_s(progress, after(1e9), stats, POLICY) == math.inf
 
 
 def test_a_step_is_measured_from_its_start_and_a_pause_from_its_own() -> None:

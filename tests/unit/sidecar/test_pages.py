@@ -47,6 +47,24 @@ def test_what_is_told_is_what_the_page_says_at_that_moment(here: Path) -> None:
     assert pages.progress(2) == ()
 
 
+def test_the_next_look_is_due_when_the_time_of_the_first_rank_is_over(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 2, POLICY)
+    assert pages.left_s == math.inf
+    rank.does(1)
+    pages.poll(1, rank.now_ns + S // 2, 0.0)
+    assert pages.left_s == pytest.approx(1.5)
+    for step in range(2, 30):
+        rank.does(step)
+        pages.poll(1, rank.now_ns, 0.0)
+    assert pages.left_s == pytest.approx(0.5 + 3 * 0.1)
+    at_ns = rank.now_ns + round((pages.left_s + 0.001) * S)
+    [stall] = pages.poll(1, at_ns, 0.0)
+    assert stall.rank == 0
+    assert pages.left_s == math.inf, "one that is found is looked at on the beat: it may go on"
+    pages.poll(2, at_ns, 0.0)
+    assert pages.left_s == math.inf, "of another generation"
+
+
 def test_what_is_told_has_the_rank_s_own_time_once_there_is_a_window_of_it(here: Path) -> None:
     rank, pages = Rank(here), Pages(here, 1, POLICY)
     for step in range(1, 70):

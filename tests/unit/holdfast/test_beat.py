@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.beat import LEAST, left_s
+from holdfast.beat import LEAST, left_s
 
 PERIODS = st.sampled_from([0.5, 1.0, 5.0, 30.0])
 
