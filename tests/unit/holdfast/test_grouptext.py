@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from holdfast.grouptext import GroupText
 
 def _optimizer() -> torch.optim.Optimizer:
     first, second, third = (torch.nn.Parameter(torch.zeros(2)) for _ in range(3))
-    return torch.optim.AdamW([{"params": [first, second], "tag": "wide"}, {"params": [third], "lr": 0.5}])
+    groups: list[dict[str, Any]] = [{"params": [first, second], "tag": "wide"}, {"params": [third], "lr": 0.5}]
+    return torch.optim.AdamW(groups)
 
 
 def _change(key: str, value: object) -> Callable[[torch.optim.Optimizer], None]:
