@@ -16,7 +16,10 @@ from holdfast.grouptext import GroupText
 
 def _optimizer() -> torch.optim.Optimizer:
     first, second, third = (torch.nn.Parameter(torch.zeros(2)) for _ in range(3))
-    groups: list[dict[str, Any]] = [{"params": [first, second], "tag": "wide"}, {"params": [third], "lr": 0.5}]
+    groups: list[dict[str, Any]] = [
+        {"params": [first, second], "tag": "wide"},
+        {"params": [third], "lr": 0.5},
+    ]
     return torch.optim.AdamW(groups)
 
 
