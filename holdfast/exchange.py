@@ -24,7 +24,7 @@ from holdfast.private import MAX_CAPACITY_BYTES
 LIMIT_S = 300.0  # for a peer whose process lives; the supervisor ends those of a group that is broken
 _HEADER = struct.Struct("<qqq")  # step, bytes that follow, 1 when they may change after all
 _ADDRESS = struct.Struct("<46sH16s")  # host, port, secret
-_PIECE_BYTES = 1 << 18
+_PIECE_BYTES = 64 << 10  # more than most states have
 
 
 class Exchange:
@@ -39,7 +39,8 @@ class Exchange:
         self._out: socket.socket | None = None
         self._in: socket.socket | None = None
         self._rest = memoryview(b"")
-        self._received = bytearray()
+        self._room = memoryview(bytearray(_PIECE_BYTES))
+        self._begun = 0  # bytes of the next message that are in the room
         self._step = -1
 
     @property
@@ -74,8 +75,16 @@ class Exchange:
     def start(self, step: int, blob: bytes, late: bool) -> None:
         """Begin to send `blob`; a `finish` is owed. Never waits. Raises `PeerLost`."""
         self._step = step
-        self._rest = memoryview(_HEADER.pack(step, len(blob), late) + blob)
-        self._push()
+        header, sent = _HEADER.pack(step, len(blob), late), 0
+        if self._out is not None:
+            try:
+                sent = self._out.sendmsg((header, blob))
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                raise PeerLost(f"rank {self.to}: {error}") from error
+        if sent < len(header) + len(blob):
+            self._rest = memoryview(header + blob)[sent:]
 
     def finish(self) -> tuple[bytes, bool]:
         """Return the blob of rank `source` and whether that may still change, once both are through.
@@ -108,28 +117,33 @@ class Exchange:
         """Take in what is there; True when something was."""
         assert self._in is not None
         try:
-            piece = self._in.recv(_PIECE_BYTES)
+            count = self._in.recv_into(self._room[self._begun :])
         except BlockingIOError:
             return False
         except OSError as error:
             raise PeerLost(f"rank {self.source}: {error}") from error
-        if not piece:
+        if not count:
             raise PeerLost(f"rank {self.source}: connection closed by peer")
-        self._received += piece
+        self._begun += count
         return True
 
     def _taken(self) -> tuple[bytes, bool] | None:
         """Take one message out of what has come; None while it is not whole."""
-        if len(self._received) < _HEADER.size:
+        room, begun = self._room, self._begun
+        if begun < _HEADER.size:
             return None
-        step, length, late = _HEADER.unpack_from(self._received)
+        step, length, late = _HEADER.unpack_from(room)
         if step != self._step or not 0 <= length <= MAX_CAPACITY_BYTES:
             raise PeerLost(f"rank {self.source} sent step {step} of {length} bytes, this is {self._step}")
         end = _HEADER.size + length
-        if len(self._received) < end:
+        if begun < end:
+            if begun == len(room):  # not at once: what is announced is not here yet
+                self._room = memoryview(bytearray(min(end, 2 * begun) + _PIECE_BYTES))
+                self._room[:begun] = room
             return None
-        blob = bytes(self._received[_HEADER.size : end])
-        del self._received[:end]
+        blob = bytes(room[_HEADER.size : end])
+        room[: begun - end] = bytes(room[end:begun])  # what has come of the next one
+        self._begun = begun - end
         return blob, bool(late)
 
     def _wait(self, deadline: float, expecting: bool) -> None:

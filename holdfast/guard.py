@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 OK, NAN, INF, JUMP = "ok", "nan", "inf", "jump"
@@ -44,6 +44,7 @@ class LossGuard:
         self._losses = _Window(window)
         self._norms = _Window(window)
         self._first: list[float] = []  # the losses of a model that has learned nothing
+        self._least = min_rise
 
     def check(self, loss: float, grad_norm: float | None) -> str:
         """Return "ok", "nan", "inf" or "jump"; learn the values if ok."""
@@ -52,8 +53,7 @@ class LossGuard:
             return NAN if math.isnan(loss) else INF
         if grad_norm is not None and not math.isfinite(grad_norm):
             return NAN if math.isnan(grad_norm) else INF
-        untrained = abs(_middle(sorted(self._first))) if self._first else 0.0
-        if self._jumped(self._losses, loss, self._factor, max(self._min_rise, untrained)):
+        if self._jumped(self._losses, loss, self._factor, self._least):
             return JUMP
         if judged and grad_norm is not None:
             if self._jumped(self._norms, grad_norm, self._factor_grad, self._min_rise):
@@ -62,15 +62,16 @@ class LossGuard:
         self._losses.learn(loss)
         if len(self._first) < self._min_count:
             self._first.append(loss)
+            self._least = self._least_rise()
         return OK
+
+    def learned(self) -> dict[str, Collection[float]]:
+        """Return what was learned, as it lies: for whoever copies it at once."""
+        return {"losses": self._losses.recent, "grad_norms": self._norms.recent, "first": self._first}
 
     def state(self) -> dict[str, list[float]]:
         """Return what was learned, for JSON. Floats survive the round trip exactly."""
-        return {
-            "losses": list(self._losses.recent),
-            "grad_norms": list(self._norms.recent),
-            "first": list(self._first),
-        }
+        return {name: list(values) for name, values in self.learned().items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what `state` gave. Raises `ValueError` and changes nothing if it did not."""
@@ -79,6 +80,11 @@ class LossGuard:
         self._losses.replace(losses)
         self._norms.replace(norms)
         self._first = first
+        self._least = self._least_rise()
+
+    def _least_rise(self) -> float:
+        """Return what a jump has to be at least: as much as an untrained model's loss."""
+        return max(self._min_rise, abs(_middle(sorted(self._first))) if self._first else 0.0)
 
     def _jumped(self, seen: _Window, value: float, factor: float, least: float) -> bool:
         if len(seen.ordered) < self._min_count:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _MAGIC = b"HFPS\x01"
 _SECTION = struct.Struct("<HQ")  # length of the name, length of the content
+_PLAIN = {int, str, type(None)}  # nothing changes within, and what is equal has the same text
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+_GUARD = {name: f"guard:{name}" for name in ("losses", "grad_norms", "first")}
 
 
 class PrivateState:
@@ -40,7 +43,10 @@ class PrivateState:
         guard: LossGuard | None = None,
     ) -> None:
         self._guard = guard
+        self._heads: dict[tuple[str, int], bytes] = {}  # what stands before a section of this name and length
         self._objects = dict(objects)
+        self._plain: dict[str, dict[str, Any]] | None = None  # the states that `_text` is of
+        self._text = b""
         self._generators = Generators(device)
         self._buffers = [
             (f"buffer:{name}.{key}", buffer)
@@ -54,7 +60,14 @@ class PrivateState:
 
     def blob(self, core: list[Section]) -> bytes:
         """Return the blob made of `core` as it was, and what the guard has learned since."""
-        return b"".join([_MAGIC, *_framed(core), *_framed(self._learned())])
+        parts, heads = [_MAGIC], self._heads
+        for name, content in [*core, *self._learned()]:
+            key = name, len(content)
+            head = heads.get(key)
+            if head is None:
+                head = heads[key] = _head(*key)
+            parts += (head, content)
+        return b"".join(parts)
 
     def core(self) -> list[Section]:
         """Return all that must not change between the optimizer's first write and commit."""
@@ -64,19 +77,28 @@ class PrivateState:
         """Return the first sections of `core`: those that may change without a forward pass."""
         sections = self.random()
         if self._objects:
-            state = {name: value.state_dict() for name, value in self._objects.items()}
+            sections.append(("objects", self._described()))
+        return sections
+
+    def _described(self) -> bytes:
+        """Return the objects' states as JSON, written anew unless they are known to be the same."""
+        states = {name: value.state_dict() for name, value in self._objects.items()}
+        plain = all(
+            type(each) is dict and _PLAIN.issuperset(map(type, each.values())) for each in states.values()
+        )
+        if not plain or states != self._plain:
             try:
-                text = json.dumps(state, separators=(",", ":"))
+                self._text = _encode(states).encode()
             except TypeError as error:
                 raise BadInput(f"state private to a rank must be JSON: {error}") from None
-            sections.append(("objects", text.encode()))
-        return sections
+            self._plain = {name: dict(each) for name, each in states.items()} if plain else None
+        return self._text
 
     def _learned(self) -> list[Section]:
         """Return what the guard knows: of the steps before, its window of losses."""
         if self._guard is None:
             return []
-        return [(f"guard:{k}", array("d", v).tobytes()) for k, v in self._guard.state().items()]
+        return [(_GUARD[k], array("d", v).tobytes()) for k, v in self._guard.learned().items()]
 
     def random(self) -> list[Section]:
         """Return the state of every generator that a script may use."""
@@ -125,10 +147,10 @@ class PrivateState:
     def _restore_guard(self, sections: Mapping[str, bytes]) -> None:
         if self._guard is None:
             return
-        learned = {k: array("d") for k in self._guard.state()}
+        learned = {k: array("d") for k in self._guard.learned()}
         try:
             for name, values in learned.items():
-                values.frombytes(sections.get(f"guard:{name}", b""))
+                values.frombytes(sections.get(_GUARD[name], b""))
             self._guard.restore({name: values.tolist() for name, values in learned.items()})
         except ValueError as error:
             raise BadInput(f"private state: {error}") from None
@@ -141,12 +163,9 @@ class PrivateState:
         return [(name, raw(buffer)) for name, buffer in self._buffers]
 
 
-def _framed(sections: list[Section]) -> list[bytes]:
-    parts: list[bytes] = []
-    for name, content in sections:
-        raw = name.encode()
-        parts += [_SECTION.pack(len(raw), len(content)), raw, content]
-    return parts
+def _head(name: str, content_bytes: int) -> bytes:
+    raw = name.encode()
+    return _SECTION.pack(len(raw), content_bytes) + raw
 
 
 def parse(blob: bytes) -> dict[str, bytes]:

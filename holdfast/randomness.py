@@ -1,8 +1,8 @@
 """The state of every random generator that a script may use, read and set.
 
-It is read several times in every step, between a model's passes, when no line of it is in a cache. So what
-Python and NumPy make of it (tuples of 625 integers, copies) is only made anew when the words behind it have
-changed, and those are compared where they lie.
+It is read several times in every step, between a model's passes, when no line of it or of this code is in a
+cache. So what Python and NumPy make of it (tuples of 625 integers, copies) is only made anew when the words
+behind it have changed, and those are compared where they lie.
 """
 
 from __future__ import annotations
@@ -30,24 +30,31 @@ class Generators:
     """Reads the generators of this process and, on a GPU, of `device`."""
 
     def __init__(self, device: torch.device) -> None:
+        import torch
+
         self._device = device
+        self._on_gpu = device.type == "cuda"
+        self._get_torch = torch.default_generator.get_state
         self._python = _Python()
         self._numpy: _Numpy | None = None
 
     def read(self) -> list[Section]:
         """Return a name and the state of each."""
-        import torch
-
-        state = torch.get_rng_state()  # of the CPU, whole: `raw` would look
+        state = self._get_torch()  # of the CPU, whole: `raw` would look
         words = ctypes.string_at(state.data_ptr(), state.nbytes)
         found = [("torch", words), ("python", self._python.read())]
         if self._numpy is None and "numpy" in sys.modules:
             self._numpy = _Numpy(sys.modules["numpy"])
         if self._numpy is not None:
             found.append(("numpy", self._numpy.read()))
-        if self._device.type == "cuda":
-            found.append(("cuda", raw(torch.cuda.get_rng_state(self._device))))
+        if self._on_gpu:
+            found.append(("cuda", self._gpu()))
         return found
+
+    def _gpu(self) -> bytes:
+        import torch
+
+        return raw(torch.cuda.get_rng_state(self._device))
 
     def restore(self, sections: Mapping[str, bytes]) -> None:
         """Set every generator to where it was. Raises `BadInput` when one cannot be."""
@@ -76,16 +83,19 @@ class _Python:
 
     def __init__(self) -> None:
         self._instance: Any = getattr(random, "_inst", None)
-        self._at = _words_of(self._instance)
-        self._seen: tuple[bytes, object] = (b"", None)
+        at = _words_of(self._instance)
+        self._words = _words_at(at) if at else None
+        self._seen = memoryview(b"")
+        self._kept: object = None  # the second Gaussian
         self._packed = b""
 
     def read(self) -> bytes:
-        if not self._at:
+        words = self._words
+        if words is None:
             return _packed_python()
-        seen = (ctypes.string_at(self._at, _WORDS * 4), self._instance.gauss_next)
-        if seen != self._seen:
-            self._packed, self._seen = _packed_python(), seen
+        if words != self._seen or self._instance.gauss_next != self._kept:
+            self._packed = _packed_python()
+            self._seen, self._kept = _copied(words), self._instance.gauss_next
         return self._packed
 
 
@@ -110,29 +120,46 @@ def _words_of(generator: Any) -> int:
     return at if (*words, position) == generator.getstate()[1] else 0
 
 
+def _words_at(address: int) -> memoryview:
+    """Return the words of a twister where they lie."""
+    return memoryview((ctypes.c_uint32 * _WORDS).from_address(address)).cast("B").cast("I")
+
+
+def _copied(words: memoryview) -> memoryview:
+    return memoryview(bytes(words)).cast("I")
+
+
 class _Numpy:
     """NumPy's global generator; a second Gaussian that is kept for the next call is no word of it."""
 
     def __init__(self, numpy: Any) -> None:
         self._numpy = numpy
-        self._words = b""
+        self._current = getattr(numpy.random, "get_bit_generator", None)  # NumPy >= 1.24 shows it
+        self._generator: Any = None
+        self._words = memoryview(b"")  # where they lie, of this generator
+        self._seen = memoryview(b"")
         self._packed = b""
         self._settled = False
 
     def read(self) -> bytes:
         words = self._look()
-        if not words or words != self._words or not self._settled:
+        if not words or words != self._seen or not self._settled:
             _, keys, position, has, cached = self._numpy.random.get_state(legacy=True)
             tail = _NUMPY_TAIL.pack(int(position), bool(has), float(cached))
-            self._packed, self._words, self._settled = bytes(keys.tobytes() + tail), words, not has
+            self._packed, self._settled = bytes(keys.tobytes() + tail), not has
+            self._seen = _copied(words) if words else words
         return self._packed
 
-    def _look(self) -> bytes:
-        """Return the words where they lie; NumPy >= 1.24 shows them."""
-        generator = getattr(self._numpy.random, "get_bit_generator", None)
-        if generator is None:
-            return b""
-        return ctypes.string_at(generator().ctypes.state_address, _WORDS * 4)
+    def _look(self) -> memoryview:
+        """Return the words; empty where they cannot be seen."""
+        if self._current is None:
+            return self._words
+        generator = self._current()
+        if generator is not self._generator:
+            twister = type(generator).__name__ == "MT19937"  # others have other states
+            words = _words_at(generator.ctypes.state_address) if twister else memoryview(b"")
+            self._generator, self._words = generator, words
+        return self._words
 
 
 def _restore_numpy(numpy: Any, content: bytes) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -140,6 +141,41 @@ def framed(**sections: bytes) -> bytes:
 def test_what_no_rank_wrote_is_bad_input(blob: bytes) -> None:
     with pytest.raises(BadInput):
         PrivateState({}, {"data": Position()}, CPU, LossGuard()).restore(blob)
+
+
+class Given:
+    """An object whose state is one and the same mapping, changed in place."""
+
+    def __init__(self, **state: object) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, object]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.state = state
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(1, 2), (1, True), (1, 1.0), (0.0, -0.0), (None, 0), ("a", "b"), ([1], [2]), ({"a": 1}, {"a": 2})],
+)
+def test_a_change_within_an_object_is_seen_whatever_it_is(before: object, after: object) -> None:
+    held = Given(value=before, other=7)
+    kept = PrivateState({}, {"data": held}, CPU)
+    first = kept.quick()
+    assert kept.quick() == first
+    held.state["value"] = after
+    assert kept.quick() != first
+    assert json.loads(dict(kept.quick())["objects"])["data"]["value"] == after
+
+
+def test_a_change_within_a_list_of_an_object_is_seen() -> None:
+    order = [3, 1, 2]
+    kept = PrivateState({}, {"data": Given(order=order, at=1)}, CPU)
+    first = kept.quick()
+    order.reverse()
+    assert kept.quick() != first
 
 
 @pytest.mark.parametrize("name", ["torch", "python", "numpy"])

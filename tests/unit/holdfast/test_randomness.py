@@ -35,7 +35,7 @@ def generators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """As on CPython with a new NumPy, and as elsewhere."""
     if request.param == "getstate":
         monkeypatch.setattr(randomness, "_words_of", lambda _generator: 0)
-        monkeypatch.setattr(randomness._Numpy, "_look", lambda _self: b"")
+        monkeypatch.setattr(randomness._Numpy, "_look", lambda _self: memoryview(b""))
     return Generators(torch.device("cpu"))
 
 
