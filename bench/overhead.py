@@ -137,13 +137,13 @@ def _verdicts(
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("overhead", __doc__ or "")
     add = parser.add_argument
-    add("--blocks", type=int, default=24, metavar="N", help="counted blocks of each launcher")
+    add("--blocks", type=int, default=20, metavar="N", help="counted blocks of each launcher")
     add("--steps", type=int, default=24, metavar="N", help="steps of a block")
     add("--checkpoint-every", default="20s", metavar="TIME", help="of the holdfast run")
     add(
         "--model",
         type=shlex.split,
-        default=["--layers", "4"],
+        default=["--layers", "6"],
         metavar="ARGS",
         help="more arguments for trainer.gpt, in one word: its size, for example",
     )

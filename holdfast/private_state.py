@@ -83,9 +83,7 @@ class PrivateState:
     def _described(self) -> bytes:
         """Return the objects' states as JSON, written anew unless they are known to be the same."""
         states = {name: value.state_dict() for name, value in self._objects.items()}
-        plain = all(
-            type(each) is dict and _PLAIN.issuperset(map(type, each.values())) for each in states.values()
-        )
+        plain = all(map(_is_plain, states.values()))
         if not plain or states != self._plain:
             try:
                 self._text = _encode(states).encode()
@@ -161,6 +159,10 @@ class PrivateState:
 
     def _buffer_sections(self) -> list[Section]:
         return [(name, raw(buffer)) for name, buffer in self._buffers]
+
+
+def _is_plain(state: object) -> bool:
+    return type(state) is dict and _PLAIN.issuperset(map(type, state.values()))
 
 
 def _head(name: str, content_bytes: int) -> bytes:
