@@ -93,6 +93,8 @@ def events(count: int) -> list[float]:
                 took_s.append(time.perf_counter() - began)
         agent.stop()
         running.join(PATIENCE_S)
+        for each in agent.watched:  # one that waits for an event closes NVML when its wait is over
+            each.join(PATIENCE_S)
     return took_s
 
 
