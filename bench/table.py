@@ -44,6 +44,6 @@ def percent(value: float, digits: int = 2) -> str:
 def size(value: float) -> str:
     """Return bytes in decimal units, as disks and buses are counted."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(value) >= factor:
+        if abs(value) >= 0.9995 * factor:  # what three digits show as a thousand of the unit below
             return f"{value / factor:.3g} {unit}"
     return f"{value:.0f} B"

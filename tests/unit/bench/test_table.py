@@ -41,4 +41,5 @@ def test_sizes_are_decimal() -> None:
         "10 B", "1.5 kB", "2 MB", "1.02 GB",
     ]  # fmt: skip
     assert size(-5e6) == "-5 MB"
+    assert [size(value) for value in (999.4e6, 999.6e6, 999_950)] == ["999 MB", "1 GB", "1 MB"]
     assert percent(0.0123) == "1.23%"
