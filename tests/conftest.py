@@ -17,7 +17,7 @@ UNIT = Path(__file__).parent / "unit"
 MAX_WORKERS = 4  # each of them imports torch and collects all tests
 
 settings.register_profile(
-    "quick", max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "quick", max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=100)
 settings.load_profile("quick")
