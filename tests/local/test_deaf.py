@@ -67,7 +67,7 @@ def test_a_standby_whose_launcher_is_stopped_is_replaced_beside_the_training(run
 
 def test_the_end_does_not_wait_for_a_stopped_launcher(start: Start) -> None:
     """The only member trains on; what its sidecar holds is saved without the launcher."""
-    run = start("--grace 5", "steady.py", 10_000_000)
+    run = start("--grace 1", "steady.py", 10_000_000)
     before = run.steady()
     [member] = before["members"]
     os.kill(member["launcher_pid"], signal.SIGSTOP)

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(300)]
 FAULTS = 20
 KINDS = ("kill", "member", "stop", "hang", "spin", "nan", "exit", "sidecar", "supervisor", "launcher")
 ASKED = 5
-STEPS = {"gpt": 1200, "vision": 900}
+STEPS = {"gpt": 840, "vision": 630}
 
 
 def train(start: Start, options: str, trainer: str, digest: Path) -> Run:
