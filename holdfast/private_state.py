@@ -25,6 +25,7 @@ _MAGIC = b"HFPS\x01"
 _SECTION = struct.Struct("<HQ")  # length of the name, length of the content
 _PLAIN = {int, str, type(None)}  # nothing changes within, and what is equal has the same text
 _encode = json.JSONEncoder(separators=(",", ":")).encode
+_HEADS = 256  # kept
 _GUARD = {name: f"guard:{name}" for name in ("losses", "grad_norms", "first")}
 
 
@@ -65,6 +66,8 @@ class PrivateState:
             key = name, len(content)
             head = heads.get(key)
             if head is None:
+                if len(heads) >= _HEADS:  # of a section that is never as long as before
+                    heads.clear()
                 head = heads[key] = _head(*key)
             parts += (head, content)
         return b"".join(parts)
