@@ -76,7 +76,7 @@ class _Turn:
     def take(self) -> None:
         try:
             self._work()
-        except BaseException as error:
+        except BaseException as error:  # raised again by whoever waits
             self.error = error
         finally:
             self._done.release()

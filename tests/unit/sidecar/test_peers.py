@@ -140,7 +140,7 @@ async def test_more_than_a_private_state_may_have_is_refused(
 
 @pytest.mark.parametrize("pieces", [(), (HEAD % b"1000",), (HEAD % b"1000" + b"x" * 10,)])
 async def test_a_peer_that_falls_silent_is_given_up(here: Path, pieces: tuple[bytes, ...]) -> None:
-    async with answering(*pieces, then="silence") as url, fetching(here, silence_s=0.05) as fetcher:
+    async with answering(*pieces, then="silence") as url, fetching(here, silence_s=0.02) as fetcher:
         for ask in (fetcher.snapshot(Source(url, -1, 2, 7)), fetcher.private(Source(url, 1, 2, 7))):
             with pytest.raises(Unfetched):
                 await ask
