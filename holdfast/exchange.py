@@ -75,14 +75,8 @@ class Exchange:
     def start(self, step: int, blob: bytes, late: bool) -> None:
         """Begin to send `blob`; a `finish` is owed. Never waits. Raises `PeerLost`."""
         self._step = step
-        header, sent = _HEADER.pack(step, len(blob), late), 0
-        if self._out is not None:
-            try:
-                sent = self._out.sendmsg((header, blob))
-            except BlockingIOError:
-                pass
-            except OSError as error:
-                raise PeerLost(f"rank {self.to}: {error}") from error
+        header = _HEADER.pack(step, len(blob), late)
+        sent = self._send(header, blob)
         if sent < len(header) + len(blob):
             self._rest = memoryview(header + blob)[sent:]
 
@@ -102,16 +96,21 @@ class Exchange:
 
     def _push(self) -> bool:
         """Send what goes without waiting; True when something went."""
-        if not self._rest or self._out is None:
+        if not self._rest:
             return False
+        sent = self._send(self._rest)
+        self._rest = self._rest[sent:]
+        return sent > 0
+
+    def _send(self, *parts: bytes | memoryview) -> int:
+        """Send what goes without waiting; return how many bytes that was. Raises `PeerLost`."""
+        assert self._out is not None
         try:
-            sent = self._out.send(self._rest)
+            return self._out.sendmsg(parts)
         except BlockingIOError:
-            return False
+            return 0
         except OSError as error:
             raise PeerLost(f"rank {self.to}: {error}") from error
-        self._rest = self._rest[sent:]
-        return True
 
     def _pull(self) -> bool:
         """Take in what is there; True when something was."""

@@ -39,7 +39,7 @@ class GroupText:
             self._sizes = sizes
             numbers = capture.order(self._optimizer)
             mine = [[numbers[id(p)] for p in group["params"]] for group in groups]
-            self._known = [{"params": _text("params", each)} for each in mine]
+            self._known = [{"params": (each, _pair("params", each))} for each in mine]
         parts = [self._group(n, group, rest) for n, group in enumerate(groups)]
         return f"[{','.join(parts)}]"
 
@@ -49,15 +49,15 @@ class GroupText:
             held = known.get(key)
             if held is None or (held[0] is not value and key != "params"):
                 flat = capture.flatten(f"{self._name}.group.{n}.{key}", value, rest)
-                held = (value, _text(key, flat)[1])
+                held = value, _pair(key, flat)
                 if _is_fixed(value):
                     known[key] = held
             parts.append(held[1])
         return f"{{{','.join(parts)}}}"
 
 
-def _text(key: str, value: object) -> tuple[object, str]:
-    return value, f"{dumps(key)}:{dumps(value)}"
+def _pair(key: str, value: object) -> str:
+    return f"{dumps(key)}:{dumps(value)}"
 
 
 def _is_fixed(value: object) -> bool:

@@ -44,7 +44,6 @@ class LossGuard:
         self._losses = _Window(window)
         self._norms = _Window(window)
         self._first: list[float] = []  # the losses of a model that has learned nothing
-        self._least = min_rise
 
     def check(self, loss: float, grad_norm: float | None) -> str:
         """Return "ok", "nan", "inf" or "jump"; learn the values if ok."""
@@ -53,7 +52,8 @@ class LossGuard:
             return NAN if math.isnan(loss) else INF
         if grad_norm is not None and not math.isfinite(grad_norm):
             return NAN if math.isnan(grad_norm) else INF
-        if self._jumped(self._losses, loss, self._factor, self._least):
+        untrained = abs(_middle(sorted(self._first))) if self._first else 0.0
+        if self._jumped(self._losses, loss, self._factor, max(self._min_rise, untrained)):
             return JUMP
         if judged and grad_norm is not None:
             if self._jumped(self._norms, grad_norm, self._factor_grad, self._min_rise):
@@ -62,7 +62,6 @@ class LossGuard:
         self._losses.learn(loss)
         if len(self._first) < self._min_count:
             self._first.append(loss)
-            self._least = self._least_rise()
         return OK
 
     def learned(self) -> dict[str, Collection[float]]:
@@ -80,11 +79,6 @@ class LossGuard:
         self._losses.replace(losses)
         self._norms.replace(norms)
         self._first = first
-        self._least = self._least_rise()
-
-    def _least_rise(self) -> float:
-        """Return what a jump has to be at least: as much as an untrained model's loss."""
-        return max(self._min_rise, abs(_middle(sorted(self._first))) if self._first else 0.0)
 
     def _jumped(self, seen: _Window, value: float, factor: float, least: float) -> bool:
         if len(seen.ordered) < self._min_count:

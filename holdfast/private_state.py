@@ -25,8 +25,6 @@ _MAGIC = b"HFPS\x01"
 _SECTION = struct.Struct("<HQ")  # length of the name, length of the content
 _PLAIN = {int, str, type(None)}  # nothing changes within, and what is equal has the same text
 _encode = json.JSONEncoder(separators=(",", ":")).encode
-_HEADS = 256  # kept
-_GUARD = {name: f"guard:{name}" for name in ("losses", "grad_norms", "first")}
 
 
 class PrivateState:
@@ -44,7 +42,6 @@ class PrivateState:
         guard: LossGuard | None = None,
     ) -> None:
         self._guard = guard
-        self._heads: dict[tuple[str, int], bytes] = {}  # what stands before a section of this name and length
         self._objects = dict(objects)
         self._plain: dict[str, dict[str, Any]] | None = None  # the states that `_text` is of
         self._text = b""
@@ -61,16 +58,7 @@ class PrivateState:
 
     def blob(self, core: list[Section]) -> bytes:
         """Return the blob made of `core` as it was, and what the guard has learned since."""
-        parts, heads = [_MAGIC], self._heads
-        for name, content in [*core, *self._learned()]:
-            key = name, len(content)
-            head = heads.get(key)
-            if head is None:
-                if len(heads) >= _HEADS:  # of a section that is never as long as before
-                    heads.clear()
-                head = heads[key] = _head(*key)
-            parts += (head, content)
-        return b"".join(parts)
+        return b"".join([_MAGIC, *_framed(core), *_framed(self._learned())])
 
     def core(self) -> list[Section]:
         """Return all that must not change between the optimizer's first write and commit."""
@@ -99,7 +87,7 @@ class PrivateState:
         """Return what the guard knows: of the steps before, its window of losses."""
         if self._guard is None:
             return []
-        return [(_GUARD[k], array("d", v).tobytes()) for k, v in self._guard.learned().items()]
+        return [(f"guard:{k}", array("d", v).tobytes()) for k, v in self._guard.learned().items()]
 
     def random(self) -> list[Section]:
         """Return the state of every generator that a script may use."""
@@ -151,7 +139,7 @@ class PrivateState:
         learned = {k: array("d") for k in self._guard.learned()}
         try:
             for name, values in learned.items():
-                values.frombytes(sections.get(_GUARD[name], b""))
+                values.frombytes(sections.get(f"guard:{name}", b""))
             self._guard.restore({name: values.tolist() for name, values in learned.items()})
         except ValueError as error:
             raise BadInput(f"private state: {error}") from None
@@ -168,9 +156,12 @@ def _is_plain(state: object) -> bool:
     return type(state) is dict and _PLAIN.issuperset(map(type, state.values()))
 
 
-def _head(name: str, content_bytes: int) -> bytes:
-    raw = name.encode()
-    return _SECTION.pack(len(raw), content_bytes) + raw
+def _framed(sections: list[Section]) -> list[bytes]:
+    parts: list[bytes] = []
+    for name, content in sections:
+        raw = name.encode()
+        parts += [_SECTION.pack(len(raw), len(content)), raw, content]
+    return parts
 
 
 def parse(blob: bytes) -> dict[str, bytes]:

@@ -1,8 +1,16 @@
 from __future__ import annotations
 
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.errors import PeerLost
 from holdfast.exchange import Exchange
 
 
@@ -17,3 +25,90 @@ def test_every_state_has_a_second_home_on_another_member_or_at_least_another_ran
         assert side.useful == (world_size > 1)
         assert (side.to // nproc != rank // nproc) == (members > 1)
         assert (side.to != rank) == (world_size > 1)
+
+
+Ring = tuple[Exchange, socket.socket, socket.socket]
+
+
+@pytest.fixture
+def ring() -> Iterator[Ring]:
+    """Give a rank, what it sends into, and what it receives from, as another would have them."""
+    side, (ours, theirs), (fed, feeding) = Exchange(0, 2, 1), socket.socketpair(), socket.socketpair()
+    side._out, side._in = ours, fed
+    for each in (ours, fed):
+        each.setblocking(False)
+    yield side, theirs, feeding
+    for each in (ours, theirs, fed, feeding):
+        each.close()
+
+
+def message(step: int, blob: bytes, late: int = 0) -> bytes:
+    return struct.pack("<qqq", step, len(blob), late) + blob
+
+
+@pytest.mark.parametrize("size", [0, 1, 10_890, 64 << 10, (64 << 10) - 24, 200_000, 3_000_000])
+def test_a_state_of_any_size_comes_whole_and_so_does_the_next(ring: Ring, size: int) -> None:
+    side, theirs, feeding = ring
+    blobs = {step: os.urandom(size) for step in (7, 8, 9)}
+    stream = b"".join(message(step, blob, step % 2) for step, blob in blobs.items())
+    peer = threading.Thread(target=feeding.sendall, args=(stream,))
+    drain = threading.Thread(target=lambda: received(theirs, 3 * (24 + size), sent))
+    sent: list[bytes] = []
+    for each in (peer, drain):
+        each.start()
+    for step, blob in blobs.items():
+        side.start(step, blob, late=step == 8)
+        assert side.finish() == (blob, step % 2 == 1)
+    for each in (peer, drain):
+        each.join()
+    assert b"".join(sent) == b"".join(message(s, b, s == 8) for s, b in blobs.items())
+
+
+def received(end: socket.socket, count: int, into: list[bytes]) -> None:
+    while count > 0 and (piece := end.recv(1 << 16)):
+        into.append(piece)
+        count -= len(piece)
+
+
+def test_a_state_that_comes_byte_by_byte_across_the_next_is_told_from_it(ring: Ring) -> None:
+    side, _, feeding = ring
+    stream = message(1, b"first") + message(2, b"second")
+    taken: list[bytes] = []
+    for at in range(len(stream)):
+        feeding.sendall(stream[at : at + 1])
+        side._step = len(taken) + 1
+        assert side._pull()
+        if (found := side._taken()) is not None:
+            taken.append(found[0])
+    assert taken == [b"first", b"second"]
+
+
+def test_what_is_announced_takes_no_memory_before_it_is_here(ring: Ring) -> None:
+    side, _, feeding = ring
+    side._step = 1
+    feeding.sendall(struct.pack("<qqq", 1, 1 << 30, 0) + bytes(100_000))
+    while side._pull():
+        assert side._taken() is None
+    assert len(side._room) < 1 << 20
+
+
+@pytest.mark.parametrize(
+    "wrong", [message(2, b""), struct.pack("<qqq", 1, -1, 0), struct.pack("<qqq", 1, 1 << 40, 0)]
+)
+def test_what_is_no_message_of_this_step_is_a_lost_peer(ring: Ring, wrong: bytes) -> None:
+    side, _, feeding = ring
+    side.start(1, b"mine", late=False)
+    feeding.sendall(wrong)
+    with pytest.raises(PeerLost):
+        side.finish()
+
+
+def test_a_peer_that_is_gone_is_told(ring: Ring) -> None:
+    side, theirs, feeding = ring
+    feeding.close()
+    side.start(1, b"mine", late=False)
+    with pytest.raises(PeerLost, match="closed by peer"):
+        side.finish()
+    theirs.close()
+    with pytest.raises(PeerLost, match="rank 1"):
+        side.start(2, b"mine", late=False)
