@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -14,12 +15,16 @@ import pytest
 
 from holdfast import parts
 from tests.local.conftest import Start
-from tests.local.running import Json, Run
+from tests.local.running import WAIT_S, Json, Run, until
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(300)]
 
 FAULTS = 20
 KINDS = ("kill", "member", "stop", "hang", "spin", "nan", "exit", "sidecar", "supervisor", "launcher")
+SIGNALS = {
+    "stop": signal.SIGSTOP,
+    **dict.fromkeys(("kill", "sidecar", "supervisor", "launcher"), signal.SIGKILL),
+}
 ASKED = 5
 STEPS = {"gpt": 840, "vision": 630}
 
@@ -35,19 +40,33 @@ def train(start: Start, options: str, trainer: str, digest: Path) -> Run:
 
 def strike(run: Run, kind: str, rank: int) -> None:
     """Break something: by a signal where a signal does it, else by a drill."""
-    status = run.running()
-    member = next(m for m in status["members"] if rank in m["ranks"])
-    pids = {
-        "kill": run.pid(rank),
-        "stop": run.pid(rank),
-        "sidecar": member["sidecar_pid"],
-        "supervisor": status["supervisor_pid"],
-        "launcher": member["launcher_pid"],
-    }
-    if kind in pids:
-        os.kill(pids[kind], signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
+    if kind in SIGNALS:
+        until(lambda: struck(run, kind, rank), f"a living process for {kind}", WAIT_S)
     else:
         drill(run, kind, rank)
+
+
+def struck(run: Run, kind: str, rank: int) -> bool | None:
+    """Signal the process that the status names; None if that one is dead: the fault before took it along."""
+    status = run.running()
+    member = next(m for m in status["members"] if rank in m["ranks"])
+    pids = {each: member[f"{each}_pid"] for each in ("sidecar", "launcher")}
+    pids["supervisor"] = status["supervisor_pid"]
+    pid = pids[kind] if kind in pids else run.pid(rank)
+    if not lives(pid):
+        return None
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, SIGNALS[kind])
+        return True
+    return None
+
+
+def lives(pid: int | None) -> bool:
+    """Tell whether there is such a process, and not as a zombie, to which a signal does nothing."""
+    try:
+        return pid is not None and Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def drill(run: Run, kind: str, rank: int) -> None:
