@@ -14,16 +14,16 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from holdfast import numpy_random, twister
 from holdfast.errors import BadInput
+from holdfast.numpy_random import GlobalGenerator
 
 if TYPE_CHECKING:
     import torch
 
 Section = tuple[str, bytes]
 
-_WORDS = 625  # of a Mersenne twister: 624 and a position
 _PYTHON = struct.Struct("<625I?d")
-_NUMPY_TAIL = struct.Struct("<q?d")  # position, is there a second Gaussian, which
 
 
 class Generators:
@@ -36,7 +36,7 @@ class Generators:
         self._on_gpu = device.type == "cuda"
         self._get_torch = torch.default_generator.get_state
         self._python = _Python()
-        self._numpy: _Numpy | None = None
+        self._numpy: GlobalGenerator | None = None
 
     def read(self) -> list[Section]:
         """Return a name and the state of each."""
@@ -44,9 +44,9 @@ class Generators:
         words = ctypes.string_at(state.data_ptr(), state.nbytes)
         found = [("torch", words), ("python", self._python.read())]
         if self._numpy is None and "numpy" in sys.modules:
-            self._numpy = _Numpy(sys.modules["numpy"])
+            self._numpy = GlobalGenerator(sys.modules["numpy"])
         if self._numpy is not None:
-            found.append(("numpy", self._numpy.read()))
+            found.append(self._numpy.read())
         if self._on_gpu:
             found.append(("cuda", self._gpu()))
         return found
@@ -71,9 +71,8 @@ class Generators:
         if "python" in sections:
             *words, has, cached = _PYTHON.unpack(sections["python"])
             random.setstate((3, tuple(words), cached if has else None))
-        numpy = sys.modules.get("numpy")
-        if "numpy" in sections and numpy is not None:
-            _restore_numpy(numpy, sections["numpy"])
+        if "numpy" in sys.modules:
+            numpy_random.restore(sys.modules["numpy"], sections)
         if "cuda" in sections and self._device.type == "cuda":
             torch.cuda.set_rng_state(_tensor(sections["cuda"]), self._device)
 
@@ -84,7 +83,7 @@ class _Python:
     def __init__(self) -> None:
         self._instance: Any = getattr(random, "_inst", None)
         at = _words_of(self._instance)
-        self._words = _words_at(at) if at else None
+        self._words = twister.at(at) if at else None
         self._seen = memoryview(b"")
         self._kept: object = None  # the second Gaussian
         self._packed = b""
@@ -95,7 +94,7 @@ class _Python:
             return _packed_python()
         if words != self._seen or self._instance.gauss_next != self._kept:
             self._packed = _packed_python()
-            self._seen, self._kept = _copied(words), self._instance.gauss_next
+            self._seen, self._kept = twister.copied(words), self._instance.gauss_next
         return self._packed
 
 
@@ -113,59 +112,11 @@ def _words_of(generator: Any) -> int:
     if sys.implementation.name != "cpython" or not isinstance(generator, random.Random):
         return 0
     head = object.__basicsize__
-    if type(generator).__basicsize__ < head + _WORDS * 4 or not hasattr(generator, "gauss_next"):
+    if type(generator).__basicsize__ < head + twister.WORDS * 4 or not hasattr(generator, "gauss_next"):
         return 0
     at = id(generator) + head
-    position, *words = struct.unpack(f"={_WORDS}I", ctypes.string_at(at, _WORDS * 4))
+    position, *words = struct.unpack(f"={twister.WORDS}I", ctypes.string_at(at, twister.WORDS * 4))
     return at if (*words, position) == generator.getstate()[1] else 0
-
-
-def _words_at(address: int) -> memoryview:
-    """Return the words of a twister where they lie."""
-    return memoryview((ctypes.c_uint32 * _WORDS).from_address(address)).cast("B").cast("I")
-
-
-def _copied(words: memoryview) -> memoryview:
-    return memoryview(bytes(words)).cast("I")
-
-
-class _Numpy:
-    """NumPy's global generator; a second Gaussian that is kept for the next call is no word of it."""
-
-    def __init__(self, numpy: Any) -> None:
-        self._numpy = numpy
-        self._current = getattr(numpy.random, "get_bit_generator", None)  # NumPy >= 1.24 shows it
-        self._generator: Any = None
-        self._words = memoryview(b"")  # where they lie, of this generator
-        self._seen = memoryview(b"")
-        self._packed = b""
-        self._settled = False
-
-    def read(self) -> bytes:
-        words = self._look()
-        if not words or words != self._seen or not self._settled:
-            _, keys, position, has, cached = self._numpy.random.get_state(legacy=True)
-            tail = _NUMPY_TAIL.pack(int(position), bool(has), float(cached))
-            self._packed, self._settled = bytes(keys.tobytes() + tail), not has
-            self._seen = _copied(words) if words else words
-        return self._packed
-
-    def _look(self) -> memoryview:
-        """Return the words; empty where they cannot be seen."""
-        if self._current is None:
-            return self._words
-        generator = self._current()
-        if generator is not self._generator:
-            twister = type(generator).__name__ == "MT19937"  # others have other states
-            words = _words_at(generator.ctypes.state_address) if twister else memoryview(b"")
-            self._generator, self._words = generator, words
-        return self._words
-
-
-def _restore_numpy(numpy: Any, content: bytes) -> None:
-    position, has, cached = _NUMPY_TAIL.unpack(content[-_NUMPY_TAIL.size :])
-    keys = numpy.frombuffer(content[: -_NUMPY_TAIL.size], dtype=numpy.uint32).copy()
-    numpy.random.set_state(("MT19937", keys, position, int(has), cached))
 
 
 def raw(tensor: torch.Tensor) -> bytes:

@@ -22,7 +22,7 @@ def rehearse(device: torch.device) -> None:
 
     torch_state, python_state = torch.get_rng_state(), random.getstate()
     numpy = sys.modules.get("numpy")
-    numpy_state = numpy.random.get_state() if numpy is not None else None
+    numpy_state = numpy.random.get_state(legacy=False) if numpy is not None else None
     on_gpu, hook = device.type == "cuda", sys.excepthook
     try:
         if on_gpu:

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from holdfast import channel, ending, osproc, output, runtime, wire
+from holdfast import channel, ending, numpy_random, osproc, output, runtime, wire
 from holdfast.channel import Do, Say
 from holdfast.command import Program
 
@@ -121,7 +121,7 @@ def _reseed() -> None:
     random.seed()
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        numpy.random.seed()
+        numpy_random.reseed(numpy)
 
 
 def _preload(program: Program) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast import randomness
+from holdfast import randomness, twister
 from holdfast.errors import BadInput
 from holdfast.randomness import Generators
 
@@ -35,7 +35,7 @@ def generators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """As on CPython with a new NumPy, and as elsewhere."""
     if request.param == "getstate":
         monkeypatch.setattr(randomness, "_words_of", lambda _generator: 0)
-        monkeypatch.setattr(randomness._Numpy, "_look", lambda _self: memoryview(b""))
+        monkeypatch.setattr(twister, "at", lambda _address: memoryview(b""))
     return Generators(torch.device("cpu"))
 
 
