@@ -18,7 +18,8 @@ from holdfast import capture
 from holdfast.snapshots import Snapshots
 
 TENSORS_PER_PARAMETER = 3  # it, and Adam's two moments
-LINE = 16  # float32 in a cache line: layers are as wide as whole ones
+LINE_BYTES = 64
+LINE = LINE_BYTES // 4  # float32 in a cache line: layers are as wide as whole ones
 
 
 @dataclass(slots=True)
@@ -95,9 +96,9 @@ def plain_copies(held: Held, memory: mmap.mmap) -> dict[str, Callable[[], float 
 
 
 def _pieces(sources: list[torch.Tensor], target: torch.Tensor) -> Iterator[tuple[int, int, int]]:
-    """Yield target, source and size of the copy of each tensor, one behind the other."""
+    """Yield target, source and size of the copy of each tensor; those of whole cache lines start on one."""
     at = target.data_ptr()
-    for source in sources:
+    for source in sorted(sources, key=lambda each: each.nbytes % LINE_BYTES != 0):
         yield at, source.data_ptr(), source.nbytes
         at += source.nbytes
 
