@@ -14,8 +14,12 @@ from typing import Any
 import torch
 
 from bench.snapshot_report import ANONYMOUS, BY_TENSOR, SHARED
-from holdfast import capture
+from bench.table import size
+from holdfast import capture, memcopy
 from holdfast.snapshots import Snapshots
+from trainer.gpt.model import GPT, weight_groups
+from trainer.gpt.options import make_parser, read
+from trainer.schedule import warmup_cosine
 
 TENSORS_PER_PARAMETER = 3  # it, and Adam's two moments
 LINE_BYTES = 64
@@ -24,8 +28,9 @@ LINE = LINE_BYTES // 4  # float32 in a cache line: layers are as wide as whole o
 
 @dataclass(slots=True)
 class Held:
-    """A model with its optimizer, and two copies' worth of warm memory beside it."""
+    """What a script protects, and the tensors of its replicated state."""
 
+    title: str
     objects: dict[str, Any]
     sources: list[torch.Tensor]
     nbytes: int
@@ -35,14 +40,33 @@ def make(total_bytes: int, parameters: int) -> Held:
     """Return a model of `parameters` equal tensors that with AdamW's state takes about `total_bytes`."""
     count = max(1, total_bytes // (4 * TENSORS_PER_PARAMETER * parameters * LINE)) * LINE
     model = torch.nn.ParameterList(torch.randn(count) for _ in range(parameters))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    for parameter in model.parameters():
+    return _held("", {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-4)})
+
+
+def bundled() -> Held:
+    """Return the state of the bundled GPT as it is without options."""
+    options = read(make_parser(), [])
+    model = GPT(
+        layers=options.layers,
+        heads=options.heads,
+        width=options.width,
+        context=options.context,
+        dropout=options.dropout,
+    )
+    optimizer = torch.optim.AdamW(weight_groups(model, 0.1), fused=True)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_cosine(10, 100))
+    return _held("the bundled GPT, ", {"model": model, "optimizer": optimizer, "scheduler": scheduler})
+
+
+def _held(title: str, objects: dict[str, Any]) -> Held:
+    optimizer = objects["optimizer"]
+    for parameter in objects["model"].parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
-    objects = {"model": model, "optimizer": optimizer}
     sources = [tensor for _, tensor in capture.collect(objects).tensors]
-    return Held(objects, sources, sum(tensor.nbytes for tensor in sources))
+    nbytes = sum(tensor.nbytes for tensor in sources)
+    return Held(f"{title}{size(nbytes)} in {len(sources)} tensors", objects, sources, nbytes)
 
 
 def snapshotter(held: Held, folder: Path) -> Callable[[], float | None]:
@@ -57,6 +81,14 @@ def snapshotter(held: Held, folder: Path) -> Callable[[], float | None]:
         return time.perf_counter() - began
 
     return take
+
+
+def copier(held: Held, memory: mmap.mmap) -> Callable[[], float | None]:
+    """Return a call that copies as a snapshot does, into the places that tensors have in one, and no more."""
+    tensors = capture.collect(held.objects).tensors
+    places = capture.views(capture.layout_of(tensors, 0), memory)
+    copying = memcopy.Copying([places[name] for name, _ in tensors], held.sources)
+    return _timed(copying.run)
 
 
 def elsewhere(megabytes: float) -> Callable[[], object]:

@@ -1,7 +1,8 @@
 """How fast the state gets into the arena and onto storage, against plain copies of as many bytes.
 
-The snapshot is the whole of what a rank does at a step: collect the tensors, claim the slot, copy,
-commit. It is compared with plain copies between touched buffers, into anonymous memory and into memory
+The snapshot is the whole of what a rank does at a step: collect the tensors, claim the slot, copy, commit;
+the copy is that alone, of the same tensors to the same places. Both are compared with plain copies between
+touched buffers, into anonymous memory and into memory
 shared through a file system as the arena's is: torch's copy_ and memmove of all bytes in one piece,
 and memmove of the same tensors one by one. Before each copy other memory is gone through, as training
 does between two snapshots: no side finds its bytes in a cache. (Of a single large piece glibc's memmove
@@ -27,7 +28,7 @@ from bench import copying, results, snapshot_report, storing
 from bench.figures import summary
 from bench.options import make_parser
 from bench.say import say
-from bench.snapshot_report import CHECKPOINT, PLAIN_WRITE, SNAPSHOT
+from bench.snapshot_report import CHECKPOINT, COPY, PLAIN_WRITE, SNAPSHOT
 from bench.table import size
 from bench.turn_taking import take_turns
 from bench.verdicts import all_met
@@ -40,28 +41,30 @@ def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     found = results.begin("snapshot")
     torch.set_num_threads(options.threads)
-    rows: list[dict[str, Any]] = []
+    rows = [_measure(copying.bundled(), options)]
     for wanted in options.sizes:
         needed = int(wanted * 1e6 * 6 * SPARE)  # the state, three buffers, two slots
         if needed > _available():
             say(f"{wanted} MB: left out, for it would need {size(needed)} of memory")
             continue
-        rows.append(_measure(int(wanted * 1e6), options))
+        rows.append(_measure(copying.make(int(wanted * 1e6), options.parameters), options))
     return _end(found, rows, options)
 
 
-def _measure(total_bytes: int, options: argparse.Namespace) -> dict[str, Any]:
+def _measure(held: copying.Held, options: argparse.Namespace) -> dict[str, Any]:
     shared = MEMORY if os.access(MEMORY, os.W_OK) else None
     with (
         tempfile.TemporaryDirectory(prefix="bench-arena-", dir=shared) as memory,
         tempfile.TemporaryDirectory(prefix="bench-store-", dir=options.directory) as storage,
     ):
-        held = copying.make(total_bytes, options.parameters)
         plain = copying.shared(Path(memory), held.nbytes)
-        take = copying.snapshotter(held, Path(memory) / "arena")
-        calls = {SNAPSHOT: take, **copying.plain_copies(held, plain)}
+        calls = {
+            SNAPSHOT: copying.snapshotter(held, Path(memory) / "arena"),
+            COPY: copying.copier(held, plain),
+            **copying.plain_copies(held, plain),
+        }
         copies = take_turns(calls, options.repeats, copying.elsewhere(options.evict))
-        say(snapshot_report.copies_table(held.nbytes, copies))
+        say(snapshot_report.copies_table(held.title, held.nbytes, copies))
         slot = max((Path(memory) / "arena").glob("*"), key=lambda each: each.stat().st_size)
         stores = take_turns(
             {
@@ -70,8 +73,9 @@ def _measure(total_bytes: int, options: argparse.Namespace) -> dict[str, Any]:
             },
             options.writes,
         )
-        say(f"{snapshot_report.copies_table(held.nbytes, stores)}\n")
+        say(f"{snapshot_report.stores_table(held.title, held.nbytes, stores)}\n")
     return {
+        "title": held.title,
         "bytes": held.nbytes,
         "tensors": len(held.sources),
         "seconds": {**copies, **stores},
@@ -100,7 +104,14 @@ def _available() -> int:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("snapshot", __doc__ or "")
     add = parser.add_argument
-    add("--sizes", type=float, nargs="+", default=[10, 100, 1000], metavar="MB", help="of the state")
+    add(
+        "--sizes",
+        type=float,
+        nargs="+",
+        default=[10, 100, 1000],
+        metavar="MB",
+        help="of made states, beside the GPT's",
+    )
     add("--parameters", type=int, default=64, metavar="N", help="tensors of the model")
     add("--repeats", type=int, default=15, metavar="N", help="copies of each kind")
     add("--writes", type=int, default=5, metavar="N", help="checkpoints and plain writes")

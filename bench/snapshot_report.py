@@ -5,55 +5,50 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.figures import Summary, ratio, summary
-from bench.table import number, percent, seconds, size, table
+from bench.figures import ratio, summary
+from bench.table import number, percent, seconds, table
 from bench.verdicts import Verdict
 
-SNAPSHOT, CHECKPOINT = "holdfast snapshot", "holdfast checkpoint"
+SNAPSHOT, COPY = "holdfast snapshot", "the copy in it"
+CHECKPOINT = "holdfast checkpoint"
 BY_TENSOR = "memmove, tensor by tensor, to shared"
 ANONYMOUS, SHARED = "one piece, to anonymous", "one piece, to shared"
 PLAIN_WRITE = "plain write and fsync"
 TARGET = 0.8
 
 
-def copies_table(nbytes: int, took: Mapping[str, Sequence[float]]) -> str:
-    """Return a table of copies of `nbytes`; the first of them is ours."""
+def copies_table(title: str, nbytes: int, took: Mapping[str, Sequence[float]]) -> str:
+    """Return a table of copies of `nbytes`: ours, then others with the shares of their speed."""
+    return _table(title, nbytes, took, {SNAPSHOT: "snapshot to it", COPY: "copy to it"})
+
+
+def stores_table(title: str, nbytes: int, took: Mapping[str, Sequence[float]]) -> str:
+    """Return the same of writes to storage."""
+    return _table(title, nbytes, took, {CHECKPOINT: "ours to it"})
+
+
+def _table(title: str, nbytes: int, took: Mapping[str, Sequence[float]], ours: Mapping[str, str]) -> str:
     found = {name: summary(each) for name, each in took.items()}
-    ours = next(iter(found.values()))
-    rows = [_row(name, each, ours, nbytes) for name, each in found.items()]
-    return table((size(nbytes), "median", "best", "GB/s", "GB/s best", "ours to it"), rows)
-
-
-def _row(name: str, each: Summary, ours: Summary, nbytes: int) -> tuple[str, ...]:
-    share = "" if each is ours else percent(ratio(each.median, ours.median), 0)
-    speeds = (number(ratio(nbytes, at) / 1e9) for at in (each.median, each.best))
-    return (name, seconds(each.median), seconds(each.best), *speeds, share)
-
-
-def shares(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the share of each plain copy's speed that ours reaches, by medians."""
-    median = {name: each["median"] for name, each in row["summary"].items()}
-    found: dict[str, float] = {}
-    for name, took_s in median.items():
-        if name not in (SNAPSHOT, CHECKPOINT):
-            found[name] = ratio(took_s, median[CHECKPOINT if name == PLAIN_WRITE else SNAPSHOT])
-    return found
+    rows = []
+    for name, each in found.items():
+        reached = (percent(ratio(each.median, found[mine].median), 0) for mine in ours)
+        shares = [""] * len(ours) if name in ours else reached
+        speeds = (number(ratio(nbytes, at) / 1e9) for at in (each.median, each.best))
+        rows.append((name, seconds(each.median), seconds(each.best), *speeds, *shares))
+    return table((title, "median", "best", "GB/s", "GB/s best", *ours.values()), rows)
 
 
 def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
-    """Judge each size: 80% of memcpy of the same tensors, of one large piece, of a plain write."""
+    """Judge each state: the copy by memcpy (the tensors, one piece), the checkpoint by a write."""
     found: list[Verdict] = []
     for row in rows:
-        reached = shares(row)
-        title = size(row["bytes"])
-        in_one = min(share for name, share in reached.items() if name.endswith(SHARED))
-        found += [
-            _judge(f"{title}: snapshot >= 80% of memcpy of the same tensors", reached[BY_TENSOR]),
-            _judge(f"{title}: snapshot >= 80% of memcpy of one piece", in_one),
-            _judge(f"{title}: checkpoint >= 80% of a plain write", reached[PLAIN_WRITE]),
-        ]
+        median = {name: each["median"] for name, each in row["summary"].items()}
+        in_one = min(took_s for name, took_s in median.items() if name.endswith(SHARED))
+        for target, plain_s, ours in (
+            ("snapshot copy >= 80% of memcpy of the same tensors", median[BY_TENSOR], COPY),
+            ("snapshot copy >= 80% of memcpy of one piece", in_one, COPY),
+            ("checkpoint >= 80% of a plain write", median[PLAIN_WRITE], CHECKPOINT),
+        ):
+            share = ratio(plain_s, median[ours])
+            found.append(Verdict(f"{row['title']}: {target}", percent(share, 0), share >= TARGET))
     return found
-
-
-def _judge(target: str, share: float) -> Verdict:
-    return Verdict(target, percent(share, 0), share >= TARGET)
