@@ -39,16 +39,21 @@ def _table(title: str, nbytes: int, took: Mapping[str, Sequence[float]], ours: M
 
 
 def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
-    """Judge each state: the copy by memcpy (the tensors, one piece), the checkpoint by a write."""
+    """Judge each state: the copy by memcpy (the tensors, one piece), the checkpoint by a write.
+
+    Copies by their medians; writes by the best of each, for their medians tell who got memory that was free
+    for long: on a virtual machine its first use costs up to 2 s for 1 GB.
+    """
     found: list[Verdict] = []
     for row in rows:
-        median = {name: each["median"] for name, each in row["summary"].items()}
+        median, best = (
+            {name: each[kind] for name, each in row["summary"].items()} for kind in ("median", "best")
+        )
         in_one = min(took_s for name, took_s in median.items() if name.endswith(SHARED))
-        for target, plain_s, ours in (
-            ("snapshot copy >= 80% of memcpy of the same tensors", median[BY_TENSOR], COPY),
-            ("snapshot copy >= 80% of memcpy of one piece", in_one, COPY),
-            ("checkpoint >= 80% of a plain write", median[PLAIN_WRITE], CHECKPOINT),
+        for target, share in (
+            ("snapshot copy >= 80% of memcpy of the same tensors", ratio(median[BY_TENSOR], median[COPY])),
+            ("snapshot copy >= 80% of memcpy of one piece", ratio(in_one, median[COPY])),
+            ("checkpoint >= 80% of a plain write, at best", ratio(best[PLAIN_WRITE], best[CHECKPOINT])),
         ):
-            share = ratio(plain_s, median[ours])
             found.append(Verdict(f"{row['title']}: {target}", percent(share, 0), share >= TARGET))
     return found

@@ -25,6 +25,7 @@ from holdfast.catalogue import (
     scan,
     verify,
 )
+from holdfast.filebatch import FileBatch
 from holdfast.manifest import (
     NAME_RULE,
     FileEntry,
@@ -88,17 +89,26 @@ def write(
             raise ValueError(f"file name {name!r} in a checkpoint, accepted is {NAME_RULE}")
     final = root / f"step-{step:08d}"
     _make_root(root)
-    if not _stands(final, generation):
-        _check_room(root, files)
-        with durable.temporary_directory(root, final.name) as temporary:
-            entries = tuple(durable.copy(files[name], temporary / name) for name in files)
-            _compare(entries, checksums or {})
-            manifest = Manifest(generation, step, world_size, created_at, entries, meta)
-            durable.write_file(temporary / MANIFEST, pack(manifest))
-            durable.sync_directory(temporary)
-            _publish(temporary, final, generation)
+    if _stands(final, generation):
+        durable.sync_directory(root)
+        durable.replace_file(root / LATEST, _hint(final))
+        return final
+    _check_room(root, files)
+    with (
+        durable.temporary_directory(root, final.name) as temporary,
+        durable.replacement(root / LATEST) as hint,
+        FileBatch() as batch,
+    ):
+        entries = tuple(batch.copy(files[name], temporary / name) for name in files)
+        _compare(entries, checksums or {})
+        manifest = Manifest(generation, step, world_size, created_at, entries, meta)
+        batch.write(temporary / MANIFEST, pack(manifest))
+        batch.write(hint, _hint(final))
+        batch.add_directory(temporary)
+        batch.settle()
+        _publish(temporary, final, generation)
+        os.replace(hint, root / LATEST)
     durable.sync_directory(root)
-    durable.replace_file(root / LATEST, f"{final.name}\n".encode())
     return final
 
 
@@ -136,6 +146,10 @@ def retain(root: Path | str, count: int, whole: frozenset[Path] = frozenset()) -
     for path in reversed(removed):
         durable.remove(path)
     return tuple(removed)
+
+
+def _hint(final: Path) -> bytes:
+    return f"{final.name}\n".encode()
 
 
 def _stands(path: Path, generation: int) -> bool:

@@ -1,4 +1,4 @@
-"""Make files durable and visible all at once: copy with checksums, exchange, clean up."""
+"""Make files durable and visible all at once: replace, exchange, clean up."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import ctypes
 import errno
 import fcntl
 import itertools
-import mmap
 import os
 import re
 import shutil
 import socket
 import time
-import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from holdfast.checksum import CHUNK_BYTES
-from holdfast.manifest import FileEntry
+from holdfast.filebatch import FileBatch
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -40,42 +36,23 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def copy(source: Path | bytes, target: Path) -> FileEntry:
-    """Write `source` to the new file `target`, durably, and return its size and checksums.
-
-    Memory is bounded by one chunk; a chunk is hashed while it is written. Raises OSError.
-    """
-    crcs: list[int] = []
-    size = 0
-    with open(target, "xb", buffering=0) as out, ThreadPoolExecutor(1, "holdfast-copy") as pool:
-        for chunk in _chunks(source):
-            crc = pool.submit(zlib.crc32, chunk)
-            _write_all(out.fileno(), chunk)
-            # Starts write-back now instead of at fsync, and keeps the page cache for the trainer.
-            with suppress(OSError):
-                os.posix_fadvise(out.fileno(), size, len(chunk), os.POSIX_FADV_DONTNEED)
-            crcs.append(crc.result())
-            size += len(chunk)
-        os.fsync(out.fileno())
-    return FileEntry(target.name, size, CHUNK_BYTES, tuple(crcs))
-
-
-def write_file(target: Path, content: bytes) -> None:
-    """Write the new file `target`, durably. Raises OSError."""
-    with open(target, "xb", buffering=0) as out:
-        _write_all(out.fileno(), memoryview(content))
-        os.fsync(out.fileno())
-
-
 def replace_file(target: Path, content: bytes) -> None:
     """Give `target` new content, durably, all or nothing. Raises OSError."""
+    with FileBatch() as batch, replacement(target) as temporary:
+        batch.write(temporary, content)
+        batch.settle()
+        os.replace(temporary, target)
+    sync_directory(target.parent)
+
+
+@contextmanager
+def replacement(target: Path) -> Iterator[Path]:
+    """Give a name beside `target` for what will replace it; nothing is left there at the end."""
     temporary = temporary_path(target.parent, target.name)
     try:
-        write_file(temporary, content)
-        os.replace(temporary, target)
+        yield temporary
     finally:
         temporary.unlink(missing_ok=True)
-    sync_directory(target.parent)
 
 
 def exchange(one: Path, other: Path) -> None:
@@ -182,26 +159,3 @@ def _is_alive(pid: int) -> bool:
     except (PermissionError, OverflowError):
         return True
     return True
-
-
-def _chunks(source: Path | bytes) -> Iterator[memoryview]:
-    """Yield the content of `source`. A view is valid until the next is asked for."""
-    if isinstance(source, bytes):
-        view = memoryview(source)
-        for begin in range(0, len(view), CHUNK_BYTES):
-            yield view[begin : begin + CHUNK_BYTES]
-        return
-    buffer = memoryview(mmap.mmap(-1, CHUNK_BYTES))  # given back at the end: a heap would keep it
-    with open(source, "rb", buffering=0) as file:
-        filled = CHUNK_BYTES
-        while filled == CHUNK_BYTES:
-            filled = 0
-            while filled < CHUNK_BYTES and (count := file.readinto(buffer[filled:])):
-                filled += count
-            if filled:
-                yield buffer[:filled]
-
-
-def _write_all(descriptor: int, content: memoryview) -> None:
-    while content:
-        content = content[os.write(descriptor, content) :]

@@ -25,7 +25,10 @@ def row() -> dict[str, Any]:
         CHECKPOINT: 2.0,
         PLAIN_WRITE: 1.8,
     }
-    return {"title": "100 MB", "summary": {name: {"median": took} for name, took in median.items()}}
+    return {
+        "title": "100 MB",
+        "summary": {name: {"median": took, "best": took / 2} for name, took in median.items()},
+    }
 
 
 def test_the_copy_is_judged_by_the_fastest_plain_one_and_not_with_what_is_around_it() -> None:

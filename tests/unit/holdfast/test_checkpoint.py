@@ -3,14 +3,18 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
 import resource
 import shutil
 import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast import checkpoint, durable
+from holdfast import checkpoint, durable, filebatch
 from holdfast.checkpoint import newest_whole, retain, scan, verify, write
 from holdfast.checksum import CHUNK_BYTES, checksum
 from tests.expendable import flip, in_child, limit_file_size
@@ -337,6 +341,97 @@ def test_a_write_that_fails_leaves_no_debris_and_what_was_there(
     assert_whole(scan(memory)[0])
     save(memory, step, generation=2)
     assert scan(memory)[0].generation == 2
+
+
+class Disk:
+    """What becomes durable, and what gets its name, in that order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, broken: str = "nothing") -> None:
+        self.seen: list[str] = []
+        self._broken, self._fsync, rename = broken, os.fsync, Path.rename
+        monkeypatch.setattr(os, "fsync", self.fsync)
+        monkeypatch.setattr(Path, "rename", lambda old, new: self.name(rename, old, new))
+        monkeypatch.setattr(os, "replace", partial(self.name, os.replace))
+
+    def fsync(self, descriptor: int) -> None:
+        found = Path(f"/proc/self/fd/{descriptor}").readlink().name
+        name = re.sub(r"\.tmp-[A-Za-z0-9_]+-\d+-\d+-", "", found)
+        if name == self._broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        self._fsync(descriptor)
+        self.seen.append(name)
+
+    def name(self, give: Callable[[Path, Path], object], old: Path, new: Path) -> None:
+        self.seen.append(f"name {new.name}")
+        give(old, new)
+
+
+@pytest.mark.parametrize("most", [1, 3, 64])
+def test_all_that_a_name_stands_for_is_durable_before_the_name_is_there(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(filebatch, "MOST_OPEN", most)
+    save(memory, 1)
+    disk = Disk(monkeypatch)
+    save(memory, 2)
+    at = disk.seen.index("name step-00000002")
+    assert sorted(disk.seen[:at]) == sorted([STATE, PRIVATE, "manifest.json", "step-00000002", "latest"])
+    assert disk.seen[at:] == ["name step-00000002", "name latest", memory.name]
+
+
+@pytest.mark.parametrize("broken", [STATE, PRIVATE, "manifest.json", "step-00000002", "latest"])
+def test_what_cannot_be_made_durable_gets_no_name(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    save(memory, 1)
+    with monkeypatch.context() as context:
+        Disk(context, broken)
+        with pytest.raises(OSError, match="Input/output error"):
+            save(memory, 2)
+    assert names(memory) == {"latest", "step-00000001"}
+    assert checkpoint.latest(memory) == "step-00000001"
+    assert_whole(scan(memory)[0])
+
+
+def test_a_source_that_changes_under_way_is_an_error(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = memory / "source"
+    source.write_bytes(bytes(filebatch.PIECE_BYTES))
+    read = filebatch._copied
+
+    def growing(*files: Any) -> Iterator[int]:
+        yield from read(*files)
+        source.write_bytes(bytes(filebatch.PIECE_BYTES + 1))
+        yield from read(*files)
+
+    monkeypatch.setattr(filebatch, "_copied", growing)
+    monkeypatch.setattr(filebatch, "_crcs", lambda descriptor: (filebatch.PIECE_BYTES, (0,)))
+    with pytest.raises(OSError, match="its size changed under way"), filebatch.FileBatch() as batch:
+        batch.copy(source, memory / "target")
+
+
+def test_what_goes_wrong_in_the_copy_is_found_by_the_checksums(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = memory / "source"
+    source.write_bytes(random.Random(1).randbytes(3 * filebatch.PIECE_BYTES))
+    written = filebatch._write_all
+
+    def wrong(descriptor: int, content: memoryview) -> None:
+        written(descriptor, memoryview(bytes(len(content)) if len(content) > 1000 else content))
+
+    monkeypatch.setattr(filebatch, "_write_all", wrong)
+    write(memory / "root", generation=1, step=1, world_size=1, files={"a": source}, meta={}, created_at=0)
+    (found,) = scan(memory / "root")
+    assert verify(found) is not None
+
+
+def test_no_file_stays_open(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = len(tuple(Path("/proc/self/fd").iterdir()))
+    save(memory, 1)
+    Disk(monkeypatch, "manifest.json")
+    with pytest.raises(OSError, match="Input/output error"):
+        save(memory, 2)
+    assert len(tuple(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_source_that_cannot_be_read_leaves_no_debris(memory: Path) -> None:

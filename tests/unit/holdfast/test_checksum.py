@@ -9,8 +9,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import durable
 from holdfast.checksum import CHUNK_BYTES, Running, checksum, chunk_crcs, combine, file_crcs
+from holdfast.filebatch import FileBatch
 
 
 @given(st.lists(st.binary(max_size=40), max_size=12), st.integers(1, 30))
@@ -53,7 +53,8 @@ def test_neither_hashing_nor_copying_a_file_puts_a_chunk_of_it_on_the_heap(tmp_p
         tracemalloc.start()
         try:
             crcs = file_crcs(file.fileno(), size, CHUNK_BYTES)
-            copied = durable.copy(tmp_path / "content", tmp_path / "copy")
+            with FileBatch() as batch:
+                copied = batch.copy(tmp_path / "content", tmp_path / "copy")
             _, peak_bytes = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()

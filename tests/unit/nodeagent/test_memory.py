@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import durable
+from holdfast.filebatch import FileBatch
 from nodeagent import memory
 from nodeagent.calm import Calm
 from nodeagent.changes import Told
@@ -93,7 +93,7 @@ def test_a_save_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: py
     def full_disk(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(durable, "write_file", full_disk)
+    monkeypatch.setattr(FileBatch, "write", full_disk)
     with pytest.raises(OSError, match="no space"):
         memory.save(tmp_path, Memory())
     assert memory.load(tmp_path) == (full(), ())

@@ -1,0 +1,124 @@
+"""New files that become durable together: a disk takes many fsyncs at once in about the time of one."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+
+from holdfast.checksum import CHUNK_BYTES, Running, chunk_crcs
+from holdfast.manifest import FileEntry
+
+MOST_OPEN = 64  # files that wait for `settle`: a process may have a thousand, and others need some
+THREADS = 8
+PIECE_BYTES = 1 << 20  # of a copy: stays in a cache
+WRITE_BACK_BYTES = 4 << 20
+HASHED_BYTES = 256 << 10
+
+
+class FileBatch:
+    """Files that are written, and durable once `settle` has returned. As a context manager it closes them."""
+
+    def __init__(self) -> None:
+        self._open: list[int] = []
+
+    def copy(self, source: Path | bytes, target: Path) -> FileEntry:
+        """Write `source` to the new file `target`, and return its size and checksums.
+
+        The checksums are of the source, read a second time beside the copy: they find what goes wrong in it,
+        too. Memory is bounded by two pieces. Raises OSError.
+        """
+        out = self._create(target)
+        if isinstance(source, bytes):
+            _write_all(out, memoryview(source))
+            return FileEntry(target.name, len(source), CHUNK_BYTES, chunk_crcs(memoryview(source)))
+        with open(source, "rb", buffering=0) as file, ThreadPoolExecutor(1, "holdfast-checksum") as pool:
+            hashing = pool.submit(_crcs, file.fileno())
+            size = sum(_copied(file, out))
+            hashed, crcs = hashing.result()
+        if hashed != size:
+            raise OSError(
+                errno.EIO, f"{os.strerror(errno.EIO)}: its size changed under way", os.fspath(source)
+            )
+        return FileEntry(target.name, size, CHUNK_BYTES, crcs)
+
+    def write(self, target: Path, content: bytes) -> None:
+        """Write the new file `target`. Raises OSError."""
+        _write_all(self._create(target), memoryview(content))
+
+    def add_directory(self, path: Path) -> None:
+        """Make the names in a directory durable, too. Raises OSError."""
+        self._open.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+    def settle(self) -> None:
+        """Return once all is durable. Raises OSError when one is not."""
+        threads = min(THREADS, max(1, len(self._open)))
+        try:
+            with ThreadPoolExecutor(threads, "holdfast-fsync") as pool:
+                for done in [pool.submit(os.fsync, each) for each in self._open]:
+                    done.result()
+        finally:
+            self._close()
+
+    def __enter__(self) -> FileBatch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    def _create(self, target: Path) -> int:
+        if len(self._open) >= MOST_OPEN:
+            self.settle()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._open.append(os.open(target, flags, 0o666))
+        return self._open[-1]
+
+    def _close(self) -> None:
+        while self._open:
+            os.close(self._open.pop())
+
+
+def _copied(file: FileIO, out: int) -> Iterator[int]:
+    """Copy `file`, and yield the size of each piece that is written."""
+    with mmap.mmap(-1, PIECE_BYTES) as memory, memoryview(memory) as piece:  # a heap would keep it
+        at = begun = 0
+        while count := file.readinto(piece):
+            _write_all(out, piece[:count])
+            at += count
+            if at - begun >= WRITE_BACK_BYTES:
+                _write_back(out, begun, at)
+                begun = at
+            yield count
+        _write_back(out, begun, at)
+
+
+def _write_back(out: int, begin: int, end: int) -> None:
+    """Let the disk begin with what is written, instead of at fsync."""
+    with suppress(OSError):
+        os.posix_fadvise(out, begin, end - begin, os.POSIX_FADV_DONTNEED)
+
+
+def _crcs(descriptor: int) -> tuple[int, tuple[int, ...]]:
+    """Return the size of a file, and the CRC32 of each chunk."""
+    running, at = Running(), 0
+    with mmap.mmap(-1, HASHED_BYTES) as memory, memoryview(memory) as piece:
+        while count := os.preadv(descriptor, [piece], at):
+            running.update(piece[:count])
+            at += count
+    return at, running.crcs()
+
+
+def _write_all(descriptor: int, content: memoryview) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]
