@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 
 from holdfast.checksum import CHUNK_BYTES, Running, chunk_crcs
 from holdfast.manifest import FileEntry
@@ -69,12 +68,7 @@ class FileBatch:
     def __enter__(self) -> FileBatch:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
 
     def _create(self, target: Path) -> int:
