@@ -36,7 +36,6 @@ __all__ = [
     "Page",
     "Phase",
     "Progress",
-    "open_reader",
     "read",
     "read_torn_ok",
     "step_times_s",
@@ -106,7 +105,11 @@ class Page:
 
         Raises `OSError`, or `ValueError` if it is not a page of this version.
         """
-        memory = _mapped(path, "r+b", mmap.ACCESS_WRITE)
+        with open(path, "r+b") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != layout.PAGE_BYTES:
+                raise ValueError(f"{path}: {size} bytes, not a progress page of {layout.PAGE_BYTES}")
+            memory = mmap.mmap(file.fileno(), layout.PAGE_BYTES, access=mmap.ACCESS_WRITE)
         if not is_page(memory):
             memory.close()
             raise ValueError(f"{path}: not a progress page of version {layout.VERSION}")
@@ -310,16 +313,3 @@ class Page:
         words[_SEQ] = busy = words[_SEQ] | 1
         self._bytes[at : at + len(content)] = content
         words[_SEQ] = busy + 1
-
-
-def open_reader(path: Path) -> mmap.mmap:
-    """Map the page at `path` to read it. Raises `OSError`, or `ValueError` for another size."""
-    return _mapped(path, "rb", mmap.ACCESS_READ)
-
-
-def _mapped(path: Path, mode: str, access: int) -> mmap.mmap:
-    with open(path, mode) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size != layout.PAGE_BYTES:
-            raise ValueError(f"{path}: {size} bytes, not a progress page of {layout.PAGE_BYTES}")
-        return mmap.mmap(file.fileno(), layout.PAGE_BYTES, access=access)

@@ -1,4 +1,5 @@
 import math
+import mmap
 import os
 import struct
 import threading
@@ -14,7 +15,6 @@ from holdfast.page import (
     Page,
     Phase,
     Progress,
-    open_reader,
     read,
     read_torn_ok,
     step_times_s,
@@ -426,7 +426,7 @@ def test_a_phase_that_does_not_exist_is_no_page() -> None:
 
 def test_a_page_that_is_made_anew_leaves_the_readers_of_the_old_one_alone(path: Path, clock: Clock) -> None:
     started(path, clock)
-    with open_reader(path) as old:
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as old:
         Page.create(path, clock).close()
         found = read(old)
         assert found is not None

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,12 +26,13 @@ from holdfast.messages import (
     Source,
 )
 from sidecar.config import Config
-from sidecar.member import Member
+from sidecar.member import LATE_S, SOONEST_S, Member
 from tests.unit.sidecar.launching import LIMIT_S, Launcher
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
 from tests.unit.supervisor.views import launcher, rank
 
 LAUNCH = Launch(2, 1, 1, "", 0, 0, 0.0)
+POLL_S = 0.25
 NOBODY = 1 << 30  # beyond what any kernel gives to a process
 
 
@@ -231,3 +235,42 @@ async def test_a_checkpoint_that_is_asked_for_is_answered_by_its_number(here: Pa
         await place.sidecar.obey(replace(asked, save=4, save_step=6))
         told = await place.until(lambda report: report.durable.asked == 4)
         assert told.durable.error == "the snapshot of step 6 is not here"
+
+
+class Stopped(Exception):
+    """The watch has been seen for long enough."""
+
+
+@pytest.mark.parametrize(
+    ("left_s", "waits_s"),
+    [(math.inf, POLL_S), (0.02, 0.02), (0.0, SOONEST_S), (10.0, POLL_S)],
+    ids=["on the beat", "when a rank's time is over", "not without a pause", "the beat comes first"],
+)
+def test_the_watch_is_late_only_by_what_it_was_kept_from(
+    here: Path, monkeypatch: pytest.MonkeyPatch, left_s: float, waits_s: float
+) -> None:
+    token = here / "token"
+    token.write_text("secret\n")
+    config = Config("m0", "n0", 1, here, here / "checkpoints", "", token, poll_s=POLL_S)
+    sidecar = Member(config)
+    sidecar.pages.left_s = left_s
+    clock = iter((100.0, 100.0, 100.0 + waits_s + LATE_S, 200.0, 200.0, 200.0 + waits_s + LATE_S + 0.3))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    waited: list[float] = []
+    late: list[float] = []
+
+    async def sleep(wait_s: float) -> None:
+        waited.append(wait_s)
+
+    def look(lateness_s: float) -> None:
+        late.append(lateness_s)
+        if len(late) == 2:
+            raise Stopped
+
+    monkeypatch.setattr("sidecar.member.asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(sidecar, "_listen", lambda _now_s, _lateness_s: None)
+    monkeypatch.setattr(sidecar, "_look_for_stalls", look)
+    with pytest.raises(Stopped):
+        sidecar.watch().send(None)
+    assert waited == pytest.approx([waits_s, waits_s])
+    assert late == pytest.approx([0.0, 0.3])
