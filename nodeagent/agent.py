@@ -28,7 +28,8 @@ from nodeagent.sensor import Sensor
 from nodeagent.verdict import Finding, Verdict
 from nodeagent.watching import SensorStatus, Watched, stuck
 
-LOOK_S = 1.0  # at most between two looks: holds end by time
+LOOK_S = 1.0  # at most between two looks while something stands: holds end by time
+REST_LOOK_S = 2.0  # while nothing does; as often as the sensors that wait for events wake up
 SAVE_S = 0.2  # at least between two saves: a storm of changes is one
 SAVE_AT_REST_S = 60.0  # cursors and baselines
 FORGET_EVERY_S = 3600.0
@@ -121,9 +122,14 @@ class Agent:
     def run(self) -> None:
         """Look until `stop` is called; then save and return, whether or not the sensors do."""
         while not self._stopping:
-            self.inbox.wait(SAVE_S if self._pending else left_s(LOOK_S))
+            self.inbox.wait(self._patience_s())
             self.look()
         self.close()
+
+    def _patience_s(self) -> float:
+        if self._pending:
+            return SAVE_S
+        return left_s(LOOK_S if self.memory.told or self._stuck else REST_LOOK_S)
 
     def stop(self) -> None:
         """End `run` soon. May be called by a signal handler, and more than once."""

@@ -27,7 +27,7 @@ enum {
 };
 
 #define BLOCK_POLL_S 0.001 /* how soon a call that blocks sees that it shall no more */
-#define FUTEX_S 0.9        /* below a second: a wake that was missed costs no more than this */
+#define FUTEX_S 5.0        /* a wake that was missed costs no more; a driver does not wake up in between */
 #define MAX_SETS 64
 
 typedef void *nvmlDevice_t; /* generation * 256 + slot + 1: never dereferenced, void after a reload */
@@ -376,7 +376,8 @@ int nvmlEventSetWait_v2(void *handle, struct event_data *data, unsigned timeout_
         if ((code = enter(__func__, -1)) != OK || (code = take(handle, data)) != TIMEOUT) break;
         double left = until - now_s();
         if (left <= 0) break;
-        struct timespec most = {0, (long)((left < FUTEX_S ? left : FUTEX_S) * 1e9)};
+        double part = left < FUTEX_S ? left : FUTEX_S;
+        struct timespec most = {(time_t)part, (long)((part - (time_t)part) * 1e9)};
         syscall(SYS_futex, &s->wake, FUTEX_WAIT, wake, &most, NULL, 0);
     }
     if (s) __atomic_sub_fetch(&s->waiting, 1, __ATOMIC_SEQ_CST);
