@@ -18,6 +18,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PARTS := $(wildcard holdfast supervisor sidecar nodeagent trainer)
 TESTS := tests/torn tests/histories tests/local
+# The unit tests run as two processes, each with its half: the workers of one run would collect all tests
+# and import torch, every one of them.
+WITH_TORCH := tests/unit/holdfast tests/unit/trainer tests/unit/bench
+OTHERS := $(filter-out $(WITH_TORCH) %/__init__.py %/conftest.py %/__pycache__,$(wildcard tests/unit/*))
 # With PYTEST_ARGS that choose some tests, one of the two runs may have none of them: pytest's exit code 5.
 NONE_CHOSEN = $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 TYPED := $(PARTS) $(wildcard bench tests) hatch_build.py
@@ -81,20 +85,29 @@ $(STAMP): $(MADE) pyproject.toml hatch_build.py
 .PHONY: again
 again:
 
+define unit_tests
+log=$$(mktemp); \
+($(BIN)/python -m pytest $(OTHERS) $(1) $(PYTEST_ARGS) $(NONE_CHOSEN)) >"$$log" 2>&1 & other=$$!; \
+trap 'kill $$other; rm -f "$$log"; exit 130' INT TERM; \
+($(BIN)/python -m pytest $(WITH_TORCH) $(1) $(PYTEST_ARGS) $(NONE_CHOSEN)); status=$$?; \
+wait $$other || status=$$?; \
+cat "$$log"; rm -f "$$log"; exit $$status
+endef
+
 # pytest keeps the tests that it has rewritten only where Python writes bytecode; to do it anew takes seconds.
 test unit: export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: test
 test: setup ## run all tests of this machine (PYTEST_ARGS="-k hang -x")
-	@$(say) "unit tests, on all cores"
-	@$(BIN)/python -m pytest tests/unit --hypothesis-profile=thorough $(PYTEST_ARGS) $(NONE_CHOSEN)
+	@$(say) "unit tests, in two processes"
+	@$(call unit_tests,--hypothesis-profile=thorough)
 	@$(say) "torn writes, simulated histories, local tests, one after another"
 	@$(BIN)/python -m pytest $(TESTS) --hypothesis-profile=thorough $(PYTEST_ARGS) $(NONE_CHOSEN)
 
 .PHONY: unit
-unit: setup ## run the unit tests, on all cores
+unit: setup ## run the unit tests, in two processes
 	@$(say) "unit tests"
-	@$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+	@$(call unit_tests)
 
 .PHONY: lint
 lint: setup ## check format, style, types, layers and alert rules

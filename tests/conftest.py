@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, settings
 from tests.expendable import MEMORY, memory_directory
 
 UNIT = Path(__file__).parent / "unit"
-MAX_WORKERS = 4  # each of them imports torch and collects all tests
 
 settings.register_profile(
     "quick", max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -28,11 +27,6 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()
     if MEMORY.is_dir() and all(path.is_relative_to(UNIT) for path in _paths(config)):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # `tmp_path`, where fsync costs nothing
-
-
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Run the unit tests on all cores, all others one after another: they are about processes and times."""
-    return min(len(os.sched_getaffinity(0)), MAX_WORKERS) if _paths(config) == [UNIT] else 0
 
 
 def _paths(config: pytest.Config) -> list[Path]:
