@@ -85,16 +85,16 @@ class FileBatch:
 
 def _copied(file: FileIO, out: int) -> Iterator[int]:
     """Copy `file`, and yield the size of each piece that is written."""
-    with mmap.mmap(-1, PIECE_BYTES) as memory, memoryview(memory) as piece:  # a heap would keep it
-        at = begun = 0
-        while count := file.readinto(piece):
-            _write_all(out, piece[:count])
-            at += count
-            if at - begun >= WRITE_BACK_BYTES:
-                _write_back(out, begun, at)
-                begun = at
-            yield count
-        _write_back(out, begun, at)
+    piece = memoryview(mmap.mmap(-1, PIECE_BYTES))  # a heap would keep it
+    at = begun = 0
+    while count := file.readinto(piece):
+        _write_all(out, piece[:count])
+        at += count
+        if at - begun >= WRITE_BACK_BYTES:
+            _write_back(out, begun, at)
+            begun = at
+        yield count
+    _write_back(out, begun, at)
 
 
 def _write_back(out: int, begin: int, end: int) -> None:
@@ -106,10 +106,10 @@ def _write_back(out: int, begin: int, end: int) -> None:
 def _crcs(descriptor: int) -> tuple[int, tuple[int, ...]]:
     """Return the size of a file, and the CRC32 of each chunk."""
     running, at = Running(), 0
-    with mmap.mmap(-1, HASHED_BYTES) as memory, memoryview(memory) as piece:
-        while count := os.preadv(descriptor, [piece], at):
-            running.update(piece[:count])
-            at += count
+    piece = memoryview(mmap.mmap(-1, HASHED_BYTES))
+    while count := os.preadv(descriptor, [piece], at):
+        running.update(piece[:count])
+        at += count
     return at, running.crcs()
 
 

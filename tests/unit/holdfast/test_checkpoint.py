@@ -393,6 +393,28 @@ def test_what_cannot_be_made_durable_gets_no_name(
     assert_whole(scan(memory)[0])
 
 
+@pytest.mark.parametrize("limit_bytes", [0, 1000, filebatch.PIECE_BYTES + 10])
+def test_a_copy_that_fails_half_way_says_why(memory: Path, limit_bytes: int) -> None:
+    source = memory / "source"
+    source.write_bytes(bytes(2 * filebatch.PIECE_BYTES))
+
+    def child() -> None:
+        limit_file_size(limit_bytes)
+        with pytest.raises(OSError, match="large"):
+            write(
+                memory / "root",
+                generation=1,
+                step=1,
+                world_size=1,
+                files={"a": source},
+                meta={},
+                created_at=0,
+            )
+
+    assert in_child(child) == 0
+    assert names(memory / "root") == set()
+
+
 def test_a_source_that_changes_under_way_is_an_error(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = memory / "source"
     source.write_bytes(bytes(filebatch.PIECE_BYTES))
