@@ -1,12 +1,12 @@
 """How fast the state gets into the arena and onto storage, against plain copies of as many bytes.
 
-The snapshot is the whole of what a rank does at a step: collect the tensors, claim the slot, copy, commit;
-the copy is that alone, of the same tensors to the same places. Both are compared with plain copies between
-touched buffers, into anonymous memory and into memory
-shared through a file system as the arena's is: torch's copy_ and memmove of all bytes in one piece,
-and memmove of the same tensors one by one. Before each copy other memory is gone through, as training
-does between two snapshots: no side finds its bytes in a cache. (Of a single large piece glibc's memmove
-bypasses the cache, which nearly doubles its speed; it does not for pieces of the size of most tensors.)
+The snapshot is the whole of what a rank does at a step: collect the tensors, claim the slot, copy, commit.
+The copy in it is that alone: the same call, into a mapping of the same layout. Both are compared with plain
+copies between touched buffers, into anonymous memory and into memory shared through a file system as the
+arena's is: torch's copy_ and memmove of all bytes in one piece, and memmove of the same tensors one by one.
+Before each copy other memory is gone through, as training does between two snapshots: no side finds its
+bytes in a cache. (Of a single large piece glibc's memmove bypasses the cache, which nearly doubles its speed;
+it does not for pieces of the size of most tensors.)
 The checkpoint is the whole of what a sidecar does: write, checksum, fsync, manifest, rename; it is
 compared with a plain write and one fsync.
 All take turns within one run, with as many threads as a rank has (1 unless told otherwise).
