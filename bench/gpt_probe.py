@@ -23,6 +23,7 @@ from trainer.gpt.__main__ import main
 def watch() -> Stopwatch:
     """Time everything of holdfast that a training step runs through."""
     from holdfast import state
+    from holdfast.beside import Beside
     from holdfast.exchange import Exchange
     from holdfast.keeping import Keeping
     from holdfast.page import Page
@@ -42,6 +43,7 @@ def watch() -> Stopwatch:
         (PrivateStore, "put", "store private state"),
         (Exchange, "start", "exchange with a peer, begun"),
         (Exchange, "finish", "exchange with a peer, ended (waits for it)"),
+        (Beside, "finish", "look for a peer's in the same memory"),
         (Snapshots, "write", "snapshot"),
         (Page, "commit", "progress write"),
         (Page, "phase", "phase write"),

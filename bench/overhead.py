@@ -41,7 +41,9 @@ def main(argv: Sequence[str]) -> int:
     found = results.begin("overhead")
     write = progress_write.measure()
     say(f"a progress write: {seconds(write.median)} (best {seconds(write.best)})")
-    plan = Plan(options.blocks, options.steps, options.checkpoint_every, tuple(options.model))
+    plan = Plan(
+        options.blocks, options.steps, options.checkpoint_every, options.members, tuple(options.model)
+    )
     ours, theirs = segments.run(plan, _tell)
     found["options"] = vars(options)
     found["progress_write_s"] = asdict(write)
@@ -140,6 +142,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--blocks", type=int, default=20, metavar="N", help="counted blocks of each launcher")
     add("--steps", type=int, default=24, metavar="N", help="steps of a block")
     add("--checkpoint-every", default="20s", metavar="TIME", help="of the holdfast run")
+    add(
+        "--members",
+        type=int,
+        default=1,
+        choices=(1, RANKS),
+        help="of the holdfast run; ranks of different members send each other their private state",
+    )
     add(
         "--model",
         type=shlex.split,

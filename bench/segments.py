@@ -33,14 +33,15 @@ class Plan:
     blocks: int
     steps: int
     checkpoint_every: str
+    members: int  # of the holdfast run: the ranks are dealt out to them
     model: tuple[str, ...]
 
     def argv(self, name: str) -> list[str]:
         script = ["-m", "bench.gpt_probe", "--steps", str((self.blocks + 1) * self.steps)]
         script += ["--val-every", "0", "--log-every", "0", *self.model]
         if name == "holdfast":
-            options = ("--nproc-per-node", str(RANKS), "--checkpoint-every", self.checkpoint_every)
-            return holdfast_run(options, script)
+            places = ("--members", str(self.members), "--nproc-per-node", str(RANKS // self.members))
+            return holdfast_run((*places, "--checkpoint-every", self.checkpoint_every), script)
         return torchrun((f"--nproc-per-node={RANKS}",), script)
 
 

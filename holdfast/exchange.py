@@ -1,7 +1,7 @@
 """Give each rank's private state a second home, on another member, before every optimizer step.
 
-Rank r sends to rank r + N (N ranks a member), so the copy is always elsewhere; where there is one member
-only, to the next rank. The optimizer's first write waits for what comes in: whoever dies, either the rank
+Rank r sends to rank r + N (N ranks a member), so the copy is always elsewhere (`holdfast.beside` is for groups of
+one member). The optimizer's first write waits for what comes in: whoever dies, either the rank
 that it sends to still has the state of the step before, or its private state is in two places.
 
 What is sent as soon as the last forward pass is over travels during the backward pass and is waited for no
@@ -33,20 +33,14 @@ class Exchange:
     def __init__(self, rank: int, world_size: int, nproc: int) -> None:
         self._rank = rank
         self._world_size = world_size
-        self.shift = nproc % world_size or 1 % world_size
-        self.to = (rank + self.shift) % world_size
-        self.source = (rank - self.shift) % world_size
+        self.to = (rank + nproc) % world_size
+        self.source = (rank - nproc) % world_size
         self._out: socket.socket | None = None
         self._in: socket.socket | None = None
         self._rest = memoryview(b"")
         self._room = memoryview(bytearray(_PIECE_BYTES))
         self._begun = 0  # bytes of the next message that are in the room
         self._step = -1
-
-    @property
-    def useful(self) -> bool:
-        """False in a group of one rank: there is nobody else."""
-        return self.shift != 0
 
     def connect(self, towards: str) -> None:
         """Form the ring, on the interface that leads to host `towards`. Collective; once is enough.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast import capture, progress, safetensors, snapshots
+from holdfast.beside import Beside
 from holdfast.early import Early
 from holdfast.errors import BadInput
 from holdfast.exchange import Exchange
@@ -48,12 +49,10 @@ class Keeping:
         base = (launch.restore.generation, launch.restore.step) if launch.restore else None
         self._snapshots = Snapshots(directory, replicated, launch.world_size, base)
         every = max(launch.snapshot_every, 0)
-        self._own = PrivateStore(directory / f"private-{rank.rank:05d}.bin", rank.rank, every=every)
-        self._exchange = Exchange(rank.rank, launch.world_size, launch.nproc)
-        self._kept: PrivateStore | None = None
-        if self._exchange.useful:
-            source = self._exchange.source
-            self._kept = PrivateStore(directory / f"kept-{source:05d}.bin", source, every=every)
+        self._directory, self._private_every = directory, every
+        self._own = self._store("private", rank.rank)
+        self._peer = _peer_of(rank.rank, launch, directory)
+        self._kept = self._store("kept", self._peer.source) if isinstance(self._peer, Exchange) else None
         self._copying = threading.Lock()
         self._blob = b""
         self._core: list[Section] = []
@@ -104,8 +103,8 @@ class Keeping:
             self._take()
         self._core = self._state.private.core()
         self._blob = self._state.private.blob(self._core)
-        if self._exchange.useful:
-            self._exchange.connect(self._launch.master_addr)
+        if self._peer is not None:
+            self._peer.connect(self._launch.master_addr)
         self._give(step)
         self._take()
         restored = self._launch.restore
@@ -121,7 +120,7 @@ class Keeping:
 
     def passed(self, step: int) -> None:
         """A forward pass on the way to `step` is over: give its private state away if it is final now."""
-        if self._exchange.useful and self._sent < step and self._early.passed():
+        if self._peer is not None and self._sent < step and self._early.passed():
             self._collect()
             if self._early.known:
                 self._give(step)
@@ -143,15 +142,20 @@ class Keeping:
         """Store the private state of `step` and send it."""
         self._sent = step
         self._own.put(self._launch.generation, step, self._blob, final=not self._late)
-        if self._exchange.useful:
-            self._exchange.start(step, self._blob, self._late)
+        if self._peer is not None:
+            self._peer.start(step, self._blob, self._late)
 
     def _take(self) -> None:
-        """Store what another rank has sent for the same step, once it is here."""
-        if self._kept is None:
+        """Keep what another rank has given away for the same step, once it is here."""
+        if self._peer is None or (found := self._peer.finish()) is None:
             return
-        blob, late = self._exchange.finish()
+        if self._kept is None:
+            self._kept = self._store("kept", self._peer.source)
+        blob, late = found
         self._kept.put(self._launch.generation, self._sent, blob, final=not late)
+
+    def _store(self, kind: str, rank: int) -> PrivateStore:
+        return PrivateStore(self._directory / f"{kind}-{rank:05d}.bin", rank, every=self._private_every)
 
     def finish(self, step: int) -> None:
         """Notice private state that changed after it was given away, and say so once."""
@@ -252,3 +256,13 @@ class Keeping:
         if text not in self._told:
             self._told.add(text)
             print(f"holdfast: rank {self._rank.rank}: {text}", file=sys.stderr, flush=True)
+
+
+def _peer_of(rank: int, launch: Launch, directory: Path) -> Exchange | Beside | None:
+    """Return who gives this rank its private state: on another member if there is one, None if alone."""
+    if launch.world_size == 1:
+        return None
+    if launch.nproc < launch.world_size:
+        return Exchange(rank, launch.world_size, launch.nproc)
+    source = (rank - 1) % launch.world_size
+    return Beside(directory / f"private-{source:05d}.bin", source, launch.generation)

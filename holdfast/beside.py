@@ -1,0 +1,52 @@
+"""The private state of a rank whose store lies beside ours, in the memory of the same member.
+
+A group that is one member needs no second home for it: the stores outlive their ranks, and nothing outlives the
+member. What remains of the exchange is its order: the optimizer's first write waits until the rank before has
+stored its state of the step. It nearly always has, and then a look at 64 bytes is all.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from holdfast.errors import PeerLost
+from holdfast.private import PrivateReader
+
+LIMIT_S = 300.0  # for a peer whose process lives; the supervisor ends those of a group that is broken
+_PAUSE_S = 50e-6
+
+
+class Beside:
+    """Looks into the store of rank `source`, at `path`."""
+
+    def __init__(self, path: Path, source: int, generation: int) -> None:
+        self.source = source
+        self._store = PrivateReader(path)
+        self._generation = generation
+        self._step = -1
+
+    def connect(self, _towards: str) -> None:
+        """Nothing is to be connected."""
+
+    def start(self, step: int, _blob: bytes, _late: bool) -> None:
+        """Nothing is sent: what the own store holds is seen there. A `finish` is owed."""
+        self._step = step
+
+    def finish(self) -> tuple[bytes, bool] | None:
+        """Wait until `source` has stored its state of the step, or of a later one.
+
+        Returns None when that stays as it is; the state and True if it may be stored anew: whoever is killed
+        within that leaves only what others have kept. Raises `PeerLost`.
+        """
+        deadline = 0.0
+        while (held := self._store.stored(self._generation, self._step)) is None or not held.final:
+            if held is not None:
+                blob = self._store.get(held.step, self._generation)
+                if blob is not None:
+                    return None if blob.final else (blob.data, True)
+            deadline = deadline or time.monotonic() + LIMIT_S
+            if time.monotonic() > deadline:
+                raise PeerLost(f"rank {self.source}: nothing of step {self._step} stored in {LIMIT_S:.0f} s")
+            time.sleep(_PAUSE_S)
+        return None
