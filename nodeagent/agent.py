@@ -24,12 +24,12 @@ from nodeagent.memory import Memory
 from nodeagent.observation import NODE, Observation
 from nodeagent.policy.rules import Policy
 from nodeagent.reading import LeftOut
-from nodeagent.sensor import Sensor
+from nodeagent.sensor import WAIT_S, Sensor
 from nodeagent.verdict import Finding, Verdict
 from nodeagent.watching import SensorStatus, Watched, stuck
 
 LOOK_S = 1.0  # at most between two looks while something stands: holds end by time
-REST_LOOK_S = 2.0  # while nothing does; as often as the sensors that wait for events wake up
+REST_LOOK_S = WAIT_S  # while nothing does; as often as the sensors that wait for events wake up
 SAVE_S = 0.2  # at least between two saves: a storm of changes is one
 SAVE_AT_REST_S = 60.0  # cursors and baselines
 FORGET_EVERY_S = 3600.0
@@ -85,6 +85,7 @@ class Agent:
     _facts: dict[str, dict[str, str]] = field(init=False, default_factory=dict)
     _stuck: set[str] = field(init=False, default_factory=set)
     _pending: list[dict[str, Any]] = field(init=False, default_factory=list)
+    _judged: tuple[tuple[Finding, ...], int, tuple[Verdict, ...]] = field(init=False, default=((), 0, ()))
     _saved: float = field(init=False, default=float("-inf"))  # monotonic
     _forgot: float = field(init=False, default=float("-inf"))
     _stopping: bool = field(init=False, default=False)
@@ -205,10 +206,17 @@ class Agent:
                 (Observation(now_s, "memory_lost", "sensor/memory", "agent", state, text=problem),)
             )
 
+    def _verdicts(self, standing: tuple[Finding, ...]) -> tuple[Verdict, ...]:
+        """Return one verdict for each entity; the same as before while neither findings nor entities are new."""
+        count = len(self.evaluator.entities)  # they only ever become more
+        if standing is not self._judged[0] or count != self._judged[1]:
+            self._judged = standing, count, verdicts(standing, self.evaluator.entities)
+        return self._judged[2]
+
     def _publish(self, now_s: float, standing: tuple[Finding, ...]) -> None:
         published = Published(
             now_s,
-            verdicts(standing, self.evaluator.entities),
+            self._verdicts(standing),
             tuple(each.status() for each in self.watched),
             tuple(self.memory.history),
             self.inbox.dropped,

@@ -20,7 +20,7 @@ from nodeagent.agent import Published
 MAX_BODY_BYTES = 16 << 10
 MAX_EVENTS = 1000  # in one answer
 MAX_WAIT_S = 30.0
-SILENT_S = 10.0  # the agent looks every two seconds: so long without a look and it is not alive
+SILENT_S = 10.0  # the agent looks every 2.5 s: so long without a look and it is not alive
 _POLL_S = 0.05
 
 Injector = Callable[[Mapping[str, Any]], str]  # returns what was done; raises ValueError with what is wrong

@@ -1,11 +1,13 @@
 """Between the sensors' threads and the one that judges: bounded, events before samples, losses counted.
 
 Samples come again; events do not. So they wait in lines of their own: a flood of samples pushes out no event.
-Of an event that waits already, no second one is taken.
+Of an event that waits already, no second one is taken. An event is looked at at once; samples come on the beat,
+those of all sensors within milliseconds, and one look is for all of them.
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from queue import Empty, SimpleQueue
@@ -16,6 +18,7 @@ from nodeagent.policy.rules import Kind, Policy
 
 MAX_EVENTS = 4096  # different ones, between two looks that are milliseconds apart
 MAX_SAMPLES = 16384
+GATHER_S = 0.05  # after the first sample: a sweep of all sensors takes some 10 ms
 
 
 class Inbox:
@@ -26,22 +29,24 @@ class Inbox:
         self._lock = Lock()
         self._events: OrderedDict[tuple[object, ...], Observation] = OrderedDict()
         self._samples: OrderedDict[tuple[object, ...], Observation] = OrderedDict()
-        self._bell: SimpleQueue[None] = SimpleQueue()  # its put is safe in a signal handler
+        self._bell: SimpleQueue[bool] = SimpleQueue()  # True: at once; its put is safe in a signal handler
         self.dropped = 0  # since the start
 
     def put(self, seen: Iterable[Observation]) -> int:
         """Take in observations; return how many there were. Never blocks for long, never raises."""
-        count = 0
+        count, urgent = 0, False
         with self._lock:
             for each in seen:
                 count += 1
-                self._put(each)
+                is_event = self._is_event(each)
+                urgent = urgent or is_event
+                self._put(each, is_event)
         if count:
-            self.wake()
+            self._bell.put(urgent)
         return count
 
-    def _put(self, each: Observation) -> None:
-        if self._is_event(each):
+    def _put(self, each: Observation, is_event: bool) -> None:
+        if is_event:
             key: tuple[object, ...] = (each.check, each.entity, each.value, each.variant, each.source)
             line, most = self._events, MAX_EVENTS
             if key in line and line[key].at_s <= each.at_s:
@@ -59,12 +64,15 @@ class Inbox:
         return rule is None or rule.kind is Kind.EVENT
 
     def wake(self) -> None:
-        self._bell.put(None)
+        self._bell.put(True)
 
     def wait(self, timeout_s: float) -> None:
-        """Return when something came or somebody called `wake`, at the latest after `timeout_s`."""
+        """Return when an event came or somebody called `wake`, `GATHER_S` after the first sample, or in time."""
         try:
-            self._bell.get(timeout=timeout_s)
+            if not self._bell.get(timeout=timeout_s):
+                until = time.monotonic() + GATHER_S
+                while not self._bell.get(timeout=max(0.0, until - time.monotonic())):
+                    pass
             while True:  # one look is for all that has come
                 self._bell.get_nowait()
         except Empty:

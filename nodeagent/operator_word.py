@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.observation import Observation
-from nodeagent.sensor import Unavailable
+from nodeagent.sensor import WAIT_S, Unavailable
 
 FILE = "cleared.jsonl"
 MAX_BYTES = 64 << 10  # read at a time
@@ -39,7 +39,7 @@ class OperatorWord:
     """
 
     name = "operator"
-    period_s = 2.0
+    period_s = WAIT_S
 
     def __init__(self, folder: Path, now_s: Callable[[], float], position: Any = None) -> None:
         self._path = folder / FILE

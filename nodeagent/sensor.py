@@ -7,7 +7,9 @@ from typing import Protocol
 
 from nodeagent.observation import Observation
 
-WAIT_S = 2.0  # about, for a sensor that waits for events (see `beat`): the watchdog waits for no more
+# About, for a sensor that waits for events (see `beat`): the watchdog waits for no more. Half of the period of those
+# that read, so that all wake up at the same few moments.
+WAIT_S = 2.5
 
 
 class Unavailable(Exception):

@@ -49,6 +49,9 @@ class Evaluator:
         self._events: dict[Event, dict[str, Bursts]] = {}
         self._judged: dict[str, dict[Event, tuple[Finding | None, float]]] = {}  # by entity: until when
         self.entities: set[str] = {NODE}  # all that were ever seen
+        self._standing: tuple[Finding, ...] | None = None  # what was found last, unless it is to be found anew
+        self._until_s = -inf  # when time alone may change it
+        self._asked_s = inf
 
     @property
     def branch(self) -> int | None:
@@ -60,11 +63,13 @@ class Evaluator:
         if branch != self._branch:
             self._branch = branch
             self._judged.clear()
+            self._standing = None
 
     def take(self, seen: Observation) -> bool:
         """Add one observation; False if it was known, too late, no number, or of no check of the policy."""
         if not (isfinite(seen.at_s) and isfinite(seen.value)):
             return False
+        self._standing = None
         rule = self.policy.rules.get(seen.check)
         if seen.check in ("xid", "sxid") or (rule is not None and rule.kind is Kind.EVENT):
             return self._take_event(seen)
@@ -103,7 +108,16 @@ class Evaluator:
         self._judged.pop(oldest[0], None)
 
     def findings(self, now_s: float) -> tuple[Finding, ...]:
-        """Return all that stands now, worst first."""
+        """Return all that stands now, worst first: the same object while neither evidence nor time change it."""
+        if now_s < self._asked_s:
+            self._judged.clear()  # what had ended by then stands again
+        if self._standing is None or not self._asked_s <= now_s < self._until_s:
+            self._standing = self._find(now_s)
+            self._asked_s = now_s
+            self._until_s = min((t for e in self._judged.values() for _, t in e.values()), default=inf)
+        return self._standing
+
+    def _find(self, now_s: float) -> tuple[Finding, ...]:
         found: list[Finding] = []
         for (entity, check), held in self._series.items():
             if not held.known:
@@ -145,6 +159,7 @@ class Evaluator:
                 del variants[name]
         self._events = {event: variants for event, variants in self._events.items() if variants}
         self._judged.clear()
+        self._standing = None
 
     def _settled(self, entity: str, check: str, code: int) -> bool:
         """Say whether this is the driver's word about codes of which the operator has decided otherwise."""
@@ -193,6 +208,7 @@ class Evaluator:
 
     def load(self, raw: Any) -> None:
         """Take up what was dumped. Raises ValueError, TypeError or KeyError for anything else."""
+        self._standing = None
         for entity, check, series, sources, text in raw["series"][:MAX_SERIES]:
             if str(check) in self.policy.rules:
                 held = _Series(Series.load(series), {str(each) for each in sources}, str(text))

@@ -18,7 +18,7 @@ from nodeagent.observation import Observation
 from nodeagent.sensor import WAIT_S, Unavailable
 
 WHOLE_GPU = 0xFFFFFFFF  # an event's instance ids, where it is about no MIG instance
-MAX_FAILED = 4  # waits in a row: two seconds
+MAX_FAILED = 4  # waits in a row
 VERDICT = 154  # the Xid by which the driver says what is to be done
 
 # What an event says by itself, and what it bids to look at.
@@ -53,7 +53,7 @@ class NvmlEvents:
         self._join()
 
     def read(self) -> list[Observation]:
-        """Wait for events, about two seconds at most. Raises Unavailable: the driver is gone."""
+        """Wait for events, about `WAIT_S` at most. Raises Unavailable: the driver is gone."""
         events = self._set
         if events is None or self._session is None or not self._driver.usable(self._session):
             events = self._join()

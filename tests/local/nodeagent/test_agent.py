@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nodeagent import agent as agent_module
 from nodeagent import memory
 from nodeagent.agent import Agent, Fitted
 from nodeagent.clock import Anchor, Clock, begin
@@ -188,3 +189,16 @@ def test_nothing_to_do_is_no_action() -> None:
     assert room.told == []
     assert {v.action for v in room.agent.published.verdicts} == {Action.NONE}
     assert room.agent.published.verdicts[0].entity == "node"
+
+
+def test_a_node_at_rest_is_looked_at_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_module, "left_s", lambda period_s: period_s)
+    room = Room(None)
+    room.end()
+    agent = room.agent
+    assert agent._patience_s() == agent_module.REST_LOOK_S > agent_module.LOOK_S
+    agent.evaluator.take(xid(79, room.clock.now_s()))
+    agent.look()
+    assert agent._patience_s() == agent_module.SAVE_S  # it has just saved, and this is to be told
+    agent._pending.clear()
+    assert agent._patience_s() == agent_module.LOOK_S

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
+from nodeagent import inbox as module
 from nodeagent.inbox import MAX_EVENTS, MAX_SAMPLES, Inbox
 from tests.unit.nodeagent.evaluation.world import POLICY, sample, xid
 
@@ -34,3 +37,27 @@ def test_who_waits_is_woken() -> None:
     assert inbox.take() == [xid(79, 0.0)]
     inbox.wake()
     inbox.wait(30.0)
+
+
+def test_one_look_is_for_the_samples_of_all_sensors_and_an_event_ends_the_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "GATHER_S", 60.0)
+    inbox = Inbox(POLICY)
+    inbox.put([sample("heat", 1.0, 5)])
+
+    def others() -> None:
+        inbox.put([sample("errors", 1.0, 5)])
+        inbox.put([xid(79, 2.0)])
+
+    threading.Timer(0.01, others).start()
+    inbox.wait(60.0)
+    assert inbox.take() == [xid(79, 2.0), sample("heat", 1.0, 5), sample("errors", 1.0, 5)]
+
+
+def test_samples_alone_are_looked_at_when_they_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GATHER_S", 0.01)
+    inbox = Inbox(POLICY)
+    inbox.put([sample("heat", 1.0, 5)])
+    inbox.wait(60.0)
+    assert len(inbox.take()) == 1

@@ -248,6 +248,18 @@ def test_any_order_and_repetition_gives_the_same(
     assert standing(other, now_s) == standing(seen, now_s)
 
 
+@given(ANY, st.lists(st.tuples(st.integers(0, 40), st.floats(0, 5 * DAY_S)), max_size=30))
+def test_to_be_asked_at_any_time_and_often_changes_nothing(
+    seen: list[Observation], asked: list[tuple[int, float]]
+) -> None:
+    made = Evaluator(POLICY, 575)
+    for count in range(len(seen) + 1):
+        for now_s in (now_s for after, now_s in asked if after == count):
+            assert made.findings(now_s) == evaluator(seen[:count]).findings(now_s)
+        for each in seen[count : count + 1]:
+            made.take(each)
+
+
 @given(ANY, st.floats(0, 5 * DAY_S))
 def test_a_restart_changes_nothing(seen: list[Observation], now_s: float) -> None:
     half = len(seen) // 2
