@@ -1,8 +1,8 @@
 """The private state of a rank whose store lies beside ours, in the memory of the same member.
 
-A group that is one member needs no second home for it: the stores outlive their ranks, and nothing outlives the
-member. What remains of the exchange is its order: the optimizer's first write waits until the rank before has
-stored its state of the step. It nearly always has, and then a look at 64 bytes is all.
+A group that is one member needs no second home for it: the stores outlive their ranks, and nothing
+outlives the member. What remains of the exchange is its order: the optimizer's first write waits until the
+rank before has stored its state of the step. It nearly always has, and then a look at 64 bytes is all.
 """
 
 from __future__ import annotations

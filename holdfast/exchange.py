@@ -1,8 +1,8 @@
 """Give each rank's private state a second home, on another member, before every optimizer step.
 
-Rank r sends to rank r + N (N ranks a member), so the copy is always elsewhere (`holdfast.beside` is for groups of
-one member). The optimizer's first write waits for what comes in: whoever dies, either the rank
-that it sends to still has the state of the step before, or its private state is in two places.
+Rank r sends to rank r + N (N ranks a member), so the copy is always elsewhere; a group that is one member
+has `holdfast.beside` instead. The optimizer's first write waits for what comes in: whoever dies, either the
+rank that it sends to still has the state of the step before, or its private state is in two places.
 
 What is sent as soon as the last forward pass is over travels during the backward pass and is waited for no
 longer than the gradients are (`holdfast.early` says when a rank may do that). It goes through connections of

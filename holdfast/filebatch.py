@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
+from holdfast import direct
 from holdfast.checksum import CHUNK_BYTES, Running, chunk_crcs
 from holdfast.manifest import FileEntry
 
@@ -31,7 +31,7 @@ class FileBatch:
         """Write `source` to the new file `target`, and return its size and checksums.
 
         The checksums are of the source, read a second time beside the copy: they find what goes wrong in it,
-        too. Memory is bounded by two pieces. Raises OSError.
+        too. Memory is bounded by a few pieces. Raises OSError.
         """
         out = self._create(target)
         if isinstance(source, bytes):
@@ -39,7 +39,7 @@ class FileBatch:
             return FileEntry(target.name, len(source), CHUNK_BYTES, chunk_crcs(memoryview(source)))
         with open(source, "rb", buffering=0) as file, ThreadPoolExecutor(1, "holdfast-checksum") as pool:
             hashing = pool.submit(_crcs, file.fileno())
-            size = sum(_copied(file, out))
+            size = _copied(file, out)
             hashed, crcs = hashing.result()
         if hashed != size:
             raise OSError(
@@ -83,18 +83,20 @@ class FileBatch:
             os.close(self._open.pop())
 
 
-def _copied(file: FileIO, out: int) -> Iterator[int]:
-    """Copy `file`, and yield the size of each piece that is written."""
+def _copied(file: FileIO, out: int) -> int:
+    """Copy `file`, and return how many bytes that were: past the cache, but for what cannot go that way."""
+    at = begun = direct.copy(file, out)
+    file.seek(at)
+    os.lseek(out, at, os.SEEK_SET)
     piece = memoryview(mmap.mmap(-1, PIECE_BYTES))  # a heap would keep it
-    at = begun = 0
     while count := file.readinto(piece):
         _write_all(out, piece[:count])
         at += count
         if at - begun >= WRITE_BACK_BYTES:
             _write_back(out, begun, at)
             begun = at
-        yield count
     _write_back(out, begun, at)
+    return at
 
 
 def _write_back(out: int, begin: int, end: int) -> None:

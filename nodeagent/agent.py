@@ -207,7 +207,7 @@ class Agent:
             )
 
     def _verdicts(self, standing: tuple[Finding, ...]) -> tuple[Verdict, ...]:
-        """Return one verdict for each entity; the same as before while neither findings nor entities are new."""
+        """Return one verdict for each entity: the same as before unless findings or entities are new."""
         count = len(self.evaluator.entities)  # they only ever become more
         if standing is not self._judged[0] or count != self._judged[1]:
             self._judged = standing, count, verdicts(standing, self.evaluator.entities)

@@ -1,8 +1,8 @@
 """Between the sensors' threads and the one that judges: bounded, events before samples, losses counted.
 
 Samples come again; events do not. So they wait in lines of their own: a flood of samples pushes out no event.
-Of an event that waits already, no second one is taken. An event is looked at at once; samples come on the beat,
-those of all sensors within milliseconds, and one look is for all of them.
+Of an event that waits already, no second one is taken. An event is looked at at once; samples come on the
+beat, those of all sensors within milliseconds, and one look is for all of them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Inbox:
         self._bell.put(True)
 
     def wait(self, timeout_s: float) -> None:
-        """Return when an event came or somebody called `wake`, `GATHER_S` after the first sample, or in time."""
+        """Return at an event or a `wake`, `GATHER_S` after the first sample, at the latest in time."""
         try:
             if not self._bell.get(timeout=timeout_s):
                 until = time.monotonic() + GATHER_S

@@ -49,7 +49,7 @@ class Evaluator:
         self._events: dict[Event, dict[str, Bursts]] = {}
         self._judged: dict[str, dict[Event, tuple[Finding | None, float]]] = {}  # by entity: until when
         self.entities: set[str] = {NODE}  # all that were ever seen
-        self._standing: tuple[Finding, ...] | None = None  # what was found last, unless it is to be found anew
+        self._standing: tuple[Finding, ...] | None = None  # unless it is to be found anew
         self._until_s = -inf  # when time alone may change it
         self._asked_s = inf
 
@@ -108,7 +108,7 @@ class Evaluator:
         self._judged.pop(oldest[0], None)
 
     def findings(self, now_s: float) -> tuple[Finding, ...]:
-        """Return all that stands now, worst first: the same object while neither evidence nor time change it."""
+        """Return all that stands now, worst first: the same object until evidence or time change it."""
         if now_s < self._asked_s:
             self._judged.clear()  # what had ended by then stands again
         if self._standing is None or not self._asked_s <= now_s < self._until_s:

@@ -19,7 +19,7 @@ from tests.expendable import in_child
 
 T = TypeVar("T")
 
-_PARTS = ("arena", "draft", "slot", "records", "private", "durable", "filebatch", "checkpoint")
+_PARTS = ("arena", "draft", "slot", "records", "private", "durable", "direct", "filebatch", "checkpoint")
 # The modules that change something outside of the process: only a kill there makes a difference.
 TRACED = {str(Path(holdfast.__file__).with_name(f"{part}.py")) for part in _PARTS}
 TRACED.add(shutil.__file__)

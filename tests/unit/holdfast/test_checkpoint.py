@@ -7,14 +7,14 @@ import re
 import resource
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast import checkpoint, durable, filebatch
+from holdfast import checkpoint, direct, durable, filebatch
 from holdfast.checkpoint import newest_whole, retain, scan, verify, write
 from holdfast.checksum import CHUNK_BYTES, checksum
 from tests.expendable import flip, in_child, limit_file_size
@@ -420,10 +420,10 @@ def test_a_source_that_changes_under_way_is_an_error(memory: Path, monkeypatch: 
     source.write_bytes(bytes(filebatch.PIECE_BYTES))
     read = filebatch._copied
 
-    def growing(*files: Any) -> Iterator[int]:
-        yield from read(*files)
+    def growing(*files: Any) -> int:
+        read(*files)
         source.write_bytes(bytes(filebatch.PIECE_BYTES + 1))
-        yield from read(*files)
+        return read(*files)
 
     monkeypatch.setattr(filebatch, "_copied", growing)
     monkeypatch.setattr(filebatch, "_crcs", lambda descriptor: (filebatch.PIECE_BYTES, (0,)))
@@ -431,17 +431,23 @@ def test_a_source_that_changes_under_way_is_an_error(memory: Path, monkeypatch: 
         batch.copy(source, memory / "target")
 
 
+@pytest.mark.parametrize("past_the_cache", [True, False])
 def test_what_goes_wrong_in_the_copy_is_found_by_the_checksums(
-    memory: Path, monkeypatch: pytest.MonkeyPatch
+    past_the_cache: bool, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = memory / "source"
     source.write_bytes(random.Random(1).randbytes(3 * filebatch.PIECE_BYTES))
-    written = filebatch._write_all
+    written, pwrite = filebatch._write_all, os.pwrite
 
     def wrong(descriptor: int, content: memoryview) -> None:
         written(descriptor, memoryview(bytes(len(content)) if len(content) > 1000 else content))
 
-    monkeypatch.setattr(filebatch, "_write_all", wrong)
+    if past_the_cache:
+        monkeypatch.setattr(direct, "_switched", lambda *_: True)
+        monkeypatch.setattr(os, "pwrite", lambda out, piece, at: pwrite(out, bytes(len(piece)), at))
+    else:
+        monkeypatch.setattr(direct, "_switched", lambda *_: False)
+        monkeypatch.setattr(filebatch, "_write_all", wrong)
     write(memory / "root", generation=1, step=1, world_size=1, files={"a": source}, meta={}, created_at=0)
     (found,) = scan(memory / "root")
     assert verify(found) is not None
