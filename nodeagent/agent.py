@@ -28,8 +28,9 @@ from nodeagent.sensor import WAIT_S, Sensor
 from nodeagent.verdict import Finding, Verdict
 from nodeagent.watching import SensorStatus, Watched, stuck
 
-LOOK_S = 1.0  # at most between two looks while something stands: holds end by time
-REST_LOOK_S = WAIT_S  # while nothing does; as often as the sensors that wait for events wake up
+LOOK_S = WAIT_S  # at most between two looks; as often as the sensors that wait for events wake up
+STUCK_LOOK_S = 1.0  # while a sensor hangs: for how long is told with every look
+SOON_S = 0.05  # at least between two looks that only the time asks for
 SAVE_S = 0.2  # at least between two saves: a storm of changes is one
 SAVE_AT_REST_S = 60.0  # cursors and baselines
 FORGET_EVERY_S = 3600.0
@@ -130,7 +131,8 @@ class Agent:
     def _patience_s(self) -> float:
         if self._pending:
             return SAVE_S
-        return left_s(LOOK_S if self.memory.told or self._stuck else REST_LOOK_S)
+        until_s = self.evaluator.until_s - self.clock.now_s()
+        return min(left_s(STUCK_LOOK_S if self._stuck else LOOK_S), max(SOON_S, until_s))
 
     def stop(self) -> None:
         """End `run` soon. May be called by a signal handler, and more than once."""

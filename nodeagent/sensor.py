@@ -7,8 +7,8 @@ from typing import Protocol
 
 from nodeagent.observation import Observation
 
-# About, for a sensor that waits for events (see `beat`): the watchdog waits for no more. Half of the period of
-# those that read, so that all wake up at the same few moments.
+# About, for a sensor that waits for events (see `beat`): the watchdog waits for no more. Half of the period
+# of those that read, so that all wake up at the same few moments.
 WAIT_S = 2.5
 
 

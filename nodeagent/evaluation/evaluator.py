@@ -50,7 +50,7 @@ class Evaluator:
         self._judged: dict[str, dict[Event, tuple[Finding | None, float]]] = {}  # by entity: until when
         self.entities: set[str] = {NODE}  # all that were ever seen
         self._standing: tuple[Finding, ...] | None = None  # unless it is to be found anew
-        self._until_s = -inf  # when time alone may change it
+        self.until_s = inf  # when time alone may change what was found last
         self._asked_s = inf
 
     @property
@@ -111,10 +111,10 @@ class Evaluator:
         """Return all that stands now, worst first: the same object until evidence or time change it."""
         if now_s < self._asked_s:
             self._judged.clear()  # what had ended by then stands again
-        if self._standing is None or not self._asked_s <= now_s < self._until_s:
+        if self._standing is None or not self._asked_s <= now_s < self.until_s:
             self._standing = self._find(now_s)
             self._asked_s = now_s
-            self._until_s = min((t for e in self._judged.values() for _, t in e.values()), default=inf)
+            self.until_s = min((t for e in self._judged.values() for _, t in e.values()), default=inf)
         return self._standing
 
     def _find(self, now_s: float) -> tuple[Finding, ...]:

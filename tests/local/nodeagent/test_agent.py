@@ -191,14 +191,25 @@ def test_nothing_to_do_is_no_action() -> None:
     assert room.agent.published.verdicts[0].entity == "node"
 
 
-def test_a_node_at_rest_is_looked_at_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_is_looked_at_when_something_comes_or_ends_and_else_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(agent_module, "left_s", lambda period_s: period_s)
     room = Room(None)
     room.end()
     agent = room.agent
-    assert agent._patience_s() == agent_module.REST_LOOK_S > agent_module.LOOK_S
-    agent.evaluator.take(xid(79, room.clock.now_s()))
+    assert agent._patience_s() == agent_module.LOOK_S
+    now_s = room.clock.now_s()
+    agent.evaluator.take(xid(79, now_s))
     agent.look()
     assert agent._patience_s() == agent_module.SAVE_S  # it has just saved, and this is to be told
     agent._pending.clear()
-    assert agent._patience_s() == agent_module.LOOK_S
+    assert agent._patience_s() == agent_module.LOOK_S  # nothing ends it by time
+    hold_s = POLICY.meaning("xid", 31).hold_s
+    assert hold_s > 0
+    agent.evaluator.take(xid(31, now_s - hold_s + 1.0))
+    agent.look()
+    agent._pending.clear()
+    assert agent_module.SOON_S <= agent._patience_s() <= 1.0
+    agent._stuck.add("scripted")
+    assert agent._patience_s() <= agent_module.STUCK_LOOK_S
