@@ -17,9 +17,8 @@ from bench.snapshot_report import ANONYMOUS, BY_TENSOR, SHARED
 from bench.table import size
 from holdfast import capture, memcopy
 from holdfast.snapshots import Snapshots
-from trainer.gpt.model import GPT, weight_groups
+from trainer.gpt.__main__ import build
 from trainer.gpt.options import make_parser, read
-from trainer.schedule import warmup_cosine
 
 TENSORS_PER_PARAMETER = 3  # it, and Adam's two moments
 LINE_BYTES = 64
@@ -45,16 +44,7 @@ def make(total_bytes: int, parameters: int) -> Held:
 
 def bundled() -> Held:
     """Return the state of the bundled GPT as it is without options."""
-    options = read(make_parser(), [])
-    model = GPT(
-        layers=options.layers,
-        heads=options.heads,
-        width=options.width,
-        context=options.context,
-        dropout=options.dropout,
-    )
-    optimizer = torch.optim.AdamW(weight_groups(model, 0.1), fused=True)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_cosine(10, 100))
+    model, optimizer, scheduler = build(read(make_parser(), []))
     return _held("the bundled GPT, ", {"model": model, "optimizer": optimizer, "scheduler": scheduler})
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from holdfast import durable
@@ -84,9 +84,7 @@ def write(
         OSError: Storage failed or is full; what was there still is, and readers see it.
     """
     root = Path(root)
-    for name in files:
-        if not is_file_name(name):
-            raise ValueError(f"file name {name!r} in a checkpoint, accepted is {NAME_RULE}")
+    _check_names(files)
     final = root / f"step-{step:08d}"
     _make_root(root)
     if _stands(final, generation):
@@ -94,21 +92,12 @@ def write(
         durable.replace_file(root / LATEST, _hint(final))
         return final
     _check_room(root, files)
-    with (
-        durable.temporary_directory(root, final.name) as temporary,
-        durable.replacement(root / LATEST) as hint,
-        FileBatch() as batch,
-    ):
-        entries = tuple(batch.copy(files[name], temporary / name) for name in files)
+
+    def described(entries: tuple[FileEntry, ...]) -> Manifest:
         _compare(entries, checksums or {})
-        manifest = Manifest(generation, step, world_size, created_at, entries, meta)
-        batch.write(temporary / MANIFEST, pack(manifest))
-        batch.write(hint, _hint(final))
-        batch.add_directory(temporary)
-        batch.settle()
-        _publish(temporary, final, generation)
-        os.replace(hint, root / LATEST)
-    durable.sync_directory(root)
+        return Manifest(generation, step, world_size, created_at, entries, meta)
+
+    _write(final, files, described)
     return final
 
 
@@ -146,6 +135,34 @@ def retain(root: Path | str, count: int, whole: frozenset[Path] = frozenset()) -
     for path in reversed(removed):
         durable.remove(path)
     return tuple(removed)
+
+
+def _write(
+    final: Path,
+    files: Mapping[str, Path | bytes],
+    described: Callable[[tuple[FileEntry, ...]], Manifest],
+) -> None:
+    """Write a checkpoint that is not there, durable and named by `latest` on return."""
+    root = final.parent
+    with (
+        durable.temporary_directory(root, final.name) as temporary,
+        durable.replacement(root / LATEST) as hint,
+        FileBatch() as batch,
+    ):
+        manifest = described(tuple(batch.copy(files[name], temporary / name) for name in files))
+        batch.write(temporary / MANIFEST, pack(manifest))
+        batch.write(hint, _hint(final))
+        batch.add_directory(temporary)
+        batch.settle()
+        _publish(temporary, final, manifest.generation)
+        os.replace(hint, root / LATEST)
+    durable.sync_directory(root)
+
+
+def _check_names(names: Iterable[str]) -> None:
+    for name in names:
+        if not is_file_name(name):
+            raise ValueError(f"file name {name!r} in a checkpoint, accepted is {NAME_RULE}")
 
 
 def _hint(final: Path) -> bytes:

@@ -35,24 +35,25 @@ def again(ledger: Ledger) -> Ledger:
 
 def play(ledger: Ledger, now_ns: int, verb: str, detail: Any) -> Ledger:
     """Carry out one event; `now_ns` is its time."""
-    if verb == "enter":
-        ledger.enter(detail, now_ns)
-    elif verb == "advance":
-        ledger.advance(now_ns)
-    elif verb == "trained":
-        ledger.trained(detail, now_ns)
-    elif verb == "warmed":
-        ledger.trained(detail, now_ns, usual_ns=5 * S)
-    elif verb == "secured":
-        ledger.advance(now_ns)
-        ledger.secured(detail)
-    elif verb == "rolled_back":
-        ledger.rolled_back(detail, now_ns)
-    elif verb == "noticed":
-        ledger.noticed(now_ns - detail, now_ns)
-    elif verb == "restarted":
-        ledger = again(ledger)
-        ledger.advance(now_ns)
+    match verb:
+        case "enter":
+            ledger.enter(detail, now_ns)
+        case "advance":
+            ledger.advance(now_ns)
+        case "trained":
+            ledger.trained(detail, now_ns)
+        case "warmed":
+            ledger.trained(detail, now_ns, usual_ns=5 * S)
+        case "secured":
+            ledger.advance(now_ns)
+            ledger.secured(detail)
+        case "rolled_back":
+            ledger.rolled_back(detail, now_ns)
+        case "noticed":
+            ledger.noticed(now_ns - detail, now_ns)
+        case "restarted":
+            ledger = again(ledger)
+            ledger.advance(now_ns)
     return ledger
 
 

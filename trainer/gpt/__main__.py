@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
 
 import holdfast
 from trainer import digest
@@ -39,6 +41,12 @@ def main() -> None:
         parser.error(str(error))
     deterministic()
     torch.manual_seed(options.seed)  # the same weights on all ranks
+    train(options, text, *build(options))
+    leave()
+
+
+def build(options: Options) -> tuple[GPT, AdamW, LambdaLR]:
+    """Return the model on its device, its optimizer, and the schedule of learning rates."""
     model = GPT(
         layers=options.layers,
         heads=options.heads,
@@ -47,13 +55,11 @@ def main() -> None:
         dropout=options.dropout,
     ).to(holdfast.device())
     groups = weight_groups(model, WEIGHT_DECAY)
-    optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=BETAS, fused=True)
-    train(options, text, model, optimizer)
-    leave()
+    optimizer = AdamW(groups, lr=options.lr, betas=BETAS, fused=True)
+    return model, optimizer, LambdaLR(optimizer, warmup_cosine(options.warmup, options.steps))
 
 
-def train(options: Options, text: corpus.Corpus, model: GPT, optimizer: torch.optim.Optimizer) -> None:
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_cosine(options.warmup, options.steps))
+def train(options: Options, text: corpus.Corpus, model: GPT, optimizer: AdamW, scheduler: LambdaLR) -> None:
     first = text.train[: options.batch]
     rehearse(model, lambda copied: loss_on(copied, first, holdfast.device(), options.bf16))
     session = holdfast.join()
