@@ -1,9 +1,11 @@
 """How fast the state gets into the arena and onto storage, against plain copies of as many bytes.
 
 The snapshot is the whole of what a rank does at a step: collect the tensors, claim the slot, copy, commit.
-The copy in it is that alone: the same call, into a mapping of the same layout. Both are compared with plain
-copies between touched buffers, into anonymous memory and into memory shared through a file system as the
-arena's is: torch's copy_ and memmove of all bytes in one piece, and memmove of the same tensors one by one.
+The copy in it is that alone: the same call, into a mapping of the same layout. What a snapshot costs
+whatever the size of its tensors, one of as many tensors of 64 bytes shows. The first two are compared with
+plain copies between touched buffers, into anonymous memory and into memory shared through a file system as
+the arena's is: torch's copy_ and memmove of all bytes in one piece, and memmove of the same tensors one by
+one.
 Before each copy other memory is gone through, as training does between two snapshots: no side finds its
 bytes in a cache. (Of a single large piece glibc's memmove bypasses the cache, which nearly doubles its speed;
 it does not for pieces of the size of most tensors.)
@@ -28,7 +30,7 @@ from bench import copying, results, snapshot_report, storing
 from bench.figures import summary
 from bench.options import make_parser
 from bench.say import say
-from bench.snapshot_report import CHECKPOINT, COPY, PLAIN_WRITE, SNAPSHOT
+from bench.snapshot_report import CHECKPOINT, COPY, EMPTY, PLAIN_WRITE, SNAPSHOT
 from bench.table import size
 from bench.turn_taking import take_turns
 from bench.verdicts import all_met
@@ -61,6 +63,9 @@ def _measure(held: copying.Held, options: argparse.Namespace) -> dict[str, Any]:
         calls = {
             SNAPSHOT: copying.snapshotter(held, Path(memory) / "arena"),
             COPY: copying.copier(held, plain),
+            EMPTY: copying.snapshotter(
+                copying.make(1, len(held.sources) // copying.TENSORS_PER_PARAMETER), Path(memory) / "tiny"
+            ),
             **copying.plain_copies(held, plain),
         }
         copies = take_turns(calls, options.repeats, copying.elsewhere(options.evict))

@@ -10,6 +10,7 @@ from bench.table import number, percent, seconds, table
 from bench.verdicts import Verdict
 
 SNAPSHOT, COPY = "holdfast snapshot", "the copy in it"
+EMPTY = "a snapshot of as many tiny tensors"
 CHECKPOINT = "holdfast checkpoint"
 BY_TENSOR = "memmove, tensor by tensor, to shared"
 ANONYMOUS, SHARED = "one piece, to anonymous", "one piece, to shared"
@@ -34,7 +35,8 @@ def _table(title: str, nbytes: int, took: Mapping[str, Sequence[float]], ours: M
         reached = (percent(ratio(each.median, found[mine].median), 0) for mine in ours)
         shares = [""] * len(ours) if name in ours else reached
         speeds = (number(ratio(nbytes, at) / 1e9) for at in (each.median, each.best))
-        rows.append((name, seconds(each.median), seconds(each.best), *speeds, *shares))
+        compared = ("",) * (2 + len(ours)) if name == EMPTY else (*speeds, *shares)
+        rows.append((name, seconds(each.median), seconds(each.best), *compared))
     return table((title, "median", "best", "GB/s", "GB/s best", *ours.values()), rows)
 
 

@@ -6,6 +6,7 @@ from bench.snapshot_report import (
     BY_TENSOR,
     CHECKPOINT,
     COPY,
+    EMPTY,
     PLAIN_WRITE,
     SHARED,
     SNAPSHOT,
@@ -45,6 +46,12 @@ def test_the_table_has_speeds_and_the_shares_of_the_snapshot_and_of_the_copy_in_
     assert snapshot.split()[-2:] == ["2.00", "2.00"]
     assert copy.split()[-2:] == ["2.50", "2.50"]
     assert plain.split()[-4:] == ["4.00", "4.00", "50%", "62%"]
+
+
+def test_a_snapshot_of_nothing_has_a_time_and_no_speed() -> None:
+    took = {SNAPSHOT: [1.0], COPY: [0.8], EMPTY: [0.1], BY_TENSOR: [0.5]}
+    line = copies_table("2 GB in 3 tensors", 2_000_000_000, took).splitlines()[4]
+    assert line.removeprefix(EMPTY).split() == ["0.100", "s", "0.100", "s"]
 
 
 def test_the_table_of_writes_has_one_share() -> None:
