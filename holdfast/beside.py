@@ -33,20 +33,11 @@ class Beside:
         """Nothing is sent: what the own store holds is seen there. A `finish` is owed."""
         self._step = step
 
-    def finish(self) -> tuple[bytes, bool] | None:
-        """Wait until `source` has stored its state of the step, or of a later one.
-
-        Returns None when that stays as it is; the state and True if it may be stored anew: whoever is killed
-        within that leaves only what others have kept. Raises `PeerLost`.
-        """
+    def finish(self) -> None:
+        """Wait until `source` has stored its state of the step, or of a later one. Raises `PeerLost`."""
         deadline = 0.0
-        while (held := self._store.stored(self._generation, self._step)) is None or not held.final:
-            if held is not None:
-                blob = self._store.get(held.step, self._generation)
-                if blob is not None:
-                    return None if blob.final else (blob.data, True)
+        while self._store.stored(self._generation, self._step) is None:
             deadline = deadline or time.monotonic() + LIMIT_S
             if time.monotonic() > deadline:
                 raise PeerLost(f"rank {self.source}: nothing of step {self._step} stored in {LIMIT_S:.0f} s")
             time.sleep(_PAUSE_S)
-        return None

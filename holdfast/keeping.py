@@ -49,10 +49,12 @@ class Keeping:
         base = (launch.restore.generation, launch.restore.step) if launch.restore else None
         self._snapshots = Snapshots(directory, replicated, launch.world_size, base)
         every = max(launch.snapshot_every, 0)
-        self._directory, self._private_every = directory, every
-        self._own = self._store("private", rank.rank)
+        self._own = PrivateStore(directory / f"private-{rank.rank:05d}.bin", rank.rank, every=every)
         self._peer = _peer_of(rank.rank, launch, directory)
-        self._kept = self._store("kept", self._peer.source) if isinstance(self._peer, Exchange) else None
+        self._kept: PrivateStore | None = None
+        if isinstance(self._peer, Exchange):
+            source = self._peer.source
+            self._kept = PrivateStore(directory / f"kept-{source:05d}.bin", source, every=every)
         self._copying = threading.Lock()
         self._blob = b""
         self._core: list[Section] = []
@@ -147,15 +149,10 @@ class Keeping:
 
     def _take(self) -> None:
         """Keep what another rank has given away for the same step, once it is here."""
-        if self._peer is None or (found := self._peer.finish()) is None:
-            return
-        if self._kept is None:
-            self._kept = self._store("kept", self._peer.source)
-        blob, late = found
-        self._kept.put(self._launch.generation, self._sent, blob, final=not late)
-
-    def _store(self, kind: str, rank: int) -> PrivateStore:
-        return PrivateStore(self._directory / f"{kind}-{rank:05d}.bin", rank, every=self._private_every)
+        found = None if self._peer is None else self._peer.finish()
+        if found is not None and self._kept is not None:
+            blob, late = found
+            self._kept.put(self._launch.generation, self._sent, blob, final=not late)
 
     def finish(self, step: int) -> None:
         """Notice private state that changed after it was given away, and say so once."""
