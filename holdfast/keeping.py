@@ -59,6 +59,7 @@ class Keeping:
         self._blob = b""
         self._core: list[Section] = []
         self._early = Early()
+        self._began = 0  # the step that the loop started from
         self._sent = -1  # the step whose private state is on its way, or was
         self._late = False
         self._done = 0
@@ -109,6 +110,7 @@ class Keeping:
             self._peer.connect(self._launch.master_addr)
         self._give(step)
         self._take()
+        self._began = step
         restored = self._launch.restore
         if restored is None or restored.source != "slot":
             self._snapshot(step)
@@ -185,6 +187,15 @@ class Keeping:
         if self._every and step % self._every == 0:
             self._snapshot(step)
 
+    def ended(self, step: int) -> None:
+        """The loop is over: keep its state, for who is lost from now on may find that the others have exited.
+
+        Not after a loop of less than an interval: there may be many, one for each epoch.
+        """
+        long_enough = self._every and step - self._began >= self._every
+        if long_enough and not self._snapshots.held(self._launch.generation, step):
+            self._copy(step)
+
     def _choose_interval(self) -> None:
         page = self._state.session.page
         times_s = progress.step_times_s(page.memory, RECENT) if page is not None else None
@@ -197,8 +208,10 @@ class Keeping:
         self._every = snapshots.interval(self._cost_s, step_s, budget, seldom_s)
 
     def _snapshot(self, step: int) -> None:
-        if self._rank.local_rank != 0:
-            return
+        if self._rank.local_rank == 0:
+            self._copy(step)
+
+    def _copy(self, step: int) -> None:
         try:
             with self._copying:
                 cost_s = self._snapshots.write(self._launch.generation, step)

@@ -87,6 +87,8 @@ class State:
                     raise BadInput(f"step {step} was not committed: call state.commit(loss=...) in the loop")
         finally:  # also when the script leaves the loop by `break`: what follows is no step
             self._phase(Phase.IDLE)
+        if self.keeping is not None:
+            self.keeping.ended(self.step)
 
     def commit(
         self,

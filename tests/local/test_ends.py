@@ -42,6 +42,20 @@ def test_two_signals_end_it_at_once(start: Start) -> None:
     assert run.stop().code == 130
 
 
+@pytest.mark.parametrize("places", ["--nproc-per-node 2", "--members 2"])
+def test_a_rank_that_dies_after_the_others_have_exited_costs_no_step(
+    start: Start, places: str, tmp_path: Path
+) -> None:
+    run = start(f"{places} --snapshot-every 64 --checkpoint-every 0", "lasting.py", 200, tmp_path / "marker")
+    run.wait(lambda s: [r["state"] for r in s["ranks"] if r["rank"] == 1] == ["exited"], "rank 1 to exit")
+    run.hit(0, signal.SIGKILL)
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    [found] = run.incidents()
+    assert (found["kind"], found["rank"], found["lost_steps"]) == ("crash", 0, 0)
+    assert found["resume"]["step"] == 200
+
+
 def test_a_killed_run_leaves_nothing(start: Start) -> None:
     run = start("--members 2", "steady.py", ENDLESS)
     run.steady()
