@@ -42,11 +42,9 @@ def test_two_signals_end_it_at_once(start: Start) -> None:
     assert run.stop().code == 130
 
 
-@pytest.mark.parametrize("places", ["--nproc-per-node 2", "--members 2"])
-def test_a_rank_that_dies_after_the_others_have_exited_costs_no_step(
-    start: Start, places: str, tmp_path: Path
-) -> None:
-    run = start(f"{places} --snapshot-every 64 --checkpoint-every 0", "lasting.py", 200, tmp_path / "marker")
+def test_a_rank_that_dies_after_the_others_have_exited_costs_no_step(start: Start, tmp_path: Path) -> None:
+    options = "--members 2 --snapshot-every 64 --checkpoint-every 0"
+    run = start(options, "lasting.py", 200, tmp_path / "marker")
     run.wait(lambda s: [r["state"] for r in s["ranks"] if r["rank"] == 1] == ["exited"], "rank 1 to exit")
     run.hit(0, signal.SIGKILL)
     ended = run.finish()
