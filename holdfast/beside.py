@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 from holdfast.errors import PeerLost
+from holdfast.exchange import LIMIT_S
 from holdfast.private import PrivateReader
 
-LIMIT_S = 300.0  # for a peer whose process lives; the supervisor ends those of a group that is broken
 _PAUSE_S = 50e-6
 
 

@@ -68,7 +68,7 @@ def _piece(source: int, out: int, at: int, length: int) -> int:
                 with view[count:] as rest:
                     written = os.pwrite(out, rest, at + count)
                 count += written // BLOCK_BYTES * BLOCK_BYTES
-                if written % BLOCK_BYTES:
+                if written % BLOCK_BYTES or not written:
                     break  # there is no room for more: the usual way ends with that error
     except ValueError:  # shorter than a moment ago
         pass

@@ -50,11 +50,7 @@ class Keeping:
         self._snapshots = Snapshots(directory, replicated, launch.world_size, base)
         every = max(launch.snapshot_every, 0)
         self._own = PrivateStore(directory / f"private-{rank.rank:05d}.bin", rank.rank, every=every)
-        self._peer = _peer_of(rank.rank, launch, directory)
-        self._kept: PrivateStore | None = None
-        if isinstance(self._peer, Exchange):
-            source = self._peer.source
-            self._kept = PrivateStore(directory / f"kept-{source:05d}.bin", source, every=every)
+        self._peer, self._kept = _peer_of(rank.rank, launch, directory, every)
         self._copying = threading.Lock()
         self._blob = b""
         self._core: list[Section] = []
@@ -268,11 +264,14 @@ class Keeping:
             print(f"holdfast: rank {self._rank.rank}: {text}", file=sys.stderr, flush=True)
 
 
-def _peer_of(rank: int, launch: Launch, directory: Path) -> Exchange | Beside | None:
-    """Return who gives this rank its private state: on another member if there is one, None if alone."""
+def _peer_of(
+    rank: int, launch: Launch, directory: Path, every: int
+) -> tuple[Exchange | Beside | None, PrivateStore | None]:
+    """Return who gives this rank its private state, and where that is kept; None for nobody, and nowhere."""
     if launch.world_size == 1:
-        return None
+        return None, None
     if launch.nproc < launch.world_size:
-        return Exchange(rank, launch.world_size, launch.nproc)
+        apart = Exchange(rank, launch.world_size, launch.nproc)
+        return apart, PrivateStore(directory / f"kept-{apart.source:05d}.bin", apart.source, every=every)
     source = (rank - 1) % launch.world_size
-    return Beside(directory / f"private-{source:05d}.bin", source, launch.generation)
+    return Beside(directory / f"private-{source:05d}.bin", source, launch.generation), None

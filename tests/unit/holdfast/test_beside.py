@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,14 @@ def waited(side: Beside, step: int) -> None:
     side.finish()
 
 
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Give the list of all that was slept for; nobody sleeps."""
+    found: list[float] = []
+    monkeypatch.setattr(time, "sleep", found.append)
+    return found
+
+
 def silent(side: Beside, step: int) -> bool:
     try:
         waited(side, step)
@@ -37,16 +46,22 @@ def silent(side: Beside, step: int) -> bool:
 
 
 @pytest.mark.parametrize("final", [True, False])
-def test_a_state_that_is_there_is_not_waited_for(store: PrivateStore, side: Beside, final: bool) -> None:
+def test_a_state_that_is_there_is_not_waited_for(
+    store: PrivateStore, side: Beside, final: bool, pauses: list[float]
+) -> None:
     for step in range(20):
         store.put(GENERATION, step, b"state", final)
         waited(side, step)
+    assert pauses == []
 
 
-def test_a_rank_that_is_ahead_has_stored_the_step(store: PrivateStore, side: Beside) -> None:
+def test_a_rank_that_is_ahead_has_stored_the_step(
+    store: PrivateStore, side: Beside, pauses: list[float]
+) -> None:
     store.put(GENERATION, 4, b"four")
     store.put(GENERATION, 4 + 16, b"in the same place of the ruler")
     waited(side, 4)
+    assert pauses == []
 
 
 @pytest.mark.parametrize(("generation", "step"), [(GENERATION - 1, 6), (GENERATION + 1, 6), (GENERATION, 2)])
@@ -66,12 +81,12 @@ def test_a_store_that_never_comes_is_a_lost_peer(side: Beside, monkeypatch: pyte
 def test_the_wait_ends_when_the_state_is_there_also_in_a_store_that_grew(
     store: PrivateStore, side: Beside
 ) -> None:
-    waits_until_put(store, side, 5, b"small")
-    waits_until_put(store, side, 6, b"more than the store had room for" * 8)
+    assert waits_until_put(store, side, 5, b"small")
+    assert waits_until_put(store, side, 6, b"more than the store had room for" * 8)
 
 
-def waits_until_put(store: PrivateStore, side: Beside, step: int, blob: bytes) -> None:
-    """Put while `side` waits: not before it has looked in vain."""
+def waits_until_put(store: PrivateStore, side: Beside, step: int, blob: bytes) -> bool:
+    """Put once `side` has looked in vain; say whether it waited until then and no longer."""
     looked, done = threading.Event(), threading.Event()
     seen = side._store.stored
 
@@ -88,8 +103,8 @@ def waits_until_put(store: PrivateStore, side: Beside, step: int, blob: bytes) -
     waiting = threading.Thread(target=wait)
     waiting.start()
     assert looked.wait(10.0)
-    assert not done.is_set()
+    was_waiting = not done.is_set()
     store.put(GENERATION, step, blob)
     waiting.join(10.0)
     del side._store.stored
-    assert done.is_set()
+    return was_waiting and done.is_set()

@@ -17,6 +17,10 @@ from tests.expendable import in_child, limit_file_size
 from tests.samples.checkpoints import PRIVATE, STATE, assert_whole, names, save
 
 
+def write_files(root: Path, files: dict[str, Path | bytes], step: int = 1) -> Path:
+    return write(root, generation=1, step=step, world_size=1, files=files, meta={}, created_at=0)
+
+
 def test_a_full_disk_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
     save(tmp_path / "root", 1)
     huge = tmp_path / "huge"
@@ -24,15 +28,7 @@ def test_a_full_disk_is_an_error_before_anything_is_written(tmp_path: Path) -> N
     huge.touch()
     os.truncate(huge, min(status.f_blocks * status.f_frsize + 1, 2**43))
     with pytest.raises(OSError, match="No space left on device") as caught:
-        write(
-            tmp_path / "root",
-            generation=1,
-            step=2,
-            world_size=1,
-            files={"state": huge},
-            meta={},
-            created_at=0,
-        )
+        write_files(tmp_path / "root", {"state": huge}, 2)
     assert caught.value.errno == errno.ENOSPC
     assert names(tmp_path / "root") == {"latest", "step-00000001"}
 
@@ -114,15 +110,7 @@ def test_a_copy_that_fails_half_way_says_why(memory: Path, limit_bytes: int) -> 
     def child() -> None:
         limit_file_size(limit_bytes)
         with pytest.raises(OSError, match="large"):
-            write(
-                memory / "root",
-                generation=1,
-                step=1,
-                world_size=1,
-                files={"a": source},
-                meta={},
-                created_at=0,
-            )
+            write_files(memory / "root", {"a": source}, 1)
 
     assert in_child(child) == 0
     assert names(memory / "root") == set()
@@ -161,7 +149,7 @@ def test_what_goes_wrong_in_the_copy_is_found_by_the_checksums(
     else:
         monkeypatch.setattr(direct, "_switched", lambda *_: False)
         monkeypatch.setattr(filebatch, "_write_all", wrong)
-    write(memory / "root", generation=1, step=1, world_size=1, files={"a": source}, meta={}, created_at=0)
+    write_files(memory / "root", {"a": source}, 1)
     (found,) = scan(memory / "root")
     assert verify(found) is not None
 
@@ -178,14 +166,6 @@ def test_no_file_stays_open(memory: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_source_that_cannot_be_read_leaves_no_debris(memory: Path) -> None:
     save(memory, 1)
     with pytest.raises(OSError, match="Input/output error") as caught:  # address 0: nothing there
-        write(
-            memory,
-            generation=1,
-            step=2,
-            world_size=1,
-            files={"a": b"a", "state": Path("/proc/self/mem")},
-            meta={},
-            created_at=0,
-        )
+        write_files(memory, {"a": b"a", "state": Path("/proc/self/mem")}, 2)
     assert caught.value.errno == errno.EIO
     assert names(memory) == {"latest", "step-00000001"}

@@ -131,7 +131,7 @@ def test_a_file_system_that_refuses_gets_it_the_usual_way(
 
 @pytest.mark.parametrize(
     ("written", "copied_bytes"),
-    [(2 * BLOCK_BYTES, WHOLE_BLOCKS), (BLOCK_BYTES + 5, PIECE_BYTES + BLOCK_BYTES)],
+    [(0, PIECE_BYTES), (2 * BLOCK_BYTES, WHOLE_BLOCKS), (BLOCK_BYTES + 5, PIECE_BYTES + BLOCK_BYTES)],
 )
 def test_a_write_that_goes_part_of_the_way_is_gone_on_with(
     written: int, copied_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
