@@ -126,16 +126,17 @@ class _SlowNews:
 
 
 class _News:
-    """What was not told yet: incidents when they begin and when they are over, checkpoints not used,
-    slow ranks."""
+    """What was not told yet: incidents when they begin and when they are over, checkpoints not used or not
+    written, slow ranks."""
 
     def __init__(self) -> None:
         self._told: set[tuple[object, object]] = set()
         self._slow = _SlowNews()
+        self._storage_fails = False
 
     def of(self, status: Mapping[str, Any]) -> list[str]:
         """Return a line for each; for one that was over at once, a single line."""
-        news = self._slow.of(status)
+        news = [*self._slow.of(status), *self._storage(status)]
         for note in status.get("passed_over") or ():
             if ("passed over", note) not in self._told:
                 self._told.add(("passed over", note))
@@ -148,6 +149,15 @@ class _News:
             self._told.add((found.get("id"), over))
             news.append(f"incident {found.get('id')}: {sentence(found) if over else what(found)}")
         return news
+
+    def _storage(self, status: Mapping[str, Any]) -> list[str]:
+        """Return a line when checkpoints begin to fail, and one when one is written again."""
+        error = str((status.get("checkpoint") or {}).get("error") or "")
+        if bool(error) == self._storage_fails:
+            return []
+        self._storage_fails = bool(error)
+        fails = f"no checkpoint can be written: {error}; training goes on, and it is tried again"
+        return [fails if error else "checkpoints are written again"]
 
 
 class Live:

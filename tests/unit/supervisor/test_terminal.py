@@ -238,6 +238,22 @@ def test_a_log_tells_an_incident_when_it_begins_and_when_it_is_over() -> None:
     ]
 
 
+def test_a_log_tells_when_checkpoints_fail_and_when_they_no_longer_do() -> None:
+    screen = Terminal(columns=200, style=Style())
+    plain = Plain(screen)
+    for second, error in enumerate(
+        ("", "No space left on device: 8 bytes", "No space left: 9 bytes", "", "")
+    ):
+        saved = {"step": 32, "path": "", "error": error}
+        plain.update(status(last_incident=None, generation=1, checkpoint=saved), float(second))
+    failing = "no checkpoint can be written: No space left on device: 8 bytes"
+    assert screen.shown() == [
+        "holdfast: generation 1 runs: 2 ranks on 2 members",
+        f"holdfast: {failing}; training goes on, and it is tried again",
+        "holdfast: checkpoints are written again",
+    ]
+
+
 def test_an_incident_that_was_over_between_two_looks_is_one_line() -> None:
     screen = Terminal(columns=200, style=Style())
     plain = Plain(screen)
