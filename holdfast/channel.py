@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from holdfast import wire
-from holdfast.messages import Ending, Flag, Launch, Marks, RankStart, Secured
+from holdfast.launcher_messages import Ending, Flag, Launch, Marks, RankStart, Secured
 
 _MAX_PACKET_BYTES = 160 << 10  # below the default socket buffer, so that no send is torn
 _MAX_DESCRIPTORS = 4

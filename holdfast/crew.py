@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 from holdfast import channel, osproc, page
 from holdfast.channel import Do, Say
-from holdfast.messages import (
+from holdfast.launcher_messages import (
     Ending,
     Flag,
     Launch,

@@ -16,7 +16,7 @@ from holdfast import page
 from holdfast.channel import Say
 from holdfast.command import Program
 from holdfast.errors import BadInput, NumericFault, PeerLost
-from holdfast.messages import Ending
+from holdfast.launcher_messages import Ending
 from holdfast.runtime import Runtime
 
 _OURS = str(Path(__file__).parent)

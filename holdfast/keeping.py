@@ -15,7 +15,7 @@ from holdfast.beside import Beside
 from holdfast.early import Early
 from holdfast.errors import BadInput
 from holdfast.exchange import Exchange
-from holdfast.messages import Launch, RankStart, Secured
+from holdfast.launcher_messages import Launch, RankStart, Secured
 from holdfast.private import PrivateStore
 from holdfast.randomness import Section
 from holdfast.slot import lock_shared

@@ -21,8 +21,8 @@ from holdfast import nest, osproc
 from holdfast.beat import left_s
 from holdfast.channel import Say
 from holdfast.crew import Crew
+from holdfast.launcher_messages import LauncherOrder, LauncherState
 from holdfast.listeners import Listeners
-from holdfast.messages import LauncherOrder, LauncherState
 from holdfast.nest import Nest, Process
 from holdfast.oom import MemoryGroup
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast import wire
-from holdfast.messages import LauncherOrder, LauncherState
+from holdfast.launcher_messages import LauncherOrder, LauncherState
 
 SIGN = b"\n"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from holdfast import channel, osproc, warm
 from holdfast.channel import Do, Say
 from holdfast.command import Program
-from holdfast.messages import Ending
+from holdfast.launcher_messages import Ending
 
 MAX_FAILURES = 3  # warm processes in a row that died before they were parked
 

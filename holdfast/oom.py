@@ -10,7 +10,7 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast.messages import OUT_OF_MEMORY, Ending
+from holdfast.launcher_messages import OUT_OF_MEMORY, Ending
 
 _MOUNT = Path("/sys/fs/cgroup")
 _UNLIMITED_BYTES = 1 << 60  # version 1 says "no limit" as a number near 2^63

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
+from holdfast import pagefile
 from holdfast import progress as layout
 from holdfast.progress import (
     FLAG_JUMP,
@@ -23,7 +23,6 @@ from holdfast.progress import (
     FailKind,
     Phase,
     Progress,
-    is_page,
     read,
     read_torn_ok,
     step_times_s,
@@ -83,18 +82,9 @@ class Page:
     def create(cls, path: Path, clock: Clock = time.monotonic_ns) -> Page:
         """Make a new page at `path`, replacing any; readers of the old one keep that.
 
-        Every byte is written, for a hole in a full tmpfs would be a SIGBUS at the first store.
         Raises `OSError`; then `path` is as before.
         """
-        content = bytearray(layout.PAGE_BYTES)
-        layout.HEADER.pack_into(content, 0, layout.MAGIC, layout.VERSION, layout.PAGE_BYTES)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            partial.write_bytes(content)
-            os.replace(partial, path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+        pagefile.make(path)
         page = cls.attach(path, clock)
         page.begin(0, -1, -1, 0, -1)
         return page
@@ -105,15 +95,7 @@ class Page:
 
         Raises `OSError`, or `ValueError` if it is not a page of this version.
         """
-        with open(path, "r+b") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != layout.PAGE_BYTES:
-                raise ValueError(f"{path}: {size} bytes, not a progress page of {layout.PAGE_BYTES}")
-            memory = mmap.mmap(file.fileno(), layout.PAGE_BYTES, access=mmap.ACCESS_WRITE)
-        if not is_page(memory):
-            memory.close()
-            raise ValueError(f"{path}: not a progress page of version {layout.VERSION}")
-        return cls(memory, clock)
+        return cls(pagefile.map_writable(path), clock)
 
     def close(self) -> None:
         for view in (self._times, self._words, self._bytes):

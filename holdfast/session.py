@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast import channel, page, runtime, wire
 from holdfast.channel import Do, Say
 from holdfast.errors import Fenced
-from holdfast.messages import Flag, Launch, Marks, RankStart, Secured
+from holdfast.launcher_messages import Flag, Launch, Marks, RankStart, Secured
 from holdfast.rehearse import rehearse
 from holdfast.state import State
 from holdfast.torchrun import rank_environment

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.messages import Launch, RankStart
+from holdfast.launcher_messages import Launch, RankStart
 
 
 def rank_environment(launch: Launch, rank: RankStart) -> dict[str, str]:

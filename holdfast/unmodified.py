@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast import channel, page, wire
 from holdfast.channel import Do, Say
-from holdfast.messages import Flag, Launch, Marks, RankStart, Secured
+from holdfast.launcher_messages import Flag, Launch, Marks, RankStart, Secured
 from holdfast.page import Page, Phase
 from holdfast.runtime import Runtime
 from holdfast.torchrun import rank_environment

@@ -13,7 +13,8 @@ import aiohttp
 
 from holdfast import listeners, tasks, wire
 from holdfast.beat import left_s
-from holdfast.messages import LauncherOrder, LauncherState, MemberOrder, MemberReport
+from holdfast.launcher_messages import LauncherOrder, LauncherState
+from holdfast.messages import MemberOrder, MemberReport
 
 log = logging.getLogger(__name__)
 

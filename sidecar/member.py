@@ -16,19 +16,8 @@ from dataclasses import replace
 
 from holdfast import osproc
 from holdfast.beat import left_s
-from holdfast.messages import (
-    PROTOCOL,
-    Drill,
-    Launch,
-    LauncherOrder,
-    Look,
-    MemberOrder,
-    MemberReport,
-    PrivateHeld,
-    RankStart,
-    Slot,
-    Stall,
-)
+from holdfast.launcher_messages import Launch, LauncherOrder, RankStart
+from holdfast.messages import PROTOCOL, Drill, Look, MemberOrder, MemberReport, PrivateHeld, Slot, Stall
 from sidecar import silence, stacks
 from sidecar.checkpoints import Checkpoints
 from sidecar.config import Config

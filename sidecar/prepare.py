@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from holdfast import catalogue
-from holdfast.messages import Launch, MemberOrder, RankStart, Slot, Source
+from holdfast.launcher_messages import Launch, RankStart
+from holdfast.messages import MemberOrder, Slot, Source
 from sidecar.holdings import Holdings
 from sidecar.peers import Fetcher, Unfetched
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.messages import Marks
+from holdfast.launcher_messages import Marks
 from supervisor.ledger import Bucket, Ledger
 from supervisor.view import Memory, Open, View
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypedDict
 
-from holdfast.messages import Launch, Restore, Source
+from holdfast.launcher_messages import Launch, Restore
+from holdfast.messages import Source
 from supervisor import faults as symptoms
 from supervisor import lost_track, presence, remedy, suspect
 from supervisor.view import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from holdfast.messages import OUT_OF_MEMORY
+from holdfast.launcher_messages import OUT_OF_MEMORY
 
 EXCEPTION, SYSTEM_EXIT, DISTRIBUTED = "exception", "system_exit", "distributed"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from holdfast.messages import Ending, Flag, MemberReport, RankState, Stall
+from holdfast.launcher_messages import Ending, Flag, RankState
+from holdfast.messages import MemberReport, Stall
 from supervisor import blame, presence, replicas, suspect
 from supervisor.view import Fault, MemberView, Policy, View
 

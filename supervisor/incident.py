@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.messages import Marks
+from holdfast.launcher_messages import Marks
 from supervisor.view import Fault, Open
 
 SHOWN = 4000

@@ -9,7 +9,8 @@ import statistics
 import time
 from pathlib import Path
 
-from holdfast.messages import Drill, Marks
+from holdfast.launcher_messages import Marks
+from holdfast.messages import Drill
 from supervisor import apply, incident, journal, orders, resume
 from supervisor.accounts import Accounts
 from supervisor.backend import Backend

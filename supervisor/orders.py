@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.messages import Drill, MemberOrder, RankStart
+from holdfast.launcher_messages import RankStart
+from holdfast.messages import Drill, MemberOrder
 from supervisor.view import Memory, Policy
 
 

@@ -9,7 +9,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.messages import MemberReport, Progress, RankState
+from holdfast.launcher_messages import RankState
+from holdfast.messages import MemberReport, Progress
 from supervisor import incident as incidents
 from supervisor.accounts import Accounts
 from supervisor.rundir import RunDir

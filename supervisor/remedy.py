@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from holdfast.messages import OUT_OF_MEMORY, LauncherState
+from holdfast.launcher_messages import OUT_OF_MEMORY, LauncherState
 from supervisor import faults as symptoms
 from supervisor import placing, replicas, resume
 from supervisor.view import End, Fault, Past, Policy, Resume, Start, View

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from holdfast.messages import Launch, MemberReport, Source
+from holdfast.launcher_messages import Launch
+from holdfast.messages import MemberReport, Source
 
 PHASES = ("forming", "running", "looking", "securing", "saving", "stopping", "ended")
 

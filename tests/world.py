@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from holdfast.messages import Marks
+from holdfast.launcher_messages import Marks
 from supervisor import orders
 from supervisor.accounts import Accounts
 from supervisor.apply import apply, asked_to_stop

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from holdfast.messages import Ending, Flag, Launch, Marks
+from holdfast.launcher_messages import Ending, Flag, Launch, Marks
 from tests.simulated.member import MS, Content, Member, Rank
 
 if TYPE_CHECKING:

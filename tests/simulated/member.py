@@ -12,7 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast import ruler
-from holdfast.messages import Ending, Flag, Launch, LauncherState, Marks, PrivateHeld, RankStart, RankState
+from holdfast.launcher_messages import Ending, Flag, Launch, LauncherState, Marks, RankStart, RankState
+from holdfast.messages import PrivateHeld
 
 if TYPE_CHECKING:
     from tests.simulated.sidecar import Sidecar

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from holdfast import wire
+from holdfast.launcher_messages import LauncherOrder, LauncherState
 from holdfast.listeners import SIGN, Listeners
-from holdfast.messages import LauncherOrder, LauncherState
 
 LIMIT_S = 20.0
 STATE = LauncherState(7, 1, (), (0,), 4000)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.messages import OUT_OF_MEMORY, Ending
+from holdfast.launcher_messages import OUT_OF_MEMORY, Ending
 from holdfast.oom import MemoryGroup
 
 KILLED = Ending(1, None, 9, False, "", 0, "the end of its log")

@@ -15,7 +15,7 @@ from torch import nn
 
 from holdfast import page, progress
 from holdfast.errors import BadInput, NumericFault
-from holdfast.messages import Launch, RankStart, Restore
+from holdfast.launcher_messages import Launch, RankStart, Restore
 from holdfast.private import PrivateStore
 from holdfast.runtime import Runtime
 from holdfast.session import Session

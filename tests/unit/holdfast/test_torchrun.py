@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.messages import Launch, RankStart
+from holdfast.launcher_messages import Launch, RankStart
 from holdfast.torchrun import rank_environment
 
 

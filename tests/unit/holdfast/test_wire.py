@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast import channel, messages, wire
-from holdfast.messages import Flag, LauncherState, MemberOrder, MemberReport, Progress, Source
+from holdfast import channel, launcher_messages, messages, wire
+from holdfast.launcher_messages import Flag, LauncherState
+from holdfast.messages import MemberOrder, MemberReport, Progress, Source
 
 KINDS: dict[str, type[Any]] = {
     name: kind
@@ -79,7 +80,7 @@ def test_any_json_is_a_message_or_malformed_and_nothing_else(value: Any) -> None
 @st.composite
 def damaged(draw: st.DrawFn) -> tuple[type[Any], Any]:
     """Return a kind and its JSON with one field replaced by anything."""
-    kind = draw(st.sampled_from([Progress, Source, Flag, messages.Launch, messages.Ending]))
+    kind = draw(st.sampled_from([Progress, Source, Flag, launcher_messages.Launch, launcher_messages.Ending]))
     found = json.loads(wire.encode(draw(instances(kind))))
     found[draw(st.sampled_from(sorted(found)))] = draw(JSON)
     return kind, found
@@ -119,7 +120,7 @@ FLAG = '{"kind":"nan","step":%s,"loss":"nan","position":0,"at_ns":0}'
         (messages.Durable, '{"seconds":NaN}', "Durable.seconds: nan is not a finite number"),
         (messages.Durable, '{"seconds":1%s}' % ("0" * 400), "Durable.seconds: 1"),
         (LauncherState, '{"parked":[1,"x"]}', "LauncherState.pid: missing"),
-        (messages.Launch, '{"skip":3}', "Launch.generation: missing"),
+        (launcher_messages.Launch, '{"skip":3}', "Launch.generation: missing"),
         (MemberOrder, '{"do":"run","generation":1,"sources":[{}]}', "MemberOrder.sources[0].url: missing"),
         (MemberOrder, '{"do":"run","generation":1,"ranks":{}}', "MemberOrder.ranks: {} is not a list"),
     ],

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from holdfast import catalogue
-from holdfast.messages import Launch, MemberOrder
+from holdfast.launcher_messages import Launch
+from holdfast.messages import MemberOrder
 from holdfast.page import Page
 from sidecar.checkpoints import RETRY_S, Checkpoints
 from sidecar.hang import HangPolicy

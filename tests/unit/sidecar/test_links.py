@@ -9,7 +9,8 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from holdfast import listeners, tasks, wire
-from holdfast.messages import LauncherOrder, LauncherState, MemberOrder, MemberReport
+from holdfast.launcher_messages import LauncherOrder, LauncherState
+from holdfast.messages import MemberOrder, MemberReport
 from sidecar.links import LauncherLink, SupervisorLink
 from tests.expendable import memory_directory
 from tests.unit.sidecar.launching import LIMIT_S, Launcher

@@ -13,18 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast import tasks, wire
-from holdfast.messages import (
-    Drill,
-    Launch,
-    LauncherOrder,
-    LauncherState,
-    MemberOrder,
-    MemberReport,
-    RankStart,
-    Restore,
-    Slot,
-    Source,
-)
+from holdfast.launcher_messages import Launch, LauncherOrder, LauncherState, RankStart, Restore
+from holdfast.messages import Drill, MemberOrder, MemberReport, Slot, Source
 from sidecar.config import Config
 from sidecar.member import LATE_S, SOONEST_S, Member
 from tests.unit.sidecar.launching import LIMIT_S, Launcher

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from holdfast import checkpoint
-from holdfast.messages import Launch, MemberOrder, RankStart, Restore, Slot, Source
+from holdfast.launcher_messages import Launch, RankStart, Restore
+from holdfast.messages import MemberOrder, Slot, Source
 from sidecar import prepare
 from sidecar.prepare import Preparer, Unprepared
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from holdfast.messages import Marks, Restore
+from holdfast.launcher_messages import Marks, Restore
 from supervisor.accounts import Accounts
 from supervisor.view import MemberView, Open, Resume
 from tests.unit.supervisor.views import LAUNCH, S, fault, launcher, member, memory, progress, report, view

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.messages import Ending, Flag, Look, Restore, Stall
+from holdfast.launcher_messages import Ending, Flag, Restore
+from holdfast.messages import Look, Stall
 from supervisor import faults
 from supervisor.view import Fault, Open, Policy
 from tests.unit.supervisor.views import (

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from holdfast.messages import Marks
+from holdfast.launcher_messages import Marks
 from supervisor import incident
 from supervisor.view import Open, Resume
 from tests.unit.supervisor.views import S, fault

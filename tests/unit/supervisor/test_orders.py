@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.messages import Drill, MemberOrder, RankStart, Source
+from holdfast.launcher_messages import RankStart
+from holdfast.messages import Drill, MemberOrder, Source
 from supervisor.orders import order_for, wants_members
 from supervisor.view import Open, Policy
 from tests.unit.supervisor.views import LAUNCH, fault, memory

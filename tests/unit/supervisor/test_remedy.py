@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.messages import Ending, Restore
+from holdfast.launcher_messages import Ending, Restore
 from supervisor import faults, remedy
 from supervisor.view import Checkpoint, End, Fault, Past, Policy, Start, View
 from tests.unit.supervisor.views import LAUNCH, S, fault, holding, launcher, member, rank, report, view

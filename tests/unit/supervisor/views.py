@@ -5,17 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from holdfast.messages import (
-    PROTOCOL,
-    Ending,
-    Launch,
-    LauncherState,
-    MemberReport,
-    PrivateHeld,
-    Progress,
-    RankState,
-    Slot,
-)
+from holdfast.launcher_messages import Ending, Launch, LauncherState, RankState
+from holdfast.messages import PROTOCOL, MemberReport, PrivateHeld, Progress, Slot
 from supervisor.view import Fault, MemberView, Memory, View
 
 S = 1_000_000_000

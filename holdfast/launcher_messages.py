@@ -1,0 +1,138 @@
+"""What a launcher and its sidecar say to each other: how processes start, where they are, how they ended.
+
+As between a member and the supervisor (`holdfast.messages`), all of it is a whole state or a whole wish.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+OUT_OF_MEMORY = "out of memory"  # begins the message of a process that the kernel killed for that
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a rank's process ended, or that it is about to.
+
+    `at_ns` and `failed_ns` are CLOCK_MONOTONIC of the member's host; `failed_ns` is 0 when the process
+    itself could not say (a signal). `fail` is one of the kinds of `holdfast.page`, in lower case.
+    """
+
+    at_ns: int
+    code: int | None = None
+    signal: int | None = None
+    ours: bool = False  # we sent the signal
+    fail: str = ""
+    failed_ns: int = 0
+    message: str = ""  # the last lines of its traceback or stderr
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A bad number that a rank found at commit."""
+
+    kind: str  # nan, inf, jump
+    step: int  # the step that produced it
+    loss: str  # as text: JSON has no NaN
+    position: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """When a rank passed the stations of a start (CLOCK_MONOTONIC); 0 is not yet."""
+
+    started_ns: int = 0
+    joined_ns: int = 0
+    restored_ns: int = 0
+    first_step_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """One rank's process, as its launcher knows it."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    generation: int
+    state: str  # starting, running, failing, exited
+    ending: Ending | None = None
+    flag: Flag | None = None
+    marks: Marks = field(default_factory=Marks)
+
+
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """A rank's answer to `secure`: the step it is at, and whether its member's arena now holds it."""
+
+    rank: int
+    step: int
+    whole: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherState:
+    """Everything a launcher knows, sent to its sidecar whenever it changes."""
+
+    pid: int
+    generation: int  # the newest that it was told to run
+    ranks: tuple[RankState, ...]
+    parked: tuple[int, ...]  # local ranks that have a warm process waiting
+    port: int  # a listening socket is held open on it for the next rendezvous
+    secure_asked: int = 0  # generation of the newest `secure` that was carried out
+    secured: tuple[Secured, ...] = ()
+    warm_failures: int = 0  # warm processes that died before they were parked, in a row
+    warm_ending: Ending | None = None
+    strategy: str = "park"
+    joins: bool = True  # the script calls `holdfast.join`, so what it declares can be told from a hang
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankStart:
+    """What one rank is told when its generation starts."""
+
+    rank: int
+    local_rank: int
+    private: str = ""  # file with the rank's private state, "" when there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Where the state of a generation comes from. `step` is the number of steps that it contains."""
+
+    step: int
+    generation: int
+    source: str  # slot, checkpoint
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What all ranks of a generation on one member have in common."""
+
+    generation: int
+    world_size: int
+    nproc: int
+    master_addr: str
+    master_port: int
+    snapshot_every: int  # 0: only the first; -1: automatic
+    snapshot_budget: float
+    skip: tuple[int, ...] = ()
+    loss_jump: float = 10.0
+    restore: Restore | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherOrder:
+    """What a sidecar wants of its launcher: run, secure, settle, stop, signal, drill."""
+
+    do: str
+    generation: int = 0
+    launch: Launch | None = None
+    ranks: tuple[RankStart, ...] = ()
+    local_rank: int = -1
+    what: str = ""
+    grace_s: float = 0.0
