@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import signal
 from dataclasses import asdict, dataclass, field
 
 from holdfast import channel, osproc, page
 from holdfast.channel import Do, Say
 from holdfast.launcher_messages import (
+    NO_ROOM,
     Ending,
     Flag,
     Launch,
@@ -56,6 +58,7 @@ class Crew:
         self.secure_asked = 0
         self.secured: dict[int, Secured] = {}
         self._asked: set[int] = set()
+        self._impatient = False
 
     @property
     def generation(self) -> int:
@@ -89,7 +92,7 @@ class Crew:
         self.dying |= {s.process for s in self.seats if s.process and not s.exited}
         self.launch = launch
         self.seats = tuple(Seat(each.rank, each.local_rank, each) for each in ranks)
-        self.secured, self._asked = {}, set()
+        self.secured, self._asked, self._impatient = {}, set(), False
 
     def waiting(self) -> tuple[Seat, ...]:
         return tuple(seat for seat in self.seats if seat.process is None and not seat.exited)
@@ -171,6 +174,36 @@ class Crew:
             return
         self._ask([seat for seat in self._survivors() if seat.rank not in self._asked])
 
+    def end_stopped(self) -> None:
+        """Kill those that are stopped: they answer nothing, and one within a copy holds the others' place."""
+        for seat in self._survivors():
+            if seat.process and osproc.state_of(seat.process.pid)[0] == "T":
+                seat.process.kill(signal.SIGKILL)
+
+    def lose_patience(self, generation: int) -> None:
+        """From now on, who has not answered is killed for one that found no place for its whole state."""
+        if generation == self.generation and self.secure_asked != generation:
+            self._impatient = True
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Who answered is not within a copy; the others may be, and get no further (a rank that spins)."""
+        refused = [s for s in self._survivors() if (a := self.secured.get(s.rank)) and a.why == NO_ROOM]
+        silent = [s for s in self._survivors() if s.rank not in self.secured]
+        if not refused or not silent:
+            return
+        for seat in silent:
+            assert seat.process is not None
+            seat.process.kill(signal.SIGKILL)
+        for seat in refused:
+            del self.secured[seat.rank]
+        self._ask(refused)
+
+    def copy_s(self) -> float:
+        """Return what a snapshot has taken last on this member, 0 if there was none."""
+        found = [read for seat in self._survivors() if (read := self._read(seat)) is not None]
+        return max((each.snapshot_cost_s for each in found), default=0.0)
+
     def give_up_securing(self, generation: int) -> None:
         if generation == self.generation:
             self._done_securing()
@@ -183,6 +216,11 @@ class Crew:
         assert seat.process is not None
         if osproc.state_of(seat.process.pid)[0] in "TZXt":
             return None
+        found = self._read(seat)
+        return None if found is None else found.step + (found.write_seq & 1)
+
+    def _read(self, seat: Seat) -> page.Progress | None:
+        """Return what this rank's page says, None when it says nothing of this generation."""
         try:
             with (self.home.directory / f"page-{seat.local_rank}.bin").open("rb") as file:
                 view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
@@ -190,9 +228,7 @@ class Crew:
             return None
         with view:
             found = page.read(view)
-        if found is None or found.generation != self.generation:
-            return None
-        return found.step + (found.write_seq & 1)
+        return found if found is not None and found.generation == self.generation else None
 
     def _ask(self, seats: list[Seat]) -> None:
         for seat in seats:
@@ -208,6 +244,8 @@ class Crew:
         self.secured[answer.rank] = answer
         if answer.whole:
             self._done_securing()
+        elif self._impatient:
+            self._make_room()
         self._finish_securing()
 
     def _finish_securing(self) -> None:

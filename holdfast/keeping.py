@@ -15,7 +15,7 @@ from holdfast.beside import Beside
 from holdfast.early import Early
 from holdfast.errors import BadInput
 from holdfast.exchange import Exchange
-from holdfast.launcher_messages import Launch, RankStart, Secured
+from holdfast.launcher_messages import NO_ROOM, Launch, RankStart, Secured
 from holdfast.private import PrivateStore
 from holdfast.randomness import Section
 from holdfast.slot import lock_shared
@@ -52,6 +52,7 @@ class Keeping:
         self._own = PrivateStore(directory / f"private-{rank.rank:05d}.bin", rank.rank, every=every)
         self._peer, self._kept = _peer_of(rank.rank, launch, directory, every)
         self._copying = threading.Lock()
+        self._frozen = False  # by `secure`
         self._blob = b""
         self._core: list[Section] = []
         self._early = Early()
@@ -225,13 +226,15 @@ class Keeping:
     def secure(self, generation: int) -> Secured:
         """Copy the state just in time, on the listener's thread, and freeze the rank before its next write.
 
-        Bounded by `GATE_S` and the copy. The gate stays closed: this generation has ended.
+        Bounded by `GATE_S` and the copy. The gate stays closed: this generation has ended. When there was no
+        room for the copy, it may be asked again.
         """
         rank = self._rank.rank
         if generation != self._launch.generation:
             return Secured(rank, -1, False, f"this is generation {self._launch.generation}")
-        if not self._state.gate.acquire(timeout=GATE_S):
+        if not self._frozen and not self._state.gate.acquire(timeout=GATE_S):
             return Secured(rank, self._state.step, False, "inside the optimizer's writes")
+        self._frozen = True
         return self._write_now()
 
     def secure_before_write(self) -> None:
@@ -252,7 +255,7 @@ class Keeping:
                     return Secured(rank, step, True, "held already")
                 cost_s = self._snapshots.write_just_in_time(generation, step)
                 if cost_s is None and not self._snapshots.held(generation, step):
-                    return Secured(rank, step, False, "no slot is free")
+                    return Secured(rank, step, False, NO_ROOM)
         except OSError as error:
             return Secured(rank, step, False, str(error))
         return Secured(rank, step, True)

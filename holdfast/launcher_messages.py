@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 OUT_OF_MEMORY = "out of memory"  # begins the message of a process that the kernel killed for that
+NO_ROOM = "no slot is free"  # why a state that is whole could not be secured: somebody holds its place
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import math
 import os
 import time
 from dataclasses import replace
+from functools import partial
 
 from holdfast import osproc
 from holdfast.beat import left_s
@@ -149,9 +150,8 @@ class Member:
             self._secure(order)
         elif order.do == "look" and self.looked_for < order.generation:
             self._begin(f"look-{order.generation}", self._look(order.generation))
-        elif order.do == "idle" and state is not None and state.generation < order.generation:
-            if any(rank.state != "exited" for rank in state.ranks):  # others have taken their places
-                self.launcher.send(LauncherOrder("kill", state.generation))
+        elif order.do == "idle":  # others have taken their places
+            self._end_ranks_before(order.generation)
         elif order.do == "stop" and state is not None and not state.stopped:
             self.launcher.send(LauncherOrder("stop", grace_s=order.grace_s))
         if order.save > self.saver.durable.asked:
@@ -177,7 +177,8 @@ class Member:
 
     async def _run(self, order: MemberOrder) -> None:
         try:
-            launch, ranks = await self.preparer.prepare(order)
+            make_room = partial(self._end_ranks_before, order.generation)
+            launch, ranks = await self.preparer.prepare(order, make_room)
         except (Unprepared, OSError) as error:  # or the memory volume is full
             if isinstance(error, Unprepared) and error.slot is not None:
                 self.unusable = (*self.unusable, error.slot)
@@ -188,6 +189,14 @@ class Member:
             self.stalls = ()
             self.launcher.send(LauncherOrder("run", order.generation, launch, ranks))
             await asyncio.sleep(0.05)  # its new state comes by itself; if not, this is tried again
+
+    def _end_ranks_before(self, generation: int) -> None:
+        """Kill the ranks of older generations: they have no say any more."""
+        state = self.launcher.state
+        if state is None or state.generation >= generation:
+            return
+        if any(rank.state != "exited" for rank in state.ranks):
+            self.launcher.send(LauncherOrder("kill", state.generation))
 
     def _secure(self, order: MemberOrder) -> None:
         state = self.launcher.state

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import aiohttp
 from aiohttp import web
 
-from holdfast.arena import Busy, Corrupt, Gone, Record
+from holdfast.arena import Corrupt, Gone, Record
 from holdfast.messages import Source
 from holdfast.safetensors import Malformed
 from sidecar.holdings import Holdings
@@ -107,7 +107,7 @@ class Fetcher:
         self._session: aiohttp.ClientSession | None = None
 
     async def snapshot(self, source: Source) -> Record:
-        """Take a peer's snapshot into our arena. Raises `Unfetched`; the arena is then as it was."""
+        """Take a peer's snapshot into our arena. Raises `Unfetched`, or `Busy` when no slot of it is free."""
         url = f"{source.url}/v1/slot/{source.generation}/{source.step}"
         try:
             async with self._client().get(url, allow_redirects=False) as response:
@@ -116,7 +116,7 @@ class Fetcher:
                 return await asyncio.wait_for(self._receive(source, response), limit_s)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             raise Unfetched(f"{url}: {error!r}") from None
-        except (Corrupt, Malformed, Busy, ValueError, KeyError) as error:
+        except (Corrupt, Malformed, ValueError, KeyError) as error:
             raise Unfetched(f"{url}: {error}") from None
 
     async def _receive(self, source: Source, response: aiohttp.ClientResponse) -> Record:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 from holdfast import catalogue
+from holdfast.arena import Busy
 from holdfast.launcher_messages import Launch, RankStart
 from holdfast.messages import MemberOrder, Slot, Source
 from sidecar.holdings import Holdings
@@ -16,7 +19,12 @@ from sidecar.peers import Fetcher, Unfetched
 
 log = logging.getLogger(__name__)
 
+ROOM_S = 10.0  # for a slot that a checkpoint may be written from
+ROOM_LOOK_S = 0.01
 KEPT = 64  # files of private state: of a few starts of many ranks
+
+
+Prepared: TypeAlias = "tuple[Launch, tuple[RankStart, ...]]"
 
 
 class Unprepared(Exception):
@@ -35,8 +43,23 @@ class Preparer:
         self._fetcher = fetcher
         self._directory = directory / "restore"
 
-    async def prepare(self, order: MemberOrder) -> tuple[Launch, tuple[RankStart, ...]]:
-        """Return launch and ranks with local paths. Raises `Unprepared`; safe to repeat."""
+    async def prepare(self, order: MemberOrder, make_room: Callable[[], object]) -> Prepared:
+        """Return launch and ranks with local paths. Raises `Unprepared`; safe to repeat.
+
+        While somebody holds the slot that is needed, `make_room` is called: a rank of the generation before
+        that is stopped within a copy, or gets no further with it, would hold it for ever.
+        """
+        give_up_at = time.monotonic() + ROOM_S
+        while True:
+            try:
+                return await self._prepare(order)
+            except Busy as error:
+                if time.monotonic() > give_up_at:
+                    raise Unprepared(str(error)) from None
+            make_room()
+            await asyncio.sleep(ROOM_LOOK_S)
+
+    async def _prepare(self, order: MemberOrder) -> Prepared:
         launch = order.launch
         assert launch is not None
         if launch.restore is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from holdfast.arena import Busy
 from holdfast.messages import Source
 from holdfast.safetensors import plan
 from sidecar import peers
@@ -91,7 +92,7 @@ async def test_without_room_for_it_nothing_is_taken(there: Path, here: Path) -> 
         snapshot(here, 1, step)
     mine = holdings(here).arena
     async with serving(there) as url, fetching(here) as fetcher:
-        with mine.pin(mine.records()[1]), pytest.raises(Unfetched, match="no slot of the arena is free"):
+        with mine.pin(mine.records()[1]), pytest.raises(Busy, match="no slot of the arena is free"):
             await fetcher.snapshot(Source(url, -1, 2, 7))
     assert [slot.step for slot in holdings(here).slots()] == [2, 1]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,9 +35,11 @@ def order(*sources: Source, launch: Launch = LAUNCH, ranks: tuple[int, ...] = (0
     return MemberOrder("run", launch.generation, launch, places, sources)
 
 
-async def prepared(here: Path, wanted: MemberOrder) -> tuple[Launch, tuple[RankStart, ...]]:
+async def prepared(
+    here: Path, wanted: MemberOrder, make_room: Callable[[], object] = lambda: None
+) -> tuple[Launch, tuple[RankStart, ...]]:
     async with fetching(here) as fetcher:
-        return await Preparer(holdings(here), fetcher, here).prepare(wanted)
+        return await Preparer(holdings(here), fetcher, here).prepare(wanted, make_room)
 
 
 async def test_a_start_from_the_beginning_needs_nothing(here: Path) -> None:
@@ -52,6 +55,34 @@ async def test_what_is_here_is_used_where_it_lies(here: Path) -> None:
     assert launch.restore is not None
     assert launch.restore.path == str(record.path)
     assert Path(rank.private).read_bytes() == b"mine"
+
+
+async def test_who_holds_the_slot_that_is_needed_is_made_to_let_go(here: Path, there: Path) -> None:
+    sent = snapshot(there, 2, 7, fill=5)
+    private(there, 0, 2, 7)
+    for step in (1, 2):
+        snapshot(here, 1, step)
+    mine = holdings(here).arena
+    async with serving(there) as url:
+        with ExitStack() as held:
+            held.enter_context(mine.pin(mine.records()[1]))
+            launch, _ = await prepared(here, order(Source(url, -1, 2, 7), Source(url, 0, 2, 7)), held.close)
+    assert launch.restore is not None
+    assert Path(launch.restore.path).read_bytes() == sent.path.read_bytes()
+
+
+async def test_a_slot_that_nobody_lets_go_of_is_told(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "ROOM_S", 0.05)
+    snapshot(there, 2, 7)
+    for step in (1, 2):
+        snapshot(here, 1, step)
+    mine, asked = holdings(here).arena, list[None]()
+    async with serving(there) as url:
+        with mine.pin(mine.records()[1]), pytest.raises(Unprepared, match="no slot of the arena is free"):
+            await prepared(here, order(Source(url, -1, 2, 7)), lambda: asked.append(None))
+    assert asked
 
 
 async def test_what_is_not_here_is_fetched(here: Path, there: Path) -> None:

@@ -1,0 +1,33 @@
+"""Train; when the file of argv[1] is there, rank 0 gets no further in the midst of a copy into its arena.
+
+argv[2] says how: stopped, or stuck (it lives, and could still answer).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from tiny import train
+
+from holdfast.memcopy import Copying
+
+order, how = Path(sys.argv[1]), sys.argv[2]
+copy = Copying.run
+
+
+def freeze(self: Copying) -> None:
+    if os.environ.get("RANK") == "0" and order.exists():
+        order.unlink()
+        if how == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        else:
+            threading.Event().wait()
+    copy(self)
+
+
+Copying.run = freeze  # type: ignore[method-assign]
+train(10_000_000)

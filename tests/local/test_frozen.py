@@ -1,0 +1,29 @@
+"""A rank that gets no further while it copies its state holds the place that its member's recovery needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.local.conftest import Start
+
+pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
+
+
+@pytest.mark.parametrize(
+    ("how", "places"),
+    [("stopped", "--members 2"), ("stopped", "--nproc-per-node 2"), ("stuck", "--nproc-per-node 2")],
+    ids=["alone on its member", "with a survivor", "with a survivor, alive"],
+)
+def test_a_hang_within_a_copy_costs_a_step_at_most(
+    start: Start, how: str, places: str, tmp_path: Path
+) -> None:
+    order = tmp_path / "freeze"
+    run = start(f"{places} --snapshot-every 16 --checkpoint-every 0", "frozen.py", order, how)
+    run.steady(30)
+    found = run.broken(order.touch)
+    assert (found["kind"], found["rank"]) == ("hang", 0), found["why"]
+    assert found["lost_steps"] <= 1, found
+    assert len(run.incidents()) == 1
+    assert run.stop().code == 130
