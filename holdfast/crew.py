@@ -8,7 +8,7 @@ import os
 import signal
 from dataclasses import asdict, dataclass, field
 
-from holdfast import channel, osproc, page
+from holdfast import channel, osproc, page, progress
 from holdfast.channel import Do, Say
 from holdfast.launcher_messages import (
     NO_ROOM,
@@ -202,7 +202,7 @@ class Crew:
     def copy_s(self) -> float:
         """Return what a snapshot has taken last on this member, 0 if there was none."""
         found = [read for seat in self._survivors() if (read := self._read(seat)) is not None]
-        return max((each.snapshot_cost_s for each in found), default=0.0)
+        return max(map(progress.copy_s, found), default=0.0)
 
     def give_up_securing(self, generation: int) -> None:
         if generation == self.generation:

@@ -34,6 +34,7 @@ class Progress:
     own_least_s: float = 0.0  # that of the part of the window in which it was shortest
     own_data_s: float = 0.0  # the part of `own_s` that comes before the forward pass
     own_steps: int = 0  # of the window
+    snapshot_s: float = 0.0  # that the last one took
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ VERSION = 2
 MAGIC = b"holdfast"
 RING = 256  # step times kept; the p99 of fewer is their maximum or close to it
 LABEL_BYTES = 64
+COPY_MOST_S = 60.0
 FLAG_NONFINITE = 1
 FLAG_JUMP = 2
 
@@ -119,6 +120,11 @@ class Progress:
     snapshot_step: int  # -1: none
     snapshot_cost_s: float
     torn: bool = False  # read while a write was unfinished: single fields hold, not their relation
+
+
+def copy_s(found: Progress) -> float:
+    """Return what the last snapshot took, within bounds: a page is input, and others wait for so long."""
+    return min(max(0.0, found.snapshot_cost_s), COPY_MOST_S)
 
 
 def is_page(buffer: Buffer) -> bool:

@@ -150,6 +150,7 @@ def _message(found: pages.Progress, stats: StepStats, own: OwnTime) -> messages.
         step_s=round(statistics.median(recent), 6) if recent else 0.0,
         p99_s=round(stats.p99_s, 6),
         snapshot_step=found.snapshot_step,
+        snapshot_s=pages.copy_s(found),
         own_s=round(own.mean_s, 6),
         own_least_s=round(own.least_s, 6),
         own_data_s=round(own.data_s, 6),

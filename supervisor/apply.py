@@ -8,7 +8,7 @@ from typing import TypedDict
 from holdfast.launcher_messages import Launch, Restore
 from holdfast.messages import Source
 from supervisor import faults as symptoms
-from supervisor import lost_track, presence, remedy, suspect
+from supervisor import lost_track, presence, remedy, reported, suspect
 from supervisor.view import (
     Action,
     Done,
@@ -81,7 +81,7 @@ def _opened(view: View, found: tuple[Fault, ...]) -> Open:
         noticed_ns=view.now_ns,
         wall_s=view.wall_s,
         faults=found,
-        reached=symptoms.reached(view),
+        reached=reported.reached(view),
     )
 
 
@@ -124,7 +124,7 @@ def _found(view: View) -> _Found:
 
 
 def _with_evidence(view: View, incident: Open) -> Open:
-    seen = symptoms.evidence(view)
+    seen = reported.evidence(view)
     lines = tuple(
         f"rank {each.rank}: step {each.step}, state {each.process_state}, {each.cpu_s:.2f} s of CPU"
         for each in seen
@@ -184,7 +184,7 @@ def _decided(view: View, action: Start, policy: Policy) -> Open:
     """Return the open incident with what was found and decided."""
     incident, resumed = view.memory.incident, action.resume
     assert incident is not None
-    reached = max(incident.reached, symptoms.reached(view))
+    reached = max(incident.reached, reported.reached(view))
     lost = max(0, reached - resumed.step)
     return replace(
         incident,
@@ -197,7 +197,7 @@ def _decided(view: View, action: Start, policy: Policy) -> Open:
         resume=resumed,
         evidence=(*incident.evidence, *action.evidence, *resumed.notes),
         reached=reached,
-        lost=lost if lost == 0 or symptoms.kept(view) else None,
+        lost=lost if lost == 0 or reported.kept(view) else None,
     )
 
 

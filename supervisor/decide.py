@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from supervisor import closing, lost_track, placing, presence, remedy, suspect
+from supervisor import closing, lost_track, placing, presence, remedy, reported, suspect
 from supervisor import faults as symptoms
 from supervisor.closing import EXIT_INTERRUPTED
 from supervisor.view import (
@@ -30,6 +30,7 @@ _S = 1_000_000_000
 IDLE_S = 60.0  # nothing has a deadline: look again then all the same
 RESTORE_RETRY_S = 1.0  # before the very state is tried again that could not be restored
 _LIVE = ("forming", "running", "looking", "securing")
+COPIES = 3.0  # what so many snapshots take is added to the wait for those just in time, as their launchers do
 BUSY_S = 5.0  # a generation that has done no step by then no longer keeps new members from being made
 
 
@@ -118,7 +119,7 @@ def _is_finished(view: View) -> bool:
     """True when every rank has ended well: others are faults, or have not ended."""
     ranks = [
         rank
-        for report in symptoms.reports(view)
+        for report in reported.reports(view)
         if report.launcher is not None
         for rank in report.launcher.ranks
         if rank.generation == view.memory.generation
@@ -130,7 +131,7 @@ def _is_finished(view: View) -> bool:
 def _first_step(view: View) -> int | None:
     marks = [
         rank.marks.first_step_ns
-        for report in symptoms.reports(view)
+        for report in reported.reports(view)
         if report.launcher is not None
         for rank in report.launcher.ranks
         if rank.generation == view.memory.generation
@@ -176,7 +177,7 @@ def _is_to_look(view: View, member: MemberView, policy: Policy) -> bool:
 
 def _hung(view: View, found: tuple[Fault, ...]) -> Fault:
     """Name the rank that holds up the others."""
-    seen = symptoms.evidence(view)
+    seen = reported.evidence(view)
     first = min(found, key=lambda fault: (fault.step, fault.rank))
     if not seen:
         return first
@@ -208,7 +209,8 @@ def _member_of(view: View, rank: int) -> str:
 def _securing(view: View, policy: Policy) -> Action:
     memory = view.memory
     waiting = [m.name for m in view.members if _is_awaited(view, m, policy)]
-    deadline = memory.since_ns + int(policy.secure_s * _S)
+    limit_s = policy.secure_s + COPIES * reported.copy_s(view)
+    deadline = memory.since_ns + int(limit_s * _S)
     if waiting and view.now_ns < deadline:
         return Wait(deadline, f"securing on {', '.join(waiting)}")
     found = symptoms.gathered(view, policy)
@@ -250,7 +252,7 @@ def _restart(view: View, policy: Policy, cause: Fault, found: tuple[Fault, ...])
         return Wait(retry_ns, f"{cause.detail}: tried again soon")
     missing = placing.missing(view, policy)
     patience_ns = view.memory.since_ns + int(policy.member_timeout_s * _S)
-    is_old = symptoms.kept(view) and action.resume.step + 1 < symptoms.reached(view)
+    is_old = reported.kept(view) and action.resume.step + 1 < reported.reached(view)
     if missing and is_old and view.now_ns < patience_ns:  # seconds are cheaper than steps
         until_ns = view.now_ns + int(placing.next_silence_s(view, policy, policy.member_timeout_s) * _S)
         why = f"step {action.resume.step} is old, and {missing[0]} may have a newer one"

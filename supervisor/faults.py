@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from holdfast.launcher_messages import Ending, Flag, RankState
 from holdfast.messages import MemberReport, Stall
-from supervisor import blame, presence, replicas, suspect
+from supervisor import blame, presence, replicas, reported
 from supervisor.view import Fault, MemberView, Policy, View
 
 _SIGNALS = {6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
@@ -67,7 +67,7 @@ def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault
         "member_lost",
         ranks[0],
         name,
-        reached(view),
+        reported.reached(view),
         view.now_ns - silent_ns,
         f"member {name}",
         f"member {name} with rank {listed} is lost: {why}",
@@ -125,7 +125,7 @@ def _unprepared(view: View, name: str, why: str) -> Fault:
         "restore",
         -1,
         name,
-        reached(view),
+        reported.reached(view),
         view.now_ns,
         restore_signature(wanted.source, wanted.generation, wanted.step) if wanted else "restore",
         f"member {name} cannot prepare the state: {why}",
@@ -143,7 +143,7 @@ def _bad(flag: Flag) -> str:
 
 
 def _of_rank(name: str, report: MemberReport, rank: RankState) -> list[Fault]:
-    step = step_of(report, rank.rank)
+    step = reported.step_of(report, rank.rank)
     faults: list[Fault] = []
     if rank.flag is not None:
         kind = "loss_jump" if rank.flag.kind == "jump" else rank.flag.kind
@@ -236,49 +236,3 @@ _CLASS = {
     "hang": 4,
     "victim": 5,
 }
-
-
-def evidence(view: View) -> tuple[suspect.Evidence, ...]:
-    """Return what the members saw of a hung group."""
-    return tuple(
-        suspect.Evidence(
-            look.rank,
-            look.step,
-            look.phase,
-            look.phase_seq,
-            look.process_state,
-            look.cpu_s,
-            look.stack,
-        )
-        for member in view.members
-        if member.report is not None and member.report.looked_for == view.memory.generation
-        for look in member.report.looks
-    )
-
-
-def step_of(report: MemberReport, rank: int) -> int:
-    return next((each.step for each in report.progress if each.rank == rank), -1)
-
-
-def reached(view: View) -> int:
-    """Return the most steps that any rank of the present generation has done."""
-    return max((each.step for report in reports(view) for each in report.progress), default=-1)
-
-
-def reports(view: View) -> tuple[MemberReport, ...]:
-    """Return what was last heard of the members whose launchers run the present generation."""
-    return tuple(
-        member.report
-        for member in view.members
-        if member.report is not None
-        and member.report.launcher is not None
-        and member.report.launcher.generation == view.memory.generation
-    )
-
-
-def kept(view: View) -> bool:
-    """True when the script's state is in our care: somebody holds, or has taken, a snapshot."""
-    return any(
-        report.slots or report.privates or any(each.snapshot_step >= 0 for each in report.progress)
-        for report in reports(view)
-    )

@@ -25,6 +25,7 @@ from supervisor.view import (
 )
 from tests.simulated.member import Content
 from tests.simulated.scripts import SINGLE, STEPS, TWO, Script, cued, is_whole, remedies
+from tests.unit.supervisor.views import S, launcher, member, progress, rank, report, view
 from tests.world import World
 
 
@@ -288,6 +289,15 @@ def test_a_stop_at_once_waits_for_nothing(when_ms: int) -> None:
     assert actions(world, Save) == []
 
 
+@pytest.mark.parametrize(("copy_s", "waits_s"), [(0.0, 2), (4.0, 14)], ids=["small", "large"])
+def test_survivors_have_the_time_that_a_copy_of_their_state_takes(copy_s: float, waits_s: int) -> None:
+    told = report("m0", launcher(rank(0)), progress=(replace(progress(0, 7), snapshot_s=copy_s),))
+    seen = view(member("m0", told), now_s=101.0, phase="securing", since_ns=100 * S, placement=("m0",))
+    waits = decide(seen, Policy())
+    assert isinstance(waits, Wait)
+    assert waits.until_ns == (100 + waits_s) * S
+
+
 def test_a_second_request_cuts_a_stop_short_that_waits_for_its_checkpoint() -> None:
     world = World(TWO, STEPS).at(700, ask("graceful"))
     world.at(730, ask("now")).run()
@@ -365,8 +375,8 @@ def test_a_run_that_ended_while_its_supervisor_died_stays_ended() -> None:
 
 
 def test_deciding_again_in_the_same_view_gives_the_same() -> None:
-    for view, action, _ in SINGLE["a rank is stopped"][0]().run().journal:
-        assert decide(view, TWO) == action
+    for seen, action, _ in SINGLE["a rank is stopped"][0]().run().journal:
+        assert decide(seen, TWO) == action
 
 
 def test_an_ended_job_only_waits() -> None:

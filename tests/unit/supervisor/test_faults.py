@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.launcher_messages import Ending, Flag, Restore
-from holdfast.messages import Look, Stall
+from holdfast.messages import Stall
 from supervisor import faults
 from supervisor.view import Fault, Open, Policy
 from tests.unit.supervisor.views import (
@@ -170,25 +170,6 @@ def test_what_the_incident_knows_is_joined_by_what_shows_itself_later_once() -> 
     assert [e.kind for e in faults.gathered(view(WELL, member("m1", both), incident=older), POLICY)] == [
         "crash"
     ]
-
-
-def test_how_far_the_group_got_is_what_its_present_generation_says() -> None:
-    behind = member("m1", report("m1", launcher(generation=0), progress=(progress(1, 900),)))
-    assert faults.reached(view(WELL, behind)) == 7
-    assert faults.reached(view()) == -1
-
-
-def test_state_in_our_care_shows_in_snapshots() -> None:
-    never = member("m1", report("m1", launcher(), progress=(progress(1, 5, snapshot_step=-1),)))
-    assert not faults.kept(view(never))
-    assert faults.kept(view(WELL))
-
-
-def test_evidence_is_that_of_the_present_generation() -> None:
-    look = Look(1, 5, 3, 0, "T", 0.0, "")
-    old = member("m0", report("m0", launcher(), looks=(look,), looked_for=1))
-    new = member("m1", report("m1", launcher(), looks=(look,), looked_for=2))
-    assert [each.rank for each in faults.evidence(view(old, new, generation=2))] == [1]
 
 
 def test_victims_may_be_those_of_a_member_that_does_not_speak() -> None:

@@ -1,0 +1,58 @@
+"""What the members report of the present generation, read out of a view. Pure."""
+
+from __future__ import annotations
+
+from holdfast.messages import MemberReport
+from supervisor import suspect
+from supervisor.view import View
+
+
+def evidence(view: View) -> tuple[suspect.Evidence, ...]:
+    """Return what the members saw of a hung group."""
+    return tuple(
+        suspect.Evidence(
+            look.rank,
+            look.step,
+            look.phase,
+            look.phase_seq,
+            look.process_state,
+            look.cpu_s,
+            look.stack,
+        )
+        for member in view.members
+        if member.report is not None and member.report.looked_for == view.memory.generation
+        for look in member.report.looks
+    )
+
+
+def step_of(report: MemberReport, rank: int) -> int:
+    return next((each.step for each in report.progress if each.rank == rank), -1)
+
+
+def reached(view: View) -> int:
+    """Return the most steps that any rank of the present generation has done."""
+    return max((each.step for report in reports(view) for each in report.progress), default=-1)
+
+
+def reports(view: View) -> tuple[MemberReport, ...]:
+    """Return what was last heard of the members whose launchers run the present generation."""
+    return tuple(
+        member.report
+        for member in view.members
+        if member.report is not None
+        and member.report.launcher is not None
+        and member.report.launcher.generation == view.memory.generation
+    )
+
+
+def kept(view: View) -> bool:
+    """True when the script's state is in our care: somebody holds, or has taken, a snapshot."""
+    return any(
+        report.slots or report.privates or any(each.snapshot_step >= 0 for each in report.progress)
+        for report in reports(view)
+    )
+
+
+def copy_s(view: View) -> float:
+    """Return what a snapshot has taken last, on the member where that is longest; 0 if there was none."""
+    return max((each.snapshot_s for report in reports(view) for each in report.progress), default=0.0)
