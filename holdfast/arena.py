@@ -112,10 +112,9 @@ class Arena:
         The slot is not pinned meanwhile: whoever seals may be slow, and a writer in need goes first.
         """
         with open(record.path, "rb") as file:
-            crcs = file_crcs(file.fileno(), record.total_bytes, CHUNK_BYTES)
+            found = combine(file_crcs(file.fileno(), record.total_bytes, CHUNK_BYTES))
         if self._page.read(record.slot) != record:
             raise Gone(f"{_title(record)} was overwritten")
-        found = combine(crcs)
         self._page.seal(record, found)
         return found
 
@@ -153,7 +152,6 @@ class Arena:
         step: int,
         world_size: int,
         total_bytes: int,
-        checksum: int,
         keep: frozenset[tuple[int, int]] | None = None,
     ) -> Incoming:
         """Start to take in another member's snapshot; pieces are pushed, so nothing blocks.
@@ -175,7 +173,7 @@ class Arena:
         try:
             mapping = self._slots[slot].fit(total_bytes)
             record = self._record(slot, generation, step, world_size, total_bytes)
-            return Incoming(self._page, self._slots[slot], record, mapping, checksum)
+            return Incoming(self._page, self._slots[slot], record, mapping)
         except BaseException:
             self._slots[slot].release()
             raise
@@ -191,11 +189,11 @@ class Arena:
         keep: frozenset[tuple[int, int]] | None = None,
     ) -> Record:
         """Take in another member's snapshot from `source`; see `receive` and `Incoming`."""
-        incoming = self.receive(generation, step, world_size, total_bytes, checksum, keep)
+        incoming = self.receive(generation, step, world_size, total_bytes, keep)
         try:
             for piece in source:
                 incoming.write(piece)
-            return incoming.finish()
+            return incoming.finish(checksum)
         finally:
             incoming.abandon()
 

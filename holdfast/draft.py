@@ -63,16 +63,18 @@ class Draft:
 class Incoming:
     """A slot being filled with another member's snapshot, piece by piece."""
 
-    def __init__(
-        self, page: RecordPage, slot: Slot, record: Record, mapping: mmap.mmap, checksum: int
-    ) -> None:
+    def __init__(self, page: RecordPage, slot: Slot, record: Record, mapping: mmap.mmap) -> None:
         self._page = page
         self._slot: Slot | None = slot
         self._record = record
         self._mapping = mapping
-        self._checksum = checksum
         self._running = Running()
         self.received_bytes = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """What was announced."""
+        return self._record.total_bytes
 
     def write(self, piece: bytes | memoryview) -> None:
         """Take in the next piece. Raises Corrupt when more comes than was announced."""
@@ -83,8 +85,8 @@ class Incoming:
         self._running.update(piece)
         self.received_bytes = end
 
-    def finish(self) -> Record:
-        """Commit and seal the snapshot if it is whole.
+    def finish(self, checksum: int) -> Record:
+        """Commit and seal the snapshot if it is whole and has `checksum`.
 
         Raises:
             Corrupt: Too short, or another checksum than announced; nothing was committed.
@@ -97,8 +99,8 @@ class Incoming:
             if self.received_bytes != total:
                 raise Corrupt(f"{self.received_bytes} of the announced {total} bytes came")
             found = self._running.checksum()
-            if found != self._checksum:
-                raise Corrupt(f"checksum {found:08x}, announced was {self._checksum:08x}")
+            if found != checksum:
+                raise Corrupt(f"checksum {found:08x}, announced was {checksum:08x}")
             parse(self._mapping)
             self._page.write(self._record)
             self._page.seal(self._record, found)

@@ -13,16 +13,16 @@ from aiohttp import web
 from holdfast.arena import Corrupt, Gone, Record
 from holdfast.messages import Source
 from holdfast.safetensors import Malformed
+from sidecar import transfer
 from sidecar.holdings import Holdings
 
-CHUNK_BYTES = 1 << 20
 SILENCE_S = 10.0  # a peer that sends nothing for this long is gone
 MAX_PRIVATE_BYTES = 256 << 20
 MAX_SLOT_BYTES = 1 << 42
 MAX_WHY_BYTES = 500
 PATIENCE_S = 60.0  # for a whole answer, beyond what its size allows: a peer that trickles is gone too
 SLOWEST_BYTES_S = 4 << 20
-_CHECKSUM, _WORLD = "X-Holdfast-Checksum", "X-Holdfast-World-Size"
+_WORLD = "X-Holdfast-World-Size"
 
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -69,30 +69,26 @@ def application(holdings: Holdings, token: str, silence_s: float = SILENCE_S) ->
 async def _send_slot(
     request: web.Request, holdings: Holdings, record: Record, silence_s: float
 ) -> web.StreamResponse:
-    """Stream a snapshot that stays as it is meanwhile, sealed, so that the receiver can check it.
+    """Stream a snapshot that stays as it is meanwhile.
 
     One who takes nothing for `silence_s` is given up: the slot is needed for the next snapshot.
     """
-    loop = asyncio.get_running_loop()
-    if holdings.arena.checksum(record) is None:
-        await loop.run_in_executor(None, holdings.arena.seal, record)
+    size = record.total_bytes + transfer.TRAILER_BYTES
+    response = web.StreamResponse(
+        headers={_WORLD: str(record.world_size), "Content-Length": str(size)},
+    )
+
+    async def write(piece: bytes) -> None:
+        await asyncio.wait_for(response.write(piece), silence_s)
+
     with holdings.arena.pin(record) as path:
-        response = web.StreamResponse(
-            headers={
-                _CHECKSUM: str(holdings.arena.checksum(record)),
-                _WORLD: str(record.world_size),
-                "Content-Length": str(record.total_bytes),
-            }
-        )
         await response.prepare(request)
-        with path.open("rb") as file:
-            while piece := file.read(CHUNK_BYTES):
-                try:
-                    await asyncio.wait_for(response.write(piece), silence_s)
-                except asyncio.TimeoutError:
-                    if request.transport is not None:
-                        request.transport.abort()
-                    return response
+        try:
+            await transfer.send(holdings.arena, record, path, write)
+        except (asyncio.TimeoutError, Gone):
+            if request.transport is not None:
+                request.transport.abort()
+            return response
         await response.write_eof()
     return response
 
@@ -120,7 +116,7 @@ class Fetcher:
             raise Unfetched(f"{url}: {error}") from None
 
     async def _receive(self, source: Source, response: aiohttp.ClientResponse) -> Record:
-        total = response.content_length or 0
+        total = (response.content_length or 0) - transfer.TRAILER_BYTES
         if not 0 < total <= MAX_SLOT_BYTES:
             raise Corrupt(f"a snapshot of {total} bytes was announced")
         incoming = self._holdings.arena.receive(
@@ -128,12 +124,9 @@ class Fetcher:
             source.step,
             int(response.headers[_WORLD]),
             total,
-            int(response.headers[_CHECKSUM]),
         )
         try:
-            async for piece in response.content.iter_chunked(CHUNK_BYTES):
-                incoming.write(piece)
-            return incoming.finish()
+            return await transfer.receive(incoming, response.content.iter_chunked(transfer.PIECE_BYTES))
         finally:
             incoming.abandon()
 
@@ -169,7 +162,7 @@ async def _check(url: str, response: aiohttp.ClientResponse) -> None:
 async def _read_bounded(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
     """Return the body. Raises `Corrupt` when there is more of it, whatever was announced."""
     pieces, size = [], 0
-    async for piece in response.content.iter_chunked(CHUNK_BYTES):
+    async for piece in response.content.iter_chunked(transfer.PIECE_BYTES):
         size += len(piece)
         if size > most_bytes:
             raise Corrupt(f"more than {most_bytes} bytes")

@@ -318,7 +318,7 @@ def test_numbers_that_no_record_can_hold_are_refused_and_change_nothing(
     with pytest.raises(ValueError, match="accepted are"):
         arena.begin(layout(), *numbers)
     with pytest.raises(Corrupt, match="accepted are"):
-        arena.receive(*numbers, 1000, 0)
+        arena.receive(*numbers, 1000)
     assert set(arena.records()) == held
 
 
@@ -327,7 +327,7 @@ def test_a_transfer_finds_no_free_slot_while_readers_hold_it(memory: Path) -> No
     older = snapshot(arena, 1, 1)
     snapshot(arena, 1, 2)
     with arena.pin(older), pytest.raises(Busy):
-        arena.receive(1, 3, 2, 1000, 0)
+        arena.receive(1, 3, 2, 1000)
 
 
 chance = random.Random(3)

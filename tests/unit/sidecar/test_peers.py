@@ -2,19 +2,24 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-from holdfast.arena import Busy
+from holdfast.arena import Arena, Busy
+from holdfast.checksum import checksum
 from holdfast.messages import Source
 from holdfast.safetensors import plan
 from sidecar import peers
 from sidecar.peers import Unfetched
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
 from tests.unit.sidecar.peering import TOKEN, answering, fetching, serving
+
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+LIMIT_S = 20.0
 
 
 @pytest.fixture
@@ -38,6 +43,31 @@ async def test_a_snapshot_arrives_whole_and_sealed(there: Path, here: Path) -> N
     held = holdings(here)
     assert held.arena.sealed(record)
     assert held.good(record)
+    assert holdings(there).arena.checksum(sent) == held.arena.checksum(record)
+
+
+async def test_the_bytes_do_not_wait_for_their_checksum(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, may, seal = snapshot(there, 2, 7), threading.Event(), Arena.seal
+    monkeypatch.setattr(Arena, "seal", lambda self, each: may.wait(LIMIT_S) and seal(self, each))
+    async with serving(there) as url, aiohttp.ClientSession(headers=HEADERS) as session:
+        async with session.get(f"{url}/v1/slot/2/7") as response:
+            body = await response.content.readexactly(record.total_bytes)
+            may.set()
+            trailer = await response.content.readexactly(4)
+    assert body == record.path.read_bytes()
+    assert int.from_bytes(trailer, "little") == checksum(memoryview(body))
+
+
+@pytest.mark.parametrize("tail", [b"", b"abc"], ids=["none", "cut short"])
+async def test_a_snapshot_without_its_checksum_is_not_taken(there: Path, here: Path, tail: bytes) -> None:
+    content = snapshot(there, 2, 7).path.read_bytes()
+    async with (
+        answering(HEAD % str(len(content) + 4).encode(), content, tail) as url,
+        fetching(here) as fetcher,
+    ):
+        with pytest.raises(Unfetched):
+            await fetcher.snapshot(Source(url, -1, 2, 7))
+    assert holdings(here).slots() == ()
 
 
 async def test_a_private_state_arrives_whole(there: Path, here: Path) -> None:
@@ -60,8 +90,7 @@ async def test_without_the_runs_token_nothing_is_given(there: Path, here: Path, 
 
 @pytest.mark.parametrize("path", ["/v1/slot/1/2/3", "/v1/slot/-1/2", "/v1/slot/../x", "/v1/private/0/1", "/"])
 async def test_nothing_else_can_be_asked_for(there: Path, path: str) -> None:
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    async with serving(there) as url, aiohttp.ClientSession(headers=headers) as session:
+    async with serving(there) as url, aiohttp.ClientSession(headers=HEADERS) as session:
         async with session.get(url + path) as response:
             assert response.status == 404
         async with session.post(url + "/v1/slot/1/1", data=b"x") as response:
@@ -97,7 +126,7 @@ async def test_without_room_for_it_nothing_is_taken(there: Path, here: Path) -> 
     assert [slot.step for slot in holdings(here).slots()] == [2, 1]
 
 
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %s\r\nX-Holdfast-Checksum: 1\r\nX-Holdfast-World-Size: 2\r\n\r\n"
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %s\r\nX-Holdfast-World-Size: 2\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -105,8 +134,8 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %s\r\nX-Holdfast-Checksum: 1\r\nX-Ho
     [
         b"",
         b"\x00\xff garbage\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n" + b"x" * 8,  # without checksum and world size
-        b"HTTP/1.1 200 OK\r\nX-Holdfast-Checksum: x\r\nContent-Length: 8\r\n\r\n" + b"x" * 8,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 80\r\n\r\n" + b"x" * 80,  # without world size
+        b"HTTP/1.1 200 OK\r\nX-Holdfast-World-Size: x\r\nContent-Length: 80\r\n\r\n" + b"x" * 80,
         HEAD % b"0",
         HEAD % b"99999999999999999",
         HEAD % b"1000" + b"x" * 10,  # short
