@@ -49,11 +49,14 @@ async def test_a_snapshot_arrives_whole_and_sealed(there: Path, here: Path) -> N
 async def test_the_bytes_do_not_wait_for_their_checksum(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record, may, seal = snapshot(there, 2, 7), threading.Event(), Arena.seal
     monkeypatch.setattr(Arena, "seal", lambda self, each: may.wait(LIMIT_S) and seal(self, each))
-    async with serving(there) as url, aiohttp.ClientSession(headers=HEADERS) as session:
-        async with session.get(f"{url}/v1/slot/2/7") as response:
-            body = await response.content.readexactly(record.total_bytes)
-            may.set()
-            trailer = await response.content.readexactly(4)
+    async with (
+        serving(there) as url,
+        aiohttp.ClientSession(headers=HEADERS) as session,
+        session.get(f"{url}/v1/slot/2/7") as response,
+    ):
+        body = await response.content.readexactly(record.total_bytes)
+        may.set()
+        trailer = await response.content.readexactly(4)
     assert body == record.path.read_bytes()
     assert int.from_bytes(trailer, "little") == checksum(memoryview(body))
 
