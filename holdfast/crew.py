@@ -214,7 +214,7 @@ class Crew:
     def _position(self, seat: Seat) -> int | None:
         """Return the step that this rank could give, None while it cannot run at all."""
         assert seat.process is not None
-        if osproc.state_of(seat.process.pid)[0] in "TZXt":
+        if seat.process.killed or osproc.state_of(seat.process.pid)[0] in "TZXt":
             return None
         found = self._read(seat)
         return None if found is None else found.step + (found.write_seq & 1)
