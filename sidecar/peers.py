@@ -85,7 +85,7 @@ async def _send_slot(
         await response.prepare(request)
         try:
             await transfer.send(holdings.arena, record, path, write)
-        except (asyncio.TimeoutError, Gone):
+        except (asyncio.TimeoutError, ConnectionError, Gone):  # it may have no room, and asks again
             if request.transport is not None:
                 request.transport.abort()
             return response
