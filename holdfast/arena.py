@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from holdfast.checksum import CHUNK_BYTES, combine, file_crcs
+from holdfast.checksum import CHUNK_BYTES, THREADS, combine, file_crcs
 from holdfast.checksum import checksum as content_checksum
 from holdfast.draft import Corrupt, Draft, Incoming
 from holdfast.records import SLOTS, Record, RecordPage
@@ -106,13 +106,13 @@ class Arena:
         finally:
             os.close(descriptor)
 
-    def seal(self, record: Record) -> int:
+    def seal(self, record: Record, threads: int = THREADS) -> int:
         """Compute the snapshot's content checksum, remember and return it. Raises Gone, OSError.
 
         The slot is not pinned meanwhile: whoever seals may be slow, and a writer in need goes first.
         """
         with open(record.path, "rb") as file:
-            found = combine(file_crcs(file.fileno(), record.total_bytes, CHUNK_BYTES))
+            found = combine(file_crcs(file.fileno(), record.total_bytes, CHUNK_BYTES, threads))
         if self._page.read(record.slot) != record:
             raise Gone(f"{_title(record)} was overwritten")
         self._page.seal(record, found)

@@ -37,10 +37,11 @@ def chunk_crcs(content: memoryview, chunk_bytes: int = CHUNK_BYTES) -> tuple[int
         return tuple(pool.map(one, begins))
 
 
-def file_crcs(descriptor: int, size_bytes: int, chunk_bytes: int) -> tuple[int, ...]:
+def file_crcs(descriptor: int, size_bytes: int, chunk_bytes: int, threads: int = THREADS) -> tuple[int, ...]:
     """Return the CRC32 of each chunk of the first `size_bytes` of a file, read with pread.
 
-    A file that ends early gives the CRCs of what is there. Raises OSError as read does.
+    With one thread it is the caller's. A file that ends early gives the CRCs of what is there. Raises OSError
+    as read does.
     """
 
     def one(begin: int) -> int:
@@ -52,9 +53,9 @@ def file_crcs(descriptor: int, size_bytes: int, chunk_bytes: int) -> tuple[int, 
         return crc
 
     begins = range(0, size_bytes, chunk_bytes)
-    if len(begins) < 2 or THREADS < 2:
+    if len(begins) < 2 or threads < 2:
         return tuple(map(one, begins))
-    with ThreadPoolExecutor(THREADS, "holdfast-checksum") as pool:
+    with ThreadPoolExecutor(threads, "holdfast-checksum") as pool:
         return tuple(pool.map(one, begins))
 
 

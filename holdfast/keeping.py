@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from holdfast.state import State
 
 GATE_S = 0.8  # how long a just-in-time copy waits for the optimizer to finish its writes
-GATE_COPIES = 2.0  # and what so many snapshots take: the launcher waits for a third one as well
 SNAPSHOT_SHARE = 0.3  # of the budget; the rest is for all else that we do in and beside the ranks
 RECENT = 32  # step times whose median the interval is chosen by
 LOOK_CLOSELY = 4  # steps of a generation in which all private state is compared, not only randomness
@@ -233,7 +232,7 @@ class Keeping:
         rank = self._rank.rank
         if generation != self._launch.generation:
             return Secured(rank, -1, False, f"this is generation {self._launch.generation}")
-        limit_s = GATE_S + GATE_COPIES * self._cost_s  # what writes much writes for long
+        limit_s = GATE_S + (progress.COPIES - 1) * self._cost_s  # and the copy is yet to come
         if not self._frozen and not self._state.gate.acquire(timeout=limit_s):
             return Secured(rank, self._state.step, False, "inside the optimizer's writes")
         self._frozen = True

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from holdfast import nest, osproc
+from holdfast import nest, osproc, progress
 from holdfast.beat import left_s
 from holdfast.channel import Say
 from holdfast.crew import Crew
@@ -32,7 +32,6 @@ TAIL_BYTES = 16_000  # of what a script printed that ended before it joined
 SECURE_S = 1.0  # the whole wait for survivors; a late copy is of no use to a fast recovery
 SECURE_FIRST_S = 0.15  # for those at the lowest step, before the others are asked too
 SECURE_STUCK_S = 0.6  # then who does not answer is in the way of who does
-COPIES = 3.0  # for each of these waits, what so many snapshots take: one just in time may find cold memory
 
 
 class Launcher:
@@ -155,7 +154,7 @@ class Launcher:
         self.crew.end_stopped()
         if not self.crew.ask_lowest():
             return
-        more_s = COPIES * self.crew.copy_s()
+        more_s = progress.COPIES * self.crew.copy_s()
         self.after(SECURE_FIRST_S, lambda: self.crew.ask_rest(order.generation))
         self.after(SECURE_STUCK_S + more_s, lambda: self.crew.lose_patience(order.generation))
         self.after(SECURE_S + more_s, lambda: self.crew.give_up_securing(order.generation))

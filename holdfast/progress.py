@@ -23,6 +23,9 @@ MAGIC = b"holdfast"
 RING = 256  # step times kept; the p99 of fewer is their maximum or close to it
 LABEL_BYTES = 64
 COPY_MOST_S = 60.0
+# What so many snapshots take comes on top of each wait for a copy just in time: for the optimizer to end its
+# writes, for memory that is cold, and for the copy itself.
+COPIES = 3.0
 FLAG_NONFINITE = 1
 FLAG_JUMP = 2
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from holdfast import progress
 from supervisor import closing, lost_track, placing, presence, remedy, reported, suspect
 from supervisor import faults as symptoms
 from supervisor.closing import EXIT_INTERRUPTED
@@ -30,7 +31,6 @@ _S = 1_000_000_000
 IDLE_S = 60.0  # nothing has a deadline: look again then all the same
 RESTORE_RETRY_S = 1.0  # before the very state is tried again that could not be restored
 _LIVE = ("forming", "running", "looking", "securing")
-COPIES = 3.0  # what so many snapshots take is added to the wait for those just in time, as their launchers do
 BUSY_S = 5.0  # a generation that has done no step by then no longer keeps new members from being made
 
 
@@ -209,7 +209,7 @@ def _member_of(view: View, rank: int) -> str:
 def _securing(view: View, policy: Policy) -> Action:
     memory = view.memory
     waiting = [m.name for m in view.members if _is_awaited(view, m, policy)]
-    limit_s = policy.secure_s + COPIES * reported.copy_s(view)
+    limit_s = policy.secure_s + progress.COPIES * reported.copy_s(view)
     deadline = memory.since_ns + int(limit_s * _S)
     if waiting and view.now_ns < deadline:
         return Wait(deadline, f"securing on {', '.join(waiting)}")

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from holdfast.arena import Arena
+from holdfast.checksum import CHUNK_BYTES
 from sidecar.sealing import KEPT, LINGER_S, SHARE, Sealing
 from tests.unit.sidecar.memory import flip, holdings, member, snapshot
 
@@ -76,6 +79,16 @@ async def test_a_new_snapshot_has_its_own_time(here: Path, arena: Arena) -> None
     newer = snapshot(here, 1, 13)
     await sealing.look(100.0 + LINGER_S)
     assert not arena.sealed(newer)
+
+
+async def test_all_that_a_seal_takes_counts_whatever_the_size_of_the_state(here: Path, arena: Arena) -> None:
+    sealing = Sealing(arena, lambda: (0, 0.1))
+    record = snapshot(here, 1, 5, size=5 * CHUNK_BYTES)
+    began = time.thread_time()
+    zlib.crc32(record.path.read_bytes())
+    alone_s = time.thread_time() - began
+    await sealing.look(0.0)
+    assert sealing._took_s > alone_s / 3
 
 
 def test_members_of_any_pace_meet(arena: Arena) -> None:
