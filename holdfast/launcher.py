@@ -31,6 +31,7 @@ REFILL_S = 5.0  # a generation that has not settled by then no longer delays the
 TAIL_BYTES = 16_000  # of what a script printed that ended before it joined
 SECURE_S = 1.0  # the whole wait for survivors; a late copy is of no use to a fast recovery
 SECURE_FIRST_S = 0.15  # for those at the lowest step, before the others are asked too
+SECURE_SUSPECT_S = 0.25  # for those that hang: named wrongly, they answer in a tenth of it
 SECURE_STUCK_S = 0.6  # then who does not answer is in the way of who does
 
 
@@ -151,13 +152,14 @@ class Launcher:
             self.sweep()
 
     def _secure(self, order: LauncherOrder) -> None:
-        self.crew.end_stopped()
-        if not self.crew.ask_lowest():
+        securing = self.crew.securing
+        if not securing.begin():
             return
-        more_s = progress.COPIES * self.crew.copy_s()
-        self.after(SECURE_FIRST_S, lambda: self.crew.ask_rest(order.generation))
-        self.after(SECURE_STUCK_S + more_s, lambda: self.crew.lose_patience(order.generation))
-        self.after(SECURE_S + more_s, lambda: self.crew.give_up_securing(order.generation))
+        more_s = progress.COPIES * securing.copy_s()
+        self.after(SECURE_FIRST_S, securing.ask_rest)
+        self.after(SECURE_SUSPECT_S + more_s, lambda: securing.give_up(order.suspects))
+        self.after(SECURE_STUCK_S + more_s, securing.lose_patience)
+        self.after(SECURE_S + more_s, securing.stop)
 
     def stop(self, grace_s: float) -> None:
         """Begin to end: SIGTERM now, SIGKILL after `grace_s`."""

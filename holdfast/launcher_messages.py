@@ -137,3 +137,4 @@ class LauncherOrder:
     local_rank: int = -1
     what: str = ""
     grace_s: float = 0.0
+    suspects: tuple[int, ...] = ()  # ranks that hang: not waited for as long as the others when they secure

@@ -167,6 +167,7 @@ class MemberOrder:
     save_step: int = -1
     save_generation: int = 0
     drill: Drill | None = None
+    suspects: tuple[int, ...] = ()  # of "secure": ranks that hang
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,7 +204,7 @@ class Member:
             return
         waiting = state.generation == order.generation and not self.silent
         if waiting and order.just_in_time and state.secure_asked < order.generation:
-            self.launcher.send(LauncherOrder("secure", order.generation))
+            self.launcher.send(LauncherOrder("secure", order.generation, suspects=order.suspects))
             return
         self._privates = self.holdings.privates()
         self.secured_for = order.generation

@@ -25,6 +25,7 @@ def order_for(memory: Memory, member: str, policy: Policy, drill: Drill | None) 
             "secure",
             memory.generation,
             just_in_time=_whole(memory),
+            suspects=_suspects(memory),
             sources=(*memory.sources, *memory.peers) if mine else (),
             keep=policy.keep,
             save=memory.save if mine else 0,
@@ -52,6 +53,15 @@ def _run(memory: Memory, member: str, policy: Policy, drill: Drill | None) -> Me
         save_generation=memory.save_generation,
         drill=drill,
     )
+
+
+def _suspects(memory: Memory) -> tuple[int, ...]:
+    """Return the ranks that hang, as far as that is known; nobody where there is no other."""
+    known = memory.incident
+    if known is None or known.generation != memory.generation:
+        return ()
+    found = {fault.rank for fault in known.faults if fault.kind == "hang"}
+    return tuple(sorted(found)) if len(found) < memory.world_size else ()
 
 
 def _whole(memory: Memory) -> bool:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +42,18 @@ def test_survivors_secure_just_in_time_unless_their_state_is_bad() -> None:
     assert order("m0", phase="securing", incident=whole).just_in_time
     assert order("m0", phase="securing", incident=None).just_in_time
     assert not order("m0", phase="securing", incident=bad).just_in_time
+
+
+def test_who_hangs_is_named_to_those_that_secure_unless_there_is_nobody_else() -> None:
+    hung = Open(1, 1, 0, 0, 0.0, (fault("hang", 1),))
+    assert order("m0", phase="securing", incident=hung).suspects == (1,)
+    assert order("m0", phase="securing", incident=None).suspects == ()
+    older = replace(hung, generation=0)
+    assert order("m0", phase="securing", incident=older).suspects == ()
+    crashed = replace(hung, faults=(fault("crash", 1),))
+    assert order("m0", phase="securing", incident=crashed).suspects == ()
+    alone = memory(world_size=1, nproc=1, placement=("m0",), phase="securing", incident=hung)
+    assert order_for(alone, "m0", POLICY, None).suspects == ()
 
 
 def test_one_member_saves() -> None:
