@@ -17,11 +17,14 @@ TORCH := torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 PARTS := $(wildcard holdfast supervisor sidecar nodeagent trainer)
-TESTS := tests/torn tests/histories tests/local
 # The unit tests run as two processes, each with its half: the workers of one run would collect all tests
 # and import torch, every one of them.
 WITH_TORCH := tests/unit/holdfast tests/unit/trainer tests/unit/bench
 OTHERS := $(filter-out $(WITH_TORCH) %/__init__.py %/conftest.py %/__pycache__,$(wildcard tests/unit/*))
+# All others as two processes, too: a run of theirs waits for much, and does not need two cores.
+BROKEN_RUNS := $(patsubst %,tests/local/test_%.py,deaf frozen hangs identical just_in_time late own_parts recovery replicas slow)
+OTHER_RUNS := tests/torn tests/histories \
+    $(filter-out $(BROKEN_RUNS),$(wildcard tests/local/test_*.py tests/local/nodeagent))
 # With PYTEST_ARGS that choose some tests, one of the two runs may have none of them: pytest's exit code 5.
 NONE_CHOSEN = $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 TYPED := $(PARTS) $(wildcard bench tests) hatch_build.py
@@ -85,11 +88,12 @@ $(STAMP): $(MADE) pyproject.toml hatch_build.py
 .PHONY: again
 again:
 
-define unit_tests
+# $(1) and, in a process beside it, $(2), with the options $(3). What the second one printed comes last.
+define two_at_once
 log=$$(mktemp); \
-($(BIN)/python -m pytest $(OTHERS) $(1) $(PYTEST_ARGS) $(NONE_CHOSEN)) >"$$log" 2>&1 & other=$$!; \
+($(BIN)/python -m pytest $(2) $(3) $(PYTEST_ARGS) $(NONE_CHOSEN)) >"$$log" 2>&1 & other=$$!; \
 trap 'kill $$other; rm -f "$$log"; exit 130' INT TERM; \
-($(BIN)/python -m pytest $(WITH_TORCH) $(1) $(PYTEST_ARGS) $(NONE_CHOSEN)); status=$$?; \
+status=0; ($(BIN)/python -m pytest $(1) $(3) $(PYTEST_ARGS) $(NONE_CHOSEN)) || status=$$?; \
 wait $$other || status=$$?; \
 cat "$$log"; rm -f "$$log"; exit $$status
 endef
@@ -100,14 +104,14 @@ test unit: export PYTHONDONTWRITEBYTECODE :=
 .PHONY: test
 test: setup ## run all tests of this machine (PYTEST_ARGS="-k hang -x")
 	@$(say) "unit tests, in two processes"
-	@$(call unit_tests,--hypothesis-profile=thorough)
-	@$(say) "torn writes, simulated histories, local tests, one after another"
-	@$(BIN)/python -m pytest $(TESTS) --hypothesis-profile=thorough $(PYTEST_ARGS) $(NONE_CHOSEN)
+	@$(call two_at_once,$(WITH_TORCH),$(OTHERS),--hypothesis-profile=thorough)
+	@$(say) "torn writes, simulated histories, local tests, in two processes"
+	@$(call two_at_once,$(BROKEN_RUNS),$(OTHER_RUNS),--hypothesis-profile=thorough)
 
 .PHONY: unit
 unit: setup ## run the unit tests, in two processes
 	@$(say) "unit tests"
-	@$(call unit_tests)
+	@$(call two_at_once,$(WITH_TORCH),$(OTHERS))
 
 .PHONY: lint
 lint: setup ## check format, style, types, layers and alert rules

@@ -122,6 +122,7 @@ class MemberReport:
     stalls: tuple[Stall, ...] = ()
     looks: tuple[Look, ...] = ()
     looked_for: int = 0  # generation whose evidence `looks` is
+    look: int = 0  # the order's `look` that it answers
     slots: tuple[Slot, ...] = ()
     seals: tuple[Seal, ...] = ()  # the last of the present generation
     privates: tuple[PrivateHeld, ...] = ()
@@ -168,6 +169,7 @@ class MemberOrder:
     save_generation: int = 0
     drill: Drill | None = None
     suspects: tuple[int, ...] = ()  # of "secure": ranks that hang
+    look: int = 0  # of "look": another number, another look
 
 
 @dataclass(frozen=True, slots=True)

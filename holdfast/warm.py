@@ -125,7 +125,18 @@ def _reseed() -> None:
 
 
 def _preload(program: Program) -> None:
-    """Import what the script imports from elsewhere. What fails here will fail there, and be told."""
+    """Import what the script imports from elsewhere. What fails here will fail there, and be told.
+
+    What an import makes, stays. To look for garbage in it again and again is a fifth of torch's import.
+    """
+    thresholds = gc.get_threshold()
+    gc.set_threshold(0)
+    _import_all(program)
+    if gc.get_threshold()[0] == 0:  # unless a module has set its own
+        gc.set_threshold(*thresholds)
+
+
+def _import_all(program: Program) -> None:
     for name in program.imports:
         try:
             importlib.import_module(name)

@@ -69,7 +69,7 @@ class Member:
         self.order = MemberOrder("idle", 0)
         self.stalls: tuple[Stall, ...] = ()
         self.looks: tuple[Look, ...] = ()
-        self.looked_for = 0
+        self.looked_for = self.look = 0
         self.secured_for = 0
         self.unusable: tuple[Slot, ...] = ()
         self.prepare_error = ""
@@ -104,6 +104,7 @@ class Member:
             stalls=self.stalls,
             looks=self.looks,
             looked_for=self.looked_for,
+            look=self.look,
             slots=self.holdings.slots(),
             seals=self.sealing.seals,
             privates=self._privates,
@@ -148,8 +149,8 @@ class Member:
                 self.launcher.send(LauncherOrder("settle", order.generation))
         elif order.do == "secure" and self.secured_for < order.generation:
             self._secure(order)
-        elif order.do == "look" and self.looked_for < order.generation:
-            self._begin(f"look-{order.generation}", self._look(order.generation))
+        elif order.do == "look" and (self.looked_for, self.look) != (order.generation, order.look):
+            self._begin(f"look-{order.generation}-{order.look}", self._look(order.generation, order.look))
         elif order.do == "idle":  # others have taken their places
             self._end_ranks_before(order.generation)
         elif order.do == "stop" and state is not None and not state.stopped:
@@ -210,9 +211,9 @@ class Member:
         self.secured_for = order.generation
         self._changed()
 
-    async def _look(self, generation: int) -> None:
+    async def _look(self, generation: int, number: int) -> None:
         self.looks = await stacks.look_at_all(self.pages.raw(generation))
-        self.looked_for = generation
+        self.looked_for, self.look = generation, number
 
     def _drill(self, drill: Drill) -> None:
         """Carry out a fault on purpose, once."""
@@ -259,7 +260,7 @@ class Member:
 
     def _look_for_stalls(self, lateness_s: float) -> None:
         state = self.launcher.state
-        if state is None or self.order.do != "run":
+        if state is None or self.order.do not in ("run", "look"):
             self.pages.left_s = math.inf
             return
         self.pages.policy = self._policy if state.joins else self._patient

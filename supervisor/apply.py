@@ -11,6 +11,7 @@ from supervisor import faults as symptoms
 from supervisor import lost_track, presence, remedy, reported, suspect
 from supervisor.view import (
     Action,
+    Dismiss,
     Done,
     End,
     Fault,
@@ -41,8 +42,10 @@ def apply(view: View, action: Action, policy: Policy) -> Memory:
         return memory
     if isinstance(action, Look):
         opened = _opened(view, action.faults)
-        count = max(memory.incidents, opened.number)
-        return replace(memory, phase="looking", since_ns=view.now_ns, incident=opened, incidents=count)
+        looks = memory.looks + 1
+        return replace(memory, phase="looking", since_ns=view.now_ns, incident=opened, looks=looks)
+    if isinstance(action, Dismiss):
+        return replace(memory, phase="running", since_ns=view.now_ns, incident=None)
     if isinstance(action, Secure):
         return _secure(view, action)
     if isinstance(action, Start):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from holdfast import progress
-from supervisor import closing, lost_track, placing, presence, remedy, reported, suspect
+from supervisor import closing, looking, lost_track, placing, presence, remedy, reported
 from supervisor import faults as symptoms
 from supervisor.closing import EXIT_INTERRUPTED
 from supervisor.view import (
@@ -84,8 +84,8 @@ def _running(view: View, policy: Policy) -> Action:
     memory = view.memory
     found = symptoms.found(view, policy)
     hung = tuple(fault for fault in found if fault.kind == "hang")
-    if found and (not hung or _plain(found)):
-        return _secure(tuple(fault for fault in found if fault.kind != "hang"))
+    if found and (not hung or symptoms.plain(found)):
+        return looking.secure(tuple(fault for fault in found if fault.kind != "hang"))
     if hung:
         return Look(found, hung[0].detail)
     ended = remedy.before_joining(view)
@@ -103,16 +103,6 @@ def _running(view: View, policy: Policy) -> Action:
     if not memory.settled and view.now_ns < busy_ns:
         return Wait(min(until_ns, busy_ns))
     return _lost_standby(view, policy) or Wait(until_ns)
-
-
-def _plain(found: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """Return the faults that need no look at stacks to be understood."""
-    return tuple(fault for fault in found if fault.kind not in ("hang", "victim"))
-
-
-def _secure(found: tuple[Fault, ...]) -> Action:
-    """A bad number spoils the survivors' state as well; every other fault leaves it whole."""
-    return Secure(found, remedy.at_most(found) is None, symptoms.root(found).detail)
 
 
 def _is_finished(view: View) -> bool:
@@ -151,56 +141,6 @@ def _lost_standby(view: View, policy: Policy) -> Action | None:
         if presence.deaf(member):
             return Replace(member.name, f"member {member.name} is lost: {presence.deaf(member)}")
     return None
-
-
-# -- looking: evidence about a hang is being gathered
-
-
-def _looking(view: View, policy: Policy) -> Action:
-    memory = view.memory
-    assert memory.incident is not None
-    hung = tuple(fault for fault in memory.incident.faults if fault.kind == "hang")
-    plain = _plain(symptoms.found(view, policy))
-    if plain:  # the hang was the first sign of something plainer
-        return _secure(plain)
-    waiting = [m.name for m in view.members if m.name in memory.placement and _is_to_look(view, m, policy)]
-    deadline = memory.since_ns + int(policy.look_s * _S)
-    if waiting and view.now_ns < deadline:
-        return Wait(deadline, f"gathering stacks on {', '.join(waiting)}")
-    return Secure((_hung(view, hung),), True, "evidence of the hang is gathered")
-
-
-def _is_to_look(view: View, member: MemberView, policy: Policy) -> bool:
-    looked_for = member.report.looked_for if member.report else 0
-    return looked_for != view.memory.generation and not presence.is_lost(view, member, policy)
-
-
-def _hung(view: View, found: tuple[Fault, ...]) -> Fault:
-    """Name the rank that holds up the others."""
-    seen = reported.evidence(view)
-    first = min(found, key=lambda fault: (fault.step, fault.rank))
-    if not seen:
-        return first
-    named = suspect.name_hung(seen)
-    rank, why = named.rank, named.why
-    unseen = set(range(view.memory.world_size)) - {each.rank for each in seen}
-    if unseen:
-        rank = min(unseen)
-        why = "neither its page nor its member says anything"
-    where = next((f for f in found if f.rank == rank), first)
-    return Fault(
-        "hang",
-        rank,
-        _member_of(view, rank),
-        where.step,
-        where.at_ns,
-        f"hang of rank {rank}",
-        f"rank {rank} hangs: {why}",
-    )
-
-
-def _member_of(view: View, rank: int) -> str:
-    return view.memory.placement[rank // view.memory.nproc]
 
 
 # -- securing: the survivors' state is being copied
@@ -289,7 +229,7 @@ _RULES: Mapping[str, Callable[[View, Policy], Action]] = MappingProxyType(
     {
         "forming": _forming,
         "running": _running,
-        "looking": _looking,
+        "looking": looking.looking,
         "securing": _securing,
         "saving": closing.saving,
         "stopping": closing.stopping,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -85,10 +86,7 @@ def run(command: commands.Demo) -> int:
 
 
 def _missing() -> str | None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import torch, numpy"], capture_output=True, text=True, check=False
-    )
-    if done.returncode == 0:
+    if all(importlib.util.find_spec(name) for name in ("torch", "numpy")):
         return None
     return f"holdfast demo needs torch and numpy in {sys.executable}: pip install 'holdfast[torch]'"
 

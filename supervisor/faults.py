@@ -33,6 +33,11 @@ def found(view: View, policy: Policy) -> tuple[Fault, ...]:
     return (*faults, *deaf) if faults or len(deaf) < len(view.memory.placement) else ()
 
 
+def plain(found: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    """Return the faults that need no look at stacks to be understood."""
+    return tuple(fault for fault in found if fault.kind not in ("hang", "victim"))
+
+
 def gathered(view: View, policy: Policy) -> tuple[Fault, ...]:
     """Return what the incident knows of this generation, and what has shown itself since.
 

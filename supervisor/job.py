@@ -146,7 +146,7 @@ class Job:
         known = before.incident if isinstance(action, Settle) else after.incident
         if before.incident and known and not _is_same(before, after) and not isinstance(action, Settle):
             self.records.incident(incident.superseded(before.incident, known))
-        if known is not None:
+        if known is not None and not isinstance(action, Look):  # it may be over before anything was done
             marks = _marks(view) if isinstance(action, Settle) else None
             self.records.incident(incident.record(known, marks))
 

@@ -18,7 +18,7 @@ def order_for(memory: Memory, member: str, policy: Policy, drill: Drill | None) 
         do = "secure" if memory.phase in ("securing", "saving") else "idle"
         return MemberOrder(do, memory.generation, just_in_time=False, drill=drill)
     if memory.phase == "looking":
-        return MemberOrder("look", memory.generation, drill=drill)
+        return MemberOrder("look", memory.generation, look=memory.looks, drill=drill)
     if memory.phase in ("securing", "saving"):
         mine = memory.phase == "saving" and member == memory.save_member
         return MemberOrder(

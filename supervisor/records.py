@@ -78,7 +78,7 @@ def build(
     step_s = max((each.step_s for each in progress), default=0.0)
     settled = memory.settled and memory.phase == "running"
     per_step = _per_step(progress, steps, _base(view))
-    opened = memory.incident if memory.phase not in ("stopping", "ended") else None
+    opened = memory.incident if memory.phase not in ("looking", "stopping", "ended") else None
     return {
         "run": name,
         "phase": memory.phase,

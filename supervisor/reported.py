@@ -20,9 +20,14 @@ def evidence(view: View) -> tuple[suspect.Evidence, ...]:
             look.stack,
         )
         for member in view.members
-        if member.report is not None and member.report.looked_for == view.memory.generation
+        if member.report is not None and has_looked(view, member.report)
         for look in member.report.looks
     )
+
+
+def has_looked(view: View, report: MemberReport) -> bool:
+    """True when `report` has the evidence that was asked for last."""
+    return (report.looked_for, report.look) == (view.memory.generation, view.memory.looks)
 
 
 def step_of(report: MemberReport, rank: int) -> int:

@@ -111,6 +111,7 @@ class Memory:
     skip: tuple[int, ...] = ()
     incident: Open | None = None
     incidents: int = 0
+    looks: int = 0  # at stacks, of hangs that were one and of those that were over before
     settled: bool = False
     stop: str = ""  # graceful, now
     save: int = 0
@@ -203,6 +204,13 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class Dismiss:
+    """The hang that was looked at is over by itself: nothing was stopped, and nothing is to be done."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Secure:
     """Freeze the group and secure what the survivors hold."""
 
@@ -268,4 +276,4 @@ class Done:
     why: str
 
 
-Action: TypeAlias = "Wait | Look | Secure | Start | Settle | Save | Replace | End | Done"
+Action: TypeAlias = "Wait | Look | Dismiss | Secure | Start | Settle | Save | Replace | End | Done"

@@ -17,7 +17,7 @@ from supervisor import orders
 from supervisor.accounts import Accounts
 from supervisor.apply import apply, asked_to_stop
 from supervisor.decide import decide
-from supervisor.view import Action, End, Look, Memory, Policy, Secure, Settle, Start, View, Wait
+from supervisor.view import Action, Dismiss, End, Look, Memory, Policy, Secure, Settle, Start, View, Wait
 from tests.simulated.group import Group
 from tests.simulated.member import MS, Content, Member
 from tests.simulated.network import Network
@@ -196,6 +196,8 @@ class World:
 
     def _record(self, before: Memory, action: Action, after: Memory) -> None:
         """What a supervisor writes after the journal, and a new one once more."""
+        if isinstance(action, Dismiss):  # it was none
+            return
         if before.incident and (after.incident is None or after.incident.number != before.incident.number):
             self.closed[before.incident.number] = "settled" if isinstance(action, Settle) else "overtaken"
         if isinstance(action, End) and after.incident:

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.view import Policy
+from tests.simulated.group import FAULTS
 from tests.simulated.scripts import SINGLE, STEPS, is_whole, remedies
 from tests.world import World
 
@@ -25,7 +26,7 @@ def test_a_recovery_that_is_cut_off_at_any_point_is_finished_once_and_the_same(n
         assert list(world.closed.values()) == ["settled"], point
 
 
-KINDS = ["raise", "kill", "crash", "hang", "stop", "lose", "mute", "sidecar", "cut", "supervisor", "nan"]
+KINDS = [*FAULTS, "nan"]
 
 
 @st.composite

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -65,6 +66,20 @@ def test_the_stack_shows_where_it_hangs(run: Run) -> None:
     text = "".join(str(each["stacks"]) for each in found)
     assert "spin (" in text
     assert "read_batch (" in text
+
+
+def test_a_rank_that_goes_on_while_it_is_looked_at_is_no_incident(run: Run) -> None:
+    before = run.steady(30)
+    watcher = next(each["sidecar_pid"] for each in before["members"] if 1 in each["ranks"])
+    os.kill(watcher, signal.SIGSTOP)  # so that the look takes as long as we need
+    run.hit(0, signal.SIGSTOP)
+    step = run.wait(lambda status: status["phase"] == "looking", "somebody looks")["ranks"][0]["step"]
+    run.hit(0, signal.SIGCONT)
+    run.wait(lambda status: status["ranks"][0]["step"] > step, "another step")
+    os.kill(watcher, signal.SIGCONT)
+    after = run.trains()
+    assert (after["generation"], after["incidents"]) == (before["generation"], before["incidents"])
+    assert "it went on by itself" in run.logs("supervisor.log")
 
 
 def test_no_false_alarm_with_uneven_steps_and_declared_pauses(start: Start) -> None:

@@ -28,7 +28,7 @@ SIGNALS = {
 FREE = ("sidecar", "supervisor")  # their deaths cost nothing, and are no incidents
 ASKED = 5
 # The faults come in the first two thirds: while a supervisor is away training goes on, and must not end.
-STEPS = {"gpt": 840, "vision": 560}
+STEPS = {"gpt": 840, "vision": 420}
 
 
 def train(start: Start, options: str, trainer: str, digest: Path) -> Run:

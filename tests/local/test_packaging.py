@@ -48,8 +48,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bin_folder(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the wheel and supervisord with pip into a new environment, as a user would."""
     environment = tmp_path_factory.mktemp("user") / "venv"
-    run(sys.executable, "-m", "venv", environment)
-    run(environment / "bin" / "pip", "install", "--quiet", "--no-input", wheel, "supervisor")
+    run(sys.executable, "-m", "venv", "--without-pip", environment)
+    pip = (sys.executable, "-m", "pip", "--python", environment, "install", "--quiet", "--no-input")
+    run(*pip, wheel, "supervisor")
     return environment / "bin"
 
 

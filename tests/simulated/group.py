@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,7 +15,11 @@ if TYPE_CHECKING:
 
 JOIN_MS, RESTORE_MS, VICTIM_MS, EXIT_MS = 10, 5, 4, 15
 LATER_MS = 50  # than the limit for a hang: then somebody looks
-FAULTS = ("raise", "leave", "crash", "kill", "hang", "stop", "lose", "mute", "sidecar", "cut", "supervisor")
+BACK_MS = 50  # after that: somebody is still looking
+FAULTS = (
+    *("raise", "leave", "crash", "kill", "hang", "stop", "late", "lose", "mute"),
+    *("sidecar", "cut", "supervisor"),
+)
 WHERE = '  File "train.py", line 7\nValueError: bad\n'
 
 
@@ -159,7 +164,7 @@ class Group:
 
     # -- faults
 
-    def _take_cue(self, rank: Rank, step: int, kinds: tuple[str, ...]) -> str:
+    def _take_cue(self, rank: Rank, step: int, kinds: Sequence[str]) -> str:
         what, left = self.world.cues.get((rank.number, step), ("", 0))
         if what not in kinds or left <= 0:
             return ""
@@ -188,6 +193,17 @@ class Group:
             case "hang" | "stop":
                 rank.away = what
                 self._stall(rank.generation)
+            case "late":
+                rank.away = what
+                self._stall(rank.generation)
+                world.after(world.hang_ms + LATER_MS + BACK_MS, partial(self._come_back, rank, step))
+
+    def _come_back(self, rank: Rank, step: int) -> None:
+        """Nothing was wrong with it: the step goes on as if it had been in time."""
+        ranks = self.ranks(rank.generation)
+        rank.away = ""
+        if self._is_whole(ranks) and not any(each.away for each in ranks):
+            self._backward(rank.generation, step)
 
     def _stall(self, generation: int) -> None:
         for rank in self.ranks(generation):

@@ -32,6 +32,7 @@ class Sidecar:
     sequence: int = 0
     secured_for: int = 0
     looked_for: int = 0
+    look: int = 0
     looks: tuple[Look, ...] = ()
     listed: tuple[PrivateHeld, ...] = ()
     prepare_error: str = ""
@@ -53,9 +54,10 @@ class Sidecar:
             launcher=member.launcher_state(),
             peer_url=f"http://{member.name}:1",
             progress=tuple(map(_progress, member.ranks)),
-            stalls=self._stalls() if self.order.do == "run" else (),
+            stalls=self._stalls() if self.order.do in ("run", "look") else (),
             looks=self.looks,
             looked_for=self.looked_for,
+            look=self.look,
             slots=tuple(Slot(generation, content.step, 8) for generation, content in member.slots),
             privates=self.listed,
             secured_for=self.secured_for,
@@ -91,8 +93,8 @@ class Sidecar:
             member.refill(order.generation)
         elif order.do == "secure" and self.secured_for < order.generation:
             self._secure(order)
-        elif order.do == "look" and self.looked_for < order.generation:
-            after(LOOK_MS, partial(self._look, order.generation))
+        elif order.do == "look" and (self.looked_for, self.look) != (order.generation, order.look):
+            after(LOOK_MS, partial(self._look, order.generation, order.look))
         elif order.do == "stop":
             after(STOP_MS, partial(member.world.remove, member.name))
         if order.save > max(self.durable.asked, self.saving):
@@ -121,13 +123,13 @@ class Sidecar:
         self.secured_for = order.generation
         member.world.network.tell(member)
 
-    def _look(self, generation: int) -> None:
-        if self.member.sidecar is self and self.looked_for < generation:
+    def _look(self, generation: int, number: int) -> None:
+        if self.member.sidecar is self and (self.looked_for, self.look) != (generation, number):
             mine = [rank for rank in self.member.ranks if rank.generation == generation]
             self.looks = tuple(
                 Look(r.number, r.content.step, 3, 0, "S", 0.0, STUCK if r.away else WAITING) for r in mine
             )
-            self.looked_for = generation
+            self.looked_for, self.look = generation, number
             self.member.changed()
 
     def _save(self, order: MemberOrder) -> None:

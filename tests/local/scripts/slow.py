@@ -39,4 +39,4 @@ def data(_step: int, sampler: Sampler) -> torch.Tensor:
 
 
 tiny.model_of = lambda width: nn.Sequential(model_of(width), Slowing())
-train(10_000_000, data=data)
+train(10_000_000, data=data, pace_s=0)

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 import holdfast
 
+PACE_S = 0.005  # a step's rest: what a test waits for beside the training needs the cores, too
+
 
 class Sampler:
     """Batches in an order that it must remember: its position is private to a rank."""
@@ -46,7 +48,7 @@ def train(
     steps: int,
     *,
     width: int = 64,
-    pace_s: float = 0.0,
+    pace_s: float = PACE_S,
     data: Callable[[int, Sampler], Tensor] = lambda _, sampler: sampler.batch(),
     loss_of: Callable[[int, int, Tensor], Tensor] = lambda _step, _rank, output: output.pow(2).mean(),
     before_commit: Callable[[int, int], None] = lambda _step, _rank: None,
@@ -54,7 +56,10 @@ def train(
     prepare: Callable[[torch.optim.Optimizer, int], None] = lambda _optimizer, _rank: None,
     digest: Path | None = None,
 ) -> None:
-    """Train for `steps` with what the caller puts in between; write the digest of all state."""
+    """Train for `steps` with what the caller puts in between; write the digest of all state.
+
+    Each step rests for `pace_s`, in turn at another place, so that a fault finds a rank anywhere.
+    """
     module = model_of(width)
     session = holdfast.join()
     torch.manual_seed(session.rank)
@@ -64,13 +69,20 @@ def train(
     sampler = Sampler(session.rank)
     state = session.protect(model=model, optimizer=optimizer, sampler=sampler)
     pause = threading.Event()
+
+    def rest(step: int, place: int) -> None:
+        if step % 3 == place:
+            pause.wait(pace_s)
+
     for step in state.steps(steps):
+        rest(step, 0)
         loss = loss_of(step, session.rank, model(data(step, sampler)))
+        rest(step, 1)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1e9)  # of all ranks: a bad one shows on each
         optimizer.step()
         optimizer.zero_grad()
-        pause.wait(pace_s)
+        rest(step, 2)
         before_commit(step, session.rank)
         state.commit(loss=loss, grad_norm=norm, samples=32, position=32 * step)
         after(step, state)

@@ -26,4 +26,4 @@ def after(step: int, state: object) -> None:
                 pause.wait(length * STEP_S)
 
 
-train(int(sys.argv[1]), data=data, after=after)
+train(int(sys.argv[1]), data=data, after=after, pace_s=0)

@@ -14,7 +14,8 @@ import pytest
 
 from holdfast import tasks, wire
 from holdfast.launcher_messages import Launch, LauncherOrder, LauncherState, RankStart, Restore
-from holdfast.messages import Drill, MemberOrder, MemberReport, Slot, Source
+from holdfast.messages import Drill, MemberOrder, MemberReport, Slot, Source, Stall
+from holdfast.page import Page
 from sidecar.config import Config
 from sidecar.member import LATE_S, SOONEST_S, Member
 from tests.unit.sidecar.launching import LIMIT_S, Launcher
@@ -120,6 +121,21 @@ async def test_what_cannot_be_prepared_is_told_with_its_generation_and_forgotten
         await place.sidecar.obey(run(3))
         assert place.sidecar.report().prepare_error == ""
         assert (await place.heard()).generation == 3
+
+
+async def test_each_look_answers_its_number_and_whoever_goes_on_meanwhile_is_told_of(here: Path) -> None:
+    page = Page.create(here / "page-0.bin")
+    page.begin(1, 0, 0, 1, 5)
+    async with at_work(here) as place:
+        sidecar = place.sidecar
+        sidecar.stalls = (Stall(0, 1, 5, 3, 0, "forward", 0.7, 0.6),)
+        for number in (1, 2):
+            await sidecar.obey(MemberOrder("look", 1, look=number))
+            seen = await place.until(lambda report, number=number: report.look == number)
+            assert (seen.looked_for, [each.step for each in seen.looks]) == (1, [5])
+        sidecar._look_for_stalls(0.0)
+        assert sidecar.report().stalls == ()
+    page.close()
 
 
 async def test_survivors_are_asked_for_their_state_before_what_is_held_is_listed(here: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from holdfast.messages import Look as Looked
 from supervisor.apply import LOST, apply, asked_to_stop
 from supervisor.view import (
+    Dismiss,
     End,
     Lineage,
     Look,
@@ -47,9 +48,19 @@ def test_a_first_fault_opens_an_incident_at_its_first_symptom() -> None:
     assert after.incidents == 1
 
 
-def test_a_hang_that_is_being_looked_at_counts_as_an_incident_already() -> None:
-    after = apply(view(*HELD), Look((fault("hang"),), ""), POLICY)
-    assert (after.phase, after.incidents) == ("looking", 1)
+def test_a_hang_that_is_being_looked_at_counts_as_an_incident_once_something_is_done() -> None:
+    looking = apply(view(*HELD, incidents=4), Look((fault("hang"),), ""), POLICY)
+    assert looking.incident is not None
+    assert (looking.phase, looking.incidents, looking.incident.number, looking.looks) == ("looking", 4, 5, 1)
+    hung = apply(replace(view(*HELD), memory=looking), Secure((fault("hang"),), True, ""), POLICY)
+    assert (hung.phase, hung.incidents) == ("securing", 5)
+
+
+def test_a_hang_that_is_over_leaves_nothing_but_the_number_of_the_look() -> None:
+    before = view(*HELD, settled=True, incidents=4)
+    looking = apply(before, Look((fault("hang"),), ""), POLICY)
+    after = apply(replace(before, memory=looking), Dismiss("it went on"), POLICY)
+    assert after == replace(before.memory, looks=1, since_ns=before.now_ns)
 
 
 def test_evidence_is_kept_and_the_named_rank_comes_first() -> None:

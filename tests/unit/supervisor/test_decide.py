@@ -1,19 +1,23 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from holdfast.messages import Stall
 from supervisor.closing import EXIT_INTERRUPTED
 from supervisor.decide import decide
 from supervisor.view import (
     Checkpoint,
+    Dismiss,
     Done,
     End,
     Look,
     Memory,
+    Open,
     Policy,
     Replace,
     Save,
@@ -25,7 +29,7 @@ from supervisor.view import (
 )
 from tests.simulated.member import Content
 from tests.simulated.scripts import SINGLE, STEPS, TWO, Script, cued, is_whole, remedies
-from tests.unit.supervisor.views import S, launcher, member, progress, rank, report, view
+from tests.unit.supervisor.views import S, fault, launcher, member, progress, rank, report, view
 from tests.world import World
 
 
@@ -88,6 +92,36 @@ def test_a_hang_is_looked_at_before_anything_is_stopped() -> None:
     assert [type(action) for _, action, _ in world.journal][2:5] == [Look, Secure, Start]
     [named] = actions(world, Secure)[0].faults
     assert (named.kind, named.rank, named.member) == ("hang", 1, "m1")
+
+
+def test_a_rank_that_goes_on_is_no_incident_and_a_later_hang_is_looked_at_anew() -> None:
+    late = cued(1, 3, "late")
+    late.cues[0, 6] = ("hang", 1)
+    world = late.run()
+    kinds = [type(action) for _, action, _ in world.journal]
+    assert kinds == [Start, Settle, Look, Dismiss, Look, Secure, Start, Settle, End, Done]
+    assert remedies(world) == [("hang", "restart", 6)]
+    assert (world.memory.incidents, world.memory.looks) == (1, 2)
+    [incident] = {m.incident for _, a, m in world.journal if isinstance(a, Start) and m.incident}
+    assert re.findall(r"step (\d+)", " ".join(incident.evidence)) == ["6", "6"]
+
+
+def test_a_rank_that_goes_on_is_late_as_long_as_its_member_says_so() -> None:
+    """What it says of the steps may be newer than what it says of who has stalled."""
+    stall = Stall(1, 1, 5, 3, 0, "forward", 0.7, 0.6)
+    hung = Open(1, 1, 0, 0, 0.0, (fault("hang", 1, step=5),))
+    given: dict[str, Any] = {"phase": "looking", "since_ns": 100 * S, "incident": hung, "looks": 1}
+
+    def decided(step: int, stalls: tuple[Stall, ...] = (), **changed: Any) -> object:
+        first = report("m0", launcher(), progress=(progress(0, 7),))
+        second = report("m1", launcher(), progress=(progress(1, step),), stalls=stalls)
+        memory = {"settled": True, **given, **changed}
+        return decide(view(member("m0", first), member("m1", second), **memory), TWO)
+
+    assert isinstance(decided(6), Dismiss)
+    assert isinstance(decided(6, (stall,)), Wait)
+    assert isinstance(decided(5), Wait)
+    assert isinstance(decided(6, settled=False), Wait)
 
 
 def test_a_cause_that_shows_itself_after_its_victims_is_named() -> None:

@@ -73,7 +73,8 @@ def test_what_was_secured_in_a_recovery_is_saved_once_the_group_trains_again() -
 
 
 def test_a_hang_is_looked_at() -> None:
-    assert order("m0", phase="looking").do == "look"
+    found = order("m0", phase="looking", looks=3)
+    assert (found.do, found.generation, found.look) == ("look", 1, 3)
 
 
 @pytest.mark.parametrize(
