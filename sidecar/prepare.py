@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -49,13 +50,15 @@ class Preparer:
         While somebody holds the slot that is needed, `make_room` is called: a rank of the generation before
         that is stopped within a copy, or gets no further with it, would hold it for ever.
         """
-        give_up_at = time.monotonic() + ROOM_S
+        give_up_at = math.inf
         while True:
             try:
                 return await self._prepare(order)
             except Busy as error:
                 if time.monotonic() > give_up_at:
                     raise Unprepared(str(error)) from None
+                # From the first refusal on: what came before it may have taken long.
+                give_up_at = min(give_up_at, time.monotonic() + ROOM_S)
             make_room()
             await asyncio.sleep(ROOM_LOOK_S)
 
