@@ -61,7 +61,7 @@ class Show:
 
 
 WHOLE = Show(450, TRAIN, DRILLS)
-QUICK = Show(500, (*TRAIN, "--tiny", "--context", "128", "--batch", "8"), (DRILLS[0], DRILLS[3], DRILLS[5]))
+QUICK = Show(360, (*TRAIN, "--tiny", "--context", "128", "--batch", "8"), (DRILLS[0], DRILLS[3], DRILLS[5]))
 
 
 def run(command: commands.Demo) -> int:

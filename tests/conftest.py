@@ -18,7 +18,7 @@ UNIT = Path(__file__).parent / "unit"
 settings.register_profile(
     "quick", max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile("thorough", settings.get_profile("quick"), max_examples=100)
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=50)
 settings.load_profile("quick")
 
 

@@ -207,9 +207,11 @@ class Run:
             os.kill(self.pid(rank), signum)
 
     def kill_ranks(self, *ranks: int) -> None:
-        """SIGKILL to each of `ranks`."""
-        for pid in [self.pid(rank) for rank in ranks]:
-            os.kill(pid, signal.SIGKILL)
+        """SIGKILL to each of `ranks`, stopped before: none can do anything about the others' end."""
+        pids = [self.pid(rank) for rank in ranks]
+        for signum in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                os.kill(pid, signum)
 
     def broken(self, act: Callable[[], object], limit_s: float = WAIT_S) -> Json:
         """Carry out `act`, which makes one fault, and return its incident once it is over."""

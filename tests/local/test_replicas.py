@@ -15,7 +15,7 @@ SPOILT, EVERY = 260, 64
 
 
 def test_a_silently_corrupted_replica_is_named_and_rolled_back(start: Start, tmp_path: Path) -> None:
-    given = (600, 1, SPOILT, tmp_path / "marker", tmp_path / "digest")
+    given = (1500, 1, SPOILT, tmp_path / "marker", tmp_path / "digest")
     run = start(f"--members 3 --snapshot-every {EVERY} --checkpoint-every 0", "liar.py", *given)
     ended = run.finish()
     assert ended.code == 0, ended.output

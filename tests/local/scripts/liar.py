@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from pathlib import Path
 
 import torch
@@ -15,6 +17,7 @@ steps, liar, spoilt, marker, digest = (
     *map(Path, sys.argv[4:]),
 )
 weights: list[torch.Tensor] = []
+pause = threading.Event()
 
 
 def keep(optimizer: torch.optim.Optimizer, _rank: int) -> None:
@@ -27,4 +30,9 @@ def spoil(step: int, rank: int) -> None:
             weights[0].view(-1)[7] += 1e-3
 
 
-train(steps, pace_s=0.003, prepare=keep, before_commit=spoil, digest=digest)
+def linger(*_: object) -> None:
+    """Take time until it is found."""
+    pause.wait(0.003 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0)
+
+
+train(steps, pace_s=0, prepare=keep, before_commit=spoil, after=linger, digest=digest)
