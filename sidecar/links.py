@@ -116,8 +116,10 @@ class SupervisorLink:
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await tasks.end(both)
-        for task in done:
-            task.result()
+        # Both, or the loop logs the error of the other: the same lost line, with a traceback.
+        errors = [task.exception() for task in (*done, *(both - done)) if not task.cancelled()]
+        for error in filter(None, errors):
+            raise error
 
     async def _listen(self, socket: _Socket) -> None:
         async for message in socket:

@@ -267,7 +267,7 @@ class Member:
         alive = {r.rank for r in state.ranks if r.state in ("starting", "running")}
         found = self.pages.poll(state.generation, time.monotonic_ns(), lateness_s)
         stalls = tuple(stall for stall in found if stall.rank in alive)
-        if {s.rank for s in stalls} != {s.rank for s in self.stalls}:
+        if {(s.rank, s.step) for s in stalls} != {(s.rank, s.step) for s in self.stalls}:
             self.stalls = stalls
             self._changed()
 

@@ -100,7 +100,7 @@ def _of_report(view: View, block: int, name: str, report: MemberReport, policy: 
             launcher.generation < memory.generation and view.now_ns - memory.started_ns > policy.form_s * 1e9
         ):
             faults.append(_unprepared(view, name, f"not ready after {policy.form_s:g} s"))
-    faults += [_stalled(view, name, each) for each in report.stalls if each.generation == memory.generation]
+    faults += [_stalled(view, name, each) for each in reported.stalls(view, report)]
     return faults
 
 

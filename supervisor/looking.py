@@ -41,7 +41,7 @@ def _goes_on(view: View, hung: tuple[Fault, ...]) -> bool:
     Not before the generation has settled: an incident before it is open still.
     """
     found = reported.reports(view)
-    stalls = [each for report in found for each in report.stalls if each.generation == view.memory.generation]
+    stalls = [each for report in found for each in reported.stalls(view, report)]
     steps = [each.step for report in found for each in report.progress]
     complete = view.memory.settled and len(steps) == view.memory.world_size
     return complete and not stalls and min(steps) > max(fault.step for fault in hung)

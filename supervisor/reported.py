@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.messages import MemberReport
+from holdfast.messages import MemberReport, Stall
 from supervisor import suspect
 from supervisor.view import View
 
@@ -28,6 +28,15 @@ def evidence(view: View) -> tuple[suspect.Evidence, ...]:
 def has_looked(view: View, report: MemberReport) -> bool:
     """True when `report` has the evidence that was asked for last."""
     return (report.looked_for, report.look) == (view.memory.generation, view.memory.looks)
+
+
+def stalls(view: View, report: MemberReport) -> tuple[Stall, ...]:
+    """Return who has stalled in the present generation, by a report whose steps are newer than its stalls."""
+    return tuple(
+        stall
+        for stall in report.stalls
+        if stall.generation == view.memory.generation and step_of(report, stall.rank) <= stall.step
+    )
 
 
 def step_of(report: MemberReport, rank: int) -> int:

@@ -138,6 +138,18 @@ async def test_each_look_answers_its_number_and_whoever_goes_on_meanwhile_is_tol
     page.close()
 
 
+async def test_a_rank_that_stalls_again_at_another_step_is_told_of_anew(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with at_work(here) as place:
+        await place.sidecar.obey(MemberOrder("run", 1))
+        for step in (5, 9):
+            found = [Stall(0, 1, step, 3, 0, "forward", 0.7, 0.6)]
+            monkeypatch.setattr(place.sidecar.pages, "poll", lambda *_, found=found: found)
+            place.sidecar._look_for_stalls(0.0)
+            assert [each.step for each in place.sidecar.report().stalls] == [step]
+
+
 async def test_survivors_are_asked_for_their_state_before_what_is_held_is_listed(here: Path) -> None:
     async with at_work(here) as place:
         await place.sidecar.obey(MemberOrder("secure", 1))

@@ -106,9 +106,9 @@ def test_a_rank_that_goes_on_is_no_incident_and_a_later_hang_is_looked_at_anew()
     assert re.findall(r"step (\d+)", " ".join(incident.evidence)) == ["6", "6"]
 
 
-def test_a_rank_that_goes_on_is_late_as_long_as_its_member_says_so() -> None:
-    """What it says of the steps may be newer than what it says of who has stalled."""
-    stall = Stall(1, 1, 5, 3, 0, "forward", 0.7, 0.6)
+def test_a_rank_goes_on_when_it_has_done_a_step_and_is_not_late_again() -> None:
+    """What a member says of the steps is newer than what it says of who has stalled."""
+    stall, again = (Stall(1, 1, step, 3, 0, "forward", 0.7, 0.6) for step in (5, 6))
     hung = Open(1, 1, 0, 0, 0.0, (fault("hang", 1, step=5),))
     given: dict[str, Any] = {"phase": "looking", "since_ns": 100 * S, "incident": hung, "looks": 1}
 
@@ -119,7 +119,8 @@ def test_a_rank_that_goes_on_is_late_as_long_as_its_member_says_so() -> None:
         return decide(view(member("m0", first), member("m1", second), **memory), TWO)
 
     assert isinstance(decided(6), Dismiss)
-    assert isinstance(decided(6, (stall,)), Wait)
+    assert isinstance(decided(6, (stall,)), Dismiss)
+    assert isinstance(decided(6, (again,)), Wait)
     assert isinstance(decided(5), Wait)
     assert isinstance(decided(6, settled=False), Wait)
 
