@@ -21,7 +21,8 @@ PARTS := $(wildcard holdfast supervisor sidecar nodeagent trainer)
 # and import torch, every one of them.
 WITH_TORCH := tests/unit/holdfast tests/unit/trainer tests/unit/bench
 OTHERS := $(filter-out $(WITH_TORCH) %/__init__.py %/conftest.py %/__pycache__,$(wildcard tests/unit/*))
-# All others as two processes, too: a run of theirs waits for much, and does not need two cores.
+# All others as two processes, too, of about the same length: a run waits for limits, ends and disks, and one
+# after another they leave half of two cores idle.
 BROKEN_RUNS := $(patsubst %,tests/local/test_%.py,deaf frozen hangs identical just_in_time late own_parts recovery replicas slow)
 OTHER_RUNS := tests/torn tests/histories \
     $(filter-out $(BROKEN_RUNS),$(wildcard tests/local/test_*.py tests/local/nodeagent))

@@ -100,15 +100,19 @@ def _secure(view: View, action: Secure) -> Memory:
             incident = _opened(view, action.faults)
     if memory.phase == "looking" and incident is not None:
         incident = _with_evidence(view, incident)
-    count = memory.incidents if incident is None else max(memory.incidents, incident.number)
     return replace(
         memory,
         phase="securing",
         since_ns=view.now_ns,
         incident=incident,
-        incidents=count,
+        incidents=_count(memory, incident),
         **_found(view),
     )
+
+
+def _count(memory: Memory, incident: Open | None) -> int:
+    """Return the number of the last incident, now that something is done about this one."""
+    return memory.incidents if incident is None else max(memory.incidents, incident.number)
 
 
 class _Found(TypedDict, total=False):
@@ -284,6 +288,7 @@ def _end(view: View, action: End, policy: Policy) -> Memory:
         why=action.why,
         message=action.message,
         incident=incident,
+        incidents=_count(memory, incident),
     )
 
 

@@ -56,6 +56,14 @@ def test_a_hang_that_is_being_looked_at_counts_as_an_incident_once_something_is_
     assert (hung.phase, hung.incidents) == ("securing", 5)
 
 
+def test_a_run_that_is_stopped_while_a_hang_is_looked_at_counts_it() -> None:
+    """Its file is written, and the next run in this directory must not take its number."""
+    looking = apply(view(*HELD, incidents=4), Look((fault("hang"),), ""), POLICY)
+    ended = apply(replace(view(*HELD), memory=looking), End(130, "stopped at once, as asked"), POLICY)
+    assert ended.incident is not None
+    assert (ended.incidents, ended.incident.number) == (5, 5)
+
+
 def test_a_hang_that_is_over_leaves_nothing_but_the_number_of_the_look() -> None:
     before = view(*HELD, settled=True, incidents=4)
     looking = apply(before, Look((fault("hang"),), ""), POLICY)
