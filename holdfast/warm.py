@@ -15,6 +15,7 @@ import random
 import signal
 import socket
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ BOOT = (
 """Run with `python -c BOOT first-of-path import-root`: nothing but what the script would see."""
 
 SPEC = "HOLDFAST_WARM"  # the variable with the JSON that `spec` gives
+GONE_S = 0.1  # for threads that have ended to be gone
 
 
 def spec(program: Program, **more: Any) -> str:
@@ -51,7 +53,7 @@ def main() -> None:
 
 
 def _serve(program: Program, given: dict[str, Any], control: socket.socket) -> None:
-    alone = len(os.listdir("/proc/self/task")) == 1  # noqa: PTH208 - a count, not paths
+    alone = _forkable()
     gc.collect()
     gc.freeze()  # the collector's marks would otherwise unshare every page after the fork
     channel.send(control, Say("ready" if alone else "unforkable", os.getpid()))
@@ -68,6 +70,24 @@ def _serve(program: Program, given: dict[str, Any], control: socket.socket) -> N
             sys.exit(_become(program, given, order.local_rank, rank, descriptors[1]))
         for each in descriptors:
             os.close(each)
+
+
+def _forkable() -> bool:
+    """Tell whether one thread exists, once those that know of forks have been put away.
+
+    OpenBLAS, which NumPy brings, has a thread for each core from its import on. It ends them before a fork
+    and starts them at the next use (pthread_atfork), so the first fork tells, and those that follow are safe.
+    """
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    deadline = time.monotonic() + GONE_S  # a thread that was joined may still be listed for a moment
+    while len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - a count, not paths
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def _fork_twice() -> int:

@@ -10,28 +10,25 @@ import contextlib
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+from tests.local.processes import Marked
+from tests.local.waiting import GONE_S, START_S, WAIT_S, until
 
 SCRIPTS = Path(__file__).with_name("scripts")
-LOOK_S = (0.01, 0.1)  # between two looks: at first, and at most
-START_S = 90.0  # for the first step: imports of torch by several processes at once, on two busy cores
-WAIT_S = 60.0  # for everything else
-GONE_S = 15.0  # for what a run started, after its end
-_MARK = "HOLDFAST_TEST_RUN"  # in the environment of all that a run starts
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # a rank alone would have all cores, and its threads spin for work
 
 Json = dict[str, Any]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +41,6 @@ class Ended:
     @property
     def lines(self) -> list[str]:
         return self.output.splitlines()
-
-
-def until(look: Callable[[], T | None], what: str | Callable[[], str], limit_s: float, pidfd: int = -1) -> T:
-    """Return what `look` returns once that is not None; look sooner when the process of `pidfd` ends.
-
-    Looks come ever further apart, by a tenth of the time waited: looking takes the time of the run, too.
-    """
-    began = time.monotonic()
-    deadline = began + limit_s
-    while True:
-        found = look()
-        if found is not None:
-            return found
-        now = time.monotonic()
-        if now > deadline:
-            raise AssertionError(f"not within {limit_s:g} s: {what if isinstance(what, str) else what()}")
-        pause_s = min(max(LOOK_S[0], (now - began) / 10), LOOK_S[1])
-        select.select([pidfd] if pidfd >= 0 else [], [], [], pause_s)
 
 
 def holdfast(*words: str | Path, cwd: Path, **environment: str) -> Ended:
@@ -87,7 +66,7 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.run_dir = folder / "run"
-        self._mark = uuid.uuid4().hex
+        self._marked = Marked()
         words = options.split()
         if "--run-dir" not in words:
             words += ["--run-dir", str(self.run_dir)]
@@ -96,7 +75,7 @@ class Run:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "holdfast", "run", *words, "--", *map(str, command)],
             cwd=folder,
-            env={**os.environ, _MARK: self._mark, **environment},
+            env={**os.environ, **ONE_THREAD, **self._marked.environment, **environment},
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
@@ -263,19 +242,12 @@ class Run:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        for pid in self.left():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self._marked.kill()
         self._close()
-
-    def left(self) -> list[int]:
-        """Return the processes that the run has started and that live."""
-        mark = f"{_MARK}={self._mark}".encode()
-        return [pid for pid in _pids() if mark in _environment(pid)]
 
     def _clean(self) -> None:
         """Nothing of a run that has ended is left: process, memory, socket."""
-        until(lambda: None if self.left() else True, lambda: f"left: {self._named()}", GONE_S)
+        until(lambda: None if self._marked.alive() else True, lambda: f"left: {self._marked.named()}", GONE_S)
         runtime = self.runtime or _runtime(self.run_dir)
         if runtime is not None:
             until(lambda: None if runtime.exists() else True, f"{runtime} is left", GONE_S)
@@ -286,9 +258,6 @@ class Run:
             os.close(self._pidfd)
             self._pidfd = -1
         self._output.close()
-
-    def _named(self) -> list[tuple[int, str]]:
-        return [(pid, _words(pid)) for pid in self.left()]
 
     # -- inside
 
@@ -333,21 +302,3 @@ def _runtime(run_dir: Path) -> Path | None:
         return Path(json.loads((run_dir / "run.json").read_text())["runtime"])
     except (OSError, ValueError, KeyError):
         return None
-
-
-def _pids() -> list[int]:
-    return [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
-
-
-def _environment(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return b""
-
-
-def _words(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
-    except OSError:
-        return ""

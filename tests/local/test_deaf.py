@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.local.conftest import Start
-from tests.local.running import GONE_S, Json, Run, until
+from tests.local.running import Json, Run
+from tests.local.waiting import GONE_S, until
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(180)]
 

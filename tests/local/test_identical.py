@@ -15,7 +15,8 @@ import pytest
 
 from holdfast import parts
 from tests.local.conftest import Start
-from tests.local.running import WAIT_S, Json, Run, until
+from tests.local.running import Json, Run
+from tests.local.waiting import WAIT_S, until
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(300)]
 

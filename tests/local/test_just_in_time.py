@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.local.conftest import Start
-from tests.local.running import Run, until
+from tests.local.running import Run
+from tests.local.waiting import until
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.local.conftest import Start
-from tests.local.running import START_S, Json, Run
+from tests.local.running import Json, Run
+from tests.local.waiting import START_S
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
 

@@ -43,4 +43,4 @@ def spin() -> None:
         count += 1
 
 
-train(10_000_000, data=read_batch, loss_of=loss_of)
+train(10_000_000, data=read_batch, loss_of=loss_of, pace_s=0.01)

@@ -1,4 +1,7 @@
-"""Spoil a bit of one rank's parameters once: python liar.py STEPS RANK STEP MARKER DIGEST."""
+"""Spoil a bit of one rank's parameters once: python liar.py STEPS RANK STEP MARKER DIGEST.
+
+Without being found out it trains for STEPS; afterwards, and rolled back, for a few more than STEP.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,20 @@ def spoil(step: int, rank: int) -> None:
             weights[0].view(-1)[7] += 1e-3
 
 
+def found_out() -> bool:
+    return os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+
+
 def linger(*_: object) -> None:
     """Take time until it is found."""
-    pause.wait(0.003 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0)
+    pause.wait(0.0 if found_out() else 0.003)
 
 
-train(steps, pace_s=0, prepare=keep, before_commit=spoil, after=linger, digest=digest)
+train(
+    lambda: spoilt + 50 if found_out() else steps,
+    pace_s=0,
+    prepare=keep,
+    before_commit=spoil,
+    after=linger,
+    digest=digest,
+)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tiny import train
 
-words = [*sys.argv[1:], *["64", "5", ""][len(sys.argv) - 2 :]]
+words = [*sys.argv[1:], *["64", "20", ""][len(sys.argv) - 2 :]]
 train(
     int(words[0]),
     width=int(words[1]),

@@ -45,7 +45,7 @@ def model_of(width: int = 64) -> nn.Module:
 
 
 def train(
-    steps: int,
+    steps: int | Callable[[], int],
     *,
     width: int = 64,
     pace_s: float = PACE_S,
@@ -56,7 +56,7 @@ def train(
     prepare: Callable[[torch.optim.Optimizer, int], None] = lambda _optimizer, _rank: None,
     digest: Path | None = None,
 ) -> None:
-    """Train for `steps` with what the caller puts in between; write the digest of all state.
+    """Train for `steps`, known once it has joined, with what the caller puts in between; write the digest.
 
     Each step rests for `pace_s`, in turn at another place, so that a fault finds a rank anywhere.
     """
@@ -74,7 +74,7 @@ def train(
         if step % 3 == place:
             pause.wait(pace_s)
 
-    for step in state.steps(steps):
+    for step in state.steps(steps if isinstance(steps, int) else steps()):
         rest(step, 0)
         loss = loss_of(step, session.rank, model(data(step, sampler)))
         rest(step, 1)

@@ -1,0 +1,33 @@
+"""Wait for an event, and fail at a deadline with what was waited for."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+LOOK_S = (0.01, 0.1)  # between two looks: at first, and at most
+START_S = 90.0  # for the first step: imports of torch by several processes at once, on two busy cores
+WAIT_S = 60.0  # for everything else
+GONE_S = 15.0  # for what a run started, after its end
+
+T = TypeVar("T")
+
+
+def until(look: Callable[[], T | None], what: str | Callable[[], str], limit_s: float, pidfd: int = -1) -> T:
+    """Return what `look` returns once that is not None; look sooner when the process of `pidfd` ends.
+
+    Looks come ever further apart, by a tenth of the time waited: looking takes the time of the run, too.
+    """
+    began = time.monotonic()
+    deadline = began + limit_s
+    while True:
+        found = look()
+        if found is not None:
+            return found
+        now = time.monotonic()
+        if now > deadline:
+            raise AssertionError(f"not within {limit_s:g} s: {what if isinstance(what, str) else what()}")
+        pause_s = min(max(LOOK_S[0], (now - began) / 10), LOOK_S[1])
+        select.select([pidfd] if pidfd >= 0 else [], [], [], pause_s)
