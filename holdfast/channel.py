@@ -30,7 +30,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Do:
-    """A launcher tells its rank: fork (zygote), start, secure, drill."""
+    """A launcher tells its rank: fork (zygote), start, secure, drill. A keeper tells its template: member."""
 
     what: str
     launch: Launch | None = None
@@ -38,6 +38,7 @@ class Do:
     generation: int = 0
     drill: str = ""
     local_rank: int = 0
+    argv: tuple[str, ...] = ()
 
 
 class Closed(Exception):

@@ -43,6 +43,11 @@ class Program:
     imports: tuple[str, ...] = ()  # what it imports from elsewhere than its own folder
     source: str = ""  # the file with its first line, where that is known
 
+    def entered(self, code: str, root: Path) -> tuple[str, ...]:
+        """Return the words that run `code` in its interpreter, with its folder and `root` as arguments."""
+        folder = Path(self.target).parent if self.kind == "script" else Path()
+        return (self.interpreter, *self.flags, "-c", code, str(folder.resolve()), str(root))
+
 
 def parse(argv: list[str], directory: Path) -> Program:
     """Return the program that `argv` would run in `directory`.

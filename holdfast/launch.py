@@ -15,6 +15,7 @@ from holdfast.crew import Crew
 from holdfast.errors import BadInput
 from holdfast.launcher import Launcher
 from holdfast.nest import Home, Nest
+from holdfast.zygote import Zygote
 
 _ABOUT = """\
 Start and watch the ranks of one member, as its sidecar says. `holdfast run` and the pod injector
@@ -24,7 +25,11 @@ put this before the training command; by hand it is of use only beside a sidecar
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve one member until told to stop. Returns the exit code; 2 for bad input."""
-    options = _parse(list(sys.argv[1:] if argv is None else argv))
+    return serve(options_of(list(sys.argv[1:] if argv is None else argv)))
+
+
+def serve(options: argparse.Namespace, zygote: Zygote | None = None) -> int:
+    """Serve one member, with the zygote that there is already, if any. Returns as `main`."""
     osproc.adopt_orphans()
     try:
         if options.parent:
@@ -41,13 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     _put_on_path(root)
     home = Home(directory, Path(options.logs), options.name, options.nproc, root, os.getppid())
-    _serve(program, home, _strategy(program, options.warm))
+    _serve(program, home, _strategy(program, options.warm), zygote)
     if options.parent and os.getppid() != options.parent:
         leftovers.clear(directory)
     return 0
 
 
-def _serve(program: command.Program, home: Home, strategy: str) -> None:
+def _serve(program: command.Program, home: Home, strategy: str, zygote: Zygote | None) -> None:
     selector = selectors.DefaultSelector()
     crew = Crew(home)
     launcher: Launcher | None = None
@@ -60,7 +65,7 @@ def _serve(program: command.Program, home: Home, strategy: str) -> None:
         assert launcher is not None
         launcher.on_gone(process)  # type: ignore[arg-type]
 
-    nest = Nest(program, home, selector, say, gone, strategy)
+    nest = Nest(program, home, selector, say, gone, strategy, zygote=zygote)
     launcher = Launcher(crew, nest, home.directory)
     launcher.serve()
 
@@ -74,11 +79,10 @@ def _strategy(program: command.Program, asked: str) -> str:
 
 def _put_on_path(root: Path) -> None:
     """Let the script and its children import `holdfast`, after everything of their own."""
-    known = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = f"{known}{os.pathsep}{root}" if known else str(root)
+    os.environ["PYTHONPATH"] = parts.with_path(os.environ, root)
 
 
-def _parse(argv: list[str]) -> argparse.Namespace:
+def options_of(argv: list[str]) -> argparse.Namespace:
     given = os.environ.get
     parser = argparse.ArgumentParser("holdfast launch", description=_ABOUT)
     parser.add_argument("--directory", default=given("HOLDFAST_DIRECTORY", "/run/holdfast"))

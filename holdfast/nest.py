@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast import channel, osproc, warm
-from holdfast.channel import Do, Say
+from holdfast.channel import Say
 from holdfast.command import Program
 from holdfast.launcher_messages import Ending
+from holdfast.zygote import Zygote
 
 MAX_FAILURES = 3  # warm processes in a row that died before they were parked
 
@@ -69,21 +70,21 @@ class Nest:
     warm: dict[int, Process] = field(default_factory=dict)
     failures: int = 0
     last_ending: Ending | None = None
-    _zygote: subprocess.Popen[bytes] | None = None
-    _line: socket.socket | None = None
-    _ready: bool = False
+    zygote: Zygote | None = None
     _forkable: bool = True
     _count: int = 0
 
     def open(self) -> None:
-        """Start the zygote, unless processes are made one by one."""
+        """Listen to the zygote, started now unless there is one; none if processes are made one by one."""
         if self.strategy != "park" or self.program.kind == "other" or not self._forkable:
             return
-        ours, theirs = channel.pair()
-        self._zygote = self._spawn(single=False, control=theirs, log=None, local_rank=-1)
-        theirs.close()
-        self._line, self._ready = ours, False
-        self.selector.register(ours, selectors.EVENT_READ, self._on_zygote)
+        if self.zygote is None:
+            ours, theirs = channel.pair()
+            child = self._spawn(single=False, control=theirs, log=None, local_rank=-1)
+            theirs.close()
+            self.zygote = Zygote(child.pid, ours)
+            child.returncode = 0  # we collect it; Popen must not
+        self.selector.register(self.zygote.line, selectors.EVENT_READ, self._on_zygote)
 
     def fill(self) -> None:
         """Begin a warm process for every local rank that has none. Returns at once."""
@@ -126,11 +127,11 @@ class Nest:
         """Kill the zygote and all that is warm; they are reaped by the launcher's sweep."""
         for process in self.warm.values():
             process.kill(9)
-        if self._zygote is not None:
-            self._zygote.kill()
+        if self.zygote is not None:
+            self.zygote.kill()
 
     def owns(self, pid: int) -> bool:
-        return self._zygote is not None and self._zygote.pid == pid
+        return self.zygote is not None and self.zygote.pid == pid
 
     @property
     def unborn(self) -> bool:
@@ -138,21 +139,19 @@ class Nest:
 
     def _make(self, local_rank: int) -> None:
         if self.strategy == "park" and self._forkable:
-            if self._line is None:
+            if self.zygote is None:
                 self.open()
-            if not self._ready or self._line is None:
+            if self.zygote is None or not self.zygote.ready:
                 return  # `fill` is called again when the zygote has spoken
             ours, theirs = channel.pair()
             process = self._process(local_rank, ours)
             with process.log.open("ab") as log:
-                order = Do("fork", local_rank=local_rank)
-                try:
-                    channel.send(self._line, order, (theirs.fileno(), log.fileno()))
-                except channel.Closed:
-                    ours.close()
-                    theirs.close()
-                    return
+                asked = self.zygote.fork(local_rank, theirs.fileno(), log.fileno())
             theirs.close()
+            if not asked:
+                self.selector.unregister(ours)
+                ours.close()
+                return
         else:
             ours, theirs = channel.pair()
             process = self._process(local_rank, ours)
@@ -164,7 +163,6 @@ class Nest:
     def _spawn(
         self, *, single: bool, control: socket.socket, log: Path | None, local_rank: int
     ) -> subprocess.Popen[bytes]:
-        script = Path(self.program.target).parent if self.program.kind == "script" else Path()
         path = log or self._new_log("zygote")
         with path.open("ab") as out:
             number = os.dup(out.fileno())
@@ -179,10 +177,8 @@ class Nest:
                 log=number,
                 local_rank=local_rank,
             )
-            first, root = str(script.resolve()), str(self.home.import_root)
-            python = [self.program.interpreter, *self.program.flags, "-c", warm.BOOT]
             child = subprocess.Popen(
-                [*python, first, root],
+                self.program.entered(warm.BOOT, self.home.import_root),
                 env={**os.environ, warm.SPEC: given},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -204,28 +200,23 @@ class Nest:
         return folder / f"{self.home.name}-{what}-{os.getpid()}-{self._count}.log"
 
     def _on_zygote(self) -> None:
-        assert self._line is not None
+        assert self.zygote is not None
         try:
-            said, _ = channel.receive(self._line, Say)
+            said, _ = channel.receive(self.zygote.line, Say)
         except channel.Closed:
             self._lose_zygote()
             return
-        self._ready = said.what == "ready"
+        self.zygote.ready = said.what == "ready"
         if said.what == "unforkable":
             self._forkable = False  # an import started threads: a fork would copy their locks
             self._lose_zygote()
         self.fill()
 
     def _lose_zygote(self) -> None:
-        assert self._line is not None
-        self.selector.unregister(self._line)
-        self._line.close()
-        self._line, self._ready = None, False
-        if self._zygote is None:
-            return
-        self._zygote.kill()
-        self._zygote.wait()
-        self._zygote = None
+        assert self.zygote is not None
+        self.selector.unregister(self.zygote.line)
+        self.zygote.end()
+        self.zygote = None
         if self._forkable:
             self.failures += 1
             self.last_ending = Ending(time.monotonic_ns(), 1, None, False, "", 0, "the zygote died")

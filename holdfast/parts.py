@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 PARTS = ("supervisor", "sidecar", "nodeagent", "trainer")
@@ -63,6 +64,12 @@ def import_root(directory: Path) -> Path:
             spare.symlink_to(_PACKAGE, target_is_directory=True)
             os.replace(spare, link)
     return directory.absolute()
+
+
+def with_path(environment: Mapping[str, str], root: Path) -> str:
+    """Return PYTHONPATH with `root` after all that is there."""
+    known = environment.get("PYTHONPATH", "")
+    return f"{known}{os.pathsep}{root}" if known else str(root)
 
 
 def _folder() -> str:

@@ -15,24 +15,29 @@ import random
 import signal
 import socket
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from holdfast import channel, ending, numpy_random, osproc, output, runtime, wire
+from holdfast import channel, ending, forking, numpy_random, osproc, output, runtime, wire
 from holdfast.channel import Do, Say
 from holdfast.command import Program
+from holdfast.zygote import Zygote
 
-BOOT = (
-    "import sys; sys.path[0] = sys.argv.pop(1); root = sys.argv.pop(1); "
-    "sys.path += [] if root in sys.path else [root]; "
-    "from holdfast.warm import main; main()"
-)
-"""Run with `python -c BOOT first-of-path import-root`: nothing but what the script would see."""
 
+def boot(module: str) -> str:
+    """Return what runs `module` by `python -c CODE first-of-path import-root`.
+
+    On its path is nothing but what the script would see.
+    """
+    return (
+        "import sys; sys.path[0] = sys.argv.pop(1); root = sys.argv.pop(1); "
+        f"sys.path += [] if root in sys.path else [root]; from {module} import main; main()"
+    )
+
+
+BOOT = boot("holdfast.warm")
 SPEC = "HOLDFAST_WARM"  # the variable with the JSON that `spec` gives
-GONE_S = 0.1  # for threads that have ended to be gone
 
 
 def spec(program: Program, **more: Any) -> str:
@@ -45,7 +50,7 @@ def main() -> None:
     program = wire.from_json(Program, given["program"])
     osproc.die_with(given["parent"])
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _preload(program)
+    preload(program)
     if given["single"]:
         control, log = socket.socket(fileno=given["control"]), given["log"]
         sys.exit(_become(program, given, given["local_rank"], control, log))
@@ -53,7 +58,7 @@ def main() -> None:
 
 
 def _serve(program: Program, given: dict[str, Any], control: socket.socket) -> None:
-    alone = _forkable()
+    alone = forking.forkable()
     gc.collect()
     gc.freeze()  # the collector's marks would otherwise unshare every page after the fork
     channel.send(control, Say("ready" if alone else "unforkable", os.getpid()))
@@ -64,7 +69,7 @@ def _serve(program: Program, given: dict[str, Any], control: socket.socket) -> N
             return
         if order.what != "fork" or len(descriptors) != 2:
             continue
-        if _fork_twice() == 0:
+        if forking.fork_twice(given["parent"]):
             control.close()
             rank = socket.socket(fileno=descriptors[0])
             sys.exit(_become(program, given, order.local_rank, rank, descriptors[1]))
@@ -72,33 +77,25 @@ def _serve(program: Program, given: dict[str, Any], control: socket.socket) -> N
             os.close(each)
 
 
-def _forkable() -> bool:
-    """Tell whether one thread exists, once those that know of forks have been put away.
+def fork_zygote(
+    program: Program, tracer: int, directory: str, nproc: int, *not_its_own: socket.socket
+) -> Zygote:
+    """Return a zygote of this process, which has imported what the script does and becomes a launcher.
 
-    OpenBLAS, which NumPy brings, has a thread for each core from its import on. It ends them before a fork
-    and starts them at the next use (pthread_atfork), so the first fork tells, and those that follow are safe.
+    In the zygote itself it does not return.
     """
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-    deadline = time.monotonic() + GONE_S  # a thread that was joined may still be listed for a moment
-    while len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - a count, not paths
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.001)
-    return True
-
-
-def _fork_twice() -> int:
-    """Return 0 in a grandchild that the launcher, a subreaper, will inherit and reap; else a pid."""
-    middle = os.fork()
-    if middle == 0:
-        if os.fork() != 0:
-            os._exit(0)
-        return 0
-    os.waitpid(middle, 0)
-    return middle
+    ours, theirs = channel.pair()
+    launcher = os.getpid()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        return Zygote(pid, ours)
+    for each in (ours, *not_its_own):
+        each.close()
+    osproc.die_with(launcher)
+    given = {"parent": launcher, "tracer": tracer, "directory": directory, "nproc": nproc}
+    _serve(program, given, theirs)
+    os._exit(0)
 
 
 def _become(
@@ -106,14 +103,10 @@ def _become(
 ) -> int:
     """Turn this process into the warm process of one slot, and run the script in it."""
     os.setsid()
-    parent = given["parent"]
-    while os.getppid() != parent:  # until the middle process has gone and the launcher has us
-        if os.getppid() == 1:
-            os._exit(1)
-        os.sched_yield()
-    osproc.die_with(parent)
+    osproc.die_with(given["parent"])
     osproc.allow_tracing_by(given["tracer"])
-    _redirect(log)
+    forking.redirect(log)
+    output.install()
     _reseed()
     os.environ["LOCAL_RANK"] = str(local_rank)
     mine = runtime.Runtime(control, Path(given["directory"]), local_rank, given["nproc"])
@@ -126,16 +119,6 @@ def _become(
     return ending.run(program, mine)
 
 
-def _redirect(log: int) -> None:
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(nothing)
-    os.close(log)
-    output.install()
-
-
 def _reseed() -> None:
     """Forks share the zygote's random state; a process of its own would have had fresh seeds."""
     random.seed()
@@ -144,7 +127,7 @@ def _reseed() -> None:
         numpy_random.reseed(numpy)
 
 
-def _preload(program: Program) -> None:
+def preload(program: Program) -> None:
     """Import what the script imports from elsewhere. What fails here will fail there, and be told.
 
     What an import makes, stays. To look for garbage in it again and again is a fifth of torch's import.

@@ -13,27 +13,18 @@ import selectors
 import shutil
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from holdfast import osproc
 from supervisor import plan
-from supervisor.plan import Plan, Start
+from supervisor.children import Children, Part
+from supervisor.plan import Plan
 from supervisor.restarts import Restarts
+from supervisor.template import Template
 
 STOP_S = 8.0  # for a part to end after SIGTERM
-
-
-@dataclass(slots=True)
-class Part:
-    """One process that the keeper owns."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-    pidfd: int
-    born_s: float
 
 
 @dataclass(slots=True)
@@ -66,16 +57,25 @@ class Keeper:
     _line: socket.socket | None = None
     _heard: bytes = b""
     _count: int = 0
+    _wanted: int = 0  # members, while the template still imports
     _restarts: Restarts = field(default_factory=Restarts)
+    _children: Children = field(init=False)
+    _template: Template = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._children = Children(self.plan.logs, self.selector, self._ended)
+        self._template = Template(self.plan, self._children, self._create_wanted)
 
     def start(self) -> None:
         osproc.adopt_orphans()
         self._start_supervisor()
+        self._template.start(time.monotonic())
 
     def turn(self, limit_s: float) -> None:
         """Wait for events up to `limit_s` and handle them."""
         for key, _ in self.selector.select(limit_s):
             key.data()
+        self._template.turn(time.monotonic())
         for name in self._restarts.take(time.monotonic()):
             self._start_again(name)
 
@@ -84,7 +84,7 @@ class Keeper:
     def _start_supervisor(self) -> None:
         ours, theirs = socket.socketpair()
         start = plan.supervisor(self.plan, os.getpid(), theirs.fileno(), self.api.fileno(), os.environ)
-        self._supervisor = self._spawn("supervisor", start)
+        self._supervisor = self._children.spawn("supervisor", start)
         theirs.close()
         self._line, self._heard = ours, b""
         self.selector.register(ours, selectors.EVENT_READ, self._hear)
@@ -135,17 +135,31 @@ class Keeper:
             if name in self.members and not self.members[name].gone:
                 self._kill(name)
         alive = sum(1 for member in self.members.values() if not member.gone)
+        if self._template.importing:
+            self._wanted = count
+            return
         for _ in range(count - alive):
             self._create()
+
+    def _create_wanted(self) -> None:
+        if not self._closing and self.stop != "now":
+            self._want(self._wanted, set())
+        self._tell()
 
     def _create(self) -> None:
         name = f"m{self._count}"
         self._count += 1
         self.plan.directory(name).mkdir(mode=0o700)
         block = self._free_block()
-        start = plan.launcher(self.plan, name, block, os.getpid(), os.environ)
-        self.members[name] = Member(name, self._spawn(f"launcher {name}", start), block)
+        self.members[name] = Member(name, self._launch(name, block), block)
         self._start_sidecar(name)
+
+    def _launch(self, member: str, block: int) -> Part:
+        name = f"launcher {member}"
+        forked = self._template.fork(name, member)
+        if forked is not None:
+            return forked
+        return self._children.spawn(name, plan.launcher(self.plan, member, block, os.getpid(), os.environ))
 
     def _free_block(self) -> int:
         """Return the lowest number that no living member has: its place on this machine."""
@@ -154,7 +168,7 @@ class Keeper:
 
     def _start_sidecar(self, name: str) -> None:
         start = plan.sidecar(self.plan, name, os.getpid(), os.environ)
-        self.members[name].sidecar = self._spawn(f"sidecar {name}", start)
+        self.members[name].sidecar = self._children.spawn(f"sidecar {name}", start)
 
     def _kill(self, name: str) -> None:
         """End a member as a power loss would: all its processes and its memory, at once."""
@@ -165,33 +179,12 @@ class Keeper:
         for part in (member.launcher, member.sidecar):
             if part is not None:
                 part.process.kill()
-        self._sweep()
+        self._children.sweep()
         shutil.rmtree(self.plan.directory(name), ignore_errors=True)
 
     # -- processes
 
-    def _spawn(self, name: str, start: Start) -> Part:
-        self.plan.logs.mkdir(exist_ok=True)
-        path = self.plan.logs / f"{name.replace(' ', '-')}.log"
-        with path.open("ab") as log:
-            process = subprocess.Popen(
-                start.argv,
-                env=start.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=start.descriptors,
-                start_new_session=True,  # Ctrl-C is ours to hear and theirs to be told
-            )
-        part = Part(name, process, os.pidfd_open(process.pid), time.monotonic())
-        self.selector.register(part.pidfd, selectors.EVENT_READ, lambda: self._ended(part))
-        return part
-
     def _ended(self, part: Part) -> None:
-        self.selector.unregister(part.pidfd)
-        os.close(part.pidfd)
-        part.process.wait()
-        self._sweep()
         if part is self._supervisor:
             self._supervisor = None
             if self.finished is None:
@@ -220,36 +213,16 @@ class Keeper:
         if not member.gone and member.sidecar is None:
             self._start_sidecar(name)
 
-    def _sweep(self) -> None:
-        """Kill what a dead part left behind: it came to us as an orphan."""
-        mine = {part.process.pid for part in self._parts()}
-        for _ in range(20):
-            strays = [pid for pid in osproc.children() if pid not in mine]
-            if not strays:
-                return
-            for pid in strays:
-                osproc.kill_group(pid)
-                try:
-                    os.waitpid(pid, 0)
-                except ChildProcessError:
-                    continue
-
-    def _parts(self) -> list[Part]:
-        found = [self._supervisor] if self._supervisor else []
-        for member in self.members.values():
-            found += [part for part in (member.launcher, member.sidecar) if part is not None]
-        return [part for part in found if part.process.returncode is None]
-
     def close(self) -> None:
         """End every process of the run and remove its memory. On return nothing of it is left."""
         self.finished = self.finished or Finished(1, "the keeper was closed", "")
         for signum in (signal.SIGTERM, signal.SIGKILL):
-            for part in self._parts():
+            for part in self._children.alive():
                 part.process.send_signal(signum)
                 part.process.send_signal(signal.SIGCONT)  # one that is stopped would not hear the first
             deadline = time.monotonic() + STOP_S
-            while self._parts() and time.monotonic() < deadline:
+            while self._children.alive() and time.monotonic() < deadline:
                 self.turn(0.05)
-        self._sweep()
+        self._children.sweep()
         shutil.rmtree(self.plan.runtime, ignore_errors=True)
         self.api.close()

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast import parts
+from holdfast import command, parts, warm
+from holdfast import template as holdfast_template
 from supervisor import devices
 
 _LAUNCH = (
@@ -51,13 +52,37 @@ class Start:
 def launcher(plan: Plan, member: str, block: int, parent: int, base: Mapping[str, str]) -> Start:
     """Return the launcher of `member`, whose place on this machine's devices is number `block`."""
     root = parts.import_root(plan.runtime / "import")
-    argv = (
-        *(sys.executable, "-c", _LAUNCH, str(root)),
+    argv = (sys.executable, "-c", _LAUNCH, str(root), *launch_words(plan, member, parent))
+    return Start(argv, {**base, **devices.share(base, plan.gpus, block, plan.nproc)})
+
+
+def launch_words(plan: Plan, member: str, parent: int) -> tuple[str, ...]:
+    """Return the options and the command of `holdfast launch` for `member`."""
+    return (
         *("--directory", str(plan.directory(member)), "--logs", str(plan.logs)),
         *("--name", member, "--nproc", str(plan.nproc), "--warm", plan.warm),
         *("--parent", str(parent), "--", *plan.command),
     )
-    return Start(argv, {**base, **devices.share(base, plan.gpus, block, plan.nproc)})
+
+
+def template(plan: Plan, parent: int, control: int, base: Mapping[str, str]) -> Start | None:
+    """Return the process that imports for all members; None where each must import for itself.
+
+    With GPUs each member sees its own, from before the first import on.
+    """
+    program = command.parse(list(plan.command), Path.cwd())
+    if plan.gpus or plan.warm not in ("auto", "park") or program.kind == "other":
+        return None
+    root = parts.import_root(plan.runtime / "import")
+    return Start(
+        program.entered(holdfast_template.BOOT, root),
+        {
+            **base,
+            "PYTHONPATH": parts.with_path(base, root),
+            warm.SPEC: warm.spec(program, parent=parent, control=control),
+        },
+        (control,),
+    )
 
 
 def sidecar(plan: Plan, member: str, parent: int, base: Mapping[str, str]) -> Start:

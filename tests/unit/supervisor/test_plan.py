@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast.launch import _parse
+from holdfast import warm
+from holdfast.launch import options_of
 from sidecar import config
 from supervisor import plan
 from supervisor.plan import Plan
@@ -25,7 +29,7 @@ def made(tmp_path: Path) -> Plan:
 
 def test_a_launcher_is_told_all_that_it_asks_for_and_has_devices_of_its_own(made: Plan) -> None:
     start = plan.launcher(made, "m1", 1, 77, BASE)
-    given = _parse(list(start.argv[4:]))
+    given = options_of(list(start.argv[4:]))
     assert given.command == list(made.command)
     assert (given.name, given.nproc, given.warm, given.parent) == ("m1", 2, "park", 77)
     assert Path(given.directory) == made.directory("m1")
@@ -47,3 +51,29 @@ def test_a_supervisor_inherits_its_line_and_its_socket(made: Plan) -> None:
     assert start.argv[-2:] == ("serve", "run")
     assert start.descriptors == (5, 6)
     assert (start.environment["HOLDFAST_KEEPER_FD"], start.environment["HOLDFAST_API_FD"]) == ("5", "6")
+
+
+def test_a_template_imports_what_the_script_does_and_has_our_package_behind_its_own(made: Plan) -> None:
+    script = made.runtime.with_name("train.py")
+    script.write_text("import json\n")
+    plain = replace(made, gpus=None, command=("python", str(script)))
+    start = plan.template(plain, 77, 5, {**BASE, "PYTHONPATH": "/theirs"})
+    assert start is not None
+    first, root = start.argv[-2:]
+    assert (first, start.environment["PYTHONPATH"]) == (str(script.parent), f"/theirs:{root}")
+    given = json.loads(start.environment[warm.SPEC])
+    assert (given["parent"], given["control"], start.descriptors) == (77, 5, (5,))
+    assert given["program"]["imports"] == ["json"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"gpus": 4}, {"warm": "spawn"}, {"warm": "cold"}, {"command": ("true",)}],
+    ids=["devices of their own", "no forks", "nothing warm", "no Python"],
+)
+def test_there_is_no_template_where_members_cannot_share_imports(made: Plan, other: dict[str, Any]) -> None:
+    script = made.runtime.with_name("train.py")
+    script.write_text("")
+    shared = replace(made, gpus=None, command=("python", str(script)))
+    assert plan.template(shared, 77, 5, BASE) is not None
+    assert plan.template(replace(shared, **other), 77, 5, BASE) is None

@@ -1,0 +1,69 @@
+"""The template: on one machine, imports what the script imports once, and forks each member from there.
+
+To import torch takes seconds of a core, and members of one machine share its cores. Each member is a launcher
+and its zygote, forked at once and apart from then on: the template's death, or that of another member,
+is nothing to them. It forks twice, so that the keeper, a subreaper, is the launcher's parent.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+
+from holdfast import channel, forking, launch, osproc, warm, wire
+from holdfast.channel import Do, Say
+from holdfast.command import Program
+
+BOOT = warm.boot("holdfast.template")
+
+
+def main() -> None:
+    """Serve orders for members until the keeper is gone."""
+    given = json.loads(os.environ.pop(warm.SPEC))
+    program = wire.from_json(Program, given["program"])
+    osproc.die_with(given["parent"])
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    warm.preload(program)
+    _serve(program, given["parent"], socket.socket(fileno=given["control"]))
+
+
+def _serve(program: Program, keeper: int, control: socket.socket) -> None:
+    alone = forking.forkable()
+    gc.collect()
+    gc.freeze()
+    channel.send(control, Say("ready" if alone else "unforkable", os.getpid()))
+    while True:
+        try:
+            order, descriptors = channel.receive(control, Do)
+        except channel.Closed:
+            return
+        if order.what == "member" and len(descriptors) == 2 and forking.fork_twice(keeper):
+            control.close()
+            birth = socket.socket(fileno=descriptors[0])
+            _be_member(program, keeper, order.argv, birth, descriptors[1])
+        for each in descriptors:
+            os.close(each)
+
+
+def _be_member(program: Program, keeper: int, argv: tuple[str, ...], birth: socket.socket, log: int) -> None:
+    """Become a launcher that has its zygote already. Only the zygote's ranks return, and by an exception."""
+    os.setsid()
+    forking.redirect(log)
+    options = launch.options_of(list(argv))
+    zygote = warm.fork_zygote(program, keeper, options.directory, options.nproc, birth)
+    try:
+        channel.send(birth, Say("born", os.getpid()))
+        birth.close()
+        code = launch.serve(options, zygote)
+    except channel.Closed:
+        code = 1  # the keeper has not waited for us
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stderr.flush()
+    os._exit(code)  # what the script's libraries want done at the end is the ranks' to do

@@ -1,0 +1,103 @@
+"""The keeper's processes: started or adopted, watched until they end, and what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast import osproc
+from supervisor.plan import Start
+
+
+class Adopted:
+    """A process that another forked for us: our child all the same. Used as `subprocess.Popen` is."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+    def send_signal(self, signum: int) -> None:
+        if self.returncode is None:  # until then the pid is nobody else's
+            os.kill(self.pid, signum)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+@dataclass(slots=True)
+class Part:
+    """One process that the keeper owns."""
+
+    name: str
+    process: subprocess.Popen[bytes] | Adopted
+    pidfd: int
+    born_s: float
+
+
+@dataclass(slots=True)
+class Children:
+    """Calls `ended` once for each part, at its end, when nothing that it left behind is alive."""
+
+    logs: Path
+    selector: selectors.BaseSelector
+    ended: Callable[[Part], None]
+    _parts: list[Part] = field(default_factory=list)
+
+    def spawn(self, name: str, start: Start) -> Part:
+        with self.log(name).open("ab") as log:
+            process = subprocess.Popen(
+                start.argv,
+                env=start.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=start.descriptors,
+                start_new_session=True,  # Ctrl-C is ours to hear and theirs to be told
+            )
+        return self.watch(name, process)
+
+    def watch(self, name: str, process: subprocess.Popen[bytes] | Adopted) -> Part:
+        part = Part(name, process, os.pidfd_open(process.pid), time.monotonic())
+        self._parts.append(part)
+        self.selector.register(part.pidfd, selectors.EVENT_READ, lambda: self._end(part))
+        return part
+
+    def log(self, name: str) -> Path:
+        self.logs.mkdir(exist_ok=True)
+        return self.logs / f"{name.replace(' ', '-')}.log"
+
+    def alive(self) -> list[Part]:
+        return [part for part in self._parts if part.process.returncode is None]
+
+    def sweep(self) -> None:
+        """Kill what a dead part left behind: it came to us as an orphan."""
+        mine = {part.process.pid for part in self.alive()}
+        for _ in range(20):
+            strays = [pid for pid in osproc.children() if pid not in mine]
+            if not strays:
+                return
+            for pid in strays:
+                osproc.kill_group(pid)
+                try:
+                    os.waitpid(pid, 0)
+                except ChildProcessError:
+                    continue
+
+    def _end(self, part: Part) -> None:
+        self.selector.unregister(part.pidfd)
+        os.close(part.pidfd)
+        self._parts.remove(part)
+        part.process.wait()
+        self.sweep()
+        self.ended(part)

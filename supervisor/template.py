@@ -1,0 +1,99 @@
+"""The keeper's end of the template, from which it forks the members of a local run."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast import channel, wire
+from holdfast.channel import Do, Say
+from supervisor import plan
+from supervisor.children import Adopted, Children, Part
+from supervisor.plan import Plan
+
+IMPORT_S = 120.0  # a template that imports for longer is given up: each member imports for itself
+BORN_S = 2.0  # a fork takes milliseconds, and the keeper waits for it
+
+
+class Template:
+    """One process that imports what the script imports. Without it each member does that for itself.
+
+    `settled` is called when `importing` is over: it may be forked now, or there is none.
+    """
+
+    def __init__(self, plan: Plan, children: Children, settled: Callable[[], None]) -> None:
+        self.importing = False
+        self._plan = plan
+        self._children = children
+        self._settled = settled
+        self._line: socket.socket | None = None
+        self._part: Part | None = None
+        self._limit_s = 0.0
+
+    def start(self, now_s: float) -> None:
+        """Start it, where members can be forked from one. Ends in `settled` if `importing` is true then."""
+        ours, theirs = channel.pair()
+        start = plan.template(self._plan, os.getpid(), theirs.fileno(), os.environ)
+        if start is not None:
+            self._part = self._children.spawn("template", start)
+            self._line, self._limit_s, self.importing = ours, now_s + IMPORT_S, True
+            self._children.selector.register(ours, selectors.EVENT_READ, self._hear)
+        theirs.close()
+
+    def turn(self, now_s: float) -> None:
+        """Give it up when it has imported for too long."""
+        if self.importing and now_s > self._limit_s:
+            self._drop()
+
+    def fork(self, name: str, member: str) -> Part | None:
+        """Return the launcher of a new member, which has its zygote; None where there is none to fork."""
+        if self._line is None:
+            return None
+        words = plan.launch_words(self._plan, member, os.getpid())
+        try:
+            return self._children.watch(name, _forked(self._line, words, self._children.log(name)))
+        except channel.Closed:
+            self._drop()
+            return None
+
+    def _hear(self) -> None:
+        assert self._line is not None
+        try:
+            ready = channel.receive(self._line, Say)[0].what == "ready"
+        except channel.Closed:
+            ready = False
+        if ready:
+            self._settle()
+        else:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Go on without it. What it has forked is apart from it."""
+        if self._line is not None and self._part is not None:
+            self._children.selector.unregister(self._line)
+            self._line.close()
+            self._line = None
+            self._part.process.kill()
+        self._settle()
+
+    def _settle(self) -> None:
+        if self.importing:
+            self.importing = False
+            self._settled()
+
+
+def _forked(line: socket.socket, words: tuple[str, ...], log: Path) -> Adopted:
+    """Return the process that was forked, or raise `Closed` when none has come in time."""
+    ours, theirs = channel.pair()
+    ours.settimeout(BORN_S)
+    with ours, log.open("ab") as out:
+        try:
+            with theirs:
+                channel.send(line, Do("member", argv=words), (theirs.fileno(), out.fileno()))
+            born, _ = channel.receive(ours, Say)
+        except (TimeoutError, wire.Malformed):  # it hangs, or the command is of 100 KB
+            raise channel.Closed from None
+    return Adopted(born.pid)

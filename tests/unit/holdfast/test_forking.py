@@ -1,0 +1,62 @@
+"""When a process may be forked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+THREADS = """
+import os, threading
+{first}
+from holdfast import forking
+print(len(os.listdir("/proc/self/task")), forking.forkable())
+os._exit(0)
+"""
+
+
+def threads_and_forkable(first: str) -> list[str]:
+    """Return how many threads a process has after `first`, and whether it may be forked."""
+    return subprocess.run(
+        [sys.executable, "-c", THREADS.format(first=first)],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout.split()
+
+
+def test_threads_that_a_fork_puts_away_do_not_keep_a_zygote_from_forking() -> None:
+    """A rank alone on its member has OpenBLAS's threads: its warm processes took seconds each."""
+    assert threads_and_forkable("import numpy") == ["2", "True"]
+
+
+def test_a_thread_that_stays_does() -> None:
+    assert threads_and_forkable("threading.Thread(target=threading.Event().wait).start()") == ["2", "False"]
+
+
+TWICE = """
+import os, sys, time
+from holdfast import forking, osproc
+
+osproc.adopt_orphans()
+us = os.getpid()
+middle = os.fork()
+if middle == 0:  # what forks twice is a child of ours, as a zygote is
+    if forking.fork_twice(us if sys.argv[1] == "ours" else 1):
+        os._exit(42)
+    os._exit(0)
+os.waitpid(middle, 0)
+print(os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize(("whose", "code"), [("ours", "42"), ("another's", "1")])
+def test_a_grandchild_goes_on_if_the_right_process_has_inherited_it(whose: str, code: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", TWICE, whose], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ended.stdout.split() == [code]
