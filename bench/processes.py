@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,18 +82,18 @@ def below(root: int, processes: Mapping[int, Process]) -> list[Process]:
 def parts(keeper: int, processes: Mapping[int, Process], ranks: Iterable[int]) -> dict[int, str]:
     """Return what each process of a `holdfast run` is, by pid.
 
-    One of: keeper, supervisor, sidecar, launcher, zygote, rank, warm (a parked process), other.
+    One of: keeper, supervisor, sidecar, template, launcher, zygote, rank, warm (a parked process), other.
     """
     training = set(ranks)
+    parents = {process.parent for process in processes.values()}
     names: dict[int, str] = {keeper: "keeper"} if keeper in processes else {}
     for process in below(keeper, processes):
-        names[process.pid] = _part(process, names.get(process.parent, ""), process.pid in training)
+        parent = names.get(process.parent, "")
+        names[process.pid] = "rank" if process.pid in training else _part(process, parent, parents)
     return names
 
 
-def _part(process: Process, parent: str, trains: bool) -> str:
-    if trains:
-        return "rank"
+def _part(process: Process, parent: str, parents: Collection[int]) -> str:
     words = process.argv
     if parent == "keeper":
         if "serve" in words and "supervisor" in words:
@@ -102,6 +102,10 @@ def _part(process: Process, parent: str, trains: bool) -> str:
             return "sidecar"
         if any("holdfast.launch" in word for word in words):
             return "launcher"
+        if any(
+            "holdfast.template" in word for word in words
+        ):  # launchers are forks of it, with a zygote each
+            return "launcher" if process.pid in parents else "template"
     if parent == "launcher":
         return "warm"  # the zygote is told apart by those who know: see `zygotes`
     return "other"

@@ -46,6 +46,13 @@ def test_each_part_of_a_run_is_known_by_parent_and_command_line() -> None:
     }
 
 
+def test_launchers_are_told_from_the_template_that_they_were_forked_from() -> None:
+    boot = ("python", "-c", "from holdfast.template import main")
+    forked = [process(30, 10, *boot), process(31, 10, *boot), process(32, 31, *boot), process(33, 31, *boot)]
+    found = parts(10, {**TREE, **{each.pid: each for each in forked}}, [33])
+    assert [found[pid] for pid in (30, 31, 32, 33)] == ["template", "launcher", "warm", "rank"]
+
+
 def test_a_name_with_spaces_and_brackets_does_not_shift_the_fields() -> None:
     tail = "S 7 " + " ".join(str(at) for at in range(5, 53))
     state, parent, rss_bytes = read_stat(f"42 (a) b (c)) {tail}")
