@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 
 GONE_S = 0.1  # for threads that have ended to be gone
 
@@ -14,9 +15,11 @@ def forkable() -> bool:
     OpenBLAS, which NumPy brings, has a thread for each core from its import on. It ends them before a fork
     and starts them at the next use (pthread_atfork), so the first fork tells, and those that follow are safe.
     """
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of forks beside threads, since Python 3.12: that is what we ask
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
     os.waitpid(child, 0)
     deadline = time.monotonic() + GONE_S  # a thread that was joined may still be listed for a moment
     while len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - a count, not paths

@@ -20,7 +20,7 @@ os._exit(0)
 def threads_and_forkable(first: str) -> list[str]:
     """Return how many threads a process has after `first`, and whether it may be forked."""
     return subprocess.run(
-        [sys.executable, "-c", THREADS.format(first=first)],
+        [sys.executable, "-W", "error", "-c", THREADS.format(first=first)],
         env={**os.environ, "OPENBLAS_NUM_THREADS": "2"},
         capture_output=True,
         text=True,
