@@ -56,12 +56,14 @@ class Show:
     """What is trained, for how long, and how it is broken."""
 
     steps: int
+    pace_s: float  # of a step of the broken run: on a fast machine it would end before the faults have come
     train: tuple[str, ...]
     drills: tuple[Drill, ...]
 
 
-WHOLE = Show(450, TRAIN, DRILLS)
-QUICK = Show(360, (*TRAIN, "--tiny", "--context", "128", "--batch", "8"), (DRILLS[0], DRILLS[3], DRILLS[5]))
+_TINY = (*TRAIN, "--tiny", "--context", "128", "--batch", "8")
+WHOLE = Show(450, 0.12, TRAIN, DRILLS)
+QUICK = Show(240, 0.06, _TINY, (DRILLS[0], DRILLS[3], DRILLS[5]))
 
 
 def run(command: commands.Demo) -> int:
@@ -95,11 +97,11 @@ def _demo(folder: Path, style: Style, show: Show) -> bool:
     what = f"a GPT of bytes, 2 members and a standby, {show.steps} steps"
     say(f"{style.paint('holdfast demo', '1')}: {what}")
     say("", style.paint("1  The undisturbed run", "1"))
-    calm = _start(folder, "calm", style, show, ())
+    calm = _start(folder, "calm", style, show)
     if calm.wait() != 0:
         return _gave_up(calm, "the undisturbed run failed")
     say("", style.paint(f"2  The same again, broken {len(show.drills)} times", "1"))
-    broken = _start(folder, "broken", style, show, ("--standby", "1"))
+    broken = _start(folder, "broken", style, show, ("--standby", "1"), ("--pace", str(show.pace_s)))
     if not _break(broken, style, show) or broken.wait() != 0:
         return _gave_up(broken, "the broken run did not end well")
     say("", style.paint("3  What it cost", "1"))
@@ -125,7 +127,14 @@ class _Run:
         return self.watch.until_end(self.steps, LIMIT_S)
 
 
-def _start(folder: Path, name: str, style: Style, show: Show, options: tuple[str, ...]) -> _Run:
+def _start(
+    folder: Path,
+    name: str,
+    style: Style,
+    show: Show,
+    options: tuple[str, ...] = (),
+    more: tuple[str, ...] = (),
+) -> _Run:
     path, log = folder / name, folder / f"{name}.log"
     if path.exists():
         shutil.rmtree(path)  # our own of an earlier demo: `folder` was given to us for this
@@ -134,7 +143,7 @@ def _start(folder: Path, name: str, style: Style, show: Show, options: tuple[str
     environment = {**os.environ, "PYTHONPATH": f"{place}{os.pathsep}{known}" if known else place}
     words = parts.command("supervisor", "run", *WORLD, *options, "--run-dir", str(path))
     words += ["--checkpoint-every", "5s", "--plain", "--", sys.executable, *show.train]
-    words += ["--steps", str(show.steps), "--digest", str(folder / f"{name}.json")]
+    words += ["--steps", str(show.steps), "--digest", str(folder / f"{name}.json"), *more]
     with log.open("wb") as out:
         # In its own folder: where the demo is started there may be somebody else's `trainer`.
         process = subprocess.Popen(words, cwd=folder, env=environment, stdout=out, stderr=out)

@@ -30,8 +30,8 @@ STOP_S = 8.0  # for a part to end after SIGTERM
 @dataclass(slots=True)
 class Member:
     name: str
-    launcher: Part
     block: int  # which of the machine's devices are its own
+    launcher: Part | None = None  # until the template has imported
     sidecar: Part | None = None
     gone: bool = False
 
@@ -57,14 +57,13 @@ class Keeper:
     _line: socket.socket | None = None
     _heard: bytes = b""
     _count: int = 0
-    _wanted: int = 0  # members, while the template still imports
     _restarts: Restarts = field(default_factory=Restarts)
     _children: Children = field(init=False)
     _template: Template = field(init=False)
 
     def __post_init__(self) -> None:
         self._children = Children(self.plan.logs, self.selector, self._ended)
-        self._template = Template(self.plan, self._children, self._create_wanted)
+        self._template = Template(self.plan, self._children, self._launch_waiting)
 
     def start(self) -> None:
         osproc.adopt_orphans()
@@ -135,31 +134,31 @@ class Keeper:
             if name in self.members and not self.members[name].gone:
                 self._kill(name)
         alive = sum(1 for member in self.members.values() if not member.gone)
-        if self._template.importing:
-            self._wanted = count
-            return
         for _ in range(count - alive):
             self._create()
-
-    def _create_wanted(self) -> None:
-        if not self._closing and self.stop != "now":
-            self._want(self._wanted, set())
-        self._tell()
 
     def _create(self) -> None:
         name = f"m{self._count}"
         self._count += 1
         self.plan.directory(name).mkdir(mode=0o700)
-        block = self._free_block()
-        self.members[name] = Member(name, self._launch(name, block), block)
+        self.members[name] = Member(name, self._free_block())
+        if not self._template.importing:
+            self._launch(self.members[name])
         self._start_sidecar(name)
 
-    def _launch(self, member: str, block: int) -> Part:
-        name = f"launcher {member}"
-        forked = self._template.fork(name, member)
-        if forked is not None:
-            return forked
-        return self._children.spawn(name, plan.launcher(self.plan, member, block, os.getpid(), os.environ))
+    def _launch_waiting(self) -> None:
+        """Start the launchers that have waited for the template; their sidecars are there already."""
+        if self._closing or self.stop == "now":
+            return
+        for member in self.members.values():
+            if member.launcher is None and not member.gone:
+                self._launch(member)
+
+    def _launch(self, member: Member) -> None:
+        name = f"launcher {member.name}"
+        forked = self._template.fork(name, member.name)
+        start = plan.launcher(self.plan, member.name, member.block, os.getpid(), os.environ)
+        member.launcher = forked if forked is not None else self._children.spawn(name, start)
 
     def _free_block(self) -> int:
         """Return the lowest number that no living member has: its place on this machine."""

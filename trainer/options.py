@@ -57,6 +57,13 @@ class Parser(argparse.ArgumentParser):
         add("--val-every", metavar="N", type=whole(0), default=50, help="steps between validations; 0: never")
         add("--log-every", metavar="N", type=whole(0), default=10, help="steps between lines; 0: none")
         add(
+            "--pace",
+            metavar="S",
+            type=number(0.0),
+            default=0.0,
+            help="seconds a step takes at least, for drills",
+        )
+        add(
             "--bf16",
             action=argparse.BooleanOptionalAction,
             default=None,

@@ -17,10 +17,10 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.local.ending import Ended
 from tests.local.processes import Marked
 from tests.local.waiting import GONE_S, START_S, WAIT_S, until
 
@@ -29,33 +29,6 @@ SCRIPTS = Path(__file__).with_name("scripts")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # a rank alone would have all cores, and its threads spin for work
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a run ended, and what it showed."""
-
-    code: int
-    output: str
-
-    @property
-    def lines(self) -> list[str]:
-        return self.output.splitlines()
-
-
-def holdfast(*words: str | Path, cwd: Path, **environment: str) -> Ended:
-    """Run one short `holdfast` command to its end."""
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast", *map(str, words)],
-        cwd=cwd,
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=WAIT_S,
-    )
-    return Ended(done.returncode, done.stdout)
 
 
 class Run:

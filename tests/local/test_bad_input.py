@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.local.conftest import Start
-from tests.local.running import SCRIPTS, Ended, Run, holdfast
+from tests.local.ending import Ended, holdfast
+from tests.local.running import SCRIPTS, Run
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(120)]
 

@@ -12,7 +12,8 @@ import pytest
 
 from holdfast.arena import Arena
 from tests.local.conftest import Start
-from tests.local.running import Run, holdfast
+from tests.local.ending import holdfast
+from tests.local.running import Run
 from tests.local.waiting import until
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]

@@ -6,6 +6,7 @@ All that needs no rank stands before `holdfast.join()`: a warm process has it be
 from __future__ import annotations
 
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from trainer.gpt.options import Options, make_parser, read
 from trainer.group import leave, settle
 from trainer.log import Log
 from trainer.options import BadValue
+from trainer.pace import Pace
 from trainer.passes import accumulate, autocast
 from trainer.rehearsal import rehearse
 from trainer.repeatable import deterministic, seed_everything
@@ -80,6 +82,7 @@ def train(options: Options, text: corpus.Corpus, model: GPT, optimizer: AdamW, s
 
     log = Log(rank=rank, every=options.log_every, steps=options.steps, unit="tokens")
     tokens = sampler.step_size * options.context  # a byte is a token; of all ranks, as samples are
+    pace = Pace(options.pace)
     for step in state.steps(options.steps):
         lr = float(scheduler.get_last_lr()[0])
         loss = accumulate(
@@ -104,6 +107,7 @@ def train(options: Options, text: corpus.Corpus, model: GPT, optimizer: AdamW, s
             with state.pause("eval"), log.aside():
                 result = validate(model, text.validation, options, device)
                 log.say(f"step {step:5d}  val loss {result:.4f}")
+        time.sleep(pace.left_s(time.monotonic()))
     digest.report(model, optimizer, device, options.digest)
 
 

@@ -33,6 +33,7 @@ class Options:
     seed: int
     val_every: int
     log_every: int
+    pace: float  # seconds
     bf16: bool | None  # None: where the device has it
     digest: Path | None
     tiny: bool

@@ -6,6 +6,7 @@ All that needs no rank stands before `holdfast.join()`: a warm process has it be
 from __future__ import annotations
 
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from trainer import digest
 from trainer.group import leave, settle
 from trainer.log import Log
 from trainer.options import BadValue
+from trainer.pace import Pace
 from trainer.passes import accumulate, autocast
 from trainer.rehearsal import rehearse
 from trainer.repeatable import deterministic, seed_everything
@@ -80,6 +82,7 @@ def train(options: Options, images: Images, model: ResNet, optimizer: torch.opti
     state = session.protect(model=model, optimizer=optimizer, scheduler=scheduler, data=sampler)
 
     log = Log(rank=rank, every=options.log_every, steps=options.steps, unit="images")
+    pace = Pace(options.pace)
     for step in state.steps(options.steps):
         lr = float(scheduler.get_last_lr()[0])
         loss = accumulate(
@@ -103,6 +106,7 @@ def train(options: Options, images: Images, model: ResNet, optimizer: torch.opti
             with state.pause("eval"), log.aside():
                 loss_now, right = validate(model, validated, options, device)
                 log.say(f"step {step:5d}  val loss {loss_now:.4f}  right {right:.1%}")
+        time.sleep(pace.left_s(time.monotonic()))
     digest.report(model, optimizer, device, options.digest)
 
 
