@@ -77,12 +77,12 @@ class Crew:
     def take(self, seat: Seat, process: Process) -> None:
         seat.process = process
         folder = self.home.logs / f"gen-{self.generation:04d}"
-        folder.mkdir(parents=True, exist_ok=True)
         target = folder / f"rank-{seat.rank}.log"
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             process.log.replace(target)  # the descriptors that are open on it stay valid
             process.log = target
-        except OSError:  # a full disk costs the log its place, not the run
+        except OSError:  # storage that is full or away costs the log its place, not the run
             return
 
     def environment(self, seat: Seat) -> dict[str, str]:

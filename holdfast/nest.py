@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast import channel, osproc, warm
+from holdfast import channel, logfile, osproc, warm
 from holdfast.channel import Say
 from holdfast.command import Program
 from holdfast.launcher_messages import Ending
@@ -108,7 +108,7 @@ class Nest:
         ours, theirs = channel.pair()
         process = self._process(local_rank, ours)
         environment = {**environment, "HOLDFAST_CONTROL": str(theirs.fileno())}
-        with process.log.open("ab") as log:
+        with logfile.opened(process.log) as log:
             child = subprocess.Popen(
                 argv,
                 env=environment,
@@ -145,7 +145,7 @@ class Nest:
                 return  # `fill` is called again when the zygote has spoken
             ours, theirs = channel.pair()
             process = self._process(local_rank, ours)
-            with process.log.open("ab") as log:
+            with logfile.opened(process.log) as log:
                 asked = self.zygote.fork(local_rank, theirs.fileno(), log.fileno())
             theirs.close()
             if not asked:
@@ -164,7 +164,7 @@ class Nest:
         self, *, single: bool, control: socket.socket, log: Path | None, local_rank: int
     ) -> subprocess.Popen[bytes]:
         path = log or self._new_log("zygote")
-        with path.open("ab") as out:
+        with logfile.opened(path) as out:
             number = os.dup(out.fileno())
             given = warm.spec(
                 self.program,
@@ -195,9 +195,7 @@ class Nest:
 
     def _new_log(self, what: str) -> Path:
         self._count += 1
-        folder = self.home.logs / "warm"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{self.home.name}-{what}-{os.getpid()}-{self._count}.log"
+        return self.home.logs / "warm" / f"{self.home.name}-{what}-{os.getpid()}-{self._count}.log"
 
     def _on_zygote(self) -> None:
         assert self.zygote is not None

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast import osproc
+from holdfast import logfile, osproc
 from supervisor.plan import Start
 
 
@@ -55,7 +55,7 @@ class Children:
     _parts: list[Part] = field(default_factory=list)
 
     def spawn(self, name: str, start: Start) -> Part:
-        with self.log(name).open("ab") as log:
+        with logfile.opened(self.log(name)) as log:
             process = subprocess.Popen(
                 start.argv,
                 env=start.environment,
@@ -74,7 +74,6 @@ class Children:
         return part
 
     def log(self, name: str) -> Path:
-        self.logs.mkdir(exist_ok=True)
         return self.logs / f"{name.replace(' ', '-')}.log"
 
     def alive(self) -> list[Part]:

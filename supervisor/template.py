@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast import channel, wire
+from holdfast import channel, logfile, wire
 from holdfast.channel import Do, Say
 from supervisor import plan
 from supervisor.children import Adopted, Children, Part
@@ -89,7 +89,7 @@ def _forked(line: socket.socket, words: tuple[str, ...], log: Path) -> Adopted:
     """Return the process that was forked, or raise `Closed` when none has come in time."""
     ours, theirs = channel.pair()
     ours.settimeout(BORN_S)
-    with ours, log.open("ab") as out:
+    with ours, logfile.opened(log) as out:
         try:
             with theirs:
                 channel.send(line, Do("member", argv=words), (theirs.fileno(), out.fileno()))

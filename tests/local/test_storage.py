@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import signal
@@ -81,6 +82,22 @@ def test_a_rank_that_cannot_write_its_log_trains_on(start: Start) -> None:
     run.trains(50)
     assert run.incidents() == []
     run.stop()
+
+
+def test_a_run_whose_logs_have_no_place_any_more_loses_nothing_but_the_logs(start: Start) -> None:
+    """What is started while storage is away prints into nothing: ranks, sidecar, supervisor, member."""
+    run = start("--members 2 --standby 1 --checkpoint-every 0", "steady.py", ENDLESS)
+    run.steady()
+    (run.run_dir / "logs").rename(run.folder / "away")
+    (run.run_dir / "logs").touch()
+    assert run.broken(lambda: run.hit(0, signal.SIGKILL))["lost_steps"] <= 1
+    before = run.steady()
+    for pid in (before["members"][0]["sidecar_pid"], before["supervisor_pid"]):
+        os.kill(pid, signal.SIGKILL)
+    run.wait(lambda s: s["supervisor_pid"] != before["supervisor_pid"] and s["warm_ready"], "both are back")
+    assert run.broken(lambda: run.inject("member"))["lost_steps"] <= 1
+    run.wait(lambda s: s["warm_ready"] and len(s["members"]) == 3, "a new standby")
+    assert run.stop().code == 130
 
 
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(start: Start) -> None:

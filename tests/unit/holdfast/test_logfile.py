@@ -1,0 +1,22 @@
+"""A log that has no place is no reason for anything to end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast import logfile
+
+
+def test_a_log_is_made_with_its_folder_and_goes_on_where_it_ended(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "warm" / "m0.log"
+    for line in (b"one\n", b"two\n"):
+        with logfile.opened(path) as log:
+            log.write(line)
+    assert path.read_bytes() == b"one\ntwo\n"
+
+
+def test_what_has_no_place_goes_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("in the way")
+    with logfile.opened(tmp_path / "logs" / "m0.log") as log:
+        log.write(b"lost")
+    assert (tmp_path / "logs").read_text() == "in the way"
