@@ -102,9 +102,8 @@ def _part(process: Process, parent: str, parents: Collection[int]) -> str:
             return "sidecar"
         if any("holdfast.launch" in word for word in words):
             return "launcher"
-        if any(
-            "holdfast.template" in word for word in words
-        ):  # launchers are forks of it, with a zygote each
+        if any("holdfast.template" in word for word in words):
+            # Launchers are forks of the template, each with a zygote; itself, it has no children that stay.
             return "launcher" if process.pid in parents else "template"
     if parent == "launcher":
         return "warm"  # the zygote is told apart by those who know: see `zygotes`

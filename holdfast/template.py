@@ -7,7 +7,6 @@ is nothing to them. It forks twice, so that the keeper, a subreaper, is the laun
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -16,7 +15,7 @@ import sys
 import traceback
 
 from holdfast import channel, forking, launch, osproc, warm, wire
-from holdfast.channel import Do, Say
+from holdfast.channel import Say
 from holdfast.command import Program
 
 BOOT = warm.boot("holdfast.template")
@@ -29,25 +28,9 @@ def main() -> None:
     osproc.die_with(given["parent"])
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     warm.preload(program)
-    _serve(program, given["parent"], socket.socket(fileno=given["control"]))
-
-
-def _serve(program: Program, keeper: int, control: socket.socket) -> None:
-    alone = forking.forkable()
-    gc.collect()
-    gc.freeze()
-    channel.send(control, Say("ready" if alone else "unforkable", os.getpid()))
-    while True:
-        try:
-            order, descriptors = channel.receive(control, Do)
-        except channel.Closed:
-            return
-        if order.what == "member" and len(descriptors) == 2 and forking.fork_twice(keeper):
-            control.close()
-            birth = socket.socket(fileno=descriptors[0])
-            _be_member(program, keeper, order.argv, birth, descriptors[1])
-        for each in descriptors:
-            os.close(each)
+    keeper = given["parent"]
+    for order, birth, log in warm.forks(socket.socket(fileno=given["control"]), "member", keeper):
+        _be_member(program, keeper, order.argv, birth, log)
 
 
 def _be_member(program: Program, keeper: int, argv: tuple[str, ...], birth: socket.socket, log: int) -> None:

@@ -15,6 +15,7 @@ import random
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,15 @@ def main() -> None:
 
 
 def _serve(program: Program, given: dict[str, Any], control: socket.socket) -> None:
+    for order, line, log in forks(control, "fork", given["parent"]):
+        sys.exit(_become(program, given, order.local_rank, line, log))
+
+
+def forks(control: socket.socket, what: str, parent: int) -> Iterator[tuple[Do, socket.socket, int]]:
+    """Say whether this process may be forked, and obey orders for it until `control` is closed.
+
+    Yields in the forks only, children of our own `parent`: the order, and the line and the log beside it.
+    """
     alone = forking.forkable()
     gc.collect()
     gc.freeze()  # the collector's marks would otherwise unshare every page after the fork
@@ -67,12 +77,9 @@ def _serve(program: Program, given: dict[str, Any], control: socket.socket) -> N
             order, descriptors = channel.receive(control, Do)
         except channel.Closed:
             return
-        if order.what != "fork" or len(descriptors) != 2:
-            continue
-        if forking.fork_twice(given["parent"]):
+        if order.what == what and len(descriptors) == 2 and forking.fork_twice(parent):
             control.close()
-            rank = socket.socket(fileno=descriptors[0])
-            sys.exit(_become(program, given, order.local_rank, rank, descriptors[1]))
+            yield order, socket.socket(fileno=descriptors[0]), descriptors[1]
         for each in descriptors:
             os.close(each)
 

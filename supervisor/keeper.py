@@ -156,9 +156,10 @@ class Keeper:
 
     def _launch(self, member: Member) -> None:
         name = f"launcher {member.name}"
-        forked = self._template.fork(name, member.name)
-        start = plan.launcher(self.plan, member.name, member.block, os.getpid(), os.environ)
-        member.launcher = forked if forked is not None else self._children.spawn(name, start)
+        member.launcher = self._template.fork(name, member.name)
+        if member.launcher is None:
+            start = plan.launcher(self.plan, member.name, member.block, os.getpid(), os.environ)
+            member.launcher = self._children.spawn(name, start)
 
     def _free_block(self) -> int:
         """Return the lowest number that no living member has: its place on this machine."""

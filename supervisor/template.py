@@ -36,12 +36,14 @@ class Template:
     def start(self, now_s: float) -> None:
         """Start it, where members can be forked from one. Ends in `settled` if `importing` is true then."""
         ours, theirs = channel.pair()
-        start = plan.template(self._plan, os.getpid(), theirs.fileno(), os.environ)
-        if start is not None:
+        with theirs:
+            start = plan.template(self._plan, os.getpid(), theirs.fileno(), os.environ)
+            if start is None:
+                return ours.close()
             self._part = self._children.spawn("template", start)
-            self._line, self._limit_s, self.importing = ours, now_s + IMPORT_S, True
-            self._children.selector.register(ours, selectors.EVENT_READ, self._hear)
-        theirs.close()
+        self._line, self._limit_s, self.importing = ours, now_s + IMPORT_S, True
+        self._children.selector.register(ours, selectors.EVENT_READ, self._hear)
+        return None
 
     def turn(self, now_s: float) -> None:
         """Give it up when it has imported for too long."""
@@ -63,7 +65,7 @@ class Template:
         assert self._line is not None
         try:
             ready = channel.receive(self._line, Say)[0].what == "ready"
-        except channel.Closed:
+        except (channel.Closed, wire.Malformed):
             ready = False
         if ready:
             self._settle()
