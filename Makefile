@@ -17,10 +17,10 @@ TORCH := torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 PARTS := $(wildcard holdfast supervisor sidecar nodeagent trainer)
-# The unit tests run as two processes, each with its half: the workers of one run would collect all tests
-# and import torch, every one of them.
-WITH_TORCH := tests/unit/holdfast tests/unit/trainer tests/unit/bench
-OTHERS := $(filter-out $(WITH_TORCH) %/__init__.py %/conftest.py %/__pycache__,$(wildcard tests/unit/*))
+# The unit tests run as two processes, each with its half: the workers of one run would collect all tests, every
+# one of them. Those with torch are apart: to import it takes longer than a thousand of the others.
+UNIT := tests/unit/nodeagent tests/unit/supervisor
+OTHER_UNIT := $(filter-out $(UNIT) %/__init__.py %/__pycache__,$(wildcard tests/unit/*))
 # All others as two processes, too, of about the same length: a run waits for limits, ends and disks, and one
 # after another they leave half of two cores idle.
 BROKEN_RUNS := $(patsubst %,tests/local/test_%.py,deaf frozen hangs identical just_in_time late own_parts recovery replicas slow)
@@ -100,19 +100,19 @@ cat "$$log"; rm -f "$$log"; exit $$status
 endef
 
 # pytest keeps the tests that it has rewritten only where Python writes bytecode; to do it anew takes seconds.
-test unit: export PYTHONDONTWRITEBYTECODE :=
+test unit check: export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: test
 test: setup ## run all tests of this machine (PYTEST_ARGS="-k hang -x")
-	@$(say) "unit tests, in two processes"
-	@$(call two_at_once,$(WITH_TORCH),$(OTHERS),--hypothesis-profile=thorough)
+	@$(say) "unit tests and those with torch, in two processes"
+	@$(call two_at_once,$(UNIT),$(OTHER_UNIT) tests/torch,--hypothesis-profile=thorough)
 	@$(say) "torn writes, simulated histories, local tests, in two processes"
 	@$(call two_at_once,$(BROKEN_RUNS),$(OTHER_RUNS),--hypothesis-profile=thorough)
 
 .PHONY: unit
 unit: setup ## run the unit tests, in two processes
 	@$(say) "unit tests"
-	@$(call two_at_once,$(WITH_TORCH),$(OTHERS))
+	@$(call two_at_once,$(UNIT),$(OTHER_UNIT))
 
 .PHONY: lint
 lint: setup ## check format, style, types, layers and alert rules
@@ -132,7 +132,9 @@ lint: setup ## check format, style, types, layers and alert rules
 	fi
 
 .PHONY: check
-check: lint unit ## lint, then the unit tests
+check: lint unit ## lint, the unit tests, and those with torch
+	@$(say) "tests with torch"
+	@$(BIN)/python -m pytest tests/torch $(PYTEST_ARGS) $(NONE_CHOSEN)
 
 .PHONY: format
 format: setup ## put the code in ruff's format

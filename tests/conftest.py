@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.expendable import MEMORY, memory_directory
 
-UNIT = Path(__file__).parent / "unit"
+QUICK = (Path(__file__).parent / "unit", Path(__file__).parent / "torch")
 
 settings.register_profile(
     "quick", max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -25,7 +25,7 @@ settings.load_profile("quick")
 def pytest_configure(config: pytest.Config) -> None:
     asyncio.set_event_loop(None)  # pytest-asyncio asks for one, and Python before 3.12 would make it then
     gc.disable()
-    if MEMORY.is_dir() and all(path.is_relative_to(UNIT) for path in _paths(config)):
+    if MEMORY.is_dir() and all(any(path.is_relative_to(quick) for quick in QUICK) for path in _paths(config)):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # `tmp_path`, where fsync costs nothing
 
 

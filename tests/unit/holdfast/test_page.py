@@ -444,5 +444,5 @@ def test_a_commit_makes_no_system_call_s_worth_of_work(path: Path) -> None:
     page.begin(1, 0, 0, 0, 0)
     commit = timeit.Timer(lambda: page.commit(1, 1.0, 2.0, 8, 1024, 1e12, 0, 5))
     clock = timeit.Timer(lambda: time.monotonic_ns())
-    pairs = [(commit.timeit(200), clock.timeit(200)) for _ in range(200)]
+    pairs = [(commit.timeit(200), clock.timeit(200)) for _ in range(60)]
     assert min(cost for cost, _ in pairs) < 60 * min(cost for _, cost in pairs)

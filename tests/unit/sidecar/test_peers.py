@@ -191,7 +191,7 @@ async def test_a_peer_that_is_not_there_is_named(here: Path) -> None:
 
 
 async def test_a_receiver_that_takes_nothing_does_not_keep_the_slot(there: Path) -> None:
-    record = snapshot(there, 2, 7, size=30_000_000)
+    record = snapshot(there, 2, 7, size=16_000_000)
     arena = holdings(there).arena
     arena.seal(record)
     async with serving(there, silence_s=0.05) as url:

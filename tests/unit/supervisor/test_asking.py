@@ -18,7 +18,7 @@ from tests.unit.supervisor.room import status
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(asking, "PATIENCE_S", 0.05)
     monkeypatch.setattr(asking, "_POLL_S", 0.01)
     monkeypatch.setattr(client, "TIMEOUT_S", 0.5)
 

@@ -51,7 +51,7 @@ def test_a_reader_that_stops_does_not_hold_us_up(
     monkeypatch.setattr(screen, "CLOSE_S", 0.01)
     ours, stream = pipe
     screen_ = Screen(stream, {})
-    for _ in range(20):
+    for _ in range(10):
         screen_.write("x" * (1 << 20))
     assert screen_.busy
     screen_.close()

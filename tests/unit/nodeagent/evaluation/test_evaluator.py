@@ -67,7 +67,7 @@ def test_other_places_of_the_same_code_do_not_add_up() -> None:
 
 
 def test_a_storm_is_one_burst_and_not_a_recurrence() -> None:
-    seen = [xid(79, at / 10) for at in range(6000)]
+    seen = [xid(79, at / 5) for at in range(3000)]
     assert said(seen, 601.0) == REBOOT
     assert said([*seen, xid(79, 5000.0)], 5001.0) == (Level.UNHEALTHY, Action.REPLACE)
 
@@ -304,6 +304,7 @@ def test_what_is_held_is_bounded() -> None:
     made = Evaluator(POLICY)
     for n in range(MAX_EVENTS + 50):
         made.take(Observation(float(n), "xid", f"gpu/{n}", "kmsg", 79.0))
+    for n in range(2 * MAX_VARIANTS):
         made.take(xid(13, float(n), f"GPC {n} TPC 0"))
     assert len(made.dump()["events"]) <= MAX_EVENTS + MAX_VARIANTS
     for n in range(3_000):

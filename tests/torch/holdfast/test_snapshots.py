@@ -14,7 +14,7 @@ from torch import nn
 
 from holdfast.safetensors import map_file
 from holdfast.snapshots import MAX_INTERVAL, Snapshots, interval
-from tests.unit.holdfast.test_standing import CHANGES, group
+from tests.torch.holdfast.test_standing import CHANGES, group
 
 
 @given(

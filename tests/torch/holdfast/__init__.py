@@ -1,0 +1,1 @@
+"""Unit tests of what a training script imports, where it has to do with torch."""
