@@ -18,6 +18,7 @@ class Process:
     parent: int
     state: str
     argv: tuple[str, ...]
+    name: str  # what the process calls itself, which a fork may change
     rss_bytes: int
     descriptors: int
 
@@ -37,18 +38,19 @@ def look(pid: int) -> Process | None:
     """Return the process `pid`; None when it is gone or not ours to see."""
     folder = Path(f"/proc/{pid}")
     try:
-        state, parent, rss_bytes = read_stat((folder / "stat").read_text())
+        name, state, parent, rss_bytes = read_stat((folder / "stat").read_text())
         argv = tuple((folder / "cmdline").read_text(errors="replace").split("\0")[:-1])
         descriptors = sum(1 for _ in (folder / "fd").iterdir()) if state != "Z" else 0
     except OSError:
         return None
-    return Process(pid, parent, state, argv, rss_bytes, descriptors)
+    return Process(pid, parent, state, argv, name, rss_bytes, descriptors)
 
 
-def read_stat(text: str) -> tuple[str, int, int]:
-    """Return state, parent and resident bytes from /proc/PID/stat: proc(5)."""
-    fields = text[text.rindex(")") + 2 :].split()
-    return fields[0], int(fields[1]), int(fields[21]) * _PAGE_BYTES
+def read_stat(text: str) -> tuple[str, str, int, int]:
+    """Return name, state, parent and resident bytes from /proc/PID/stat: proc(5)."""
+    end = text.rindex(")")
+    fields = text[end + 2 :].split()
+    return text[text.index("(") + 1 : end], fields[0], int(fields[1]), int(fields[21]) * _PAGE_BYTES
 
 
 def cpu_s(pid: int) -> float:
@@ -82,7 +84,8 @@ def below(root: int, processes: Mapping[int, Process]) -> list[Process]:
 def parts(keeper: int, processes: Mapping[int, Process], ranks: Iterable[int]) -> dict[int, str]:
     """Return what each process of a `holdfast run` is, by pid.
 
-    One of: keeper, supervisor, sidecar, template, launcher, zygote, rank, warm (a parked process), other.
+    One of: keeper, supervisor, sidecar, template (of members), parts (our own template), launcher, zygote,
+    rank, warm (a parked process), other.
     """
     training = set(ranks)
     parents = {process.parent for process in processes.values()}
@@ -96,6 +99,8 @@ def parts(keeper: int, processes: Mapping[int, Process], ranks: Iterable[int]) -
 def _part(process: Process, parent: str, parents: Collection[int]) -> str:
     words = process.argv
     if parent == "keeper":
+        if "--template" in words:
+            return process.name if process.name in ("supervisor", "sidecar") else "parts"
         if "serve" in words and "supervisor" in words:
             return "supervisor"
         if "sidecar" in words:

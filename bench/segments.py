@@ -23,7 +23,7 @@ POLL_S = 0.1  # looking costs what is measured: seldom
 LIMIT_S = 1800.0
 COLD = 4  # steps of a block that find the other's data in the caches
 SIDES = ("holdfast", "torchrun")
-OURS = ("keeper", "supervisor", "sidecar", "template", "launcher", "zygote", "warm")
+OURS = ("keeper", "supervisor", "sidecar", "template", "parts", "launcher", "zygote", "warm")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import array
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from holdfast import wire
@@ -30,7 +31,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Do:
-    """A launcher tells its rank: fork (zygote), start, secure, drill. A keeper tells its template: member."""
+    """A launcher tells its rank: fork (zygote), start, secure, drill. A keeper its template: member, part."""
 
     what: str
     launch: Launch | None = None
@@ -39,6 +40,8 @@ class Do:
     drill: str = ""
     local_rank: int = 0
     argv: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)  # for the environment
+    inherits: tuple[str, ...] = ()  # the variables that tell a part which descriptors it has inherited
 
 
 class Closed(Exception):

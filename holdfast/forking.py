@@ -2,11 +2,42 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import socket
 import time
 import warnings
+from collections.abc import Iterator
+
+from holdfast import channel
+from holdfast.channel import Do, Say
 
 GONE_S = 0.1  # for threads that have ended to be gone
+
+
+def forks(
+    control: socket.socket, what: str, parent: int
+) -> Iterator[tuple[Do, socket.socket, int, list[int]]]:
+    """Say whether this process may be forked, and obey orders for `what` until `control` is closed.
+
+    Yields in the forks only, children of our own `parent`: the order, and what came with it: a line to
+    whoever asked, a log, and further descriptors.
+    """
+    alone = forkable()
+    gc.collect()
+    gc.freeze()  # the collector's marks would otherwise unshare every page after the fork
+    channel.send(control, Say("ready" if alone else "unforkable", os.getpid()))
+    while True:
+        try:
+            order, descriptors = channel.receive(control, Do)
+        except channel.Closed:
+            return
+        if order.what == what and len(descriptors) >= 2 and fork_twice(parent):
+            control.close()
+            line, log, *more = descriptors
+            yield order, socket.socket(fileno=line), log, more
+        for each in descriptors:
+            os.close(each)
 
 
 def forkable() -> bool:

@@ -33,6 +33,7 @@ DISTRIBUTIONS = {
 # installer may have linked every file of ours to a store of its own.
 _PACKAGE = os.path.realpath(os.path.dirname(__file__))
 _SCRIPT = os.path.join(_PACKAGE, "parts.py")
+_TEMPLATE = "--template"
 
 
 def folder() -> Path:
@@ -46,6 +47,11 @@ def command(part: str, *args: str) -> list[str]:
     """Return the command line that starts `part` (`sidecar`, or a module of one: `trainer.gpt`)."""
     assert part.partition(".")[0] in PARTS, part
     return [sys.executable, _SCRIPT, part, *args]
+
+
+def template_command(parent: int, control: int, *modules: str) -> list[str]:
+    """Return the command line of the process that parts are forked from once it has `modules`."""
+    return [sys.executable, _SCRIPT, _TEMPLATE, str(parent), str(control), *modules]
 
 
 def import_root(directory: Path) -> Path:
@@ -78,11 +84,21 @@ def _folder() -> str:
 
 
 def _become(part: str, args: list[str]) -> int:
-    """Run `part` in this process as Python would run `-m part`, and return its exit code."""
+    """Find `part` and `run` it."""
+    if part == _TEMPLATE:
+        _set_path()
+        from holdfast import part_template
+
+        return part_template.main(args)
     problem = _missing(part)
     if problem:
         return _refuse(problem)
     _set_path()
+    return run(part, args)
+
+
+def run(part: str, args: list[str]) -> int:
+    """Run `part`, which can be found, in this process as `-m part` would, and return its exit code."""
     import runpy
 
     sys.argv[1:] = args  # run_module puts the part's own file into argv[0]

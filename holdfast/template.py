@@ -29,7 +29,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     warm.preload(program)
     keeper = given["parent"]
-    for order, birth, log in warm.forks(socket.socket(fileno=given["control"]), "member", keeper):
+    for order, birth, log, _ in forking.forks(socket.socket(fileno=given["control"]), "member", keeper):
         _be_member(program, keeper, order.argv, birth, log)
 
 

@@ -15,13 +15,12 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from holdfast import channel, ending, forking, numpy_random, osproc, output, runtime, wire
-from holdfast.channel import Do, Say
+from holdfast.channel import Say
 from holdfast.command import Program
 from holdfast.zygote import Zygote
 
@@ -59,29 +58,8 @@ def main() -> None:
 
 
 def _serve(program: Program, given: dict[str, Any], control: socket.socket) -> None:
-    for order, line, log in forks(control, "fork", given["parent"]):
+    for order, line, log, _ in forking.forks(control, "fork", given["parent"]):
         sys.exit(_become(program, given, order.local_rank, line, log))
-
-
-def forks(control: socket.socket, what: str, parent: int) -> Iterator[tuple[Do, socket.socket, int]]:
-    """Say whether this process may be forked, and obey orders for it until `control` is closed.
-
-    Yields in the forks only, children of our own `parent`: the order, and the line and the log beside it.
-    """
-    alone = forking.forkable()
-    gc.collect()
-    gc.freeze()  # the collector's marks would otherwise unshare every page after the fork
-    channel.send(control, Say("ready" if alone else "unforkable", os.getpid()))
-    while True:
-        try:
-            order, descriptors = channel.receive(control, Do)
-        except channel.Closed:
-            return
-        if order.what == what and len(descriptors) == 2 and forking.fork_twice(parent):
-            control.close()
-            yield order, socket.socket(fileno=descriptors[0]), descriptors[1]
-        for each in descriptors:
-            os.close(each)
 
 
 def fork_zygote(

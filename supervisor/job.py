@@ -64,6 +64,7 @@ class Job:
         self.journal = journal.Journal(run_dir / "journal.jsonl")
         self.wake = asyncio.Event()
         self.ended = asyncio.Event()
+        self._existed: dict[str, None] = {}  # names of members, in the order in which they were told of
         self._drill: tuple[str, Drill] | None = None
         self._deadline_ns = 0
         self._step_s = 0.0
@@ -173,8 +174,11 @@ class Job:
     def view(self) -> View:
         """Return what is known now."""
         now_ns = time.monotonic_ns()
-        gone = [name for name in self.connections.lines if name not in self.memory.lost]
-        names = [*self.backend.members, *self.memory.placement, *gone]
+        existing = self.backend.members
+        self._existed.update(dict.fromkeys(existing))
+        # A sidecar may be quicker than the backend's news of its member, which is not gone for that.
+        gone = [name for name in self._existed if name not in self.memory.lost]
+        names = [*existing, *self.memory.placement, *gone]
         members = tuple(self._member(name, now_ns) for name in dict.fromkeys(names))
         for member in members:
             if member.report is not None:

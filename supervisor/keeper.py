@@ -18,9 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from holdfast import osproc
+from holdfast.channel import Do
 from supervisor import plan
 from supervisor.children import Children, Part
-from supervisor.plan import Plan
+from supervisor.plan import PartStart, Plan
 from supervisor.restarts import Restarts
 from supervisor.template import Template
 
@@ -59,32 +60,38 @@ class Keeper:
     _count: int = 0
     _restarts: Restarts = field(default_factory=Restarts)
     _children: Children = field(init=False)
-    _template: Template = field(init=False)
+    _template: Template = field(init=False)  # of members
+    _parts: Template = field(init=False)  # of our own
 
     def __post_init__(self) -> None:
         self._children = Children(self.plan.logs, self.selector, self._ended)
-        self._template = Template(self.plan, self._children, self._launch_waiting)
+        self._template = Template("template", self._children, self._launch_waiting)
+        self._parts = Template("parts", self._children, self._start_supervisor)
 
     def start(self) -> None:
         osproc.adopt_orphans()
-        self._start_supervisor()
-        self._template.start(time.monotonic())
+        us, now_s = os.getpid(), time.monotonic()
+        self._parts.start(lambda line: plan.part_template(us, line, os.environ), now_s)
+        self._template.start(lambda line: plan.template(self.plan, us, line, os.environ), now_s)
 
     def turn(self, limit_s: float) -> None:
         """Wait for events up to `limit_s` and handle them."""
         for key, _ in self.selector.select(limit_s):
             key.data()
-        self._template.turn(time.monotonic())
+        for template in (self._parts, self._template):
+            template.turn(time.monotonic())
         for name in self._restarts.take(time.monotonic()):
             self._start_again(name)
 
     # -- the supervisor
 
     def _start_supervisor(self) -> None:
+        if self._closing:
+            return
         ours, theirs = socket.socketpair()
-        start = plan.supervisor(self.plan, os.getpid(), theirs.fileno(), self.api.fileno(), os.environ)
-        self._supervisor = self._children.spawn("supervisor", start)
-        theirs.close()
+        with theirs:
+            start = plan.supervisor(self.plan, os.getpid(), theirs.fileno(), self.api.fileno())
+            self._supervisor = self._start("supervisor", start)
         self._line, self._heard = ours, b""
         self.selector.register(ours, selectors.EVENT_READ, self._hear)
         self._tell()
@@ -156,7 +163,8 @@ class Keeper:
 
     def _launch(self, member: Member) -> None:
         name = f"launcher {member.name}"
-        member.launcher = self._template.fork(name, member.name)
+        words = plan.launch_words(self.plan, member.name, os.getpid())
+        member.launcher = self._template.fork(name, Do("member", argv=words))
         if member.launcher is None:
             start = plan.launcher(self.plan, member.name, member.block, os.getpid(), os.environ)
             member.launcher = self._children.spawn(name, start)
@@ -167,8 +175,12 @@ class Keeper:
         return next(block for block in range(len(taken) + 1) if block not in taken)
 
     def _start_sidecar(self, name: str) -> None:
-        start = plan.sidecar(self.plan, name, os.getpid(), os.environ)
-        self.members[name].sidecar = self._children.spawn(f"sidecar {name}", start)
+        start = plan.sidecar(self.plan, name, os.getpid())
+        self.members[name].sidecar = self._start(f"sidecar {name}", start)
+
+    def _start(self, name: str, start: PartStart) -> Part:
+        forked = self._parts.fork(name, start.order(), tuple(start.inherits.values()))
+        return forked or self._children.spawn(name, start.alone(os.environ))
 
     def _kill(self, name: str) -> None:
         """End a member as a power loss would: all its processes and its memory, at once."""
@@ -205,8 +217,7 @@ class Keeper:
 
     def _start_again(self, part: str) -> None:
         if part == "supervisor":
-            if self.finished is None:
-                self._start_supervisor()
+            self._start_supervisor()
             return
         name = part.partition(" ")[2]
         member = self.members[name]

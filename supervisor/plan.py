@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast import command, parts, warm
 from holdfast import template as holdfast_template
+from holdfast.channel import Do
 from supervisor import devices
 
 _LAUNCH = (
     "import sys; sys.path[0] = sys.argv.pop(1); "
     "from holdfast.launch import main; sys.exit(main(sys.argv[1:]))"
 )
+
+_PART_MODULES = ("supervisor.serve", "sidecar.member", "sidecar.peers")
+
+# The parts of a local run speak plain HTTP on 127.0.0.1. aiohttp reads the system's certificates when it is
+# imported, whoever needs them: a fifth of a part's start.
+_NO_TLS = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,25 @@ class Start:
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     descriptors: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PartStart:
+    """One part of ours to be: started by itself or forked."""
+
+    words: tuple[str, ...]  # its name, and its arguments
+    settings: Mapping[str, str]
+    inherits: Mapping[str, int] = field(
+        default_factory=dict
+    )  # descriptors, by the variable that tells of each
+
+    def order(self) -> Do:
+        return Do("part", argv=self.words, settings=self.settings, inherits=tuple(self.inherits))
+
+    def alone(self, base: Mapping[str, str]) -> Start:
+        told = {name: str(descriptor) for name, descriptor in self.inherits.items()}
+        environment = {**base, **_NO_TLS, **self.settings, **told}
+        return Start(tuple(parts.command(*self.words)), environment, tuple(self.inherits.values()))
 
 
 def launcher(plan: Plan, member: str, block: int, parent: int, base: Mapping[str, str]) -> Start:
@@ -85,9 +112,14 @@ def template(plan: Plan, parent: int, control: int, base: Mapping[str, str]) -> 
     )
 
 
-def sidecar(plan: Plan, member: str, parent: int, base: Mapping[str, str]) -> Start:
-    environment = {
-        **base,
+def part_template(parent: int, control: int, base: Mapping[str, str]) -> Start:
+    """Return the process that imports for the supervisor and all sidecars."""
+    argv = parts.template_command(parent, control, *_PART_MODULES)
+    return Start(tuple(argv), {**base, **_NO_TLS}, (control,))
+
+
+def sidecar(plan: Plan, member: str, parent: int) -> PartStart:
+    settings = {
         **plan.settings,
         "HOLDFAST_MEMBER": member,
         "HOLDFAST_NODE": f"{socket.gethostname()}/{member}",
@@ -95,15 +127,13 @@ def sidecar(plan: Plan, member: str, parent: int, base: Mapping[str, str]) -> St
         "HOLDFAST_DIRECTORY": str(plan.directory(member)),
         "HOLDFAST_PARENT": str(parent),
     }
-    return Start(tuple(parts.command("sidecar")), environment)
+    return PartStart(("sidecar",), settings)
 
 
-def supervisor(plan: Plan, parent: int, keeper: int, api: int, base: Mapping[str, str]) -> Start:
+def supervisor(plan: Plan, parent: int, keeper: int, api: int) -> PartStart:
     """Return the supervisor, which inherits its line to the keeper and the API's listening socket."""
-    environment = {
-        **base,
-        "HOLDFAST_KEEPER_FD": str(keeper),
-        "HOLDFAST_API_FD": str(api),
-        "HOLDFAST_PARENT": str(parent),
-    }
-    return Start(tuple(parts.command("supervisor", "serve", *plan.supervisor)), environment, (keeper, api))
+    return PartStart(
+        ("supervisor", "serve", *plan.supervisor),
+        {"HOLDFAST_PARENT": str(parent)},
+        {"HOLDFAST_KEEPER_FD": keeper, "HOLDFAST_API_FD": api},
+    )

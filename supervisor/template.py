@@ -1,8 +1,7 @@
-"""The keeper's end of the template, from which it forks the members of a local run."""
+"""The keeper's end of a template: it forks a local run's members from one, our own parts from another."""
 
 from __future__ import annotations
 
-import os
 import selectors
 import socket
 from collections.abc import Callable
@@ -10,37 +9,37 @@ from pathlib import Path
 
 from holdfast import channel, logfile, wire
 from holdfast.channel import Do, Say
-from supervisor import plan
 from supervisor.children import Adopted, Children, Part
-from supervisor.plan import Plan
+from supervisor.plan import Start
 
-IMPORT_S = 120.0  # a template that imports for longer is given up: each member imports for itself
+IMPORT_S = 120.0  # a template that imports for longer is given up: each process imports for itself
 BORN_S = 2.0  # a fork takes milliseconds, and the keeper waits for it
 
 
 class Template:
-    """One process that imports what the script imports. Without it each member does that for itself.
+    """One process that imports what many need. Without it each of them does that for itself.
 
     `settled` is called when `importing` is over: it may be forked now, or there is none.
     """
 
-    def __init__(self, plan: Plan, children: Children, settled: Callable[[], None]) -> None:
+    def __init__(self, name: str, children: Children, settled: Callable[[], None]) -> None:
         self.importing = False
-        self._plan = plan
+        self._name = name
         self._children = children
         self._settled = settled
         self._line: socket.socket | None = None
         self._part: Part | None = None
         self._limit_s = 0.0
 
-    def start(self, now_s: float) -> None:
-        """Start it, where members can be forked from one. Ends in `settled` if `importing` is true then."""
+    def start(self, begin: Callable[[int], Start | None], now_s: float) -> None:
+        """Start what `begin` returns for its line's descriptor. Ends in `settled`, at once if it is None."""
         ours, theirs = channel.pair()
         with theirs:
-            start = plan.template(self._plan, os.getpid(), theirs.fileno(), os.environ)
+            start = begin(theirs.fileno())
             if start is None:
-                return ours.close()
-            self._part = self._children.spawn("template", start)
+                ours.close()
+                return self._settled()
+            self._part = self._children.spawn(self._name, start)
         self._line, self._limit_s, self.importing = ours, now_s + IMPORT_S, True
         self._children.selector.register(ours, selectors.EVENT_READ, self._hear)
         return None
@@ -50,13 +49,13 @@ class Template:
         if self.importing and now_s > self._limit_s:
             self._drop()
 
-    def fork(self, name: str, member: str) -> Part | None:
-        """Return the launcher of a new member, which has its zygote; None where there is none to fork."""
+    def fork(self, name: str, order: Do, descriptors: tuple[int, ...] = ()) -> Part | None:
+        """Return the process that `order` asks for, given `descriptors`; None where there is none to fork."""
         if self._line is None:
             return None
-        words = plan.launch_words(self._plan, member, os.getpid())
         try:
-            return self._children.watch(name, _forked(self._line, words, self._children.log(name)))
+            born = _forked(self._line, order, self._children.log(name), descriptors)
+            return self._children.watch(name, born)
         except channel.Closed:
             self._drop()
             return None
@@ -87,14 +86,14 @@ class Template:
             self._settled()
 
 
-def _forked(line: socket.socket, words: tuple[str, ...], log: Path) -> Adopted:
+def _forked(line: socket.socket, order: Do, log: Path, descriptors: tuple[int, ...]) -> Adopted:
     """Return the process that was forked, or raise `Closed` when none has come in time."""
     ours, theirs = channel.pair()
     ours.settimeout(BORN_S)
     with ours, logfile.opened(log) as out:
         try:
             with theirs:
-                channel.send(line, Do("member", argv=words), (theirs.fileno(), out.fileno()))
+                channel.send(line, order, (theirs.fileno(), out.fileno(), *descriptors))
             born, _ = channel.receive(ours, Say)
         except (TimeoutError, wire.Malformed):  # it hangs, or the command is of 100 KB
             raise channel.Closed from None

@@ -16,7 +16,7 @@ from tests.expendable import MEMORY, memory_directory
 QUICK = (Path(__file__).parent / "unit", Path(__file__).parent / "torch")
 
 settings.register_profile(
-    "quick", max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "quick", max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=50)
 settings.load_profile("quick")

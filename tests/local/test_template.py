@@ -1,4 +1,4 @@
-"""The members of one machine are forked from one process that has imported what the script imports."""
+"""Members of one machine are forked from one process with the imports of the script; our own parts, too."""
 
 from __future__ import annotations
 
@@ -47,15 +47,29 @@ def is_forked(member: Json) -> bool:
     return b"holdfast.template" in Path(f"/proc/{member['launcher_pid']}/cmdline").read_bytes()
 
 
+def children(run: Run) -> list[Path]:
+    """Return the folders in /proc of what `holdfast run` has for children."""
+    pids = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()
+    return [Path("/proc") / pid for pid in pids]
+
+
 def template_of(run: Run, members: list[Json]) -> int:
     """Return the child of `holdfast run` that its launchers were forked from."""
-    children = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()
     launchers = [each["launcher_pid"] for each in members]
     [found] = [
-        int(pid)
-        for pid in children
-        if int(pid) not in launchers and b"holdfast.template" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        int(each.name)
+        for each in children(run)
+        if int(each.name) not in launchers and b"holdfast.template" in (each / "cmdline").read_bytes()
     ]
+    return found
+
+
+def forked_parts(run: Run) -> dict[str, list[int]]:
+    """Return the pids of what was forked from our own template, and its own, by the names that they took."""
+    found: dict[str, list[int]] = {}
+    for each in children(run):
+        if b"--template" in (each / "cmdline").read_bytes():
+            found.setdefault((each / "comm").read_text().strip(), []).append(int(each.name))
     return found
 
 
@@ -80,4 +94,43 @@ def test_an_import_that_ends_the_process_ends_the_template_only(start: Start, tm
     run = start("--members 1", str(script), PYTHONPATH=str(tmp_path / "packages"))
     [member] = launchers(run, 1)
     assert not is_forked(member)
+    assert run.stop().code == 130
+
+
+def sidecars(run: Run, other_than: int) -> list[int]:
+    """Wait until both members have a sidecar that is not `other_than`; return them."""
+
+    def look(status: Json) -> list[int]:
+        found = [each["sidecar_pid"] for each in status["members"] if each["connected"]]
+        return found if len(found) == 2 and other_than not in found else []
+
+    return look(run.wait(look, "both sidecars"))
+
+
+def test_our_own_parts_are_forked_and_start_by_themselves_where_their_template_is_stuck(start: Start) -> None:
+    run = start("--members 1 --standby 1 --checkpoint-every 0", "steady.py", 10_000_000)
+    status = run.steady()
+    assert {each["name"] for each in status["members"]} == {"m0", "m1"}, (
+        "none was taken for lost at the start"
+    )
+    parts = forked_parts(run)
+    [template] = [
+        pid for name, pids in parts.items() for pid in pids if name not in ("supervisor", "sidecar")
+    ]
+    assert sorted(parts["sidecar"]) == sorted(each["sidecar_pid"] for each in status["members"])
+
+    [supervisor] = parts["supervisor"]
+    os.kill(supervisor, signal.SIGKILL)
+    until(
+        lambda: forked_parts(run).get("supervisor", [supervisor]) != [supervisor], "a new supervisor", GONE_S
+    )
+
+    os.kill(template, signal.SIGSTOP)
+    lost = run.steady()["members"][0]["sidecar_pid"]
+    os.kill(lost, signal.SIGKILL)
+    alive = sidecars(run, lost)
+    assert len(forked_parts(run)["sidecar"]) == 1, "the new one was started by itself"
+    assert template not in [int(each.name) for each in children(run)], "the template is ended"
+    assert lost not in alive
+    assert run.running()["incidents"] == 0
     assert run.stop().code == 130

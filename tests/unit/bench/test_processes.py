@@ -6,8 +6,8 @@ import time
 from bench.processes import Process, below, cpu_s, look, parts, read_stat
 
 
-def process(pid: int, parent: int, *argv: str) -> Process:
-    return Process(pid, parent, "S", argv, 0, 0)
+def process(pid: int, parent: int, *argv: str, name: str = "python") -> Process:
+    return Process(pid, parent, "S", argv, name, 0, 0)
 
 
 TREE = {
@@ -53,10 +53,17 @@ def test_launchers_are_told_from_the_template_that_they_were_forked_from() -> No
     assert [found[pid] for pid in (30, 31, 32, 33)] == ["template", "launcher", "warm", "rank"]
 
 
+def test_parts_that_were_forked_are_known_by_the_name_that_they_took() -> None:
+    argv = ("python", "parts.py", "--template", "10", "7", "sidecar.member")
+    forked = [process(30 + at, 10, *argv, name=n) for at, n in enumerate(("python", "supervisor", "sidecar"))]
+    found = parts(10, {**TREE, **{each.pid: each for each in forked}}, [])
+    assert [found[pid] for pid in (30, 31, 32)] == ["parts", "supervisor", "sidecar"]
+
+
 def test_a_name_with_spaces_and_brackets_does_not_shift_the_fields() -> None:
     tail = "S 7 " + " ".join(str(at) for at in range(5, 53))
-    state, parent, rss_bytes = read_stat(f"42 (a) b (c)) {tail}")
-    assert (state, parent) == ("S", 7)
+    name, state, parent, rss_bytes = read_stat(f"42 (a) b (c)) {tail}")
+    assert (name, state, parent) == ("a) b (c)", "S", 7)
     assert rss_bytes == 24 * os.sysconf("SC_PAGE_SIZE")
 
 

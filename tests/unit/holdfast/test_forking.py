@@ -53,6 +53,38 @@ os.waitpid(middle, 0)
 print(os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1]))
 """
 
+ORDERED = """
+import os, socket
+from holdfast import channel, forking, osproc
+from holdfast.channel import Do, Say
+
+osproc.adopt_orphans()
+us = os.getpid()
+ours, theirs = channel.pair()
+template = os.fork()
+if template == 0:
+    ours.close()
+    for order, line, log, more in forking.forks(theirs, "part", us):
+        os.write(log, order.argv[0].encode())
+        channel.send(line, Say(str(len(more)), os.getpid()))
+        os._exit(0)
+    os._exit(0)
+theirs.close()
+print(channel.receive(ours, Say)[0].what)
+for order in (Do("other"), Do("part", argv=("a",)), Do("part", argv=("b",))):
+    line, far = channel.pair()
+    read, write = os.pipe()
+    with far:
+        channel.send(ours, order, (far.fileno(), write, read))
+    os.close(write)
+    if order.what == "part":
+        born = channel.receive(line, Say)[0]
+        print(os.read(read, 9).decode(), born.what)
+        os.waitpid(born.pid, 0)
+ours.close()
+print(os.waitstatus_to_exitcode(os.waitpid(template, 0)[1]))
+"""
+
 
 @pytest.mark.parametrize(("whose", "code"), [("ours", "42"), ("another's", "1")])
 def test_a_grandchild_goes_on_if_the_right_process_has_inherited_it(whose: str, code: str) -> None:
@@ -60,3 +92,10 @@ def test_a_grandchild_goes_on_if_the_right_process_has_inherited_it(whose: str, 
         [sys.executable, "-c", TWICE, whose], capture_output=True, text=True, check=True, timeout=60
     )
     assert ended.stdout.split() == [code]
+
+
+def test_orders_are_obeyed_in_forks_that_have_what_came_with_them_until_the_line_closes() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", ORDERED], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ended.stdout.split() == ["ready", "a", "1", "b", "1", "0"]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -39,6 +40,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(values(args[0]), max_size=2).map(tuple)
     if origin is tuple:
         return st.tuples(*map(values, args))
+    if origin is not None and issubclass(origin, Mapping):
+        return st.dictionaries(values(args[0]), values(args[1]), max_size=2)
     [given_kind] = [each for each in args if each is not type(None)]
     return st.none() | values(given_kind)
 

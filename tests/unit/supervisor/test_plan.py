@@ -39,7 +39,7 @@ def test_a_launcher_is_told_all_that_it_asks_for_and_has_devices_of_its_own(made
 
 
 def test_a_sidecar_is_told_all_that_it_asks_for(made: Plan) -> None:
-    start = plan.sidecar(made, "m1", 77, BASE)
+    start = plan.sidecar(made, "m1", 77).alone(BASE)
     found = config.from_environment(start.environment)
     assert (found.member, found.nproc, found.directory) == ("m1", 2, made.directory("m1"))
     assert found.supervisor_url == "http://127.0.0.1:9"
@@ -47,10 +47,18 @@ def test_a_sidecar_is_told_all_that_it_asks_for(made: Plan) -> None:
 
 
 def test_a_supervisor_inherits_its_line_and_its_socket(made: Plan) -> None:
-    start = plan.supervisor(made, 77, 5, 6, BASE)
-    assert start.argv[-2:] == ("serve", "run")
+    part = plan.supervisor(made, 77, 5, 6)
+    start = part.alone(BASE)
+    assert start.argv[-3:] == ("supervisor", "serve", "run")
     assert start.descriptors == (5, 6)
     assert (start.environment["HOLDFAST_KEEPER_FD"], start.environment["HOLDFAST_API_FD"]) == ("5", "6")
+    assert start.environment["PATH"] == BASE["PATH"]
+    order = part.order()
+    assert (order.argv, order.inherits) == (
+        ("supervisor", "serve", "run"),
+        ("HOLDFAST_KEEPER_FD", "HOLDFAST_API_FD"),
+    )
+    assert order.settings == {"HOLDFAST_PARENT": "77"}
 
 
 def test_a_template_imports_what_the_script_does_and_has_our_package_behind_its_own(made: Plan) -> None:

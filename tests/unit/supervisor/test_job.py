@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from supervisor.connections import Connections
+from supervisor.job import Job
+from supervisor.records import Records
+from supervisor.rundir import RunDir
+from supervisor.view import Policy
+from tests.unit.supervisor.views import report
+
+
+@dataclass
+class Backend:
+    """One that has told of `members`."""
+
+    members: dict[str, str] = field(default_factory=dict)
+    stop: str = ""
+
+    def want(self, count: int, discard: tuple[str, ...]) -> None:
+        raise AssertionError
+
+    def kill(self, member: str) -> None:
+        raise AssertionError
+
+    def finish(self, exit_code: int, why: str, message: str) -> None:
+        raise AssertionError
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    connections = Connections(time.monotonic_ns, lambda: None)
+    made = Job(Policy(), tmp_path, Records(RunDir(tmp_path)), Backend(), connections, True, 0)
+    yield made
+    made.journal.close()
+
+
+def seen(job: Job) -> list[tuple[str, bool]]:
+    return [(each.name, each.exists) for each in job.view().members]
+
+
+def test_a_sidecar_that_is_quicker_than_the_news_of_its_member_is_not_gone(job: Job) -> None:
+    job.connections.line("m0").report = report("m0", None)
+    assert seen(job) == []
+    job.backend = Backend({"m0": "running"})
+    assert seen(job) == [("m0", True)]
+    assert job.view().members[0].report is not None
+
+
+def test_a_member_that_the_backend_no_longer_has_is_gone_until_it_is_counted_as_lost(job: Job) -> None:
+    job.backend = Backend({"m0": "running", "m1": "running"})
+    assert seen(job) == [("m0", True), ("m1", True)]
+    job.backend = Backend({"m1": "running"})
+    assert seen(job) == [("m1", True), ("m0", False)]
+    job.memory = replace(job.memory, lost=("m0",))
+    assert seen(job) == [("m1", True)]
