@@ -13,6 +13,7 @@ from bench.say import say
 
 NAMES = {
     "recovery": "from the kill of a rank to the first new step, side by side with torchrun",
+    "start": "from a launcher's start to the first step; how long a killed part of ours is missed",
     "overhead": "what holdfast costs while nothing happens, against torchrun",
     "snapshot": "copying the state into memory and onto storage, against plain copies",
     "nodeagent": "the node agent: from an event to its verdict, what a poll and a quiet hour cost",

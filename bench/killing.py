@@ -43,7 +43,7 @@ def turn(mode: Mode, count: int, manner: Manner, said: Callable[[Kill], None]) -
     running = launch(mode.name, mode.argv, mode.environment)
     done = Turn(mode.name)
     try:
-        done.start_s = _wait_for_start(running, mode)
+        done.start_s = wait_for_start(running, mode)
         for number in range(count):
             kill = _one(running, mode, number, manner)
             done.kills.append(kill)
@@ -56,7 +56,7 @@ def turn(mode: Mode, count: int, manner: Manner, said: Callable[[Kill], None]) -
         running.close()
 
 
-def _wait_for_start(running: Running, mode: Mode) -> float:
+def wait_for_start(running: Running, mode: Mode) -> float:
     for _ in _polls(START_S):
         code = running.ended()
         if code is not None:

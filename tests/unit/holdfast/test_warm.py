@@ -17,13 +17,13 @@ WITHIN = "import gc; within = gc.get_threshold()[0]\n"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that modules are imported from; thresholds and modules are put back."""
+    """A folder that modules are imported from; thresholds and its modules are put back."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    known, thresholds = set(sys.modules), gc.get_threshold()
+    thresholds = gc.get_threshold()
     yield tmp_path
     gc.set_threshold(*thresholds)
-    for name in set(sys.modules) - known:
-        del sys.modules[name]
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)
 
 
 def preload(*names: str) -> None:
