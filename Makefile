@@ -23,7 +23,7 @@ UNIT := tests/unit/nodeagent tests/unit/supervisor
 OTHER_UNIT := $(filter-out $(UNIT) %/__init__.py %/__pycache__,$(wildcard tests/unit/*))
 # All others as two processes, too, of about the same length: a run waits for limits, ends and disks, and one
 # after another they leave half of two cores idle.
-BROKEN_RUNS := $(patsubst %,tests/local/test_%.py,deaf frozen hangs identical just_in_time late own_parts recovery replicas slow)
+BROKEN_RUNS := $(patsubst %,tests/local/test_%.py,deaf frozen hangs identical just_in_time late own_parts recovery replicas slow template)
 OTHER_RUNS := tests/torn tests/histories \
     $(filter-out $(BROKEN_RUNS),$(wildcard tests/local/test_*.py tests/local/nodeagent))
 # With PYTEST_ARGS that choose some tests, one of the two runs may have none of them: pytest's exit code 5.

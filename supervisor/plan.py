@@ -59,13 +59,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class PartStart:
-    """One part of ours to be: started by itself or forked."""
+    """One part of ours to be, started by itself or forked. `inherits`: descriptors, each by its variable."""
 
     words: tuple[str, ...]  # its name, and its arguments
     settings: Mapping[str, str]
-    inherits: Mapping[str, int] = field(
-        default_factory=dict
-    )  # descriptors, by the variable that tells of each
+    inherits: Mapping[str, int] = field(default_factory=dict)
 
     def order(self) -> Do:
         return Do("part", argv=self.words, settings=self.settings, inherits=tuple(self.inherits))
