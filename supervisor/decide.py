@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from holdfast import progress
-from supervisor import closing, looking, lost_track, placing, presence, remedy, reported
+from supervisor import closing, looking, lost_track, orders, placing, presence, remedy, reported
 from supervisor import faults as symptoms
 from supervisor.closing import EXIT_INTERRUPTED
 from supervisor.view import (
@@ -31,7 +31,6 @@ _S = 1_000_000_000
 IDLE_S = 60.0  # nothing has a deadline: look again then all the same
 RESTORE_RETRY_S = 1.0  # before the very state is tried again that could not be restored
 _LIVE = ("forming", "running", "looking", "securing")
-BUSY_S = 5.0  # a generation that has done no step by then no longer keeps new members from being made
 
 
 def decide(view: View, policy: Policy) -> Action:
@@ -99,7 +98,7 @@ def _running(view: View, policy: Policy) -> Action:
     if memory.stop:
         return Secure((), True, "stop asked: securing the state first")
     until_ns = view.now_ns + int(placing.next_silence_s(view, policy, IDLE_S) * _S)
-    busy_ns = memory.since_ns + int(BUSY_S * _S)
+    busy_ns = memory.since_ns + int(orders.BUSY_S * _S)
     if not memory.settled and view.now_ns < busy_ns:
         return Wait(min(until_ns, busy_ns))
     return _lost_standby(view, policy) or Wait(until_ns)

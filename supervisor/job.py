@@ -153,7 +153,7 @@ class Job:
 
     def _give_orders(self) -> None:
         policy = self.policy
-        if orders.wants_members(self.memory):
+        if orders.wants_members(self.memory, time.monotonic_ns()):
             self.backend.want(policy.members + policy.standby, self.memory.lost)
         drill_for, drill = self._drill or ("", None)
         for name in self.backend.members:

@@ -6,6 +6,8 @@ from holdfast.launcher_messages import RankStart
 from holdfast.messages import Drill, MemberOrder
 from supervisor.view import Memory, Policy
 
+BUSY_S = 10.0  # a generation that has done no step by then no longer keeps new members from being made
+
 
 def order_for(memory: Memory, member: str, policy: Policy, drill: Drill | None) -> MemberOrder:
     """Return the wish for `member` that holds until the memory changes."""
@@ -70,8 +72,11 @@ def _whole(memory: Memory) -> bool:
     return not any(fault.kind in ("nan", "inf", "loss_jump") for fault in known)
 
 
-def wants_members(memory: Memory) -> bool:
-    """True when members may be made: it costs seconds of CPU, which a recovery has better use for."""
+def wants_members(memory: Memory, now_ns: int) -> bool:
+    """True when members may be made: it costs seconds of CPU, which a recovery has better use for.
+
+    A script that does no steps never settles, and is not to stay without a standby for that.
+    """
     if memory.phase == "running":
-        return memory.settled
+        return memory.settled or now_ns >= memory.since_ns + int(BUSY_S * 1e9)
     return memory.phase == "forming" or any(name in memory.lost for name in memory.placement)

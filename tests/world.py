@@ -220,7 +220,7 @@ class World:
 
     def _give_orders(self, memory: Memory) -> None:
         wanted = (self.policy.members + self.policy.standby, memory.lost)
-        if orders.wants_members(memory) and self._want != wanted:
+        if orders.wants_members(memory, self.now_ns) and self._want != wanted:
             self._want = wanted
             self.after(1, partial(self._create, *wanted))
         for name in sorted(self.exists):

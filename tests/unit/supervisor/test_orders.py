@@ -7,10 +7,11 @@ import pytest
 
 from holdfast.launcher_messages import RankStart
 from holdfast.messages import Drill, MemberOrder, Source
-from supervisor.orders import order_for, wants_members
+from supervisor.orders import BUSY_S, order_for, wants_members
 from supervisor.view import Open, Policy
 from tests.unit.supervisor.views import LAUNCH, fault, memory
 
+NOW_NS = 100_000_000_000
 POLICY = Policy(members=2, standby=1, nproc=2, checkpoint_every_s=9.0, keep=4, grace_s=6.0)
 
 
@@ -97,7 +98,8 @@ def test_a_drill_is_passed_on() -> None:
     [
         ({"phase": "forming", "placement": ()}, True),
         ({"settled": True}, True),
-        ({"settled": False}, False),
+        ({"settled": False, "since_ns": NOW_NS - int(BUSY_S * 1e9) + 1}, False),
+        ({"settled": False, "since_ns": NOW_NS - int(BUSY_S * 1e9)}, True),
         ({"phase": "securing"}, False),
         ({"phase": "securing", "lost": ("m1",)}, True),
     ],
@@ -105,4 +107,4 @@ def test_a_drill_is_passed_on() -> None:
 def test_members_are_made_when_the_group_needs_them_or_has_the_time(
     given: dict[str, Any], wanted: bool
 ) -> None:
-    assert wants_members(memory(**given)) == wanted
+    assert wants_members(memory(**given), NOW_NS) == wanted
