@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from holdfast.__main__ import main
 from holdfast.version import __version__
+from supervisor import reading
+from supervisor.rundir import open_for_run
 from tests.local.test_parts import installation, python
+from tests.unit.supervisor.room import incident
 
 WHO = "import os, sys; print(os.getpid(), sys.argv[1:]); sys.exit(7)"
 MAIN = "import os, sys; print(os.getpid(), flush=True); from holdfast.__main__ import main; main()"
@@ -32,3 +38,28 @@ def test_a_command_becomes_the_supervisor_in_the_same_process(tmp_path: Path, ar
     before, after = ended.stdout.splitlines()
     assert after == f"{before} {arguments}"
     assert ended.returncode == 7
+
+
+def test_a_reader_that_leaves_early_is_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = open_for_run(None, 0.0)
+    for number in range(50):
+        run.write_incident(incident(number, message="x" * 4000))
+    script = (
+        "import sys; from supervisor import commands, reading\n"
+        "try: reading.obey(commands.Incidents(json=True))\n"
+        "except BrokenPipeError: sys.exit(141)\n"
+    )
+    ours, theirs = os.pipe()
+    os.close(ours)
+    root = Path(reading.__file__).parent.parent
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        check=False,
+    )
+    os.close(theirs)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+    run.close()

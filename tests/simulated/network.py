@@ -39,7 +39,10 @@ class Network:
     _last_ns: dict[tuple[str, bool], int] = field(default_factory=dict)
 
     def line(self, name: str) -> Line:
-        return self.lines.setdefault(name, Line(heard_ns=self.world.now_ns))
+        found = self.lines.get(name)
+        if found is None:
+            found = self.lines[name] = Line(heard_ns=self.world.now_ns)
+        return found
 
     def view(self, name: str, memory: Memory) -> MemberView:
         line = self.line(name)

@@ -28,6 +28,8 @@ _SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     float: st.floats(allow_nan=False, allow_infinity=False),
 }
 
+_BUILT: dict[type[Any], st.SearchStrategy[Any]] = {}  # a message is a part of others
+
 
 def values(hint: Any) -> st.SearchStrategy[Any]:
     """Return a strategy for what a field of type `hint` may hold."""
@@ -47,8 +49,11 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
 
 
 def instances(kind: type[Any]) -> st.SearchStrategy[Any]:
-    hints = typing.get_type_hints(kind)
-    return st.builds(kind, **{f.name: values(hints[f.name]) for f in dataclasses.fields(kind)})
+    if kind not in _BUILT:
+        hints = typing.get_type_hints(kind)
+        fields = {f.name: values(hints[f.name]) for f in dataclasses.fields(kind)}
+        _BUILT[kind] = st.builds(kind, **fields)
+    return _BUILT[kind]
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())

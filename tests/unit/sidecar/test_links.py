@@ -11,6 +11,7 @@ from aiohttp import WSMsgType, web
 from holdfast import listeners, tasks, wire
 from holdfast.launcher_messages import LauncherOrder, LauncherState
 from holdfast.messages import MemberOrder, MemberReport
+from sidecar import links
 from sidecar.links import LauncherLink, SupervisorLink
 from tests.expendable import memory_directory
 from tests.unit.sidecar.launching import LIMIT_S, Launcher
@@ -189,7 +190,8 @@ async def test_orders_are_handed_over_and_what_is_none_is_passed_over() -> None:
             assert await speaker.order() == MemberOrder("idle", 3)
 
 
-async def test_a_line_that_breaks_is_made_anew_and_told_everything() -> None:
+async def test_a_line_that_breaks_is_made_anew_and_told_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "BACKOFF_S", (0.005,))
     there = Supervisor()
     there.refuse = True
     async with there.listening() as port:

@@ -16,6 +16,7 @@ from holdfast import tasks, wire
 from holdfast.launcher_messages import Launch, LauncherOrder, LauncherState, RankStart, Restore
 from holdfast.messages import Drill, MemberOrder, MemberReport, Slot, Source, Stall
 from holdfast.page import Page
+from sidecar import stacks
 from sidecar.config import Config
 from sidecar.member import LATE_S, SOONEST_S, Member
 from tests.unit.sidecar.launching import LIMIT_S, Launcher
@@ -123,7 +124,10 @@ async def test_what_cannot_be_prepared_is_told_with_its_generation_and_forgotten
         assert (await place.heard()).generation == 3
 
 
-async def test_each_look_answers_its_number_and_whoever_goes_on_meanwhile_is_told_of(here: Path) -> None:
+async def test_each_look_answers_its_number_and_whoever_goes_on_meanwhile_is_told_of(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "WINDOW_S", 0.01)
     page = Page.create(here / "page-0.bin")
     page.begin(1, 0, 0, 1, 5)
     async with at_work(here) as place:

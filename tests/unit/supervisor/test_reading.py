@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,25 +127,3 @@ def test_stop_and_inject_find_the_newest_run_too(run: RunDir) -> None:
     for command in (commands.Stop(), commands.Inject("kill")):
         with pytest.raises(BadInput, match="is not going on"):
             reading.obey(command)
-
-
-def test_a_reader_that_leaves_early_is_no_traceback(run: RunDir) -> None:
-    for number in range(50):
-        run.write_incident(incident(number, message="x" * 4000))
-    script = (
-        "import sys; from supervisor import commands, reading\n"
-        "try: reading.obey(commands.Incidents(json=True))\n"
-        "except BrokenPipeError: sys.exit(141)\n"
-    )
-    ours, theirs = os.pipe()
-    os.close(ours)
-    root = Path(reading.__file__).parent.parent
-    ended = subprocess.run(
-        [sys.executable, "-c", script],
-        stdout=theirs,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        check=False,
-    )
-    os.close(theirs)
-    assert (ended.returncode, ended.stderr) == (141, b"")

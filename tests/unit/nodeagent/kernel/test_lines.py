@@ -114,7 +114,7 @@ def test_hostile_lines_take_no_longer_than_their_length(fill: str) -> None:
             for hostile in (head + room + line.has + tail, line.has + room, head + line.has + room):
                 LINES.read(hostile)
 
-    assert growth(work, 256, 2048) < 24  # quadratic would be 64
+    assert growth(work, 128, 1024) < 24  # quadratic would be 64
 
 
 def test_a_hint_that_a_log_would_escape_makes_every_record_worth_reading() -> None:

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = [pytest.mark.local, pytest.mark.timeout(120)]
+
 THREADS = """
 import os, threading
 {first}
