@@ -83,6 +83,7 @@ $(STAMP): $(MADE) pyproject.toml hatch_build.py
 	done; \
 	$(say) "holdfast, its dependencies and its tools"; \
 	$$pip --editable '.[torch,vision,dev]'
+	@$(BIN)/python -m pytest --collect-only -qq tests/unit >/dev/null || true # compiles them, as pip does packages
 	@touch $@
 	@$(say) "ready: $(BIN)/holdfast"
 
@@ -100,7 +101,7 @@ cat "$$log"; rm -f "$$log"; exit $$status
 endef
 
 # pytest keeps the tests that it has rewritten only where Python writes bytecode; to do it anew takes seconds.
-test unit check: export PYTHONDONTWRITEBYTECODE :=
+setup test unit check: export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: test
 test: setup ## run all tests of this machine (PYTEST_ARGS="-k hang -x")
