@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 PARTS := $(wildcard holdfast supervisor sidecar nodeagent trainer)
 # The unit tests run as two processes, each with its half: the workers of one run would collect all tests, every
 # one of them. Those with torch are apart: to import it takes longer than a thousand of the others.
-UNIT := tests/unit/nodeagent tests/unit/supervisor
+UNIT := tests/unit/holdfast tests/unit/nodeagent
 OTHER_UNIT := $(filter-out $(UNIT) %/__init__.py %/__pycache__,$(wildcard tests/unit/*))
 # All others as two processes, too, of about the same length: a run waits for limits, ends and disks, and one
 # after another they leave half of two cores idle.

@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, settings
 from tests.expendable import MEMORY, memory_directory
 
 QUICK = (Path(__file__).parent / "unit", Path(__file__).parent / "torch")
+# aiohttp reads the system's certificates when it is imported, and these tests speak no TLS.
+CERTIFICATES = {name: os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")}
 
 settings.register_profile(
     "quick", max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -25,6 +27,8 @@ settings.load_profile("quick")
 def pytest_configure(config: pytest.Config) -> None:
     asyncio.set_event_loop(None)  # pytest-asyncio asks for one, and Python before 3.12 would make it then
     gc.disable()
+    for name in CERTIFICATES:
+        os.environ[name] = os.devnull
     if MEMORY.is_dir() and all(any(path.is_relative_to(quick) for quick in QUICK) for path in _paths(config)):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # `tmp_path`, where fsync costs nothing
 
@@ -35,6 +39,11 @@ def _paths(config: pytest.Config) -> list[Path]:
 
 def pytest_collection_finish() -> None:
     """Spare the garbage collector what was imported: it stays until the end, and there is much of it."""
+    for name, before in CERTIFICATES.items():
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
     gc.enable()
     gc.freeze()
 
