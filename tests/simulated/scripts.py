@@ -68,3 +68,7 @@ SINGLE: dict[str, tuple[Script, list[tuple[str, str, int]]]] = {
     "a sidecar dies": (lambda **g: cued(1, 5, "sidecar", **g), []),
     "a member's messages are lost for a while": (lambda **g: cued(0, 5, "cut", **g), []),
 }
+
+
+def actions(world: World, kind: type[Any]) -> list[Any]:
+    return [action for _, action, _ in world.journal if isinstance(action, kind)]

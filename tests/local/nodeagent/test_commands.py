@@ -205,5 +205,5 @@ def test_a_full_disk_keeps_no_agent_from_starting_and_it_remembers_when_there_is
         agent.end()
     fill(full)
     with serving(state, fake) as agent:
-        agent.finding(fake.entity(0), "xid", 79)
+        assert agent.finding(fake.entity(0), "xid", 79)["code"] == 79
         agent.end()

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from holdfast.messages import Stall
-from supervisor.closing import EXIT_INTERRUPTED
 from supervisor.decide import decide
 from supervisor.view import (
     Checkpoint,
@@ -20,21 +18,15 @@ from supervisor.view import (
     Open,
     Policy,
     Replace,
-    Save,
     Secure,
     Settle,
     Start,
     View,
     Wait,
 )
-from tests.simulated.member import Content
-from tests.simulated.scripts import SINGLE, STEPS, TWO, Script, cued, is_whole, remedies
-from tests.unit.supervisor.views import S, fault, launcher, member, progress, rank, report, view
+from tests.simulated.scripts import SINGLE, STEPS, TWO, Script, actions, cued, is_whole, remedies
+from tests.unit.supervisor.views import S, fault, launcher, member, progress, report, view
 from tests.world import World
-
-
-def actions(world: World, kind: type[Any]) -> list[Any]:
-    return [action for _, action, _ in world.journal if isinstance(action, kind)]
 
 
 def test_a_run_without_faults_forms_once_and_ends_well() -> None:
@@ -141,76 +133,6 @@ def test_a_bad_number_bounds_the_state_whatever_the_group_is_stopped_for() -> No
     assert remedies(world)[0][2] <= 6
 
 
-# -- a bug is not a fault
-
-
-def test_the_same_exception_at_the_same_step_ends_the_run_at_the_third_time() -> None:
-    world = cued(1, 5, "raise", times=99).run()
-    assert world.ended is not None
-    assert (world.ended.exit_code, len(world.starts)) == (1, 3)
-    assert world.ended.cause is not None
-    assert world.ended.cause.rank == 1
-    assert "ValueError" in world.ended.message
-    assert "3 times the same, at step 5; a bug, not a fault" in world.ended.why
-    assert world.closed == {1: "overtaken", 2: "overtaken", 3: "ended"}
-
-
-def test_the_same_signal_at_the_same_step_ends_the_run_at_the_fifth_time() -> None:
-    world = cued(1, 5, "crash", times=99, policy=replace(TWO, standby=0)).run()
-    assert world.ended is not None
-    assert (world.ended.exit_code, len(world.starts)) == (128 + 11, 5)
-
-
-def test_a_rank_that_hangs_at_the_same_step_for_ever_ends_the_run() -> None:
-    world = cued(1, 5, "hang", times=99).run()
-    assert world.ended is not None
-    assert (world.ended.exit_code, len(world.starts)) == (1, 5)
-
-
-def test_a_script_that_leaves_on_purpose_is_not_started_again() -> None:
-    world = cued(1, 5, "leave").run()
-    assert world.ended is not None
-    assert (world.ended.exit_code, len(world.starts)) == (3, 1)
-
-
-def test_kills_of_a_rank_that_gets_on_in_between_are_never_a_bug() -> None:
-    """A script without state in our care begins anew each time, and is killed at the same step each time."""
-    world = cued(1, 5, "kill", times=12, keeps_itself=True).run()
-    assert world.ended is not None
-    assert (world.ended.exit_code, len(world.starts)) == (0, 13)
-    assert {start.resume.source for start in world.starts} == {"none"}
-
-
-def test_what_a_script_loses_that_keeps_its_own_state_is_not_known() -> None:
-    world = cued(1, 5, "kill", keeps_itself=True).run()
-    [decided] = [m.incident for _, a, m in world.journal if isinstance(a, Start) and m.incident]
-    assert decided.lost is None
-
-
-def test_restarts_beyond_the_budget_end_the_run() -> None:
-    policy = replace(TWO, max_restarts=2)
-    cues = {(1, step): ("kill", 1) for step in range(1, 6)}
-    world = World(policy, STEPS, cues=cues).run()
-    assert world.ended is not None
-    assert (world.ended.exit_code, len(world.starts)) == (137, 3)
-    assert "2 restarts in 1 h are the limit (--max-restarts)" in world.ended.why
-
-
-def test_a_bad_number_that_comes_again_is_named_with_its_batch_and_ends_the_run() -> None:
-    world = cued(1, 5, "nan", times=99).run()
-    assert world.ended is not None
-    assert (world.ended.exit_code, len(world.starts)) == (1, 2)
-    assert "step 5 of rank 1 (batch position 50) gives a bad number again" in world.ended.why
-    assert "--skip-bad-batches" in world.ended.why
-
-
-def test_a_bad_batch_is_passed_over_if_the_user_allowed_it() -> None:
-    world = cued(1, 5, "nan", times=99, policy=replace(TWO, skip_bad_batches=True)).run()
-    assert world.final == Content(STEPS, frozenset({5}))
-    assert [start.skip for start in world.starts] == [(), (), (5,)]
-    assert "step 5 will be skipped" in world.starts[2].evidence[0]
-
-
 # -- members that are not there
 
 
@@ -300,84 +222,6 @@ def test_a_checkpoint_of_another_world_size_ends_the_run_with_both_sizes() -> No
         world.ended.why
         == "checkpoint step-4-0 is of world size 8, this run's is 2: accepted is 8, or another run directory"
     )
-
-
-# -- stops
-
-
-def test_a_graceful_stop_leaves_a_checkpoint_of_the_last_step() -> None:
-    world = World(TWO, STEPS, snapshot_every=0).at(700, ask("graceful")).run()
-    assert world.ended is not None
-    assert world.ended.exit_code == EXIT_INTERRUPTED
-    assert len(actions(world, Save)) == 1
-    newest = world.store.newest()
-    assert newest is not None
-    assert newest.step == world.group.reached[1]
-    assert world.ended.why == f"stopped, as asked, with a checkpoint of step {newest.step}"
-
-
-@pytest.mark.parametrize("when_ms", [100, 510, 700])
-def test_a_stop_at_once_waits_for_nothing(when_ms: int) -> None:
-    world = World(TWO, STEPS).at(when_ms, ask("now")).at(when_ms + 1, World.look).run()
-    assert world.ended is not None
-    assert world.ended.exit_code == EXIT_INTERRUPTED
-    assert actions(world, Save) == []
-
-
-@pytest.mark.parametrize(("copy_s", "waits_s"), [(0.0, 2), (4.0, 14)], ids=["small", "large"])
-def test_survivors_have_the_time_that_a_copy_of_their_state_takes(copy_s: float, waits_s: int) -> None:
-    told = report("m0", launcher(rank(0)), progress=(replace(progress(0, 7), snapshot_s=copy_s),))
-    seen = view(member("m0", told), now_s=101.0, phase="securing", since_ns=100 * S, placement=("m0",))
-    waits = decide(seen, Policy())
-    assert isinstance(waits, Wait)
-    assert waits.until_ns == (100 + waits_s) * S
-
-
-def test_a_second_request_cuts_a_stop_short_that_waits_for_its_checkpoint() -> None:
-    world = World(TWO, STEPS).at(700, ask("graceful"))
-    world.at(730, ask("now")).run()
-    assert world.ended is not None
-    assert world.ended.why == "stopped at once, as asked"
-    assert [type(a) for _, a, _ in world.journal][-3:] == [Save, End, Done]
-
-
-def test_a_stop_while_the_group_recovers_saves_what_was_secured() -> None:
-    world = cued(1, 5, "hang", snapshot_every=0).at(1450, ask("graceful")).run()
-    assert world.ended is not None
-    assert world.ended.exit_code == EXIT_INTERRUPTED
-    newest = world.store.newest()
-    assert newest is not None
-    assert newest.step == 5
-
-
-def test_a_stop_never_saves_a_bad_state() -> None:
-    """The other member has gone on with it, and has a snapshot of it."""
-    world = cued(1, 5, "nan", snapshot_every=1).at(700, ask("graceful")).run()
-    assert world.ended is not None
-    newest = world.store.newest()
-    assert newest is not None
-    assert newest.step <= 5
-
-
-def test_a_stop_without_anything_to_save_says_so() -> None:
-    world = World(TWO, STEPS, keeps_itself=True).at(700, ask("graceful")).run()
-    assert world.ended is not None
-    assert world.ended.why == "stopped, as asked; no member holds a state to save"
-
-
-def test_ranks_that_finish_while_they_are_asked_to_stop_have_finished() -> None:
-    world = World(TWO, STEPS).at(895, ask("graceful")).run()
-    assert world.ended is not None
-    assert world.ended.exit_code in (0, EXIT_INTERRUPTED)
-    assert world.memory.phase == "ended"
-
-
-def ask(how: str) -> Callable[[World], None]:
-    def asked(world: World) -> None:
-        world.stop = how
-        world.look()
-
-    return asked
 
 
 # -- the supervisor dies

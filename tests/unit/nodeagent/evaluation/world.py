@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.observation import Observation
 from nodeagent.policy.rules import Bound, Clears, Kind, Meaning, Policy, Recurs, Rule, State
-from nodeagent.verdict import Action, Level
+from nodeagent.verdict import Action, Finding, Level
 
 GPU = "gpu/0000:3b:00.0"
 DAY_S = 86400.0
@@ -86,3 +89,34 @@ def mark(name: str, at_s: float) -> Observation:
 
 def sample(check: str, at_s: float, value: float) -> Observation:
     return Observation(at_s, check, GPU, "polling", value)
+
+
+Said = tuple[Level, Action]
+RESET = (Level.UNHEALTHY, Action.RESET_GPU)
+REBOOT = (Level.UNHEALTHY, Action.REBOOT_NODE)
+
+
+def evaluator(seen: Iterable[Observation], branch: int | None = 575) -> Evaluator:
+    made = Evaluator(POLICY, branch)
+    for each in seen:
+        made.take(each)
+    return made
+
+
+def standing(seen: Iterable[Observation], now_s: float, branch: int | None = 575) -> tuple[Finding, ...]:
+    return evaluator(seen, branch).findings(now_s)
+
+
+def said(seen: Iterable[Observation], now_s: float, branch: int | None = 575) -> tuple[Level, Action]:
+    for verdict in evaluator(seen, branch).verdicts(now_s):
+        if verdict.entity == GPU:
+            return verdict.level, verdict.action
+    return Level.HEALTHY, Action.NONE
+
+
+def of(code: int, seen: Iterable[Observation], now_s: float, branch: int | None = 575) -> Said:
+    """Return what stands of one code alone."""
+    for each in standing(seen, now_s, branch):
+        if each.code == code:
+            return each.level, each.action
+    return Level.HEALTHY, Action.NONE

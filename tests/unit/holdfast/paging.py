@@ -1,0 +1,39 @@
+"""A page, and a clock to write it by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast.page import Page, Phase, Progress, read
+
+MS = 1_000_000
+
+
+class Clock:
+    """Time that passes only when told."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1000 * MS
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def pass_ms(self, ms: int) -> None:
+        self.now_ns += ms * MS
+
+
+def started(path: Path, clock: Clock, step: int = 41) -> Page:
+    page = Page.create(path, clock)
+    page.begin(3, 1, 0, 77, step)
+    page.phase(Phase.DATA)
+    return page
+
+
+def commit(page: Page, step: int) -> None:
+    page.commit(step, 1.0, 2.0, 8, 1024, 1e12, 0)
+
+
+def seen(path: Path) -> Progress:
+    progress = read(path.read_bytes())
+    assert progress is not None
+    return progress

@@ -1,0 +1,103 @@
+"""A verdict depends on what was seen, not on the order, nor on how often."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.evaluation.samples import LATE_S
+from nodeagent.observation import Observation
+from nodeagent.verdict import Level
+from tests.unit.nodeagent.evaluation.world import DAY_S, POLICY, evaluator, mark, sample, standing, xid
+
+
+def samples_of(check: str, values: st.SearchStrategy[float]) -> st.SearchStrategy[list[Observation]]:
+    moments = st.integers(0, int(LATE_S) - 1)
+    return st.dictionaries(moments, values, max_size=25).map(
+        lambda found: [sample(check, float(at), value) for at, value in found.items()]
+    )
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.builds(
+            xid,
+            st.sampled_from([13, 48, 64, 79, 95, 154]),
+            st.floats(0, 3 * DAY_S),
+            st.sampled_from(["", "none", "reset_gpu", "GPC 1 TPC 2"]),
+            st.sampled_from(["kmsg", "nvml-events"]),
+            st.sampled_from(["", "one", "two"]),
+        ),
+        st.builds(
+            mark, st.sampled_from(["gpu_reset", "boot", "replaced", "cleared"]), st.floats(0, 3 * DAY_S)
+        ),
+    ),
+    max_size=20,
+)
+ANY = st.tuples(
+    EVENTS,
+    samples_of("heat", st.sampled_from([-1.0, 0.0, 3.0, 5.0, 8.0, 10.0, 30.0])),
+    samples_of("errors", st.sampled_from([0.0, 30.0, 60.0, 90.0, 400.0])),
+    samples_of("verdict", st.sampled_from([0.0, 1.0, 2.0, 99.0])),
+).map(lambda parts: [each for part in parts for each in part])
+
+
+@given(ANY, st.randoms(use_true_random=False), st.floats(0, 5 * DAY_S))
+def test_any_order_and_repetition_gives_the_same(
+    seen: list[Observation], chance: object, now_s: float
+) -> None:
+    other = [*seen, *seen[::2]]
+    chance.shuffle(other)  # type: ignore[attr-defined]
+    assert standing(other, now_s) == standing(seen, now_s)
+
+
+@given(ANY, st.lists(st.tuples(st.integers(0, 40), st.floats(0, 5 * DAY_S)), max_size=30))
+def test_to_be_asked_at_any_time_and_often_changes_nothing(
+    seen: list[Observation], asked: list[tuple[int, float]]
+) -> None:
+    made = Evaluator(POLICY, 575)
+    for count in range(len(seen) + 1):
+        for now_s in (now_s for after, now_s in asked if after == count):
+            assert made.findings(now_s) == evaluator(seen[:count]).findings(now_s)
+        for each in seen[count : count + 1]:
+            made.take(each)
+
+
+@given(ANY, st.floats(0, 5 * DAY_S))
+def test_a_restart_changes_nothing(seen: list[Observation], now_s: float) -> None:
+    half = len(seen) // 2
+    before = evaluator(seen[:half])
+    after = Evaluator(POLICY, 575)
+    after.load(json.loads(json.dumps(before.dump())))
+    for each in seen[half:]:
+        before.take(each)
+        after.take(each)
+    assert after.verdicts(now_s) == before.verdicts(now_s)
+
+
+@given(st.lists(st.sampled_from([-1.0, 3.0, 8.0, 12.0]), min_size=1, max_size=120))
+def test_a_level_never_alternates_faster_than_its_hold_time(values: list[float]) -> None:
+    made, rose_s, level = Evaluator(POLICY), 0.0, Level.HEALTHY
+    for n, value in enumerate(values):
+        made.take(sample("heat", n * 10.0, value))
+        now = max((each.level for each in made.findings(n * 10.0)), default=Level.HEALTHY)
+        if now > level:
+            rose_s = n * 10.0
+        elif now < level:
+            assert n * 10.0 - rose_s >= POLICY.rules["heat"].clear_s
+        level = now
+
+
+@given(ANY)
+def test_a_clear_is_always_reachable(seen: list[Observation]) -> None:
+    made = evaluator(seen)
+    at_s = 4 * DAY_S
+    for name in ("boot", "gpu_reset", "replaced"):
+        made.take(mark(name, at_s))
+    for n in range(60):
+        for check, good in (("heat", 30.0), ("errors", 500.0), ("verdict", 0.0)):
+            made.take(sample(check, at_s + n * 10.0, good))
+    assert not made.findings(at_s + 10 * DAY_S)
