@@ -8,40 +8,39 @@ from __future__ import annotations
 import importlib
 import os
 import socket
-import sys
 
-from holdfast import channel, forking, osproc, parts
+from holdfast import channel, forking, osproc
 from holdfast.channel import Do, Say
 
 
-def main(argv: list[str]) -> int:
-    """Serve orders for parts until the keeper is gone: `parent control module...`."""
+def serve(argv: list[str]) -> list[str]:
+    """Serve orders for parts until the keeper is gone: `parent control module...`.
+
+    Returns in a fork what it is to be, the name of a part and its arguments, and nothing at the end.
+    """
     parent, control, *modules = argv
     try:
         osproc.die_with(int(parent))
     except osproc.ParentGone:
-        return 1
+        return []
     for name in modules:
         importlib.import_module(name)
     for order, birth, log, more in forking.forks(socket.socket(fileno=int(control)), "part", int(parent)):
-        return _be_part(order, birth, log, more)
-    return 0
+        return _prepared(order, birth, log, more)
+    return []
 
 
-def _be_part(order: Do, birth: socket.socket, log: int, inherited: list[int]) -> int:
-    """Become the part, as if it had been started with that environment and these descriptors."""
+def _prepared(order: Do, birth: socket.socket, log: int, inherited: list[int]) -> list[str]:
+    """Make this process what one is that was started as the part, with its settings and descriptors."""
     os.setsid()
     forking.redirect(log)
-    part, *args = order.argv
-    osproc.call_us(part)
+    osproc.call_us(order.argv[0])
     os.environ.update(order.settings)
     for name, descriptor in zip(order.inherits, inherited, strict=True):
         os.environ[name] = str(descriptor)
-    try:
-        channel.send(birth, Say("born", os.getpid()))
-    except channel.Closed:
-        return 1  # the keeper has not waited for us
-    birth.close()
-    code = parts.run(part, args)
-    sys.stderr.flush()
-    return code
+    with birth:
+        try:
+            channel.send(birth, Say("born", os.getpid()))
+        except channel.Closed:
+            return []  # the keeper has not waited for us
+    return list(order.argv)

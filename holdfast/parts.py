@@ -89,7 +89,8 @@ def _become(part: str, args: list[str]) -> int:
         _set_path()
         from holdfast import part_template
 
-        return part_template.main(args)
+        words = part_template.serve(args)
+        return run(words[0], words[1:]) if words else 0
     problem = _missing(part)
     if problem:
         return _refuse(problem)
