@@ -23,7 +23,7 @@ from supervisor import plan
 from supervisor.children import Children, Part
 from supervisor.plan import PartStart, Plan
 from supervisor.restarts import Restarts
-from supervisor.template import Template
+from supervisor.template import PARTS_S, Template
 
 STOP_S = 8.0  # for a part to end after SIGTERM
 
@@ -66,7 +66,7 @@ class Keeper:
     def __post_init__(self) -> None:
         self._children = Children(self.plan.logs, self.selector, self._ended)
         self._template = Template("template", self._children, self._launch_waiting)
-        self._parts = Template("parts", self._children, self._start_supervisor)
+        self._parts = Template("parts", self._children, self._start_supervisor, PARTS_S)
 
     def start(self) -> None:
         osproc.adopt_orphans()

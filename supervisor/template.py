@@ -12,7 +12,10 @@ from holdfast.channel import Do, Say
 from supervisor.children import Adopted, Children, Part
 from supervisor.plan import Start
 
-IMPORT_S = 120.0  # a template that imports for longer is given up: each process imports for itself
+IMPORT_S = (
+    120.0  # a template that imports a script's modules for longer is given up: members import themselves
+)
+PARTS_S = 20.0  # the same for ours, without which there is no supervisor
 BORN_S = 2.0  # a fork takes milliseconds, and the keeper waits for it
 
 
@@ -22,8 +25,11 @@ class Template:
     `settled` is called when `importing` is over: it may be forked now, or there is none.
     """
 
-    def __init__(self, name: str, children: Children, settled: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, children: Children, settled: Callable[[], None], import_s: float = IMPORT_S
+    ) -> None:
         self.importing = False
+        self._import_s = import_s
         self._name = name
         self._children = children
         self._settled = settled
@@ -40,7 +46,7 @@ class Template:
                 ours.close()
                 return self._settled()
             self._part = self._children.spawn(self._name, start)
-        self._line, self._limit_s, self.importing = ours, now_s + IMPORT_S, True
+        self._line, self._limit_s, self.importing = ours, now_s + self._import_s, True
         self._children.selector.register(ours, selectors.EVENT_READ, self._hear)
         return None
 

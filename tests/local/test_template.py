@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import selectors
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
+from holdfast.channel import Do
+from supervisor import plan
+from supervisor.children import Children
+from supervisor.template import Template
 from tests.local.conftest import Start
 from tests.local.running import Json, Run
 from tests.local.waiting import GONE_S, until
@@ -134,3 +140,20 @@ def test_our_own_parts_are_forked_and_start_by_themselves_where_their_template_i
     assert lost not in alive
     assert run.running()["incidents"] == 0
     assert run.stop().code == 130
+
+
+def test_a_template_that_imports_for_too_long_is_given_up_and_ended(tmp_path: Path) -> None:
+    selector, settled = selectors.DefaultSelector(), list[float]()
+    children = Children(tmp_path, selector, lambda _: None)
+    now_s = 100.0
+    template = Template("slow", children, lambda: settled.append(now_s), 5.0)
+    forever = plan.Start((sys.executable, "-c", "import signal; signal.pause()"), os.environ)
+    template.start(lambda _: forever, now_s)
+    for now_s in (104.9, 105.1, 200.0):
+        template.turn(now_s)
+    assert settled == [105.1]
+    assert not template.importing
+    assert template.fork("a part", Do("part", argv=("sidecar",))) is None
+    for key, _ in selector.select():
+        key.data()
+    assert children.alive() == []
