@@ -188,7 +188,7 @@ def test_a_state_that_has_no_name_is_neither_bad_nor_clean() -> None:
 
 def test_what_is_held_is_bounded() -> None:
     made = Evaluator(POLICY)
-    for n in range(MAX_EVENTS + 50):
+    for n in range(MAX_EVENTS + 20):
         made.take(Observation(float(n), "xid", f"gpu/{n}", "kmsg", 79.0))
     for n in range(2 * MAX_VARIANTS):
         made.take(xid(13, float(n), f"GPC {n} TPC 0"))
