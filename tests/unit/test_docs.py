@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -48,17 +49,19 @@ def words_of(line: str) -> list[str]:
     return shlex.split(line.partition(" | ")[0], comments=True)[1:]
 
 
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory with the scripts that the examples name, and a `python` on the path."""
-    (tmp_path / "pkg").mkdir()
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "pkg").mkdir()
     for name in ("train.py", "pkg/__init__.py", "pkg/train.py"):
-        (tmp_path / name).touch()
-    binaries = tmp_path / "bin"
+        (folder / name).touch()
+    binaries = folder / "bin"
     binaries.mkdir()
     (binaries / "python").symlink_to(sys.executable)
-    monkeypatch.setenv("PATH", f"{binaries}{os.pathsep}{os.environ['PATH']}")
-    return tmp_path
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{binaries}{os.pathsep}{os.environ['PATH']}")
+        yield folder
 
 
 @pytest.mark.parametrize(("document", "line"), sorted(set(commands())))
@@ -96,6 +99,7 @@ def test_a_link_leads_somewhere(path: Path) -> None:
             assert fragment in anchors(linked), f"{target}: {linked.name} has no such heading"
 
 
+@functools.cache
 def anchors(path: Path) -> set[str]:
     """Return the anchors of the headings as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", _FENCE.sub("", path.read_text()), re.MULTILINE)

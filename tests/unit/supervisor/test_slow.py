@@ -143,7 +143,7 @@ class History:
 @given(st.integers(0, 1 << 32), st.integers(2, 5))
 def test_steps_that_vary_by_five_give_no_false_alarm(seed: int, world_size: int) -> None:
     chance, history = random.Random(seed), History(world_size)
-    for _ in range(50):
+    for _ in range(30):
         steps = [[chance.uniform(0.01, 0.05) for _ in range(STEPS)] for _ in range(world_size)]
         assert history.block(steps) == ()
 
@@ -151,7 +151,7 @@ def test_steps_that_vary_by_five_give_no_false_alarm(seed: int, world_size: int)
 @given(st.integers(0, 1 << 32), st.integers(2, 5))
 def test_a_pause_of_the_machine_now_and_then_gives_no_false_alarm(seed: int, world_size: int) -> None:
     chance, history = random.Random(seed), History(world_size)
-    for _ in range(50):
+    for _ in range(30):
         steps = [
             [3.0 if chance.random() < 0.02 else chance.uniform(0.03, 0.04) for _ in range(STEPS)]
             for _ in range(world_size)

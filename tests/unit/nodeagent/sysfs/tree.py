@@ -30,9 +30,12 @@ class Tree:
             (root / name).mkdir(parents=True, exist_ok=True)
 
     def write(self, name: str, value: object) -> None:
-        path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(value if isinstance(value, bytes) else f"{value}\n".encode())
+        path, content = self.root / name, value if isinstance(value, bytes) else f"{value}\n".encode()
+        try:
+            path.write_bytes(content)
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True)
+            path.write_bytes(content)
 
     def remove(self, name: str) -> None:
         path = self.root / name
