@@ -49,10 +49,11 @@ def test_a_reader_that_stops_does_not_hold_us_up(
     pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(screen, "CLOSE_S", 0.01)
+    monkeypatch.setattr(screen, "FULL_BYTES", 1 << 20)
     ours, stream = pipe
     screen_ = Screen(stream, {})
-    for _ in range(10):
-        screen_.write("x" * (1 << 20))
+    for _ in range(20):
+        screen_.write("x" * (1 << 17))
     assert screen_.busy
     screen_.close()
     got: list[bytes] = []
