@@ -19,8 +19,9 @@ BIN := $(VENV)/bin
 PARTS := $(wildcard holdfast supervisor sidecar nodeagent trainer)
 # The unit tests run as two processes, each with its half: the workers of one run would collect all tests, every
 # one of them. Those with torch are apart: to import it takes longer than a thousand of the others.
-UNIT := tests/unit/holdfast tests/unit/nodeagent
-OTHER_UNIT := $(filter-out $(UNIT) %/__init__.py %/__pycache__,$(wildcard tests/unit/*))
+KERNEL := tests/unit/nodeagent/kernel
+UNIT := tests/unit/holdfast tests/unit/nodeagent --ignore=$(KERNEL)
+OTHER_UNIT := $(filter-out $(UNIT) %/__init__.py %/__pycache__,$(wildcard tests/unit/*)) $(KERNEL)
 # All others as two processes, too, of about the same length: a run waits for limits, ends and disks, and one
 # after another they leave half of two cores idle.
 BROKEN_RUNS := $(patsubst %,tests/local/test_%.py,deaf frozen hangs identical just_in_time late own_parts recovery replicas slow template)
@@ -107,7 +108,7 @@ setup test unit check: export PYTHONDONTWRITEBYTECODE :=
 .PHONY: test
 test: setup ## run all tests of this machine (PYTEST_ARGS="-k hang -x")
 	@$(say) "unit tests and those with torch, in two processes"
-	@$(call two_at_once,$(UNIT),$(OTHER_UNIT) tests/torch,--hypothesis-profile=thorough)
+	@$(call two_at_once,$(UNIT),$(OTHER_UNIT) tests/torch tests/docs,--hypothesis-profile=thorough)
 	@$(say) "torn writes, simulated histories, local tests, in two processes"
 	@$(call two_at_once,$(BROKEN_RUNS),$(OTHER_RUNS),--hypothesis-profile=thorough)
 
@@ -134,9 +135,9 @@ lint: setup ## check format, style, types, layers and alert rules
 	fi
 
 .PHONY: check
-check: lint unit ## lint, the unit tests, and those with torch
-	@$(say) "tests with torch"
-	@$(BIN)/python -m pytest tests/torch $(PYTEST_ARGS) $(NONE_CHOSEN)
+check: lint unit ## lint, the unit tests, those with torch, and of the docs
+	@$(say) "tests with torch, and of the docs"
+	@$(BIN)/python -m pytest tests/torch tests/docs $(PYTEST_ARGS) $(NONE_CHOSEN)
 
 .PHONY: format
 format: setup ## put the code in ruff's format

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.expendable import MEMORY, memory_directory
 
-QUICK = (Path(__file__).parent / "unit", Path(__file__).parent / "torch")
+QUICK = tuple(Path(__file__).parent / name for name in ("unit", "torch", "docs"))
 # aiohttp reads the system's certificates when it is imported, and these tests speak no TLS.
 CERTIFICATES = {name: os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")}
 
