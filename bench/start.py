@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
 
 from bench import missed, results
 from bench.figures import ratio, summary
@@ -35,10 +34,10 @@ def main(argv: Sequence[str]) -> int:
     found = results.begin("start")
     found["options"] = vars(options)
     starts: dict[str, list[float]] = {mode.name: [] for mode in MODES}
-    for number_ in range(options.rounds):
-        for mode in order(number_):
+    for at in range(options.rounds):
+        for mode in order(at):
             starts[mode.name].append(_start_s(mode))
-            say(f"start {number_ + 1}: {mode.name} {seconds(starts[mode.name][-1])}")
+            say(f"start {at + 1}: {mode.name} {seconds(starts[mode.name][-1])}")
     found["starts_s"] = starts
     found["missed_s"] = _missed(options.kills) if options.kills else {}
     say("\n" + _table("start to the first step", starts, "torchrun"))
@@ -89,9 +88,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("start", __doc__ or "")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="starts of each launcher")
     parser.add_argument("--kills", type=int, default=8, metavar="N", help="of each part, forked and alone")
-    options: Any = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     if options.rounds < 1:
         parser.error(f"--rounds: {options.rounds}; accepted is 1 or more")
     if options.kills < 0:
         parser.error(f"--kills: {options.kills}; accepted is 0 or more")
-    return options  # type: ignore[no-any-return]
+    return options

@@ -33,7 +33,7 @@ def adopt_orphans() -> None:
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def call_us(name: str) -> None:
+def set_name(name: str) -> None:
     """Have `ps` and /proc/PID/comm say `name`, of which the kernel keeps 15 bytes, for this process."""
     _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 

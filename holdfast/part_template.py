@@ -34,7 +34,7 @@ def _prepared(order: Do, birth: socket.socket, log: int, inherited: list[int]) -
     """Make this process what one is that was started as the part, with its settings and descriptors."""
     os.setsid()
     forking.redirect(log)
-    osproc.call_us(order.argv[0])
+    osproc.set_name(order.argv[0])
     os.environ.update(order.settings)
     for name, descriptor in zip(order.inherits, inherited, strict=True):
         os.environ[name] = str(descriptor)

@@ -64,7 +64,7 @@ class Job:
         self.journal = journal.Journal(run_dir / "journal.jsonl")
         self.wake = asyncio.Event()
         self.ended = asyncio.Event()
-        self._existed: dict[str, None] = {}  # names of members, in the order in which they were told of
+        self._existed: tuple[str, ...] = ()  # members that the backend has told of and nobody has given up
         self._drill: tuple[str, Drill] | None = None
         self._deadline_ns = 0
         self._step_s = 0.0
@@ -175,10 +175,10 @@ class Job:
         """Return what is known now."""
         now_ns = time.monotonic_ns()
         existing = self.backend.members
-        self._existed.update(dict.fromkeys(existing))
         # A sidecar may be quicker than the backend's news of its member, which is not gone for that.
-        gone = [name for name in self._existed if name not in self.memory.lost]
-        names = [*existing, *self.memory.placement, *gone]
+        known = dict.fromkeys((*self._existed, *existing))
+        self._existed = tuple(name for name in known if name not in self.memory.lost)
+        names = (*existing, *self.memory.placement, *self._existed)
         members = tuple(self._member(name, now_ns) for name in dict.fromkeys(names))
         for member in members:
             if member.report is not None:

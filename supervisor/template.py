@@ -12,10 +12,9 @@ from holdfast.channel import Do, Say
 from supervisor.children import Adopted, Children, Part
 from supervisor.plan import Start
 
-IMPORT_S = (
-    120.0  # a template that imports a script's modules for longer is given up: members import themselves
-)
-PARTS_S = 20.0  # the same for ours, without which there is no supervisor
+# A template that imports for longer is given up: whoever would be forked from it imports for itself.
+IMPORT_S = 120.0  # what a script imports
+PARTS_S = 20.0  # what our own parts do: until then there is no supervisor
 BORN_S = 2.0  # a fork takes milliseconds, and the keeper waits for it
 
 

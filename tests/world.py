@@ -54,7 +54,7 @@ class World:
     decided: list[int] = field(default_factory=list)  # the points of the decisions
     members: dict[str, Member] = field(default_factory=dict)
     exists: set[str] = field(default_factory=set)  # those that their keeper knows
-    _existed: dict[str, None] = field(default_factory=dict)  # those that the supervisor was told of
+    _existed: tuple[str, ...] = ()  # those that the supervisor was told of, and has not given up
     journal: list[tuple[View, Action, Memory]] = field(default_factory=list)
     starts: list[Start] = field(default_factory=list)
     closed: dict[int, str] = field(default_factory=dict)  # number of the incident: how it ended
@@ -129,7 +129,7 @@ class World:
     def _start_supervisor(self) -> None:
         self._memory = self.memory
         self._accounts = Accounts(self.now_ns, self.ledger)
-        self._existed = {}
+        self._existed = ()
         self.network.forget()
         if self._disk is not None:
             view, action, after = self._disk
@@ -178,8 +178,9 @@ class World:
 
     def _view(self, memory: Memory) -> View:
         names = [*sorted(self.exists), *memory.placement]
-        self._existed.update(dict.fromkeys(sorted(self.exists)))
-        names += [name for name in self._existed if name not in memory.lost]
+        known = dict.fromkeys((*self._existed, *sorted(self.exists)))
+        self._existed = tuple(name for name in known if name not in memory.lost)
+        names += self._existed
         members = tuple(self.network.view(name, memory) for name in dict.fromkeys(names))
         return View(self.now_ns, self.now_ns / 1e9, memory, members, self.store.newest())
 

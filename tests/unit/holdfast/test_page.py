@@ -16,16 +16,6 @@ from tests.unit.holdfast.paging import MS, Clock, commit, seen, started
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "rank0.page"
-
-
 # Offset, format, value: what a reader of another version of this code relies on.
 LAYOUT: tuple[tuple[int, str, object], ...] = (
     (0, "8s", b"holdfast"),

@@ -11,16 +11,6 @@ from holdfast.page import FailKind, Phase, step_times_s
 from tests.unit.holdfast.paging import MS, Clock, commit, seen, started
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "rank0.page"
-
-
 def test_a_new_generation_keeps_nothing_but_the_step_times(path: Path, clock: Clock) -> None:
     page = started(path, clock)
     for step in (42, 43, 44):

@@ -59,3 +59,5 @@ def test_a_member_that_the_backend_no_longer_has_is_gone_until_it_is_counted_as_
     assert seen(job) == [("m1", True), ("m0", False)]
     job.memory = replace(job.memory, lost=("m0",))
     assert seen(job) == [("m1", True)]
+    job.memory = replace(job.memory, lost=())  # of the last few alone is remembered that they are lost
+    assert seen(job) == [("m1", True)], "whoever was given up does not come back as another loss"

@@ -1,0 +1,1 @@
+"""Unit tests of what the trainers have that needs no torch."""
