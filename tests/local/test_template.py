@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -74,8 +75,9 @@ def forked_parts(run: Run) -> dict[str, list[int]]:
     """Return the pids of what was forked from our own template, and its own, by the names that they took."""
     found: dict[str, list[int]] = {}
     for each in children(run):
-        if b"--template" in (each / "cmdline").read_bytes():
-            found.setdefault((each / "comm").read_text().strip(), []).append(int(each.name))
+        with contextlib.suppress(OSError):  # it is gone since
+            if b"--template" in (each / "cmdline").read_bytes():
+                found.setdefault((each / "comm").read_text().strip(), []).append(int(each.name))
     return found
 
 
