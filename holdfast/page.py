@@ -45,9 +45,9 @@ Clock: TypeAlias = Callable[[], int]  # CLOCK_MONOTONIC in nanoseconds, as the r
 
 # Looked up at each step: plain integers and bound methods are faster than enum members.
 _RESTORING, _DATA, _OPTIMIZER = int(Phase.RESTORING), int(Phase.DATA), int(Phase.OPTIMIZER)
-_FORWARD, _BACKWARD = int(Phase.FORWARD), int(Phase.BACKWARD)
+_FORWARD, _BACKWARD, _TAIL = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.TAIL)
 _pack_phase, _pack_step = layout.PHASE.pack, layout.STEP.pack
-_SEQ, _RING, _RING_AT = layout.SEQ_INDEX, layout.RING, layout.RING_INDEX
+_SEQ, _RING, _RING_AT, _TAILS_AT = layout.SEQ_INDEX, layout.RING, layout.RING_INDEX, layout.TAILS_INDEX
 _PHASE_AT, _PAUSE_AT = layout.PHASE_AT, layout.PAUSE_AT
 _PHASE_END = _PHASE_AT + layout.PHASE.size
 
@@ -67,7 +67,7 @@ class Page:
         # `_store`. Inside the `try`, so that an interrupt right after it gives the lock back.
         self._acquire, self._release = self._lock.acquire, self._lock.release
         old = layout.STEP.unpack_from(memory, _PHASE_AT)
-        self._working = _DATA <= old[0] <= _OPTIMIZER
+        self._working = _DATA <= old[0] <= _OPTIMIZER or old[0] == _TAIL
         self._phase, self._phase_seq, self._started_ns = old[0], old[1], old[3]
         self._write_seq, self._step = old[4:6]
         # Commits, step times ever written, samples, tokens, flops: one tuple, for they change
@@ -77,6 +77,7 @@ class Page:
         self._data_ns, self._forward_ns = old[16:18]
         self._since_ns = old[2]  # of the phase, without the snapshots taken in it
         self._carried_ns = 0  # work on the step in flight before its pauses
+        self._tail_ns = layout.TAIL.unpack_from(memory, layout.TAIL_AT)[0]  # as the page has it
 
     @classmethod
     def create(cls, path: Path, clock: Clock = time.monotonic_ns) -> Page:
@@ -107,7 +108,7 @@ class Page:
         now_ns = self._clock()
         with self._lock:
             self._working, self._phase, self._phase_seq = False, 0, 0
-            self._started_ns, self._carried_ns, self._write_seq = now_ns, 0, 0
+            self._started_ns, self._carried_ns, self._write_seq, self._tail_ns = now_ns, 0, 0, 0
             self._step, self._first_step_s = step, math.nan
             self._data_ns, self._forward_ns = 0, 0
             self._sums = (0, self._sums[1], 0, 0, 0.0)
@@ -117,14 +118,16 @@ class Page:
                 + layout.PAUSE.pack(0.0, b"")
                 + layout.FAIL.pack(0, 0, 0)
                 + layout.SNAPSHOT.pack(-1, 0.0)
+                + layout.TAIL.pack(0)
             )
             self._store(layout.IDENTITY_AT, content)
 
     def phase(self, phase: int) -> None:
         """Say what comes next. Outside DATA..OPTIMIZER the step's clock stands still.
 
-        While paused, FORWARD to OPTIMIZER are ignored: a model that is evaluated fires the same
-        hooks as one that trains. Any other phase, or a commit, ends the pause.
+        While paused and in a TAIL, FORWARD to OPTIMIZER are ignored: a model that is evaluated fires the
+        same hooks as one that trains. Any other phase, or a commit, ends the pause; DATA ends a TAIL, which
+        only a commit begins, and which goes on when a pause within it ends.
 
         DATA is a rank's own time if FORWARD comes after it, FORWARD if BACKWARD does. What ends
         otherwise may have waited for other ranks: a backward pass that no hook has seen.
@@ -133,7 +136,11 @@ class Page:
         try:
             self._acquire()
             if self._working and _DATA <= phase <= _OPTIMIZER:
-                if phase == _FORWARD:
+                if self._phase == _TAIL:
+                    if phase != _DATA:
+                        return
+                    self._end_tail(now_ns)
+                elif phase == _FORWARD:
                     if self._phase == _DATA:
                         self._data_ns += now_ns - self._since_ns
                 elif phase == _BACKWARD and self._phase == _FORWARD:
@@ -146,9 +153,9 @@ class Page:
                 words[_SEQ] = busy = words[_SEQ] | 1
                 self._bytes[_PHASE_AT:_PHASE_END] = content
                 words[_SEQ] = busy + 1
-            elif not _DATA <= phase <= _OPTIMIZER:
+            elif not _DATA <= phase <= _OPTIMIZER and phase != _TAIL:
                 self._leave_work(phase, now_ns, 0.0, b"")
-            elif phase == _DATA or self._phase <= _RESTORING:
+            elif not self._working and (phase in (_DATA, _TAIL) or self._phase <= _RESTORING):
                 self._enter_work(phase, now_ns)
         finally:
             self._release()
@@ -191,8 +198,9 @@ class Page:
         flops: float,
         flags: int,
         position: int = -1,
+        phase: int = _DATA,
     ) -> None:
-        """End a step: its numbers become visible together and the next step begins.
+        """End a step: its numbers become visible together and the next step begins, with `phase`.
 
         `samples`, `tokens` and `flops` are this step's own; the page holds their sums. NaN stands
         for a number that is not known. The first step of a generation (compilers, caches) goes
@@ -216,12 +224,14 @@ class Page:
             tokens += all_tokens
             flops += all_flops
             self._sums = (done, pushed, samples, tokens, flops)
-            self._step, self._phase, self._phase_seq, self._working = step, _DATA, 0, True
+            self._step, self._phase, self._phase_seq, self._working = step, phase, 0, True
             self._started_ns = self._since_ns = now_ns
             self._carried_ns = 0
+            if self._tail_ns:
+                self._keep_tail(0)
             self._write_seq = write_seq = (self._write_seq + 1) & ~1
             block = _pack_step(
-                _DATA, 0, now_ns, now_ns, write_seq, step, done, pushed, loss, grad_norm,
+                phase, 0, now_ns, now_ns, write_seq, step, done, pushed, loss, grad_norm,
                 samples, tokens, flops, flags, position, self._first_step_s,
                 self._data_ns, self._forward_ns,
             )  # fmt: skip
@@ -244,6 +254,7 @@ class Page:
             self._step, self._phase, self._phase_seq, self._working = step, _DATA, 0, True
             self._started_ns = self._since_ns = now_ns
             self._carried_ns = 0
+            self._keep_tail(0)
             self._write_seq = (self._write_seq + 1) & ~1
             self._store(_PHASE_AT, self._empty_step())
 
@@ -261,7 +272,25 @@ class Page:
             self._since_ns += int(cost_s * 1e9)
             self._store(layout.SNAPSHOT_AT, content)
 
+    def _end_tail(self, now_ns: int) -> None:
+        """Keep how long it took since the last commit, snapshots apart. Nobody was waited for, as in DATA."""
+        self._data_ns += now_ns - self._since_ns
+        self._note_tail(now_ns, self._tail_ns or self._since_ns)
+
+    def _note_tail(self, now_ns: int, began_ns: int) -> None:
+        pushed = self._sums[1]
+        if pushed:
+            self._times[_TAILS_AT + (pushed - 1) % _RING] = (now_ns - began_ns) / 1e9
+        if self._tail_ns:
+            self._keep_tail(0)
+
+    def _keep_tail(self, began_ns: int) -> None:
+        self._tail_ns = began_ns
+        self._store(layout.TAIL_AT, layout.TAIL.pack(began_ns))
+
     def _enter_work(self, phase: int, now_ns: int) -> None:
+        if phase != _TAIL and self._tail_ns:
+            self._note_tail(now_ns, self._tail_ns)
         self._phase, self._working = phase, True
         self._started_ns = self._since_ns = now_ns
         self._phase_seq += 1
@@ -273,7 +302,9 @@ class Page:
         content = head + between + layout.PAUSE.pack(limit_s, label)
         if self._working:
             self._carried_ns += now_ns - self._started_ns
-            if self._phase == _DATA:
+            if self._phase == _TAIL and not self._tail_ns:
+                self._keep_tail(self._since_ns)
+            if self._phase in (_DATA, _TAIL):
                 self._data_ns += now_ns - self._since_ns
         self._phase, self._working = phase, False
         self._phase_seq += 1

@@ -38,7 +38,7 @@ class Buffer(Protocol):
 
 
 class Phase(IntEnum):
-    """What a rank is doing. DATA to OPTIMIZER are work on a step; all others are not."""
+    """What a rank is doing. DATA to OPTIMIZER and TAIL are work of a training loop; all others are not."""
 
     JOINING = 0
     RESTORING = 1
@@ -51,6 +51,7 @@ class Phase(IntEnum):
     IDLE = 8
     PAUSED = 9  # declared by the script, for a reason in `pause_label`
     DONE = 10
+    TAIL = 11  # after a commit, before the loop asks for the next step
 
 
 class FailKind(IntEnum):
@@ -81,10 +82,15 @@ FAIL_AT = PAUSE_AT + PAUSE.size
 FAIL = struct.Struct("<qqq")  # failed_ns, kind, code
 SNAPSHOT_AT = FAIL_AT + FAIL.size
 SNAPSHOT = struct.Struct("<qd")  # step, cost_s
-_END = SNAPSHOT_AT + SNAPSHOT.size
-_ALL = struct.Struct(f"<Qqiiqqqqqqqqqddqqdqqdqqd{LABEL_BYTES}sqqqqd")  # from the sequence on
+TAIL_AT = SNAPSHOT_AT + SNAPSHOT.size
+TAIL = struct.Struct("<q")  # tail_since_ns
+_END = TAIL_AT + TAIL.size
+_ALL = struct.Struct(f"<Qqiiqqqqqqqqqddqqdqqdqqd{LABEL_BYTES}sqqqqdq")  # from the sequence on
 _RING_AT = 1024
 RING_INDEX = _RING_AT // 4
+_TAILS_AT = 2048
+TAILS_INDEX = _TAILS_AT // 4
+_OUTSIDE = frozenset({Phase.CHECKPOINT, Phase.EVAL, Phase.IDLE, Phase.PAUSED})  # a tail may hold these
 
 _TRIES = 200  # a writer is inside for well under 1 us; 200 looks are some 100 us
 
@@ -122,7 +128,23 @@ class Progress:
     fail_code: int
     snapshot_step: int  # -1: none
     snapshot_cost_s: float
+    tail_since_ns: int = 0  # the commit that a pause, or the end of a loop, came after; 0: it came in a step
     torn: bool = False  # read while a write was unfinished: single fields hold, not their relation
+
+
+def tail_began_ns(found: Progress) -> int:
+    """Return when the work after the last commit began; 0 unless the rank is at such work.
+
+    It lasts until the loop asks for the next step: pauses within it, and what follows a loop, are part of it.
+    """
+    if found.phase is Phase.TAIL:
+        return found.tail_since_ns or found.phase_since_ns
+    return found.tail_since_ns if found.phase in _OUTSIDE else 0
+
+
+def spoken(phase: Phase) -> str:
+    """Return the phase in words for people."""
+    return "after commit" if phase is Phase.TAIL else phase.name.lower()
 
 
 def copy_s(found: Progress) -> float:
@@ -154,11 +176,23 @@ def read_torn_ok(buffer: Buffer) -> Progress | None:
 
 def step_times_s(buffer: Buffer, last: int = RING) -> tuple[float, ...] | None:
     """Return up to `last` step times in seconds, newest last; None as for `read`."""
-    found = _consistent(buffer, SEQ_INDEX * 8, _RING_AT + 4 * RING)
+    return _ring(buffer, _RING_AT, last)
+
+
+def tail_times_s(buffer: Buffer, last: int = RING) -> tuple[float, ...] | None:
+    """Return how long the work after each of the last commits took, in seconds; None as for `read`.
+
+    The last entry is of a tail that may not be over: then it is an old one, or 0.
+    """
+    return _ring(buffer, _TAILS_AT, last)
+
+
+def _ring(buffer: Buffer, at: int, last: int) -> tuple[float, ...] | None:
+    found = _consistent(buffer, SEQ_INDEX * 8, at + 4 * RING)
     if found is None:
         return None
     pushed: int = _ALL.unpack_from(found)[12]
-    ring = struct.unpack_from(f"<{RING}f", found, _RING_AT - SEQ_INDEX * 8)
+    ring = struct.unpack_from(f"<{RING}f", found, at - SEQ_INDEX * 8)
     split = pushed % RING
     ordered = ring[:pushed] if pushed <= RING else ring[split:] + ring[:split]
     return ordered[max(0, len(ordered) - last) :] if last > 0 else ()

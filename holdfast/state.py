@@ -53,6 +53,7 @@ class State:
         self._gradients = Gradients(self._optimizers)
         self._bad_gradient = False
         self._on_gpu = session.device.type == "cuda"
+        self._in_tail = False  # between a commit and the next step
         self._ahead = False  # work of the step before may still be in the device's queue
         self.keeping: Keeping | None = session.keeping(self, replicated)
         hooks.attach(modules, self._optimizers, self)
@@ -80,6 +81,8 @@ class State:
                     self._pass_over()
                     continue
                 step = self.step
+                self._in_tail = False
+                self._phase(Phase.DATA)
                 if self.keeping is not None:
                     self.keeping.throttle()
                 yield step
@@ -126,7 +129,8 @@ class State:
             shown = math.nan if norm is None else norm
             if self._ahead:  # a launch that finds the queue full waits for a collective of the step before
                 self._page.disown()
-            self._page.commit(self.step, value, shown, samples, tokens, flops, 0, position)
+            self._in_tail = True
+            self._page.commit(self.step, value, shown, samples, tokens, flops, 0, position, Phase.TAIL)
             self._ahead = self._on_gpu and loss is None and grad_norm is None
         self._end_writing()
         self.session.settled()
@@ -152,7 +156,7 @@ class State:
             yield
         finally:
             self.private.restore_random(random)
-            self._phase(Phase.DATA)
+            self._phase(Phase.TAIL if self._in_tail else Phase.DATA)
 
     # -- called by the hooks
 

@@ -18,10 +18,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from holdfast.progress import Phase, Progress
+from holdfast.progress import Phase, Progress, spoken
 
 KEPT = 256
-_WORK = frozenset({Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER})
+_WORK = frozenset({Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.TAIL})
 _PAUSES = frozenset({Phase.CHECKPOINT, Phase.EVAL, Phase.PAUSED})
 
 
@@ -104,7 +104,7 @@ def activity(progress: Progress) -> str:
     """Return what the rank is doing, for people. The label of a pause stays in the page after it."""
     if progress.phase in _PAUSES and progress.pause_label:
         return progress.pause_label
-    return progress.phase.name.lower()
+    return spoken(progress.phase)
 
 
 def left_s(

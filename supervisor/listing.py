@@ -113,6 +113,11 @@ def _slow(found: Mapping[str, Any]) -> list[str]:
     return lines + [f"and {len(slow) - MAX_SLOW} more"] * (len(slow) > MAX_SLOW)
 
 
+def _doing(rank: Mapping[str, Any]) -> str:
+    phase = "after commit" if rank.get("phase") == "tail" else rank.get("phase")
+    return " ".join(word for word in (phase, rank.get("label")) if word) or "-"
+
+
 def _ranks(found: Mapping[str, Any]) -> list[str]:
     rows = [
         (
@@ -124,7 +129,7 @@ def _ranks(found: Mapping[str, Any]) -> list[str]:
             seconds(float(each["step_s"])) if each.get("step_s") else "-",
             seconds(float(each["p99_s"])) if each.get("p99_s") else "-",
             seconds(float(each["own_s"])) if each.get("own_s") else "-",
-            " ".join(word for word in (each.get("phase"), each.get("label")) if word) or "-",
+            _doing(each),
         )
         for each in found.get("ranks") or []
     ]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.page import FailKind, Phase, step_times_s
+from holdfast.page import FailKind, Page, Phase, step_times_s
+from holdfast.progress import tail_began_ns, tail_times_s
 from tests.unit.holdfast.paging import MS, Clock, commit, seen, started
 
 
@@ -154,3 +155,77 @@ def test_a_skipped_step_leaves_no_trace_but_the_step(path: Path, clock: Clock) -
     now = seen(path)
     assert (now.step, now.steps_done, now.samples) == (44, 2, 16)
     assert step_times_s(path.read_bytes()) == pytest.approx((0.005,))
+
+
+def tail(page: Page, step: int) -> None:
+    page.commit(step, 1.0, 2.0, 0, 0, 0.0, 0, -1, Phase.TAIL)
+
+
+def test_the_work_after_a_commit_is_a_phase_that_only_the_next_step_ends(path: Path, clock: Clock) -> None:
+    page = started(path, clock)
+    tail(page, 42)
+    began_ns = clock.now_ns
+    clock.pass_ms(5)
+    for phase in (
+        Phase.FORWARD,
+        Phase.BACKWARD,
+        Phase.OPTIMIZER,
+        Phase.TAIL,
+    ):  # an evaluation that nobody declared
+        page.phase(phase)
+        assert (seen(path).phase, seen(path).phase_since_ns) == (Phase.TAIL, began_ns)
+        assert tail_began_ns(seen(path)) == began_ns
+    page.phase(Phase.DATA)
+    assert (seen(path).phase, tail_began_ns(seen(path))) == (Phase.DATA, 0)
+    assert seen(path).step_started_ns == began_ns  # it is part of the next step's time
+    tail(page, 43)
+    assert seen(path).data_ns == 5 * MS  # nobody was waited for, as far as we know
+
+
+@pytest.mark.parametrize("outside", [Phase.EVAL, Phase.CHECKPOINT, Phase.PAUSED, Phase.IDLE])
+def test_a_pause_and_the_end_of_a_loop_belong_to_the_work_after_the_commit(
+    path: Path, clock: Clock, outside: Phase
+) -> None:
+    page = started(path, clock)
+    page.pause(Phase.EVAL, "before any commit")
+    assert tail_began_ns(seen(path)) == 0
+    page.resume()
+    tail(page, 42)
+    began_ns = clock.now_ns
+    clock.pass_ms(2)
+    page.phase(outside)
+    clock.pass_ms(3)
+    assert (seen(path).phase, tail_began_ns(seen(path))) == (outside, began_ns)
+    page.phase(Phase.TAIL)
+    assert (seen(path).phase, tail_began_ns(seen(path))) == (Phase.TAIL, began_ns)
+    assert seen(path).step_started_ns == clock.now_ns  # the clock of the step stood still
+    page.phase(outside)
+    page.phase(Phase.DATA)
+    assert tail_began_ns(seen(path)) == 0
+    page.phase(outside)
+    assert tail_began_ns(seen(path)) == 0  # this one came in a step
+
+
+def test_the_times_of_the_tails_are_kept_beside_those_of_the_steps(path: Path, clock: Clock) -> None:
+    page = started(path, clock)
+    for step, took in enumerate((1, 2, 30, 4), start=42):
+        clock.pass_ms(100)
+        tail(page, step)
+        page.note_snapshot(step, 0.0)
+        clock.pass_ms(took)
+        page.phase(Phase.DATA)
+    times_s = tail_times_s(path.read_bytes())
+    assert times_s == pytest.approx((0.002, 0.03, 0.004))  # that of the first step is a generation's own
+    page.begin(4, 1, 0, 77, 45)
+    assert tail_began_ns(seen(path)) == 0
+    assert tail_times_s(path.read_bytes()) == times_s
+
+
+def test_a_snapshot_is_no_part_of_the_tail_that_it_is_taken_in(path: Path, clock: Clock) -> None:
+    page = started(path, clock)
+    for step in (42, 43):
+        tail(page, step)
+        clock.pass_ms(50)
+        page.note_snapshot(step, 0.048)
+        page.phase(Phase.DATA)
+    assert tail_times_s(path.read_bytes()) == pytest.approx((0.002,))
