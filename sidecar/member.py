@@ -15,11 +15,12 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from holdfast import osproc
+from holdfast import osproc, silence
 from holdfast.beat import left_s
 from holdfast.launcher_messages import Launch, LauncherOrder, RankStart
 from holdfast.messages import PROTOCOL, Drill, Look, MemberOrder, MemberReport, PrivateHeld, Slot, Stall
-from sidecar import silence, stacks
+from holdfast.silence import Silence
+from sidecar import stacks
 from sidecar.checkpoints import Checkpoints
 from sidecar.config import Config
 from sidecar.hang import HangPolicy
@@ -30,7 +31,6 @@ from sidecar.peers import Fetcher
 from sidecar.prepare import Preparer, Unprepared
 from sidecar.saver import Saver
 from sidecar.sealing import Sealing
-from sidecar.silence import Silence
 
 log = logging.getLogger(__name__)
 

@@ -8,6 +8,10 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from holdfast.beat import left_s
+
+SIGN_S = 1.0  # between signs of life: the keeper replaces a supervisor that gives none for several of them
+
 
 class Backend(Protocol):
     """Makes sure that so many members exist. All calls are wishes and may be repeated."""
@@ -72,6 +76,12 @@ class KeeperBackend:
 
     def kill(self, member: str) -> None:
         self._send({"do": "kill", "name": member})
+
+    async def live(self) -> None:
+        """Give the keeper a sign of life, for ever: that this process's event loop runs."""
+        while True:
+            self._send({"do": "alive"})
+            await asyncio.sleep(left_s(SIGN_S))
 
     def finish(self, exit_code: int, why: str, message: str) -> None:
         self._send({"do": "finish", "code": exit_code, "why": why, "message": message})

@@ -1,8 +1,8 @@
 """The local stand-in for a cluster: starts the supervisor and the members, restarts what must run.
 
-A member is a sidecar and a launcher. As a kubelet would, it restarts a sidecar and a supervisor that die;
-a launcher that dies takes its member with it. Orphans of the run come to this process and are ended, and
-when this process itself is killed, all of them are told by the kernel.
+A member is a sidecar and a launcher. As a kubelet would, it restarts a sidecar and a supervisor that die,
+and a supervisor that gives no sign of life; a launcher that dies takes its member with it. Orphans of the
+run come to this process and are ended, and when it is killed itself, the kernel tells all of them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from holdfast.channel import Do
 from supervisor import plan
 from supervisor.children import Children, Part
 from supervisor.plan import PartStart, Plan
-from supervisor.restarts import Restarts
+from supervisor.restarts import LOOP, Restarts
 from supervisor.template import PARTS_S, Template
+from supervisor.watchdog import Watchdog
 
 STOP_S = 8.0  # for a part to end after SIGTERM
+LATE_S = 0.1  # that a machine at work may be late: no excuse for anybody
+EXIT_INTERRUPTED = 130
 
 
 @dataclass(slots=True)
@@ -54,11 +57,16 @@ class Keeper:
     members: dict[str, Member] = field(default_factory=dict)
     stop: str = ""
     finished: Finished | None = None
+    news: list[str] = field(default_factory=list)  # what people should hear, until somebody takes it
     _supervisor: Part | None = None
     _line: socket.socket | None = None
     _heard: bytes = b""
     _count: int = 0
     _restarts: Restarts = field(default_factory=Restarts)
+    _watchdog: Watchdog = field(default_factory=Watchdog)
+    _turned_s: float = 0.0  # when the last turn was over
+    _hurry: bool = False
+    _told_unkillable: bool = False
     _children: Children = field(init=False)
     _template: Template = field(init=False)  # of members
     _parts: Template = field(init=False)  # of our own
@@ -76,14 +84,47 @@ class Keeper:
 
     def turn(self, limit_s: float) -> None:
         """Wait for events up to `limit_s` and handle them."""
+        due_s = (self._turned_s or time.monotonic()) + limit_s + LATE_S
         for key, _ in self.selector.select(limit_s):
             key.data()
         for template in (self._parts, self._template):
             template.turn(time.monotonic())
-        for name in self._restarts.take(time.monotonic()):
+        now_s = time.monotonic()
+        for name in self._restarts.take(now_s):
             self._start_again(name)
+        if not self._closing:
+            self._watch(now_s, max(0.0, now_s - due_s))
+        self._turned_s = time.monotonic()
 
     # -- the supervisor
+
+    def _watch(self, now_s: float, late_s: float) -> None:
+        """Kill a supervisor that does nothing any more, and end a run that none ends."""
+        self._watchdog = self._watchdog.later(now_s, late_s)
+        if self._supervisor is not None:
+            self._check(self._supervisor, now_s)
+        why = self._watchdog.overdue(now_s)
+        if why:
+            self.end(f"stopped without a last checkpoint: {why}")
+
+    def _check(self, part: Part, now_s: float) -> None:
+        pid = part.process.pid
+        doubtful = self._watchdog.doubtful(now_s)
+        why = self._watchdog.stuck(now_s, osproc.state_of(pid)[0]) if doubtful else ""
+        if why:
+            self._watchdog = self._watchdog.killed(now_s)
+            self.news.append(f"{why}: it is killed and replaced")
+            part.process.kill()
+        elif self._watchdog.unkillable(now_s) and not self._told_unkillable:
+            self._told_unkillable = True
+            self.news.append(
+                f"process {pid}, a supervisor that was killed, does not end: the kernel waits for a"
+                " device or a file system. The ranks train on, but no fault is recovered until it is gone"
+            )
+
+    def end(self, why: str) -> None:
+        """End the run without a supervisor: `close` does the rest."""
+        self.finished = self.finished or Finished(EXIT_INTERRUPTED, why, "")
 
     def _start_supervisor(self) -> None:
         if self._closing:
@@ -92,6 +133,8 @@ class Keeper:
         with theirs:
             start = plan.supervisor(self.plan, os.getpid(), theirs.fileno(), self.api.fileno())
             self._supervisor = self._start("supervisor", start)
+        self._watchdog = self._watchdog.born(time.monotonic())
+        self._told_unkillable = False
         self._line, self._heard = ours, b""
         self.selector.register(ours, selectors.EVENT_READ, self._hear)
         self._tell()
@@ -112,6 +155,9 @@ class Keeper:
             self._obey(json.loads(line))
 
     def _obey(self, said: Mapping[str, object]) -> None:
+        if said["do"] == "alive":
+            self._watchdog = self._watchdog.heard(time.monotonic())
+            return
         if said["do"] == "want" and self.stop != "now":
             discard = said["discard"]
             assert isinstance(discard, list)
@@ -131,8 +177,15 @@ class Keeper:
                 return
 
     def ask_stop(self, how: str) -> None:
+        """Have the run ended, by its supervisor or, when none does that, without. `how`: graceful, now."""
         self.stop = how
+        self._watchdog = self._watchdog.told_to_stop(how, time.monotonic())
         self._tell()
+
+    def hurry(self) -> None:
+        """End the run now, and kill what takes its time."""
+        self._hurry = True
+        self.end("stopped at once, as asked")
 
     # -- members
 
@@ -199,17 +252,34 @@ class Keeper:
     def _ended(self, part: Part) -> None:
         if part is self._supervisor:
             self._supervisor = None
-            if self.finished is None:
-                self._restarts.died(part.name, part.born_s, time.monotonic())
+            self._watchdog = self._watchdog.died()
+            if not self._closing:
+                self._restart(part)
             return
         for member in self.members.values():
             if part is member.sidecar:
                 member.sidecar = None
                 if not member.gone and not self._closing:
-                    self._restarts.died(part.name, part.born_s, time.monotonic())
+                    self._restart(part)
             elif part is member.launcher and not member.gone:
                 self._kill(member.name)
                 self._tell()
+
+    def _restart(self, part: Part) -> None:
+        """Start a part again soon, later if it fails each time; then people hear of it."""
+        code = part.process.returncode
+        failed = code not in (-signal.SIGKILL, -signal.SIGTERM)  # those come from outside
+        left_s = self._restarts.died(part.name, part.born_s, time.monotonic(), failed)
+        if self._restarts.failures(part.name) == LOOP:
+            without = "no fault is recovered" if part.name == "supervisor" else "its member is not supervised"
+            self.news.append(
+                f"{part.name} has ended {LOOP} times in a row, last with code {code} (see {self._log(part)}):"
+                f" tried again in {left_s:.0f} s, then less and less often. The ranks train on, but meanwhile"
+                f" {without}"
+            )
+
+    def _log(self, part: Part) -> str:
+        return f"logs/{self._children.log(part.name).name}"
 
     @property
     def _closing(self) -> bool:
@@ -232,8 +302,12 @@ class Keeper:
                 part.process.send_signal(signum)
                 part.process.send_signal(signal.SIGCONT)  # one that is stopped would not hear the first
             deadline = time.monotonic() + STOP_S
-            while self._children.alive() and time.monotonic() < deadline:
+            while self._children.alive() and time.monotonic() < deadline and not self._hurry_to(signum):
                 self.turn(0.05)
         self._children.sweep()
         shutil.rmtree(self.plan.runtime, ignore_errors=True)
         self.api.close()
+
+    def _hurry_to(self, signum: int) -> bool:
+        """True when the next signal is to be sent at once."""
+        return self._hurry and signum != signal.SIGKILL

@@ -26,6 +26,7 @@ from supervisor.terminal import Display, display
 from supervisor.view import Policy
 
 TICK_S = 0.25
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def run(options: RunOptions) -> int:
@@ -149,7 +150,13 @@ class _Watch:
     def _show(self) -> None:
         for rank, text in self.tails.poll():
             self.view.line(rank, text)
+        for news in self._taken_news():
+            self.view.say(f"holdfast: {news}")
         self.view.update(self.status.read() or {}, time.monotonic())
+
+    def _taken_news(self) -> list[str]:
+        news, self.keeper.news = self.keeper.news, []
+        return news
 
     def _end(self, finished: Finished) -> int:
         self.keeper.close()
@@ -162,21 +169,44 @@ class _Watch:
         return finished.code
 
     def _take_signals(self) -> None:
-        """The first Ctrl-C asks for a checkpoint and a clean end, the second ends at once."""
+        """Hear what ends a run. A signal that is ignored at the start stays so: nohup does that."""
         ours, theirs = socket.socketpair()
         for each in (ours, theirs):
             each.setblocking(False)
         self._pair = (ours, theirs)
         signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, lambda *_: None)
-        self.keeper.selector.register(ours, selectors.EVENT_READ, self._interrupted)
+        for signum in (*ENDING, signal.SIGTSTP):
+            if signum == signal.SIGINT or signal.getsignal(signum) != signal.SIG_IGN:
+                signal.signal(signum, lambda *_: None)
+        self.keeper.selector.register(ours, selectors.EVENT_READ, self._signalled)
 
-    def _interrupted(self) -> None:
-        for _ in self._pair[0].recv(64):
-            self.interrupts += 1
+    def _signalled(self) -> None:
+        for signum in self._pair[0].recv(64):
+            if signum == signal.SIGTSTP:
+                self._suspend()
+            elif signum in ENDING:
+                self._interrupted(signum)
+
+    def _interrupted(self, signum: int) -> None:
+        """The first signal asks for a checkpoint and a clean end, the second ends at once, the third kills.
+
+        A terminal that closes sends SIGHUP more than once: that is one request.
+        """
+        if signum == signal.SIGHUP and self.interrupts:
+            return
+        self.interrupts += 1
         if self.interrupts == 1:
             self.view.say("holdfast: stopping: a checkpoint first; once more to stop at once")
             self.keeper.ask_stop("graceful")
-        else:
+        elif self.interrupts == 2:
             self.keeper.ask_stop("now")
+        else:
+            self.keeper.hurry()
+
+    def _suspend(self) -> None:
+        """Ctrl-Z: be stopped as any process is, but say what that means here."""
+        self.view.say(
+            "holdfast: suspended: the ranks train on, but nothing that dies is restarted until `fg` or `bg`"
+        )
+        self.view.flush()
+        os.kill(os.getpid(), signal.SIGSTOP)

@@ -18,6 +18,7 @@ from supervisor.style import Style, style_for
 BUSY_BYTES = 256 << 10  # from here on nothing new should be written
 FULL_BYTES = 8 << 20  # from here on it is dropped
 CLOSE_S = 2.0  # for a reader that is only slow
+FLUSH_S = 0.5
 
 
 class Screen:
@@ -59,7 +60,12 @@ class Screen:
                 return
             self._waiting.append(raw)
             self._waiting_bytes += len(raw)
-            self._changed.notify()
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait, for a moment at most, until all is written. Never raises."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting_bytes, FLUSH_S)
 
     def close(self) -> None:
         """Wait, for a bounded time, until all is written."""
@@ -84,9 +90,11 @@ class Screen:
                     self._ending = True
                     self._waiting.clear()
                     self._waiting_bytes = 0
+                    self._changed.notify_all()
                 return
             with self._changed:
                 self._waiting_bytes -= len(raw)
+                self._changed.notify_all()
 
     def _write_all(self, raw: bytes) -> None:
         view = memoryview(raw)

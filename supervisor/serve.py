@@ -82,6 +82,7 @@ async def serve(settings: Settings, api: socket.socket, keeper: socket.socket) -
         listening,
         asyncio.create_task(job.run(), name="job"),
         asyncio.create_task(_status(job, metrics), name="status"),
+        asyncio.create_task(backend.live(), name="signs of life"),
         asyncio.create_task(stop.wait(), name="signal"),
     }
     done, _ = await asyncio.wait(services, return_when=asyncio.FIRST_COMPLETED)

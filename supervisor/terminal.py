@@ -28,6 +28,7 @@ class Output(Protocol):
     def busy(self) -> bool: ...
     def size(self) -> tuple[int, int]: ...
     def write(self, text: str) -> None: ...
+    def flush(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -42,6 +43,9 @@ class Display(Protocol):
 
     def say(self, text: str) -> None:
         """Show a line of our own at once."""
+
+    def flush(self) -> None:
+        """Wait for a moment until all that was said is written."""
 
     def close(self) -> None:
         """Leave the last state on the screen and end."""
@@ -192,6 +196,9 @@ class Live:
         self._lines.add_text(text)
         self._draw(self._drawn_s)
 
+    def flush(self) -> None:
+        self._out.flush()
+
     def close(self) -> None:
         self._draw(self._drawn_s)
         self._out.close()
@@ -263,6 +270,10 @@ class Plain:
     def say(self, text: str) -> None:
         self._lines.add_text(text)
         self._flush()
+
+    def flush(self) -> None:
+        self._flush()
+        self._out.flush()
 
     def close(self) -> None:
         self._flush()

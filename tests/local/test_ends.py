@@ -25,7 +25,7 @@ def checkpoints(run: Run) -> list[Json]:
     return found
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_one_signal_saves_the_newest_step_and_ends_cleanly(start: Start, signum: int) -> None:
     run = start("--nproc-per-node 2 --checkpoint-every 0", "steady.py", ENDLESS)
     step = run.steady()["step"]

@@ -136,6 +136,9 @@ class Terminal:
     def size(self) -> tuple[int, int]:
         return self.columns, self.height
 
+    def flush(self) -> None:
+        pass
+
     def close(self) -> None:
         self.closed = True
 

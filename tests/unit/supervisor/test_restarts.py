@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from supervisor.restarts import YOUNG_S, Restarts
+from supervisor.restarts import LONGEST_S, WELL_S, YOUNG_S, Restarts
 
 
 def test_a_part_that_lived_a_while_is_started_again_at_once() -> None:
@@ -17,3 +17,23 @@ def test_one_that_died_young_waits_and_holds_up_no_other() -> None:
     assert restarts.take(9.99 + YOUNG_S) == ()
     assert restarts.take(10.0 + YOUNG_S) == ("sidecar m0",)
     assert restarts.take(99.0) == ()
+
+
+def test_a_part_that_fails_each_time_is_tried_less_and_less_often() -> None:
+    restarts, now_s, pauses = Restarts(), 10.0, []
+    for _ in range(8):
+        pauses.append(restarts.died("supervisor", now_s - 0.5, now_s, failed=True))
+        now_s += 40.0
+    assert pauses == [0.5, 2.0, 4.0, 8.0, 16.0, LONGEST_S, LONGEST_S, LONGEST_S]
+    assert restarts.failures("supervisor") == 8
+    assert restarts.failures("sidecar m0") == 0
+
+
+def test_one_that_was_killed_from_outside_or_lived_a_while_is_no_failure() -> None:
+    restarts = Restarts()
+    for _ in range(5):
+        assert restarts.died("supervisor", 10.0, 13.0) == 0.0
+    restarts.died("supervisor", 20.0, 20.1, failed=True)
+    restarts.died("supervisor", 20.0, 20.1, failed=True)
+    assert restarts.died("supervisor", 30.0, 30.0 + WELL_S, failed=True) == 0.0
+    assert restarts.failures("supervisor") == 0

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.silence import HELD_UP_S, LIMIT_S, Silence, verdict
+from holdfast.silence import HELD_UP_S, LIMIT_S, Silence, verdict
 
 
 def heard(*looks: tuple[float, float, float]) -> float:

@@ -1,0 +1,75 @@
+"""A supervisor that is there and does nothing is replaced, and Ctrl-C ends a run whatever becomes of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.local.conftest import Start
+from tests.local.running import Run
+from tests.local.waiting import until
+
+pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
+
+OPTIONS = "--nproc-per-node 2 --checkpoint-every 0"
+ENDLESS = 10_000_000
+
+
+def supervisor(run: Run) -> int:
+    return int(run.running()["supervisor_pid"])
+
+
+def test_a_stopped_supervisor_is_replaced_and_its_run_recovers(start: Start) -> None:
+    run = start(OPTIONS, "steady.py", ENDLESS)
+    before = run.steady()
+    os.kill(before["supervisor_pid"], signal.SIGSTOP)
+    os.kill(before["ranks"][1]["pid"], signal.SIGKILL)
+    found = run.recovered(before["incidents"] + 1)
+    assert found["lost_steps"] <= 1
+    assert run.running()["supervisor_pid"] != before["supervisor_pid"]
+    assert "the supervisor has given no sign of life for 5 s and is stopped" in run.output()
+    assert run.stop().code == 130
+
+
+def test_ctrl_c_with_a_stopped_supervisor_saves_a_checkpoint_all_the_same(start: Start) -> None:
+    run = start(OPTIONS, "steady.py", ENDLESS)
+    run.steady()
+    os.kill(supervisor(run), signal.SIGSTOP)
+    run.interrupt()
+    ended = run.finish()
+    assert ended.code == 130
+    assert "with a checkpoint of step" in ended.lines[-1]
+
+
+def test_ctrl_c_ends_a_run_whose_supervisor_cannot_be_started(start: Start) -> None:
+    run = start(OPTIONS, "steady.py", ENDLESS)
+    pid = run.steady()["supervisor_pid"]
+    (run.run_dir / "run.json").write_text("{")
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: "supervisor has ended 3 times in a row" in run.output() or None, "the crashes are told", 60)
+    run.interrupt()
+    ended = run.finish()
+    assert ended.code == 130
+    assert "stopped without a last checkpoint" in ended.lines[-1]
+
+
+def test_a_second_ctrl_c_ends_it_at_once_though_the_supervisor_is_stopped(start: Start) -> None:
+    run = start(OPTIONS, "steady.py", ENDLESS)
+    run.steady()
+    os.kill(supervisor(run), signal.SIGSTOP)
+    assert run.stop().code == 130
+
+
+def test_a_signal_that_nohup_ignores_stops_nothing(start: Start) -> None:
+    usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run = start(OPTIONS, "steady.py", ENDLESS)
+    finally:
+        signal.signal(signal.SIGHUP, usual)
+    run.steady()
+    run.interrupt(signal.SIGHUP)
+    run.trains(20)
+    assert "stopping" not in run.output()
+    assert run.stop().code == 130
