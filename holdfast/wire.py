@@ -46,19 +46,22 @@ def decode(kind: type[T], line: bytes | str) -> T:
     return from_json(kind, value)
 
 
-def from_json(kind: type[T], value: Any, where: str = "") -> T:
-    """Return the dataclass `kind` built from parsed JSON. Raises `Malformed`."""
+def from_json(kind: type[T], value: Any, where: str = "", *, lenient: bool = False) -> T:
+    """Return the dataclass `kind` built from parsed JSON. Raises `Malformed`.
+
+    `lenient` passes over fields that `kind` does not have: for what a later version of us wrote to a file.
+    """
     where = where or kind.__name__
     if not isinstance(value, Mapping):
         raise Malformed(f"{where}: {_short(value)} is not an object")
     fields = _fields(typing.cast("Hashable", kind))
     for name in value:
-        if name not in fields:
+        if name not in fields and not lenient:
             raise Malformed(f"{where}.{_short(name)}: unknown field")
     found = {}
     for name, (hint, required) in fields.items():
         if name in value:
-            found[name] = _read(hint, value[name], f"{where}.{name}")
+            found[name] = _read(hint, value[name], f"{where}.{name}", lenient)
         elif required:
             raise Malformed(f"{where}.{name}: missing")
     try:
@@ -77,23 +80,23 @@ def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
     }
 
 
-def _read(hint: Any, value: Any, where: str) -> Any:
+def _read(hint: Any, value: Any, where: str, lenient: bool) -> Any:
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         if value is None:
             return None
         [hint] = [a for a in typing.get_args(hint) if a is not type(None)]
-        return _read(hint, value, where)
+        return _read(hint, value, where, lenient)
     if origin is tuple:
-        return _read_tuple(hint, value, where)
+        return _read_tuple(hint, value, where, lenient)
     if origin is not None and issubclass(origin, Mapping):
-        return _read_mapping(hint, value, where)
+        return _read_mapping(hint, value, where, lenient)
     if dataclasses.is_dataclass(hint):
-        return from_json(typing.cast("type[Any]", hint), value, where)
+        return from_json(typing.cast("type[Any]", hint), value, where, lenient=lenient)
     return _read_scalar(hint, value, where)
 
 
-def _read_tuple(hint: Any, value: Any, where: str) -> tuple[Any, ...]:
+def _read_tuple(hint: Any, value: Any, where: str, lenient: bool) -> tuple[Any, ...]:
     if not isinstance(value, list) or len(value) > MAX_ITEMS:
         raise Malformed(f"{where}: {_short(value)} is not a list of at most {MAX_ITEMS}")
     kinds = typing.get_args(hint)
@@ -102,15 +105,16 @@ def _read_tuple(hint: Any, value: Any, where: str) -> tuple[Any, ...]:
     if len(kinds) != len(value):
         raise Malformed(f"{where}: {len(value)} items where {len(kinds)} belong")
     return tuple(
-        _read(kind, each, f"{where}[{n}]") for n, (kind, each) in enumerate(zip(kinds, value, strict=True))
+        _read(kind, each, f"{where}[{n}]", lenient)
+        for n, (kind, each) in enumerate(zip(kinds, value, strict=True))
     )
 
 
-def _read_mapping(hint: Any, value: Any, where: str) -> dict[str, Any]:
+def _read_mapping(hint: Any, value: Any, where: str, lenient: bool) -> dict[str, Any]:
     if not isinstance(value, Mapping) or len(value) > MAX_ITEMS:
         raise Malformed(f"{where}: {_short(value)} is not an object")
     kind = typing.get_args(hint)[1]
-    return {str(k): _read(kind, v, f"{where}.{_short(k)}") for k, v in value.items()}
+    return {str(k): _read(kind, v, f"{where}.{_short(k)}", lenient) for k, v in value.items()}
 
 
 def _read_scalar(hint: Any, value: Any, where: str) -> Any:

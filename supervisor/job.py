@@ -8,6 +8,7 @@ import os
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 from holdfast.launcher_messages import Marks
 from holdfast.messages import Drill
@@ -56,11 +57,10 @@ class Job:
         self.backend = backend
         self.connections = connections
         self.storage = Storage(run_dir / "checkpoints")
-        self._last = None if fresh else journal.last_decision(run_dir / "journal.jsonl")
         held = journal.last(run_dir / "journal.jsonl")
-        ledger = held[1] if held and not fresh else None
-        self.memory = _begin(policy, held[0] if held else None, fresh)
-        self.accounts = Accounts(started_ns, ledger)
+        self._last = held.decision if held and not fresh else None
+        self.memory = _begin(policy, held.memory if held else None, fresh)
+        self.accounts = _accounts(started_ns, held.ledger if held and not fresh else None)
         self.journal = journal.Journal(run_dir / "journal.jsonl")
         self.wake = asyncio.Event()
         self.ended = asyncio.Event()
@@ -217,6 +217,15 @@ class Job:
             return
         self._drill = (member, Drill(time.time_ns() // 1000, what, rank))
         self.wake.set()
+
+
+def _accounts(started_ns: int, held: Any) -> Accounts:
+    """Return the accounts as the journal has them; begun again where that cannot be read."""
+    try:
+        return Accounts(started_ns, held)
+    except ValueError as error:
+        log.warning("ledger in the journal not read", extra={"error": str(error)})
+        return Accounts(started_ns, None)
 
 
 def _begin(policy: Policy, held: Memory | None, fresh: bool) -> Memory:

@@ -2,26 +2,28 @@
 
 A line is whole when its newline is there; what comes after the last newline was torn by a kill or a full disk
 and does not exist. What was decided is written, and on disk, before anything is done about it.
+
+A whole line that cannot be read (damaged, or written by a version that knows more) costs that line, never the
+supervisor: the line before it counts. Fields that a later version added are passed over.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from holdfast import wire
-from supervisor import view as views
 from supervisor.view import Action, Memory, Policy, View
 
-_ACTIONS = {
-    name: getattr(views, name)
-    for name in ("Wait", "Look", "Secure", "Start", "Settle", "Save", "Replace", "End", "Done")
-}
+log = logging.getLogger(__name__)
+
+_ACTIONS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Action)}
 _BLOCK_BYTES = 1 << 20
 
 
@@ -35,14 +37,41 @@ class Decision:
     after: Memory
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the journal knows last. `decision` is None where all but the memory of its line is unreadable."""
+
+    memory: Memory
+    ledger: Any
+    decision: Decision | None  # what its taker did about it, it may not have finished
+
+
 class Journal:
     """Appends lines. One writer at a time: the run directory is locked."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create the journal, and cut off a line that a kill tore. Raises `OSError`."""
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._size = _whole_bytes(path)
-        os.ftruncate(self._descriptor, self._size)
+        """Open or create the journal, and cut off a line that a kill tore.
+
+        One that cannot be opened is no reason not to supervise: each write tries again.
+        """
+        self._path = path
+        self._descriptor = -1
+        try:
+            self._open()
+        except OSError as error:
+            log.error("journal not opened", extra={"error": str(error)})
+
+    def _open(self) -> None:
+        if self._descriptor >= 0:
+            return
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self._size = _whole_bytes(self._path)
+            os.ftruncate(descriptor, self._size)
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
 
     def write(self, view: View, policy: Policy, action: Action, after: Memory, ledger: Any) -> None:
         """Write one decision.
@@ -61,6 +90,7 @@ class Journal:
             "ledger": ledger,
         }
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        self._open()
         if os.fstat(self._descriptor).st_size != self._size:
             os.ftruncate(self._descriptor, self._size)
         try:
@@ -75,53 +105,84 @@ class Journal:
         self._size += len(data)
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
-def last(path: Path) -> tuple[Memory, Any, float] | None:
-    """Return memory, ledger and wall time of the newest whole line; None when there is none."""
-    for line in _backwards(path):
-        found = _parse(line)
-        if found is not None:
-            return wire.from_json(Memory, found["after"]), found["ledger"], float(found["wall_s"])
-    return None
+def last(path: Path) -> Held | None:
+    """Return what the newest line holds whose memory can be read; None when there is none."""
+    unread: list[str] = []
+    held: Held | None = None
+    try:
+        for line in _backwards(path):
+            found = _parse(line)
+            if found is None:
+                continue
+            try:
+                held = _held(found)
+                break
+            except ValueError as error:
+                unread.append(str(error))
+    except OSError as error:  # the members tell what they run, and storage what it has
+        unread.append(str(error))
+    if unread:
+        log.warning("journal lines passed over", extra={"lines": len(unread), "newest": unread[0]})
+    return held
 
 
-def last_decision(path: Path) -> Decision | None:
-    """Return the newest decision: what its taker did about it, it may not have finished."""
-    for line in _backwards(path):
-        found = _parse(line)
-        if found is not None:
-            return _decision(found)
-    return None
+def _held(found: dict[str, Any]) -> Held:
+    memory = wire.from_json(Memory, found["after"], lenient=True)
+    try:
+        decision = _decision(found)
+    except ValueError as error:
+        log.warning("decision in the journal not read", extra={"error": str(error)})
+        decision = None
+    return Held(memory, found.get("ledger"), decision)
 
 
 def has_lines_since(path: Path, offset_bytes: int) -> bool:
-    """True when a whole line was written after the first `offset_bytes`."""
+    """True when a whole line was written after the first `offset_bytes`, as far as that can be read."""
     try:
         with path.open("rb") as file:
             file.seek(offset_bytes)
             return any(_parse(line) is not None for line in file)
-    except FileNotFoundError:
+    except OSError:
         return False
 
 
 def decisions(path: Path) -> Iterator[Decision]:
-    """Yield every decision, for replay."""
+    """Yield every decision that can be read, for replay."""
     with path.open("rb") as file:
         for line in file:
             found = _parse(line) if line.endswith(b"\n") else None
             if found is not None:
-                yield _decision(found)
+                with contextlib.suppress(ValueError):
+                    yield _decision(found)
 
 
 def _decision(found: dict[str, Any]) -> Decision:
+    """Raises `ValueError` when anything in it is not what this version knows."""
+    kind = _ACTIONS.get(str(found.get("action")))
+    if kind is None:
+        raise ValueError(f"an action {found.get('action')!r}, which this version does not know")
     return Decision(
-        wire.from_json(View, found["view"]),
-        wire.from_json(Policy, found["policy"]),
-        wire.from_json(_ACTIONS[found["action"]], found["what"]),
-        wire.from_json(Memory, found["after"]),
+        wire.from_json(View, found.get("view"), lenient=True),
+        wire.from_json(Policy, found.get("policy"), lenient=True),
+        wire.from_json(kind, found.get("what"), lenient=True),
+        wire.from_json(Memory, found["after"], lenient=True),
     )
+
+
+def size(path: Path) -> int:
+    """Return the bytes of the whole lines: what is beyond them is cut off by the next who writes.
+
+    Raises `OSError`; a journal that is not there has none.
+    """
+    try:
+        return _whole_bytes(path)
+    except FileNotFoundError:
+        return 0
 
 
 def _whole_bytes(path: Path) -> int:
@@ -158,7 +219,7 @@ def _backwards(path: Path) -> Iterator[bytes]:
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     whole = isinstance(found, dict) and found.get("format") == 1 and "after" in found
     return found if whole else None

@@ -202,6 +202,8 @@ class Ledger:
 
         Raises `ValueError` naming what is wrong with `state`.
         """
+        if not isinstance(state, Mapping):
+            raise ValueError(f"ledger: {type(state).__name__} where an object belongs")
         if state.get("format") != FORMAT:
             raise ValueError(f"ledger: format {state.get('format')!r}, not {FORMAT}")
         opened_ns, at_ns, stretch_ns, tail_ns = integers(state, "opened_ns", "at_ns", "stretch_ns", "tail_ns")

@@ -15,7 +15,7 @@ from typing import Any
 from holdfast import command
 from holdfast.beat import left_s
 from holdfast.errors import BadInput
-from supervisor import devices, memory_volume
+from supervisor import devices, journal, memory_volume
 from supervisor.commands import RunOptions
 from supervisor.keeper import Finished, Keeper
 from supervisor.plan import Plan
@@ -85,17 +85,12 @@ def _describe(
         "policy": asdict(policy),
         "started": time.time(),
         "started_ns": time.monotonic_ns(),
-        "journal_bytes": _size(run_dir.journal),
+        "journal_bytes": journal.size(run_dir.journal),  # of earlier runs, whatever the clocks say
         "pid": os.getpid(),
         "runtime": str(runtime),
         "api": f"http://127.0.0.1:{api.getsockname()[1]}",
     }
     run_dir.write_run(described)
-
-
-def _size(path: Path) -> int:
-    """Return the size of a journal: what it has now is of earlier runs, whatever the clocks say."""
-    return path.stat().st_size if path.exists() else 0
 
 
 def _plan(options: RunOptions, run_dir: RunDir, runtime: Path, api: socket.socket) -> Plan:

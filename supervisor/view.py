@@ -276,4 +276,4 @@ class Done:
     why: str
 
 
-Action: TypeAlias = "Wait | Look | Dismiss | Secure | Start | Settle | Save | Replace | End | Done"
+Action: TypeAlias = Wait | Look | Dismiss | Secure | Start | Settle | Save | Replace | End | Done

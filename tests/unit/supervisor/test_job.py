@@ -9,10 +9,11 @@ import pytest
 
 from supervisor.connections import Connections
 from supervisor.job import Job
+from supervisor.journal import Journal
 from supervisor.records import Records
 from supervisor.rundir import RunDir
-from supervisor.view import Policy
-from tests.unit.supervisor.views import report
+from supervisor.view import Policy, Wait
+from tests.unit.supervisor.views import report, view
 
 
 @dataclass
@@ -38,6 +39,21 @@ def job(tmp_path: Path) -> Iterator[Job]:
     made = Job(Policy(), tmp_path, Records(RunDir(tmp_path)), Backend(), connections, True, 0)
     yield made
     made.journal.close()
+
+
+@pytest.mark.parametrize("ledger", ["none of ours", {"format": 99}, {"format": 1}, [1], None])
+def test_a_ledger_that_cannot_be_read_costs_the_ledger_and_not_the_memory(
+    ledger: object, tmp_path: Path
+) -> None:
+    before = view(generation=7)
+    kept = Journal(tmp_path / "journal.jsonl")
+    kept.write(before, Policy(), Wait(1), before.memory, ledger)
+    kept.close()
+    connections = Connections(time.monotonic_ns, lambda: None)
+    job = Job(Policy(), tmp_path, Records(RunDir(tmp_path)), Backend(), connections, False, 5)
+    job.journal.close()
+    assert job.memory == before.memory
+    assert job.accounts.ledger.at_ns == 5
 
 
 def seen(job: Job) -> list[tuple[str, bool]]:

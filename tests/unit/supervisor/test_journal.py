@@ -1,21 +1,40 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from holdfast.messages import Source
 from supervisor import journal
 from supervisor.apply import apply
 from supervisor.decide import decide
 from supervisor.journal import Journal
-from supervisor.view import Done, Policy, Wait
-from tests.unit.supervisor.views import fault, holding, view
+from supervisor.view import (
+    Action,
+    Dismiss,
+    Done,
+    End,
+    Look,
+    Memory,
+    Policy,
+    Replace,
+    Resume,
+    Save,
+    Secure,
+    Settle,
+    Start,
+    View,
+    Wait,
+)
+from tests.unit.supervisor.views import fault, holding, member, view
 from tests.world import World
 
 POLICY = Policy(members=2, standby=1, checkpoint_every_s=0.2, skip_bad_batches=True)
@@ -40,15 +59,124 @@ def test_every_decision_of_a_run_is_decided_and_applied_the_same_from_its_line(t
     for seen, action, after in world.journal:
         kept.write(seen, POLICY, action, after, {"at": seen.now_ns})
     kept.close()
-    kinds = set()
     for found, (seen, action, after) in zip(journal.decisions(path), world.journal, strict=True):
         assert (found.view, found.policy, found.action, found.after) == (seen, POLICY, action, after)
         assert decide(found.view, found.policy) == found.action
         assert apply(found.view, found.action, found.policy) == found.after
-        kinds.add(type(action).__name__)
-    assert kinds == {"Look", "Secure", "Start", "Settle", "Save", "Replace", "End", "Done"}
-    last = journal.last(path)
-    assert last == (world.journal[-1][2], {"at": world.now_ns}, world.now_ns / 1e9)
+    assert journal.last(path) == journal.Held(
+        world.journal[-1][2], {"at": world.now_ns}, journal.Decision(*found_last(world))
+    )
+
+
+def found_last(world: World) -> tuple[View, Policy, Action, Memory]:
+    seen, action, after = world.journal[-1]
+    return seen, POLICY, action, after
+
+
+FAULT = fault("hang")
+RESUME = Resume(5, 1, "slot", "", (Source("http://m0:1", 0, 1, 5),), ("m0",))
+EACH: dict[type[object], Action] = {
+    Wait: Wait(7, "because"),
+    Look: Look((FAULT,), "because"),
+    Dismiss: Dismiss("because"),
+    Secure: Secure((FAULT,), True, "because"),
+    Start: Start(("m0", "m1"), RESUME, (3,), "127.0.0.1", 4000, FAULT, "restart", ("line",), "because"),
+    Settle: Settle(7, "because"),
+    Save: Save("m0", RESUME, "because"),
+    Replace: Replace("m0", "because"),
+    End: End(1, "because", "traceback", FAULT),
+    Done: Done("because"),
+}
+
+
+@pytest.mark.parametrize("kind", get_args(Action), ids=lambda kind: kind.__name__)
+def test_a_line_with_any_action_there_is_is_read_back(kind: type[object], tmp_path: Path) -> None:
+    path, seen = tmp_path / "journal.jsonl", view(member("m0"))
+    kept = Journal(path)
+    kept.write(seen, POLICY, EACH[kind], seen.memory, {"at": 1})
+    kept.close()
+    expected = journal.Decision(seen, POLICY, EACH[kind], seen.memory)
+    assert journal.last(path) == journal.Held(seen.memory, {"at": 1}, expected)
+    assert list(journal.decisions(path)) == [expected]
+
+
+def changed(path: Path, *names: str, **fields: object) -> None:
+    """Append the newest line once more, with other `fields` in the object that `names` lead to."""
+    line = json.loads(path.read_text().splitlines()[-1])
+    part = line
+    for name in names:
+        part = part[name]
+    part |= fields
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def test_fields_that_a_later_version_added_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    kept = Journal(path)
+    write(kept, 1)
+    kept.close()
+    known = journal.last(path)
+    for names in ((), ("after",), ("view",), ("view", "memory"), ("policy",), ("what",)):
+        changed(path, *names, later={"more": [1]})
+    assert known is not None
+    assert journal.last(path) == known
+    assert list(journal.decisions(path)) == [known.decision] * 7
+
+
+def test_an_action_of_a_later_version_leaves_the_memory_that_came_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    kept = Journal(path)
+    write(kept, 1)
+    kept.close()
+    changed(path, action="Ponder")
+    changed(path, "after", incidents=2)
+    found = journal.last(path)
+    assert found is not None
+    assert (found.memory.incidents, found.decision) == (2, None)
+    assert len(list(journal.decisions(path))) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"incidents": "two"}, {"phase": None}, {"history": [1]}, {"launch": 3}])
+def test_a_memory_that_cannot_be_read_costs_its_line_and_nothing_else(
+    wrong: dict[str, object], tmp_path: Path
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    kept = Journal(path)
+    write(kept, 1)
+    kept.close()
+    changed(path, "after", **wrong)
+    changed(path, "after", **wrong)
+    assert newest(path) == 1
+    again = Journal(path)
+    write(again, 2)
+    again.close()
+    assert newest(path) == 2
+
+
+def test_nesting_without_end_costs_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    kept = Journal(path)
+    write(kept, 1)
+    kept.close()
+    with path.open("ab") as file:
+        file.write(b'{"format":1,"after":' + b"[" * 200_000 + b"]" * 200_000 + b"}\n")
+    assert newest(path) == 1
+
+
+def test_the_size_counts_whole_lines_only(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    assert journal.size(path) == 0
+    kept = Journal(path)
+    write(kept, 1)
+    kept.close()
+    whole = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(b'{"torn')
+    assert journal.size(path) == whole
+    assert not journal.has_lines_since(path, journal.size(path))
+    write(Journal(path), 2)
+    assert journal.has_lines_since(path, whole)
 
 
 def write(kept: Journal, number: int) -> None:
@@ -58,7 +186,7 @@ def write(kept: Journal, number: int) -> None:
 
 def newest(path: Path) -> int | None:
     found = journal.last(path)
-    return None if found is None else found[0].incidents
+    return None if found is None else found.memory.incidents
 
 
 def test_a_write_that_is_cut_off_at_any_byte_leaves_the_one_before(tmp_path: Path) -> None:
@@ -95,7 +223,6 @@ def test_after_a_torn_write_the_next_stands_alone(tmp_path: Path, torn: bytes) -
 
 def test_without_a_journal_nothing_is_known(tmp_path: Path) -> None:
     assert journal.last(tmp_path / "journal.jsonl") is None
-    assert journal.last_decision(tmp_path / "journal.jsonl") is None
     empty = tmp_path / "empty"
     Journal(empty).close()
     assert journal.last(empty) is None
@@ -120,9 +247,10 @@ def test_a_line_longer_than_any_block_is_found(tmp_path: Path) -> None:
     seen = view(holding("m0", slots, ()), history=(), message="y" * 1_000_000)
     kept.write(seen, POLICY, Done(long.message), seen.memory, "z" * 1_000_000)
     kept.close()
-    found = journal.last_decision(path)
+    found = journal.last(path)
     assert found is not None
-    assert found.action == Done(long.message)
+    assert found.decision is not None
+    assert found.decision.action == Done(long.message)
 
 
 @contextmanager
@@ -149,3 +277,17 @@ def test_a_write_that_finds_no_room_is_not_there_and_the_next_one_is(tmp_path: P
     write(kept, 3)
     kept.close()
     assert [each.view.memory.incidents for each in journal.decisions(path)] == [1, 3]
+
+
+def test_a_journal_that_cannot_be_opened_is_tried_again_with_each_line(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.mkdir()
+    assert journal.last(path) is None
+    assert not journal.has_lines_since(path, 0)
+    kept = Journal(path)
+    with pytest.raises(IsADirectoryError):
+        write(kept, 1)
+    path.rmdir()
+    write(kept, 2)
+    kept.close()
+    assert newest(path) == 2
