@@ -22,6 +22,11 @@ try:
 except (SyntaxError, ValueError) as error:
     sys.exit("".join(traceback.format_exception_only(type(error), error)))
 """
+_NOT_FOUND, _FIND_S = 91, 30.0
+_FIND = f"""
+import importlib.util, sys
+sys.exit({_NOT_FOUND} if importlib.util.find_spec(sys.argv[1]) is None else 0)
+"""
 _MAX_FILES = 200  # local modules looked through for `import holdfast`
 
 
@@ -45,8 +50,8 @@ class Program:
 
     def entered(self, code: str, root: Path) -> tuple[str, ...]:
         """Return the words that run `code` in its interpreter, with its folder and `root` as arguments."""
-        folder = Path(self.target).parent if self.kind == "script" else Path()
-        return (self.interpreter, *self.flags, "-c", code, str(folder.resolve()), str(root))
+        folder = Path(self.target).resolve().parent if self.kind == "script" else Path().resolve()
+        return (self.interpreter, *self.flags, "-c", code, str(folder), str(root))
 
 
 def parse(argv: list[str], directory: Path) -> Program:
@@ -84,7 +89,8 @@ def _script(
     path = directory / name
     if not path.is_file():
         raise BadInput(f"script {name!r} not found in {directory}: give a Python file that exists")
-    joins, imports = _look_through(path, path.parent)
+    real = path.resolve()  # Python follows a link to the script before it takes its folder
+    joins, imports = _look_through(real, real.parent)
     return Program("script", python, tuple(flags), name, tuple(args), tuple(argv), joins, imports, str(path))
 
 
@@ -117,6 +123,24 @@ def check_syntax(program: Program) -> str | None:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         return done.stderr.strip() if done.returncode else None
     return None
+
+
+def check_module(program: Program, directory: Path) -> str | None:
+    """Return why `-m MODULE` cannot be found from `directory`, None when it may be.
+
+    Nothing of the user's is imported: packages can extend their own path, so only what is certain is said.
+    """
+    if program.kind != "module" or program.source:
+        return None
+    top = program.target.partition(".")[0]
+    words = [program.interpreter, *program.flags, "-c", _FIND, top]
+    try:
+        done = subprocess.run(words, capture_output=True, check=False, cwd=directory, timeout=_FIND_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != _NOT_FOUND:
+        return None
+    return f"module {program.target!r} not found: give one that can be imported from {directory}"
 
 
 def _look_at_installed(name: str) -> tuple[bool, tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,13 +13,14 @@ AUTOMATIC = -1  # of `snapshot_every`
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """`holdfast run`. `notes` are one line each, to be told before the start."""
+    """`holdfast run`. `notes` are one line each, to be shown before the start."""
 
     command: tuple[str, ...]
     nproc_per_node: int = 1
     members: int = 1
     standby: int = 0
     run_dir: Path | None = None
+    resume: bool = False  # the run directory must hold a run
     snapshot_every: int = AUTOMATIC  # steps; 0: only the first
     snapshot_budget: float = 0.01  # share of the step time
     checkpoint_every_s: float = 60.0  # 0: none
@@ -38,6 +39,7 @@ class RunOptions:
     plain: bool = False
     grace_s: float = 30.0
     notes: tuple[str, ...] = ()
+    given: tuple[str, ...] = field(default=(), compare=False)  # the words, but for the run directory
 
 
 @dataclass(frozen=True, slots=True)

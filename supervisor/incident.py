@@ -8,6 +8,7 @@ from holdfast.launcher_messages import Marks
 from supervisor.view import Fault, Open
 
 SHOWN = 4000
+SCHEMA = 1  # of status, incidents and checkpoints as JSON: fields are added, none changes its meaning
 
 
 def identity(number: int) -> str:
@@ -24,6 +25,7 @@ def record(incident: Open, marks: Marks | None) -> dict[str, Any]:
     if incident.remedy != "stop":  # the group went on, but had no step left to do
         recovered_ns = recovered_ns or incident.closed_ns
     return {
+        "schema": SCHEMA,
         "id": identity(incident.number),
         "kind": cause.kind if cause else "",
         "rank": cause.rank if cause and cause.rank >= 0 else None,
@@ -44,6 +46,7 @@ def record(incident: Open, marks: Marks | None) -> dict[str, Any]:
         "stacks": [{"ranks": list(ranks), "stack": stack} for ranks, stack in incident.stacks],
         "message": cause.message if cause else "",
         "open": marks is None and not incident.closed_ns,
+        "overtaken_by": None,
     }
 
 

@@ -8,12 +8,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from supervisor.ledger import Bucket
-from supervisor.view import PHASES
+from supervisor.view import KINDS, PHASES
 
-KINDS = (
-    "crash", "exception", "exit", "victim", "hang", "nan", "inf", "loss_jump", "member_lost",
-    "restore", "bad_input", "lost_track",
-)  # fmt: skip
 RECOVERY_BUCKETS_S = (0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 300)
 
 
@@ -97,7 +93,7 @@ class Metrics:
         if found["id"] in self._seen:
             return
         self._seen.add(found["id"])
-        self._incidents.labels(found["kind"] if found["kind"] in KINDS else "crash").inc()
+        self._incidents.labels(found["kind"] if found["kind"] in KINDS else "unknown").inc()
         self._lost.inc(found["lost_steps"] or 0)
         if found["recovered_s"] is not None:
             self._recovery.observe(found["recovered_s"])

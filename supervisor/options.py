@@ -25,6 +25,15 @@ _MADE = {
     "demo": commands.Demo,
 }
 _HELP = ("-h", "--help")
+# Options that hardly any script has itself; others (--port, --members) many have.
+_LAUNCHERS_OWN = frozenset(
+    {
+        "--nproc-per-node", "--nnodes", "--standby", "--snapshot-every", "--snapshot-budget",
+        "--checkpoint-every", "--keep-checkpoints", "--max-restarts", "--skip-bad-batches", "--hang-factor",
+        "--hang-floor", "--first-step-timeout", "--pause-timeout", "--member-timeout", "--run-dir",
+    }
+)  # fmt: skip
+_CHANGES_A_RUN = ("stop", "inject")  # never suggested: a misspelled word must not lead to them
 
 
 @dataclass(slots=True)
@@ -35,6 +44,7 @@ class _Read:
     words: list[str] = field(default_factory=list)  # arguments; of `run`, the command
     notes: list[str] = field(default_factory=list)
     given: set[str] = field(default_factory=set)
+    kept: list[str] = field(default_factory=list)  # of `run`: all words but for the run directory
     wants_help: bool = False
 
 
@@ -60,7 +70,7 @@ def parse(
         return Show(f"holdfast {__version__}")
     if argv[0] == "help":
         argv = [argv[1], "--help"]
-    name = _command(argv[0])
+    name = _command(argv[0], argv[1:])
     entry = COMMANDS[name]
     read = _scan(list(argv[1:]), entry, whole_command=name == "run")
     if read.wants_help:
@@ -72,7 +82,8 @@ def parse(
             read.words,
             as_module="-m" in read.given,
             as_it_stands="--no-python" in read.given,
-            notes=tuple(dict.fromkeys(read.notes)),
+            notes=tuple(dict.fromkeys((*read.notes, *_after_the_script(read.words)))),
+            given=tuple(read.kept),
             environment=os.environ if environment is None else environment,
             directory=here,
         )
@@ -82,28 +93,38 @@ def parse(
     return asked
 
 
-def _command(word: str) -> str:
+def _command(word: str, rest: Sequence[str]) -> str:
     if word in COMMANDS:
         return word
+    known = helptext.summaries()
     if word.startswith("-"):
-        at_run = _find(word.partition("=")[0], COMMANDS["run"])
-        hint = f": it is an option of run, so `holdfast run {word} ...`" if at_run else ""
-        raise BadInput(f"option {word!r} before the command{hint}; commands are {_listed(COMMANDS)}")
+        raise BadInput(_misplaced(word, rest) or f"unknown option {word!r}; commands are {_listed(known)}")
     if word.endswith(".py"):
         raise BadInput(f"unknown command {word!r}: to train with it, `holdfast run {word} ...`")
-    known = helptext.summaries()
-    near = difflib.get_close_matches(word, known, n=1)
-    hint = f": did you mean {near[0]!r}?" if near else ":"
+    harmless = [each for each in known if each not in _CHANGES_A_RUN]
+    near = difflib.get_close_matches(word, harmless, n=1)
+    hint = f": did you mean {near[0]!r}?" if near else ";"
     raise BadInput(f"unknown command {word!r}{hint} commands are {_listed(known)}")
+
+
+def _misplaced(word: str, rest: Sequence[str]) -> str:
+    """Say where an option that comes before its command belongs; "" when no command has it."""
+    name = word.partition("=")[0]
+    meant = next((each for each in rest if each in COMMANDS), "run")
+    if _find(name, COMMANDS[meant]) is None:
+        return ""
+    return f"option {word!r} comes before the command: write it after it, as in `holdfast {meant} {word} ...`"
 
 
 def _scan(words: list[str], entry: Entry, *, whole_command: bool) -> _Read:
     """Read options; with `whole_command`, up to the first word that is none."""
-    read = _Read()
+    read, everything = _Read(), tuple(words)
     while words:
+        start = len(everything) - len(words)
         word = words.pop(0)
         if word == "--" or (whole_command and not word.startswith("-")):
             read.words += words if word == "--" else [word, *words]
+            read.kept += everything[start:]
             break
         if word in _HELP:
             read.wants_help = True
@@ -114,7 +135,20 @@ def _scan(words: list[str], entry: Entry, *, whole_command: bool) -> _Read:
             _option(word, words, entry, read)
         else:
             read.words.append(word)
+        option = _find(word.partition("=")[0], entry)
+        if not (isinstance(option, Option) and option.field in ("run_dir", "resume")):
+            read.kept += everything[start : len(everything) - len(words)]
     return read
+
+
+def _after_the_script(words: Sequence[str]) -> list[str]:
+    """Return a note for each option that only a launcher has, and that stands behind the script."""
+    names = [_plain(word.partition("=")[0]) for word in words[1:] if word.startswith("--")]
+    return [
+        f"{name} comes after the script, so it is the script's argument: holdfast's options come before it"
+        for name in names
+        if name in _LAUNCHERS_OWN
+    ]
 
 
 def _option(word: str, rest: list[str], entry: Entry, read: _Read) -> None:

@@ -118,6 +118,8 @@ RUN = (
            "time that the ranks have to end before they are killed (default 30s)"),
     Option(("--run-dir",), "run_dir", values.directory, "DIR", _SHOWN,
            "new, empty, or of a run to go on with (default holdfast-runs/TIME)"),
+    Option(("--resume",), "resume", None, "", _SHOWN,
+           "refuse to start unless --run-dir holds a run to resume"),
     Option(("--port",), "port", values.count(0, 65_535), "P", _SHOWN,
            "port of the HTTP API on the loopback address, 0 for any (default 0)"),
     Option(("--plain",), "plain", None, "", _SHOWN, "plain lines at a terminal too"),
@@ -130,7 +132,7 @@ _JSON = Option(("--json",), "json", None, "", "Options", "print JSON")
 _RANK = Option(("--rank",), "rank", values.count(0, 1_000_000), "R", "Options",
                "the rank, or one on the member, that it hits (default 0)")  # fmt: skip
 _VERIFY = Option(("--verify",), "verify", None, "", "Options",
-                 "read them whole and compare checksums; damage gives exit code 1")  # fmt: skip
+                 "read them whole and compare checksums")  # fmt: skip
 _NOW = Option(("--now",), "now", None, "", "Options", "at once, without a last checkpoint")
 _KEEP = Option(("--keep",), "keep", None, "", "Options", "keep the run directories")
 _QUICK = Option(("--quick",), "quick", None, "", "Options", "a smaller model and three faults: half a minute")
@@ -206,6 +208,8 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
             "the checkpoints on storage, and whether they are whole",
             (_VERIFY, _DIR, _JSON),
             (("holdfast checkpoints --verify", "reads every byte"),),
+            (),
+            "The exit code is 1 when one of them is damaged.",
         ),
         "stop": Entry(
             "save a checkpoint and end the run",

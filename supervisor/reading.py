@@ -12,10 +12,12 @@ from typing import Any, TypeAlias
 from holdfast.errors import BadInput
 from supervisor import asking, commands, explaining, listing, rundir, surveying
 from supervisor.client import Refused, Unreachable, api_of
+from supervisor.incident import SCHEMA
 from supervisor.printing import say, say_all, say_json
 from supervisor.rundir import RunDir
 from supervisor.terminal import style_of
 
+_SINCE_ADDED: dict[str, Any] = {"schema": SCHEMA, "overtaken_by": None}  # records of before lack these
 Obeyed: TypeAlias = "commands.Reading | commands.Stop | commands.Inject | commands.Show"
 
 
@@ -55,14 +57,19 @@ def _obey(command: Obeyed) -> int:
 def _status(run: RunDir, command: commands.Status) -> int:
     found, alive, live = _newest_status(run)
     if command.json:
-        say_json({**(found or {}), "alive": alive})
+        say_json({"schema": SCHEMA, **(found or {}), "alive": alive})
         return 0
     if found is None:
-        state = "is starting: it has no status yet" if alive else "ended before it had a status"
-        say(f"run {run.path.name} {state}")
+        say(f"run {run.path.name} {_without_status(run, alive)}")
         return 0
     say_all(listing.status(found, alive=alive, live=live, now_s=time.time(), path=run.path))
     return 0
+
+
+def _without_status(run: RunDir, alive: bool) -> str:
+    if run.has_status():
+        return f"has a status that cannot be read: {run.path / 'status.json'}"
+    return "is starting: it has no status yet" if alive else "ended before it had a status"
 
 
 def _newest_status(run: RunDir) -> tuple[dict[str, Any] | None, bool, bool]:
@@ -81,7 +88,7 @@ def _newest_status(run: RunDir) -> tuple[dict[str, Any] | None, bool, bool]:
 
 def _known(run: RunDir) -> list[dict[str, Any]]:
     """Return all incidents, the open one too."""
-    found = {str(each["id"]): each for each in run.incidents()}
+    found = {str(each["id"]): {**_SINCE_ADDED, **each} for each in run.incidents()}
     status, alive, _ = _newest_status(run)
     opened = (status or {}).get("open_incident")
     if alive and isinstance(opened, dict) and opened.get("id"):
@@ -91,6 +98,8 @@ def _known(run: RunDir) -> list[dict[str, Any]]:
 
 def _incidents(run: RunDir, command: commands.Incidents) -> int:
     found = _known(run)
+    for name in run.unreadable_incidents():
+        sys.stderr.write(f"holdfast: {run.path / 'incidents' / name} cannot be read, and is not shown\n")
     if command.json:
         say_json(found)
     else:
@@ -129,7 +138,7 @@ def _checkpoints(run: RunDir, command: commands.Checkpoints) -> int:
         say_json([each.as_json() for each in found])
     else:
         say_all(surveying.lines(found, time.time(), verified=command.verify))
-    return 1 if command.verify and any(each.fault for each in found) else 0
+    return 1 if any(each.fault for each in found) else 0
 
 
 def _read_now(name: str) -> None:

@@ -80,6 +80,7 @@ def build(
     per_step = _per_step(progress, steps, _base(view))
     opened = memory.incident if memory.phase not in ("looking", "stopping", "ended") else None
     return {
+        "schema": incidents.SCHEMA,
         "run": name,
         "phase": memory.phase,
         "generation": memory.generation,
@@ -140,7 +141,7 @@ def _member(member: MemberView, view: View) -> dict[str, Any]:
     block = view.memory.placement
     active = member.name in block and view.memory.phase != "forming"
     first = block.index(member.name) * view.memory.nproc if active else 0
-    role = "active" if active else "standby"
+    role = "active" if active else "standby" if block else "new"  # before the first group nobody stands by
     if not member.exists or not member.connected:
         role = "lost" if report is not None or not member.exists else "new"
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import signal
@@ -15,14 +16,14 @@ from typing import Any
 from holdfast import command
 from holdfast.beat import left_s
 from holdfast.errors import BadInput
-from supervisor import devices, journal, memory_volume
+from supervisor import devices, journal, memory_volume, parting
 from supervisor.commands import RunOptions
 from supervisor.keeper import Finished, Keeper
 from supervisor.plan import Plan
 from supervisor.rundir import RunDir, open_for_run
 from supervisor.smallfile import Follower
 from supervisor.tails import Tails
-from supervisor.terminal import Display, display
+from supervisor.terminal import Display, Incidents, display
 from supervisor.view import Policy
 
 TICK_S = 0.25
@@ -31,18 +32,23 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 def run(options: RunOptions) -> int:
     """Run to the end and return the exit code. Raises `BadInput` before anything is started."""
-    wrong = command.check_syntax(command.parse(list(options.command), Path.cwd()))
+    program = command.parse(list(options.command), Path.cwd())
+    missing = command.check_module(program, Path.cwd())
+    if missing is not None:
+        raise BadInput(missing)
+    wrong = command.check_syntax(program)
     if wrong is not None:
         print(wrong, file=sys.stderr)
         return 1
-    run_dir = open_for_run(options.run_dir, time.time())
+    api = _listen(options.port)
+    run_dir = open_for_run(options.run_dir, time.time(), must_exist=options.resume)
     policy = policy_of(options)
     try:
         runtime, owner = memory_volume.create()
-        api = _listen(options.port)
         _describe(run_dir, options, policy, runtime, api)
     except OSError as error:
         raise BadInput(f"the run cannot be set up: {error}") from None
+    run_dir.name_latest(Path.cwd())
     keeper = Keeper(_plan(options, run_dir, runtime, api), api)
     try:
         return _Watch(keeper, run_dir, options).until_end()
@@ -69,11 +75,20 @@ def policy_of(options: RunOptions) -> Policy:
 
 
 def _listen(port: int) -> socket.socket:
-    """Hold the API's port for the whole run: a restarted supervisor answers on the same one."""
+    """Hold the API's port for the whole run: a restarted supervisor answers on the same one.
+
+    Raises:
+        BadInput: The port cannot be had.
+    """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", port))
-    listener.listen(256)
+    try:
+        listener.bind(("127.0.0.1", port))
+        listener.listen(256)
+    except OSError as error:
+        listener.close()
+        why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be opened ({error.strerror})"
+        raise BadInput(f"--port {port} {why}: choose another port, or 0 for any that is free") from None
     return listener
 
 
@@ -124,7 +139,9 @@ class _Watch:
         self.keeper = keeper
         self.run_dir = run_dir
         self.notes = () if options.quiet else options.notes
-        self.view: Display = display(sys.stdout, plain=options.plain, quiet=options.quiet)
+        self.options = options
+        known = Incidents(run_dir.incident, run_dir.newest_incident())
+        self.view: Display = display(sys.stdout, known, plain=options.plain, quiet=options.quiet)
         self.status = Follower(run_dir.path / "status.json")
         self.tails = Tails(run_dir.path / "logs", skip=True)
         self.interrupts = 0
@@ -160,6 +177,9 @@ class _Watch:
             self.view.line(rank, text)
         if finished.message:
             self.view.say(finished.message.rstrip())
+        status = self.status.read() or {}
+        for line in parting.lines(status, finished.code, self.options.given, self.run_dir.path):
+            self.view.say(f"holdfast: {line}")
         self.view.say(f"holdfast: {finished.why} (exit code {finished.code})")
         return finished.code
 
@@ -191,7 +211,9 @@ class _Watch:
             return
         self.interrupts += 1
         if self.interrupts == 1:
-            self.view.say("holdfast: stopping: a checkpoint first; once more to stop at once")
+            self.view.say(
+                "holdfast: saving a checkpoint, then stopping; press Ctrl-C again to stop immediately"
+            )
             self.keeper.ask_stop("graceful")
         elif self.interrupts == 2:
             self.keeper.ask_stop("now")

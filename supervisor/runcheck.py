@@ -21,6 +21,7 @@ def checked(
     as_module: bool,
     as_it_stands: bool,
     notes: tuple[str, ...],
+    given: tuple[str, ...],
     environment: Mapping[str, str],
     directory: Path,
 ) -> RunOptions:
@@ -32,6 +33,7 @@ def checked(
         as_module: Its first word is a module.
         as_it_stands: It is a program even if it is called like a Python script.
         notes: What the user should hear.
+        given: The words of the command line, but for the run directory.
         environment: For CUDA_VISIBLE_DEVICES.
         directory: Where the command would start.
 
@@ -42,10 +44,12 @@ def checked(
     nproc = ranks(values.get("nproc_per_node", 1), gpus)
     command = _entered(words, as_module, as_it_stands)
     fields: Any = {**values, "nproc_per_node": nproc}
-    options = RunOptions(command=tuple(command), notes=notes, **fields)
+    options = RunOptions(command=tuple(command), notes=notes, given=given, **fields)
     if command[:1] == [sys.executable] and not as_module and (directory / command[1]).is_dir():
         raise BadInput(f"script {command[1]!r} is a directory: give a Python file that exists")
     program.parse(command, directory)
+    if options.resume and options.run_dir is None:
+        raise BadInput("--resume needs --run-dir DIR: the directory of the run to resume")
     check_devices(options, gpus)
     if options.hang_floor_s > options.first_step_timeout_s:
         raise BadInput(

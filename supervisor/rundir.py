@@ -71,22 +71,46 @@ class RunDir:
         """Return the last status; None when there is none that can be read."""
         return smallfile.read(self.path / "status.json")
 
+    def has_status(self) -> bool:
+        """True when there is a status, readable or not."""
+        return (self.path / "status.json").exists()
+
     def run(self) -> dict[str, Any] | None:
         """Return what the run was started with; None when that cannot be read."""
         return smallfile.read(self.path / "run.json")
 
     def incidents(self) -> list[dict[str, Any]]:
         """Return the incidents in order; files that are torn or foreign are passed over."""
+        files = self._incident_files()
+        found = [incident for path in files if (incident := smallfile.read(path)) and incident.get("id")]
+        return sorted(found, key=lambda incident: (len(str(incident["id"])), str(incident["id"])))
+
+    def incident(self, number: int) -> dict[str, Any] | None:
+        """Return one incident; None when there is none, or it cannot be read."""
+        return smallfile.read(self.path / "incidents" / f"i-{number:04d}.json")
+
+    def newest_incident(self) -> int:
+        """Return the number of the newest incident, 0 when there is none."""
+        return max((_number(path) for path in self._incident_files()), default=0)
+
+    def unreadable_incidents(self) -> list[str]:
+        """Return the names of incident files that hold no incident."""
+        return [path.name for path in self._incident_files() if not (smallfile.read(path) or {}).get("id")]
+
+    def _incident_files(self) -> list[Path]:
         try:
-            paths = sorted((self.path / "incidents").glob("i-*.json"))
+            return sorted((self.path / "incidents").glob("i-*.json"))
         except OSError:
             return []
-        found = [incident for path in paths if (incident := smallfile.read(path)) and incident.get("id")]
-        return sorted(found, key=lambda incident: (len(str(incident["id"])), str(incident["id"])))
 
     def is_in_use(self) -> bool:
         """True while a process runs in the directory."""
         return rundirlock.is_held(self.path / "lock")
+
+    def name_latest(self, directory: Path) -> None:
+        """Let `holdfast-runs/latest` in `directory` name this run, once it is certain that there is one."""
+        with suppress(OSError):  # a convenience: a working directory that is read-only is no fault
+            _point(directory / RUNS, self.path)
 
     def close(self) -> None:
         """Give the directory up. A process that dies does so by itself."""
@@ -95,13 +119,16 @@ class RunDir:
             self._lock = -1
 
 
-def open_for_run(path: Path | None, now: float, directory: Path | None = None) -> RunDir:
-    """Return a run directory, new or to be gone on with. It is ours until this process ends.
+def open_for_run(
+    path: Path | None, now: float, directory: Path | None = None, *, must_exist: bool = False
+) -> RunDir:
+    """Return a run directory, new or of a run to resume. It is ours until this process ends.
 
     Args:
         path: Where it is; None makes one in `holdfast-runs`.
         now: Seconds since the epoch, for its name.
         directory: Where `holdfast-runs` is; the working directory by default.
+        must_exist: It has to hold a run already, to be resumed.
 
     Raises:
         BadInput: It cannot be used, with one line saying why. What was there is as it was.
@@ -111,6 +138,8 @@ def open_for_run(path: Path | None, now: float, directory: Path | None = None) -
     with _as_bad_input(chosen):
         if chosen.is_symlink() and chosen.is_dir():  # `latest` will soon name another run
             chosen = chosen.resolve()
+        if must_exist and not (path is not None and _is_run(chosen)):
+            raise BadInput(f"--resume: {str(path or chosen)!r} holds no run to resume; check --run-dir")
         made = _make(chosen)
         run = RunDir(chosen)
         try:
@@ -121,8 +150,6 @@ def open_for_run(path: Path | None, now: float, directory: Path | None = None) -
                 with suppress(OSError):
                     each.rmdir()
             raise
-    with suppress(OSError):  # a convenience: a working directory that is read-only is no fault
-        _point(here / RUNS, chosen)
     return run
 
 
@@ -161,6 +188,11 @@ def newest(directory: Path) -> Path:
     if not found:
         raise BadInput(f"no run in {RUNS} here: name one with --run-dir DIR")
     return max(found, key=lambda each: (_modified(each), each.name))
+
+
+def _number(path: Path) -> int:
+    digits = path.stem.removeprefix("i-")
+    return int(digits) if digits.isdecimal() else 0
 
 
 def _new_name(runs: Path, now: float) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import catalogue
+from supervisor.incident import SCHEMA
 from supervisor.wording import seconds, size, table
 
 
@@ -27,7 +28,7 @@ class Surveyed:
     bytes: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"schema": SCHEMA, **asdict(self)}
 
 
 def survey(root: Path, *, verify: bool, told: Callable[[str], None]) -> list[Surveyed]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TextIO, cast
 
 from supervisor import rendering
@@ -16,6 +17,7 @@ from supervisor.wording import count, sentence, slowness, what
 FRAME_S = 0.2  # faster than this nobody reads
 PROGRESS_S = 10.0
 MAX_LINES = 5000  # kept for a reader that is behind; the files have them all
+_MAX_MISSED = 20  # incidents that came between two looks
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # shown all at once, where the terminal knows that
 
 
@@ -51,12 +53,29 @@ class Display(Protocol):
         """Leave the last state on the screen and end."""
 
 
-def display(stream: TextIO, *, plain: bool = False, quiet: bool = False) -> Display:
+@dataclass(frozen=True, slots=True)
+class Incidents:
+    """The run's records: a status has only the newest incident, and there may have been more since the last.
+
+    `recall` gives the record of an incident's number, None when there is none that can be read; those up to
+    `before` are of an earlier run.
+    """
+
+    recall: Callable[[int], Mapping[str, Any] | None] = lambda _: None
+    before: int = 0
+
+
+NO_INCIDENTS = Incidents()
+
+
+def display(
+    stream: TextIO, incidents: Incidents = NO_INCIDENTS, *, plain: bool = False, quiet: bool = False
+) -> Display:
     """Return the display that suits `stream`."""
     screen = Screen(stream)
     if screen.is_terminal and not plain and not quiet:
-        return Live(screen)
-    return Plain(screen, quiet=quiet)
+        return Live(screen, incidents)
+    return Plain(screen, incidents, quiet=quiet)
 
 
 def style_of(stream: TextIO) -> Style:
@@ -130,10 +149,12 @@ class _SlowNews:
 
 
 class _News:
-    """What was not told yet: incidents when they begin and when they are over, checkpoints not used or not
+    """What was not shown yet: incidents when they begin and when they are over, checkpoints not used or not
     written, slow ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, incidents: Incidents) -> None:
+        self._incidents = incidents
+        self._over = incidents.before  # the newest incident that was shown as over
         self._told: set[tuple[object, object]] = set()
         self._slow = _SlowNews()
         self._storage_fails = False
@@ -145,14 +166,26 @@ class _News:
             if ("passed over", note) not in self._told:
                 self._told.add(("passed over", note))
                 news.append(note)
-        for found, over in ((status.get("last_incident"), True), (status.get("open_incident"), False)):
-            if not found or (found.get("id"), over) in self._told:
-                continue
-            if (over and found.get("open")) or found.get("kind") == "bad_input":
-                continue  # what the script refuses is said once, at the end
-            self._told.add((found.get("id"), over))
-            news.append(f"incident {found.get('id')}: {sentence(found) if over else what(found)}")
+        last, opened = status.get("last_incident"), status.get("open_incident")
+        if last and not last.get("open"):
+            news += [line for found in (*self._missed(last), last) for line in self._ended(found)]
+        number = _number(opened)
+        if opened and number > self._over and ("open", number) not in self._told:
+            self._told.add(("open", number))
+            news += _line(opened, what(opened))
         return news
+
+    def _missed(self, last: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Return the incidents that came and went between two looks, before `last`."""
+        numbers = range(max(self._over + 1, _number(last) - _MAX_MISSED), _number(last))
+        return [found for number in numbers if (found := self._incidents.recall(number)) is not None]
+
+    def _ended(self, found: Mapping[str, Any]) -> list[str]:
+        """Return the line of an incident that is over, once."""
+        if _number(found) <= self._over:
+            return []
+        self._over = _number(found)
+        return _line(found, sentence(found))
 
     def _storage(self, status: Mapping[str, Any]) -> list[str]:
         """Return a line when checkpoints begin to fail, and one when one is written again."""
@@ -164,13 +197,23 @@ class _News:
         return [fails if error else "checkpoints are written again"]
 
 
+def _number(incident: Mapping[str, Any] | None) -> int:
+    digits = str((incident or {}).get("id") or "").removeprefix("i-")
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _line(incident: Mapping[str, Any], words: str) -> list[str]:
+    # What the script refuses is said once, at the end.
+    return [] if incident.get("kind") == "bad_input" else [f"incident {incident.get('id')}: {words}"]
+
+
 class Live:
     """A few lines at the bottom of a terminal; what ranks print scrolls by above them."""
 
-    def __init__(self, out: TextIO | Output) -> None:
+    def __init__(self, out: TextIO | Output, incidents: Incidents = NO_INCIDENTS) -> None:
         self._out = _output(out)
         self._lines = _Lines(self._out.style)
-        self._news = _News()
+        self._news = _News(incidents)
         self._drawn: list[str] = []
         self._size = (0, 0)
         self._drawn_s = float("-inf")
@@ -235,11 +278,13 @@ class Plain:
     With `quiet` only what ranks print and what is said.
     """
 
-    def __init__(self, out: TextIO | Output, quiet: bool = False) -> None:
+    def __init__(
+        self, out: TextIO | Output, incidents: Incidents = NO_INCIDENTS, quiet: bool = False
+    ) -> None:
         self._out = _output(out)
         self._quiet = quiet
         self._lines = _Lines(self._out.style)
-        self._news = _News()
+        self._news = _News(incidents)
         self._station: tuple[object, ...] = ()
         self._due_s = float("-inf")
 

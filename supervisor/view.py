@@ -12,13 +12,17 @@ from typing import TypeAlias
 from holdfast.launcher_messages import Launch
 from holdfast.messages import MemberReport, Source
 
+# Every kind of fault. Guide, metrics and wording are held against this list by tests.
+KINDS = (
+    "crash", "exception", "exit", "victim", "hang", "nan", "inf", "loss_jump", "diverged", "member_lost",
+    "restore", "bad_input", "lost_track",
+)  # fmt: skip
 PHASES = ("forming", "running", "looking", "securing", "saving", "stopping", "ended")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that stops the group. `kind`: crash, exception, exit, victim, hang, nan, inf, loss_jump,
-    diverged, member_lost, restore, bad_input, lost_track."""
+    """Something that stops the group. `kind` is one of `KINDS`."""
 
     kind: str
     rank: int

@@ -20,7 +20,7 @@ from supervisor.commands import DRILLS, RunOptions
 from supervisor.ledger import Bucket
 from supervisor.metrics import Metrics
 from supervisor.optiontable import COMMANDS
-from supervisor.view import PHASES, Memory, Open, View
+from supervisor.view import KINDS, PHASES, Memory, Open, View
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -131,6 +131,11 @@ def test_the_guide_has_every_field_of_an_incident() -> None:
     opened = Open(1, 1, 0, 0, 0.0)
     for field in incident.superseded(opened, opened):
         assert f"`{field}`" in GUIDE, f"{field} of an incident"
+
+
+def test_the_guide_has_every_kind_of_fault() -> None:
+    [listed] = re.findall(r"kind: ([a-z_, ]+) \|", GUIDE)
+    assert tuple(listed.split(", ")) == KINDS
 
 
 def test_the_guide_has_every_field_of_a_checkpoint() -> None:

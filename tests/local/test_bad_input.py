@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
+import socket
 from pathlib import Path
 
 import pytest
 
+from supervisor.rundir import newest, open_for_run
 from tests.local.conftest import Start
 from tests.local.ending import Ended, holdfast
 from tests.local.running import SCRIPTS, Run
@@ -30,6 +33,9 @@ def refused(ended: Ended, *words: str) -> None:
         ("run --standbye 2 -- {steady} 5", ("--standbye", "--standby")),
         ("run -- python no_such.py", ("no_such.py",)),
         ("run", ("no command",)),
+        ("run -m nosuch.module 5", ("module 'nosuch.module' not found",)),
+        ("run --resume --run-dir mistyped -- {steady} 5", ("--resume", "mistyped", "--run-dir")),
+        ("--run-dir d status", ("`holdfast status --run-dir ...`",)),
         ("run --nproc-per-node 0 -- {steady} 5", ("--nproc-per-node", "0")),
         ("run --members 0 -- {steady} 5", ("--members", "0")),
         ("run --nproc-per-node gpu -- {steady} 5", ("gpu",)),
@@ -68,6 +74,43 @@ def last_line(ended: Ended, *words: str) -> None:
 
 def checkpoints(run: Run) -> list[str]:
     return sorted(path.name for path in (run.run_dir / "checkpoints").glob("step-*"))
+
+
+def test_a_port_that_is_in_use_is_named_and_the_newest_run_stays_the_newest(tmp_path: Path) -> None:
+    before = open_for_run(None, 0.0, tmp_path)
+    before.name_latest(tmp_path)
+    before.close()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = holdfast("run", "--port", str(port), "--", STEADY, "5", cwd=tmp_path)
+    refused(ended, f"--port {port} is in use")
+    assert newest(tmp_path) == before.path
+    assert [each.name for each in (tmp_path / "holdfast-runs").iterdir() if not each.is_symlink()] == [
+        before.path.name
+    ]
+
+
+def test_a_run_that_was_stopped_says_how_to_resume_and_that_command_does(start: Start) -> None:
+    run = start("--plain", "steady.py", 10_000_000)
+    run.steady(30)
+    run.interrupt()
+    ended = run.finish()
+    assert ended.code == 130
+    [line] = [line for line in ended.lines if line.startswith("holdfast: resume with: ")]
+    words = shlex.split(line.partition("with: ")[2])
+    assert words[:2] == ["holdfast", "run"]
+    done = run.last_status()["checkpoint"]["step"]
+    again = holdfast(*[str(done + 20) if word == "10000000" else word for word in words[1:]], cwd=run.folder)
+    assert again.code == 0, again.output
+    assert f"from step {done:,} (checkpoint)" in again.output
+    once_more = holdfast(*[str(done) if word == "10000000" else word for word in words[1:]], cwd=run.folder)
+    assert once_more.code == 0, once_more.output
+    assert f"nothing to do: the state in {run.run_dir} already has {done:,} steps" in once_more.output
+
+
+def test_a_script_behind_a_link_finds_the_modules_beside_it(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "link.py").symlink_to(SCRIPTS / "steady.py")
+    assert start("", "link.py", 5).finish().code == 0
 
 
 def test_a_checkpoint_of_another_model_or_world_size_is_refused_and_kept(start: Start) -> None:

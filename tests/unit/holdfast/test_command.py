@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.command import Program, check_syntax, parse
+from holdfast.command import Program, check_module, check_syntax, parse
 from holdfast.errors import BadInput
 
 PYTHON = sys.executable
@@ -42,6 +42,26 @@ def test_a_module_is_found_in_the_folder_or_where_it_is_installed(
     assert parse([PYTHON, "-m", "single"], tmp_path).imports == ("math",)
     missing = parse([PYTHON, "-m", "no_such_module_anywhere"], tmp_path)
     assert (missing.kind, missing.imports) == ("module", ())
+
+
+def test_a_script_that_is_a_link_has_the_folder_of_what_it_links_to(tmp_path: Path) -> None:
+    put(tmp_path / "real", train="import base\n", base="import holdfast\nimport math\n")
+    link = tmp_path / "link.py"
+    link.symlink_to(Path("real") / "train.py")
+    found = parse([PYTHON, "link.py"], tmp_path)
+    assert (found.target, found.joins, found.imports) == ("link.py", True, ("math",))
+    seen = parse([PYTHON, str(link)], tmp_path).entered("pass", tmp_path)
+    assert seen[-2] == str((tmp_path / "real").resolve())
+
+
+def test_a_module_that_cannot_be_found_is_named_before_the_start(tmp_path: Path) -> None:
+    put(tmp_path, pack_="", pack_tool="", single="")
+    for name in ("pack", "pack.tool", "single", "json.tool", "pack.made_by_its_init"):
+        assert check_module(parse([PYTHON, "-m", name], tmp_path), tmp_path) is None, name
+    for name in ("nosuch", "nosuch.module"):
+        said = check_module(parse([PYTHON, "-m", name], tmp_path), tmp_path)
+        assert said is not None
+        assert said.startswith(f"module {name!r} not found")
 
 
 @pytest.mark.parametrize("words", [["-c", "pass"], ["-"], [], ["-u"], ["-V"]])

@@ -74,7 +74,7 @@ def test_every_option_of_run_reaches_its_field(here: Path) -> None:
         " --snapshot-budget 2% --checkpoint-every 5m --keep-checkpoints 4 --max-restarts 5"
         " --skip-bad-batches --loss-jump 20 --hang-factor 4 --hang-floor 250ms"
         " --first-step-timeout 1h --pause-timeout 90 --member-timeout 2.5s --warm cold --port 8080"
-        " --quiet --plain --grace 0 train.py"
+        " --quiet --plain --grace 0 --resume train.py"
     )
     assert run(here, line) == RunOptions(
         command=(sys.executable, "train.py"),
@@ -82,6 +82,7 @@ def test_every_option_of_run_reaches_its_field(here: Path) -> None:
         members=3,
         standby=1,
         run_dir=Path("d"),
+        resume=True,
         snapshot_every=7,
         snapshot_budget=0.02,
         checkpoint_every_s=300.0,
@@ -213,6 +214,52 @@ def test_a_mistake_is_one_line_with_the_thing_the_value_and_what_is_accepted(
 ) -> None:
     said = refused(here, line)
     assert all(name in said for name in names), said
+
+
+@pytest.mark.parametrize("word", ["top", "ps", "stp", "injekt", "sotp"])
+def test_a_misspelled_command_never_leads_to_one_that_changes_a_run(here: Path, word: str) -> None:
+    said = refused(here, word)
+    assert "did you mean 'stop'" not in said
+    assert "did you mean 'inject'" not in said
+
+
+@pytest.mark.parametrize(
+    ("line", "right"),
+    [
+        ("--run-dir r status", "`holdfast status --run-dir ...`"),
+        ("--json incidents", "`holdfast incidents --json ...`"),
+        ("--nproc-per-node 2 train.py", "`holdfast run --nproc-per-node ...`"),
+    ],
+)
+def test_an_option_before_its_command_is_looked_up_in_that_command(here: Path, line: str, right: str) -> None:
+    assert right in refused(here, line)
+
+
+@pytest.mark.parametrize("line", ["train.py --nproc-per-node 2", "-- train.py --nproc_per_node=2"])
+def test_an_option_of_the_launcher_behind_the_script_is_named(here: Path, line: str) -> None:
+    [note] = run(here, line).notes
+    assert note.startswith("--nproc-per-node comes after the script")
+
+
+def test_an_option_that_a_script_may_have_itself_is_passed_on_without_a_word(here: Path) -> None:
+    assert run(here, "train.py --members 2 --port 1 --warm 0 --quiet").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ("--members 2 --run-dir d train.py --run-dir x", "--members 2 train.py --run-dir x"),
+        ("--run_dir=d --resume -m --quiet pkg.mod", "-m --quiet pkg.mod"),
+        ("--plain --run-dir d -- train.py", "--plain -- train.py"),
+    ],
+)
+def test_the_words_that_resume_a_run_lack_its_directory_only(here: Path, line: str, kept: str) -> None:
+    assert " ".join(run(here, line).given) == kept
+
+
+def test_to_resume_needs_a_directory(here: Path) -> None:
+    assert "--resume needs --run-dir" in refused(here, "run --resume train.py")
+    assert run(here, "--resume --run-dir d train.py").resume
 
 
 def test_a_directory_is_not_taken_for_a_script(here: Path) -> None:

@@ -61,7 +61,7 @@ def test_a_run_without_a_status_says_why(run: RunDir, capsys: Printed) -> None:
     assert "is starting" in shown(capsys, commands.Status())
     run.close()
     assert "ended before" in shown(capsys, commands.Status())
-    assert json.loads(shown(capsys, commands.Status(json=True))) == {"alive": False}
+    assert json.loads(shown(capsys, commands.Status(json=True))) == {"schema": 1, "alive": False}
 
 
 def test_incidents_are_a_table_or_json_with_the_open_one_last(run: RunDir, capsys: Printed) -> None:
@@ -109,6 +109,9 @@ def test_checkpoints_are_listed_and_damage_is_found_on_request(run: RunDir, caps
         )
     assert "step-00000002" in shown(capsys, commands.Checkpoints())
     assert "whole, newest" in shown(capsys, commands.Checkpoints(verify=True))
+    (run.checkpoints / "step-00000003").mkdir()
+    assert "damaged" in shown(capsys, commands.Checkpoints(), code=1)
+    (run.checkpoints / "step-00000003").rmdir()
     damaged = run.checkpoints / "step-00000002" / "model.safetensors"
     damaged.write_bytes(b"x" * 99 + b"y")
     assert "complete, newest" in shown(capsys, commands.Checkpoints())
@@ -116,6 +119,26 @@ def test_checkpoints_are_listed_and_damage_is_found_on_request(run: RunDir, caps
     assert f"newest whole: {run.checkpoints / 'step-00000001'}" in text
     said = json.loads(shown(capsys, commands.Checkpoints(verify=True, json=True), code=1))
     assert [(each["step"], each["newest_whole"]) for each in said] == [(2, False), (1, True)]
+
+
+def test_what_cannot_be_read_is_said_to_be_unreadable(run: RunDir, capsys: Printed) -> None:
+    run.write_incident(incident(1))
+    (run.path / "incidents" / "i-0002.json").write_text("{")
+    (run.path / "status.json").write_text("{")
+    assert reading.obey(commands.Incidents()) == 0
+    printed = capsys.readouterr()
+    assert "i-0001" in printed.out
+    assert "i-0002.json cannot be read" in printed.err
+    run.close()
+    text = shown(capsys, commands.Status())
+    assert "cannot be read" in text
+    assert str(run.path / "status.json") in text
+
+
+def test_a_record_of_an_older_version_has_every_field(run: RunDir, capsys: Printed) -> None:
+    run.write_incident(incident(1))
+    [said] = json.loads(shown(capsys, commands.Incidents(json=True)))
+    assert (said["schema"], said["overtaken_by"]) == (1, None)
 
 
 def test_help_is_printed(capsys: Printed) -> None:

@@ -35,6 +35,13 @@ def tree(root: Path) -> dict[str, bytes | str]:
     }
 
 
+def started(path: Path | None, now: float, directory: Path) -> RunDir:
+    """Open a run directory as a run does that could be set up."""
+    run = open_for_run(path, now, directory)
+    run.name_latest(directory)
+    return run
+
+
 def refused(path: Path | None, directory: Path) -> str:
     before = tree(directory)
     with pytest.raises(BadInput) as error:
@@ -200,19 +207,37 @@ def test_a_directory_is_free_once_its_process_is_dead_and_not_held_by_its_childr
 def test_the_newest_run_is_the_one_started_last_wherever_it_is(tmp_path: Path) -> None:
     here = tmp_path / "work"
     here.mkdir()
-    first = open_for_run(None, NOW, here)
+    first = started(None, NOW, here)
     assert newest(here) == first.path
-    second = open_for_run(None, NOW - 60, here)
+    second = started(None, NOW - 60, here)
     assert newest(here) == second.path
-    elsewhere = open_for_run(tmp_path / "elsewhere", NOW, here)
+    elsewhere = started(tmp_path / "elsewhere", NOW, here)
     assert newest(here) == elsewhere.path
     assert newest(elsewhere.path) == elsewhere.path, "the run one stands in"
     for run in (first, second, elsewhere):
         run.close()
 
 
+def test_a_run_that_could_not_be_set_up_is_not_the_newest(tmp_path: Path) -> None:
+    before = started(None, NOW, tmp_path)
+    open_for_run(None, NOW + 1, tmp_path).close()
+    assert newest(tmp_path) == before.path
+    before.close()
+
+
+def test_to_insist_on_a_run_to_resume_refuses_every_other_directory(tmp_path: Path) -> None:
+    open_for_run(Path("a-run"), NOW, tmp_path).close()
+    (tmp_path / "empty").mkdir()
+    for wrong in (Path("a-rum"), Path("empty"), None):
+        before = tree(tmp_path)
+        with pytest.raises(BadInput, match=r"--resume: .* holds no run to resume; check --run-dir"):
+            open_for_run(wrong, NOW, tmp_path, must_exist=True)
+        assert tree(tmp_path) == before
+    open_for_run(Path("a-run"), NOW, tmp_path, must_exist=True).close()
+
+
 def test_without_the_link_the_newest_is_found_by_its_time(tmp_path: Path) -> None:
-    runs = [open_for_run(None, NOW + second, tmp_path) for second in range(3)]
+    runs = [started(None, NOW + second, tmp_path) for second in range(3)]
     for run, second in zip(runs, (5, 9, 7), strict=True):
         run.write_run({})
         os.utime(run.path / "run.json", (second, second))
@@ -262,12 +287,12 @@ def test_small_files_are_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_a_run_that_only_cannot_write_its_link_runs(tmp_path: Path) -> None:
     (tmp_path / rundir.RUNS).write_text("a file")
-    open_for_run(Path("d"), NOW, tmp_path).close()
+    started(Path("d"), NOW, tmp_path).close()
     assert "holdfast-runs" in refused(None, tmp_path)
 
 
 def test_a_run_that_goes_on_in_latest_is_the_run_that_it_names(tmp_path: Path) -> None:
-    first = open_for_run(None, NOW, tmp_path)
+    first = started(None, NOW, tmp_path)
     first.close()
     again = open_for_run(Path("holdfast-runs/latest"), NOW, tmp_path)
     assert again.path == first.path, "the next run moves the link, and must not move this one"

@@ -4,7 +4,7 @@ import pytest
 
 from supervisor import terminal
 from supervisor.style import Style
-from supervisor.terminal import Live, Plain
+from supervisor.terminal import Incidents, Live, Plain
 from tests.unit.supervisor.room import Terminal, incident, opened, rank, status
 
 PLAIN = Style(False, True)
@@ -260,6 +260,30 @@ def test_an_incident_that_was_over_between_two_looks_is_one_line() -> None:
     plain.update(status(last_incident=None), 0.0)
     plain.update(status(last_incident=incident(7), generation=4), 0.2)
     assert len([line for line in screen.shown() if "i-0007" in line]) == 1
+
+
+def ids(screen: Terminal) -> list[str]:
+    return [line.split()[2] for line in screen.shown() if line.startswith("holdfast: incident ")]
+
+
+def test_an_incident_that_is_over_is_not_told_as_open_again() -> None:
+    screen = Terminal(columns=200, style=Style())
+    plain = Plain(screen)
+    plain.update(status(phase="running", last_incident=None), 0.0)
+    over = incident(1, remedy="stop", recovered_s=None)
+    plain.update(status(phase="saving", last_incident=over, open_incident=opened(1)), 1.0)
+    plain.update(status(phase="ended", last_incident=over), 2.0)
+    assert ids(screen) == ["i-0001:"]
+
+
+def test_incidents_that_came_and_went_between_two_looks_are_told_in_order() -> None:
+    screen = Terminal(columns=200, style=Style())
+    held = {number: incident(number) for number in range(1, 6)}
+    del held[4]
+    plain = Plain(screen, Incidents(held.get, before=2))
+    plain.update(status(last_incident=None), 0.0)
+    plain.update(status(last_incident=incident(5), open_incident=opened(6)), 1.0)
+    assert ids(screen) == ["i-0003:", "i-0005:", "i-0006:"]
 
 
 def test_the_end_is_left_to_those_who_know_the_exit_code() -> None:

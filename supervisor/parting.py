@@ -1,0 +1,34 @@
+"""What `run` says before its last line: how to resume, or that there was nothing to do. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+_BAD_INPUT = 2  # the same command would be refused again
+
+
+def lines(status: Mapping[str, Any], code: int, given: Sequence[str], run_dir: PurePath) -> list[str]:
+    """Return what to say at the end of a run, before the line with its exit code.
+
+    Args:
+        status: Its last status.
+        code: Its exit code.
+        given: The words after `holdfast run`, but for the run directory.
+        run_dir: Its directory.
+    """
+    if code == 0:
+        return _nothing_to_do(status, run_dir)
+    if code == _BAD_INPUT or (status.get("checkpoint") or {}).get("step") is None:
+        return []
+    return [f"resume with: holdfast run --run-dir {shlex.quote(str(run_dir))} {shlex.join(given)}"]
+
+
+def _nothing_to_do(status: Mapping[str, Any], run_dir: PurePath) -> list[str]:
+    resumed = status.get("resumed") or {}
+    if resumed.get("source") != "checkpoint" or resumed.get("step") != status.get("step"):
+        return []
+    done = f"the state in {run_dir} already has {int(resumed['step']):,} steps"
+    return [f"nothing to do: {done}; name another --run-dir to start over"]

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Any
+
+import pytest
+
+from supervisor import parting
+from tests.unit.supervisor.room import status
+
+HERE = PurePath("runs/a b")
+WORDS = ("--members", "2", "--", "python", "train.py", "--name", "a b")
+
+
+def said(code: int, **changed: Any) -> list[str]:
+    return parting.lines(status(**changed), code, WORDS, HERE)
+
+
+@pytest.mark.parametrize("code", [1, 3, 130, 137])
+def test_a_run_that_did_not_end_well_says_how_it_is_resumed(code: int) -> None:
+    line = "holdfast run --run-dir 'runs/a b' --members 2 -- python train.py --name 'a b'"
+    assert said(code) == [f"resume with: {line}"]
+
+
+def test_there_is_nothing_to_resume_without_a_checkpoint_or_with_input_that_is_refused() -> None:
+    assert said(130, checkpoint=None) == []
+    assert said(130, checkpoint={"step": None, "path": None, "error": "No space left"}) == []
+    assert said(2) == []
+
+
+def test_a_run_that_resumed_at_its_end_says_that_there_was_nothing_to_do() -> None:
+    done = {"step": 1234, "source": "checkpoint"}
+    [line] = said(0, resumed=done, step=1234)
+    assert line.startswith("nothing to do: the state in runs/a b already has 1,234 steps")
+    assert said(0, resumed=done, step=1235) == []
+    assert said(0, resumed=None, step=0) == []
+    assert said(0, resumed={"step": 1234, "source": "slot"}, step=1234) == []
