@@ -10,7 +10,7 @@ import platform
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from nodeagent.operator_word import OperatorWord
 from nodeagent.options import POLICY_FILE
 from nodeagent.policy import kernel_lines, loading
 from nodeagent.policy.mistakes import BadPolicy
-from nodeagent.policy.rules import Policy
+from nodeagent.policy.rules import Kind, Policy
 from nodeagent.sysfs.ib_ports import Expected
 from nodeagent.sysfs.sensor import SysfsSensor
 
@@ -64,25 +64,57 @@ class Fit:
         }
 
 
-def fit(options: argparse.Namespace, *, keeps: bool, trusting: bool = False) -> Fit:
+QUICK = (0.2, 5.0)  # the seconds between two readings of a short look, at least and at most
+READINGS = 3  # of each counter, in such a look: two make a rate
+
+
+def fit(
+    options: argparse.Namespace, *, keeps: bool, trusting: bool = False, quick_s: float | None = None
+) -> Fit:
     """Return what `options` asks for. With `keeps` the memory is kept, else only read.
 
     Args:
         options: Of `check`, `watch` or `serve`.
         keeps: Whether the memory is this process's own to write.
         trusting: Whether kernel lines from user space are believed: for tests.
+        quick_s: How long the agent will look, if not for good: counters are then read often enough to have
+            a rate, and GPUs that `options` promises are missing at once.
 
     Raises:
         BadInput: the policy or the memory cannot be used; one line, or one for each mistake.
     """
     chosen = policy(options.policy)
+    if quick_s is not None:
+        chosen = hastened(chosen, quick_s, promised=options.gpus is not None)
     memory, problems = _memory(options.state_dir, keeps)
     clock = clocks.begin(memory.anchor, memory.last_s)
     driver = Driver(options.sys)
     lines = Lines(kernel_lines.load((loading.FOLDER / "kernel_lines.toml").read_text(encoding="utf-8")))
     sensors = _sensors(options, chosen, clock, memory, driver, lines, trusting)
+    if quick_s is not None:
+        for each in sensors:
+            each.sensor.period_s = min(each.sensor.period_s, _pause_s(quick_s))
     folder = options.state_dir if keeps else None
     return Fit(chosen, clock, memory, folder, problems, sensors, lambda: driver.branch, lines, trusting)
+
+
+def hastened(chosen: Policy, look_s: float, *, promised: bool) -> Policy:
+    """Return the policy for a look of `look_s`: counters are read sooner, and no limit is another.
+
+    Only where somebody has said how many GPUs are there is one look that misses some enough.
+    """
+    rules = dict(chosen.rules)
+    for name, rule in chosen.rules.items():
+        if rule.kind is Kind.RATE and rule.period_s:
+            rules[name] = replace(rule, period_s=min(rule.period_s, _pause_s(look_s)))
+    count = rules["gpu_count"]
+    if promised and count.unhealthy is not None:
+        rules["gpu_count"] = replace(count, unhealthy=replace(count.unhealthy, need=1, of=1))
+    return replace(chosen, rules=rules)
+
+
+def _pause_s(look_s: float) -> float:
+    return min(max(QUICK[0], look_s / READINGS), QUICK[1])
 
 
 def policy(path: Path | None) -> Policy:
@@ -162,7 +194,10 @@ def _sensors(
 ) -> list[Fitted]:
     periods_s = {name: rule.period_s for name, rule in chosen.rules.items() if rule.period_s}
     before = memory.positions
-    polling = NvmlPolling(driver, clock, periods_s, _mapping(before, NvmlPolling.name), options.gpus)
+    promised = options.command == "check" and options.gpus is not None
+    polling = NvmlPolling(
+        driver, clock, periods_s, _mapping(before, NvmlPolling.name), options.gpus, promised
+    )
     host = HostSensor(clock, periods_s, _mapping(before, HostSensor.name), options.proc, options.root)
     expected = Expected(options.ib_ports, options.ib_gbps)
     sysfs = SysfsSensor(clock, periods_s, _mapping(before, SysfsSensor.name), options.sys, expected)

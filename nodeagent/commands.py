@@ -29,13 +29,15 @@ from nodeagent.telling import Teller
 HARD_STOP_S = 1.5  # from SIGTERM to the end, whatever hangs
 LAST_WORDS_S = 0.3  # for who reads our output, once all is saved
 ASK_S = 5.0
+CODES = {"healthy": 0, "degraded": 1, report.UNKNOWN: 3, "unhealthy": 4}  # of `check`; 2 is bad input
 TESTS = "test"  # folder of a `serve --test` within the state folder
 
 
 def check(options: argparse.Namespace) -> int:
-    """Look for a while, print what holds, and return the worst level."""
-    fit = assembling.fit(options, keeps=False)
+    """Look for a while, print what holds, and leave with the code of the worst level."""
+    fit = assembling.fit(options, keeps=False, quick_s=options.for_s)
     agent = _agent(fit, lambda _: None)
+    began_s = fit.clock.now_s()
     agent.watch(fit.sensors)
     until = time.monotonic() + options.for_s
     while time.monotonic() < until or (
@@ -44,13 +46,12 @@ def check(options: argparse.Namespace) -> int:
         agent.inbox.wait(min(0.2, max(0.01, until - time.monotonic())))
         agent.look()
     agent.close()
-    found = report.health(agent.published, fit.about())
+    found = report.checked(agent.published, fit.about(), agent.evaluator.undecided(began_s))
     if options.json:
         _print(json.dumps(found, indent=2))
     else:
         _print(*rendering.health(found, colour=_colour()))
-    level, _ = report.worst(agent.published.verdicts)
-    _leave(int(level))
+    _leave(CODES[found["level"]])
 
 
 def watch(options: argparse.Namespace) -> int:

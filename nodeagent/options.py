@@ -21,7 +21,7 @@ LOGS = ("auto", "kmsg", "journal", "none")
 
 _EPILOG = """\
 examples
-  holdfast node check                     look once: a table, and 0, 1 or 2 by the worst level
+  holdfast node check                     look once: a table; 0 healthy, 1 degraded, 3 unknown, 4 unhealthy
   holdfast node serve                     watch for good: /healthz /readyz /metrics /v1/health /v1/events
   holdfast node explain xid 79            what it means, who says so, what will be done
   holdfast node history --limit 20        what was raised and cleared, also before the last restart
@@ -83,7 +83,8 @@ def _parser() -> tuple[_Parser, dict[str, _Parser]]:
 _COMMANDS = {
     "check": (
         "look once and print a table",
-        "Exit code 0 when all is healthy, 1 when something is degraded, 2 when something is unhealthy.",
+        "Exit code 0 when all is healthy, 1 when something is degraded, 4 when something is unhealthy, 3 when"
+        " nothing of that was found but something could not be judged in the time, 2 for bad input.",
     ),
     "watch": ("watch and show what changes, until Ctrl-C", ""),
     "serve": ("watch for good and answer over HTTP", "SIGTERM ends it within 2 s, whatever hangs."),
@@ -96,7 +97,12 @@ _COMMANDS = {
 
 def _looking(check: _Parser, watch: _Parser, serve: _Parser) -> None:
     check.add_argument(
-        "--for", dest="for_s", type=_SECONDS, default=2.0, metavar="S", help="how long to look (2)"
+        "--for",
+        dest="for_s",
+        type=_SECONDS,
+        default=2.0,
+        metavar="TIME",
+        help="how long to look: 10, 10s, 2m (2s)",
     )
     serve.add_argument(
         "--listen", type=_address, default=LISTEN, metavar="HOST:PORT", help=f"where ({LISTEN})"
@@ -203,7 +209,7 @@ def _number(kind: Callable[[str], float], least: float, most: float, what: str) 
     def parsed(text: str) -> float:
         try:
             value = kind(text)
-        except ValueError:
+        except (ValueError, KeyError):
             value = least - 1
         if not least <= value <= most:
             raise argparse.ArgumentTypeError(f"{text!r}, accepted are {least:g} to {most:g} {what}".strip())
@@ -212,7 +218,15 @@ def _number(kind: Callable[[str], float], least: float, most: float, what: str) 
     return parsed
 
 
-_SECONDS = _number(float, 0.1, 3600, "seconds")
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def _seconds(text: str) -> float:
+    number = text.rstrip("mhs")
+    return float(number) * _UNITS_S[text[len(number) :] or "s"]
+
+
+_SECONDS = _number(_seconds, 0.1, 3600, "seconds: 10, 10s, 2m")
 _RATE = _number(float, 1, 10_000, "Gb/s")
 _COUNT = _number(int, 1, 100_000, "in whole numbers")
 

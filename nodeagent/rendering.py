@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-COLOURS = {"healthy": "32", "degraded": "33", "unhealthy": "31"}
+COLOURS = {"healthy": "32", "degraded": "33", "unhealthy": "31", "unknown": "33"}
 _DIM, _BOLD = "2", "1"
 
 
@@ -27,6 +27,11 @@ def health(report: Mapping[str, Any], *, colour: bool = False) -> list[str]:
             lines += _finding(found, colour)
     if good:
         lines.append(f"{paint('healthy  ', COLOURS['healthy'], colour)}  {_grouped(good)}")
+    for each in report.get("undecided", ()):
+        check = f" {each['check']}" if each["check"] else ""
+        lines.append(
+            f"{paint('unknown  ', COLOURS['unknown'], colour)}  {each['entity']}{check}: {each['why']}"
+        )
     lines += [f"! {each}" for each in report["problems"]]
     blind = [each for each in report["sensors"] if not each["sees"]]
     seeing = [each["name"] for each in report["sensors"] if each["sees"]]
@@ -48,11 +53,12 @@ def _headline(report: Mapping[str, Any], colour: bool) -> str:
     counted = [f"{count} x {name}" for name, count in models.items()]
     about = ", ".join([*counted, *([f"driver {version}"] if version else [])])
     test = "  TEST: what is seen may be injected" if report.get("test") else ""
-    return (
-        f"{report.get('node', 'node')}: {level}, {_action(report['action'])}"
-        + (f"  ({about})" if about else "")
-        + test
-    )
+    todo = _action(report["action"])
+    if report.get("undecided"):
+        count = len(report["undecided"])
+        which = f"{count} check{'s' if count > 1 else ''} could not be judged"
+        todo = which if report["level"] == "unknown" else f"{todo}; {which}"
+    return f"{report.get('node', 'node')}: {level}, {todo}" + (f"  ({about})" if about else "") + test
 
 
 def _finding(found: Mapping[str, Any], colour: bool) -> list[str]:

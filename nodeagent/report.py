@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nodeagent.agent import Published
@@ -29,6 +29,32 @@ def health(published: Published, about: Mapping[str, Any]) -> dict[str, Any]:
         "sensors": [sensor(each) for each in published.sensors],
         "dropped": published.dropped,
         "problems": list(published.problems),
+    }
+
+
+UNKNOWN = "unknown"  # the level of what is well as far as it was judged
+
+
+def checked(
+    published: Published, about: Mapping[str, Any], open_questions: Iterable[tuple[str, str, str]]
+) -> dict[str, Any]:
+    """Return `health` for a short look, which may not call healthy what it could not judge.
+
+    `undecided` lists it: what was bad and not yet for long enough (`open_questions`: entity, check, why), and
+    what a sensor that sees nothing would have seen. A node that is otherwise healthy has the level `unknown`.
+    """
+    found = health(published, about)
+    undecided = [{"entity": e, "check": c, "why": why} for e, c, why in open_questions]
+    undecided += [
+        {"entity": f"sensor/{each.name}", "check": "", "why": each.why}
+        for each in published.sensors
+        if not each.sees and not each.nothing_there
+    ]
+    level, _ = worst(published.verdicts)
+    return {
+        **found,
+        "level": UNKNOWN if undecided and level is Level.HEALTHY else found["level"],
+        "undecided": undecided,
     }
 
 

@@ -13,7 +13,14 @@ WAIT_S = 2.5
 
 
 class Unavailable(Exception):
-    """The sensor cannot see now; the message says why and what would change it. It is tried again."""
+    """The sensor cannot see now; the message says why and what would change it. It is tried again.
+
+    `nothing_there`: this node has nothing of what the sensor looks at, so nothing is missed.
+    """
+
+    def __init__(self, why: str, *, nothing_there: bool = False) -> None:
+        super().__init__(why)
+        self.nothing_there = nothing_there
 
 
 class Sensor(Protocol):

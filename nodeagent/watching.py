@@ -34,6 +34,7 @@ class SensorStatus:
     call_s: float  # how long the last call took, or the present one is taking
     in_call: bool
     left_out: tuple[LeftOut, ...] = ()  # what it does not look at, and why
+    nothing_there: bool = False  # it does not see because the node has nothing of that kind
 
     @property
     def tried(self) -> bool:
@@ -68,7 +69,7 @@ class Watched:
         self._thread = threading.Thread(target=self._run, name=f"sensor-{sensor.name}", daemon=True)
         self._began = 0.0  # of the present call, monotonic; 0 between calls
         self._took_s = 0.0
-        self._sees, self._why = False, NOT_YET
+        self._sees, self._why, self._nothing_there = False, NOT_YET, False
         self._calls = self._observations = 0
 
     def start(self) -> None:
@@ -88,7 +89,7 @@ class Watched:
         took_s = time.monotonic() - began if began else self._took_s
         return SensorStatus(
             self.sensor.name, self._sees, self._why, self._calls, self._observations, took_s, began > 0,
-            self._left_out,
+            self._left_out, self._nothing_there,
         )  # fmt: skip
 
     def _run(self) -> None:
@@ -97,8 +98,10 @@ class Watched:
                 self._call(self.sensor.open)
                 self._read_until_blind()
             except Unavailable as error:
+                self._nothing_there = error.nothing_there
                 self._say(BLIND, str(error))
             except Exception as error:  # one sensor's bug must not blind the node: told, closed, tried again
+                self._nothing_there = False
                 self._say(BLIND, f"{type(error).__name__}: {error}")
             self._call(self.sensor.close)
             self._stop.wait(RETRY_S)

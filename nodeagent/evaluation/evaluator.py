@@ -6,12 +6,12 @@ was given and on the time, not on their order or number (see `samples` for how l
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
-from nodeagent.evaluation import drivers_word, standing_events, standing_samples
+from nodeagent.evaluation import drivers_word, standing_events, standing_samples, undecided
 from nodeagent.evaluation.bursts import Bursts
 from nodeagent.evaluation.drivers_word import VERDICT
 from nodeagent.evaluation.samples import Series
@@ -146,6 +146,14 @@ class Evaluator:
     def verdicts(self, now_s: float) -> tuple[Verdict, ...]:
         """Return one verdict for each entity ever seen, by name."""
         return verdicts(self.findings(now_s), self.entities)
+
+    def undecided(self, since_s: float) -> Iterator[tuple[str, str, str]]:
+        """Yield entity, check and why of what was sampled after `since_s` and is neither well nor a fault."""
+        for (entity, check), held in sorted(self._series.items()):
+            if held.series.samples and held.series.samples[-1][0] >= since_s:
+                why = undecided.why(self.policy.rules[check], held.series.samples)
+                if why:
+                    yield entity, check, why
 
     def forget(self, before_s: float) -> None:
         """Let go of what was last seen before `before_s`: a disk that is gone, an event of last month."""

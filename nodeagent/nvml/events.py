@@ -108,8 +108,9 @@ class NvmlEvents:
         if self._session is not None:
             self._driver.lose(self._session, gone)
         self.close()
-        nothing = "" if presence.gpus_on_bus(self._driver.sysfs) else ", and no NVIDIA GPU on the PCI bus"
-        raise Unavailable(f"no NVIDIA driver{nothing}: {gone}") from None
+        nothing = not presence.gpus_on_bus(self._driver.sysfs)
+        where = ", and no NVIDIA GPU on the PCI bus" if nothing else ""
+        raise Unavailable(f"no NVIDIA driver{where}: {gone}", nothing_there=nothing) from None
 
     def _told(self, data: Any, asker: Asker | None) -> Iterator[Observation]:
         at_s = self._clock.now_s()

@@ -36,6 +36,7 @@ class NvmlPolling:
         periods_s: Mapping[str, float],
         remembered: Mapping[str, Any] | None = None,
         expected: int | None = None,
+        promised: bool = False,
     ) -> None:
         """Nothing is opened yet.
 
@@ -43,11 +44,13 @@ class NvmlPolling:
             periods_s: Of each check, as in `policy/checks.toml`; names that are not ours are passed over.
             remembered: What `remembered` gave, to go on from.
             expected: How many GPUs the node has; by default the most that were ever seen.
+            promised: Whether GPUs count as missing while the driver is: somebody vouches for them.
         """
         self._driver = driver
         self._clock = clock
         self._schedule = Schedule({c: s for c, s in periods_s.items() if c in probes.CHECKS})
         self._roster = Roster(history.load(remembered), expected)
+        self._promised = promised
         self._session: Session | None = None
         self._begun_s = 0.0
         self._began = 0  # the number of the session whose GPUs are in the roster
@@ -71,6 +74,9 @@ class NvmlPolling:
             self.close()
             self._unless_no_gpus(gone)
             seen.append(self._tell("nvml", observation.DRIVER, gone.state, text=str(gone)))
+            if self._promised:
+                text = f"0 of {self._roster.expected} GPUs: {gone}"
+                seen.append(self._tell("gpu_count", observation.NODE, self._roster.expected, text=text))
         self._remembered = self._roster.history.dump()
         return seen
 
@@ -84,7 +90,9 @@ class NvmlPolling:
 
     def _unless_no_gpus(self, gone: DriverGone) -> None:
         if not self._roster.expected and not presence.gpus_on_bus(self._driver.sysfs):
-            raise Unavailable(f"no NVIDIA driver, and no NVIDIA GPU on the PCI bus ({gone})") from None
+            raise Unavailable(
+                f"no NVIDIA driver, and no NVIDIA GPU on the PCI bus ({gone})", nothing_there=True
+            ) from None
 
     def _sweep(self) -> Iterator[Observation]:
         if self._session is None or not self._driver.usable(self._session):

@@ -25,7 +25,7 @@ def fake(tmp_path: Path) -> Iterator[Fake]:
 
 def test_without_a_gpu_the_host_is_checked_and_the_missing_driver_told(tmp_path: Path) -> None:
     done = node("check", "--state-dir", str(tmp_path), "--for", "0.5")
-    assert done.returncode in (0, 1), done.stderr  # this machine may be short of something
+    assert done.returncode in (0, 1, 3), done.stderr  # this machine may be short of something
     assert "nvml-polling: no NVIDIA driver" in done.stdout
     found = json.loads(node("check", "--state-dir", str(tmp_path), "--for", "0.5", "--json").stdout)
     assert {"disk//", "node"} <= {each["entity"] for each in found["entities"]}
@@ -38,10 +38,41 @@ def test_the_exit_code_is_the_worst_level(tmp_path: Path, fake: Fake) -> None:
     assert done.returncode == 1, done.stdout
     fake.gpu(1).remap_failure = 1
     done = node(*words, fake=fake)
-    assert done.returncode == 2, done.stdout
+    assert done.returncode == 4, done.stdout
     assert fake.entity(1) in done.stdout
     assert "replace the hardware" in done.stdout
     assert not list(tmp_path.glob("memory*")), "a check writes no record"
+
+
+def test_gpus_that_are_promised_and_missing_are_unhealthy_at_once(tmp_path: Path, fake: Fake) -> None:
+    words = ("check", "--state-dir", str(tmp_path), "--for", "0.5s", "--kernel-log", "none", "--json")
+    for promised, there in (("8", None), ("8", fake)):
+        done = node(*words, "--gpus", promised, fake=there)
+        assert done.returncode == 4, done.stdout
+        found = json.loads(done.stdout)
+        [finding] = [f for e in found["entities"] for f in e["findings"] if f["check"] == "gpu_count"]
+        assert (finding["level"], finding["action"]) == ("unhealthy", "reboot_node")
+    assert "gpu_count" not in node(*words, "--gpus", "2", fake=fake).stdout
+
+
+def test_what_could_not_be_judged_is_not_called_healthy(tmp_path: Path, fake: Fake) -> None:
+    """The driver is gone, which a restart of its pod may explain for a minute: neither well nor a fault."""
+    words = ("check", "--state-dir", str(tmp_path), "--for", "0.5", "--kernel-log", "none")
+    with serving(tmp_path, fake) as agent:  # it remembers that there are two GPUs
+        agent.until(lambda health: len(health["gpus"]) == 2)
+        agent.end()
+    done = node(*words, "--json")
+    found = json.loads(done.stdout)
+    assert ("driver", "nvml") in {(each["entity"], each["check"]) for each in found["undecided"]}
+    if found["level"] != "degraded":  # this machine may be short of something
+        assert (done.returncode, found["level"]) == (3, "unknown")
+    assert "unknown    driver nvml: NVIDIA driver is library_missing" in node(*words).stdout
+
+
+def test_counters_are_judged_within_a_short_look(tmp_path: Path, fake: Fake) -> None:
+    words = ("check", "--state-dir", str(tmp_path), "--for", "2", "--kernel-log", "none", "--json")
+    found = json.loads(node(*words, fake=fake).stdout)
+    assert [each for each in found["undecided"] if each["entity"].startswith("gpu/")] == []
 
 
 def test_an_xid_becomes_a_verdict_is_told_once_and_not_again_after_a_kill(tmp_path: Path, fake: Fake) -> None:
