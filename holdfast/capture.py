@@ -1,4 +1,4 @@
-"""Read the replicated state out of live objects, and put it back.
+"""Read the replicated state out of live objects; `holdfast.restoring` puts it back.
 
 Replicated is what is the same on every rank of a DDP group: parameters, what optimizers keep, schedulers,
 anything else whose state has tensors. Names follow the objects (`model.blocks.0.weight`,
@@ -7,10 +7,10 @@ anything else whose state has tensors. Names follow the objects (`model.blocks.0
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
-from collections.abc import Mapping
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +22,13 @@ if TYPE_CHECKING:
 
 JSON_ENTRY = "holdfast.json"
 _JSON_STEP_BYTES = 4096  # the document is padded to whole steps, so that the layout seldom changes
-_TENSOR = "holdfast.tensor"  # {"holdfast.tensor": name} stands for a tensor in the document
-_TUPLE = "holdfast.tuple"  # a tuple: an optimizer's betas are one, and stay one
-_PAIRS = "holdfast.pairs"  # a mapping whose keys are not all texts
+TENSOR = "holdfast.tensor"  # {"holdfast.tensor": name} stands for a tensor in the document
+STRIDE = "stride"  # beside it, for a tensor that does not lie row by row
+HOST = "host"  # beside it, for a tensor in main memory whose parameter is on a device
+TUPLE = "holdfast.tuple"  # a tuple: an optimizer's betas are one, and stay one
+PAIRS = "holdfast.pairs"  # a mapping whose keys are not all texts
+# Some schedulers keep the function that they were made with (SWALR).
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, staticmethod)
 
 
 @dataclass(slots=True)
@@ -33,6 +37,14 @@ class Tree:
 
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     document: dict[str, Any] = field(default_factory=dict)
+    _names: dict[int, str] = field(default_factory=dict)  # by identity
+
+    def add(self, name: str, tensor: torch.Tensor) -> str:
+        """List `tensor`, unless it is listed already; return the name that it has."""
+        known = self._names.setdefault(id(tensor), name)
+        if known == name:
+            self.tensors.append((name, tensor))
+        return known
 
 
 def unwrap(value: Any) -> Any:
@@ -45,33 +57,112 @@ def unwrap(value: Any) -> Any:
 def collect(objects: Mapping[str, Any]) -> Tree:
     """Return the present replicated state of `objects`; tensors are the live ones, not copies.
 
+    One tensor that is found at several places (a step count that parameters share) is listed once.
+
     Raises:
         BadInput: a state holds something that is neither a tensor nor JSON; it is named.
     """
     import torch
 
     tree = Tree()
-    for name, value in objects.items():
-        value = unwrap(value)
+    values = {name: unwrap(value) for name, value in objects.items()}
+    for name, value in values.items():
         if isinstance(value, torch.nn.Module):
             for key, parameter in value.named_parameters():
-                tree.tensors.append((f"{name}.{key}", parameter))
-        elif isinstance(value, torch.optim.Optimizer):
-            tree.document[name] = _optimizer(name, value, tree)
-        else:
-            tree.document[name] = flatten(name, value.state_dict(), tree)
+                if (
+                    tree.add(f"{name}.{key}", parameter) != f"{name}.{key}"
+                ):  # two modules share it: both list it
+                    tree.tensors.append((f"{name}.{key}", parameter))
+    kept = frozenset(id(tensor) for _, tensor in tree.tensors)
+    for name, value in values.items():
+        if isinstance(value, torch.optim.Optimizer):
+            tree.document[name] = _optimizer(name, value, tree, kept)
+        elif not isinstance(value, torch.nn.Module):
+            tree.document[name] = flatten(name, state_of(value), tree)
     return tree
 
 
-def _optimizer(name: str, optimizer: torch.optim.Optimizer, tree: Tree) -> Any:
-    """Like `Optimizer.state_dict`, without the cost of its copies and hooks."""
+def state_of(value: Any) -> Any:
+    """Return an object's state_dict; of a scheduler without the functions that some keep in it."""
+    import torch
+
+    state = value.state_dict()
+    return _data_of(state) if isinstance(value, torch.optim.lr_scheduler.LRScheduler) else state
+
+
+def _data_of(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {k: _data_of(v) for k, v in state.items() if not isinstance(v, _FUNCTIONS)}
+    return [_data_of(each) for each in state] if isinstance(state, list) else state
+
+
+def _optimizer(name: str, optimizer: torch.optim.Optimizer, tree: Tree, kept: frozenset[int]) -> Any:
+    """Describe an optimizer as it is, not as its state_dict would round or leave it out.
+
+    `kept` are the identities of the parameters that belong to a protected module. Others (float32 masters
+    beside a bfloat16 model) have no other home than their optimizer.
+    """
+    import torch
+
     numbers = order(optimizer)
-    state = {
-        str(numbers[id(p)]): flatten(f"{name}.state.{numbers[id(p)]}", values, tree)
-        for p, values in optimizer.state.items()
-        if id(p) in numbers
+    for n, parameter in enumerate(parameters(optimizer)):
+        if id(parameter) not in kept:
+            tree.add(f"{name}.param.{n}", parameter)
+    state: dict[str, Any] = {}
+    other: dict[Any, Any] = {}  # of no parameter
+    for key, values in optimizer.state.items():
+        if not isinstance(key, torch.Tensor):
+            other[key] = values
+        elif id(key) in numbers:
+            n = numbers[id(key)]
+            state[str(n)] = flatten(f"{name}.state.{n}", values, tree, key.device)
+    found: dict[str, Any] = {"kind": type(optimizer).__name__, "state": state}
+    found |= {"other": flatten(f"{name}.other", other, tree)} if other else {}
+    inner = {
+        key: _inner(f"{name}.{key}", each, optimizer, tree, kept) for key, each in within(optimizer).items()
     }
-    return {"kind": type(optimizer).__name__, "state": state, "param_groups": groups(name, optimizer, tree)}
+    found |= {"inner": inner} if inner else {}
+    rest = extra_state(optimizer)
+    found |= {"own": flatten(f"{name}.own", rest, tree)} if rest else {}
+    return {**found, "param_groups": groups(name, optimizer, tree)}
+
+
+def _inner(
+    name: str, inner: torch.optim.Optimizer, outer: torch.optim.Optimizer, tree: Tree, kept: frozenset[int]
+) -> Any:
+    shares = inner.param_groups is outer.param_groups
+    if shares:  # the outer one has the parameters as well
+        kept |= {id(p) for p in parameters(outer)}
+    found = _optimizer(name, inner, tree, kept)
+    if shares:
+        del found["param_groups"]
+    return found
+
+
+def within(optimizer: torch.optim.Optimizer) -> dict[str, torch.optim.Optimizer]:
+    """Return the optimizers that `optimizer` wraps (SAM, Lookahead), by the attributes that they are.
+
+    One that only shows the state of what it wraps as its own wraps nothing.
+    """
+    import torch
+
+    return {
+        key: each
+        for key, each in vars(optimizer).items()
+        if isinstance(each, torch.optim.Optimizer)
+        and each is not optimizer
+        and each.state is not optimizer.state
+    }
+
+
+def extra_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return what the optimizer's class keeps in its state_dict beyond state and groups."""
+    import torch
+
+    if type(optimizer).state_dict is torch.optim.Optimizer.state_dict:
+        return {}
+    found = optimizer.state_dict()
+    return {k: v for k, v in found.items() if k not in ("state", "param_groups")}
 
 
 def groups(name: str, optimizer: torch.optim.Optimizer, tree: Tree) -> list[dict[str, Any]]:
@@ -86,32 +177,60 @@ def groups(name: str, optimizer: torch.optim.Optimizer, tree: Tree) -> list[dict
     ]
 
 
+def parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Yield the parameters of all groups, in the order in which they are numbered."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
 def order(optimizer: torch.optim.Optimizer) -> dict[int, int]:
     """Return the number of each parameter, by its identity, counted through all groups."""
-    return {id(p): n for n, p in enumerate(p for g in optimizer.param_groups for p in g["params"])}
+    return {id(p): n for n, p in enumerate(parameters(optimizer))}
 
 
-def flatten(name: str, value: Any, tree: Tree) -> Any:
-    """Return `value` as the document has it; its tensors go into `tree`. Raises BadInput."""
+def flatten(name: str, value: Any, tree: Tree, beside: torch.device | None = None) -> Any:
+    """Return `value` as the document has it; its tensors go into `tree`. Raises BadInput.
+
+    `beside` is the device of the parameter that the value belongs to: a tensor that is on the host
+    although its parameter is not is marked.
+    """
     import torch
 
     if isinstance(value, torch.Tensor):
-        tree.tensors.append((name, value))
-        return {_TENSOR: name}
+        return _reference(tree.add(name, value), value, beside)
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
-            return {key: flatten(f"{name}.{key}", each, tree) for key, each in value.items()}
-        pairs = [[key, flatten(f"{name}.{key}", each, tree)] for key, each in value.items()]
-        return {_PAIRS: pairs}
+            return {key: flatten(f"{name}.{key}", each, tree, beside) for key, each in value.items()}
+        pairs = [[key, flatten(f"{name}.{key}", each, tree, beside)] for key, each in value.items()]
+        return {PAIRS: pairs}
     if isinstance(value, (list, tuple)):
-        items = [flatten(f"{name}.{n}", each, tree) for n, each in enumerate(value)]
-        return {_TUPLE: items} if isinstance(value, tuple) else items
+        items = [flatten(f"{name}.{n}", each, tree, beside) for n, each in enumerate(value)]
+        return {TUPLE: items} if isinstance(value, tuple) else items
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise BadInput(
         f"{name}: a {type(value).__name__} cannot be kept in a snapshot: "
         "a state may hold tensors, numbers, texts, lists and mappings of them"
     )
+
+
+def _reference(name: str, tensor: torch.Tensor, beside: torch.device | None) -> dict[str, Any]:
+    found: dict[str, Any] = {TENSOR: name}
+    if not tensor.is_contiguous() and fills(tensor.shape, tensor.stride()):
+        found[STRIDE] = list(tensor.stride())
+    if beside is not None and beside.type != "cpu" and tensor.device.type == "cpu":
+        found[HOST] = True
+    return found
+
+
+def fills(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Say whether a tensor of this shape and stride lies without holes and without overlaps."""
+    expected = 1
+    for step, size in sorted((t, s) for s, t in zip(shape, stride, strict=True) if s != 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True
 
 
 def padded(text: str, reserve: int = 0) -> bytes:
@@ -123,7 +242,7 @@ def padded(text: str, reserve: int = 0) -> bytes:
 
 def layout_of(tensors: list[tuple[str, torch.Tensor]], json_bytes: int) -> Layout:
     """Return the snapshot's layout. The same names, types and shapes give the same bytes."""
-    described = [(name, _dtype(name, t), tuple(t.shape)) for name, t in tensors]
+    described = [(name, dtype_of(name, t), tuple(t.shape)) for name, t in tensors]
     return plan([*described, (JSON_ENTRY, "U8", (json_bytes,))], {"holdfast": "1"})
 
 
@@ -170,124 +289,10 @@ def dtypes() -> dict[str, torch.dtype]:
 _names: dict[torch.dtype, str] = {}
 
 
-def _dtype(name: str, tensor: torch.Tensor) -> str:
+def dtype_of(name: str, tensor: torch.Tensor) -> str:
     if not _names:
         _names.update({kind: text for text, kind in dtypes().items()})
     try:
         return _names[tensor.dtype]
     except KeyError:
         raise BadInput(f"{name}: a tensor of type {tensor.dtype} cannot be kept in a snapshot") from None
-
-
-def differs(tree: Tree, layout: Layout) -> str | None:
-    """Name the first model tensor that is not the same in `layout`; None when all are."""
-    held = {entry.name: entry for entry in layout.entries}
-    for name, tensor in tree.tensors:
-        found = held.get(name)
-        if found is None:
-            return f"{name} is not in it"
-        if found.shape != tuple(tensor.shape):
-            return f"{name} has shape {list(found.shape)} there and {list(tensor.shape)} here"
-        if found.dtype != _dtype(name, tensor):
-            return f"{name} is {found.dtype} there and {_dtype(name, tensor)} here"
-    return None
-
-
-def restore(objects: Mapping[str, Any], layout: Layout, data: mmap.mmap) -> None:
-    """Put the snapshot in `data` into the live objects. Nothing of ours stays mapped by them.
-
-    Raises:
-        BadInput: the snapshot is of something else; the first difference is named.
-    """
-    import torch
-
-    held = views(layout, data, layout.data_offset)
-    document = _document(layout, data)
-    for name, value in objects.items():
-        value = unwrap(value)
-        if isinstance(value, torch.nn.Module):
-            _restore_module(name, value, layout, held)
-            continue
-        if name not in document:
-            raise BadInput(f"{name} is not in the snapshot, which has {sorted(document)}")
-        try:
-            _restore_object(name, value, _unflatten(document[name], held))
-        except BadInput:
-            raise
-        except Exception as error:  # whatever a class makes of a state that is not its own
-            raise BadInput(f"{name}: a {type(value).__name__} cannot take this state: {error!r}") from error
-
-
-def _document(layout: Layout, data: mmap.mmap) -> dict[str, Any]:
-    if JSON_ENTRY not in layout:
-        raise BadInput(f"the snapshot has no {JSON_ENTRY}: not one of holdfast")
-    entry, at = layout[JSON_ENTRY], layout.data_offset
-    try:
-        found = json.loads(data[at + entry.begin : at + entry.end])
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{JSON_ENTRY} of the snapshot is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise BadInput(f"{JSON_ENTRY} of the snapshot is not an object")
-    return found
-
-
-def _restore_object(name: str, value: Any, state: Any) -> None:
-    import torch
-
-    if isinstance(value, torch.optim.Optimizer):
-        _check_optimizer(name, value, state)
-        state = {
-            "state": {int(k): v for k, v in state["state"].items()},
-            "param_groups": state["param_groups"],
-        }
-    value.load_state_dict(state)
-
-
-def _restore_module(
-    name: str, module: torch.nn.Module, layout: Layout, held: Mapping[str, torch.Tensor]
-) -> None:
-    import torch
-
-    mine = [(f"{name}.{key}", p.detach()) for key, p in module.named_parameters()]
-    wrong = differs(Tree(mine), layout)
-    if wrong is None:
-        wrong = _left_over(name, {key for key, _ in mine}, layout)
-    if wrong is not None:
-        raise BadInput(f"the snapshot is of another model: {wrong}")
-    with torch.no_grad():
-        for key, parameter in mine:
-            parameter.copy_(held[key])
-
-
-def _left_over(name: str, mine: set[str], layout: Layout) -> str | None:
-    """Name a tensor of the snapshot's module that this module does not have."""
-    for entry in layout.entries:
-        if entry.name.startswith(f"{name}.") and entry.name not in mine:
-            return f"{entry.name} is not in the model here"
-    return None
-
-
-def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    there, here = state["kind"], type(optimizer).__name__
-    if there != here:
-        raise BadInput(f"{name} is a {there} in the snapshot, a {here} here")
-    sizes = [
-        [len(group["params"]) for group in groups]
-        for groups in (state["param_groups"], optimizer.param_groups)
-    ]
-    if sizes[0] != sizes[1]:
-        raise BadInput(f"{name}: its groups have {sizes[0]} parameters in the snapshot, {sizes[1]} here")
-
-
-def _unflatten(value: Any, held: Mapping[str, torch.Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_unflatten(each, held) for each in value]
-    if not isinstance(value, dict):
-        return value
-    if set(value) == {_TENSOR}:
-        return held[value[_TENSOR]].clone()
-    if set(value) == {_TUPLE}:
-        return tuple(_unflatten(each, held) for each in value[_TUPLE])
-    if set(value) == {_PAIRS}:
-        return {key: _unflatten(each, held) for key, each in value[_PAIRS]}
-    return {key: _unflatten(each, held) for key, each in value.items()}

@@ -46,13 +46,18 @@ class GroupText:
     def _group(self, n: int, group: dict[str, Any], rest: Tree) -> str:
         known, parts = self._known[n], []
         for key, value in group.items():
+            if key == "params":
+                continue
             held = known.get(key)
-            if held is None or (held[0] is not value and key != "params"):
+            if held is None or held[0] is not value:
                 flat = capture.flatten(f"{self._name}.group.{n}.{key}", value, rest)
                 held = value, _pair(key, flat)
                 if _is_fixed(value):
                     known[key] = held
             parts.append(held[1])
+        parts.append(
+            known["params"][1]
+        )  # the last, as `capture.groups` has it: texts are compared between members
         return f"{{{','.join(parts)}}}"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast import capture, progress, safetensors, snapshots
+from holdfast import progress, restoring, safetensors, snapshots
 from holdfast.beside import Beside
 from holdfast.early import Early
 from holdfast.errors import BadInput
@@ -95,7 +95,8 @@ class Keeping:
             time.sleep(0.001)
         with open(lock, "rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            capture.restore(self._objects, safetensors.parse(data), data)
+            for warning in restoring.restore(self._objects, safetensors.parse(data), data):
+                self._tell(warning)
 
     def begin(self, step: int) -> None:
         """Secure the state that the loop starts from. Collective."""

@@ -46,10 +46,11 @@ class PrivateState:
         self._plain: dict[str, dict[str, Any]] | None = None  # the states that `_text` is of
         self._text = b""
         self._generators = Generators(device)
+        # Where each buffer is, not what is there: a module may put another tensor in its place.
         self._buffers = [
-            (f"buffer:{name}.{key}", buffer)
+            (f"buffer:{name}.{path}", table, key)
             for name, module in modules.items()
-            for key, buffer in _kept_buffers(module)
+            for path, table, key in _kept_buffers(module)
         ]
 
     def collect(self) -> bytes:
@@ -102,8 +103,8 @@ class PrivateState:
 
         sections = parse(blob)
         held = {name: content for name, content in sections.items() if name.startswith("buffer:")}
-        for name, buffer in self._buffers:
-            content = held.pop(name, None)
+        for name, table, key in self._buffers:
+            buffer, content = table[key], held.pop(name, None)
             if content is None or len(content) != buffer.nbytes:
                 raise BadInput(f"the snapshot is of another model: {name[7:]} differs")
             if content:
@@ -149,7 +150,7 @@ class PrivateState:
         self._generators.restore(sections)
 
     def _buffer_sections(self) -> list[Section]:
-        return [(name, raw(buffer)) for name, buffer in self._buffers]
+        return [(name, raw(table[key])) for name, table, key in self._buffers]
 
 
 def _is_plain(state: object) -> bool:
@@ -183,7 +184,13 @@ def parse(blob: bytes) -> dict[str, bytes]:
     return found
 
 
-def _kept_buffers(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return the buffers that the module's state_dict would hold."""
+def _kept_buffers(module: torch.nn.Module) -> list[tuple[str, dict[str, torch.Tensor], str]]:
+    """Return the buffers that a state_dict would hold: name, the table that has it, its key there."""
     kept = set(module.state_dict(keep_vars=True))
-    return [(key, buffer) for key, buffer in module.named_buffers() if key in kept]
+    found: dict[int, tuple[str, dict[str, torch.Tensor], str]] = {}  # one that two modules share once
+    for path, each in module.named_modules():
+        for key, buffer in each._buffers.items():
+            name = f"{path}.{key}" if path else key
+            if buffer is not None and name in kept:
+                found.setdefault(id(buffer), (name, each._buffers, key))
+    return list(found.values())

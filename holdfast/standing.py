@@ -57,16 +57,17 @@ class Standing:
         self._tables = [t for top in modules for m in top.modules() for t in (m._parameters, m._modules)]
         found = self._found()
         # A list or a mapping could change within.
-        fixed = (torch.Tensor, torch.nn.Module, str, int, float, type(None))
+        fixed = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, str, int, float, type(None))
         self._alone = [tensor for _, tensor in tree.tensors]
         self._tensors, self._places = tree.tensors, _places(self._alone)
         optimizers = {n: value for n, value in values.items() if isinstance(value, torch.optim.Optimizer)}
-        documents = {name: tree.document[name] for name in optimizers}
-        self._states = {
-            n: f'"kind":{dumps(d["kind"])},"state":{dumps(d["state"])}' for n, d in documents.items()
+        documents = {
+            n: {k: v for k, v in tree.document[n].items() if k != "param_groups"} for n in optimizers
         }
+        self._states = {name: dumps(document)[1:-1] for name, document in documents.items()}
         self._groups = {name: GroupText(name, optimizer) for name, optimizer in optimizers.items()}
-        self._sources = found if all(isinstance(each, fixed) for each in found) else []
+        stands = all(isinstance(each, fixed) for each in found) and not any(map(_changes, documents.values()))
+        self._sources = found if stands else []
         return tree.tensors, dumps(tree.document)
 
     def _stands(self) -> bool:
@@ -85,12 +86,7 @@ class Standing:
         found = [*_flat(self._tables), *_flat(map(_values, self._tables))]
         for value in self._objects.values():
             if isinstance(value, torch.optim.Optimizer):
-                for group in value.param_groups:
-                    found += group["params"]
-                states = value.state.values()
-                found += value.state
-                found += _flat(states)
-                found += _flat(map(_values, states))
+                _look_into(value, found)
         return found
 
     def _text(self) -> str | None:
@@ -104,9 +100,27 @@ class Standing:
             elif isinstance(unwrap(value), torch.nn.Module):
                 continue
             else:
-                part = dumps(capture.flatten(name, value.state_dict(), rest))
+                part = dumps(capture.flatten(name, capture.state_of(value), rest))
             parts.append(f"{dumps(name)}:{part}")
         return None if rest.tensors else f"{{{','.join(parts)}}}"
+
+
+def _look_into(optimizer: torch.optim.Optimizer, found: list[Any]) -> None:
+    for group in optimizer.param_groups:
+        found += group["params"]
+    states = optimizer.state.values()
+    found += optimizer.state
+    found += _flat(states)
+    found += _flat(map(_values, states))
+    for inner in capture.within(optimizer).values():
+        found.append(inner)
+        _look_into(inner, found)
+
+
+def _changes(document: Mapping[str, Any]) -> bool:
+    """Say whether an optimizer's document has more that changes with every step than its groups."""
+    inner = document.get("inner", {}).values()
+    return "own" in document or "other" in document or any("param_groups" in d or _changes(d) for d in inner)
 
 
 def _places(tensors: list[torch.Tensor]) -> tuple[list[Any], ...]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
 
-from holdfast import capture, safetensors
+from holdfast import capture, restoring, safetensors
 from holdfast.errors import BadInput
 
 torch.set_num_threads(1)  # more only get in each other's way with tensors of this size
@@ -101,7 +101,7 @@ def test_what_is_restored_trains_on_as_if_nothing_had_happened(optimizer: str, s
     train(one, 3)
     layout, data = snapshot(one)
     before = bits(one)
-    capture.restore(other, layout, data)
+    restoring.restore(other, layout, data)
     data[layout.data_offset :] = bytes(layout.data_bytes)  # nothing of ours is left in the objects
     assert bits(other) == before
     train(one, 3)
@@ -112,7 +112,7 @@ def test_what_is_restored_trains_on_as_if_nothing_had_happened(optimizer: str, s
 def test_optimizers_without_any_state_yet_are_restored_too() -> None:
     one, other = group(1, "adamw", "cosine"), group(2, "adamw", "cosine")
     train(other, 2)
-    capture.restore(other, *snapshot(one))
+    restoring.restore(other, *snapshot(one))
     assert bits(other) == bits(one)
 
 
@@ -145,7 +145,7 @@ def test_grad_scalers_and_own_objects_with_tensors_are_kept() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
     restored = torch.amp.GradScaler("cpu")
     layout, data = snapshot({"scaler": scaler, "average": one})
-    capture.restore({"scaler": restored, "average": other}, layout, data)
+    restoring.restore({"scaler": restored, "average": other}, layout, data)
     assert restored.state_dict() == scaler.state_dict()
     assert repr(other.state) == repr(one.state)
 
@@ -183,7 +183,7 @@ def test_a_snapshot_of_another_model_names_the_first_tensor_that_differs(
 ) -> None:
     before = bits({"model": here})
     with pytest.raises(BadInput) as caught:
-        capture.restore({"model": here}, *snapshot({"model": there}))
+        restoring.restore({"model": here}, *snapshot({"model": there}))
     assert str(caught.value) == f"the snapshot is of another model: {why}"
     assert bits({"model": here}) == before
 
@@ -192,13 +192,13 @@ def test_another_optimizer_is_named() -> None:
     one, other = group(1, "adamw", "step"), group(1, "sgd", "step")
     train(one, 1)
     with pytest.raises(BadInput, match="optimizer is a AdamW in the snapshot, a SGD here"):
-        capture.restore(other, *snapshot(one))
+        restoring.restore(other, *snapshot(one))
     model = Small()
     whole, part = torch.optim.SGD(model.parameters()), torch.optim.SGD(model.first.parameters())
     with pytest.raises(BadInput, match=r"its groups have \[4\] parameters in the snapshot, \[2\] here"):
-        capture.restore({"o": part}, *snapshot({"o": whole}))
+        restoring.restore({"o": part}, *snapshot({"o": whole}))
     with pytest.raises(BadInput, match=r"p is not in the snapshot, which has \['o'\]"):
-        capture.restore({"p": part}, *snapshot({"o": whole}))
+        restoring.restore({"p": part}, *snapshot({"o": whole}))
 
 
 @pytest.mark.parametrize("value", [b"bytes", {1, 2}, object(), 1j, torch.tensor([1j])])
@@ -229,12 +229,12 @@ def test_files_of_others_are_refused() -> None:
     layout = safetensors.plan([("model.weight", "F32", (2,))], {})
     data = mmap.mmap(-1, layout.total_bytes)
     with pytest.raises(BadInput, match=r"has no holdfast\.json: not one of holdfast"):
-        capture.restore({}, layout, data)
+        restoring.restore({}, layout, data)
     for text in (b"", b"{", b"[1]", b"\xff", b"[" * 100_000):
         with pytest.raises(BadInput, match="of the snapshot is not"):
-            capture.restore({}, *forged(text))
+            restoring.restore({}, *forged(text))
     with pytest.raises(BadInput, match="x is of type C64, accepted are F64"):
-        capture.restore({}, *forged({}, (("x", "C64", (1,)),)))
+        restoring.restore({}, *forged({}, (("x", "C64", (1,)),)))
 
 
 ANY = st.recursive(
@@ -260,7 +260,7 @@ def test_hostile_documents_raise_bad_input_and_nothing_else(document: Any) -> No
         if isinstance(document, dict):
             document.setdefault("kind", "SGD")
         try:
-            capture.restore(objects, *forged({name: document}))
+            restoring.restore(objects, *forged({name: document}))
         except BadInput as error:
             refused = str(error)
         else:

@@ -77,6 +77,31 @@ def test_buffers_are_restored_to_the_bit_and_those_that_are_not_saved_are_left_a
     assert other.scratch.tolist() == [7.0] * 9
 
 
+def test_a_buffer_that_the_module_replaces_is_the_one_that_is_kept() -> None:
+    one, other = Buffered(), Buffered()
+    kept = state(one, Position())
+    one.slim = one.slim + torch.tensor([2.0, 3.0], dtype=torch.bfloat16)
+    state(other, Position()).restore(kept.collect())
+    assert other.slim.tolist() == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bool, torch.int64, torch.uint8, torch.complex64, torch.float64, torch.float8_e4m3fn],
+    ids=str,
+)
+def test_buffers_of_any_type_are_kept(dtype: torch.dtype) -> None:
+    def made(content: list[float]) -> nn.Module:
+        module = nn.Module()
+        module.register_buffer("table", torch.tensor([content, content]).to(dtype).t())
+        return module
+
+    one, other = made([1.0, 0.0, 1.0]), made([0.0, 0.0, 0.0])
+    blob = PrivateState({"model": one}, {}, CPU).collect()
+    PrivateState({"model": other}, {}, CPU).restore(blob)
+    assert repr(other.get_buffer("table")) == repr(one.get_buffer("table"))
+
+
 def test_positions_and_what_the_guard_has_learned_go_along() -> None:
     learned, fresh = LossGuard(), LossGuard()
     for loss in range(20):
