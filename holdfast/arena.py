@@ -18,7 +18,7 @@ from holdfast.checksum import checksum as content_checksum
 from holdfast.draft import Corrupt, Draft, Incoming
 from holdfast.records import SLOTS, Record, RecordPage
 from holdfast.safetensors import Layout
-from holdfast.slot import Slot, lock_shared
+from holdfast.slot import Slot, lock_shared, unlock
 
 __all__ = ["Arena", "Busy", "Corrupt", "Draft", "Gone", "Incoming", "Record"]
 
@@ -104,7 +104,7 @@ class Arena:
                 raise Gone(f"{_title(record)} has lost its file")
             yield record.path
         finally:
-            os.close(descriptor)
+            unlock(descriptor)
 
     def seal(self, record: Record, threads: int = THREADS) -> int:
         """Compute the snapshot's content checksum, remember and return it. Raises Gone, OSError.
@@ -196,6 +196,14 @@ class Arena:
             return incoming.finish(checksum)
         finally:
             incoming.abandon()
+
+    def note_cost(self, total_bytes: int, seconds: float) -> None:
+        """Remember what a copy of a state of so many bytes took, for the generations after this one."""
+        self._page.note_cost(total_bytes, seconds)
+
+    def cost_s(self, total_bytes: int) -> float:
+        """Return what a copy of a state of so many bytes will take; 0 when none was ever made here."""
+        return self._page.cost_s(total_bytes)
 
     def close(self) -> None:
         """Drop mappings and descriptors; views that the caller still holds stay valid."""

@@ -18,7 +18,7 @@ from holdfast.exchange import Exchange
 from holdfast.launcher_messages import NO_ROOM, Launch, RankStart, Secured
 from holdfast.private import PrivateStore
 from holdfast.randomness import Section
-from holdfast.slot import lock_shared
+from holdfast.slot import lock_shared, unlock
 from holdfast.snapshots import Snapshots
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 GATE_S = 0.8  # how long a just-in-time copy waits for the optimizer to finish its writes
 SNAPSHOT_SHARE = 0.3  # of the budget; the rest is for all else that we do in and beside the ranks
 RECENT = 32  # step times whose median the interval is chosen by
+SOON = 4  # steps after the start of a generation in which it takes its first own snapshot
 LOOK_CLOSELY = 4  # steps of a generation in which all private state is compared, not only randomness
 _PATIENCE_S = 10.0  # for a slot to restore from that is being written
 
@@ -47,10 +48,16 @@ class Keeping:
         self._launch = launch
         self._rank = rank
         base = (launch.restore.generation, launch.restore.step) if launch.restore else None
-        self._snapshots = Snapshots(directory, replicated, launch.world_size, base)
+        page = state.session.page
+        moved = page.copied if page is not None else None
+        self._snapshots = Snapshots(directory, replicated, launch.world_size, base, moved)
         every = max(launch.snapshot_every, 0)
-        self._own = PrivateStore(directory / f"private-{rank.rank:05d}.bin", rank.rank, every=every)
-        self._peer, self._kept = _peer_of(rank.rank, launch, directory, every)
+        # What can be resumed from must have its private states however long no newer snapshot is made.
+        first = launch.restore.step if launch.restore else 0
+        pins = (first, first + SOON)
+        own = directory / f"private-{rank.rank:05d}.bin"
+        self._own = PrivateStore(own, rank.rank, every=every, pins=pins)
+        self._peer, self._kept = _peer_of(rank.rank, launch, directory, every, pins)
         self._copying = threading.Lock()
         self._frozen = False  # by `secure`
         self._blob = b""
@@ -61,6 +68,8 @@ class Keeping:
         self._late = False
         self._done = 0
         self._cost_s = 0.0
+        self._copy_s = 0.0  # what a copy of the state may take: for limits
+        self._restored = launch.restore is None
         self._every = launch.snapshot_every if launch.snapshot_every > 0 else 0
         self._told: set[str] = set()
 
@@ -81,7 +90,10 @@ class Keeping:
         try:
             self._restore_from(path)
             blob = Path(self._rank.private).read_bytes()
-            return found.step, self._state.private.restore(blob)
+            private = self._state.private.restore(blob)
+            self._expect(path.stat().st_size)
+            self._restored = True
+            return found.step, private
         except ValueError as error:  # of another model, or not a file of ours at all
             where = Path(found.path).name if found.source == "checkpoint" else f"step {found.step}"
             accepted = "accepted is the model that it was made with, or another run directory"
@@ -93,10 +105,13 @@ class Keeping:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{path}: still being written after {_PATIENCE_S:g} s")
             time.sleep(0.001)
-        with open(lock, "rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        try:
+            with path.open("rb") as file:  # not the locked one: a mapping that is still held would keep its lock
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             for warning in restoring.restore(self._objects, safetensors.parse(data), data):
                 self._tell(warning)
+        finally:
+            unlock(lock)
 
     def begin(self, step: int) -> None:
         """Secure the state that the loop starts from. Collective."""
@@ -112,6 +127,12 @@ class Keeping:
         restored = self._launch.restore
         if restored is None or restored.source != "slot":
             self._snapshot(step)
+
+    def _expect(self, state_bytes: int) -> None:
+        """Say how large the state is: how long a copy may take follows from it before one has been made."""
+        known_s = self._snapshots.arena.cost_s(state_bytes)
+        self._copy_s = max(known_s, state_bytes / progress.COPY_BYTES_S)
+        self._state.session.note_state(state_bytes, known_s)
 
     # -- every step
 
@@ -143,7 +164,7 @@ class Keeping:
     def _give(self, step: int) -> None:
         """Store the private state of `step` and send it."""
         self._sent = step
-        self._own.put(self._launch.generation, step, self._blob, final=not self._late)
+        self._store(self._own, step, self._blob, final=not self._late)
         if self._peer is not None:
             self._peer.start(step, self._blob, self._late)
 
@@ -152,7 +173,20 @@ class Keeping:
         found = None if self._peer is None else self._peer.finish()
         if found is not None and self._kept is not None:
             blob, late = found
-            self._kept.put(self._launch.generation, self._sent, blob, final=not late)
+            self._store(self._kept, self._sent, blob, final=not late)
+
+    def _store(self, store: PrivateStore, step: int, blob: bytes, final: bool) -> None:
+        """Put a private state into its store. One that finds no room is missing there, and nothing else is."""
+        try:
+            store.put(self._launch.generation, step, blob, final)
+        except (OSError, ValueError) as error:
+            # Whoever waits for it sees that it was passed over: it is not final, so nobody resumes with it.
+            store.put(self._launch.generation, step, b"", final=False)
+            self._tell(
+                f"the private state of {len(blob)} bytes (module buffers, random generators, objects) cannot be"
+                f" stored in memory: {error}; training continues, and a fault costs the steps since the last"
+                " snapshot or checkpoint that has one; more room in /dev/shm or smaller buffers change that"
+            )
 
     def finish(self, step: int) -> None:
         """Notice private state that changed after it was given away, and say so once."""
@@ -162,12 +196,12 @@ class Keeping:
         if found != self._core[: len(found)]:
             self._changed_late(step)
         elif self._late:
-            self._own.put(self._launch.generation, step, self._blob, final=True)
+            self._store(self._own, step, self._blob, final=True)
 
     def _changed_late(self, step: int) -> None:
         """Put it right here; from now on send it later, or if it was sent late, as not final."""
         self._blob = self._state.private.collect()
-        self._own.put(self._launch.generation, step, self._blob, final=True)
+        self._store(self._own, step, self._blob, final=True)
         self._late = not self._early.known
         self._early.give_up()
         self._tell(
@@ -177,12 +211,19 @@ class Keeping:
         )
 
     def committed(self, step: int) -> None:
-        """Take a snapshot when one is due."""
+        """Take a snapshot when one is due: at the interval, and once soon after the start.
+
+        Without the second a fault that leaves nobody to copy just in time would cost all steps since then, and
+        the first copy just in time would have to fill memory that was never touched.
+        """
         self._done += 1
         self._early.begin()
+        if self._done == 1:
+            self._expect(self._snapshots.state_bytes())  # an optimizer has no state before its first step
         if self._launch.snapshot_every < 0 and self._done == snapshots.MIN_SAMPLES:
             self._choose_interval()
-        if self._every and step % self._every == 0:
+        soon = step == self._began + SOON and self._launch.snapshot_every != 0
+        if soon or (self._every and step % self._every == 0):
             self._snapshot(step)
 
     def ended(self, step: int) -> None:
@@ -204,6 +245,9 @@ class Keeping:
         # A rank alone has no survivor that could copy just in time: then the budget alone decides.
         seldom_s = snapshots.SELDOM_S if self._launch.world_size > 1 else 0.0
         self._every = snapshots.interval(self._cost_s, step_s, budget, seldom_s)
+        for store in (self._own, self._kept):
+            if store is not None:
+                store.every = self._every
 
     def _snapshot(self, step: int) -> None:
         if self._rank.local_rank == 0:
@@ -218,6 +262,7 @@ class Keeping:
             return
         if cost_s is not None:
             self._cost_s = min(cost_s, self._cost_s or cost_s)
+            self._copy_s = max(self._copy_s, cost_s)
             self._state.session.note_snapshot(step, cost_s)
             if self._every and self._launch.snapshot_every < 0:
                 self._choose_interval()  # again: the machine may have been busy when it was first chosen
@@ -233,7 +278,9 @@ class Keeping:
         rank = self._rank.rank
         if generation != self._launch.generation:
             return Secured(rank, -1, False, f"this is generation {self._launch.generation}")
-        limit_s = GATE_S + (progress.COPIES - 1) * self._cost_s  # and the copy is yet to come
+        if not self._restored:
+            return Secured(rank, -1, False, "its state is still being restored")
+        limit_s = GATE_S + (progress.COPIES - 1) * self._copy_s  # and the copy is yet to come
         if not self._frozen and not self._state.gate.acquire(timeout=limit_s):
             return Secured(rank, self._state.step, False, "inside the optimizer's writes")
         self._frozen = True
@@ -270,13 +317,14 @@ class Keeping:
 
 
 def _peer_of(
-    rank: int, launch: Launch, directory: Path, every: int
+    rank: int, launch: Launch, directory: Path, every: int, pins: tuple[int, int]
 ) -> tuple[Exchange | Beside | None, PrivateStore | None]:
     """Return who gives this rank its private state, and where that is kept; None for nobody, and nowhere."""
     if launch.world_size == 1:
         return None, None
     if launch.nproc < launch.world_size:
         apart = Exchange(rank, launch.world_size, launch.nproc)
-        return apart, PrivateStore(directory / f"kept-{apart.source:05d}.bin", apart.source, every=every)
+        path = directory / f"kept-{apart.source:05d}.bin"
+        return apart, PrivateStore(path, apart.source, every=every, pins=pins)
     source = (rank - 1) % launch.world_size
     return Beside(directory / f"private-{source:05d}.bin", source, launch.generation), None

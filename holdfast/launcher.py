@@ -25,6 +25,7 @@ from holdfast.launcher_messages import LauncherOrder, LauncherState
 from holdfast.listeners import Listeners
 from holdfast.nest import Nest, Process
 from holdfast.oom import MemoryGroup
+from holdfast.securing import Securing
 
 BEAT_S = 1.0  # between signs of life: its sidecar misses five before it gives us up
 REFILL_S = 5.0  # a generation that has not settled by then no longer delays the next warm processes
@@ -32,6 +33,7 @@ TAIL_BYTES = 16_000  # of what a script printed that ended before it joined
 SECURE_S = 1.0  # the whole wait for survivors; a late copy is of no use to a fast recovery
 SECURE_FIRST_S = 0.15  # for those at the lowest step, before the others are asked too
 SECURE_SUSPECT_S = 0.25  # for those that hang: named wrongly, they answer in a tenth of it
+SECURE_WATCH_S = 0.1  # between two looks at the copies under way
 SECURE_STUCK_S = 0.6  # then who does not answer is in the way of who does
 
 
@@ -156,10 +158,27 @@ class Launcher:
         if not securing.begin():
             return
         more_s = progress.COPIES * securing.copy_s()
+        self._watch(securing)
         self.after(SECURE_FIRST_S, securing.ask_rest)
-        self.after(SECURE_SUSPECT_S + more_s, lambda: securing.give_up(order.suspects))
-        self.after(SECURE_STUCK_S + more_s, securing.lose_patience)
-        self.after(SECURE_S + more_s, securing.stop)
+        self._when_still(SECURE_SUSPECT_S + more_s, securing, lambda: securing.give_up(order.suspects))
+        self._when_still(SECURE_STUCK_S + more_s, securing, securing.lose_patience)
+        self._when_still(SECURE_S + more_s, securing, securing.stop)
+
+    def _watch(self, securing: Securing) -> None:
+        if not securing.done:
+            securing.watch(time.monotonic())
+            self.after(SECURE_WATCH_S, lambda: self._watch(securing))
+
+    def _when_still(self, seconds: float, securing: Securing, act: Callable[[], None]) -> None:
+        """Call `act` after `seconds`, but not while a copy grows."""
+
+        def due() -> None:
+            if not securing.done and securing.watch(time.monotonic()):
+                self.after(SECURE_WATCH_S, due)
+            else:
+                act()
+
+        self.after(seconds, due)
 
     def stop(self, grace_s: float) -> None:
         """Begin to end: SIGTERM now, SIGKILL after `grace_s`."""

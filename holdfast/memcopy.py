@@ -25,8 +25,14 @@ THREADS = min(4, os.cpu_count() or 1)  # more do not help: memory is the bound
 ALONE_BYTES = 4 << 20  # less is copied before a thread has woken up
 AHEAD_BYTES = 1 << 20  # that the calling thread has copied by the time the others are awake
 SMALL_BYTES = 128 << 10  # of a piece: copied in about the time that the interpreter's lock changes hands
+PIECE_BYTES = 64 << 20  # moved in one go: more, and a copy that goes on could not be told from one that stopped
+
+def _nothing() -> None:
+    """Do nothing, for nobody who looks on."""
+
 
 _Pair = tuple["torch.Tensor", "torch.Tensor"]  # target, source
+_Work = Callable[[Callable[[], None]], None]
 _Piece = tuple[int, int, int]  # target, source, bytes
 
 
@@ -44,13 +50,16 @@ class Copying:
         shares = _shares(sorted(flat, key=_address), most + ahead, most) if flat else [[]]
         self._mine, *self._others = map(_work, shares)
 
-    def run(self) -> None:
-        """Copy; on return every target is its source, and on raise nobody copies any more."""
+    def run(self, moved: Callable[[], None] = _nothing) -> None:
+        """Copy; on return every target is its source, and on raise nobody copies any more.
+
+        `moved` is called after each piece, by whichever thread has copied it.
+        """
         import torch
 
-        turns = [_hand_over(work) for work in self._others]
+        turns = [_hand_over(partial(work, moved)) for work in self._others]
         try:
-            self._mine()
+            self._mine(moved)
             with torch.no_grad():
                 for target, source in self._odd:
                     target.copy_(source)
@@ -133,7 +142,7 @@ def _address(pair: _Pair) -> int:
     return pair[0].data_ptr()
 
 
-def _work(share: list[_Pair]) -> Callable[[], None]:
+def _work(share: list[_Pair]) -> _Work:
     pieces = [(target.data_ptr(), source.data_ptr(), source.nbytes) for target, source in share]
     behind = all(at + size == after for (at, _, size), (after, _, _) in pairwise(pieces))
     total = sum(size for _, _, size in pieces)
@@ -149,13 +158,21 @@ def _over(address: int, size: int) -> torch.Tensor:
     return torch.frombuffer((ctypes.c_ubyte * size).from_address(address), dtype=torch.uint8)
 
 
-def _concatenate(sources: list[torch.Tensor], target: torch.Tensor) -> None:
+def _concatenate(sources: list[torch.Tensor], target: torch.Tensor, moved: Callable[[], None]) -> None:
     import torch
 
     with torch.no_grad():  # each thread has its own
         torch.cat(sources, out=target)
+    moved()
 
 
-def _move(pieces: list[_Piece]) -> None:
+def _move(pieces: list[_Piece], moved: Callable[[], None]) -> None:
+    since = 0
     for target, source, size in pieces:
-        ctypes.memmove(target, source, size)
+        for at in range(0, size, PIECE_BYTES):
+            part = min(PIECE_BYTES, size - at)
+            ctypes.memmove(target + at, source + at, part)
+            since += part
+            if since >= PIECE_BYTES:
+                since = 0
+                moved()

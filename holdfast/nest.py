@@ -254,6 +254,7 @@ def reap(process: Process) -> Ending:
     What the process said itself goes before what the kernel says, but not its signal.
     """
     now_ns, code, signum = time.monotonic_ns(), None, None
+    _end_orphans(process.pid)
     try:
         _, status = os.waitpid(process.pid, 0) if process.pid else (0, 0xFF00)
     except ChildProcessError:
@@ -266,6 +267,22 @@ def reap(process: Process) -> Ending:
     if said is not None and not (signum and not ours):
         return said
     return Ending(now_ns, code, signum, ours, "", 0, tail(process.log))
+
+
+def _end_orphans(pid: int) -> None:
+    """Kill what a rank that failed has left in its process group: data loader workers look for it in 5 s only.
+
+    While the rank is not yet collected, nobody else can have its number. What a rank left that ended well may
+    be meant to go on (an upload); it has until the member ends.
+    """
+    if not pid:
+        return
+    try:
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    except ChildProcessError:
+        return
+    if found is not None and (found.si_code != os.CLD_EXITED or found.si_status != 0):
+        osproc.kill_group(pid)
 
 
 def tail(path: Path, limit_bytes: int = 4096) -> str:

@@ -119,6 +119,7 @@ class Page:
                 + layout.FAIL.pack(0, 0, 0)
                 + layout.SNAPSHOT.pack(-1, 0.0)
                 + layout.TAIL.pack(0)
+                + layout.STATE.pack(0, 0.0)
             )
             self._store(layout.IDENTITY_AT, content)
 
@@ -287,6 +288,19 @@ class Page:
     def _keep_tail(self, began_ns: int) -> None:
         self._tail_ns = began_ns
         self._store(layout.TAIL_AT, layout.TAIL.pack(began_ns))
+
+    def note_state(self, state_bytes: int, copy_s: float) -> None:
+        """Record how large the replicated state is, and what a copy took in earlier generations (0: not known).
+
+        The time that a copy just in time has comes from it before this generation has made one.
+        """
+        content = layout.STATE.pack(state_bytes, copy_s)
+        with self._lock:
+            self._store(layout.STATE_AT, content)
+
+    def copied(self) -> None:
+        """A piece of a copy has been made. Any thread may say so: a count that is lost does no harm."""
+        self._words[layout.COPIED_INDEX] = (self._words[layout.COPIED_INDEX] + 1) & (2**64 - 1)
 
     def _enter_work(self, phase: int, now_ns: int) -> None:
         if phase != _TAIL and self._tail_ns:

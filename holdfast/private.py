@@ -5,7 +5,8 @@ rank that takes over, also while it is written and after the writer was killed: 
 record fails its CRC is not held.
 
 File: a header page, then an entry for each place of the ruler: a record of 64 bytes and room
-for `capacity` bytes.
+for `capacity` bytes. States of more than 1 MiB have few places: the file is at most some nine times as
+large as one of them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +24,9 @@ from holdfast import ruler
 HEADER_BYTES = 4096
 RECORD_BYTES = 64
 DEFAULT_CAPACITY_BYTES = 32 << 10  # RNG states are about 8 KiB, data positions less than 1
-MAX_CAPACITY_BYTES = 1 << 30
-_MAGIC = b"HFPRIV01"
+MAX_CAPACITY_BYTES = 1 << 30  # also what a peer gives and takes
+FEW_BYTES = 1 << 20  # more than that is large
+_MAGIC = b"HFPRIV02"
 _HEADER = struct.Struct("<8sIIQ")  # magic, rank, every, capacity
 _RECORD = struct.Struct("<IIQQQI24x")  # magic, flags, generation, step, length, CRC32 of the blob
 _RECORD_MAGIC = 0x50524956
@@ -66,8 +68,12 @@ class _Shape:
         return RECORD_BYTES + self.capacity_bytes
 
     @property
+    def few(self) -> bool:
+        return self.capacity_bytes > FEW_BYTES
+
+    @property
     def file_bytes(self) -> int:
-        return HEADER_BYTES + ruler.count(self.every) * self.stride_bytes
+        return HEADER_BYTES + ruler.count(self.every, self.few) * self.stride_bytes
 
     def pack(self) -> bytes:
         body = _HEADER.pack(_MAGIC, self.rank, self.every, self.capacity_bytes)
@@ -117,7 +123,7 @@ class PrivateReader:
         content, shape = self._map, self._shape
         if content is None:
             return None
-        at = HEADER_BYTES + ruler.places(step, shape.every)[0] * shape.stride_bytes
+        at = HEADER_BYTES + ruler.places(step, shape.every, few=shape.few)[0] * shape.stride_bytes
         record = _unpack(content[at : at + RECORD_BYTES])
         if record is None or record[0].generation != generation or record[0].step < step:
             return None
@@ -177,6 +183,7 @@ class PrivateStore(PrivateReader):
         rank: int,
         capacity_bytes: int = DEFAULT_CAPACITY_BYTES,
         every: int = 0,
+        pins: Sequence[int] = (),
     ) -> None:
         """Open the store at `path`, or create it.
 
@@ -186,12 +193,15 @@ class PrivateStore(PrivateReader):
             path: The file; its directory exists.
             rank: Whose state it is.
             capacity_bytes: Largest blob that needs no new file.
-            every: Keep the last 4 multiples of this besides the ruler's; 0 for off.
+            every: Keep the last 4 multiples of this besides the ruler's (2 of large states); 0 for off.
+            pins: Steps whose states stay whatever comes after them: of snapshots that may be resumed from.
 
         Raises:
             OSError: No room (ENOSPC); a store that was there is as it was.
         """
         super().__init__(path)
+        self.pins = tuple(pins)
+        self.every = every  # may change later; of small states the ruler keeps all that it can become
         self._look_again()
         old = self._shape if self._map is not None else None
         capacity = _rounded(capacity_bytes)
@@ -213,18 +223,20 @@ class PrivateStore(PrivateReader):
 
         Raises:
             OSError: It had to grow and there is no room; everything held before still is.
+            ValueError: It is larger than any state may be; as above.
         """
         length = len(blob)
         shape = self._shape
         if length > shape.capacity_bytes:
-            capacity = _rounded(length + length // 4)
+            capacity = _rounded(_with_room(length))
             self._rebuild(_Shape(shape.rank, shape.every, capacity), copied=True)
             shape = self._shape
         content = self._map
         assert content is not None
         body = _RECORD.pack(_RECORD_MAGIC, _FINAL if final else 0, generation, step, length, zlib.crc32(blob))
         record = body + _CRC.pack(zlib.crc32(body))
-        for place in ruler.places(step, shape.every):
+        every = self.every if shape.few else shape.every
+        for place in ruler.places(step, every, self.pins, shape.few):
             begin = HEADER_BYTES + place * shape.stride_bytes
             after = begin + RECORD_BYTES
             content[begin:after] = _NONE  # a kill within the copy leaves no entry, not a mixed one
@@ -233,7 +245,9 @@ class PrivateStore(PrivateReader):
 
     def _rebuild(self, shape: _Shape, copied: bool) -> None:
         """Replace the file, atomically, by one of `shape`, with what is held if `copied`."""
-        blobs = [self._blob(held, offset) for held, offset in self._entries()] if copied else []
+        entries = list(self._entries()) if copied else []
+        # Oldest first, as they came: what shares a place afterwards is the newest.
+        entries.sort(key=lambda entry: (entry[0].generation, entry[0].step))
         temporary = self.path.with_name(f".{self.path.name}.new")
         try:
             with open(temporary, "w+b") as file:
@@ -241,10 +255,12 @@ class PrivateStore(PrivateReader):
                 file.write(shape.pack())
             fresh = PrivateStore.__new__(PrivateStore)
             PrivateReader.__init__(fresh, temporary)
+            fresh.pins, fresh.every = self.pins, self.every
             fresh._map_writable()
-            # Oldest first, as they came: what shares a place afterwards is the newest.
-            for blob in sorted(filter(None, blobs), key=lambda blob: (blob.generation, blob.step)):
-                fresh.put(blob.generation, blob.step, blob.data, blob.final)
+            for held, offset in entries:
+                data = self._bytes(held, offset)
+                if data is not None:
+                    fresh.put(held.generation, held.step, data, held.final)
             fresh.close()
             os.replace(temporary, self.path)
         except BaseException:
@@ -252,10 +268,6 @@ class PrivateStore(PrivateReader):
             raise
         self.close()
         self._map_writable()
-
-    def _blob(self, held: Held, offset: int) -> Blob | None:
-        data = self._bytes(held, offset)
-        return Blob(held.generation, held.step, held.final, data) if data is not None else None
 
     def _look_again(self) -> None:
         """Keep the mapping: the only one to put another file in its place is this store."""
@@ -268,6 +280,11 @@ class PrivateStore(PrivateReader):
         self.close()
         with open(self.path, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), self._shape.file_bytes)
+
+
+def _with_room(length: int) -> int:
+    """Return a capacity for states that may grow a little."""
+    return max(length, min(length + min(length // 4, FEW_BYTES), MAX_CAPACITY_BYTES))
 
 
 def _rounded(capacity_bytes: int) -> int:

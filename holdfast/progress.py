@@ -18,11 +18,14 @@ from enum import IntEnum
 from typing import Protocol
 
 PAGE_BYTES = 4096
-VERSION = 2
+VERSION = 3
 MAGIC = b"holdfast"
 RING = 256  # step times kept; the p99 of fewer is their maximum or close to it
 LABEL_BYTES = 64
-COPY_MOST_S = 60.0
+COPY_MOST_S = 300.0
+# At the least, what a copy of a large state is taken to take: memory that was never touched, and cores that
+# others use. A measured time says more, but the first copy of a generation has none.
+COPY_BYTES_S = 1 << 30
 # What so many snapshots take comes on top of each wait for a copy just in time: for the optimizer to end its
 # writes, for memory that is cold, and for the copy itself.
 COPIES = 3.0
@@ -84,8 +87,12 @@ SNAPSHOT_AT = FAIL_AT + FAIL.size
 SNAPSHOT = struct.Struct("<qd")  # step, cost_s
 TAIL_AT = SNAPSHOT_AT + SNAPSHOT.size
 TAIL = struct.Struct("<q")  # tail_since_ns
-_END = TAIL_AT + TAIL.size
-_ALL = struct.Struct(f"<Qqiiqqqqqqqqqddqqdqqdqqd{LABEL_BYTES}sqqqqdq")  # from the sequence on
+STATE_AT = TAIL_AT + TAIL.size
+STATE = struct.Struct("<qd")  # bytes of the replicated state, seconds that a copy took before this generation
+_END = STATE_AT + STATE.size
+_ALL = struct.Struct(f"<Qqiiqqqqqqqqqddqqdqqdqqd{LABEL_BYTES}sqqqqdqqd")  # from the sequence on
+# Of a copy that is being made: grows with each piece. Outside of the sequence: several threads write it.
+COPIED_INDEX = 960 // 8
 _RING_AT = 1024
 RING_INDEX = _RING_AT // 4
 _TAILS_AT = 2048
@@ -129,6 +136,8 @@ class Progress:
     snapshot_step: int  # -1: none
     snapshot_cost_s: float
     tail_since_ns: int = 0  # the commit that a pause, or the end of a loop, came after; 0: it came in a step
+    state_bytes: int = 0  # of the replicated state, 0: not known yet
+    known_copy_s: float = 0.0  # what a copy took in earlier generations, 0: not known
     torn: bool = False  # read while a write was unfinished: single fields hold, not their relation
 
 
@@ -148,8 +157,18 @@ def spoken(phase: Phase) -> str:
 
 
 def copy_s(found: Progress) -> float:
-    """Return what the last snapshot took, within bounds: a page is input, and others wait for so long."""
-    return min(max(0.0, found.snapshot_cost_s), COPY_MOST_S)
+    """Return what a copy of the state takes, within bounds: a page is input, and others wait for so long.
+
+    The longest of what the last one took, what those of earlier generations took, and what its bytes may take.
+    """
+    by_size_s = max(0, found.state_bytes) / COPY_BYTES_S
+    return min(max(0.0, found.snapshot_cost_s, found.known_copy_s, by_size_s), COPY_MOST_S)
+
+
+def copied(buffer: Buffer) -> int:
+    """Return the counter of the pieces copied so far: as long as it moves, a copy is being made."""
+    at = COPIED_INDEX * 8
+    return int.from_bytes(bytes(buffer[at : at + 8]), "little") if is_page(buffer) else 0
 
 
 def is_page(buffer: Buffer) -> bool:

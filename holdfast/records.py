@@ -26,6 +26,9 @@ _SEQUENCE = struct.Struct(f"<32xQ{RECORD_BYTES - 40}x32xQ")  # of both records
 _SEAL = struct.Struct("<8sQQQQI16x")
 _CRC = struct.Struct("<I")
 _SEALS_OFFSET = SLOTS * RECORD_BYTES
+_COST_OFFSET = 1024
+_COST = struct.Struct("<8sQd")  # magic, bytes, seconds
+COST_MAGIC = b"HFCOST01"
 
 
 class Record(NamedTuple):  # made in every snapshot: five times as fast as a frozen dataclass
@@ -122,6 +125,22 @@ class RecordPage:
         body = _SEAL.pack(*_bound(record), checksum)
         begin = _seal(record.slot)
         self._page[begin : begin + SEAL_BYTES] = body + _CRC.pack(zlib.crc32(body))
+
+
+    def note_cost(self, total_bytes: int, seconds: float) -> None:
+        """Remember what a copy of a state of so many bytes takes on this machine."""
+        body = _COST.pack(COST_MAGIC, total_bytes, seconds)
+        self._page[_COST_OFFSET : _COST_OFFSET + _COST.size + _CRC.size] = body + _CRC.pack(zlib.crc32(body))
+
+    def cost_s(self, total_bytes: int) -> float:
+        """Return what a copy of so many bytes took when one was made last; 0 when none is known."""
+        body = _checked(self._page[_COST_OFFSET : _COST_OFFSET + _COST.size + _CRC.size])
+        if body is None:
+            return 0.0
+        magic, known_bytes, seconds = _COST.unpack(body)
+        if magic != COST_MAGIC or not known_bytes or not 0.0 <= seconds < 1e6:
+            return 0.0
+        return float(seconds) * max(1.0, total_bytes / known_bytes)
 
 
 def _seal(slot: int) -> int:

@@ -2,11 +2,12 @@
 
 One whole copy is enough. Whoever copies holds the one slot of the arena that is free, so a rank that gets no
 further with it (stopped, or starved by its own main thread) is in the way of all others: it is killed for
-them. Its generation is over anyway.
+them. Its generation is over anyway. One whose copy visibly grows is never in the way, however long it takes.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import signal
 from collections.abc import Iterable
@@ -18,6 +19,9 @@ from holdfast.launcher_messages import NO_ROOM, Secured
 from holdfast.nest import Process
 from holdfast.progress import Progress
 from holdfast.seat import Seat, survivors
+
+
+STILL_S = 0.5  # a copy that does not grow for so long has stopped
 
 
 class Securing:
@@ -33,6 +37,7 @@ class Securing:
         self._asked: set[int] = set()
         self._given_up: set[int] = set()
         self._impatient = False
+        self._copied: dict[int, tuple[int, float]] = {}  # by rank: the counter of pieces, and since when
 
     def begin(self) -> bool:
         """Ask those at the lowest step for their state: what they hold, all can have. False if it was begun.
@@ -84,8 +89,22 @@ class Securing:
         """A rank has ended."""
         self._finish()
 
+    def watch(self, now_s: float) -> bool:
+        """Look at the copies under way; True while one of those that are waited for grows."""
+        growing = False
+        for seat, _ in self._survivors():
+            if seat.rank in self.answers:
+                continue
+            count = self._pieces(seat)
+            known, since_s = self._copied.get(seat.rank, (count, -math.inf))
+            if known != count:
+                since_s = now_s
+            self._copied[seat.rank] = (count, since_s)
+            growing = growing or now_s - since_s < STILL_S
+        return growing
+
     def copy_s(self) -> float:
-        """Return what a snapshot has taken last on this member, 0 if there was none."""
+        """Return what a copy of the state takes on this member, 0 if nothing is known of it."""
         found = [read for seat, _ in self._survivors() if (read := self._read(seat)) is not None]
         return max(map(progress.copy_s, found), default=0.0)
 
@@ -133,12 +152,24 @@ class Securing:
         found = self._read(seat)
         return None if found is None else found.step + (found.write_seq & 1)
 
-    def _read(self, seat: Seat) -> Progress | None:
-        """Return what this rank's page says, None when it says nothing of this generation."""
+    def _pieces(self, seat: Seat) -> int:
+        view = self._page(seat)
+        if view is None:
+            return 0
+        with view:
+            return progress.copied(view)
+
+    def _page(self, seat: Seat) -> mmap.mmap | None:
         try:
             with (self._directory / f"page-{seat.local_rank}.bin").open("rb") as file:
-                view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+                return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         except (OSError, ValueError):
+            return None
+
+    def _read(self, seat: Seat) -> Progress | None:
+        """Return what this rank's page says, None when it says nothing of this generation."""
+        view = self._page(seat)
+        if view is None:
             return None
         with view:
             found = progress.read(view)

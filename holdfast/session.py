@@ -102,6 +102,10 @@ class Session:
         if self.page is not None:
             self.page.note_snapshot(step, cost_s)
 
+    def note_state(self, state_bytes: int, copy_s: float) -> None:
+        if self.page is not None:
+            self.page.note_state(state_bytes, copy_s)
+
     def settled(self) -> None:
         """The first step of the generation is done."""
         if self._runtime is not None and not self._marks.first_step_ns:

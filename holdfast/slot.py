@@ -2,7 +2,11 @@
 
 Whoever touches the content holds the file's flock: exclusive to write, shared to read. A lock
 goes with its process, so a dead writer never blocks, and nobody shrinks a file under a reader
-(that would be a SIGBUS). A child forked by the holder shares the lock until it is released.
+(that would be a SIGBUS).
+
+A forked child (a DataLoader worker) would share the open file and with it the lock, and keep it after the
+holder's death. So a child closes what its parent had locked, and mappings, which have a descriptor of their
+own that nobody can close, are of the file opened a second time.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import fcntl
 import mmap
 import os
 import threading
+import weakref
 from pathlib import Path
 
 BLOCK_BYTES = 512  # the unit of st_blocks
@@ -26,6 +31,7 @@ class Slot:
         self._held = threading.Lock()  # flock does not part threads that share a descriptor
         self._mapping: mmap.mmap | None = None
         self._data: memoryview | None = None
+        _slots.add(self)
 
     def acquire(self) -> bool:
         """Take the exclusive lock; False at once if a reader or another writer holds it."""
@@ -67,7 +73,7 @@ class Slot:
             os.posix_fallocate(self._descriptor, 0, total_bytes)
         if self._mapping is None or len(self._mapping) != total_bytes:
             self._unmap()
-            self._mapping = mmap.mmap(self._descriptor, total_bytes)
+            self._mapping = _map(self._descriptor, total_bytes)
         return self._mapping
 
     def put_header(self, header: bytes) -> memoryview:
@@ -111,6 +117,13 @@ class Slot:
         """Say whether this process opened the file: after a fork the lock would be the parent's as well."""
         return self._descriptor >= 0 and self._opened_by == os.getpid()
 
+    def let_go(self) -> None:
+        """In a forked child: close what the parent has locked; its lock is the parent's alone then."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        self._held = threading.Lock()
+
     def _unmap(self) -> None:
         # Not closed: tensors over the old mapping may live on, and keep it until they die.
         self._data = None
@@ -120,7 +133,7 @@ class Slot:
 def lock_shared(path: Path) -> int | None:
     """Return a descriptor of `path` that holds a shared lock, None while a writer holds it.
 
-    Closing the descriptor gives the lock back. Raises FileNotFoundError, OSError.
+    `unlock` gives it back; closing it elsewhere would not tell forked children. Raises FileNotFoundError, OSError.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -131,4 +144,34 @@ def lock_shared(path: Path) -> int | None:
     except BaseException:
         os.close(descriptor)
         raise
+    _shared.add(descriptor)
     return descriptor
+
+
+def unlock(descriptor: int) -> None:
+    """Close what `lock_shared` has opened, which gives the lock back."""
+    _shared.discard(descriptor)
+    os.close(descriptor)
+
+
+def _map(descriptor: int, total_bytes: int) -> mmap.mmap:
+    again = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(again, total_bytes)
+    finally:
+        os.close(again)
+
+
+_slots: weakref.WeakSet[Slot] = weakref.WeakSet()
+_shared: set[int] = set()  # descriptors that hold a shared lock
+
+
+def _let_go() -> None:
+    for slot in tuple(_slots):
+        slot.let_go()
+    for descriptor in _shared:
+        os.close(descriptor)
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)

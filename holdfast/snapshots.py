@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,9 +48,14 @@ class Snapshots:
         objects: Mapping[str, Any],
         world_size: int,
         base: tuple[int, int] | None = None,
+        moved: Callable[[], None] | None = None,
     ) -> None:
-        """`base` is the (generation, step) resumed from: kept until this generation has its own."""
+        """`base` is the (generation, step) resumed from: kept until this generation has its own.
+
+        `moved` is called for each piece that is copied, by any thread.
+        """
         self.arena = Arena(directory)
+        self._moved = moved or _nothing
         self._base = base
         self._standing = Standing(objects)
         self._world_size = world_size
@@ -84,7 +89,16 @@ class Snapshots:
         with draft:
             self._copy(tensors, draft, text)
             draft.commit()
-        return time.perf_counter() - began
+        cost_s = time.perf_counter() - began
+        self.arena.note_cost(layout.total_bytes, cost_s)
+        return cost_s
+
+    def state_bytes(self) -> int:
+        """Return how large a snapshot of the present state is; what it takes to find out, later copies save."""
+        tensors, document = self._standing.collect()
+        text = capture.padded(document, self._json_bytes)
+        self._json_bytes = len(text)
+        return self._layout_of(tensors, len(text)).total_bytes
 
     def _layout_of(self, tensors: Tensors, json_bytes: int) -> Layout:
         """Return the layout, planned anew only for tensors that were collected anew."""
@@ -105,7 +119,7 @@ class Snapshots:
         draft.data[entry.begin : entry.end] = text
         targets = self._targets_of(tensors, draft)
         if targets.copying is not None:
-            targets.copying.run()
+            targets.copying.run(self._moved)
             return
         with torch.no_grad():
             self._copy_from_device(targets.views, [tensor for _, tensor in tensors], draft)
@@ -124,6 +138,7 @@ class Snapshots:
         with torch.cuda.stream(stream):
             for target, source in zip(targets, sources, strict=True):
                 target.copy_(source, non_blocking=True)
+                self._moved()
         stream.synchronize()
 
     def write_just_in_time(self, generation: int, step: int) -> float | None:
@@ -172,6 +187,10 @@ class Snapshots:
         # An unregistered slot only copies slower: the driver may refuse (memlock limits).
         torch.cuda.cudart().cudaHostRegister(address, view.nbytes, 0)
         self._registered.add(address)
+
+
+def _nothing() -> None:
+    """Do nothing, for nobody who looks on."""
 
 
 def interval(cost_s: float, step_s: float, budget: float, seldom_s: float = SELDOM_S) -> int:

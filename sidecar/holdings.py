@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import zlib
 from pathlib import Path
 
 from holdfast.arena import Arena, Gone, Record
@@ -11,6 +13,7 @@ from holdfast.messages import PrivateHeld, Slot
 from holdfast.private import Blob, PrivateReader
 
 _STORE = re.compile(r"(?:private|kept)-(\d{5})\.bin")
+_RESTORED = re.compile(r"(\d{5,})-(\d{8,})-(\d{12,})-[0-9a-f]{8}\.bin")
 NEWEST = 12  # private states listed for each rank: a resume point is one of the last few
 
 
@@ -36,7 +39,11 @@ class Holdings:
     def privates(self) -> tuple[PrivateHeld, ...]:
         """List the private states held, the newest of each store and those of the snapshots."""
         wanted = {slot.step for slot in self.slots()}
-        found: dict[tuple[int, int, int], PrivateHeld] = {}
+        found: dict[tuple[int, int, int], PrivateHeld] = {
+            (rank, generation, step): PrivateHeld(rank, generation, step, True)
+            for rank, generation, step in self._restored_keys()
+            if step in wanted
+        }
         for rank, reader in self._stores():
             for place, held in enumerate(reader.held()):
                 if place >= NEWEST and held.step not in wanted:
@@ -47,23 +54,62 @@ class Holdings:
         return tuple(found.values())
 
     def private(self, rank: int, generation: int, step: int) -> Blob | None:
-        """Return a private state whose bytes are what was put; a final one if there is a choice."""
+        """Return a private state whose bytes are what was put; a final one if there is a choice.
+
+        Any thread may ask.
+        """
         best: Blob | None = None
-        for owner, reader in self._stores():
+        for owner, path in self._store_paths():
             if owner != rank:
                 continue
-            found = reader.get(step, generation)
+            with contextlib.closing(PrivateReader(path)) as reader:
+                found = reader.get(step, generation)
             if found is not None and (best is None or found.final):
                 best = found
-        if best is None:
-            path = self.restored_path(rank, generation, step)
-            with contextlib.suppress(OSError):
-                return Blob(generation, step, True, path.read_bytes())
-        return best
+        return best if best is not None and best.final else self._as_restored(rank, generation, step) or best
 
-    def restored_path(self, rank: int, generation: int, step: int) -> Path:
-        """Where the private state that a rank is started from lies until the start after the next."""
-        return self._restored / f"{rank:05d}-{generation:08d}-{step:012d}.bin"
+    def keep_restored(self, rank: int, generation: int, step: int, data: bytes) -> Path:
+        """Store the private state that a rank is started from until the start after the next; return its file.
+
+        The name has the checksum, so a file that was damaged is never believed. Raises OSError; then there is
+        no such file.
+        """
+        self._restored.mkdir(exist_ok=True)
+        stem = f"{rank:05d}-{generation:08d}-{step:012d}"
+        path = self._restored / f"{stem}-{zlib.crc32(data):08x}.bin"
+        partial = self._restored / f".{stem}.tmp"
+        try:
+            partial.write_bytes(data)
+            os.replace(partial, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise
+        return path
+
+    def forget_restored(self, keep: int) -> None:
+        """Remove all but the newest `keep` files of private state. Raises OSError."""
+        files = sorted(self._restored.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in files[keep:]:
+            path.unlink(missing_ok=True)
+
+    def _as_restored(self, rank: int, generation: int, step: int) -> Blob | None:
+        for path in self._restored.glob(f"{rank:05d}-{generation:08d}-{step:012d}-*.bin"):
+            with contextlib.suppress(OSError):
+                data = path.read_bytes()
+                if f"{zlib.crc32(data):08x}" == path.stem.rpartition("-")[2]:
+                    return Blob(generation, step, True, data)
+                path.unlink()
+        return None
+
+    def _restored_keys(self) -> list[tuple[int, int, int]]:
+        """Return rank, generation and step of what ranks were started from."""
+        try:
+            names = os.listdir(self._restored)
+        except FileNotFoundError:
+            return []
+        found = (_RESTORED.fullmatch(name) for name in names)
+        return [(int(match[1]), int(match[2]), int(match[3])) for match in found if match]
 
     def good(self, record: Record) -> bool:
         """False when the snapshot is not what was sealed. One that has no seal yet is believed."""
@@ -73,10 +119,10 @@ class Holdings:
             return False
 
     def _stores(self) -> list[tuple[int, PrivateReader]]:
-        found = []
-        for path in sorted(self.directory.iterdir()):
-            match = _STORE.fullmatch(path.name)
-            if match:
-                reader = self._readers.setdefault(path, PrivateReader(path))
-                found.append((int(match[1]), reader))
-        return found
+        return [
+            (rank, self._readers.setdefault(path, PrivateReader(path))) for rank, path in self._store_paths()
+        ]
+
+    def _store_paths(self) -> list[tuple[int, Path]]:
+        found = ((path, _STORE.fullmatch(path.name)) for path in sorted(self.directory.iterdir()))
+        return [(int(match[1]), path) for path, match in found if match]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import zlib
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
@@ -12,17 +13,18 @@ from aiohttp import web
 
 from holdfast.arena import Corrupt, Gone, Record
 from holdfast.messages import Source
+from holdfast.private import MAX_CAPACITY_BYTES
 from holdfast.safetensors import Malformed
 from sidecar import transfer
 from sidecar.holdings import Holdings
 
 SILENCE_S = 10.0  # a peer that sends nothing for this long is gone
-MAX_PRIVATE_BYTES = 256 << 20
 MAX_SLOT_BYTES = 1 << 42
 MAX_WHY_BYTES = 500
 PATIENCE_S = 60.0  # for a whole answer, beyond what its size allows: a peer that trickles is gone too
 SLOWEST_BYTES_S = 4 << 20
 _WORLD = "X-Holdfast-World-Size"
+_CRC = "X-Holdfast-Crc32"
 
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -55,10 +57,12 @@ def application(holdings: Holdings, token: str, silence_s: float = SILENCE_S) ->
 
     async def private(request: web.Request) -> web.Response:
         rank, generation, step = (int(request.match_info[n]) for n in ("rank", "generation", "step"))
-        found = holdings.private(rank, generation, step)
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(None, holdings.private, rank, generation, step)
         if found is None:
             raise web.HTTPNotFound(text=f"no private state of rank {rank}, step {step}")
-        return web.Response(body=found.data)
+        crc = await loop.run_in_executor(None, zlib.crc32, found.data)
+        return web.Response(body=found.data, headers={_CRC: f"{crc:08x}"})
 
     app = web.Application(middlewares=[guard], client_max_size=1024)
     app.router.add_get(r"/v1/slot/{generation:\d{1,18}}/{step:\d{1,18}}", slot)
@@ -136,7 +140,12 @@ class Fetcher:
         try:
             async with self._client().get(url, allow_redirects=False) as response:
                 await _check(url, response)
-                return await asyncio.wait_for(_read_bounded(response, MAX_PRIVATE_BYTES), PATIENCE_S)
+                limit_s = PATIENCE_S + (response.content_length or 0) / SLOWEST_BYTES_S
+                found = await asyncio.wait_for(_read_bounded(response, MAX_CAPACITY_BYTES), limit_s)
+                crc = await asyncio.get_running_loop().run_in_executor(None, zlib.crc32, found)
+                if f"{crc:08x}" != response.headers.get(_CRC):
+                    raise Corrupt(f"checksum {crc:08x}, announced was {response.headers.get(_CRC)}")
+                return found
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             raise Unfetched(f"{url}: {error!r}") from None
         except Corrupt as error:

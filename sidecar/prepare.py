@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 ROOM_S = 10.0  # for a slot that a checkpoint may be written from
 ROOM_LOOK_S = 0.01
-KEPT = 64  # files of private state: of a few starts of many ranks
+KEPT = 64  # files of private state: of a few starts of many ranks, a checkpoint of one may be under way
 
 
 Prepared: TypeAlias = "tuple[Launch, tuple[RankStart, ...]]"
@@ -39,10 +39,9 @@ class Unprepared(Exception):
 class Preparer:
     """Turns an order to run into a launch whose paths exist on this member."""
 
-    def __init__(self, holdings: Holdings, fetcher: Fetcher, directory: Path) -> None:
+    def __init__(self, holdings: Holdings, fetcher: Fetcher) -> None:
         self._holdings = holdings
         self._fetcher = fetcher
-        self._directory = directory / "restore"
 
     async def prepare(self, order: MemberOrder, make_room: Callable[[], object]) -> Prepared:
         """Return launch and ranks with local paths. Raises `Unprepared`; safe to repeat.
@@ -70,9 +69,8 @@ class Preparer:
         if launch.restore.source == "checkpoint":
             return launch, await self._from_checkpoint(launch, order.ranks)
         path = await self._snapshot(launch, order.sources)
-        self._directory.mkdir(exist_ok=True)
         ranks = tuple([replace(rank, private=await self._private(rank, order)) for rank in order.ranks])
-        self._forget_older()
+        self._holdings.forget_restored(max(KEPT, 2 * len(ranks)))
         return replace(launch, restore=replace(launch.restore, path=str(path))), ranks
 
     async def _snapshot(self, launch: Launch, sources: Iterable[Source]) -> Path:
@@ -107,15 +105,15 @@ class Preparer:
         for source in order.sources:
             if (source.rank, source.step) != (rank.rank, step):
                 continue
-            found = self._holdings.private(rank.rank, source.generation, source.step)
+            loop = asyncio.get_running_loop()
+            key = (rank.rank, source.generation, source.step)
+            found = await loop.run_in_executor(None, self._holdings.private, *key)
             try:
                 data = found.data if found else await self._fetcher.private(source)
             except Unfetched as error:
                 why = str(error)
                 continue
-            path = self._holdings.restored_path(rank.rank, source.generation, source.step)
-            path.write_bytes(data)
-            return str(path)
+            return str(await loop.run_in_executor(None, self._holdings.keep_restored, *key, data))
         raise Unprepared(why)
 
     async def _from_checkpoint(self, launch: Launch, ranks: tuple[RankStart, ...]) -> tuple[RankStart, ...]:
@@ -135,9 +133,3 @@ class Preparer:
         if wrong:
             raise Unprepared(f"checkpoint {path.name}: {wrong}")
         return tuple(replace(r, private=str(path / f"rank-{r.rank:05d}.bin")) for r in ranks)
-
-    def _forget_older(self) -> None:
-        """Keep the files of the last starts: a checkpoint of one may still be under way."""
-        files = sorted(self._directory.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-        for path in files[KEPT:]:
-            path.unlink(missing_ok=True)

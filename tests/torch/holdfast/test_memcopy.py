@@ -48,10 +48,10 @@ def test_what_fails_in_another_thread_is_raised_when_nobody_copies_any_more() ->
     copying = memcopy.Copying([torch.zeros(10, dtype=torch.uint8)], sources)
     others = threading.Event()
 
-    def fail() -> None:
+    def fail(_moved: object) -> None:
         raise MemoryError("no room")
 
-    copying._others = [others.set, fail]
+    copying._others = [lambda _moved: others.set(), fail]
     with pytest.raises(MemoryError, match="no room"):
         copying.run()
     assert others.is_set()

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from holdfast.launcher_messages import NO_ROOM, RankStart, Secured
 from holdfast.nest import Process
 from holdfast.page import Page
 from holdfast.seat import Seat
-from holdfast.securing import Securing
+from holdfast.securing import STILL_S, Securing
 
 GENERATION = 3
 SLEEPER = (sys.executable, "-c", "import signal; signal.pause()")
@@ -206,3 +207,28 @@ def test_where_nobody_can_run_there_is_nobody_to_wait_for(place: Place) -> None:
 def test_the_dearest_copy_is_known_from_the_pages(place: Place) -> None:
     assert place.securing().copy_s() == 1.0
     assert Securing(place.folder, GENERATION + 1, place.seats).copy_s() == 0.0
+
+
+def test_a_copy_that_grows_is_seen_from_outside(place: Place) -> None:
+    securing = place.securing()
+    securing.begin()
+    assert not securing.watch(100.0)
+    with closing(Page.attach(place.folder / "page-1.bin")) as page:
+        page.copied()
+    assert securing.watch(100.1)
+    assert securing.watch(100.1 + STILL_S / 2)
+    assert not securing.watch(100.2 + STILL_S)
+    with closing(Page.attach(place.folder / "page-1.bin")) as page:
+        page.copied()
+    assert securing.watch(102.0)
+    securing.hear(Secured(1, 7, False, "inside the optimizer's writes"))
+    assert not securing.watch(102.1)
+
+
+def test_before_the_first_copy_its_time_follows_from_the_bytes_or_from_earlier_ones(place: Place) -> None:
+    with closing(Page.attach(place.folder / "page-0.bin")) as page:
+        page.note_state(6 << 30, 0.0)
+    assert place.securing().copy_s() == 6.0
+    with closing(Page.attach(place.folder / "page-1.bin")) as page:
+        page.note_state(1 << 30, 7.5)
+    assert place.securing().copy_s() == 7.5

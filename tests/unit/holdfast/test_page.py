@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 # Offset, format, value: what a reader of another version of this code relies on.
 LAYOUT: tuple[tuple[int, str, object], ...] = (
     (0, "8s", b"holdfast"),
-    (8, "I", 2),
+    (8, "I", 3),
     (12, "I", 4096),
     (24, "q", 3),  # generation
     (32, "i", 1),  # rank
@@ -50,6 +50,9 @@ LAYOUT: tuple[tuple[int, str, object], ...] = (
     (280, "q", -6),  # code
     (288, "q", 42),  # snapshot
     (296, "d", 0.25),  # its cost
+    (312, "q", 1 << 33),  # bytes of the state
+    (320, "d", 1.5),  # what a copy of it took before this generation
+    (960, "Q", 2),  # pieces copied
     (1024, "f", struct.unpack("f", struct.pack("f", 0.03))[0]),  # first of the ring
 )
 
@@ -70,12 +73,16 @@ def test_the_bytes_of_the_page_are_pinned(path: Path, clock: Clock) -> None:
     clock.pass_ms(5)
     page.fail(FailKind.DISTRIBUTED, -6)
     page.note_snapshot(42, 0.25)
+    page.note_state(1 << 33, 1.5)
+    page.copied()
+    page.copied()
     content = path.read_bytes()
     assert len(content) == PAGE_BYTES
     found = tuple((at, form, *struct.unpack_from("<" + form, content, at)) for at, form, _ in LAYOUT)
     assert found == LAYOUT
     assert content[16] % 2 == 0
-    assert not any(content[304:1024])
+    assert not any(content[328:960])
+    assert not any(content[968:1024])
     assert not any(content[1028:])
 
 
@@ -89,7 +96,7 @@ def test_a_reader_takes_every_field_from_its_place() -> None:
         times_written=1, loss=0.5, grad_norm=2.5, samples=16, tokens=2048, flops=2e12, flags=2,
         position=9, first_step_s=0.05, data_ns=12 * MS, forward_ns=30 * MS, pause_limit_s=60.0,
         pause_label="eval", failed_ns=1095 * MS, fail_kind=FailKind.DISTRIBUTED, fail_code=-6,
-        snapshot_step=42, snapshot_cost_s=0.25, torn=False,
+        snapshot_step=42, snapshot_cost_s=0.25, state_bytes=1 << 33, known_copy_s=1.5, torn=False,
     )  # fmt: skip
     assert read(bytes(content)) == progress
     assert read(memoryview(content)) == progress

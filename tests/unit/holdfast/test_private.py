@@ -150,3 +150,23 @@ def test_no_room_to_grow_is_an_error_and_everything_stays(memory: Path) -> None:
     assert in_child(child) == 0
     assert [path.name for path in memory.iterdir()] == ["rank-0"]
     assert set(before) - {Held(1, 4, True, 300)} <= set(PrivateReader(memory / "rank-0").held())
+
+
+def test_states_that_are_large_take_less_than_ten_times_their_size(memory: Path) -> None:
+    size = 8 << 20
+    store = PrivateStore(memory / "rank-0", 0, pins=(3, 7))
+    store.every = 16
+    blob = bytes(size)
+    for step in range(40):
+        store.put(1, step, blob)
+    assert (memory / "rank-0").stat().st_blocks * 512 < 10 * size
+    assert {39, 38, 37, 32, 16, 7, 3} <= set(steps_of(PrivateReader(memory / "rank-0")))
+
+
+def test_a_pinned_state_stays_however_many_follow(memory: Path) -> None:
+    store = PrivateStore(memory / "rank-0", 0, pins=(483, 487))
+    put(store, range(483, 3000))
+    found = store.get(483)
+    assert found is not None
+    assert found.data == state(483)
+    assert 487 in steps_of(store)

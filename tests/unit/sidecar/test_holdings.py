@@ -8,6 +8,7 @@ import pytest
 from holdfast.messages import PrivateHeld, Slot
 from holdfast.private import PrivateStore
 from sidecar.holdings import NEWEST
+from tests.expendable import in_child, limit_file_size
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
 
 
@@ -61,12 +62,36 @@ def test_a_final_state_goes_before_one_that_may_still_change(here: Path) -> None
 
 def test_what_a_rank_was_started_from_is_held_as_well(here: Path) -> None:
     held = holdings(here)
-    path = held.restored_path(3, 1, 5)
-    path.parent.mkdir()
-    path.write_bytes(b"restored")
+    path = held.keep_restored(3, 1, 5, b"restored")
+    assert path.read_bytes() == b"restored"
     found = held.private(3, 1, 5)
     assert found is not None
     assert found.data == b"restored"
+    assert held.privates() == ()  # no snapshot goes with it
+    snapshot(here, 1, 5)
+    assert held.privates() == (PrivateHeld(3, 1, 5, True),)
+
+
+@pytest.mark.parametrize("content", [b"", b"restore", b"restorex"])
+def test_what_a_rank_was_started_from_is_not_believed_when_it_was_cut_off(here: Path, content: bytes) -> None:
+    held = holdings(here)
+    path = held.keep_restored(3, 1, 5, b"restored")
+    path.write_bytes(content)
+    assert held.private(3, 1, 5) is None
+    assert not path.exists()
+
+
+def test_without_room_there_is_no_private_state_rather_than_half_of_one(here: Path) -> None:
+    held = holdings(here)
+
+    def child() -> None:
+        limit_file_size(1000)
+        with pytest.raises(OSError, match="large"):
+            held.keep_restored(3, 1, 5, bytes(2000))
+
+    assert in_child(child) == 0
+    assert held.private(3, 1, 5) is None
+    assert list((here / "restore").iterdir()) == []
 
 
 def test_files_of_others_in_the_memory_are_left_alone(here: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -161,14 +162,23 @@ async def test_a_hostile_answer_changes_nothing(here: Path, answer: bytes) -> No
 async def test_more_than_a_private_state_may_have_is_refused(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "MAX_PRIVATE_BYTES", 1000)
+    monkeypatch.setattr(peers, "MAX_CAPACITY_BYTES", 1000)
     head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
     async with fetching(here) as fetcher:
         async with answering(head, b"x" * 1001) as url:
             with pytest.raises(Unfetched, match="more than 1000 bytes"):
                 await fetcher.private(Source(url, 0, 1, 1))
-        async with answering(head, b"x" * 1000) as url:
+        sound = head[:-2] + b"X-Holdfast-Crc32: %08x\r\n\r\n" % zlib.crc32(b"x" * 1000)
+        async with answering(sound, b"x" * 1000) as url:
             assert await fetcher.private(Source(url, 0, 1, 1)) == b"x" * 1000
+
+
+@pytest.mark.parametrize("crc", [b"", b"X-Holdfast-Crc32: 00000000\r\n"], ids=["none", "another"])
+async def test_a_private_state_that_is_not_what_was_announced_is_not_taken(here: Path, crc: bytes) -> None:
+    head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + crc + b"\r\n"
+    async with fetching(here) as fetcher, answering(head, b"x" * 1000) as url:
+        with pytest.raises(Unfetched, match="checksum"):
+            await fetcher.private(Source(url, 0, 1, 1))
 
 
 @pytest.mark.parametrize("pieces", [(), (HEAD % b"1000",), (HEAD % b"1000" + b"x" * 10,)])

@@ -39,7 +39,7 @@ async def prepared(
     here: Path, wanted: MemberOrder, make_room: Callable[[], object] = lambda: None
 ) -> tuple[Launch, tuple[RankStart, ...]]:
     async with fetching(here) as fetcher:
-        return await Preparer(holdings(here), fetcher, here).prepare(wanted, make_room)
+        return await Preparer(holdings(here), fetcher).prepare(wanted, make_room)
 
 
 async def test_a_start_from_the_beginning_needs_nothing(here: Path) -> None:
