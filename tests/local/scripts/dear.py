@@ -1,0 +1,23 @@
+"""A state whose copy takes 1.2 s, as one of gigabytes does: python dear.py STEPS."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+
+from tiny import train
+
+from holdfast.memcopy import Copying
+
+COPY_S = 1.2
+run, pause = Copying.run, threading.Event()
+
+
+def slow(copying: Copying, moved: Callable[[], None]) -> None:
+    pause.wait(COPY_S)
+    run(copying, moved)
+
+
+Copying.run = slow
+train(int(sys.argv[1]))
