@@ -106,7 +106,9 @@ class Keeping:
                 raise TimeoutError(f"{path}: still being written after {_PATIENCE_S:g} s")
             time.sleep(0.001)
         try:
-            with path.open("rb") as file:  # not the locked one: a mapping that is still held would keep its lock
+            with path.open(
+                "rb"
+            ) as file:  # not the locked one: a mapping that is still held would keep its lock
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             for warning in restoring.restore(self._objects, safetensors.parse(data), data):
                 self._tell(warning)
@@ -176,14 +178,14 @@ class Keeping:
             self._store(self._kept, self._sent, blob, final=not late)
 
     def _store(self, store: PrivateStore, step: int, blob: bytes, final: bool) -> None:
-        """Put a private state into its store. One that finds no room is missing there, and nothing else is."""
+        """Put a private state into its store. One that finds no room is missing there, nothing else."""
         try:
             store.put(self._launch.generation, step, blob, final)
         except (OSError, ValueError) as error:
             # Whoever waits for it sees that it was passed over: it is not final, so nobody resumes with it.
             store.put(self._launch.generation, step, b"", final=False)
             self._tell(
-                f"the private state of {len(blob)} bytes (module buffers, random generators, objects) cannot be"
+                f"the private state of {len(blob)} bytes (buffers, random generators, objects) cannot be"
                 f" stored in memory: {error}; training continues, and a fault costs the steps since the last"
                 " snapshot or checkpoint that has one; more room in /dev/shm or smaller buffers change that"
             )
@@ -213,8 +215,8 @@ class Keeping:
     def committed(self, step: int) -> None:
         """Take a snapshot when one is due: at the interval, and once soon after the start.
 
-        Without the second a fault that leaves nobody to copy just in time would cost all steps since then, and
-        the first copy just in time would have to fill memory that was never touched.
+        Without the second a fault that leaves nobody to copy just in time would cost all steps since then,
+        and the first copy just in time would have to fill memory that was never touched.
         """
         self._done += 1
         self._early.begin()

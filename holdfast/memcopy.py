@@ -25,7 +25,10 @@ THREADS = min(4, os.cpu_count() or 1)  # more do not help: memory is the bound
 ALONE_BYTES = 4 << 20  # less is copied before a thread has woken up
 AHEAD_BYTES = 1 << 20  # that the calling thread has copied by the time the others are awake
 SMALL_BYTES = 128 << 10  # of a piece: copied in about the time that the interpreter's lock changes hands
-PIECE_BYTES = 64 << 20  # moved in one go: more, and a copy that goes on could not be told from one that stopped
+PIECE_BYTES = (
+    64 << 20
+)  # moved in one go: more, and a copy that goes on could not be told from one that stopped
+
 
 def _nothing() -> None:
     """Do nothing, for nobody who looks on."""

@@ -270,7 +270,7 @@ def reap(process: Process) -> Ending:
 
 
 def _end_orphans(pid: int) -> None:
-    """Kill what a rank that failed has left in its process group: data loader workers look for it in 5 s only.
+    """Kill what a rank that failed has left in its group: data loader workers look for it every 5 s only.
 
     While the rank is not yet collected, nobody else can have its number. What a rank left that ended well may
     be meant to go on (an upload); it has until the member ends.

@@ -159,7 +159,7 @@ def spoken(phase: Phase) -> str:
 def copy_s(found: Progress) -> float:
     """Return what a copy of the state takes, within bounds: a page is input, and others wait for so long.
 
-    The longest of what the last one took, what those of earlier generations took, and what its bytes may take.
+    The longest of what the last one took, what those before this generation took, and what its bytes may.
     """
     by_size_s = max(0, found.state_bytes) / COPY_BYTES_S
     return min(max(0.0, found.snapshot_cost_s, found.known_copy_s, by_size_s), COPY_MOST_S)

@@ -126,7 +126,6 @@ class RecordPage:
         begin = _seal(record.slot)
         self._page[begin : begin + SEAL_BYTES] = body + _CRC.pack(zlib.crc32(body))
 
-
     def note_cost(self, total_bytes: int, seconds: float) -> None:
         """Remember what a copy of a state of so many bytes takes on this machine."""
         body = _COST.pack(COST_MAGIC, total_bytes, seconds)
@@ -140,7 +139,8 @@ class RecordPage:
         magic, known_bytes, seconds = _COST.unpack(body)
         if magic != COST_MAGIC or not known_bytes or not 0.0 <= seconds < 1e6:
             return 0.0
-        return float(seconds) * max(1.0, total_bytes / known_bytes)
+        per_byte_s: float = seconds / known_bytes
+        return per_byte_s * max(known_bytes, total_bytes)
 
 
 def _seal(slot: int) -> int:

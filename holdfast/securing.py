@@ -20,7 +20,6 @@ from holdfast.nest import Process
 from holdfast.progress import Progress
 from holdfast.seat import Seat, survivors
 
-
 STILL_S = 0.5  # a copy that does not grow for so long has stopped
 
 

@@ -133,7 +133,7 @@ class Slot:
 def lock_shared(path: Path) -> int | None:
     """Return a descriptor of `path` that holds a shared lock, None while a writer holds it.
 
-    `unlock` gives it back; closing it elsewhere would not tell forked children. Raises FileNotFoundError, OSError.
+    `unlock` gives it back. Raises FileNotFoundError, OSError.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -69,7 +69,7 @@ class Holdings:
         return best if best is not None and best.final else self._as_restored(rank, generation, step) or best
 
     def keep_restored(self, rank: int, generation: int, step: int, data: bytes) -> Path:
-        """Store the private state that a rank is started from until the start after the next; return its file.
+        """Store the private state that a rank is started from, for this start and the next; return its file.
 
         The name has the checksum, so a file that was damaged is never believed. Raises OSError; then there is
         no such file.
@@ -105,7 +105,7 @@ class Holdings:
     def _restored_keys(self) -> list[tuple[int, int, int]]:
         """Return rank, generation and step of what ranks were started from."""
         try:
-            names = os.listdir(self._restored)
+            names = [path.name for path in self._restored.iterdir()]
         except FileNotFoundError:
             return []
         found = (_RESTORED.fullmatch(name) for name in names)

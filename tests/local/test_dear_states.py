@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 
 import pytest
 
@@ -12,17 +13,21 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(180)]
 
 
 def test_a_copy_that_takes_long_has_its_time_in_every_generation(start: Start) -> None:
-    run = start("--members 2 --snapshot-every 4096 --checkpoint-every 0 --hang-floor 8s", "dear.py", 10_000_000)
+    run = start(
+        "--members 2 --snapshot-every 4096 --checkpoint-every 0 --hang-floor 8s", "dear.py", 10_000_000
+    )
     run.steady(20)
     for rank in (1, 0, 1):
-        found = run.broken(lambda rank=rank: run.hit(rank, signal.SIGKILL))
+        found = run.broken(partial(run.hit, rank, signal.SIGKILL))
         assert found["lost_steps"] <= 1, found
         assert found["resume"]["source"] == "slot"
         run.trains(1)
     assert run.stop().code == 130
 
 
-def test_when_all_ranks_die_after_a_recovery_its_base_or_a_newer_snapshot_is_resumed_from(start: Start) -> None:
+def test_when_all_ranks_die_after_a_recovery_its_base_or_a_newer_snapshot_is_resumed_from(
+    start: Start,
+) -> None:
     run = start("--members 2 --snapshot-every 4096 --checkpoint-every 0", "steady.py", 10_000_000)
     run.steady(150)
     base = run.broken(lambda: run.hit(1, signal.SIGKILL))["resume"]["step"]

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 import socket
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
