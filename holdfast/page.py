@@ -290,7 +290,7 @@ class Page:
         self._store(layout.TAIL_AT, layout.TAIL.pack(began_ns))
 
     def note_state(self, state_bytes: int, copy_s: float) -> None:
-        """Record how large the replicated state is, and what a copy took before this generation (0: not known).
+        """Record how large the state is, and what a copy took before this generation (0: not known).
 
         The time that a copy just in time has comes from it before this generation has made one.
         """

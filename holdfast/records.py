@@ -140,7 +140,8 @@ class RecordPage:
         if magic != COST_MAGIC or not known_bytes or not 0.0 <= seconds < 1e6:
             return 0.0
         per_byte_s: float = seconds / known_bytes
-        return per_byte_s * max(known_bytes, total_bytes)
+        found: float = per_byte_s * max(known_bytes, total_bytes)
+        return found
 
 
 def _seal(slot: int) -> int:

@@ -94,7 +94,7 @@ class Snapshots:
         return cost_s
 
     def state_bytes(self) -> int:
-        """Return how large a snapshot of the present state is; later copies save what it takes to find out."""
+        """Return how large a snapshot of the present state is. What it takes is saved by later copies."""
         tensors, document = self._standing.collect()
         text = capture.padded(document, self._json_bytes)
         self._json_bytes = len(text)
