@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import BadInput
 from holdfast.safetensors import Entry, Layout, plan
+from holdfast.sharded import refuse_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +44,7 @@ class Tree:
         """List `tensor`, unless it is listed already; return the name that it has."""
         known = self._names.setdefault(id(tensor), name)
         if known == name:
+            refuse_tensor(name, tensor)
             self.tensors.append((name, tensor))
         return known
 

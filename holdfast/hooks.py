@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
+from holdfast import sharded
 from holdfast.errors import BadInput
 
 if TYPE_CHECKING:
@@ -31,9 +32,11 @@ def sort(
     attribute `holdfast_private` (bool) on the object decides otherwise.
 
     Raises:
-        BadInput: an object has no state_dict and load_state_dict.
+        BadInput: an object has no state_dict and load_state_dict, or is spread over the ranks.
     """
     import torch
+
+    sharded.refuse(objects)
 
     modules: dict[str, Any] = {}
     private: dict[str, Any] = {}
