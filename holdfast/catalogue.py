@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.checksum import file_crcs
+from holdfast.lineage import Lineage
 from holdfast.manifest import MAX_BYTES, FileEntry, Invalid, NewerFormat, unpack
 
 MANIFEST = "manifest.json"
@@ -34,6 +35,7 @@ class Found:
     files: tuple[FileEntry, ...]
     meta: Mapping[str, object]
     bytes: int
+    lineage: tuple[Lineage, ...] = ()  # what its writer knew of the generations
 
 
 def load(path: Path | str) -> Found:
@@ -66,6 +68,7 @@ def load(path: Path | str) -> Found:
         manifest.files,
         manifest.meta,
         sum(entry.bytes for entry in manifest.files),
+        manifest.lineage,
     )
 
 

@@ -10,8 +10,9 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
-from holdfast import durable
+from holdfast import durable, lineage
 from holdfast.catalogue import (
     ASIDE,
     LATEST,
@@ -26,6 +27,7 @@ from holdfast.catalogue import (
     verify,
 )
 from holdfast.filebatch import FileBatch
+from holdfast.lineage import Lineage
 from holdfast.manifest import (
     NAME_RULE,
     FileEntry,
@@ -50,6 +52,8 @@ __all__ = [
     "write",
 ]
 
+_Looked: TypeAlias = tuple[Path, Found | Invalid]
+
 _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 
 
@@ -63,6 +67,7 @@ def write(
     meta: Mapping[str, object],
     created_at: float,
     checksums: Mapping[str, int] | None = None,
+    known: tuple[Lineage, ...] = (),
 ) -> Path:
     """Write a checkpoint and return its directory, durable and named by `latest`.
 
@@ -78,6 +83,7 @@ def write(
         meta: JSON that describes the state.
         created_at: Seconds since the epoch.
         checksums: What the content checksums of some of the files must come to.
+        known: The lineage of the group, which the checkpoint carries.
 
     Raises:
         ValueError: A bad file name, meta that is not JSON, content of another checksum.
@@ -95,46 +101,81 @@ def write(
 
     def described(entries: tuple[FileEntry, ...]) -> Manifest:
         _compare(entries, checksums or {})
-        return Manifest(generation, step, world_size, created_at, entries, meta)
+        return Manifest(generation, step, world_size, created_at, entries, meta, known)
 
     _write(final, files, described)
     return final
 
 
-def retain(root: Path | str, count: int, whole: frozenset[Path] = frozenset()) -> tuple[Path, ...]:
-    """Delete the oldest checkpoints beyond `count`, and what dead writers left; return them.
+def retain(
+    root: Path | str,
+    count: int,
+    whole: frozenset[Path] = frozenset(),
+    known: tuple[Lineage, ...] = (),
+    proven: int = -1,
+) -> tuple[Path, ...]:
+    """Delete the oldest checkpoints beyond `count`, void ones, and what dead writers left; return them.
 
-    The newest whole one stays, however many newer ones are damaged. Those of a newer format
-    stay too. Safe to call again.
+    The newest whole one that is not void stays, however many newer ones are damaged; until there is
+    one, nothing is deleted. The newest one at or below the step `proven` stays, too. Void ones do not
+    count. Those of a newer format stay. Safe to call again.
 
     Args:
         root: The directory of checkpoints.
         count: How many to keep, at least 1.
         whole: Directories that the caller knows to be whole, which saves reading them.
+        known: The lineage of the group; what the checkpoints themselves tell of it is added.
+        proven: The last step at which the replicas are known to have been equal; -1 for none.
 
     Raises:
         OSError: Something could not be read or deleted.
     """
     if count < 1:
-        raise ValueError(f"{count} checkpoints to keep, accepted is 1 or more")
+        raise ValueError(f"{count} checkpoints to keep, expected 1 or more")
     root = Path(root)
     if not root.is_dir():
         return ()
     durable.remove_debris(root)
-    kept = 0
-    safe = False
-    removed: list[Path] = []
-    for path, found in look(root):
-        if isinstance(found, NewerFormat):
-            continue
-        if safe and (kept >= count or path.name.endswith(ASIDE)):
-            removed.append(path)
-        elif isinstance(found, Found):
-            kept += 1
-            safe = safe or path in whole or verify(found) is None
+    found = tuple((path, what) for path, what in look(root) if not isinstance(what, NewerFormat))
+    told = [what.lineage for _, what in found if isinstance(what, Found)]
+    void = _void(found, lineage.merged(known, *told))
+    beyond = _beyond(tuple(each for each in found if each[0] not in void), count, whole, proven)
+    if beyond is None:
+        return ()
+    removed = (*void, *beyond)
     for path in reversed(removed):
         durable.remove(path)
-    return tuple(removed)
+    return removed
+
+
+def _void(found: tuple[_Looked, ...], known: tuple[Lineage, ...]) -> tuple[Path, ...]:
+    return tuple(
+        path
+        for path, what in found
+        if isinstance(what, Found) and not lineage.valid(what.generation, what.step, known)
+    )
+
+
+def _beyond(
+    found: tuple[_Looked, ...], count: int, whole: frozenset[Path], proven: int
+) -> tuple[Path, ...] | None:
+    """Return what of `found`, newest first, is not to be kept; None when nothing of it is whole."""
+    kept: list[int] = []  # steps
+    safe = False
+    older: list[_Looked] = []
+    for path, what in found:
+        if safe and (len(kept) >= count or path.name.endswith(ASIDE)):
+            older.append((path, what))
+        elif isinstance(what, Found):
+            kept.append(what.step)
+            safe = safe or path in whole or verify(what) is None
+    if not safe:
+        return None
+    stays: Path | None = None
+    if not any(step <= proven for step in kept):
+        equal = (path for path, what in older if isinstance(what, Found) and what.step <= proven)
+        stays = next(equal, None)
+    return tuple(path for path, _ in older if path != stays)
 
 
 def _write(
@@ -170,7 +211,10 @@ def _hint(final: Path) -> bytes:
 
 
 def _stands(path: Path, generation: int) -> bool:
-    """Say whether a whole checkpoint of this or a newer generation is at `path`."""
+    """Say whether a whole checkpoint of this or a newer generation is at `path`.
+
+    Where that one is void, so is what its writer would put in its place.
+    """
     try:
         found = load(path)
     except NewerFormat:

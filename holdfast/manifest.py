@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdfast.checksum import combine
+from holdfast.lineage import MOST, Lineage
 from holdfast.strictjson import Rejected, brief, loads
 
 FORMAT = 1
@@ -53,7 +54,10 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint holds. `created` is in seconds since the epoch."""
+    """What a checkpoint holds. `created` is in seconds since the epoch.
+
+    `lineage` is what its writer knew then of the generations: it tells which others have become void.
+    """
 
     generation: int
     step: int
@@ -61,6 +65,7 @@ class Manifest:
     created: float
     files: tuple[FileEntry, ...]
     meta: Mapping[str, object]
+    lineage: tuple[Lineage, ...] = ()
 
 
 def is_file_name(name: str) -> bool:
@@ -74,7 +79,7 @@ def pack(manifest: Manifest) -> bytes:
     Raises:
         ValueError: `meta` is not JSON, or the manifest would not be read back.
     """
-    body = {
+    body: dict[str, object] = {
         "format": FORMAT,
         "generation": manifest.generation,
         "step": manifest.step,
@@ -90,6 +95,8 @@ def pack(manifest: Manifest) -> bytes:
         },
         "meta": manifest.meta,
     }
+    if manifest.lineage:
+        body["lineage"] = [[each.generation, each.step] for each in manifest.lineage]
     try:
         text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -125,7 +132,19 @@ def unpack(raw: bytes) -> Manifest:
         float(created),
         tuple(_file(name, value) for name, value in files.items()),
         meta,
+        _lineage(body.get("lineage", [])),
     )
+
+
+def _lineage(value: object) -> tuple[Lineage, ...]:
+    """Read what manifests did not have before there were several lines of training in one directory."""
+    if not isinstance(value, list) or len(value) > MOST:
+        raise Invalid(f"has lineage {brief(value)}, expected a list of at most {MOST}")
+    for each in value:
+        whole = isinstance(each, list) and len(each) == 2
+        if not whole or any(type(number) is not int or not 0 <= number <= MAX_NUMBER for number in each):
+            raise Invalid(f"has {brief(each)} in its lineage, expected a generation and a step")
+    return tuple(Lineage(generation, step) for generation, step in value)
 
 
 def _checked(raw: bytes) -> dict[str, object]:

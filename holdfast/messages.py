@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.launcher_messages import Launch, LauncherState, RankStart
+from holdfast.lineage import Lineage
 
 PROTOCOL = 1
 
@@ -170,6 +171,8 @@ class MemberOrder:
     drill: Drill | None = None
     suspects: tuple[int, ...] = ()  # of "secure": ranks that hang
     look: int = 0  # of "look": another number, another look
+    lineage: tuple[Lineage, ...] = ()  # tells the checkpoints that count from those that are void
+    proven: int = -1  # the last step at which the replicas are known to have been equal
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class Checkpoints:
             durable = self._saver.durable
             if (record.step, record.generation) == (durable.step, durable.generation):
                 return
-            await self._saver.save(record, order.sources, self._meta(order), keep=order.keep, asked=0)
+            await self._saver.save(record, order.sources, self._meta(order), asked=0)
             if not self._saver.durable.error:
                 return
 
@@ -62,7 +62,7 @@ class Checkpoints:
             why = f"the snapshot of step {order.save_step} is not here"
             self._saver.durable = replace(self._saver.durable, error=why, asked=order.save)
             return
-        await self._saver.save(record, order.sources, self._meta(order), keep=order.keep, asked=order.save)
+        await self._saver.save(record, order.sources, self._meta(order), asked=order.save)
 
     def _meta(self, order: MemberOrder) -> dict[str, object]:
         skip = list(order.launch.skip) if order.launch else []

@@ -29,7 +29,7 @@ from sidecar.links import LauncherLink, SupervisorLink
 from sidecar.pages import Pages
 from sidecar.peers import Fetcher
 from sidecar.prepare import Preparer, Unprepared
-from sidecar.saver import Saver
+from sidecar.saver import Retention, Saver
 from sidecar.sealing import Sealing
 
 log = logging.getLogger(__name__)
@@ -128,6 +128,7 @@ class Member:
         if order.generation > self.order.generation:
             self._launch, self.prepare_error = None, ""
         self.order = order
+        self.saver.retention = Retention(order.keep, order.lineage, order.proven)
         if order.drill is not None:
             self._drill(order.drill)
         self._wake.set()

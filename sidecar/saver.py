@@ -6,10 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast import checkpoint
 from holdfast.arena import Gone, Record
+from holdfast.lineage import Lineage, valid
 from holdfast.messages import Durable, Source
 from sidecar import background
 from sidecar.holdings import Holdings
@@ -18,8 +20,20 @@ from sidecar.peers import Fetcher, Unfetched
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What may be deleted from storage: all but the newest `keep` that are not void, and one of `proven`."""
+
+    keep: int = 3
+    lineage: tuple[Lineage, ...] = ()
+    proven: int = -1
+
+
 class Saver:
-    """One checkpoint at a time. `durable` is what the supervisor is told."""
+    """One checkpoint at a time. `durable` is what the supervisor is told.
+
+    `retention` may change while one is written: what holds at the end of that counts.
+    """
 
     def __init__(self, holdings: Holdings, fetcher: Fetcher, root: Path) -> None:
         self._holdings = holdings
@@ -27,6 +41,7 @@ class Saver:
         self._root = root
         self._one = asyncio.Lock()
         self.durable = Durable()
+        self.retention = Retention()
 
     async def save(
         self,
@@ -34,23 +49,25 @@ class Saver:
         sources: Iterable[Source],
         meta: Mapping[str, object],
         *,
-        keep: int,
         asked: int,
     ) -> None:
         """Make the snapshot `record` durable; the outcome is in `durable`. Never raises for storage.
 
-        A step that is on storage already is left as it is.
+        A step that is on storage already is left as it is. What `durable` names is on storage: one that gave
+        way to newer ones at once leaves the last that was named.
         """
         async with self._one:
-            await self._save(record, tuple(sources), meta, keep, asked)
+            await self._save(record, tuple(sources), meta, asked)
 
     async def _save(
-        self, record: Record, sources: tuple[Source, ...], meta: Mapping[str, object], keep: int, asked: int
+        self, record: Record, sources: tuple[Source, ...], meta: Mapping[str, object], asked: int
     ) -> None:
         began = time.monotonic()
         try:
             privates = await self._privates(record, sources)
-            path = await background.run(self._write, record, privates, dict(meta), keep)
+            self._refuse_void(record)
+            path = await background.run(self._write, record, privates, dict(meta))
+            self._refuse_void(record)
         except (OSError, ValueError, Gone, Unfetched) as error:
             log.warning("checkpoint failed", extra={"step": record.step, "error": str(error)})
             last = self.durable
@@ -60,6 +77,9 @@ class Saver:
             return
         took_s = time.monotonic() - began
         answered = max(asked, self.durable.asked)
+        if path is None:
+            self.durable = replace(self.durable, error="", asked=answered)
+            return
         self.durable = Durable(record.step, record.generation, str(path), round(took_s, 3), "", answered)
 
     async def _privates(self, record: Record, sources: tuple[Source, ...]) -> dict[str, bytes]:
@@ -90,9 +110,14 @@ class Saver:
                 log.info("peer did not help", extra={"error": str(error)})
         return None
 
+    def _refuse_void(self, record: Record) -> None:
+        if not valid(record.generation, record.step, self.retention.lineage):
+            raise ValueError(f"the snapshot of step {record.step} is void: the group resumed from before it")
+
     def _write(
-        self, record: Record, privates: Mapping[str, bytes], meta: Mapping[str, object], keep: int
-    ) -> Path:
+        self, record: Record, privates: Mapping[str, bytes], meta: Mapping[str, object]
+    ) -> Path | None:
+        """Return the checkpoint; None when it is one of those that there is no place for any more."""
         if not self._holdings.good(record):
             raise ValueError(f"the snapshot of step {record.step} fails its checksum")
         with self._holdings.arena.pin(record) as path:
@@ -104,12 +129,17 @@ class Saver:
                 files={"replicated.safetensors": path, **privates},
                 meta=meta,
                 created_at=time.time(),
+                known=self.retention.lineage,
             )
+        now = self.retention
         try:
-            checkpoint.retain(self._root, keep, frozenset({written}))
+            removed = checkpoint.retain(
+                self._root, now.keep, frozenset({written}), known=now.lineage, proven=now.proven
+            )
         except OSError as error:  # what is written stands; the next one tries again
             log.warning("old checkpoints stay", extra={"error": str(error)})
-        return written
+            return written
+        return None if written in removed else written
 
 
 def _generation(source: Source, record: Record) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypedDict
 
+from holdfast import lineage
 from holdfast.launcher_messages import Launch, Restore
 from holdfast.messages import Source
 from supervisor import faults as symptoms
@@ -15,7 +16,6 @@ from supervisor.view import (
     Done,
     End,
     Fault,
-    Lineage,
     Look,
     Memory,
     Open,
@@ -30,7 +30,6 @@ from supervisor.view import (
     Wait,
 )
 
-LINEAGE = 256  # beyond it nothing of that age is held anywhere
 HISTORY = 1000  # faults remembered: more than any restart budget
 LOST = 256  # members given up that are remembered: they are gone long before
 
@@ -177,7 +176,7 @@ def _start(view: View, action: Start, policy: Policy) -> Memory:
         launch=launch,
         sources=resumed.sources,
         peers=_peers(view, action.placement),
-        lineage=(*_needed(memory.lineage, resumed.step), Lineage(generation, resumed.step)),
+        lineage=lineage.extended(memory.lineage, generation, resumed.step),
         history=history,
         skip=action.skip,
         incident=_decided(view, action, policy) if memory.incident else None,
@@ -246,11 +245,6 @@ def _peers(view: View, placement: tuple[str, ...]) -> tuple[Source, ...]:
     urls = [m.report.peer_url if (m := view.member(name)) and m.report else "" for name in placement]
     ranks = range(view.memory.world_size)
     return tuple(Source(urls[rank // view.memory.nproc], rank) for rank in ranks)
-
-
-def _needed(lineage: tuple[Lineage, ...], step: int) -> tuple[Lineage, ...]:
-    """Drop what the new entry implies: an older resume point at or beyond its step."""
-    return tuple(each for each in lineage if each.step < step)[-LINEAGE:]
 
 
 def _past(view: View, cause: Fault) -> Past:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.launcher_messages import Marks
+from holdfast.lineage import valid
 from holdfast.messages import Drill
-from supervisor import apply, incident, journal, orders, resume
+from supervisor import apply, incident, journal, orders
 from supervisor.accounts import Accounts
 from supervisor.backend import Backend
 from supervisor.connections import Connections
@@ -257,7 +258,7 @@ def _doubts_storage(view: View, action: Action, after: Memory) -> bool:
     found = view.checkpoint
     if not isinstance(action, Start) or found is None:
         return False
-    return not resume.valid(found.generation, found.step, after.lineage)
+    return not valid(found.generation, found.step, after.lineage)
 
 
 def _is_same(before: Memory, after: Memory) -> bool:

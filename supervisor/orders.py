@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from holdfast.launcher_messages import RankStart
 from holdfast.messages import Drill, MemberOrder
 from supervisor.view import Memory, Policy
@@ -10,7 +12,15 @@ BUSY_S = 10.0  # a generation that has done no step by then no longer keeps new 
 
 
 def order_for(memory: Memory, member: str, policy: Policy, drill: Drill | None) -> MemberOrder:
-    """Return the wish for `member` that holds until the memory changes."""
+    """Return the wish for `member` that holds until the memory changes.
+
+    What may be deleted from storage goes with each: a checkpoint may still be under way.
+    """
+    order = _order_for(memory, member, policy, drill)
+    return replace(order, keep=policy.keep, lineage=memory.lineage)
+
+
+def _order_for(memory: Memory, member: str, policy: Policy, drill: Drill | None) -> MemberOrder:
     if memory.phase in ("stopping", "ended"):
         in_peace = memory.exit_code in (0, 130) and memory.stop != "now"
         grace_s = policy.grace_s if in_peace else 0.0
@@ -29,7 +39,6 @@ def order_for(memory: Memory, member: str, policy: Policy, drill: Drill | None) 
             just_in_time=_whole(memory),
             suspects=_suspects(memory),
             sources=(*memory.sources, *memory.peers) if mine else (),
-            keep=policy.keep,
             save=memory.save if mine else 0,
             save_step=memory.save_step,
             save_generation=memory.save_generation,
@@ -49,7 +58,6 @@ def _run(memory: Memory, member: str, policy: Policy, drill: Drill | None) -> Me
         sources=(*memory.sources, *memory.peers),
         settled=memory.settled,
         checkpoint_every_s=policy.checkpoint_every_s,
-        keep=policy.keep,
         save=memory.save if memory.settled and member == memory.save_member else 0,
         save_step=memory.save_step,
         save_generation=memory.save_generation,

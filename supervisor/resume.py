@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+from holdfast.lineage import Lineage, valid
 from holdfast.messages import MemberReport, PrivateHeld, Slot, Source
 from supervisor import faults as symptoms
 from supervisor import presence
-from supervisor.view import Checkpoint, Lineage, MemberView, Memory, Resume, View
+from supervisor.view import Checkpoint, MemberView, Memory, Resume, View
 
 FROM_THE_BEGINNING = Resume(0, 0, "none")
 TRIES = 4  # to restore one and the same state
@@ -38,11 +39,6 @@ def _given_up(memory: Memory) -> frozenset[str]:
     now = memory.incident.faults if memory.incident else ()
     failed.update({fault.signature for fault in now if fault.kind == "restore"})
     return frozenset(signature for signature, count in failed.items() if count >= TRIES)
-
-
-def valid(generation: int, step: int, lineage: tuple[Lineage, ...]) -> bool:
-    """False when a later generation resumed from before that step."""
-    return all(step <= later.step for later in lineage if later.generation > generation)
 
 
 def _newest_slot(view: View, at_most: int | None, given_up: frozenset[str]) -> Resume | None:

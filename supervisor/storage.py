@@ -7,10 +7,10 @@ import logging
 from pathlib import Path
 
 from holdfast import catalogue
+from holdfast.lineage import Lineage, valid
 from holdfast.manifest import Invalid
 from holdfast.messages import Durable
-from supervisor import resume
-from supervisor.view import Checkpoint, Lineage
+from supervisor.view import Checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Storage:
         for path, found in catalogue.look(self._root):
             if isinstance(found, Invalid):
                 why: str | None = str(found)
-            elif not resume.valid(found.generation, found.step, lineage):
+            elif not valid(found.generation, found.step, lineage):
                 continue
             else:
                 why = catalogue.verify(found)

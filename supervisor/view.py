@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from holdfast.launcher_messages import Launch
+from holdfast.lineage import Lineage
 from holdfast.messages import MemberReport, Source
 
 # Every kind of fault. Guide, metrics and wording are held against this list by tests.
@@ -62,14 +63,6 @@ class Resume:
     sources: tuple[Source, ...] = ()
     holders: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Lineage:
-    """Generation `generation` went on from `step`: what older ones did beyond it is void."""
-
-    generation: int
-    step: int
 
 
 @dataclass(frozen=True, slots=True)

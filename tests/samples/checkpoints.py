@@ -6,12 +6,17 @@ from pathlib import Path
 from types import MappingProxyType
 
 from holdfast.checkpoint import Found, scan, verify, write
+from holdfast.lineage import Lineage
 
 STATE, PRIVATE = "replicated.safetensors", "rank-00000.bin"
 
 
 def save(
-    root: Path, step: int, generation: int = 1, more: Mapping[str, bytes] = MappingProxyType({})
+    root: Path,
+    step: int,
+    generation: int = 1,
+    more: Mapping[str, bytes] = MappingProxyType({}),
+    known: tuple[Lineage, ...] = (),
 ) -> Path:
     files: dict[str, Path | bytes] = {STATE: state(step, generation), PRIVATE: b"private"}
     return write(
@@ -22,6 +27,7 @@ def save(
         files={**files, **more},
         meta={"model": "test", "generation": generation},
         created_at=1000.0 + step,
+        known=known,
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from holdfast import checkpoint, durable
 from holdfast.checkpoint import newest_whole, retain, scan, verify
+from holdfast.lineage import Lineage
 from tests.expendable import flip
 from tests.samples.checkpoints import STATE, assert_whole, names, save, steps
 from tests.torn.killing import killed_at_every_line
@@ -107,3 +108,39 @@ def test_a_deletion_killed_at_any_line_leaves_whole_checkpoints_or_none(memory: 
         retain(work, 2)
 
     assert killed_at_every_line(template, lambda work: work, act, check) >= 8
+
+
+def test_a_deletion_of_void_ones_killed_at_any_line_never_takes_one_that_counts(memory: Path) -> None:
+    template, known = memory / "template", (Lineage(2, 70),)
+    for step in (50, 60, 80, 90):
+        save(template, step)
+    save(template, 74, generation=2, known=known)
+
+    def check(work: Path, finished: bool) -> None:
+        assert checkpoint.broken(work) == ()
+        assert {74, 60} <= set(steps(work))
+        retain(work, 1, proven=65)
+        assert steps(work) == [74, 60]
+
+    def act(work: Path) -> None:
+        retain(work, 1, known=known, proven=65)
+
+    assert killed_at_every_line(template, lambda work: work, act, check) >= 8
+
+
+def test_a_writer_in_place_of_a_void_one_killed_at_any_line_leaves_one_of_the_two(memory: Path) -> None:
+    template, known = memory / "template", (Lineage(2, 1),)
+    save(template, 1)
+    save(template, 2)
+
+    def check(work: Path, finished: bool) -> None:
+        assert checkpoint.broken(work) == ()
+        assert all(verify(found) is None for found in scan(work))
+        assert [(found.step, found.generation) for found in scan(work)] == [(2, 1 + finished), (1, 1)] or (
+            not finished and scan(work)[0].generation == 2
+        )
+
+    def act(work: Path) -> None:
+        save(work, 2, generation=2, known=known)
+
+    assert killed_at_every_line(template, lambda work: work, act, check) >= 10

@@ -146,7 +146,7 @@ def test_the_oldest_beyond_the_count_go(memory: Path) -> None:
     assert [path.name for path in removed] == ["step-00000002", "step-00000001", "step-00000000"]
     assert steps(memory) == [4, 3]
     assert retain(memory, 2) == ()
-    with pytest.raises(ValueError, match="accepted is 1 or more"):
+    with pytest.raises(ValueError, match="expected 1 or more"):
         retain(memory, 0)
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.lineage import Lineage
 from holdfast.manifest import (
     FileEntry,
     Invalid,
@@ -78,6 +79,14 @@ def test_a_manifest_cut_anywhere_is_refused() -> None:
             unpack(raw[:end])
 
 
+def test_a_lineage_is_kept_and_one_of_before_has_none() -> None:
+    known = (Lineage(2, 0), Lineage(3, 1200))
+    raw = pack(dataclasses.replace(SAMPLE, lineage=known))
+    assert b'"lineage":[[2,0],[3,1200]]' in raw
+    assert unpack(raw).lineage == known
+    assert unpack(pack(SAMPLE)).lineage == ()
+
+
 HOSTILE = {
     "more than 67108864 bytes": bytes((64 << 20) + 1),
     "has format '1'": signed({"format": "1"}),
@@ -87,6 +96,12 @@ HOSTILE = {
     "has step -1": signed({"step": -1}),
     "has step True": signed({"step": True}),
     "has step 9223372036854775808": signed({"step": 2**63}),
+    "has lineage 'x'": signed({"lineage": "x"}),
+    "has lineage ": signed({"lineage": [[1, 1]] * 257}),
+    "has 1 in its lineage": signed({"lineage": [1]}),
+    "in its lineage, expected a generation and a step": signed({"lineage": [[1]]}),
+    "in its lineage, expected a generation": signed({"lineage": [[1, -1]]}),
+    "in its lineage, expected": signed({"lineage": [[True, 1]]}),
     "has generation 'x'": signed({"generation": "x"}),
     "has world_size 0, accepted is 1 to": signed({"world_size": 0}),
     "has created 'now'": signed({"created": "now"}),

@@ -8,10 +8,13 @@ import pytest
 
 from holdfast import catalogue, checkpoint
 from holdfast.arena import Record
+from holdfast.lineage import Lineage
 from holdfast.messages import Source
-from sidecar.saver import Saver
+from sidecar.saver import Retention, Saver
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
 from tests.unit.sidecar.peering import fetching, serving
+
+DEFAULT = Retention()
 
 
 @pytest.fixture
@@ -27,11 +30,17 @@ def there() -> Iterator[Path]:
 
 
 async def saved(
-    here: Path, root: Path, record: Record, *sources: Source, asked: int = 1, keep: int = 3
+    here: Path,
+    root: Path,
+    record: Record,
+    *sources: Source,
+    asked: int = 1,
+    retention: Retention = DEFAULT,
 ) -> Saver:
     async with fetching(here) as fetcher:
         saver = Saver(holdings(here), fetcher, root)
-        await saver.save(record, sources, {"skip": [3]}, keep=keep, asked=asked)
+        saver.retention = retention
+        await saver.save(record, sources, {"skip": [3]}, asked=asked)
         return saver
 
 
@@ -109,15 +118,15 @@ async def test_storage_that_is_away_is_told_and_what_was_durable_stays_so(here: 
     root = tmp_path / "storage"
     async with fetching(here) as fetcher:
         saver = Saver(holdings(here), fetcher, root)
-        await saver.save(ready(here), (), {}, keep=3, asked=1)
+        await saver.save(ready(here), (), {}, asked=1)
         root.rename(tmp_path / "away")
         root.write_bytes(b"no directory any more")
-        await saver.save(ready(here, 8), (), {}, keep=3, asked=2)
+        await saver.save(ready(here, 8), (), {}, asked=2)
         assert (saver.durable.step, saver.durable.asked) == (7, 2)
         assert saver.durable.error != ""
         root.unlink()
         (tmp_path / "away").rename(root)
-        await saver.save(ready(here, 9), (), {}, keep=3, asked=3)
+        await saver.save(ready(here, 9), (), {}, asked=3)
     assert (saver.durable.step, saver.durable.error) == (9, "")
     assert [each.step for each in checkpoint.scan(root)] == [9, 7]
 
@@ -125,18 +134,19 @@ async def test_storage_that_is_away_is_told_and_what_was_durable_stays_so(here: 
 async def test_the_oldest_beyond_the_count_are_deleted(here: Path, tmp_path: Path) -> None:
     async with fetching(here) as fetcher:
         saver = Saver(holdings(here), fetcher, tmp_path)
+        saver.retention = Retention(2)
         for step in range(1, 5):
-            await saver.save(ready(here, step), (), {}, keep=2, asked=0)
+            await saver.save(ready(here, step), (), {}, asked=0)
     assert [each.step for each in checkpoint.scan(tmp_path)] == [4, 3]
 
 
 async def test_old_checkpoints_that_cannot_be_deleted_are_no_failure(here: Path, tmp_path: Path) -> None:
-    await saved(here, tmp_path, ready(here, 1), keep=1)
+    await saved(here, tmp_path, ready(here, 1), retention=Retention(1))
     stubborn = tmp_path / "step-00000001" / "replicated.safetensors"
     stubborn.unlink()
     stubborn.mkdir()
     (stubborn / "x").mkdir(mode=0)
-    saver = await saved(here, tmp_path, ready(here, 2), keep=1)
+    saver = await saved(here, tmp_path, ready(here, 2), retention=Retention(1))
     assert (saver.durable.step, saver.durable.error) == (2, "")
 
 
@@ -153,8 +163,59 @@ async def test_one_checkpoint_is_written_at_a_time(here: Path, tmp_path: Path) -
     records = ready(here, 1), ready(here, 2)
     async with fetching(here) as fetcher:
         saver = Saver(holdings(here), fetcher, tmp_path)
-        await asyncio.gather(
-            *(saver.save(each, (), {}, keep=3, asked=n) for n, each in enumerate(records, 1))
-        )
+        await asyncio.gather(*(saver.save(each, (), {}, asked=n) for n, each in enumerate(records, 1)))
     assert (saver.durable.step, saver.durable.asked, saver.durable.error) == (2, 2, "")
     assert [each.step for each in checkpoint.scan(tmp_path)] == [2, 1]
+
+
+async def test_void_checkpoints_neither_stay_nor_take_the_place_of_others(here: Path, tmp_path: Path) -> None:
+    for step in (80, 90, 100):
+        await saved(here, tmp_path, ready(here, step))
+    known = (Lineage(3, 70),)
+    retention = Retention(3, known)
+    record = snapshot(here, 3, 74)
+    private(here, 0, 3, 74)
+    private(here, 1, 3, 74)
+    saver = await saved(here, tmp_path, record, retention=retention)
+    assert (saver.durable.step, saver.durable.error) == (74, "")
+    assert [(each.step, each.lineage) for each in checkpoint.scan(tmp_path)] == [(74, known)]
+    assert Path(saver.durable.path).is_dir()
+
+
+async def test_what_the_group_went_back_behind_meanwhile_is_not_told_as_durable(
+    here: Path, tmp_path: Path
+) -> None:
+    await saved(here, tmp_path, ready(here, 60))
+    record = ready(here, 100)
+    saver = await saved(here, tmp_path, record, retention=Retention(3, (Lineage(3, 70),)), asked=6)
+    assert (saver.durable.step, saver.durable.asked) == (-1, 6)
+    assert saver.durable.error == "the snapshot of step 100 is void: the group resumed from before it"
+    assert [each.step for each in checkpoint.scan(tmp_path)] == [60]
+
+
+async def test_one_that_newer_ones_leave_no_place_for_is_not_told_as_durable(
+    here: Path, tmp_path: Path
+) -> None:
+    async with fetching(here) as fetcher:
+        saver = Saver(holdings(here), fetcher, tmp_path)
+        saver.retention = Retention(1)
+        await saver.save(ready(here, 9), (), {}, asked=1)
+        await saver.save(ready(here, 5), (), {}, asked=2)
+    assert (saver.durable.step, saver.durable.asked, saver.durable.error) == (9, 2, "")
+    assert Path(saver.durable.path).is_dir()
+    assert [each.step for each in checkpoint.scan(tmp_path)] == [9]
+
+
+async def test_what_holds_when_it_is_written_decides_what_is_deleted(here: Path, tmp_path: Path) -> None:
+    """An order that comes while gigabytes are written is newer than the one that asked for them."""
+    for step in (60, 80):
+        await saved(here, tmp_path, ready(here, step))
+    async with fetching(here) as fetcher:
+        saver = Saver(holdings(here), fetcher, tmp_path)
+        saver.retention = Retention(1)
+        task = asyncio.create_task(saver.save(ready(here, 90), (), {}, asked=0))
+        await asyncio.sleep(0)
+        saver.retention = Retention(1, (Lineage(3, 70),))
+        await task
+    assert saver.durable.step == -1
+    assert [each.step for each in checkpoint.scan(tmp_path)] == [60]

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from holdfast.lineage import Lineage
 from holdfast.messages import Look as Looked
 from supervisor.apply import LOST, apply, asked_to_stop
 from supervisor.view import (
     Dismiss,
     End,
-    Lineage,
     Look,
     Memory,
     Open,

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from holdfast.launcher_messages import RankStart
+from holdfast.lineage import Lineage
 from holdfast.messages import Drill, MemberOrder, Source
 from supervisor.orders import BUSY_S, order_for, wants_members
 from supervisor.view import Open, Policy
@@ -25,6 +26,15 @@ def test_each_member_is_told_its_own_ranks() -> None:
     told = order("m1", generation=3, settled=True)
     assert (told.do, told.generation, told.launch, told.settled) == ("run", 3, LAUNCH, True)
     assert (told.checkpoint_every_s, told.keep) == (9.0, 4)
+
+
+@pytest.mark.parametrize(
+    "phase", ["forming", "running", "looking", "securing", "saving", "stopping", "ended"]
+)
+@pytest.mark.parametrize("member", ["m0", "m2"])
+def test_what_may_be_deleted_from_storage_goes_with_every_order(phase: str, member: str) -> None:
+    told = order(member, phase=phase, lineage=(Lineage(2, 9),))
+    assert (told.keep, told.lineage) == (4, (Lineage(2, 9),))
 
 
 def test_members_without_ranks_stay_warm() -> None:

@@ -4,13 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from holdfast.lineage import Lineage
 from holdfast.messages import Slot, Source
 from supervisor import faults, resume
-from supervisor.apply import _needed
-from supervisor.view import Checkpoint, Lineage, MemberView, Past, View
+from supervisor.view import Checkpoint, MemberView, Past, View
 from tests.unit.supervisor.views import holding, member, memory, view
 
 BOTH = ((0, 1, 10), (1, 1, 10))
@@ -104,15 +102,3 @@ def test_what_could_not_be_restored_again_and_again_is_passed_over() -> None:
     past = Past("restore", -1, "m0", 10, faults.restore_signature("slot", 1, 10), 0, 1)
     assert point(held, history=(past,) * (resume.TRIES - 1)) == ("slot", 1, 10)
     assert point(held, history=(past,) * resume.TRIES) == ("slot", 1, 8)
-
-
-@given(st.lists(st.integers(0, 12), max_size=10))
-def test_a_pruned_lineage_judges_every_state_like_the_whole_one(resumed: list[int]) -> None:
-    whole: tuple[Lineage, ...] = ()
-    pruned: tuple[Lineage, ...] = ()
-    for number, step in enumerate(resumed, 1):
-        whole = (*whole, Lineage(number, step))
-        pruned = (*_needed(pruned, step), Lineage(number, step))
-        for generation in range(number + 1):
-            for at in range(14):
-                assert resume.valid(generation, at, pruned) == resume.valid(generation, at, whole)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from holdfast import checkpoint
+from holdfast.lineage import Lineage
 from holdfast.messages import Durable
 from supervisor.storage import Storage
-from supervisor.view import Lineage
 
 
 def write(root: Path, step: int, generation: int = 1, skip: tuple[object, ...] = ()) -> Durable:
