@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """A rank tells its launcher: born, parked, started, settled, flag, failing, secured."""
+    """A rank tells its launcher: born, parked, started, settled, flag, failing, secured, where."""
 
     what: str
     pid: int = 0
@@ -27,11 +27,12 @@ class Say:
     flag: Flag | None = None
     ending: Ending | None = None
     secured: Secured | None = None
+    where: str = ""  # as `holdfast.whereabouts` has it
 
 
 @dataclass(frozen=True, slots=True)
 class Do:
-    """A launcher tells its rank: fork (zygote), start, secure, drill. A keeper its template: member, part."""
+    """A launcher tells its rank: fork (zygote), start, secure, where, drill. A keeper its template: member, part."""
 
     what: str
     launch: Launch | None = None

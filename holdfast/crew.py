@@ -40,6 +40,7 @@ class Crew:
                 seat.ending,
                 seat.flag,
                 seat.marks,
+                seat.where,
             )
             for seat in self.seats
         )
@@ -108,6 +109,8 @@ class Crew:
             seat.marks = said.marks
         elif said.what == "secured" and said.secured is not None:
             self.securing.hear(said.secured)
+        elif said.what == "where":
+            seat.where = said.where
 
     def lose(self, process: Process, ended: Ending) -> None:
         self.dying.discard(process)
@@ -116,6 +119,14 @@ class Crew:
                 seat.ending = ended if seat.ending is None or ended.signal else seat.ending
                 seat.exited = True
                 self.securing.someone_left()
+
+    def ask_where(self) -> None:
+        """Ask all who live what they are doing: a wait for a dead peer is no work to be waited for."""
+        for _, process in survivors(self.seats):
+            try:
+                channel.send(process.control, Do("where"))
+            except (channel.Closed, OSError):
+                continue
 
     # -- ends
 

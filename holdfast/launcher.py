@@ -155,6 +155,7 @@ class Launcher:
 
     def _secure(self, order: LauncherOrder) -> None:
         securing = self.crew.securing
+        self.crew.ask_where()
         if not securing.begin():
             return
         more_s = progress.COPIES * securing.copy_s()
@@ -247,6 +248,7 @@ class Launcher:
 _OF_THE_PRESENT: Mapping[str, Callable[[Launcher, LauncherOrder], None]] = MappingProxyType(
     {  # orders that are for the ranks of one generation
         "secure": Launcher._secure,
+        "where": lambda here, _: here.crew.ask_where(),
         "settle": lambda here, _: here._refill(),
         "drill": lambda here, order: here.crew.drill(order.local_rank, order.what),
         "kill": lambda here, _: here.crew.kill_all(),

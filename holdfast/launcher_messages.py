@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 OUT_OF_MEMORY = "out of memory"  # begins the message of a process that the kernel killed for that
+COLLECTIVE = "collective"  # where a rank is that waits for its peers
 NO_ROOM = "no slot is free"  # why a state that is whole could not be secured: somebody holds its place
 
 
@@ -61,6 +62,7 @@ class RankState:
     ending: Ending | None = None
     flag: Flag | None = None
     marks: Marks = field(default_factory=Marks)
+    where: str = ""  # what its main thread does (`holdfast.whereabouts`), when it was last asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class LauncherOrder:
-    """What a sidecar wants of its launcher: run, secure, settle, stop, signal, drill."""
+    """What a sidecar wants of its launcher: run, secure, where, settle, stop, signal, drill."""
 
     do: str
     generation: int = 0

@@ -36,6 +36,11 @@ class Progress:
     own_data_s: float = 0.0  # the part of `own_s` that comes before the forward pass
     own_steps: int = 0  # of the window
     snapshot_s: float = 0.0  # that the last one took
+    tail_s: float = (
+        0.0  # it has worked so long after its last commit, to its end if it has ended; 0: it has not
+    )
+    tail_usual_s: float = 0.0  # median of such work
+    pause_left_s: float = 0.0  # of the limit that the present pause declared
 
 
 @dataclass(frozen=True, slots=True)

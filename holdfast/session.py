@@ -21,6 +21,7 @@ from holdfast.launcher_messages import Flag, Launch, Marks, RankStart, Secured
 from holdfast.rehearse import rehearse
 from holdfast.state import State
 from holdfast.torchrun import rank_environment
+from holdfast.whereabouts import whereabouts
 
 if TYPE_CHECKING:
     import torch
@@ -207,7 +208,9 @@ class Session:
 
     def _obey(self, order: Do) -> None:
         assert self._runtime is not None
-        if order.what == "secure":
+        if order.what == "where":
+            self._runtime.say(Say("where", where=whereabouts()))
+        elif order.what == "secure":
             self._secure(self._runtime, order.generation)
         elif order.what == "drill":
             self._obey_drill(order.drill)

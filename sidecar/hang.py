@@ -22,7 +22,7 @@ from holdfast.progress import Phase, Progress, spoken
 
 KEPT = 256
 _WORK = frozenset({Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.TAIL})
-_PAUSES = frozenset({Phase.CHECKPOINT, Phase.EVAL, Phase.PAUSED})
+PAUSES = frozenset({Phase.CHECKPOINT, Phase.EVAL, Phase.PAUSED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def limit_s(progress: Progress, stats: StepStats, policy: HangPolicy) -> float:
     """Return how long the present activity may take, in seconds; infinite for IDLE and DONE."""
     if progress.failed_ns:
         return policy.finish_s
-    if progress.phase in _PAUSES:
+    if progress.phase in PAUSES:
         return progress.pause_limit_s if progress.pause_limit_s > 0 else policy.pause_s
     if progress.phase in (Phase.IDLE, Phase.DONE):
         return math.inf
@@ -102,7 +102,7 @@ def since_ns(progress: Progress) -> int:
 
 def activity(progress: Progress) -> str:
     """Return what the rank is doing, for people. The label of a pause stays in the page after it."""
-    if progress.phase in _PAUSES and progress.pause_label:
+    if progress.phase in PAUSES and progress.pause_label:
         return progress.pause_label
     return spoken(progress.phase)
 

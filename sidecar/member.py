@@ -17,8 +17,9 @@ from functools import partial
 
 from holdfast import osproc, silence
 from holdfast.beat import left_s
-from holdfast.launcher_messages import Launch, LauncherOrder, RankStart
+from holdfast.launcher_messages import Launch, LauncherOrder, LauncherState, RankStart
 from holdfast.messages import PROTOCOL, Drill, Look, MemberOrder, MemberReport, PrivateHeld, Slot, Stall
+from holdfast.progress import tail_began_ns
 from holdfast.silence import Silence
 from sidecar import stacks
 from sidecar.checkpoints import Checkpoints
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 UNMODIFIED_FLOOR_S = 60.0  # a script that declares nothing may evaluate or save at any time
 LATE_S = 0.1  # that a machine at work may be late: no excuse for anybody
 SOONEST_S = 0.01  # between two looks
+ASK_ROUNDS = 50  # looks at work after a commit between two questions what it is
 AGAIN_S = 1.0  # until something is tried again that should not have failed
 SAVE_LOOK_S = 0.25  # at whether the interval between checkpoints is over
 
@@ -71,6 +73,7 @@ class Member:
         self.looks: tuple[Look, ...] = ()
         self.looked_for = self.look = 0
         self.secured_for = 0
+        self._followed = 0  # generation whose work after commits was followed to its end
         self.unusable: tuple[Slot, ...] = ()
         self.prepare_error = ""
         self.prepare_generation = 0
@@ -89,18 +92,19 @@ class Member:
         """Return everything that the supervisor may want to know."""
         self._sequence += 1
         state = self.launcher.state
+        now_ns = time.monotonic_ns()
         return MemberReport(
             protocol=PROTOCOL,
             member=self.config.member,
             node=self.config.node,
             sidecar_pid=os.getpid(),
             sequence=self._sequence,
-            now_ns=time.monotonic_ns(),
+            now_ns=now_ns,
             nproc=self.config.nproc,
             launcher=state,
             launcher_silent=self.silent,
             peer_url=self.peer_url,
-            progress=self.pages.progress(state.generation) if state else (),
+            progress=self.pages.progress(state.generation, now_ns, _ended(state)) if state else (),
             stalls=self.stalls,
             looks=self.looks,
             looked_for=self.looked_for,
@@ -148,8 +152,11 @@ class Member:
                     self._begin(f"prepare-{order.generation}", self._run(order))
             elif order.settled:
                 self.launcher.send(LauncherOrder("settle", order.generation))
-        elif order.do == "secure" and self.secured_for < order.generation:
-            self._secure(order)
+        elif order.do == "secure":
+            if self.secured_for < order.generation:
+                self._secure(order)
+            if self._followed < order.generation:
+                self._begin(f"tails-{order.generation}", self._follow(order.generation))
         elif order.do == "look" and (self.looked_for, self.look) != (order.generation, order.look):
             self._begin(f"look-{order.generation}-{order.look}", self._look(order.generation, order.look))
         elif order.do == "idle":  # others have taken their places
@@ -211,6 +218,30 @@ class Member:
         self._privates = self.holdings.privates()
         self.secured_for = order.generation
         self._changed()
+
+    async def _follow(self, generation: int) -> None:
+        """Tell of the end of each work after a commit: what a restart would cut off is waited for."""
+        rounds, before = 0, frozenset[int]()
+        while self.order.do == "secure" and self.order.generation == generation:
+            tails = self._tails(generation)
+            if tails != before:
+                before = tails
+                self._changed()
+            if not tails and self.secured_for >= generation:
+                break
+            if tails and rounds % ASK_ROUNDS == 0:
+                self.launcher.send(LauncherOrder("where", generation))
+            rounds += 1
+            await asyncio.sleep(SOONEST_S)
+        self._followed = generation
+
+    def _tails(self, generation: int) -> frozenset[int]:
+        state = self.launcher.state
+        if state is None:
+            return frozenset()
+        alive = {rank.rank for rank in state.ranks if rank.state == "running"}
+        found = self.pages.raw(generation)
+        return frozenset(each.rank for each in found if each.rank in alive and tail_began_ns(each))
 
     async def _look(self, generation: int, number: int) -> None:
         self.looks = await stacks.look_at_all(self.pages.raw(generation))
@@ -292,3 +323,7 @@ class Member:
     def _leads(self) -> bool:
         state = self.launcher.state
         return state is not None and any(each.rank == 0 for each in state.ranks)
+
+
+def _ended(state: LauncherState) -> dict[int, int]:
+    return {rank.rank: rank.ending.at_ns for rank in state.ranks if rank.ending is not None}

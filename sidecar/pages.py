@@ -6,15 +6,18 @@ import math
 import mmap
 import os
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from holdfast import messages
 from holdfast import progress as pages
 from holdfast.progress import Phase
-from sidecar.hang import HangPolicy, StepStats, activity, left_s, since_ns, stalled
+from sidecar.hang import PAUSES, HangPolicy, StepStats, activity, left_s, since_ns, stalled
 from sidecar.own import OwnTime
 
+_NOBODY: Mapping[int, int] = MappingProxyType({})
 RECENT = 32  # step times whose median is the usual one
 
 
@@ -74,12 +77,17 @@ class Pages:
         self.left_s = min(left)
         return stalls
 
-    def progress(self, generation: int) -> tuple[messages.Progress, ...]:
-        """Return what the pages of `generation` say now: what is told of a fault beside them is not older."""
+    def progress(
+        self, generation: int, now_ns: int = 0, ended: Mapping[int, int] = _NOBODY
+    ) -> tuple[messages.Progress, ...]:
+        """Return what the pages of `generation` say now: what is told of a fault beside them is not older.
+
+        `ended` has the time when a rank ended: from then on its page stands still, and the clock does not.
+        """
         for local_rank, watched in enumerate(self._watched):
             self._read(local_rank, watched)
         return tuple(
-            _message(watched.last, watched.stats, watched.own)
+            _message(watched, watched.last, ended.get(watched.last.rank, now_ns))
             for watched in self._watched
             if watched.last is not None and watched.last.generation == generation
         )
@@ -134,9 +142,11 @@ class Pages:
         watched.stats = watched.stats.extended(times_s or ())
 
 
-def _message(found: pages.Progress, stats: StepStats, own: OwnTime) -> messages.Progress:
+def _message(watched: Watched, found: pages.Progress, now_ns: int) -> messages.Progress:
+    stats, own = watched.stats, watched.own
     recent = stats.times_s[-RECENT:]
     own = own if own.generation == found.generation else OwnTime()
+    tail_s, usual_s, left_s = _tail(watched, found, now_ns)
     return messages.Progress(
         rank=found.rank,
         step=found.step,
@@ -155,4 +165,18 @@ def _message(found: pages.Progress, stats: StepStats, own: OwnTime) -> messages.
         own_least_s=round(own.least_s, 6),
         own_data_s=round(own.data_s, 6),
         own_steps=own.window,
+        tail_s=tail_s,
+        tail_usual_s=usual_s,
+        pause_left_s=left_s,
     )
+
+
+def _tail(watched: Watched, found: pages.Progress, now_ns: int) -> tuple[float, float, float]:
+    """Return how long a rank works after its commit, how long it usually does, and a pause's time left."""
+    began_ns = pages.tail_began_ns(found)
+    if not began_ns or watched.memory is None:
+        return 0.0, 0.0, 0.0
+    times_s = pages.tail_times_s(watched.memory) or ()
+    usual_s = statistics.median(times_s[:-1]) if len(times_s) > 1 else 0.0
+    left_s = found.pause_limit_s - (now_ns - found.phase_since_ns) / 1e9 if found.phase in PAUSES else 0.0
+    return max(1e-6, round((now_ns - began_ns) / 1e9, 6)), round(usual_s, 6), round(max(0.0, left_s), 3)

@@ -9,7 +9,7 @@ from holdfast import lineage
 from holdfast.launcher_messages import Launch, Restore
 from holdfast.messages import Source
 from supervisor import faults as symptoms
-from supervisor import lost_track, presence, remedy, reported, suspect
+from supervisor import lost_track, presence, remedy, reported, suspect, unfinished
 from supervisor.view import (
     Action,
     Dismiss,
@@ -18,6 +18,7 @@ from supervisor.view import (
     Fault,
     Look,
     Memory,
+    Missed,
     Open,
     Past,
     Policy,
@@ -181,9 +182,16 @@ def _start(view: View, action: Start, policy: Policy) -> Memory:
         skip=action.skip,
         incident=_decided(view, action, policy) if memory.incident else None,
         settled=False,
+        missed=(*memory.missed, *_missed(memory, action))[-HISTORY:],
         lost=(*memory.lost, *_left_behind(view, action, policy))[-LOST:],
         **_emergency(memory, action),
     )
+
+
+def _missed(memory: Memory, action: Start) -> tuple[Missed, ...]:
+    number = memory.incident.number if memory.incident is not None else 0
+    undone = unfinished.missed(action.cut, action.resume.step)
+    return tuple(Missed(number, each.rank, each.step) for each in undone)
 
 
 def _decided(view: View, action: Start, policy: Policy) -> Open:
@@ -204,6 +212,7 @@ def _decided(view: View, action: Start, policy: Policy) -> Open:
         evidence=(*incident.evidence, *action.evidence, *resumed.notes),
         reached=reached,
         lost=lost if lost == 0 or reported.kept(view) else None,
+        cut=action.cut,
     )
 
 

@@ -3,12 +3,40 @@
 from __future__ import annotations
 
 from supervisor import presence, remedy
-from supervisor.view import Action, Done, End, Fault, Policy, Save, View, Wait
+from supervisor.view import Action, Done, End, Fault, Memory, Policy, Save, View, Wait
 
 EXIT_INTERRUPTED = 130
+EXIT_CUT_SHORT = 3  # the script finished, and not all that it did after its commits was done
+_FINISHED = "all ranks have finished"
+_NAMED = 3  # of what was cut short, in the last line
 _S = 1_000_000_000
 _IDLE_S = 60.0
 _SLACK_S = 10.0  # beyond the members' own grace, before they are left to whoever keeps them
+
+
+def finished(view: View) -> End:
+    """End a run whose ranks have all finished, with 0 only if nothing of the script's work is missing."""
+    missed = view.memory.missed
+    if not missed:
+        return End(0, _FINISHED)
+    times = "1 time" if len(missed) == 1 else f"{len(missed)} times"
+    named = ", ".join(f"rank {each.rank} after step {each.step}" for each in missed[:_NAMED])
+    more = f" and {len(missed) - _NAMED} more" if len(missed) > _NAMED else ""
+    why = (
+        f"work after commit was cut short {times}: {named}{more} (see holdfast explain {missed[0].incident})"
+    )
+    return End(EXIT_CUT_SHORT, f"{_FINISHED}; {why}")
+
+
+def last_line(memory: Memory) -> str:
+    """Say how the run ended and how many incidents it had."""
+    count = memory.incidents - memory.before
+    said = "1 incident" if count == 1 else f"{count} incidents"
+    if not count:
+        return memory.why
+    if memory.why.startswith(_FINISHED):
+        return f"{_FINISHED} after {said}{memory.why.removeprefix(_FINISHED)}"
+    return f"{memory.why} ({said})"
 
 
 def save_and_end(view: View, found: tuple[Fault, ...]) -> Action:

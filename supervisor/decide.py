@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from holdfast import progress
-from supervisor import closing, looking, lost_track, orders, placing, presence, remedy, reported
+from supervisor import closing, looking, lost_track, orders, placing, presence, remedy, reported, unfinished
 from supervisor import faults as symptoms
 from supervisor.closing import EXIT_INTERRUPTED
 from supervisor.view import (
@@ -94,7 +94,7 @@ def _running(view: View, policy: Policy) -> Action:
     if first_ns is not None:
         return Settle(first_ns, f"generation {memory.generation} has done its first step")
     if _is_finished(view):
-        return End(0, "all ranks have finished")
+        return closing.finished(view)
     if memory.stop:
         return Secure((), True, "stop asked: securing the state first")
     until_ns = view.now_ns + int(placing.next_silence_s(view, policy, IDLE_S) * _S)
@@ -152,9 +152,12 @@ def _securing(view: View, policy: Policy) -> Action:
     deadline = memory.since_ns + int(limit_s * _S)
     if waiting and view.now_ns < deadline:
         return Wait(deadline, f"securing on {', '.join(waiting)}")
+    unfinished_wait = unfinished.wait(view, policy)
+    if unfinished_wait is not None:
+        return unfinished_wait
     found = symptoms.gathered(view, policy)
     if not found and _is_finished(view):
-        return End(0, "all ranks have finished")
+        return closing.finished(view)
     if not found:
         return closing.save_and_end(view, ())
     cause = symptoms.root(found)

@@ -39,6 +39,7 @@ def record(incident: Open, marks: Marks | None) -> dict[str, Any]:
         "remedy": incident.remedy,
         "why": incident.why,
         "resume": _resume(incident),
+        "cut_short": _cut_short(incident),
         "evidence": list(incident.evidence),
         "faults": [_fault(each) for each in incident.faults],
         "decision": {"action": incident.remedy, "why": incident.why},
@@ -60,6 +61,21 @@ def superseded(incident: Open, by: Open) -> dict[str, Any]:
 
 def _since(incident: Open, at_ns: int) -> float:
     return round(max(0, at_ns - incident.fault_ns) / 1e9, 6)
+
+
+def _cut_short(incident: Open) -> list[dict[str, Any]]:
+    """Return the work after commits that the fault cut off; `again`: the group comes back to it."""
+    step = incident.resume.step if incident.resume is not None else None
+    return [
+        {
+            "rank": each.rank,
+            "step": each.step,
+            "after_s": each.after_s,
+            "again": step is not None and step <= each.at_most,
+        }
+        for each in incident.cut
+        if each.after_s
+    ]
 
 
 def _resume(incident: Open) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from typing import Any
 from holdfast.launcher_messages import Marks
 from holdfast.lineage import valid
 from holdfast.messages import Drill
-from supervisor import apply, incident, journal, orders
+from supervisor import apply, closing, incident, journal, orders
 from supervisor.accounts import Accounts
 from supervisor.backend import Backend
 from supervisor.connections import Connections
@@ -166,7 +166,7 @@ class Job:
         memory = self.memory
         self.accounts.ledger.advance(max(time.monotonic_ns(), self.accounts.ledger.at_ns))
         self.records.status(self.view(), self.accounts, self.storage.found, self.storage.notes)
-        self.backend.finish(memory.exit_code or 0, memory.why, memory.message)
+        self.backend.finish(memory.exit_code or 0, closing.last_line(memory), memory.message)
         self.journal.close()
         self.ended.set()
 
@@ -248,6 +248,7 @@ def _begin(policy: Policy, held: Memory | None, fresh: bool) -> Memory:
         lineage=held.lineage,
         skip=held.skip,
         incidents=held.incidents,
+        before=held.incidents,
     )
 
 

@@ -106,6 +106,10 @@ def build(
         "checkpoint": _checkpoint(view, checkpoint),
         "resumed": _resumed(view),
         "skip": list(memory.skip),
+        "cut_short": [
+            {"incident": incidents.identity(each.incident), "rank": each.rank, "step": each.step}
+            for each in memory.missed
+        ],
         "exit_code": memory.exit_code,
         "message": memory.why,
         "traceback": memory.message,

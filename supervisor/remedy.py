@@ -6,13 +6,15 @@ import re
 
 from holdfast.launcher_messages import OUT_OF_MEMORY, LauncherState
 from supervisor import faults as symptoms
-from supervisor import placing, replicas, resume
-from supervisor.view import End, Fault, Past, Policy, Resume, Start, View
+from supervisor import placing, replicas, resume, unfinished
+from supervisor.view import Cut, End, Fault, Past, Policy, Resume, Start, View
 
 NUMERIC = frozenset({"nan", "inf", "loss_jump"})
 SPOILING = NUMERIC | {replicas.KIND}  # of which the survivors' state is no better
 _SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): ", re.MULTILINE)
 _FROM_OUTSIDE = (9, 15)  # SIGKILL and SIGTERM
+MAX_TYPOS = 2  # the second time says that it was no accident
+_TYPOS = frozenset({"TypeError", "AttributeError", "NameError", "ImportError", "ModuleNotFoundError"})
 MAX_WARM_FAILURES = 3  # processes in a row that died before they joined
 WORKED_S = 60.0  # a generation that lived so long did something, though it may show no steps
 _S = 1_000_000_000
@@ -62,8 +64,11 @@ def verdict(view: View, policy: Policy, cause: Fault) -> End | None:
         return End(1, _names_batch(cause) + "; --skip-bad-batches would pass over it", "", cause)
     same = _identical(view, cause)
     limit = policy.identical_failures if cause.kind == "exception" else policy.identical_crashes
+    if _is_typo(view, cause):
+        limit = min(limit, MAX_TYPOS)
     if cause.kind in ("exception", "crash", "victim", "hang") and same + 1 >= limit:
-        why = f"{cause.detail}: {same + 1} times the same, at step {cause.step}; a bug, not a fault"
+        where = f"at step {cause.step}" if cause.step >= 0 else "before the first step"
+        why = f"{cause.detail}: {same + 1} times the same, {where}; a bug, not a fault"
         return End(code, why, cause.message, cause)
     recent = [p for p in history if view.now_ns - p.at_ns < policy.restart_window_s * _S]
     if len(recent) >= policy.max_restarts:
@@ -71,6 +76,13 @@ def verdict(view: View, policy: Policy, cause: Fault) -> End | None:
         why = f"{len(recent)} restarts in {hours:g} h are the limit (--max-restarts): {cause.detail}"
         return End(code, why, cause.message, cause)
     return None
+
+
+def _is_typo(view: View, cause: Fault) -> bool:
+    """True for an error that a program makes each time, in a run that has never done a step."""
+    trained = worked(view, cause) or any(past.worked for past in view.memory.history)
+    name = cause.signature.split(" ")[1:2]
+    return cause.kind == "exception" and not trained and name != [] and name[0] in _TYPOS
 
 
 def _exit_code(cause: Fault) -> int:
@@ -131,7 +143,17 @@ def start(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, .
     """
     placement = placing.able(view, policy)
     skip, evidence = _skipped(view, policy, cause)
-    resumed = resume_point(view, at_most(found))
+    cuts = unfinished.cut(view, found)
+    resumed = _before(view, cuts, at_most(found))
+    undone = unfinished.missed(cuts, resumed.step)
+    lost = next(
+        (fault for fault in found for each in undone if each.raised and fault.rank == each.rank), None
+    )
+    if lost is not None and cause is not None:  # to go on would be to pass over it
+        why = (
+            f"{lost.detail} after step {lost.step}, and no state from before it is left to try it again from"
+        )
+        return End(_exit_code(lost), why, lost.message, lost)
     if resumed.source == "checkpoint" and view.checkpoint is not None:
         if view.checkpoint.world_size != view.memory.world_size:
             there, here = view.checkpoint.world_size, view.memory.world_size
@@ -153,9 +175,24 @@ def start(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, .
         master_port=master.report.launcher.port,
         cause=cause,
         remedy=_remedy(cause, bool(moved)),
-        evidence=evidence,
+        evidence=(*evidence, *(_said(each, undone) for each in cuts if each.after_s)),
         why=_why(cause, resumed, moved),
+        cut=cuts,
     )
+
+
+def _before(view: View, cuts: tuple[Cut, ...], bound: int | None) -> Resume:
+    """Return where to resume so that what was cut off is done again, if there is such a state of this run."""
+    limit = unfinished.at_most(cuts, bound)
+    if limit == bound:
+        return resume_point(view, bound)
+    resumed = resume_point(view, limit)
+    return resumed if resumed.source != "none" or limit == 0 else resume_point(view, bound)
+
+
+def _said(each: Cut, undone: tuple[Cut, ...]) -> str:
+    again = "is not done again: no state from before it is left" if each in undone else "is done again"
+    return f"what rank {each.rank} did for {each.after_s:.2f} s after the commit of step {each.step} {again}"
 
 
 def _skipped(view: View, policy: Policy, cause: Fault | None) -> tuple[tuple[int, ...], tuple[str, ...]]:

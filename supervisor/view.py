@@ -53,6 +53,26 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """Work of the script that a fault cut off: what it did after a commit, or where it raised."""
+
+    rank: int
+    step: int  # the last committed
+    at_most: int  # steps of a state from which the script comes to it again
+    after_s: float = 0.0  # that it had taken since the commit; 0: it came before one
+    raised: bool = False  # the script's own exception ended it
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """Work that was cut off and not done again. `incident` is the number of the fault."""
+
+    incident: int
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Resume:
     """The newest state that can be made whole, and who has it."""
 
@@ -87,6 +107,7 @@ class Open:
     resume: Resume | None = None
     lost: int | None = None  # steps to do again; None while undecided, or when the script keeps its own state
     closed_ns: int = 0  # over without a first new step: the run ended
+    cut: tuple[Cut, ...] = ()  # work that it cut off; what `resume` is not before is not done again
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +140,8 @@ class Memory:
     why: str = ""
     message: str = ""
     lost: tuple[str, ...] = ()
+    missed: tuple[Missed, ...] = ()  # work after commits that was cut off and not done again
+    before: int = 0  # incidents of earlier runs in the same directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +204,7 @@ class Policy:
     victim_s: float = 0.3
     form_s: float = 600.0
     save_s: float = 120.0
+    tail_s: float = 60.0  # for a survivor to finish what it does after a commit
     grace_s: float = 30.0
 
 
@@ -229,6 +253,7 @@ class Start:
     remedy: str
     evidence: tuple[str, ...]
     why: str
+    cut: tuple[Cut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,103 @@
+"""Work after a commit (saving, evaluating) that a fault cuts off: wait for it, do it again, or say so.
+
+A step that is committed is in the state, so a group that resumes from that state never comes back to what
+the script does between the commit and the next step. Such work is usually over in microseconds. Where it is
+not, a survivor may finish it before it is ended; and what was cut off is done again by resuming from before
+its step. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast.launcher_messages import COLLECTIVE, RankState
+from holdfast.messages import Progress
+from supervisor import presence
+from supervisor.view import Cut, Fault, MemberView, Policy, View, Wait
+
+LONG_S = 0.1  # a machine that is busy for a moment makes a tail of microseconds that long
+USUAL = 5.0  # times the median
+MOST_S = 600.0  # that is waited for a declared pause, whatever its limit
+_S = 1_000_000_000
+
+
+def wait(view: View, policy: Policy) -> Wait | None:
+    """Wait for survivors at work after their commit, within bounds; None when there is nothing to wait for.
+
+    They cannot be in a collective with the dead: one that gets there fails, and is waited for no longer.
+    """
+    deadlines = {
+        rank.rank: view.memory.since_ns + int(max(policy.tail_s, min(at.pause_left_s, MOST_S)) * _S)
+        for _, rank, at in _at_work(view, policy)
+    }
+    left = {rank: at_ns for rank, at_ns in deadlines.items() if at_ns > view.now_ns}
+    if not left:
+        return None
+    ranks = ", ".join(map(str, sorted(left)))
+    return Wait(min(left.values()), f"rank {ranks} may finish what it does after its commit")
+
+
+def _at_work(view: View, policy: Policy) -> Iterator[tuple[MemberView, RankState, Progress]]:
+    hung = _hung(view)
+    for member, rank, at in _tails(view):
+        alive = (
+            rank.state == "running" and presence.speaks(member) and not presence.is_lost(view, member, policy)
+        )
+        if alive and rank.rank not in hung and rank.where != COLLECTIVE:
+            yield member, rank, at
+
+
+def _tails(view: View) -> Iterator[tuple[MemberView, RankState, Progress]]:
+    """Yield the ranks of the present generation whose last sign was work after a commit."""
+    for member in view.members:
+        report = member.report
+        if report is None or report.launcher is None or member.name not in view.memory.placement:
+            continue
+        progress = {each.rank: each for each in report.progress if each.tail_s > 0}
+        for rank in report.launcher.ranks:
+            if rank.generation == view.memory.generation and rank.rank in progress:
+                yield member, rank, progress[rank.rank]
+
+
+def _hung(view: View) -> frozenset[int]:
+    known = view.memory.incident
+    found = known.faults if known is not None and known.generation == view.memory.generation else ()
+    return frozenset(fault.rank for fault in found if fault.kind == "hang")
+
+
+def cut(view: View, found: tuple[Fault, ...]) -> tuple[Cut, ...]:
+    """Return the work that a restart now would leave undone, unless it resumes from `Cut.at_most` or before.
+
+    That is what a script raised an exception in, wherever it was, and what took longer after a commit than it
+    usually does. A rank that waits for its peers there does nothing that could be lost.
+    """
+    raised = {fault.rank: fault for fault in found if fault.kind == "exception"}
+    cuts: dict[int, Cut] = {}
+    for _, rank, at in _tails(view):
+        over = rank.state == "exited" and rank.ending is not None and rank.ending.code == 0
+        if over or (rank.rank not in raised and (not _is_long(at) or rank.where == COLLECTIVE)):
+            continue
+        cuts[rank.rank] = Cut(rank.rank, at.step, at.step - 1, round(at.tail_s, 3), rank.rank in raised)
+    for rank_number, fault in raised.items():
+        if rank_number not in cuts and fault.step >= 0:
+            cuts[rank_number] = Cut(rank_number, fault.step, fault.step, 0.0, True)
+    return tuple(cuts[number] for number in sorted(cuts))
+
+
+def _is_long(at: Progress) -> bool:
+    return at.tail_s > max(LONG_S, USUAL * at.tail_usual_s)
+
+
+def at_most(cuts: tuple[Cut, ...], bound: int | None) -> int | None:
+    """Return the most steps that a resume point may have that does all of `cuts` again, within `bound`."""
+    limits = [each.at_most for each in cuts] + ([bound] if bound is not None else [])
+    return min(limits, default=None)
+
+
+def missed(cuts: tuple[Cut, ...], step: int) -> tuple[Cut, ...]:
+    """Return those that a group which resumes at `step` does not come back to."""
+    return tuple(each for each in cuts if step > each.at_most)
+
+
+def described(each: Cut) -> str:
+    return f"rank {each.rank} after step {each.step}"

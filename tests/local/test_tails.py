@@ -1,0 +1,97 @@
+"""What a script does after a commit is done, or done again, or the run says that it was not."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.local.conftest import Start
+from tests.local.running import Run
+from tests.local.waiting import WAIT_S, until
+
+pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
+
+OPTIONS = "--members 2 --snapshot-every 5 --hang-floor 60s"  # how long it takes is not the question here
+LINES = [str(number) for number in range(40)]
+
+
+def begun(run: Run, folder: Path) -> None:
+    run.running()
+    until(lambda: (folder / "begun").exists() or None, "rank 0 is at its work after a commit", WAIT_S)
+
+
+def times(folder: Path) -> int:
+    return len((folder / "times").read_text().splitlines())
+
+
+def saved(folder: Path) -> list[str]:
+    return (folder / "model.txt").read_text().splitlines()
+
+
+def test_a_survivor_finishes_what_it_does_after_its_commit(start: Start, tmp_path: Path) -> None:
+    run = start(OPTIONS, "tailing.py", tmp_path, "save")
+    begun(run, tmp_path)
+    run.hit(1, signal.SIGKILL)
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    assert (times(tmp_path), saved(tmp_path)) == (1, LINES)
+    [found] = run.incidents()
+    assert (found["rank"], found["lost_steps"], found["cut_short"]) == (1, 0, [])
+    assert "all ranks have finished after 1 incident (exit code 0)" in ended.output
+
+
+def test_work_after_a_commit_that_was_cut_off_is_done_again(start: Start, tmp_path: Path) -> None:
+    run = start(OPTIONS, "tailing.py", tmp_path, "save")
+    begun(run, tmp_path)
+    until(lambda: len(saved(tmp_path)) > 4 or None, "some of it is done", WAIT_S)
+    run.hit(0, signal.SIGKILL)
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    assert (times(tmp_path), saved(tmp_path)) == (2, LINES)
+    [found] = run.incidents()
+    [cut] = found["cut_short"]
+    assert (cut["rank"], cut["step"], cut["again"]) == (0, 20, True)
+    assert found["resume"]["step"] < 20
+    assert run.last_status()["cut_short"] == []
+
+
+@pytest.mark.parametrize(
+    ("what", "says"), [("raise", "the evaluation failed"), ("interrupt", "KeyboardInterrupt")]
+)
+def test_an_exception_after_a_commit_ends_the_run_like_one_in_a_step(
+    start: Start, tmp_path: Path, what: str, says: str
+) -> None:
+    run = start(OPTIONS, "tailing.py", tmp_path, what)
+    ended = run.finish()
+    assert ended.code == 1, ended.output
+    assert says in ended.output
+    assert "tailing.py" in ended.output
+    assert times(tmp_path) == 3
+    assert [(each["kind"], each["rank"], each["step"]) for each in run.incidents()] == [
+        ("exception", 0, 20)
+    ] * 3
+    assert "(3 incidents)" in ended.output
+
+
+def test_an_exception_after_a_commit_that_comes_once_is_gone_back_behind(
+    start: Start, tmp_path: Path
+) -> None:
+    run = start(OPTIONS, "tailing.py", tmp_path, "raise-once")
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    assert times(tmp_path) == 2
+
+
+def test_an_error_of_the_program_before_any_step_is_tried_once_more_and_not_again(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "wrong.py").write_text(
+        "import holdfast\nsession = holdfast.join()\nlen(session.rank)\n"  # a TypeError
+    )
+    run = start("--nproc-per-node 2", "wrong.py")
+    ended = run.finish()
+    assert ended.code == 1
+    assert len(run.incidents()) == 2
+    assert "2 times the same, at step 0; a bug, not a fault" in ended.output

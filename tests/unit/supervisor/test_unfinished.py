@@ -1,0 +1,244 @@
+"""Work after a commit that a restart would cut off: waited for, done again, or said to be missing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.launcher_messages import Ending, RankState
+from holdfast.messages import Progress
+from supervisor import closing, remedy, unfinished
+from supervisor.apply import apply
+from supervisor.decide import decide
+from supervisor.view import Cut, End, Fault, Memory, Missed, Open, Policy, Start, View, Wait
+from tests.unit.supervisor.views import (
+    S,
+    fault,
+    holding,
+    launcher,
+    member,
+    memory,
+    progress,
+    rank,
+    report,
+    view,
+)
+
+POLICY = Policy(members=2)
+KILLED = Ending(90 * S, None, 9)
+RAISED = Ending(90 * S, 1, fail="exception", failed_ns=90 * S, message="RuntimeError: eval failed")
+
+
+def at(number: int, step: int = 20, tail_s: float = 0.0, **given: Any) -> Progress:
+    return replace(progress(number, step), tail_s=tail_s, **given)
+
+
+def group(
+    first: tuple[RankState, Progress], second: tuple[RankState, Progress], slots: tuple[int, ...] = (20, 15)
+) -> View:
+    """Return two members with a rank each, that hold whole states of `slots`, being secured since 100 s."""
+    members = []
+    for number, (state, where) in enumerate((first, second)):
+        held = holding(f"m{number}", tuple((1, step) for step in slots), tuple((number, 1, s) for s in slots))
+        assert held.report is not None
+        told = replace(held.report, launcher=launcher(state), progress=(where,), secured_for=1)
+        members.append(replace(held, report=told))
+    opened = Open(1, 1, 90 * S, 91 * S, 0.0, (fault("crash", 1, 20),))
+    return view(*members, phase="securing", since_ns=100 * S, incident=opened, incidents=1)
+
+
+def later(found: View, seconds: float) -> View:
+    return replace(found, now_ns=found.now_ns + int(seconds * S))
+
+
+# -- waiting
+
+
+def test_a_survivor_that_works_after_its_commit_is_waited_for() -> None:
+    found = group((rank(0), at(0, tail_s=1.5)), (rank(1, KILLED), at(1)))
+    action = decide(found, POLICY)
+    assert action == Wait(160 * S, "rank 0 may finish what it does after its commit")
+    assert isinstance(decide(later(found, 61), POLICY), Start)  # not for ever
+
+
+def test_nobody_waits_where_no_work_is_left() -> None:
+    assert isinstance(decide(group((rank(0), at(0)), (rank(1, KILLED), at(1))), POLICY), Start)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param(rank(0, where="collective"), id="it waits for the dead"),
+        pytest.param(rank(0, state="failing"), id="it fails itself"),
+        pytest.param(rank(0, Ending(95 * S, 1, fail="distributed")), id="it has failed"),
+    ],
+)
+def test_who_can_do_no_more_is_not_waited_for(state: RankState) -> None:
+    assert unfinished.wait(group((state, at(0, tail_s=1.5)), (rank(1, KILLED), at(1))), POLICY) is None
+
+
+def test_a_rank_that_hangs_there_is_not_waited_for() -> None:
+    found = group((rank(0), at(0, tail_s=9.0)), (rank(1), at(1)))
+    assert found.memory.incident is not None
+    hung = replace(found.memory.incident, faults=(fault("hang", 0, 20),))
+    assert unfinished.wait(replace(found, memory=replace(found.memory, incident=hung)), POLICY) is None
+
+
+def test_a_declared_pause_has_what_it_declared_up_to_a_bound() -> None:
+    declared = group((rank(0), at(0, tail_s=1.5, pause_left_s=200.0)), (rank(1, KILLED), at(1)))
+    assert decide(declared, POLICY) == Wait(300 * S, "rank 0 may finish what it does after its commit")
+    endless = group((rank(0), at(0, tail_s=1.5, pause_left_s=9e9)), (rank(1, KILLED), at(1)))
+    assert decide(endless, POLICY) == Wait(700 * S, "rank 0 may finish what it does after its commit")
+
+
+# -- doing it again
+
+
+def test_work_that_was_cut_off_is_done_again_from_before_its_step() -> None:
+    found = group((rank(0), at(0)), (rank(1, KILLED), at(1, tail_s=2.0)))
+    action = decide(found, POLICY)
+    assert isinstance(action, Start)
+    assert (action.resume.step, action.cut) == (15, (Cut(1, 20, 19, 2.0),))
+    assert "what rank 1 did for 2.00 s after the commit of step 20 is done again" in action.evidence
+    assert apply(found, action, POLICY).missed == ()
+
+
+@pytest.mark.parametrize(
+    ("tail_s", "usual_s", "redone"),
+    [(0.09, 0.0, False), (0.11, 0.0, True), (0.9, 0.2, False), (1.1, 0.2, True)],
+)
+def test_usual_work_after_a_commit_is_not_worth_a_rollback(
+    tail_s: float, usual_s: float, redone: bool
+) -> None:
+    found = group((rank(0), at(0)), (rank(1, KILLED), at(1, tail_s=tail_s, tail_usual_s=usual_s)))
+    action = decide(found, POLICY)
+    assert isinstance(action, Start)
+    assert action.resume.step == (15 if redone else 20)
+
+
+def test_a_wait_for_peers_after_a_commit_is_no_work_that_is_lost() -> None:
+    found = group((rank(0, where="collective"), at(0, tail_s=3.0)), (rank(1, KILLED), at(1)))
+    action = decide(found, POLICY)
+    assert isinstance(action, Start)
+    assert (action.resume.step, action.cut) == (20, ())
+
+
+def test_a_rank_that_finished_has_left_nothing_undone() -> None:
+    found = group((rank(0, Ending(95 * S, 0)), at(0, tail_s=3.0)), (rank(1, KILLED), at(1)))
+    assert unfinished.cut(found, ()) == ()
+
+
+def test_where_no_state_from_before_is_left_the_run_goes_on_and_says_so() -> None:
+    found = group((rank(0), at(0)), (rank(1, KILLED), at(1, tail_s=2.0)), slots=(20,))
+    action = decide(found, POLICY)
+    assert isinstance(action, Start)
+    assert action.resume.step == 20
+    [line] = action.evidence
+    assert line.endswith("is not done again: no state from before it is left")
+    after = apply(found, action, POLICY)
+    assert after.missed == (Missed(1, 1, 20),)
+    assert closing.finished(replace(found, memory=after)) == End(
+        3,
+        "all ranks have finished; work after commit was cut short 1 time: rank 1 after step 20 "
+        "(see holdfast explain 1)",
+    )
+
+
+# -- exceptions
+
+
+def raised(tail_s: float, slots: tuple[int, ...], ahead: int = 20) -> tuple[View, tuple[Fault, ...]]:
+    found = group((rank(0), at(0, step=ahead)), (rank(1, RAISED), at(1, tail_s=tail_s)), slots)
+    return found, (fault("exception", 1, 20, message="RuntimeError: eval failed"),)
+
+
+def test_an_exception_after_a_commit_is_gone_back_behind_however_short_it_was() -> None:
+    found, faults = raised(0.001, (20, 15))
+    action = remedy.start(found, POLICY, faults[0], faults)
+    assert isinstance(action, Start)
+    assert action.resume.step == 15
+
+
+def test_an_exception_after_a_commit_that_cannot_be_gone_back_behind_ends_the_run() -> None:
+    found, faults = raised(0.001, (20,))
+    action = remedy.start(found, POLICY, faults[0], faults)
+    assert isinstance(action, End)
+    assert (action.exit_code, action.message) == (1, "RuntimeError: eval failed")
+
+
+def test_an_exception_within_a_step_that_others_have_done_is_gone_back_behind() -> None:
+    """It came between the optimizer's step and the commit: the others' state has that step already."""
+    found, faults = raised(0.0, (21, 15), ahead=21)
+    action = remedy.start(found, POLICY, faults[0], faults)
+    assert isinstance(action, Start)
+    assert action.resume.step == 15
+    found, faults = raised(0.0, (20, 15))
+    action = remedy.start(found, POLICY, faults[0], faults)
+    assert isinstance(action, Start)
+    assert action.resume.step == 20  # as ever
+
+
+def test_a_distributed_error_is_no_exception_of_the_script() -> None:
+    lost = Ending(91 * S, 1, fail="distributed", failed_ns=91 * S)
+    found = group((rank(0, lost), at(0, tail_s=0.01)), (rank(1, KILLED), at(1)))
+    action = decide(found, POLICY)
+    assert isinstance(action, Start)
+    assert action.resume.step == 20
+
+
+# -- the same again
+
+
+@pytest.mark.parametrize(("name", "tries"), [("TypeError", 2), ("ImportError", 2), ("OSError", 3)])
+def test_an_error_of_the_program_before_any_step_is_not_tried_long(name: str, tries: int) -> None:
+    cause = fault("exception", 1, 0, signature=f"exception {name} at train.py:3", at_ns=1)
+    lone = (member("m0", report("m0", launcher(rank(0)))), member("m1", report("m1", launcher(rank(1)))))
+    history = memory().history
+    for again in range(1, tries + 1):
+        seen = view(*lone, now_s=2.0, history=history)
+        assert (remedy.verdict(seen, POLICY, cause) is not None) == (again == tries)
+        action = remedy.start(seen, POLICY, cause, (cause,))
+        assert isinstance(action, Start)
+        history = apply(seen, action, POLICY).history
+
+
+def test_once_something_was_trained_it_is_tried_as_often_as_any_other() -> None:
+    cause = fault("exception", 1, 7, signature="exception TypeError at train.py:3")
+    past = replace(apply_once(cause).history[-1], worked=True)
+    assert remedy.verdict(view(now_s=2.0, history=(past,)), POLICY, cause) is None
+
+
+def apply_once(cause: Fault) -> Memory:
+    lone = (member("m0", report("m0", launcher(rank(0)))), member("m1", report("m1", launcher(rank(1)))))
+    seen = view(*lone, now_s=2.0)
+    action = remedy.start(seen, POLICY, cause, (cause,))
+    assert isinstance(action, Start)
+    return apply(seen, action, POLICY)
+
+
+# -- the last line
+
+
+@pytest.mark.parametrize(
+    ("why", "incidents", "line"),
+    [
+        ("all ranks have finished", 0, "all ranks have finished"),
+        ("all ranks have finished", 1, "all ranks have finished after 1 incident"),
+        ("all ranks have finished; work", 3, "all ranks have finished after 3 incidents; work"),
+        ("stopped, as asked", 2, "stopped, as asked (2 incidents)"),
+    ],
+)
+def test_the_last_line_says_how_many_incidents_there_were(why: str, incidents: int, line: str) -> None:
+    assert closing.last_line(memory(why=why, incidents=5 + incidents, before=5)) == line
+
+
+def test_what_was_cut_short_many_times_is_named_in_part() -> None:
+    missed = tuple(Missed(number, 0, 100 * number) for number in range(1, 6))
+    ended = closing.finished(view(missed=missed))
+    assert ended.exit_code == 3
+    assert (
+        "cut short 5 times: rank 0 after step 100, rank 0 after step 200, rank 0 after step 300 and 2 more"
+        in ended.why
+    )
