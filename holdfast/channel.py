@@ -32,7 +32,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Do:
-    """A launcher tells its rank: fork (zygote), start, secure, where, drill. A keeper its template: member, part."""
+    """A launcher tells its rank: fork (zygote), start, secure, where, drill; a keeper: member, part."""
 
     what: str
     launch: Launch | None = None
