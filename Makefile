@@ -112,6 +112,12 @@ test: setup ## run all tests of this machine (PYTEST_ARGS="-k hang -x")
 	@$(say) "torn writes, simulated histories, local tests, in two processes"
 	@$(call two_at_once,$(BROKEN_RUNS),$(OTHER_RUNS),--hypothesis-profile=thorough)
 
+.PHONY: extras
+extras: setup ## run the loops of transformers and Lightning, unmodified, under holdfast
+	@$(say) "transformers and Lightning (the first time, a download of 0.1 GB)"
+	@$(BIN)/python -m pip --disable-pip-version-check --no-input install -qq --root-user-action=ignore --editable '.[extras]'
+	@$(BIN)/python -m pytest tests/extras $(PYTEST_ARGS)
+
 .PHONY: unit
 unit: setup ## run the unit tests, in two processes
 	@$(say) "unit tests"

@@ -20,6 +20,9 @@ def test_each_rank_gets_what_torchrun_would_give_it(rank: int, local: int, group
         "ROLE_WORLD_SIZE": "4",
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "29500",
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": "holdfast",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_RESTART_COUNT": "4",
         "HOLDFAST_GENERATION": "5",
     }
