@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import asdict
 
-from holdfast import channel
+from holdfast import channel, logfile
 from holdfast.channel import Do, Say
 from holdfast.launcher_messages import Ending, Launch, LauncherState, RankStart, RankState
 from holdfast.nest import Home, Process
@@ -77,14 +77,9 @@ class Crew:
 
     def take(self, seat: Seat, process: Process) -> None:
         seat.process = process
-        folder = self.home.logs / f"gen-{self.generation:04d}"
-        target = folder / f"rank-{seat.rank}.log"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            process.log.replace(target)  # the descriptors that are open on it stay valid
+        target = self.home.logs / f"gen-{self.generation:04d}" / f"rank-{seat.rank}.log"
+        if logfile.moved(process.log, target):  # storage that is full or away costs the log its place
             process.log = target
-        except OSError:  # storage that is full or away costs the log its place, not the run
-            return
 
     def environment(self, seat: Seat) -> dict[str, str]:
         """Return the environment of a rank that no warm process carries."""

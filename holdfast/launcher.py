@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from holdfast import nest, osproc, progress
+from holdfast import logfile, nest, osproc, progress
 from holdfast.beat import left_s
 from holdfast.channel import Say
 from holdfast.crew import Crew
@@ -208,7 +208,7 @@ class Launcher:
             if not self.stopping:
                 self.nest.failures += 1
                 # Nobody has seen what it printed: that says more than how it ended.
-                printed = nest.tail(process.log, TAIL_BYTES)
+                printed = logfile.tail(process.log, TAIL_BYTES)
                 self.nest.last_ending = replace(ended, message=printed or ended.message)
                 self.nest.fill()
         else:

@@ -17,6 +17,7 @@ from holdfast.command import Program
 from holdfast.launcher_messages import Ending
 from holdfast.zygote import Zygote
 
+TAIL_BYTES = 4096  # of what a rank printed last
 MAX_FAILURES = 3  # warm processes in a row that died before they were parked
 
 
@@ -266,7 +267,7 @@ def reap(process: Process) -> Ending:
     said, ours = process.said, process.killed != 0 and signum == process.killed
     if said is not None and not (signum and not ours):
         return said
-    return Ending(now_ns, code, signum, ours, "", 0, tail(process.log))
+    return Ending(now_ns, code, signum, ours, "", 0, logfile.tail(process.log, TAIL_BYTES))
 
 
 def _end_orphans(pid: int) -> None:
@@ -283,13 +284,3 @@ def _end_orphans(pid: int) -> None:
         return
     if found is not None and (found.si_code != os.CLD_EXITED or found.si_status != 0):
         osproc.kill_group(pid)
-
-
-def tail(path: Path, limit_bytes: int = 4096) -> str:
-    """Return the end of a log; "" when there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - limit_bytes))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""

@@ -10,11 +10,13 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from supervisor import offloop
 from supervisor.connections import Connections
 from supervisor.job import Job
 from supervisor.metrics import Metrics
 
 MAX_BODY_BYTES = 4096
+READ_S = 5.0  # for the run directory to answer
 DRILLS = ("kill", "stop", "hang", "spin", "nan", "exit", "member", "sidecar", "supervisor")
 _OPEN = frozenset({"/healthz", "/readyz", "/metrics"})  # what a probe and a scraper need
 
@@ -37,7 +39,12 @@ def application(job: Job, connections: Connections, metrics: Metrics, token: str
         )
 
     async def incidents(_: web.Request) -> web.Response:
-        return web.json_response(job.records.run.incidents())
+        files = job.records.files
+        try:
+            found = await offloop.answer(files.submit(job.records.run.incidents), READ_S)
+        except OSError as error:
+            raise web.HTTPServiceUnavailable(text=f"{error}\n") from None
+        return web.json_response(found)
 
     async def stop(request: web.Request) -> web.Response:
         job.stop(bool((await _body(request)).get("now")))

@@ -30,6 +30,9 @@ class Backend(Protocol):
     def kill(self, member: str) -> None:
         """Power loss, for drills: the member and its memory are gone at once."""
 
+    def stop_asked(self, how: str) -> None:
+        """Say that the user asked the supervisor itself for an end: "graceful" or "now"."""
+
     def finish(self, exit_code: int, why: str, message: str) -> None:
         """Tell whoever waits for the run how it ended."""
 
@@ -82,6 +85,9 @@ class KeeperBackend:
         while True:
             self._send({"do": "alive"})
             await asyncio.sleep(left_s(SIGN_S))
+
+    def stop_asked(self, how: str) -> None:
+        self._send({"do": "stop", "how": how})
 
     def finish(self, exit_code: int, why: str, message: str) -> None:
         self._send({"do": "finish", "code": exit_code, "why": why, "message": message})

@@ -7,13 +7,19 @@ import logging
 import os
 import statistics
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from holdfast.filework import FileWork, Unresponsive
 from holdfast.launcher_messages import Marks
 from holdfast.lineage import valid
 from holdfast.messages import Drill
-from supervisor import apply, closing, incident, journal, orders
+from supervisor import apply, closing, incident, journal, offloop, orders
 from supervisor.accounts import Accounts
 from supervisor.backend import Backend
 from supervisor.connections import Connections
@@ -37,6 +43,8 @@ from supervisor.view import (
 log = logging.getLogger(__name__)
 
 LATE_NS = 500_000_000
+JOURNAL_S = 2.0  # for the journal's storage to answer: beyond it a decision is carried out all the same
+LEAVE_S = 2.0  # at the end of a run, for its last records
 ROUNDS = 50  # decisions in one go; more would be a loop that changes nothing
 
 
@@ -63,10 +71,13 @@ class Job:
         self.memory = _begin(policy, held.memory if held else None, fresh)
         self.accounts = _accounts(started_ns, held.ledger if held and not fresh else None)
         self.journal = journal.Journal(run_dir / "journal.jsonl")
+        self.paper = FileWork("journal")
+        self._line: Future[None] | None = None  # the newest of the journal's
         self.wake = asyncio.Event()
         self.ended = asyncio.Event()
         self._existed: tuple[str, ...] = ()  # members that the backend has told of and nobody has given up
         self._drill: tuple[str, Drill] | None = None
+        self._asked = ""  # to stop, over the API
         self._deadline_ns = 0
         self._step_s = 0.0
         self._looking: asyncio.Task[None] | None = None
@@ -79,7 +90,7 @@ class Job:
         if self._last is not None:
             self._record(self._last.view, self._last.action, self._last.after)
         while self.memory.phase != "ended":
-            self._round()
+            await self._round()
             if self.memory.phase == "ended":
                 break
             timeout_s = max(0.001, (self._deadline_ns - time.monotonic_ns()) / 1e9)
@@ -92,9 +103,9 @@ class Job:
             late_ns = time.monotonic_ns() - due_ns
             if late_ns > LATE_NS:  # we were stopped ourselves: what was said waits to be read
                 self.connections.excuse(late_ns)
-        self._leave()
+        await self._leave()
 
-    def _round(self) -> None:
+    async def _round(self) -> None:
         self._take_stop()
         for _ in range(ROUNDS):
             view = self.view()
@@ -103,22 +114,18 @@ class Job:
             if isinstance(action, Wait):
                 self._deadline_ns = action.until_ns
                 break
-            self._carry_out(view, action)
+            await self._carry_out(view, action)
         else:
             raise RuntimeError(f"{ROUNDS} decisions in one go, the last: {action}")
         self._give_orders()
 
-    def _carry_out(self, view: View, action: Action) -> None:
+    async def _carry_out(self, view: View, action: Action) -> None:
         """Write the decision down, then make it so: the orders follow from the memory."""
         before, after = self.memory, apply.apply(view, action, self.policy)
         self._account(view, action, before, after)
-        try:
-            self.journal.write(view, self.policy, action, after, self.accounts.ledger.snapshot())
-            self.records.journal_error = ""
-        except OSError as error:
-            # A full disk must not keep the group down. The next line that can be written holds all again.
-            self.records.journal_error = str(error)
-            log.error("journal not written", extra={"error": str(error)})
+        await self._write_down(view, action, after)
+        if after.since_ns == view.now_ns:  # what the storage took is not the members' time
+            after = replace(after, since_ns=time.monotonic_ns())
         self.memory = after
         for name in set(after.lost) - set(before.lost):
             self.backend.kill(name)
@@ -129,6 +136,29 @@ class Job:
             self._looking = asyncio.create_task(self.storage.look(after.lineage), name="storage")
             self._looking.add_done_callback(lambda _: self.wake.set())
         log.info("acted", extra={"action": type(action).__name__, "why": getattr(action, "why", "")})
+
+    async def _write_down(self, view: View, action: Action, after: Memory) -> None:
+        """Return once the decision is on disk, or cannot be brought there; `journal_error` says which.
+
+        Storage that is full, or does not answer, must not keep the group down. The next line that can be
+        written holds all again. Members and keeper are heard meanwhile.
+        """
+        ledger = self.accounts.ledger.snapshot()
+        work = self.paper.submit(lambda: self.journal.write(view, self.policy, action, after, ledger), "line")
+        self._line = work
+        try:
+            if self.paper.busy_s > JOURNAL_S:
+                raise Unresponsive(JOURNAL_S)
+            await offloop.answer(work, JOURNAL_S)
+            self.records.journal_error = ""
+        except OSError as error:
+            self.records.journal_error = str(error)
+            log.error("journal not written", extra={"error": str(error)})
+            work.add_done_callback(partial(_on, asyncio.get_running_loop(), self._written_late))
+
+    def _written_late(self, work: Future[None]) -> None:
+        if work is self._line and work.exception() is None:
+            self.records.journal_error = ""
 
     def _account(self, view: View, action: Action, before: Memory, after: Memory) -> None:
         if isinstance(action, (Look, Secure)) and after.incident and not _is_same(before, after):
@@ -162,12 +192,15 @@ class Job:
             self.connections.order(name, orders.order_for(self.memory, name, policy, given))
         self._drill = None
 
-    def _leave(self) -> None:
+    async def _leave(self) -> None:
         memory = self.memory
         self.accounts.ledger.advance(max(time.monotonic_ns(), self.accounts.ledger.at_ns))
         self.records.status(self.view(), self.accounts, self.storage.found, self.storage.notes)
+        self.paper.submit(self.journal.close)
+        for files in (self.paper, self.records.files):
+            with suppress(OSError):
+                await offloop.answer(files.submit(_nothing), LEAVE_S)
         self.backend.finish(memory.exit_code or 0, closing.last_line(memory), memory.message)
-        self.journal.close()
         self.ended.set()
 
     # -- observing
@@ -194,14 +227,16 @@ class Job:
         return MemberView(name, exists, line.connected, round(silent_s, 3), line.report)
 
     def _take_stop(self) -> None:
-        asked = self.backend.stop
-        if asked and self.memory.stop != asked:
-            self.memory = apply.asked_to_stop(self.memory, asked)
+        for asked in (self.backend.stop, self._asked):
+            if asked and self.memory.stop != asked:
+                self.memory = apply.asked_to_stop(self.memory, asked)
 
     # -- asked from outside
 
     def stop(self, now: bool) -> None:
-        self.memory = apply.asked_to_stop(self.memory, "now" if now else "graceful")
+        """End the run. Whoever keeps it remembers that, should this process die before it is written down."""
+        self._asked = "now" if now else self._asked or "graceful"
+        self.backend.stop_asked(self._asked)
         self.wake.set()
 
     def inject(self, what: str, rank: int) -> None:
@@ -294,3 +329,13 @@ def _marks(view: View) -> Marks:
         max(m.restored_ns for m in found),
         max(m.first_step_ns for m in found),
     )
+
+
+def _on(loop: asyncio.AbstractEventLoop, call: Callable[[Future[None]], None], work: Future[None]) -> None:
+    """Have `call` called with `work` by `loop`, if that still runs."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(call, work)
+
+
+def _nothing() -> None:
+    """Be done when all that was handed over before is."""

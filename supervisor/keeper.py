@@ -164,6 +164,9 @@ class Keeper:
             self._want(int(str(said["count"])), {str(name) for name in discard})
         elif said["do"] == "kill":
             self._kill(str(said["name"]))
+        elif said["do"] == "stop":
+            if self.stop != "now":
+                self.ask_stop(str(said["how"]))
         elif said["do"] == "finish":
             self.finished = Finished(int(str(said["code"])), str(said["why"]), str(said["message"]))
         self._tell()

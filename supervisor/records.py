@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast.filework import FileWork
 from holdfast.launcher_messages import RankState
 from holdfast.messages import MemberReport, Progress
 from supervisor import incident as incidents
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Records:
-    """Writes are atomic; a full disk costs the record, never the run."""
+    """Writes are atomic and come behind, in a thread; a full disk costs the record, never the run."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
@@ -29,9 +30,13 @@ class Records:
         self.newest: dict[str, Any] = {}
         self._slow: tuple[Slow, ...] = ()
         self.journal_error = ""  # why the last decision is not on disk
+        self.files = FileWork("records")
 
     def incident(self, found: dict[str, Any]) -> None:
         self.last = found
+        self.files.submit(lambda: self._write_incident(found), str(found["id"]))
+
+    def _write_incident(self, found: dict[str, Any]) -> None:
         try:
             self.run.write_incident(found)
         except OSError as error:
@@ -44,7 +49,7 @@ class Records:
         checkpoint: Checkpoint | None,
         passed_over: tuple[str, ...] = (),
     ) -> dict[str, Any]:
-        """Return the status, and leave it in the run directory.
+        """Return the status, and have it left in the run directory.
 
         `passed_over` says of each checkpoint that is not used why.
         """
@@ -55,11 +60,15 @@ class Records:
         self.newest["passed_over"] = list(passed_over)
         if self.newest["step"] is None:  # no rank runs just now: the last that was known still holds
             self.newest |= {name: before.get(name) for name in ("step", "loss", "secured_step")}
+        newest = self.newest
+        self.files.submit(lambda: self._write_status(newest), "status")
+        return newest
+
+    def _write_status(self, newest: dict[str, Any]) -> None:
         try:
-            self.run.write_status(self.newest)
+            self.run.write_status(newest)
         except OSError as error:
             log.warning("status not written", extra={"error": str(error)})
-        return self.newest
 
 
 def build(

@@ -18,11 +18,10 @@ from holdfast.beat import left_s
 from holdfast.errors import BadInput
 from supervisor import devices, journal, memory_volume, parting
 from supervisor.commands import RunOptions
+from supervisor.following import Following
 from supervisor.keeper import Finished, Keeper
 from supervisor.plan import Plan
 from supervisor.rundir import RunDir, open_for_run
-from supervisor.smallfile import Follower
-from supervisor.tails import Tails
 from supervisor.terminal import Display, Incidents, display
 from supervisor.view import Policy
 
@@ -140,10 +139,9 @@ class _Watch:
         self.run_dir = run_dir
         self.notes = () if options.quiet else options.notes
         self.options = options
-        known = Incidents(run_dir.incident, run_dir.newest_incident())
+        self.following = Following(run_dir)
+        known = Incidents(self.following.incident, run_dir.newest_incident())
         self.view: Display = display(sys.stdout, known, plain=options.plain, quiet=options.quiet)
-        self.status = Follower(run_dir.path / "status.json")
-        self.tails = Tails(run_dir.path / "logs", skip=True)
         self.interrupts = 0
 
     def until_end(self) -> int:
@@ -160,11 +158,13 @@ class _Watch:
             self.view.close()
 
     def _show(self) -> None:
-        for rank, text in self.tails.poll():
+        now_s = time.monotonic()
+        for rank, text in self.following.poll(now_s):
             self.view.line(rank, text)
-        for news in self._taken_news():
-            self.view.say(f"holdfast: {news}")
-        self.view.update(self.status.read() or {}, time.monotonic())
+        for news in (*self._taken_news(), self.following.news(now_s)):
+            if news:
+                self.view.say(f"holdfast: {news}")
+        self.view.update(self.following.status, now_s)
 
     def _taken_news(self) -> list[str]:
         news, self.keeper.news = self.keeper.news, []
@@ -172,12 +172,12 @@ class _Watch:
 
     def _end(self, finished: Finished) -> int:
         self.keeper.close()
-        self._show()
-        for rank, text in self.tails.close():
+        for rank, text in self.following.close():
             self.view.line(rank, text)
+        self._show()
         if finished.message:
             self.view.say(finished.message.rstrip())
-        status = self.status.read() or {}
+        status = self.following.status
         for line in parting.lines(status, finished.code, self.options.given, self.run_dir.path):
             self.view.say(f"holdfast: {line}")
         self.view.say(f"holdfast: {finished.why} (exit code {finished.code})")

@@ -20,3 +20,13 @@ def test_what_has_no_place_goes_nowhere(tmp_path: Path) -> None:
     with logfile.opened(tmp_path / "logs" / "m0.log") as log:
         log.write(b"lost")
     assert (tmp_path / "logs").read_text() == "in the way"
+
+
+def test_a_log_that_moves_is_written_on_and_its_end_is_read(tmp_path: Path) -> None:
+    path, target = tmp_path / "warm" / "m0.log", tmp_path / "gen-0001" / "rank-0.log"
+    with logfile.opened(path) as log:
+        assert logfile.moved(path, target)
+        log.write(b"one\ntwo\n")
+    assert logfile.tail(target, 4) == "two\n"
+    assert not logfile.moved(path, target)
+    assert logfile.tail(path, 4) == ""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -7,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from supervisor import offloop
 from supervisor.connections import Connections
 from supervisor.job import Job
 from supervisor.journal import Journal
 from supervisor.records import Records
 from supervisor.rundir import RunDir
-from supervisor.view import Policy, Wait
+from supervisor.view import Action, Memory, Policy, View, Wait
 from tests.unit.supervisor.views import report, view
 
 
@@ -28,6 +31,9 @@ class Backend:
 
     def kill(self, member: str) -> None:
         raise AssertionError
+
+    def stop_asked(self, how: str) -> None:
+        self.stop = how
 
     def finish(self, exit_code: int, why: str, message: str) -> None:
         raise AssertionError
@@ -54,6 +60,62 @@ def test_a_ledger_that_cannot_be_read_costs_the_ledger_and_not_the_memory(
     job.journal.close()
     assert job.memory == before.memory
     assert job.accounts.ledger.at_ns == 5
+
+
+class Leaving(Backend):
+    """One that is to be told of the end."""
+
+    def finish(self, exit_code: int, why: str, message: str) -> None:
+        self.told = exit_code, why
+
+
+async def test_members_and_keeper_are_heard_while_the_journal_is_written(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, heard, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
+
+    def write(*_: object) -> None:
+        loop.call_soon_threadsafe(began.set)
+        assert heard.wait(30), "the event loop waits for the storage"
+
+    monkeypatch.setattr(job.journal, "write", write)
+    job.backend = Leaving(stop="graceful")
+    running = asyncio.create_task(job.run())
+    await began.wait()
+    assert job.memory.phase == "forming", "what is decided is written down before it holds"
+    heard.set()
+    await running
+    assert (job.memory.phase, job.records.journal_error) == ("ended", "")
+
+
+async def test_storage_that_does_not_answer_costs_the_journal_and_not_the_run(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.job.JOURNAL_S", 0.05)
+    monkeypatch.setattr("supervisor.job.LEAVE_S", 0.05)
+    answers = threading.Event()
+    written: list[str] = []
+
+    def write(_view: View, _policy: Policy, _action: Action, after: Memory, _ledger: object) -> None:
+        answers.wait()
+        written.append(after.phase)
+
+    monkeypatch.setattr(job.journal, "write", write)
+    job.backend = Leaving(stop="graceful")
+    await job.run()
+    assert job.backend.told == (130, "stopped before the first step")
+    assert "has not answered" in job.records.journal_error
+    answers.set()
+    await offloop.answer(job.paper.submit(lambda: None), 30.0)
+    assert job.records.journal_error == ""
+    assert written == ["stopping", "ended"], "the newest line holds all again"
+
+
+async def test_who_asks_the_supervisor_to_stop_is_remembered_by_whoever_keeps_the_run(job: Job) -> None:
+    job.stop(now=False)
+    assert job.backend.stop == "graceful"
+    job.stop(now=True)
+    assert job.backend.stop == "now"
 
 
 def seen(job: Job) -> list[tuple[str, bool]]:

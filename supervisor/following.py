@@ -1,0 +1,98 @@
+"""Follow a run directory while the run writes it: its status, what its ranks print, its incidents.
+
+A thread reads. The process that shows a run also restarts what dies and hears Ctrl-C: storage that does not
+answer must hold up neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.filework import FileWork
+from supervisor.rundir import RunDir
+from supervisor.smallfile import Follower
+from supervisor.tails import Tails
+
+SOON_S = 0.05  # a look takes a millisecond or two: so long it is waited for
+HANGS_S = 5.0  # a look that takes longer is told
+READ_S = 1.0  # for one small file
+END_S = 3.0  # for the last look
+
+Line = tuple[int, str]  # rank, text
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    lines: list[Line]
+    status: Mapping[str, Any]
+    gone: bool
+
+
+class Following:
+    """Reads what is new. Nothing here waits for longer than its limit, or raises."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.status: Mapping[str, Any] = {}  # the newest
+        self._run = run
+        self._files = FileWork("run directory")
+        self._follower = Follower(run.path / "status.json")
+        self._tails = Tails(run.logs, skip=True)
+        self._looking: Future[_Seen] | None = None
+        self._since_s = 0.0
+        self._gone = False
+        self._told = ""
+
+    def poll(self, now_s: float) -> list[Line]:
+        """Return the lines that ranks have printed since the last call, and renew `status`."""
+        if self._looking is None:
+            self._looking, self._since_s = self._files.submit(self._look), now_s
+            wait([self._looking], SOON_S)
+        if not self._looking.done():
+            return []
+        seen, self._looking = self._looking.result(), None
+        return self._take(seen)
+
+    def news(self, now_s: float) -> str:
+        """Return what people should hear of the directory itself, once for each change; "" for nothing."""
+        hangs = self._looking is not None and now_s - self._since_s > HANGS_S
+        state = "hangs" if hangs else "gone" if self._gone else ""
+        if state == self._told:
+            return ""
+        before, self._told = self._told, state
+        name = self._run.path
+        return {
+            "hangs": f"the storage of the run directory {name} does not answer: the ranks train on, but"
+            " nothing of the run can be read or written",
+            "gone": f"the run directory {name} is gone: the ranks train on, but their output is not shown any"
+            " more, and the run cannot be resumed",
+            "": f"the run directory {name} is back" if before else "",
+        }[state]
+
+    def incident(self, number: int) -> Mapping[str, Any] | None:
+        """Return one incident; None when there is none, or it cannot be read now."""
+        with suppress(OSError):
+            return self._files.do(lambda: self._run.incident(number), READ_S)
+        return None
+
+    def close(self) -> list[Line]:
+        """Return the last lines, and renew `status` for the last time."""
+        lines: list[Line] = []
+        with suppress(OSError):
+            if self._looking is not None and wait([self._looking], END_S).done:
+                lines = self._take(self._looking.result())
+            lines += self._take(self._files.do(self._look_last, END_S))
+        return lines
+
+    def _take(self, seen: _Seen) -> list[Line]:
+        self.status, self._gone = seen.status, seen.gone
+        return seen.lines
+
+    def _look(self) -> _Seen:
+        return _Seen(self._tails.poll(), self._follower.read() or {}, not self._run.path.exists())
+
+    def _look_last(self) -> _Seen:
+        return _Seen(self._tails.close(), self._follower.read() or {}, not self._run.path.exists())

@@ -1,0 +1,1 @@
+"""Storage that does not answer, for the tests: see `stall.c`."""

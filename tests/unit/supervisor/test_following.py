@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from supervisor.following import HANGS_S, Following
+from supervisor.rundir import RunDir, open_for_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunDir]:
+    made = open_for_run(tmp_path / "run", 0.0, tmp_path)
+    yield made
+    made.close()
+
+
+def printed(run: RunDir, text: str) -> None:
+    folder = run.logs / "gen-0001"
+    folder.mkdir(exist_ok=True)
+    with (folder / "rank-0.log").open("a") as log:
+        log.write(text)
+
+
+def polled(following: Following) -> list[tuple[int, str]]:
+    """Poll, and wait for the thread if it is slow."""
+    lines = following.poll(0.0)
+    following._files.do(lambda: None, 30.0)
+    return lines + following.poll(0.0)
+
+
+def test_lines_status_and_incidents_come_as_they_are_written(run: RunDir) -> None:
+    following = Following(run)
+    assert (polled(following), following.status, following.news(0.0)) == ([], {}, "")
+    printed(run, "one\ntwo")
+    run.write_status({"step": 3})
+    run.write_incident({"id": "i-0001"})
+    assert polled(following) == [(0, "one")]
+    assert following.status == {"step": 3}
+    assert following.incident(1) == {"id": "i-0001"}
+    assert following.incident(2) is None
+    run.write_status({"step": 4})
+    assert following.close() == [(0, "two")]
+    assert following.status == {"step": 4}
+
+
+def test_storage_that_does_not_answer_holds_up_nobody_and_is_told_once(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("END_S", "READ_S"):
+        monkeypatch.setattr(f"supervisor.following.{name}", 0.02)
+    following, answers = Following(run), threading.Event()
+    run.write_status({"step": 3})
+    polled(following)
+    usual = following._tails.poll
+    monkeypatch.setattr(following._tails, "poll", lambda: answers.wait() and usual())
+    assert following.poll(10.0) == []
+    assert following.poll(10.1) == []
+    assert following.news(10.1) == ""
+    assert "does not answer" in following.news(10.1 + HANGS_S)
+    assert following.news(10.2 + HANGS_S) == ""
+    assert following.incident(1) is None
+    assert following.close() == []
+    assert following.status == {"step": 3}, "the last that was known"
+    answers.set()
+    following._files.do(lambda: None, 30.0)
+    following.poll(20.0)
+    assert following.news(20.0).endswith("is back")
+
+
+def test_a_run_directory_that_is_removed_is_told_once(run: RunDir) -> None:
+    following = Following(run)
+    polled(following)
+    shutil.rmtree(run.path)
+    polled(following)
+    assert "is gone: the ranks train on" in following.news(1.0)
+    polled(following)
+    assert following.news(2.0) == ""
