@@ -151,7 +151,7 @@ format: setup ## put the code in ruff's format
 	@$(BIN)/python -m ruff check --fix .
 
 .PHONY: demo
-demo: setup ## train a small GPT and break it in every way that we know
+demo: setup ## train a small GPT and break it nine times
 	@$(BIN)/holdfast demo $(DEMO_ARGS)
 
 .PHONY: bench

@@ -42,12 +42,16 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """When a rank passed the stations of a start (CLOCK_MONOTONIC); 0 is not yet."""
+    """When a rank passed the stations of a start (CLOCK_MONOTONIC); 0 is not yet.
+
+    `goal` is the number of steps that its loop is to end with, 0 while it has not said.
+    """
 
     started_ns: int = 0
     joined_ns: int = 0
     restored_ns: int = 0
     first_step_ns: int = 0
+    goal: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,14 @@ class Session:
             self._marks = replace(self._marks, first_step_ns=time.monotonic_ns())
             self._runtime.say(Say("settled", marks=self._marks))
 
+    def aim(self, steps: int) -> None:
+        """The loop that begins now ends with `steps` steps in all."""
+        if self._runtime is None or steps == self._marks.goal:
+            return
+        self._marks = replace(self._marks, goal=steps)
+        if self._marks.first_step_ns:  # else it is told with the first step
+            self._runtime.say(Say("settled", marks=self._marks))
+
     def give_way(self) -> None:
         """Let the rank whose own number is bad report it first: it knows the batch."""
         if self._runtime is not None:

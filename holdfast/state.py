@@ -72,6 +72,7 @@ class State:
         if self._random is not None:
             self.private.restore_random(self._random)
             self._random = None
+        self.session.aim(count)
         if self.keeping is not None:
             self.keeping.begin(self.step)
         self._phase(Phase.DATA)

@@ -11,7 +11,7 @@ from holdfast.errors import BadInput
 from supervisor import asking
 from supervisor.rundir import RunDir
 from supervisor.style import Style
-from supervisor.wording import outcome, what
+from supervisor.wording import count, outcome, what
 
 POLL_S = 0.05
 READY_S = 120.0  # for a member to be made anew and its processes to be warm
@@ -43,7 +43,8 @@ class Watch:
         self._clear()
         found = self.status()
         if found.get("step") is not None:
-            print(f"  {found['step']} steps, loss {found.get('loss') or float('nan'):.3f}", flush=True)
+            loss = f", loss of rank 0 in the last one {found['loss']:.3f}" if found.get("loss") else ""
+            print(f"  {count(found['step'], 'step')}{loss}", flush=True)
         return self._process.returncode
 
     def until_ready(self, step: int) -> int | None:
@@ -92,7 +93,8 @@ class Watch:
                     return None
                 gained = int(found.get("step") or 0) - int(before.get("step") or 0)
                 good = self._style.paint("no step lost, no incident", "32")
-                return f"the {kind} is back; {gained} steps were trained meanwhile: {good}"
+                trained = f"{count(gained, 'step')} {'was' if gained == 1 else 'were'} trained"
+                return f"the {kind} is back; {trained} in the meantime: {good}"
             time.sleep(POLL_S)
         return None
 

@@ -66,7 +66,7 @@ def _progress(found: Mapping[str, Any]) -> str:
         return ""
     text = rendering.progress(found)
     if found.get("step_s"):
-        text += f"  ({seconds(float(found['step_s']))} a step)"
+        text += f"  ({seconds(float(found['step_s']))} per step)"
     return text
 
 

@@ -107,7 +107,7 @@ RUN = (
     Option(("--hang-factor",), "hang_factor", values.number(1.5, 1000), "X", _FAULTS,
            "a step that takes X times the p99 of the others hangs (default 3)"),
     Option(("--hang-floor",), "hang_floor_s", values.duration(0.05, 86_400), "TIME", _FAULTS,
-           "but none that takes less than this (default 600ms)"),
+           "time added to that limit, for pauses of the machine (default 600ms)"),
     Option(("--first-step-timeout",), "first_step_timeout_s", _LONG, "TIME",
            _FAULTS, "how long the first step may take, compiling included (default 10m)"),
     Option(("--pause-timeout",), "pause_timeout_s", _LONG, "TIME", _FAULTS,
@@ -224,7 +224,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
             _DRILLS,
         ),
         "demo": Entry(
-            "train a small GPT and break it in every way that we know",
+            "train a small GPT and break it nine times",
             (_WHERE, _KEEP, _QUICK),
             (("holdfast demo", "takes a few minutes"),),
         ),

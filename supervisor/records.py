@@ -20,6 +20,8 @@ from supervisor.view import Checkpoint, MemberView, View
 
 log = logging.getLogger(__name__)
 
+_ENDING = ("saving", "stopping", "ended")
+
 
 class Records:
     """Writes are atomic and come behind, in a thread; a full disk costs the record, never the run."""
@@ -58,8 +60,7 @@ class Records:
         self.newest = build(view, accounts, checkpoint, self.run.path.name, self.last, self._slow)
         self.newest["journal_error"] = self.journal_error
         self.newest["passed_over"] = list(passed_over)
-        if self.newest["step"] is None:  # no rank runs just now: the last that was known still holds
-            self.newest |= {name: before.get(name) for name in ("step", "loss", "secured_step")}
+        self._keep_known(before, view)
         newest = self.newest
         self.files.submit(lambda: self._write_status(newest), "status")
         return newest
@@ -69,6 +70,21 @@ class Records:
             self.run.write_status(newest)
         except OSError as error:
             log.warning("status not written", extra={"error": str(error)})
+
+    def _keep_known(self, before: Mapping[str, Any], view: View) -> None:
+        """Where no rank says any more how far it is, the last that was known still holds."""
+        if self.newest["step"] is None:
+            self.newest |= {name: before.get(name) for name in ("step", "secured_step")}
+            self.newest["total_steps"] = self.newest["total_steps"] or before.get("total_steps")
+            if view.memory.phase in _ENDING:  # a rank may have done one more than it last said
+                done = max((self.newest["step"] or 0, view.memory.save_step))
+                self.newest |= {"step": done or None, "secured_step": done or None}
+        if not any(each.rank == 0 for each in _progress(view)):
+            self.newest["loss"] = before.get("loss")
+
+
+def _progress(view: View) -> list[Progress]:
+    return [each for m in view.members if m.report is not None for each in m.report.progress]
 
 
 def build(
@@ -81,8 +97,8 @@ def build(
 ) -> dict[str, Any]:
     """Return the status as JSON: the contract of `holdfast status --json` and GET /v1/status."""
     memory, ledger = view.memory, accounts.ledger
-    progress = [each for m in view.members if m.report is not None for each in m.report.progress]
-    progress.sort(key=lambda each: each.rank)  # members come and go; the loss shown is always rank 0's
+    progress = _progress(view)
+    loss = next((each.loss for each in progress if each.rank == 0), None)
     steps = [each.step for each in progress]
     step_s = max((each.step_s for each in progress), default=0.0)
     settled = memory.settled and memory.phase == "running"
@@ -95,7 +111,8 @@ def build(
         "generation": memory.generation,
         "world_size": memory.world_size,
         "step": min(steps) if steps else None,
-        "loss": _finite(progress[0].loss) if progress else None,
+        "total_steps": _goal(view),
+        "loss": _finite(loss) if loss is not None else None,
         "step_s": step_s or None,
         "rate": round(1 / step_s, 3) if step_s and settled else None,
         "samples_per_s": round(per_step[0] / step_s, 1) if step_s and settled else None,
@@ -126,6 +143,13 @@ def build(
         "supervisor_pid": os.getpid(),
         "warm_ready": _warm_ready(view),
     }
+
+
+def _goal(view: View) -> int | None:
+    """Return the number of steps that the script's loop is to end with; None when it has not said."""
+    generation = view.memory.generation
+    ranks = [rank for m in view.members if m.report and m.report.launcher for rank in m.report.launcher.ranks]
+    return max((rank.marks.goal for rank in ranks if rank.generation == generation), default=0) or None
 
 
 def _base(view: View) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from supervisor.style import BOLD, CYAN, DIM, GREEN, RED, YELLOW, Style, clip, join, width_of
-from supervisor.wording import count, number, percent, seconds, sentence, what
+from supervisor.wording import count, number, outcome, percent, seconds, what
 
 PHASES: Mapping[str, str] = {
     "forming": "starting",
@@ -52,14 +52,31 @@ def phase(status: Status) -> str:
 
 def progress(status: Status) -> str:
     """Return the line that a log gets from time to time."""
-    parts = [f"step {status['step']:,}" if status.get("step") is not None else phase(status)]
+    parts = [_step(status) or phase(status)]
     if status.get("loss") is not None:
         parts.append(f"loss {number(status['loss'])}")
     if status.get("rate"):
         parts.append(f"{number(status['rate'], 3)} steps/s")
+    parts += [_left(status)] * bool(_left(status))
     parts.append(f"generation {status.get('generation', 0)}")
     parts.append(f"ETTR {percent(float(status.get('ettr') or 0.0))}")
     return "  ".join(parts)
+
+
+def _step(status: Status) -> str:
+    """Return how far the run is, of how many steps if the script has said; "" when neither is known."""
+    if status.get("step") is None:
+        return ""
+    total = status.get("total_steps")
+    return f"step {status['step']:,}" + (f" of {total:,}" if total and total >= status["step"] else "")
+
+
+def _left(status: Status) -> str:
+    """Return about how long the rest takes at the present rate; "" when that is not known."""
+    total, rate, step = status.get("total_steps"), status.get("rate"), status.get("step")
+    if not total or not rate or step is None or total <= step:
+        return ""
+    return f"{seconds((total - step) / float(rate))} left"
 
 
 def station(status: Status) -> str:
@@ -85,11 +102,12 @@ def _headline(status: Status, width: int, style: Style, silent_s: float) -> str:
     if silent_s > SILENT_S:
         cells.append((f"no word from the supervisor for {seconds(silent_s)}", (YELLOW,)))
     if status.get("step") is not None:
-        cells.append((f"step {status['step']:,}", (BOLD,)))
+        cells.append((_step(status), (BOLD,)))
     if status.get("loss") is not None:
         cells.append((f"loss {number(status['loss'])}", ()))
     if status.get("rate"):
         cells.append((f"{number(status['rate'], 3)} steps/s", ()))
+        cells.append((_left(status), ()))
     if status.get("total_s"):
         cells.append((f"ETTR {percent(float(status.get('ettr') or 0.0))}", (CYAN,)))
     return join(cells, width, style, "   ")
@@ -176,4 +194,5 @@ def _last(status: Status, width: int, style: Style) -> str:
         return style.paint(clip("  no incidents", width, style), DIM)
     total = int(status.get("incidents") or 0)
     more = f"  ({count(total, 'incident')})" if total > 1 and width >= 60 else ""
-    return "  " + clip(sentence(last), width - 2 - len(more), style) + style.paint(more, DIM)
+    told = f"{outcome(last)}: {what(last)}"  # a narrow terminal cuts the end
+    return "  " + clip(told, width - 2 - len(more), style) + style.paint(more, DIM)

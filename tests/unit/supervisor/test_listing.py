@@ -20,7 +20,7 @@ def test_the_status_says_what_goes_on_what_is_safe_and_where_the_time_went() -> 
     assert page() == [
         "run a-run: running",
         "",
-        "  progress    step 1,234  loss 2.413  14.2 steps/s  generation 3  ETTR 99.21 %  (70 ms a step)",
+        "  progress    step 1,234  loss 2.413  14.2 steps/s  generation 3  ETTR 99.21 %  (70 ms per step)",
         "  state       secured 1,234  snapshot 1,230  checkpoint 1,200",
         "  ETTR        99.21 % of 100 s; 99.00 % of the last hour",
         "  incidents   1; last i-0001: rank 1 was killed by SIGKILL at step 812; back in 0.13 s,"

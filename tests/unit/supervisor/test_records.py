@@ -4,11 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from holdfast.launcher_messages import Marks
 from supervisor.accounts import Accounts
 from supervisor.records import Records
 from supervisor.rundir import RunDir
 from supervisor.view import View
-from tests.unit.supervisor.views import launcher, member, progress, rank, report, view
+from tests.unit.supervisor.views import launcher, member, memory, progress, rank, report, view
 
 
 def seen(*owns_s: float) -> View:
@@ -38,3 +39,54 @@ def test_the_status_says_which_ranks_are_slow_until_they_no_longer_are(tmp_path:
     assert told(0.03, 0.042) == [usual, (0.042, 0.0105, 1.4, 150, 0.03)]
     assert told(0.03, 0.0) == [usual, (None, None, 1.4, 150, 0.03)]
     assert told(0.03, 0.03) == [usual, usual]
+
+
+def told_by(records: Records, now: View) -> dict[str, Any]:
+    return records.status(now, Accounts(now.now_ns, None), None)
+
+
+def doing(*ranks: int, step: int = 9, **changed: Any) -> View:
+    """Return a view in which these ranks say how far they are, each with its number as its loss."""
+    members = [
+        member(
+            f"m{number}",
+            report(
+                f"m{number}",
+                launcher(rank(number)),
+                progress=(replace(progress(number, step), loss=f"{number}.5"),) if number in ranks else (),
+            ),
+        )
+        for number in (0, 1)
+    ]
+    return replace(view(*members), memory=memory(**changed))
+
+
+def test_the_loss_is_rank_0s_also_when_it_is_the_first_to_end(tmp_path: Path) -> None:
+    records = Records(RunDir(tmp_path))
+    assert told_by(records, doing(0, 1))["loss"] == 0.5
+    assert told_by(records, doing(1))["loss"] == 0.5, "rank 1's own passed for it"
+    assert told_by(records, doing())["loss"] == 0.5
+
+
+def test_a_run_that_was_stopped_has_the_step_that_was_saved(tmp_path: Path) -> None:
+    records = Records(RunDir(tmp_path))
+    assert told_by(records, doing(0, 1, step=9))["step"] == 9
+    saving = doing(phase="saving", save_step=10)
+    assert (told_by(records, saving)["step"], told_by(records, saving)["secured_step"]) == (10, 10)
+    assert told_by(Records(RunDir(tmp_path)), doing(phase="ended"))["step"] is None
+
+
+def test_the_number_of_steps_to_do_is_what_the_ranks_of_this_generation_say(tmp_path: Path) -> None:
+    def aiming(generation: int, *goals: int) -> View:
+        ranks = [rank(n, generation=generation, marks=Marks(goal=goal)) for n, goal in enumerate(goals)]
+        return view(member("m0", report("m0", launcher(*ranks))))
+
+    records = Records(RunDir(tmp_path))
+    assert told_by(records, aiming(1, 0, 0))["total_steps"] is None
+    assert told_by(records, aiming(1, 0, 500))["total_steps"] == 500
+    assert told_by(Records(RunDir(tmp_path)), aiming(7, 500))["total_steps"] is None
+
+
+def test_before_the_first_group_no_member_stands_by(tmp_path: Path) -> None:
+    forming = replace(doing(), memory=memory(phase="forming", placement=()))
+    assert [each["role"] for each in told_by(Records(RunDir(tmp_path)), forming)["members"]] == ["new", "new"]

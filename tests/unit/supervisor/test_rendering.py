@@ -20,7 +20,7 @@ def test_a_healthy_run_is_five_calm_lines() -> None:
         "● running   step 1,234   loss 2.413   14.2 steps/s   ETTR 99.21 %",
         "  generation 3   secured 1,234   checkpoint 1,200   454 samples/s   up 100 s",
         "  m-0 ●   m-1 ●   m-2 ○○ standby",
-        "  rank 1 was killed by SIGKILL at step 812; back in 0.13 s, 0 steps lost",
+        "  back in 0.13 s, 0 steps lost: rank 1 was killed by SIGKILL at step 812",
     ]
 
 
@@ -56,7 +56,25 @@ def test_an_incident_that_is_open_is_told_before_the_last_one() -> None:
 
 
 def test_many_incidents_are_counted() -> None:
-    assert rendering.frame(status(incidents=3), 100, PLAIN)[-1].endswith("lost  (3 incidents)")
+    assert rendering.frame(status(incidents=3), 100, PLAIN)[-1].endswith("step 812  (3 incidents)")
+
+
+def test_a_narrow_terminal_cuts_the_words_of_an_incident_never_its_outcome() -> None:
+    last = rendering.frame(status(), 40, PLAIN)[-1]
+    assert last.startswith("  back in 0.13 s, 0 steps lost: ")
+
+
+def test_a_script_that_says_how_many_steps_it_does_is_told_when_it_ends() -> None:
+    told = rendering.frame(status(total_steps=6000), 100, PLAIN)[1]
+    assert "step 1,234 of 6,000   loss 2.413   14.2 steps/s   5 min 36 s left" in told
+    assert "step 1,234 of 6,000  loss" in rendering.progress(status(total_steps=6000))
+
+
+@pytest.mark.parametrize("total", [None, 0, 1000])
+def test_a_number_of_steps_that_cannot_be_right_is_not_shown(total: int | None) -> None:
+    told = rendering.frame(status(total_steps=total), 100, PLAIN)[1]
+    assert "step 1,234   loss" in told
+    assert "left" not in told
 
 
 def test_at_the_end_it_says_why() -> None:
