@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from holdfast.accelerator import Device, Host
+
 if TYPE_CHECKING:
     import torch
 
@@ -21,26 +23,46 @@ MOST = 1 << 16  # elements; a model of larger ones only is not asked
 class Gradients:
     """The gradients that the optimizers are about to use.
 
-    On a GPU the question would wait for the backward pass and hold up the launch of what follows: there
-    nothing is asked.
+    On a GPU to ask would wait for the backward pass and hold up the launch of what follows: there a number
+    is made of them in the device's queue, and looked at with the step's loss.
     """
 
-    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer], device: Device | None = None) -> None:
         self._optimizers = list(optimizers)
+        self._device: Device = device or Host()
         self._chosen: list[torch.Tensor] = []
 
     def finite(self) -> bool:
         """Return False when one of those asked is not; True as well when there are none."""
+        self._choose()
+        return all(math.isfinite(_sum(each)) for each in self._chosen)
+
+    def probe(self) -> torch.Tensor | None:
+        """Return a number on the device that is finite if those asked are; None when there are none.
+
+        Not asked is an optimizer that looks by itself and leaves out a step (a gradient scaler's).
+        """
+        import torch
+
+        self._choose()
+        found = [each.grad for each in self._chosen if each.grad is not None and not each.grad.is_sparse]
+        if not found or any(getattr(each, "found_inf", None) is not None for each in self._optimizers):
+            return None
+        with torch.no_grad():
+            return torch.stack([each.detach().sum(dtype=torch.float64) for each in found]).sum()
+
+    def _choose(self) -> None:
         if not self._chosen:
             self._chosen = sorted(self._candidates(), key=lambda each: each.numel())[:ASKED]
-        return all(math.isfinite(_sum(each)) for each in self._chosen)
 
     def _candidates(self) -> Iterator[torch.Tensor]:
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     grad = parameter.grad
-                    if grad is not None and grad.device.type == "cpu" and 0 < grad.numel() <= MOST:
+                    if grad is None or not 0 < grad.numel() <= MOST:
+                        continue
+                    if self._device.holds(grad) if self._device.queues else grad.device.type == "cpu":
                         yield parameter
 
 

@@ -6,20 +6,23 @@ import mmap
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast import progress, restoring, safetensors, snapshots
+from holdfast.accelerator import Broken, Mark
 from holdfast.beside import Beside
 from holdfast.early import Early
 from holdfast.errors import BadInput
 from holdfast.exchange import Exchange
+from holdfast.gate import Whole
 from holdfast.launcher_messages import NO_ROOM, Launch, RankStart, Secured
+from holdfast.offload import Part
 from holdfast.private import PrivateStore
 from holdfast.randomness import Section
 from holdfast.slot import lock_shared, unlock
-from holdfast.snapshots import Snapshots
+from holdfast.snapshots import Snapshots, Torn, Transfer
 
 if TYPE_CHECKING:
     from holdfast.state import State
@@ -29,6 +32,7 @@ SNAPSHOT_SHARE = 0.3  # of the budget; the rest is for all else that we do in an
 RECENT = 32  # step times whose median the interval is chosen by
 SOON = 4  # steps after the start of a generation in which it takes its first own snapshot
 LOOK_CLOSELY = 4  # steps of a generation in which all private state is compared, not only randomness
+_INSIDE = "inside the optimizer's writes"
 _PATIENCE_S = 10.0  # for a slot to restore from that is being written
 
 
@@ -50,7 +54,8 @@ class Keeping:
         base = (launch.restore.generation, launch.restore.step) if launch.restore else None
         page = state.session.page
         moved = page.copied if page is not None else None
-        self._snapshots = Snapshots(directory, replicated, launch.world_size, base, moved)
+        self._device = state.device
+        self._snapshots = Snapshots(directory, replicated, launch.world_size, base, moved, self._device)
         every = max(launch.snapshot_every, 0)
         # What can be resumed from must have its private states however long no newer snapshot is made.
         first = launch.restore.step if launch.restore else 0
@@ -59,7 +64,8 @@ class Keeping:
         self._own = PrivateStore(own, rank.rank, every=every, pins=pins)
         self._peer, self._kept = _peer_of(rank.rank, launch, directory, every, pins)
         self._copying = threading.Lock()
-        self._frozen = False  # by `secure`
+        self._due: tuple[int, Mark] | None = None  # a snapshot of that step, once the device has come there
+        self._transfer: Transfer | None = None  # the copy that goes on
         self._blob = b""
         self._core: list[Section] = []
         self._early = Early()
@@ -225,14 +231,61 @@ class Keeping:
         if self._launch.snapshot_every < 0 and self._done == snapshots.MIN_SAMPLES:
             self._choose_interval()
         soon = step == self._began + SOON and self._launch.snapshot_every != 0
-        if soon or (self._every and step % self._every == 0):
-            self._snapshot(step)
+        if (soon or (self._every and step % self._every == 0)) and self._rank.local_rank == 0:
+            if self._device.queues:
+                self._due = step, self._device.mark()
+            else:
+                self._copy(step)
+
+    def keep(self) -> Part | None:
+        """Return what the host has of the state: it may be a step ahead when the device's is copied."""
+        return self._snapshots.keep()
+
+    def proceed(self, *, must: bool = False) -> None:
+        """On a device: begin and end the copy that is due. The host waits for none.
+
+        `must`: the optimizer's writes are about to be queued. A copy that has not begun begins now, once the
+        device has done the step before, and the writes begin when the copy has ended. It is never queued
+        before: it would wait, with its slot, for what a dead peer may keep from ending.
+        """
+        if self._state.gate.frozen:
+            return
+        going_on = self._transfer
+        if going_on is not None and self._device.reached(going_on.offload.copy.marks[-1]):
+            with self._copying:
+                self._end_transfer()
+        if self._due is not None:
+            step, mark = self._due
+            if must:
+                self._device.wait(mark)
+            if self._device.reached(mark):
+                self._due = None
+                self._guarded(lambda: self._begin_transfer(step))
+        going_on = self._transfer
+        if must and going_on is not None:
+            self._device.hold_back(going_on.offload.copy)
+
+    def _begin_transfer(self, step: int) -> None:
+        with self._copying:
+            self._end_transfer()
+            if not self._state.gate.frozen:
+                self._transfer = self._snapshots.begin(self._launch.generation, step)
+
+    def _end_transfer(self) -> None:
+        """Make a snapshot of the copy that goes on, once it has ended. `_copying` is held."""
+        transfer, self._transfer = self._transfer, None
+        if transfer is not None:
+            self._note(transfer.step, self._snapshots.finish(transfer), held_s=0.0)
 
     def ended(self, step: int) -> None:
         """The loop is over: keep its state, for who is lost from now on may find that the others have exited.
 
         Not after a loop of less than an interval: there may be many, one for each epoch.
         """
+        if self._device.queues:
+            self.proceed(must=True)
+            with self._copying:
+                self._end_transfer()
         long_enough = self._every and step - self._began >= self._every
         if long_enough and not self._snapshots.held(self._launch.generation, step):
             self._copy(step)
@@ -256,18 +309,30 @@ class Keeping:
             self._copy(step)
 
     def _copy(self, step: int) -> None:
+        """Copy the present state, when the device has made it."""
+        self._device.wait(self._device.mark())
+        self._guarded(lambda: self._copy_now(step))
+
+    def _copy_now(self, step: int) -> None:
+        with self._copying:
+            self._end_transfer()
+            cost_s = self._snapshots.write(self._launch.generation, step)
+        if cost_s is not None:
+            self._note(step, cost_s)
+
+    def _guarded(self, copy: Callable[[], None]) -> None:
         try:
-            with self._copying:
-                cost_s = self._snapshots.write(self._launch.generation, step)
+            copy()
         except OSError as error:
             self._tell(f"no snapshot: {error}; training goes on, checkpoints stay")
-            return
-        if cost_s is not None:
-            self._cost_s = min(cost_s, self._cost_s or cost_s)
-            self._copy_s = max(self._copy_s, cost_s)
-            self._state.session.note_snapshot(step, cost_s)
-            if self._every and self._launch.snapshot_every < 0:
-                self._choose_interval()  # again: the machine may have been busy when it was first chosen
+
+    def _note(self, step: int, cost_s: float, held_s: float | None = None) -> None:
+        """Record what a copy took, and how long the host was held up by it, if not for all of that."""
+        self._cost_s = min(cost_s, self._cost_s or cost_s)
+        self._copy_s = max(self._copy_s, cost_s)
+        self._state.session.note_snapshot(step, cost_s, cost_s if held_s is None else held_s)
+        if self._every and self._launch.snapshot_every < 0:
+            self._choose_interval()  # again: the machine may have been busy when it was first chosen
 
     # -- the way out
 
@@ -283,32 +348,48 @@ class Keeping:
         if not self._restored:
             return Secured(rank, -1, False, "its state is still being restored")
         limit_s = GATE_S + (progress.COPIES - 1) * self._copy_s  # and the copy is yet to come
-        if not self._frozen and not self._state.gate.acquire(timeout=limit_s):
-            return Secured(rank, self._state.step, False, "inside the optimizer's writes")
-        self._frozen = True
-        return self._write_now()
+        give_up_at = time.monotonic() + limit_s
+        if not self._state.gate.freeze(limit_s):
+            return Secured(rank, self._state.step, False, _INSIDE)
+        return self._write_whole(give_up_at)
 
     def secure_before_write(self) -> None:
         """The optimizer is about to write what is no number: keep the state that is whole."""
-        self._write_now()
+        self._write_whole(0.0)
 
     def secure_failing(self) -> None:
         """The main thread is on its way out with an exception: leave the state, if it is whole."""
-        if self._state.writing:
-            return
-        self._write_now()
+        self._write_whole(time.monotonic() + GATE_S if self._device.queues else 0.0)
 
-    def _write_now(self) -> Secured:
-        rank, step, generation = self._rank.rank, self._state.step, self._launch.generation
+    def _write_whole(self, give_up_at: float) -> Secured:
+        """Copy the state that is whole on the device, waiting for one until then. Raises nothing."""
+        rank = self._rank.rank
+        gate = self._state.gate
         try:
-            with self._copying:
-                if self._snapshots.held(generation, step):
-                    return Secured(rank, step, True, "held already")
-                cost_s = self._snapshots.write_just_in_time(generation, step)
-                if cost_s is None and not self._snapshots.held(generation, step):
-                    return Secured(rank, step, False, NO_ROOM)
-        except OSError as error:
-            return Secured(rank, step, False, str(error))
+            while (whole := gate.whole(give_up_at - time.monotonic())) is not None:
+                if why := self._state.spoilt(whole.step):
+                    return Secured(rank, whole.step, False, why)
+                try:
+                    return self._write(whole)
+                except Torn:
+                    if time.monotonic() > give_up_at:
+                        break
+        except (OSError, BadInput, Broken) as error:
+            return Secured(rank, self._state.step, False, str(error))
+        return Secured(rank, self._state.step, False, _INSIDE)
+
+    def _write(self, whole: Whole) -> Secured:
+        rank, step, generation = self._rank.rank, whole.step, self._launch.generation
+        gate = self._state.gate
+        with self._copying:
+            self._end_transfer()
+            if self._snapshots.held(generation, step):
+                return Secured(rank, step, True, "held already")
+            cost_s = self._snapshots.write_just_in_time(
+                generation, step, whole.part, lambda: gate.still(whole)
+            )
+            if cost_s is None and not self._snapshots.held(generation, step):
+                return Secured(rank, step, False, NO_ROOM)
         return Secured(rank, step, True)
 
     def _tell(self, text: str) -> None:

@@ -266,11 +266,14 @@ class Page:
             if not layout.FAIL.unpack_from(self.memory, layout.FAIL_AT)[0]:
                 self._store(layout.FAIL_AT, content)
 
-    def note_snapshot(self, step: int, cost_s: float) -> None:
-        """Record a snapshot that has just taken `cost_s`: that is our doing, and not the rank's own time."""
+    def note_snapshot(self, step: int, cost_s: float, held_s: float | None = None) -> None:
+        """Record a snapshot that has just taken `cost_s`: that is our doing, and not the rank's own time.
+
+        `held_s` is for how much of it the host was held up: all of it when None.
+        """
         content = layout.SNAPSHOT.pack(step, cost_s)
         with self._lock:
-            self._since_ns += int(cost_s * 1e9)
+            self._since_ns += int((cost_s if held_s is None else held_s) * 1e9)
             self._store(layout.SNAPSHOT_AT, content)
 
     def _end_tail(self, now_ns: int) -> None:

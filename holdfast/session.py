@@ -26,6 +26,7 @@ from holdfast.whereabouts import whereabouts
 if TYPE_CHECKING:
     import torch
 
+    from holdfast.accelerator import Device
     from holdfast.keeping import Keeping
 
 RENDEZVOUS_S = 300.0  # a peer that is still loading a large state is no fault
@@ -61,6 +62,7 @@ class Session:
         self.skip = frozenset(launch.skip)
         self.loss_jump = launch.loss_jump
         self.page: page.Page | None = None
+        self.accelerator: Device | None = None  # None: as the state's tensors lie
         self._launch, self._order, self._runtime = launch, rank, mine
         self._marks = Marks()
         self._keeping: Keeping | None = None
@@ -99,9 +101,9 @@ class Session:
     def restored(self, _step: int) -> None:
         self._marks = replace(self._marks, restored_ns=time.monotonic_ns())
 
-    def note_snapshot(self, step: int, cost_s: float) -> None:
+    def note_snapshot(self, step: int, cost_s: float, held_s: float) -> None:
         if self.page is not None:
-            self.page.note_snapshot(step, cost_s)
+            self.page.note_snapshot(step, cost_s, held_s)
 
     def note_state(self, state_bytes: int, copy_s: float) -> None:
         if self.page is not None:
@@ -130,9 +132,14 @@ class Session:
         """Report a bad number, and wait to be rolled back. Returns only when nobody answers."""
         if self._runtime is None:
             return
-        found = Flag(kind, step, repr(loss), position, time.monotonic_ns())
-        self._runtime.say(Say("flag", flag=found))
+        self.report(kind, step, loss, position)
         threading.Event().wait(FLAG_WAIT_S)
+
+    def report(self, kind: str, step: int, loss: float, position: int) -> None:
+        """Report a bad number."""
+        if self._runtime is not None:
+            found = Flag(kind, step, repr(loss), position, time.monotonic_ns())
+            self._runtime.say(Say("flag", flag=found))
 
     def drill_point(self) -> None:
         """Where a drill makes this rank hang, as a rank that never enters the next collective."""

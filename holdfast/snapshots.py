@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast import capture, memcopy
+from holdfast.accelerator import Broken, Device, Host, Pinned
 from holdfast.arena import Arena
 from holdfast.capture import JSON_ENTRY
+from holdfast.offload import Division, Offload, Part
 from holdfast.records import SLOTS
 from holdfast.standing import Standing
 
@@ -25,8 +27,13 @@ MAX_INTERVAL = 1 << 14
 SELDOM_S = 1.0
 PATIENCE_S = 0.3  # for a slot that somebody reads: a recovery waits for this copy
 PAUSE_S = 0.002
+COPY_LIMIT_S = 10.0  # for a piece of a copy from a device, which waits for nothing: longer, and it never ends
 
 Tensors = list[tuple[str, "torch.Tensor"]]
+
+
+class Torn(Exception):
+    """What was copied has been written meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,16 @@ class _Targets:
     copying: memcopy.Copying | None  # None: from a device
 
 
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A copy from the device that goes on. Its slot is held until it is finished."""
+
+    generation: int
+    step: int
+    offload: Offload
+    draft: Draft
+
+
 class Snapshots:
     """The rank's hand on its member's arena."""
 
@@ -49,6 +66,7 @@ class Snapshots:
         world_size: int,
         base: tuple[int, int] | None = None,
         moved: Callable[[], None] | None = None,
+        device: Device | None = None,
     ) -> None:
         """`base` is the (generation, step) resumed from: kept until this generation has its own.
 
@@ -59,10 +77,12 @@ class Snapshots:
         self._base = base
         self._standing = Standing(objects)
         self._world_size = world_size
+        self._device: Device = device or Host()
         self._targets: dict[int, _Targets] = {}
         self._json_bytes = 0
         self._layout: tuple[Tensors, int, Layout] | None = None
-        self._registered: set[int] = set()
+        self._division: Division | None = None
+        self._pinned: dict[int, tuple[memoryview, Pinned | None]] = {}
         self._peers_failed = False
 
     def held(self, generation: int, step: int) -> bool:
@@ -70,28 +90,109 @@ class Snapshots:
         return any((r.generation, r.step) == (generation, step) for r in self.arena.records())
 
     def write(
-        self, generation: int, step: int, keep: frozenset[tuple[int, int]] | None = None
+        self,
+        generation: int,
+        step: int,
+        keep: frozenset[tuple[int, int]] | None = None,
+        part: Part | None = None,
+        still: Callable[[], bool] = lambda: True,
     ) -> float | None:
         """Copy the present state into the free slot as that of `step`, or into one not in `keep`.
 
+        On a device the host's part may be another step's already: then `part` is what was kept of this one.
+        `still` is asked when everything is copied, and `Torn` is raised if it says no.
+
         Returns the seconds it took, None when no slot was free (a checkpoint is being written from
-        it). Raises `OSError` when the memory volume is full; the slots keep what they have.
+        it). Raises `OSError` when the memory volume is full; the slots keep what they have. Raises `Broken`.
         """
         began = time.perf_counter()
+        if self._device.queues:
+            transfer = self.begin(generation, step, keep, part)
+            return None if transfer is None else self.finish(transfer, still)
         tensors, document = self._standing.collect()
+        draft = self._draft(tensors, document, generation, step, keep)
+        if draft is None:
+            return None
+        with draft:
+            targets = self._targets_of(tensors, draft)
+            assert targets.copying is not None
+            targets.copying.run(self._moved)
+            draft.commit()
+        cost_s = time.perf_counter() - began
+        self.arena.note_cost(draft.layout.total_bytes, cost_s)
+        return cost_s
+
+    def begin(
+        self,
+        generation: int,
+        step: int,
+        keep: frozenset[tuple[int, int]] | None = None,
+        part: Part | None = None,
+    ) -> Transfer | None:
+        """Begin to copy the device's state, which is whole; see `write`. The host's part is copied on return.
+
+        A copy can be waited for as long as the device works, for it waits for nothing itself.
+        """
+        division, text = self._divided() if part is None else (part.division, part.text)
+        draft = self._draft(division.of, text, generation, step, keep)
+        if draft is None:
+            return None
+        try:
+            targets = self._targets_of(division.of, draft)
+            if not self._peers_failed:
+                self._pin(draft)
+            return Transfer(generation, step, Offload(self._device, division, part, targets.views), draft)
+        except BaseException:
+            draft.abandon()
+            raise
+
+    def finish(self, transfer: Transfer, still: Callable[[], bool] = lambda: True) -> float:
+        """Make a snapshot of a copy, when it has ended; see `write`. Returns what it took in seconds.
+
+        Raises `Torn`; `Broken` when it does not end. Then its slot stays held: the device may write into it
+        for as long as this process lives.
+        """
+        for mark in transfer.offload.copy.marks:
+            if not self._device.wait(mark, COPY_LIMIT_S):
+                raise Broken(f"a copy from the device has not moved for {COPY_LIMIT_S:.0f} s")
+            self._moved()
+        with transfer.draft as draft:
+            if not still():
+                raise Torn(f"step {transfer.step}")
+            cost_s = transfer.offload.finish()
+            draft.commit()
+        self.arena.note_cost(draft.layout.total_bytes, cost_s)
+        return cost_s
+
+    def keep(self) -> Part | None:
+        """Return the host's part of the present state; None if it is too large to be copied in each step."""
+        division, text = self._divided()
+        return division.keep(text)
+
+    def _divided(self) -> tuple[Division, str]:
+        tensors, text = self._standing.collect()
+        if self._division is None or self._division.of is not tensors:
+            self._division = Division(tensors, self._device)
+        return self._division, text
+
+    def _draft(
+        self,
+        tensors: Tensors,
+        document: str,
+        generation: int,
+        step: int,
+        keep: frozenset[tuple[int, int]] | None,
+    ) -> Draft | None:
+        """Return the free slot with everything in it but the tensors."""
         text = capture.padded(document, self._json_bytes)
         self._json_bytes = len(text)
         layout = self._layout_of(tensors, len(text))
         kept = keep or self._kept(generation)
         draft = self.arena.begin(layout, generation, step, self._world_size, kept)
-        if draft is None:
-            return None
-        with draft:
-            self._copy(tensors, draft, text)
-            draft.commit()
-        cost_s = time.perf_counter() - began
-        self.arena.note_cost(layout.total_bytes, cost_s)
-        return cost_s
+        if draft is not None:
+            entry = draft.layout[JSON_ENTRY]
+            draft.data[entry.begin : entry.end] = text
+        return draft
 
     def state_bytes(self) -> int:
         """Return how large a snapshot of the present state is. What it takes is saved by later copies."""
@@ -112,36 +213,13 @@ class Snapshots:
             return None
         return frozenset({self._base})
 
-    def _copy(self, tensors: Tensors, draft: Draft, text: bytes) -> None:
-        import torch
-
-        entry = draft.layout[JSON_ENTRY]
-        draft.data[entry.begin : entry.end] = text
-        targets = self._targets_of(tensors, draft)
-        if targets.copying is not None:
-            targets.copying.run(self._moved)
-            return
-        with torch.no_grad():
-            self._copy_from_device(targets.views, [tensor for _, tensor in tensors], draft)
-
-    def _copy_from_device(
-        self, targets: list[torch.Tensor], sources: list[torch.Tensor], draft: Draft
-    ) -> None:
-        """Copy on a stream of its own: it goes through while a collective hangs on another."""
-        import torch
-
-        device = next(each.device for each in sources if each.device.type == "cuda")
-        self._pin(draft)
-        stream = torch.cuda.Stream(device)
-        if not self._peers_failed:
-            stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for target, source in zip(targets, sources, strict=True):
-                target.copy_(source, non_blocking=True)
-                self._moved()
-        stream.synchronize()
-
-    def write_just_in_time(self, generation: int, step: int) -> float | None:
+    def write_just_in_time(
+        self,
+        generation: int,
+        step: int,
+        part: Part | None = None,
+        still: Callable[[], bool] = lambda: True,
+    ) -> float | None:
         """Like `write`, but wait for nothing that a dead peer could keep from ending.
 
         Where the free slot is pinned, because a checkpoint is being written from it, that one is what stays
@@ -149,12 +227,14 @@ class Snapshots:
         """
         self._peers_failed = True
         give_up_at = time.monotonic() + PATIENCE_S
-        while (cost_s := self.write(generation, step)) is None and not self.held(generation, step):
+        cost_s = self.write(generation, step, None, part, still)
+        while cost_s is None and not self.held(generation, step):
             if (stays := self._oldest_of(generation)) is not None:
-                cost_s = self.write(generation, step, frozenset({stays}))
+                cost_s = self.write(generation, step, frozenset({stays}), part, still)
             if cost_s is not None or time.monotonic() > give_up_at:
                 break
             time.sleep(PAUSE_S)
+            cost_s = self.write(generation, step, None, part, still)
         return cost_s
 
     def _oldest_of(self, generation: int) -> tuple[int, int] | None:
@@ -171,22 +251,21 @@ class Snapshots:
         if known is None or known.data is not draft.data or known.layout is not draft.layout:
             by_name = capture.views(draft.layout, draft.data)
             views = [by_name[name] for name, _ in tensors]
-            on_device = any(tensor.device.type == "cuda" for _, tensor in tensors)
-            copying = None if on_device else memcopy.Copying(views, [tensor for _, tensor in tensors])
+            copying = (
+                None if self._device.queues else memcopy.Copying(views, [tensor for _, tensor in tensors])
+            )
             known = self._targets[slot] = _Targets(draft.data, draft.layout, views, copying)
         return known
 
     def _pin(self, draft: Draft) -> None:
-        """Page-lock the slot for the device's copy engine, once per mapping."""
-        import torch
-
-        view = torch.frombuffer(draft.data, dtype=torch.uint8)
-        address = view.data_ptr()
-        if address in self._registered:
+        """Page-lock the slot for the device's copy engine, once per mapping. Without that it is slower."""
+        slot = draft.record.slot
+        mapping, pinned = self._pinned.get(slot, (None, None))
+        if mapping is draft.data:
             return
-        # An unregistered slot only copies slower: the driver may refuse (memlock limits).
-        torch.cuda.cudart().cudaHostRegister(address, view.nbytes, 0)
-        self._registered.add(address)
+        if pinned is not None:
+            pinned.release()
+        self._pinned[slot] = draft.data, self._device.pin(draft.data)
 
 
 def _nothing() -> None:

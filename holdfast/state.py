@@ -7,26 +7,32 @@ The order of things within a step is what the guarantees rest on:
 2. the optimizer writes;
 3. `commit` judges the numbers, opens the gate, counts the step, and takes a snapshot when one is due.
 
-So at any instant either the state of the last committed step is whole in memory, or the rank says that it
-is in between (and another replica answers).
+So at any instant either the state of a committed step is whole in memory, or the rank says that it is in
+between (and another replica answers).
+
+On a GPU all of this is in the device's queue (`holdfast.gate`): the host is up to a step ahead, waits for no
+kernel of the step that it commits, and judges that step's numbers when it commits the next one.
 """
 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from holdfast import hooks
+from holdfast import accelerator, hooks
 from holdfast.errors import BadInput, NumericFault
+from holdfast.gate import Gate
 from holdfast.gradients import Gradients
 from holdfast.guard import LossGuard
+from holdfast.numbers import Numbers
 from holdfast.page import FLAG_JUMP, FLAG_NONFINITE, Phase
 from holdfast.private_state import PrivateState
 
 if TYPE_CHECKING:
+    import torch
+
     from holdfast.keeping import Keeping
     from holdfast.session import Session
 
@@ -42,17 +48,19 @@ class State:
         modules, private, replicated = hooks.sort(objects)
         self.guard = LossGuard(factor=session.loss_jump) if session.loss_jump > 0 else None
         self.private = PrivateState(modules, private, session.device, self.guard)
-        self.gate = threading.Lock()
-        self._writing = False
+        self.device = session.accelerator or accelerator.of(modules.values())
+        self.gate = Gate(self.device)
         self._prepared = -1  # the step whose private state has been stored
         self._random: Mapping[str, bytes] | None = None
         self._page = session.page
         self._poison: int | None = None  # the step in which a drill asked for a bad number
         self._spoilt = False
         self._optimizers = [o for o in replicated.values() if hooks.is_optimizer(o)]
-        self._gradients = Gradients(self._optimizers)
+        self._gradients = Gradients(self._optimizers, self.device)
         self._bad_gradient = False
-        self._on_gpu = session.device.type == "cuda"
+        self._probe: torch.Tensor | None = None  # of this step's gradients, on the device
+        self._unjudged: Numbers | None = None  # of the step before, which may not have arrived
+        self._judged: Numbers | None = None  # the last
         self._in_tail = False  # between a commit and the next step
         self._ahead = False  # work of the step before may still be in the device's queue
         self.keeping: Keeping | None = session.keeping(self, replicated)
@@ -60,6 +68,7 @@ class State:
         if self.keeping is not None:
             self.step, self._random = self.keeping.restore()
             session.restored(self.step)
+        self.gate.start(self.step)
 
     # -- the loop
 
@@ -87,8 +96,9 @@ class State:
                 if self.keeping is not None:
                     self.keeping.throttle()
                 yield step
-                if self._prepared > self.step and self._writing:
+                if self._prepared > self.step and self.writing:
                     raise BadInput(f"step {step} was not committed: call state.commit(loss=...) in the loop")
+            self._settle()
         finally:  # also when the script leaves the loop by `break`: what follows is no step
             self._phase(Phase.IDLE)
         if self.keeping is not None:
@@ -110,38 +120,41 @@ class State:
         the step's first sample, to name a batch that fails. `samples`, `tokens` and `flops` are this
         step's, over all ranks.
 
+        Tensors on a GPU are not waited for: they are judged, and shown, when the next step is committed.
+        This call then waits for no more than the end of the step before.
+
         Raises:
             NumericFault: the numbers are bad and nobody supervises. Under a supervisor this call does not
                 return then: the group is rolled back.
         """
-        value = math.nan if loss is None else _number(loss)
-        norm = None if grad_norm is None else _number(grad_norm)
         if self._spoilt or (self._poison is not None and self._poison < self.step):
-            value, loss = math.nan, "spoilt"
+            loss = math.nan
             if not self._spoilt:  # by a script whose forward passes are not seen
                 hooks.poison(self._optimizers)
-        self._judge(0.0 if loss is None else value, norm, position, loss is not None)
-        if self._prepared <= self.step:
-            self._prepare()
+        numbers = self._numbers(loss, grad_norm, position)
+        if not self.writing:  # a step without an optimizer, or one that a gradient scaler left out
+            self._prepare_once()
+            self._close()
         if self.keeping is not None:
             self.keeping.finish(self.step + 1)
         self.step += 1
         if self._page is not None:
-            shown = math.nan if norm is None else norm
+            shown = numbers if self._judged is None else self._judged
+            norm = math.nan if shown.norm is None else shown.norm
             if self._ahead:  # a launch that finds the queue full waits for a collective of the step before
                 self._page.disown()
             self._in_tail = True
-            self._page.commit(self.step, value, shown, samples, tokens, flops, 0, position, Phase.TAIL)
-            self._ahead = self._on_gpu and loss is None and grad_norm is None
-        self._end_writing()
+            self._page.commit(self.step, shown.loss, norm, samples, tokens, flops, 0, position, Phase.TAIL)
+            self._ahead = self.device.queues and not numbers.waited
+        self.gate.open()
         self.session.settled()
         if self.keeping is not None:
             self.keeping.committed(self.step)
 
     @property
     def writing(self) -> bool:
-        """True from the optimizer's first write of a step to its commit."""
-        return self._writing
+        """True from the optimizer's first write of a step to its commit, as the host calls them."""
+        return self.gate.writing
 
     @contextmanager
     def pause(self, label: str, limit_s: float = 0.0) -> Iterator[None]:
@@ -150,6 +163,7 @@ class State:
         `limit_s` is its own limit; 0 takes the run's (30 minutes unless told otherwise). Random generators
         are as before when it ends: what happens in a pause never changes the training.
         """
+        self._settle()
         random = dict(self.private.random())
         if self._page is not None:
             self._page.pause(_PHASES.get(label, Phase.PAUSED), label, limit_s)
@@ -163,11 +177,15 @@ class State:
 
     def forward(self) -> None:
         self._phase(Phase.FORWARD)
+        if self.device.queues and self.keeping is not None:
+            self.keeping.proceed()
 
     def backward(self) -> None:
         self._phase(Phase.BACKWARD)
         if self.keeping is not None:
             self.keeping.passed(self.step + 1)
+            if self.device.queues:
+                self.keeping.proceed()
 
     def spoils(self) -> bool:
         """Say whether the pass that has just been made shall end in a bad gradient."""
@@ -176,18 +194,20 @@ class State:
 
     def before_write(self) -> None:
         """The optimizer is about to write: secure what is private, close the gate."""
-        if self._writing:
+        if self.writing:
             return
         self._prepare()
         self._secure_from_gradients()
-        self.gate.acquire()
-        self._writing = True
-        if self._page is not None:
+        self._close()
+        if self._page is not None and not self.device.queues:  # else the host does not know
             self._page.writing(True)
         self._phase(Phase.OPTIMIZER)
 
     def _secure_from_gradients(self) -> None:
         """A step that is about to spoil the state costs nothing but itself: the state is copied before."""
+        if self.device.queues:
+            self._probe = self._gradients.probe()
+            return
         if self._gradients.finite():
             return
         self._bad_gradient = True
@@ -195,6 +215,18 @@ class State:
             self.keeping.secure_before_write()
 
     # -- for the listener
+
+    def spoilt(self, step: int) -> str:
+        """Say which number, not judged yet, tells that the state of `step` is not good; "" if none does.
+
+        Reported as well: it is not known whether the script will get to judge it.
+        """
+        numbers = self._unjudged
+        if numbers is None or numbers.step >= step:
+            return ""
+        if why := numbers.spoilt():
+            self.session.report("nan", numbers.step, numbers.loss, numbers.position)
+        return why
 
     def poison(self) -> None:
         """For drills: make the next step a real NaN, as a bad batch does: loss, gradients, parameters."""
@@ -207,25 +239,56 @@ class State:
         if self.keeping is not None:
             self.keeping.prepare(self.step + 1)
 
-    def _end_writing(self) -> None:
-        if self._writing:
-            self._writing = False
-            self.gate.release()
+    def _prepare_once(self) -> None:
+        if self._prepared <= self.step:
+            self._prepare()
+
+    def _close(self) -> None:
+        keep = None
+        if self.device.queues and self.keeping is not None:
+            self.keeping.proceed(must=True)
+            keep = self.keeping.keep
+        self.gate.close(self.step, keep)
 
     def _pass_over(self) -> None:
         """Skip a batch that the supervisor named: all ranks do, so the collectives still meet."""
         self._prepare()
+        self._close()
         self.step += 1
         if self._page is not None:
             self._page.skip(self.step)
+        self.gate.open()
         if self.keeping is not None:
             self.keeping.finish(self.step)
             self.keeping.committed(self.step)
 
-    def _judge(self, loss: float, norm: float | None, position: int, given: bool) -> None:
+    def _numbers(self, loss: Any, norm: Any, position: int) -> Numbers:
+        """Return the step's numbers, judged if they are here. Those of the step before have been."""
+        numbers = Numbers(self.device, self.step, loss, norm, self._probe, position)
+        self._probe = None
+        if self.device.queues:
+            self.gate.keep_pace()
+            self._settle()
+        if numbers.late:
+            self._unjudged = numbers
+        else:
+            self._judge(numbers)
+        return numbers
+
+    def _settle(self) -> None:
+        """Judge what has not been judged, once it is here."""
+        numbers = self._unjudged
+        if numbers is not None:
+            numbers.receive()
+            self._judge(numbers)
+            self._unjudged = None
+
+    def _judge(self, numbers: Numbers) -> None:
+        loss, norm, given = numbers.loss if numbers.has_loss else 0.0, numbers.norm, numbers.has_loss
         verdict = self._verdict(loss, norm, given)
-        if verdict == "ok" and self._bad_gradient:
+        if verdict == "ok" and (self._bad_gradient or not numbers.gradients_finite):
             verdict = "nan"
+        self._judged = numbers
         if verdict == "ok":
             return
         if (
@@ -235,9 +298,10 @@ class State:
         if self._page is not None:
             flags = FLAG_JUMP if verdict == "jump" else FLAG_NONFINITE
             shown = math.nan if norm is None else norm
-            self._page.commit(self.step, loss, shown, 0, 0, 0.0, flags, position)
-        self.session.flag(verdict, self.step, loss, position)
-        raise NumericFault(f"step {self.step}: loss {loss:g} is {_name(verdict)} (batch position {position})")
+            self._page.commit(self.step, loss, shown, 0, 0, 0.0, flags, numbers.position)
+        self.session.flag(verdict, numbers.step, loss, numbers.position)
+        where = f"(batch position {numbers.position})"
+        raise NumericFault(f"step {numbers.step}: loss {loss:g} is {_name(verdict)} {where}")
 
     def _verdict(self, loss: float, norm: float | None, given: bool) -> str:
         if self.guard is not None and given:
@@ -250,10 +314,6 @@ class State:
     def _phase(self, phase: Phase) -> None:
         if self._page is not None:
             self._page.phase(phase)
-
-
-def _number(value: Any) -> float:
-    return float(value.item() if hasattr(value, "item") else value)
 
 
 def _name(verdict: str) -> str:

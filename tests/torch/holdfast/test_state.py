@@ -20,6 +20,7 @@ from holdfast.private import PrivateStore
 from holdfast.runtime import Runtime
 from holdfast.session import Session
 from holdfast.state import State
+from tests.torch.holdfast.simulation import Simulated
 
 torch.set_num_threads(1)  # more only get in each other's way with tensors of this size
 
@@ -130,10 +131,11 @@ def test_the_gate_is_closed_from_the_optimizers_first_write_to_the_commit() -> N
         assert not script.state.writing
         loss = script.step()
         assert script.state.writing
-        assert not script.state.gate.acquire(blocking=False)
+        assert script.state.gate.look() is None
         script.state.commit(loss=loss)
-        assert script.state.gate.acquire(blocking=False)
-        script.state.gate.release()
+        found = script.state.gate.look()
+        assert found is not None
+        assert found.step == script.state.step
 
 
 def test_what_is_drawn_in_a_pause_changes_nothing() -> None:
@@ -182,11 +184,17 @@ def test_objects_without_state_are_named() -> None:
 # -- kept and restored, as a rank does it
 
 
+class Unheard(socket.socket):
+    """A line to a launcher that is gone: what is said is lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.close()
+
+
 def supervised(memory: Path, launch: Launch, private: str = "") -> Session:
     """Return a session as a launcher starts it, but for the process group: a single rank needs none."""
-    control = socket.socket()  # nobody listens: what is said is lost
-    control.close()
-    session = Session(launch, RankStart(0, 0, private), Runtime(control, memory, 0, 1))
+    session = Session(launch, RankStart(0, 0, private), Runtime(Unheard(), memory, 0, 1))
     session.page = page.Page.create(memory / "page-0.bin")
     session.page.begin(launch.generation, 0, 0, 1, 0)
     return session
@@ -241,12 +249,13 @@ def test_a_rank_inside_of_the_optimizers_writes_is_never_taken_for_whole(memory:
     assert [record.step for record in keeping._snapshots.arena.records()] == [1, 0]
 
 
-@pytest.mark.parametrize("on_gpu", [False, True])
-def test_on_a_gpu_a_step_after_one_that_was_not_waited_for_has_no_own_time(
-    memory: Path, on_gpu: bool
+@pytest.mark.parametrize("on_device", [False, True])
+def test_on_a_device_a_step_after_one_that_was_not_waited_for_has_no_own_time(
+    memory: Path, on_device: bool
 ) -> None:
-    script = Script(supervised(memory, LAUNCH))
-    script.state._on_gpu = on_gpu
+    session = supervised(memory, LAUNCH)
+    session.accelerator = Simulated([15]) if on_device else None
+    script = Script(session)
     sums = [0]
     for step in script.state.steps(6):
         loss = script.step()
@@ -255,7 +264,7 @@ def test_on_a_gpu_a_step_after_one_that_was_not_waited_for_has_no_own_time(
         assert found is not None
         sums.append(found.forward_ns)
     counted = [after > before for before, after in pairwise(sums)]
-    assert counted == ([True, True, False, False, False, True] if on_gpu else [True] * 6)
+    assert counted == ([True, True, False, False, False, True] if on_device else [True] * 6)
 
 
 def test_a_secured_rank_writes_no_more(memory: Path) -> None:
@@ -268,7 +277,7 @@ def test_a_secured_rank_writes_no_more(memory: Path) -> None:
     stuck.join(0.05)
     assert stuck.is_alive()
     assert script.written() == before
-    script.state.gate.release()
+    script.state.gate.thaw()
     stuck.join(10)
     assert not stuck.is_alive()
 

@@ -1,0 +1,163 @@
+"""Which step's state is whole, and may it be copied?
+
+An optimizer's writes are between two marks in the device's queue. While the device has not come to the
+first, the state before them is whole; once it has come to the second, the one after them is; between the two
+none is. It does not matter where the host is: in `optimizer.step()`, waiting for a loss, or a step ahead.
+
+On a CPU the device is where the host is.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.accelerator import Device, Mark
+
+LOOK_S = 0.001  # between two looks while nothing is whole
+
+
+@dataclass(slots=True)
+class _Writes:
+    """Those that make `step + 1` out of `step`."""
+
+    step: int
+    before: Mark
+    part: Any  # what the host has of `step`, None if it did not keep it
+    after: Mark | None = None  # None: they are not all queued yet
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A state that is whole on the device.
+
+    `part` is what the host kept of that step; None while the host's own objects are still of it.
+    """
+
+    step: int
+    part: Any
+    _writes: _Writes | None  # what will be the end of it, if anything is queued
+    _count: int
+
+
+class Gate:
+    """One thread writes (the script's), others look. `device` is asked where it is."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._step = 0
+        self._queued: deque[_Writes] = deque()
+        self._count = 0  # writes ever begun
+        self._looking = threading.Lock()
+        self._may_write = threading.Lock()
+        self._is_frozen = False
+        self.writing = False  # the host is between the first and the last write of a step
+
+    # -- who writes
+
+    def start(self, step: int) -> None:
+        """The objects are those of `step`, and nothing is queued that writes them."""
+        with self._looking:
+            self._queued.clear()
+            self._step = step
+
+    def close(self, step: int, keep: Callable[[], Any] | None = None) -> None:
+        """What is queued from now on makes `step + 1` out of `step`. Never returns once the gate is frozen.
+
+        `keep` returns what the host has of `step`, to be copied later if the device is still before the
+        writes then; None if that cannot be.
+        """
+        with self._may_write:
+            part = keep() if keep is not None else None
+            mark = self._device.mark()
+            with self._looking:
+                self._count += 1
+                self._queued.append(_Writes(step, mark, part))
+                self.writing = True
+
+    def open(self) -> None:
+        """All writes of the step are queued, and the host's own objects are those of the next one."""
+        mark = self._device.mark()
+        with self._looking:
+            self._queued[-1].after = mark
+            self.writing = False
+            if not self._device.queues:
+                self._advance()
+
+    def keep_pace(self) -> None:
+        """Wait until the device has done the step before the one that is being queued.
+
+        So the host is a step ahead at most, which keeps the device busy, and what it holds of that step
+        (numbers that are not judged, private state) is bounded.
+        """
+        with self._looking:
+            before = [each.after for each in self._queued if each.after is not None]
+        if before:
+            self._device.wait(before[-1])
+        with self._looking:
+            self._advance()
+
+    # -- who copies
+
+    @property
+    def frozen(self) -> bool:
+        return self._is_frozen
+
+    def freeze(self, limit_s: float) -> bool:
+        """Let no further step write; what is queued goes on. One thread may do that, once is enough.
+
+        False when the script is within `close` for longer than the limit: a call into a device whose queue
+        is full.
+        """
+        if not self._is_frozen:
+            self._is_frozen = self._may_write.acquire(timeout=limit_s)
+        return self._is_frozen
+
+    def thaw(self) -> None:
+        """Let the script go on."""
+        self._is_frozen = False
+        self._may_write.release()
+
+    def look(self) -> Whole | None:
+        """Return the state that is whole at this instant, None if none is."""
+        with self._looking:
+            self._advance()
+            if not self._queued:
+                return Whole(self._step, None, None, self._count)
+            first = self._queued[0]
+            # On the host the objects are being written already; without a part they are not known.
+            known = self._device.queues and first.part is not None
+            if known and not self._device.reached(first.before):
+                return Whole(first.step, first.part, first, self._count)
+            return None
+
+    def whole(self, limit_s: float) -> Whole | None:
+        """Return the state that is whole, waiting for one up to `limit_s`."""
+        give_up_at = time.monotonic() + limit_s
+        while (found := self.look()) is None and time.monotonic() < give_up_at:
+            time.sleep(LOOK_S)
+        return found
+
+    def still(self, found: Whole) -> bool:
+        """Say whether a state that was whole has been so all the time until now.
+
+        To be asked when a copy has ended: if the first write had begun before that, its mark was reached
+        before the copy's, and whoever sees the latter sees the former.
+        """
+        with self._looking:
+            if found._writes is not None:
+                return not self._device.reached(found._writes.before)
+            return found._count == self._count
+
+    def _advance(self) -> None:
+        """Forget the writes that the device has done."""
+        while self._queued:
+            first = self._queued[0]
+            if first.after is None or not self._device.reached(first.after):
+                return
+            self._step = first.step + 1
+            self._queued.popleft()
