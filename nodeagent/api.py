@@ -21,6 +21,7 @@ MAX_BODY_BYTES = 16 << 10
 MAX_EVENTS = 1000  # in one answer
 MAX_WAIT_S = 30.0
 SILENT_S = 10.0  # the agent looks every 2.5 s: so long without a look and it is not alive
+MAX_WAITING = 32  # for events at a time: others are answered at once, with none
 _POLL_S = 0.05
 
 Injector = Callable[[Mapping[str, Any]], str]  # returns what was done; raises ValueError with what is wrong
@@ -35,6 +36,7 @@ def application(
 ) -> web.Application:
     """Return the application. With `inject` there is `POST /v1/inject`: only for tests."""
     registry = metrics.registry(published)
+    waiting = 0
 
     async def healthz(_: web.Request) -> web.Response:
         silent_s = now_s() - published().at_s
@@ -57,13 +59,18 @@ def application(
         after = _number(request, "after", 0, 1 << 53)
         limit = _number(request, "limit", 100, MAX_EVENTS)
         until = time.monotonic() + _number(request, "wait_s", 0, MAX_WAIT_S)
-        while True:
-            found = [each for each in published().events if each["seq"] > after][: int(limit)]
-            if found or time.monotonic() >= until:
-                return web.json_response(
-                    {"events": found, "after": found[-1]["seq"] if found else int(after)}
-                )
-            await asyncio.sleep(_POLL_S)
+        nonlocal waiting
+        waiting += 1
+        try:
+            while True:
+                found = [each for each in published().events if each["seq"] > after][: int(limit)]
+                if found or time.monotonic() >= until or waiting > MAX_WAITING:
+                    return web.json_response(
+                        {"events": found, "after": found[-1]["seq"] if found else int(after)}
+                    )
+                await asyncio.sleep(_POLL_S)
+        finally:
+            waiting -= 1
 
     async def injected(request: web.Request) -> web.Response:
         assert inject is not None

@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
 from contextlib import closing
-from typing import cast
 
 from aiohttp import web
 
+from holdfast.door import BACKLOG, Door
+
 START_S = 5.0
 STOP_S = 0.5
-BACKLOG = 64
 MAX_IDLE_S = 15.0  # a kept connection
-MAX_CONNECTIONS = BACKLOG  # open at a time, asking or not: the files that we may open are for the sensors
+MAX_IDLE = 64  # of them at a time: the files that we may open are for the sensors
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class CannotListen(Exception):
     """The address is taken or not ours; the message names it."""
-
-
-class _Full(asyncio.Protocol):
-    """Answers one connection too many: at once, whatever it asks."""
-
-    _ANSWER = (
-        b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 21\r\n\r\n"
-        b"too many connections\n"
-    )
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        out = cast("asyncio.WriteTransport", transport)
-        out.write(self._ANSWER)
-        out.close()
 
 
 class Server:
@@ -39,6 +29,8 @@ class Server:
 
     def __init__(self, app: web.Application, host: str, port: int) -> None:
         self._app, self._host, self._port = app, host, port
+        self._door = Door(MAX_IDLE, MAX_IDLE_S)
+        app.middlewares.append(self._at_the_door)
         self._loop = asyncio.new_event_loop()
         self._up = threading.Event()
         self._error: OSError | None = None
@@ -63,7 +55,9 @@ class Server:
         try:
             with closing(self._loop.run_until_complete(self._listen(runner))):
                 self._up.set()
+                watching = self._loop.create_task(self._door.watch())
                 self._loop.run_forever()
+                watching.cancel()
         except OSError as error:
             self._error = error
         finally:
@@ -71,14 +65,17 @@ class Server:
             self._loop.close()
             self._up.set()
 
+    @web.middleware
+    async def _at_the_door(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        with self._door.answering(request.protocol):
+            return await handler(request)
+
     async def _listen(self, runner: web.AppRunner) -> asyncio.Server:
         await runner.setup()
         server = runner.server
         assert server is not None  # since `setup`
-
-        def answering() -> asyncio.Protocol:
-            return server() if len(server.connections) < MAX_CONNECTIONS else _Full()
-
-        listening = await self._loop.create_server(answering, self._host, self._port, backlog=BACKLOG)
+        listening = await self._loop.create_server(
+            self._door.guarded(server), self._host, self._port, backlog=BACKLOG
+        )
         self.port = listening.sockets[0].getsockname()[1]
         return listening

@@ -12,6 +12,7 @@ import threading
 from aiohttp import web
 
 from holdfast import leftovers, logs, osproc, tasks
+from holdfast.door import BACKLOG, Door
 from sidecar import config, peers
 from sidecar.member import Member
 
@@ -27,16 +28,18 @@ async def serve(settings: config.Config) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     member = Member(settings)
+    door = Door()
     runner = web.AppRunner(
-        peers.application(member.holdings, settings.token),
+        peers.application(member.holdings, settings.token, door),
         access_log=None,
         handle_signals=False,
         shutdown_timeout=SHUTDOWN_S,
     )
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
+    server = runner.server
+    assert server is not None  # since `setup`
+    listening = await loop.create_server(door.guarded(server), "127.0.0.1", 0, backlog=BACKLOG)
+    port = listening.sockets[0].getsockname()[1]
     member.peer_url = f"http://127.0.0.1:{port}"
     services = [
         asyncio.create_task(work(), name=work.__qualname__)
@@ -47,6 +50,7 @@ async def serve(settings: config.Config) -> None:
             member.watch,
             member.save,
             member.seal,
+            door.watch,
         )
     ]
     ending = asyncio.create_task(stop.wait())
@@ -54,6 +58,7 @@ async def serve(settings: config.Config) -> None:
     await tasks.end([*reversed(services), ending])
     with contextlib.suppress(OSError):
         await member.fetcher.close()
+    listening.close()
     await runner.cleanup()
     for task in done - {ending}:
         raise RuntimeError(f"{task.get_name()} ended") from task.exception()

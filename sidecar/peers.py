@@ -12,6 +12,7 @@ import aiohttp
 from aiohttp import web
 
 from holdfast.arena import Corrupt, Gone, Record
+from holdfast.door import Door
 from holdfast.messages import Source
 from holdfast.private import MAX_CAPACITY_BYTES
 from holdfast.safetensors import Malformed
@@ -34,16 +35,18 @@ class Unfetched(Exception):
     """A peer did not give what it should; the message says what and why."""
 
 
-def application(holdings: Holdings, token: str, silence_s: float = SILENCE_S) -> web.Application:
+def application(holdings: Holdings, token: str, door: Door, silence_s: float = SILENCE_S) -> web.Application:
     """Return the peer's side. Every request carries the run's token; nothing can be changed."""
     expected = f"Bearer {token}".encode()
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").encode(errors="replace")
-        if not hmac.compare_digest(given, expected):
-            raise web.HTTPUnauthorized(text="the run's token is needed")
-        return await handler(request)
+        known = hmac.compare_digest(given, expected)
+        with door.answering(request.protocol, trusted=known):
+            if not known:
+                raise web.HTTPUnauthorized(text="the run's token is needed")
+            return await handler(request)
 
     async def slot(request: web.Request) -> web.StreamResponse:
         generation, step = int(request.match_info["generation"]), int(request.match_info["step"])

@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from holdfast.door import Door
 from supervisor import offloop
 from supervisor.connections import Connections
 from supervisor.job import Job
@@ -23,15 +24,19 @@ _OPEN = frozenset({"/healthz", "/readyz", "/metrics"})  # what a probe and a scr
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def application(job: Job, connections: Connections, metrics: Metrics, token: str) -> web.Application:
+def application(
+    job: Job, connections: Connections, metrics: Metrics, token: str, door: Door
+) -> web.Application:
     """Return the application; nothing it does blocks."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").encode(errors="replace")
-        if request.path not in _OPEN and not hmac.compare_digest(given, f"Bearer {token}".encode()):
-            raise web.HTTPUnauthorized(text="the run's token is needed")
-        return await handler(request)
+        known = hmac.compare_digest(given, f"Bearer {token}".encode())
+        with door.answering(request.protocol, trusted=known):
+            if not known and request.path not in _OPEN:
+                raise web.HTTPUnauthorized(text="the run's token is needed")
+            return await handler(request)
 
     async def status(_: web.Request) -> web.Response:
         return web.json_response(

@@ -17,6 +17,7 @@ from aiohttp import web
 
 from holdfast import logs, osproc, tasks, wire
 from holdfast.beat import left_s
+from holdfast.door import BACKLOG, Door
 from supervisor import journal
 from supervisor.api import application
 from supervisor.backend import KeeperBackend
@@ -69,26 +70,32 @@ async def serve(settings: Settings, api: socket.socket, keeper: socket.socket) -
     fresh = not journal.has_lines_since(run.journal, settings.journal_bytes)
     job = Job(settings.policy, run.path, Records(run), backend, connections, fresh, settings.started_ns)
     wake.append(job)
-    metrics = Metrics()
+    metrics, door = Metrics(), Door()
     runner = web.AppRunner(
-        application(job, connections, metrics, run.token()),
+        application(job, connections, metrics, run.token(), door),
         access_log=None,
         handle_signals=False,
         shutdown_timeout=SHUTDOWN_S,
     )
     await runner.setup()
-    await web.SockSite(runner, api).start()
+    server = runner.server
+    assert server is not None  # since `setup`
+    listening_api = await asyncio.get_running_loop().create_server(
+        door.guarded(server), sock=api, backlog=BACKLOG
+    )
     services = {
         listening,
         asyncio.create_task(job.run(), name="job"),
         asyncio.create_task(_status(job, metrics), name="status"),
         asyncio.create_task(backend.live(), name="signs of life"),
+        asyncio.create_task(door.watch(), name="door"),
         asyncio.create_task(stop.wait(), name="signal"),
     }
     done, _ = await asyncio.wait(services, return_when=asyncio.FIRST_COMPLETED)
     if not job.ended.is_set() and stop.is_set():
         log.info("told to go", extra={"phase": job.memory.phase})
     await tasks.end(services - done)
+    listening_api.close()
     await runner.cleanup()
     for task in done:
         task.result()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from holdfast.door import Door
 from sidecar import peers
 from sidecar.peers import Fetcher
 from tests.unit.sidecar.memory import holdings
@@ -20,7 +21,7 @@ TOKEN = "secret"
 async def serving(path: Path, silence_s: float = 5.0) -> AsyncIterator[str]:
     """Serve the member at `path` to its peers; give its URL."""
     runner = web.AppRunner(
-        peers.application(holdings(path), TOKEN, silence_s), access_log=None, handle_signals=False
+        peers.application(holdings(path), TOKEN, Door(), silence_s), access_log=None, handle_signals=False
     )
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
