@@ -76,7 +76,8 @@ class Inside:
 
     steps: int
     wall_s: float
-    cpu_s: float
+    cpu_s: float  # of the calls and of holdfast's own threads
+    threads_cpu_s: float  # of the threads alone
     exchange_s: float
     calls: dict[str, Call]
 
@@ -177,9 +178,12 @@ def cpu_of_parts(running: Running) -> dict[str, float]:
 
 
 def ratios(ours: Segment, theirs: Segment) -> list[float]:
-    """Return holdfast's median step time over torchrun's in each pair of blocks."""
+    """Return holdfast's mean step time over torchrun's in each pair of blocks.
+
+    Means, because a snapshot falls into one step of several: a median never has it in it.
+    """
     pairs = zip(ours.blocks, theirs.blocks, strict=False)
-    return [statistics.median(mine) / statistics.median(base) for mine, base in pairs if mine and base]
+    return [statistics.fmean(mine) / statistics.fmean(base) for mine, base in pairs if mine and base]
 
 
 def inside(found: Segment) -> Inside:
@@ -187,7 +191,7 @@ def inside(found: Segment) -> Inside:
     steps = sum(spent["steps"]["inside"] for spent in found.spent)
     whole = sum(spent["steps"]["whole"] for spent in found.spent)
     if not steps or not whole:
-        return Inside(0, 0.0, 0.0, 0.0, {})
+        return Inside(0, 0.0, 0.0, 0.0, 0.0, {})
     calls: dict[str, Call] = {}
     for call in found.spent[0]["spent"]:
         each = [spent["spent"][call] for spent in found.spent]
@@ -196,10 +200,12 @@ def inside(found: Segment) -> Inside:
             sum(one["wall_s"] for one in each) / steps,
             max(one["worst_s"] for one in each),
         )
+    threads_s = sum(spent["threads_cpu_s"] for spent in found.spent) / (steps + whole)
     return Inside(
         steps,
         sum(spent["outer"]["wall_s"] for spent in found.spent) / whole,
-        sum(spent["outer_cpu_s"] for spent in found.spent) / whole,
+        sum(spent["outer_cpu_s"] for spent in found.spent) / whole + threads_s,
+        threads_s,
         sum(call.wall_s for key, call in calls.items() if key.startswith("exchange")),
         calls,
     )

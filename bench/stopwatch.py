@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -29,7 +30,8 @@ class Spent:
 
 
 class Stopwatch:
-    """For one thread. `outer` is the time in any of the calls, counted once, by wall clock and CPU.
+    """For one thread. `outer` is the time in any of the calls, counted once, by wall clock and CPU. What
+    Holdfast's own threads use beside it is counted apart, over all steps.
 
     To look inside costs as much as some of what is seen there. So `turn` parts the steps: in some the calls
     within calls are timed, in the others they run untimed and the whole is.
@@ -41,6 +43,7 @@ class Stopwatch:
         self.outer_cpu_s = 0.0
         self.steps = {INSIDE: 0, WHOLE: 0}
         self._depth = 0
+        self._threads_before_s = 0.0
         self._looks: tuple[str, ...] = (INSIDE, WHOLE)  # both, unless there are turns
 
     def turn(self, what: str) -> None:
@@ -54,6 +57,7 @@ class Stopwatch:
             self.spent[name] = Spent()
         self.outer, self.outer_cpu_s = Spent(), 0.0
         self.steps = {INSIDE: 0, WHOLE: 0}
+        self._threads_before_s = cpu_of_threads()
 
     def wrap(self, owner: Any, attribute: str, name: str) -> None:
         """Replace a function of a class or module by one that is timed as `name`."""
@@ -87,11 +91,24 @@ class Stopwatch:
             "steps": self.steps,
             "outer": asdict(self.outer),
             "outer_cpu_s": self.outer_cpu_s,
+            "threads_cpu_s": cpu_of_threads() - self._threads_before_s,
             "spent": {name: asdict(each) for name, each in self.spent.items()},
         }
         scratch = path.with_name(f".{path.name}.{os.getpid()}")
         scratch.write_text(json.dumps(found))
         scratch.replace(path)
+
+
+def cpu_of_threads(prefix: str = "holdfast") -> float:
+    """Return the CPU seconds so far of this process's threads whose names begin with `prefix`."""
+    total_s = 0.0
+    for thread in threading.enumerate():
+        if thread.name.startswith(prefix) and thread.ident is not None:
+            try:
+                total_s += time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+            except OSError:  # it has just ended
+                continue
+    return total_s
 
 
 def _add(spent: Spent, took_s: float) -> None:

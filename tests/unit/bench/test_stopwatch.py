@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from bench.stopwatch import INSIDE, WHOLE, Stopwatch
+from bench.stopwatch import INSIDE, WHOLE, Stopwatch, cpu_of_threads
 
 
 class Work:
@@ -64,3 +66,27 @@ def test_steps_take_turns_between_the_whole_and_its_inside(watch: Stopwatch, tmp
     assert (watch.outer.calls, watch.spent["outer"].calls, watch.spent["inner"].calls) == (1, 1, 2)
     watch.write(tmp_path / "spent.json")
     assert json.loads((tmp_path / "spent.json").read_text())["steps"] == {"inside": 1, "whole": 1}
+
+
+def burn(begun: threading.Event, end: threading.Event) -> None:
+    while not begun.is_set():
+        if time.thread_time() > 0.02:
+            begun.set()
+    end.wait()
+
+
+@pytest.mark.parametrize(("name", "counted"), [("holdfast-copy-0", True), ("somebody else's", False)])
+def test_the_threads_that_holdfast_has_in_a_rank_are_counted_with_it(
+    watch: Stopwatch, tmp_path: Path, name: str, counted: bool
+) -> None:
+    watch.reset()
+    begun, end = threading.Event(), threading.Event()
+    thread = threading.Thread(target=burn, args=(begun, end), name=name)
+    thread.start()
+    begun.wait()
+    watch.write(tmp_path / "spent.json")
+    used_s = cpu_of_threads()
+    end.set()
+    thread.join()
+    assert (json.loads((tmp_path / "spent.json").read_text())["threads_cpu_s"] >= 0.02) is counted
+    assert (used_s >= 0.02) is counted
