@@ -38,4 +38,12 @@ def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(home), name)
+    if name in ("protect", "rank", "world_size", "generation"):
+        raise AttributeError(f"holdfast.{name}: write session = holdfast.join(), then session.{name}")
+    if name in ("steps", "commit", "pause", "step"):
+        raise AttributeError(f"holdfast.{name}: write state = session.protect(...), then state.{name}")
     raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

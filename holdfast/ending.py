@@ -20,6 +20,7 @@ from holdfast.launcher_messages import Ending
 from holdfast.runtime import Runtime
 
 _OURS = str(Path(__file__).parent)
+_STDLIB = str(Path(os.__file__).parent)
 _MAX_TEXT = 16_000  # of a traceback: the end of it is what tells
 _MAX_FLUSH_S = 5.0  # for a failed script's exit handlers, which may themselves wait for dead peers
 _DISTRIBUTED = (
@@ -97,11 +98,12 @@ def _leave(error: SystemExit, runtime: Runtime) -> int:
 
 def _fail(error: BaseException, runtime: Runtime) -> int:
     failed_ns = _now()
+    error = _explained(error, runtime)
     trimmed = _trim(error.__traceback__)
     text = "".join(traceback.format_exception(type(error), error, trimmed))
     kind = kind_of(error)
     code = 2 if kind == "bad_input" else 1
-    message = str(error) if kind == "bad_input" else text[-_MAX_TEXT:]
+    message = f"{error}{_line_of(error)}" if kind == "bad_input" else text[-_MAX_TEXT:]
     if runtime.on_failing is not None and kind in ("exception", "distributed"):
         runtime.on_failing()
     _tell(runtime, Ending(failed_ns, code, None, False, kind, failed_ns, message))
@@ -112,6 +114,29 @@ def _fail(error: BaseException, runtime: Runtime) -> int:
         sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
     _leave_quickly(code)
     return code
+
+
+def _explained(error: BaseException, runtime: Runtime) -> BaseException:
+    """Return what to do in the place of what torch says when a script forms the group beside `join`."""
+    text = str(error)
+    early = isinstance(error, ValueError) and "environment variable RANK expected" in text
+    twice = isinstance(error, ValueError) and "initialize the default process group twice" in text
+    if twice or (early and runtime.start is None):
+        what = "torch.distributed.init_process_group(): holdfast.join() does this; remove the call"
+        return BadInput(what).with_traceback(error.__traceback__)
+    return error
+
+
+def _line_of(error: BaseException) -> str:
+    """Return the line of the script that led to `error`, "" when none did."""
+    found = ""
+    trace = error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not name.startswith((_OURS, "<")) and "site-packages" not in name and not name.startswith(_STDLIB):
+            found = f" ({name}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return found
 
 
 def kind_of(error: BaseException) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from holdfast import sharded
+from holdfast import misuse, sharded
 from holdfast.errors import BadInput
 
 if TYPE_CHECKING:
@@ -43,10 +43,7 @@ def sort(
     replicated: dict[str, Any] = {}
     for name, value in objects.items():
         if not hasattr(value, "state_dict") or not hasattr(value, "load_state_dict"):
-            raise BadInput(
-                f"protect({name}=...): a {type(value).__name__} has no state_dict and load_state_dict: "
-                "give a module, an optimizer, a scheduler, or an object that has both"
-            )
+            raise BadInput(misuse.unkeepable(name, value))
         if isinstance(value, torch.nn.Module):
             modules[name] = replicated[name] = value
         elif _is_private(value):

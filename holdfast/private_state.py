@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from holdfast import misuse
 from holdfast.errors import BadInput
 from holdfast.randomness import Generators, Section, raw
 
@@ -79,8 +80,8 @@ class PrivateState:
         if not plain or states != self._plain:
             try:
                 self._text = _encode(states).encode()
-            except TypeError as error:
-                raise BadInput(f"state private to a rank must be JSON: {error}") from None
+            except (TypeError, ValueError, RecursionError):
+                raise BadInput(misuse.not_json(states)) from None
             self._plain = {name: dict(each) for name, each in states.items()} if plain else None
         return self._text
 

@@ -9,14 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast import channel, page, runtime, wire
+from holdfast import channel, misuse, page, runtime, wire
 from holdfast.channel import Do, Say
-from holdfast.errors import Fenced
+from holdfast.errors import BadInput, Fenced
 from holdfast.launcher_messages import Flag, Launch, Marks, RankStart, Secured
 from holdfast.rehearse import rehearse
 from holdfast.state import State
@@ -69,15 +69,18 @@ class Session:
         self._state: State | None = None
         self._drill = ""
 
-    def protect(self, **objects: Any) -> State:
+    def protect(self, *unnamed: Any, **objects: Any) -> State:
         """Take `objects` into care and put the group's resume point into them, if there is one.
 
         Modules, optimizers, schedulers, and anything with state_dict and load_state_dict. On return they
         hold the state to go on from, and `state.step` says how many steps that is.
 
         Raises:
-            BadInput: an object cannot be kept, or the state is of another model.
+            BadInput: an object cannot be kept, or the state is of another model; called a second time.
         """
+        misuse.named_only("protect(model=model, optimizer=optimizer)", unnamed)
+        if self._state is not None:
+            raise BadInput("protect() was called already: give all objects to one call, once after join()")
         self._state = State(self, objects)
         if self._drill == "nan":  # it came before there was a state to spoil
             self._drill = ""
@@ -246,12 +249,25 @@ class Session:
             self._drill = what
 
 
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    process: int  # a forked worker is not the rank
+    session: Session
+
+
+_joined: _Joined | None = None
+
+
 def join() -> Session:
     """Become a rank of the group: wait here until there is one to join, and return the session.
 
     Under holdfast this is where a warm process waits; under torchrun it takes torchrun's environment;
-    otherwise the session is a group of one. On return torch.distributed is initialised.
+    otherwise the session is a group of one. On return torch.distributed is initialised. A second call
+    returns the same session.
     """
+    global _joined
+    if _joined is not None and _joined.process == os.getpid():
+        return _joined.session
     mine = runtime.current or _from_environment()
     if mine is None:
         launch, rank = _plain()
@@ -265,6 +281,7 @@ def join() -> Session:
         launch, rank = order.launch, order.rank
     session = Session(launch, rank, mine)
     session.enter()
+    _joined = _Joined(os.getpid(), session)
     return session
 
 

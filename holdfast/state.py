@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from holdfast import accelerator, hooks
+from holdfast import accelerator, hooks, misuse
 from holdfast.errors import BadInput, NumericFault
 from holdfast.gate import Gate
 from holdfast.gradients import Gradients
@@ -63,6 +63,10 @@ class State:
         self._judged: Numbers | None = None  # the last
         self._in_tail = False  # between a commit and the next step
         self._ahead = False  # work of the step before may still be in the device's queue
+        self._order = misuse.Order()
+        self._forgotten: misuse.Forgotten | None = misuse.Forgotten(
+            modules.values(), self._optimizers, lambda text: misuse.warn(session.rank, text)
+        )
         self.keeping: Keeping | None = session.keeping(self, replicated)
         hooks.attach(modules, self._optimizers, self)
         if self.keeping is not None:
@@ -76,8 +80,20 @@ class State:
         """Yield the numbers of the steps to do, up to `count` in all, from where the group left off.
 
         A step counts when it is committed; one left by `continue` or `break` without a commit is
-        yielded again by the next loop.
+        yielded again, at most three times.
+
+        Raises:
+            BadInput: `count` is no whole number; the loop is within another one; a step was begun too often
+                without a commit, or its optimizer ran and it was not committed.
         """
+        count = misuse.count_of(count)
+        self._order.enter()
+        try:
+            yield from self._loop(count)
+        finally:
+            self._order.leave()
+
+    def _loop(self, count: int) -> Iterator[int]:
         if self._random is not None:
             self.private.restore_random(self._random)
             self._random = None
@@ -91,6 +107,7 @@ class State:
                     self._pass_over()
                     continue
                 step = self.step
+                self._order.begin(step)
                 self._in_tail = False
                 self._phase(Phase.DATA)
                 if self.keeping is not None:
@@ -107,7 +124,7 @@ class State:
     def commit(
         self,
         loss: Any = None,
-        *,
+        *unnamed: Any,
         grad_norm: Any = None,
         samples: int = 0,
         tokens: int = 0,
@@ -124,9 +141,14 @@ class State:
         This call then waits for no more than the end of the step before.
 
         Raises:
+            BadInput: outside of a step, or a second time in it; a number is none.
             NumericFault: the numbers are bad and nobody supervises. Under a supervisor this call does not
                 return then: the group is rolled back.
         """
+        misuse.named_only("commit(loss, grad_norm=..., samples=..., position=...)", unnamed)
+        self._order.commit()
+        misuse.single("loss", loss)
+        misuse.single("grad_norm", grad_norm)
         if self._spoilt or (self._poison is not None and self._poison < self.step):
             loss = math.nan
             if not self._spoilt:  # by a script whose forward passes are not seen
@@ -138,6 +160,7 @@ class State:
         if self.keeping is not None:
             self.keeping.finish(self.step + 1)
         self.step += 1
+        self._order.committed()
         if self._page is not None:
             shown = numbers if self._judged is None else self._judged
             norm = math.nan if shown.norm is None else shown.norm
@@ -147,6 +170,9 @@ class State:
             self._page.commit(self.step, shown.loss, norm, samples, tokens, flops, 0, position, Phase.TAIL)
             self._ahead = self.device.queues and not numbers.waited
         self.gate.open()
+        if self._forgotten is not None:
+            self._forgotten.settle()
+            self._forgotten = None
         self.session.settled()
         if self.keeping is not None:
             self.keeping.committed(self.step)
@@ -163,6 +189,7 @@ class State:
         `limit_s` is its own limit; 0 takes the run's (30 minutes unless told otherwise). Random generators
         are as before when it ends: what happens in a pause never changes the training.
         """
+        misuse.pause_of(label, limit_s)
         self._settle()
         random = dict(self.private.random())
         if self._page is not None:

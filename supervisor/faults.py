@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from holdfast.launcher_messages import Ending, Flag, RankState
 from holdfast.messages import MemberReport, Stall
-from supervisor import blame, presence, replicas, reported
+from supervisor import blame, presence, replicas, reported, uneven
 from supervisor.view import Fault, MemberView, Policy, View
 
 _SIGNALS = {6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
@@ -26,6 +26,8 @@ def found(view: View, policy: Policy) -> tuple[Fault, ...]:
             deaf.append(_deaf(view, block, member))
         if member.report is not None:
             faults += _of_report(view, block, name, member.report, policy)
+    if faults and not plain(tuple(faults)):
+        faults += uneven.found(view)
     differing = replicas.diverged(view) if not faults else None
     if differing is not None:
         faults.append(differing)

@@ -43,7 +43,10 @@ def test_two_signals_end_it_at_once(start: Start) -> None:
     assert run.stop().code == 130
 
 
-def test_a_rank_that_dies_after_the_others_have_exited_costs_no_step(start: Start, tmp_path: Path) -> None:
+def test_a_rank_that_dies_after_the_others_have_exited_is_back_before_what_it_did_there(
+    start: Start, tmp_path: Path
+) -> None:
+    """The others' last state is in memory, and so is the one before it, which that work comes after again."""
     options = "--members 2 --snapshot-every 64 --checkpoint-every 0"
     run = start(options, "lasting.py", 200, tmp_path / "marker")
     run.wait(lambda s: [r["state"] for r in s["ranks"] if r["rank"] == 1] == ["exited"], "rank 1 to exit")
@@ -51,8 +54,10 @@ def test_a_rank_that_dies_after_the_others_have_exited_costs_no_step(start: Star
     ended = run.finish()
     assert ended.code == 0, ended.output
     [found] = run.incidents()
-    assert (found["kind"], found["rank"], found["lost_steps"]) == ("crash", 0, 0)
-    assert found["resume"]["step"] == 200
+    assert (found["kind"], found["rank"], found["lost_steps"]) == ("crash", 0, 8)
+    assert found["resume"]["step"] == 192
+    [cut] = found["cut_short"]
+    assert (cut["rank"], cut["step"], cut["again"]) == (0, 200, True)
 
 
 def test_a_killed_run_leaves_nothing(start: Start) -> None:

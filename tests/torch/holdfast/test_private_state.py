@@ -137,7 +137,7 @@ def renamed(blob: bytes) -> bytes:
 def test_state_that_is_no_json_is_named() -> None:
     position = Position()
     position.at = {1, 2}  # type: ignore[assignment]
-    with pytest.raises(BadInput, match=r"state private to a rank must be JSON: .*set"):
+    with pytest.raises(BadInput, match=r"data\['at'\] is a set: state that is private to a rank must be"):
         state(Buffered(), position).collect()
 
 

@@ -159,7 +159,8 @@ def test_what_is_drawn_in_a_pause_changes_nothing() -> None:
 )
 def test_bad_numbers_raise_where_nobody_supervises(given: dict[str, Any], why: str) -> None:
     script = Script(alone()).run(2)
-    next(script.state.steps(5))
+    steps = script.state.steps(5)
+    next(steps)
     with pytest.raises(NumericFault, match=why):
         script.state.commit(position=7, **given)
     assert script.state.step == 2
@@ -169,6 +170,8 @@ def test_a_jump_of_the_loss_is_judged_by_those_before_it() -> None:
     script = Script(alone())
     for step in script.state.steps(30):
         script.state.commit(loss=1.0 + step / 100)
+    steps = script.state.steps(31)
+    next(steps)
     with pytest.raises(NumericFault, match=r"step 30: loss 1e\+06 is far above the recent ones"):
         script.state.commit(loss=1e6)
     quiet = Script(alone(replace(LAUNCH, loss_jump=0.0)))

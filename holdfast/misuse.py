@@ -1,0 +1,210 @@
+"""The order in which a script has to call `steps` and `commit`, and what else it can get wrong with them.
+
+A call out of order would count a step that was not made, or make one that is not counted, and nothing would
+show it: so it raises, and says what to do instead. What only may be wrong is warned of once.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
+
+TRIES = 3  # a step may be begun so often: a `continue` for a batch that cannot be used is no mistake
+
+
+class Place(Enum):
+    """Where the script is."""
+
+    OUTSIDE = "outside of a loop over state.steps()"
+    IN_STEP = "in a step"
+    COMMITTED = "after the commit of a step"
+
+
+class Order:
+    """The order of calls as a table: an illegal one raises `BadInput` and changes nothing."""
+
+    def __init__(self) -> None:
+        self.place = Place.OUTSIDE
+        self._step = -1
+        self._begun = 0
+
+    def enter(self) -> None:
+        """A loop begins."""
+        if self.place is not Place.OUTSIDE:
+            raise BadInput(
+                f"steps() {self.place.value} {self._step}: one loop over state.steps() cannot be within "
+                "another. For epochs, loop over steps((epoch + 1) * steps_per_epoch) in each of them"
+            )
+        self.place = Place.COMMITTED
+        self._begun = 0
+
+    def begin(self, step: int) -> None:
+        """The loop is about to yield `step`."""
+        again = step == self._step and self.place is Place.IN_STEP
+        self._begun = self._begun + 1 if again else 1
+        if self._begun > TRIES:
+            raise BadInput(
+                f"step {step} was begun {TRIES} times without a commit: call state.commit(loss=...) at the "
+                "end of each step. To pass over batches that give bad numbers, use --skip-bad-batches"
+            )
+        self.place, self._step = Place.IN_STEP, step
+
+    def commit(self) -> None:
+        """The step is about to be counted."""
+        if self.place is Place.OUTSIDE:
+            raise BadInput(
+                "commit() outside of a step: call it once in each step of `for step in state.steps(n):`, "
+                "and not before or after that loop"
+            )
+        if self.place is Place.COMMITTED:
+            raise BadInput(
+                f"commit() was called already in step {self._step}: once a step, after the optimizer's"
+            )
+
+    def committed(self) -> None:
+        self.place = Place.COMMITTED
+
+    def leave(self) -> None:
+        """The loop is over, or was left."""
+        self.place = Place.OUTSIDE
+
+
+def count_of(value: Any) -> int:
+    """Return how many steps `steps(value)` asks for. Raises BadInput for what is no whole number."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise BadInput(
+            f"steps({value!r}): expected the number of steps of the whole training, such as steps(1000)"
+        ) from None
+
+
+def named_only(call: str, given: tuple[Any, ...]) -> None:
+    """Raise BadInput when something was given without its name."""
+    if given:
+        kinds = ", ".join(type(each).__name__ for each in given)
+        raise BadInput(f"{call.partition('(')[0]}() was given {kinds} without a name: write {call}")
+
+
+def single(name: str, value: Any) -> None:
+    """Raise BadInput unless `value` is None, a number, or a tensor of one element, which is not read."""
+    if value is None or isinstance(value, (int, float)):
+        return
+    if hasattr(value, "numel"):
+        if (count := value.numel()) != 1:
+            right = f"give one number, such as {name}.mean()"
+            raise BadInput(f"commit({name}=...): a tensor of {count} elements; {right}")
+    elif not hasattr(value, "item") and not hasattr(value, "__float__"):
+        raise BadInput(f"commit({name}={value!r}): expected a number or a tensor with one element")
+
+
+def pause_of(label: Any, limit_s: Any) -> None:
+    """Raise BadInput unless these name a pause and its limit."""
+    if not isinstance(label, str):
+        raise BadInput(f'pause({label!r}): expected a label first, as in state.pause("eval", limit_s=600)')
+    if isinstance(limit_s, bool) or not isinstance(limit_s, (int, float)) or not limit_s >= 0:
+        raise BadInput(f"pause(limit_s={limit_s!r}): expected seconds, 0 for the run's --pause-timeout")
+
+
+def unkeepable(name: str, value: Any) -> str:
+    """Say what to give to `protect` in the place of an object without a state."""
+    kind = type(value).__name__
+    if kind in ("DistributedSampler", "DataLoader"):
+        return (
+            f"protect({name}=...): a {kind} does not know where it is in its data: use "
+            "holdfast.Batches(dataset, batch_size, session, state), which begins at state.step "
+            '(see "Epochs and DataLoader" in the user guide), and do not protect it'
+        )
+    return (
+        f"protect({name}=...): a {kind} has no state_dict and load_state_dict: "
+        "give a module, an optimizer, a scheduler, or an object that has both"
+    )
+
+
+def not_json(states: Mapping[str, Any]) -> str:
+    """Name the first value that JSON cannot hold, by the path to it."""
+    for name, state in states.items():
+        found = _odd(state, name)
+        if found is not None:
+            path, value = found
+            return (
+                f"{path} is a {type(value).__name__}: state that is private to a rank must be JSON "
+                "(numbers, texts, lists, dicts). Let state_dict() give a list, or None, in its place"
+            )
+    return "state that is private to a rank must be JSON"
+
+
+def _odd(value: Any, path: str) -> tuple[str, Any] | None:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return None
+    if isinstance(value, Mapping):
+        bad = next((key for key in value if not isinstance(key, (str, int, float, bool, type(None)))), None)
+        if bad is not None:
+            return f"{path}: the key {bad!r}", bad
+        below = (_odd(each, f"{path}[{key!r}]") for key, each in value.items())
+    elif isinstance(value, (list, tuple)):
+        below = (_odd(each, f"{path}[{at}]") for at, each in enumerate(value))
+    else:
+        return path, value
+    return next((each for each in below if each is not None), None)
+
+
+class Forgotten:
+    """What trains and is not protected, seen at the first step that an optimizer makes.
+
+    A global hook of torch's watches all optimizers until the first commit, then it is removed.
+    """
+
+    def __init__(self, modules: Iterable[Any], optimizers: Iterable[Any], say: Callable[[str], None]) -> None:
+        from torch.optim import optimizer
+
+        self._modules, self._optimizers = list(modules), list(optimizers)
+        self._say = say
+        self._found: dict[str, None] = {}
+        self._seen: set[int] = set()
+        self._hook = optimizer.register_optimizer_step_pre_hook(self._before)
+
+    def settle(self) -> None:
+        """Warn of what was found, once; the first step is over."""
+        self._hook.remove()
+        for text in self._found:
+            self._say(text)
+        self._found.clear()
+
+    def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if id(optimizer) in self._seen:
+            return
+        self._seen.add(id(optimizer))
+        kind = type(optimizer).__name__
+        mine = {id(p) for p in _parameters([optimizer])}
+        known = any(optimizer is each for each in self._optimizers)
+        within = mine <= {id(p) for p in _parameters(self._optimizers)}  # one of them, which keeps it
+        if not known and not within:
+            text = f"{kind} steps but is not protected, so a fault resets it: protect(..., optimizer=...)"
+            self._found[text] = None
+        held = [p for module in self._modules for p in module.parameters()]
+        if mine & {id(p) for p in held} or any(p.grad is not None for p in held):
+            return
+        what = "which are in no protected module, and none of the protected ones has a gradient"
+        self._found[
+            f"{kind} trains {len(mine)} parameters, {what}, so a fault resets them: protect(model=...) "
+            "with the model that is trained"
+        ] = None
+
+
+def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[torch.Tensor]:
+    return (p for o in optimizers for group in o.param_groups for p in group["params"])
+
+
+def warn(rank: int, text: str) -> None:
+    """Print a warning, on one rank: all have the same."""
+    if rank == 0:
+        print(f"holdfast: warning: {text}", file=sys.stderr, flush=True)

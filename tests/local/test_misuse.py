@@ -1,0 +1,46 @@
+"""What a script gets wrong is said in one line that names its own line and the right way, without retries."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.local.conftest import Start
+
+pytestmark = [pytest.mark.local, pytest.mark.timeout(120)]
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        (
+            "before",
+            ("init_process_group(): holdfast.join() does this; remove the call", "misusing.py, line 16"),
+        ),
+        (
+            "after",
+            ("init_process_group(): holdfast.join() does this; remove the call", "misusing.py, line 19"),
+        ),
+        ("twice", ("commit() was called already in step 0", "misusing.py, line 32")),
+        (
+            "uneven",
+            ("rank 0 finished its loop at step 40 while rank 1 wants step 41", "all ranks must do the same"),
+        ),
+    ],
+)
+def test_a_mistake_ends_the_run_at_once_with_what_is_right(
+    start: Start, what: str, says: tuple[str, ...]
+) -> None:
+    run = start("--nproc-per-node 2", "misusing.py", what)
+    ended = run.finish()
+    assert ended.code == 2, ended.output
+    assert all(each in "\n".join(ended.lines[-2:]) for each in says), ended.output
+    assert "Traceback" not in ended.output
+    assert len(run.incidents()) <= 1
+
+
+def test_a_rank_that_leaves_its_loop_with_0_is_named_and_not_its_victim(start: Start) -> None:
+    run = start("--nproc-per-node 2", "misusing.py", "early")
+    ended = run.finish()
+    assert ended.code == 1, ended.output
+    assert "rank 1 exited with code 0 in the middle of its loop, after step 31" in ended.lines[-1]
+    assert {each["rank"] for each in run.incidents()} == {1}

@@ -1,0 +1,247 @@
+"""What a script can get wrong with the API raises or warns at once, and says what is right."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+from holdfast.errors import BadInput
+from holdfast.launcher_messages import Launch, RankStart
+from holdfast.session import Session
+from holdfast.state import State
+
+torch.set_num_threads(1)
+
+
+def alone() -> Session:
+    return Session(Launch(3, 1, 1, "", 0, 0, 0.0, loss_jump=10.0), RankStart(0, 0), None)
+
+
+def plain(**objects: Any) -> State:
+    return alone().protect(**objects)
+
+
+def committed(state: State, count: int) -> State:
+    for _ in state.steps(count):
+        state.commit()
+    return state
+
+
+# -- out of order
+
+
+def test_a_commit_before_or_after_the_loop_is_refused() -> None:
+    state = plain()
+    with pytest.raises(BadInput, match=r"commit\(\) outside of a step: call it once in each step"):
+        state.commit()
+    committed(state, 3)
+    with pytest.raises(BadInput, match="and not before or after that loop"):
+        state.commit(loss=1.0)
+    assert state.step == 3
+
+
+def test_a_second_commit_in_a_step_is_refused() -> None:
+    state = plain()
+    for _ in state.steps(2):
+        state.commit()
+        with pytest.raises(BadInput, match=rf"called already in step {state.step - 1}"):
+            state.commit()
+    assert state.step == 2
+
+
+@pytest.mark.parametrize("after_commit", [False, True])
+def test_a_loop_within_a_loop_is_refused(after_commit: bool) -> None:
+    state = plain()
+    outer = state.steps(4)
+    next(outer)
+    if after_commit:
+        state.commit()
+    with pytest.raises(BadInput, match="one loop over state"):
+        next(iter(state.steps(6)))
+
+
+def test_loops_may_follow_each_other() -> None:
+    state = plain()
+    for epoch in range(3):
+        for step in state.steps(4 * (epoch + 1)):
+            state.commit()
+            if step == 5:
+                break
+    assert state.step == 12
+
+
+def test_a_step_is_not_begun_for_ever() -> None:
+    state = plain()
+    seen = []
+    steps = state.steps(4)
+    for step in islice(steps, 4):
+        seen.append(step)
+        if step != 1:
+            state.commit()
+    assert seen == [0, 1, 1, 1]
+    with pytest.raises(BadInput, match=r"step 1 was begun 3 times without a commit: .*--skip-bad-batches"):
+        next(steps)
+
+
+def test_what_protects_twice_is_refused() -> None:
+    session = alone()
+    session.protect()
+    with pytest.raises(BadInput, match=r"protect\(\) was called already"):
+        session.protect()
+
+
+def test_a_second_join_gives_the_same_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    joining = importlib.import_module("holdfast.session")
+    monkeypatch.setattr(joining, "_joined", None)
+    monkeypatch.setattr(Session, "enter", lambda self: None)
+    assert holdfast.join() is holdfast.join()
+
+
+# -- the wrong values
+
+
+def step_of(use: Callable[[State], object]) -> None:
+    state = plain()
+    steps = state.steps(3)
+    next(steps)
+    use(state)
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (
+            lambda s: s.commit(1.0, 3),
+            r"commit\(\) was given int without a name: write commit\(loss, grad_norm=",
+        ),
+        (
+            lambda s: s.commit(loss=torch.ones(16)),
+            r"a tensor of 16 elements; give one number, such as loss\.mean",
+        ),
+        (lambda s: s.commit(loss="low"), r"commit\(loss='low'\): expected a number"),
+        (lambda s: s.commit(grad_norm=[1.0]), r"commit\(grad_norm=\[1\.0\]\): expected a number"),
+        (lambda s: s.pause(5).__enter__(), r'pause\(5\): expected a label first, as in state\.pause\("eval"'),
+        (lambda s: s.pause("eval", limit_s="long").__enter__(), r"pause\(limit_s='long'\): expected seconds"),
+        (lambda s: s.pause("eval", limit_s=-1).__enter__(), r"pause\(limit_s=-1\): expected seconds"),
+    ],
+)
+def test_a_wrong_value_says_what_is_right(use: Callable[[State], object], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        step_of(use)
+
+
+def test_a_wrong_number_of_steps_says_what_is_right() -> None:
+    with pytest.raises(BadInput, match=r"steps\('20'\): expected the number of steps of the whole training"):
+        next(iter(plain().steps("20")))  # type: ignore[arg-type]
+
+
+def test_protect_takes_names() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(BadInput, match=r"given Linear, SGD without a name: write protect\(model=model"):
+        alone().protect(model, torch.optim.SGD(model.parameters(), 0.1))
+
+
+def test_what_holdfast_itself_does_not_have_says_who_has_it() -> None:
+    with pytest.raises(AttributeError, match=r"session = holdfast\.join\(\), then session\.protect"):
+        holdfast.protect  # noqa: B018
+    with pytest.raises(AttributeError, match=r"then state\.commit"):
+        holdfast.commit  # noqa: B018
+    assert dir(holdfast) == sorted(holdfast.__all__)
+
+
+class Odd:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": [1, {"ids": self.value}]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({3, 4}, r"sampler\['seen'\]\[1\]\['ids'\] is a set"),
+        (b"x", "is a bytes"),
+        ({(1, 2): 3}, r"the key \(1, 2\)"),
+    ],
+)
+def test_state_that_is_no_json_is_named_by_its_path(value: Any, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        plain(sampler=Odd(value)).private.collect()
+
+
+def test_a_distributed_sampler_is_told_what_to_use_instead() -> None:
+    data = torch.utils.data.TensorDataset(torch.ones(4))
+    sampler: Any = torch.utils.data.DistributedSampler(data, num_replicas=1, rank=0)
+    with pytest.raises(BadInput, match=r"a DistributedSampler does not know .*holdfast\.Batches"):
+        plain(data=sampler)
+
+
+# -- forgotten objects
+
+
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer, protected: dict[str, Any]) -> None:
+    state = plain(**protected)
+    for _ in state.steps(3):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        state.commit()
+
+
+def test_an_optimizer_that_is_not_protected_is_warned_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    trained(model, optimizer, {"model": model})
+    said = capsys.readouterr().err
+    assert (
+        said.count("AdamW steps but is not protected, so a fault resets it: protect(..., optimizer=...)") == 1
+    )
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("protects_another", [False, True])
+def test_a_model_that_is_not_the_one_that_is_trained_is_warned_of_once(
+    protects_another: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    other = {"model": nn.Linear(2, 2)} if protects_another else {}
+    trained(model, optimizer, {"optimizer": optimizer, **other})
+    said = capsys.readouterr().err
+    assert said.count("AdamW trains 2 parameters, which are in no protected module") == 1
+
+
+def test_a_script_that_protects_all_is_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    trained(model, optimizer, {"model": model, "optimizer": optimizer})
+    assert capsys.readouterr().err == ""
+
+
+def test_masters_that_belong_to_no_module_and_inner_optimizers_are_no_mistake(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = nn.Linear(2, 2)
+    masters = [nn.Parameter(p.detach().clone()) for p in model.parameters()]
+    outer = torch.optim.AdamW(masters)
+    inner = torch.optim.SGD(masters, 0.1)
+    state = plain(model=model, optimizer=outer)
+    for _ in state.steps(2):
+        model(torch.ones(1, 2)).sum().backward()
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            master.grad = parameter.grad
+        inner.step()
+        outer.step()
+        state.commit()
+    assert capsys.readouterr().err == ""
