@@ -96,14 +96,15 @@ def take_turns() -> None:
 
 def take_out() -> None:
     """Leave of holdfast only the names that the script calls: what remains is plain DDP."""
-    from holdfast import hooks
+    from holdfast import hooks, misuse
     from holdfast.state import State
 
-    def count(self: State, loss: object = None, **_: object) -> None:
+    def count(self: State, loss: object = None, *_: object, **__: object) -> None:
         self.step += 1
 
     hooks.attach = lambda *_: None
-    State.commit = count  # type: ignore[method-assign]
+    misuse.Forgotten = lambda *_: None  # type: ignore[misc,assignment]
+    State.commit = count  # type: ignore[method-assign,assignment]
 
 
 def run() -> None:
