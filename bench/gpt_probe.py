@@ -104,7 +104,7 @@ def take_out() -> None:
 
     hooks.attach = lambda *_: None
     misuse.Forgotten = lambda *_: None  # type: ignore[misc,assignment]
-    State.commit = count  # type: ignore[method-assign,assignment]
+    State.commit = count  # type: ignore[method-assign]
 
 
 def run() -> None:
