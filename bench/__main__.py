@@ -16,6 +16,7 @@ NAMES = {
     "start": "from a launcher's start to the first step; how long a killed part of ours is missed",
     "overhead": "what holdfast costs while nothing happens, against torchrun",
     "snapshot": "copying the state into memory and onto storage, against plain copies",
+    "transfer": "a snapshot from one member to another, against a plain copy through a socket",
     "nodeagent": "the node agent: from an event to its verdict, what a poll and a quiet hour cost",
     "flood": "the node agent in a flood of kernel lines: what it sees, what is lost, and whether it says so",
     "quarantine": "a simulated year of 2,000 nodes: who is taken out, how soon, and who never",

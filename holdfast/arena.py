@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from holdfast.checksum import CHUNK_BYTES, THREADS, combine, file_crcs
+from holdfast.checksum import CHUNK_BYTES, THREADS, Running, combine, file_crcs
 from holdfast.checksum import checksum as content_checksum
 from holdfast.draft import Corrupt, Draft, Incoming
 from holdfast.records import SLOTS, Record, RecordPage
@@ -154,12 +154,12 @@ class Arena:
         total_bytes: int,
         keep: frozenset[tuple[int, int]] | None = None,
     ) -> Incoming:
-        """Start to take in another member's snapshot; pieces are pushed, so nothing blocks.
+        """Start to take in another member's snapshot, whose parts any threads may bring; see `Incoming`.
 
         Raises:
             Busy: No slot is free.
             Corrupt: What is announced cannot be a snapshot; nothing has changed.
-            OSError: No room for it.
+            OSError: It cannot be mapped. Whether there is room for it is seen part by part.
         """
         if not 8 <= total_bytes < 2**63:
             raise Corrupt(f"a snapshot of {total_bytes} bytes was announced")
@@ -171,7 +171,7 @@ class Arena:
         if slot is None:
             raise Busy("no slot of the arena is free")
         try:
-            mapping = self._slots[slot].fit(total_bytes)
+            mapping = self._slots[slot].stretch(total_bytes)
             record = self._record(slot, generation, step, world_size, total_bytes)
             return Incoming(self._page, self._slots[slot], record, mapping)
         except BaseException:
@@ -188,12 +188,20 @@ class Arena:
         checksum: int,
         keep: frozenset[tuple[int, int]] | None = None,
     ) -> Record:
-        """Take in another member's snapshot from `source`; see `receive` and `Incoming`."""
-        incoming = self.receive(generation, step, world_size, total_bytes, keep)
+        """Take in a snapshot piece by piece; see `receive`. Raises as that and `finish_with` do."""
+        incoming, running, at = self.receive(generation, step, world_size, total_bytes, keep), Running(), 0
         try:
             for piece in source:
-                incoming.write(piece)
-            return incoming.finish(checksum)
+                end = at + len(piece)
+                if end > total_bytes:
+                    raise Corrupt(f"more than the announced {total_bytes} bytes came")
+                incoming.back(at, end)
+                incoming.memory[at:end] = piece
+                running.update(piece)
+                at = end
+            if at != total_bytes:
+                raise Corrupt(f"{at} of the announced {total_bytes} bytes came")
+            return incoming.finish_with(running.crcs(), checksum)
         finally:
             incoming.abandon()
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from types import TracebackType
 
-from holdfast.checksum import Running
+from holdfast.checksum import combine
 from holdfast.records import Record, RecordPage
 from holdfast.safetensors import Layout, parse
 from holdfast.slot import Slot
@@ -61,47 +62,39 @@ class Draft:
 
 
 class Incoming:
-    """A slot being filled with another member's snapshot, piece by piece."""
+    """A slot being filled with another member's snapshot, in parts and by any threads."""
 
     def __init__(self, page: RecordPage, slot: Slot, record: Record, mapping: mmap.mmap) -> None:
         self._page = page
         self._slot: Slot | None = slot
         self._record = record
-        self._mapping = mapping
-        self._running = Running()
-        self.received_bytes = 0
+        self.memory = mapping  # where the bytes go, after `back`
 
     @property
     def total_bytes(self) -> int:
         """What was announced."""
         return self._record.total_bytes
 
-    def write(self, piece: bytes | memoryview) -> None:
-        """Take in the next piece. Raises Corrupt when more comes than was announced."""
-        end = self.received_bytes + len(piece)
-        if end > self._record.total_bytes:
-            raise Corrupt(f"more than the announced {self._record.total_bytes} bytes came")
-        self._mapping[self.received_bytes : end] = piece
-        self._running.update(piece)
-        self.received_bytes = end
+    def back(self, begin: int, end: int) -> None:
+        """See that there is memory for a range. Raises OSError, RuntimeError after the end."""
+        if self._slot is None:
+            raise RuntimeError("the transfer has ended")
+        self._slot.back(begin, end)
 
-    def finish(self, checksum: int) -> Record:
-        """Commit and seal the snapshot if it is whole and has `checksum`.
+    def finish_with(self, crcs: Sequence[int], seal: int | None) -> Record:
+        """Commit and seal the snapshot: all its bytes are there, and `crcs` are those of its chunks.
 
         Raises:
-            Corrupt: Too short, or another checksum than announced; nothing was committed.
+            Corrupt: Another checksum than that of the sender's seal; nothing was committed.
             Malformed: Not a safetensors file; nothing was committed.
         """
         if self._slot is None:
             raise RuntimeError("the transfer has ended")
         try:
-            total = self._record.total_bytes
-            if self.received_bytes != total:
-                raise Corrupt(f"{self.received_bytes} of the announced {total} bytes came")
-            found = self._running.checksum()
-            if found != checksum:
-                raise Corrupt(f"checksum {found:08x}, announced was {checksum:08x}")
-            parse(self._mapping)
+            found = combine(crcs)
+            if seal is not None and found != seal:
+                raise Corrupt(f"checksum {found:08x}, announced was {seal:08x}")
+            parse(self.memory)
             self._page.write(self._record)
             self._page.seal(self._record, found)
         finally:

@@ -11,6 +11,7 @@ own that nobody can close, are of the file opened a second time.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -31,6 +32,7 @@ class Slot:
         self._held = threading.Lock()  # flock does not part threads that share a descriptor
         self._mapping: mmap.mmap | None = None
         self._data: memoryview | None = None
+        self._backed = False
         _slots.add(self)
 
     def acquire(self) -> bool:
@@ -75,6 +77,34 @@ class Slot:
             self._unmap()
             self._mapping = _map(self._descriptor, total_bytes)
         return self._mapping
+
+    def stretch(self, total_bytes: int) -> mmap.mmap:
+        """Return a mapping of exactly `total_bytes`, not yet backed by memory: see `back`. Needs the lock.
+
+        A kill leaves a file with holes, which has no record and which `fit` fills.
+        """
+        status = os.fstat(self._descriptor)
+        self._backed = status.st_size == total_bytes and status.st_blocks * BLOCK_BYTES >= total_bytes
+        if status.st_size != total_bytes:
+            self._unmap()
+            os.ftruncate(self._descriptor, total_bytes)
+        if not self._backed:
+            room = os.fstatvfs(self._descriptor)
+            if total_bytes - status.st_blocks * BLOCK_BYTES > room.f_bavail * room.f_frsize:
+                raise OSError(errno.ENOSPC, f"no room for a snapshot of {total_bytes} bytes", str(self._path))
+        if self._mapping is None or len(self._mapping) != total_bytes:
+            self._unmap()
+            self._mapping = _map(self._descriptor, total_bytes)
+        return self._mapping
+
+    def back(self, begin: int, end: int) -> None:
+        """Back a range with memory before it is written to. Needs the lock; several threads may do so.
+
+        Raises:
+            OSError: No room (ENOSPC), here and never as a SIGBUS later.
+        """
+        if not self._backed:
+            os.posix_fallocate(self._descriptor, begin, end - begin)
 
     def put_header(self, header: bytes) -> memoryview:
         """Write `header` unless it is there already; return the data area behind it.

@@ -1,11 +1,18 @@
-"""Give other members what this one holds, and fetch what they hold: snapshots and private states."""
+"""Give other members what this one holds, and fetch what they hold: snapshots and private states.
+
+A snapshot goes past the event loop on both sides: `sidecar.sending` and `sidecar.gathering`, in threads.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
+import os
 import zlib
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeAlias
 
 import aiohttp
@@ -15,24 +22,24 @@ from holdfast.arena import Corrupt, Gone, Record
 from holdfast.door import Door
 from holdfast.messages import Source
 from holdfast.private import MAX_CAPACITY_BYTES
-from holdfast.safetensors import Malformed
-from sidecar import transfer
+from sidecar import gathering, sending
+from sidecar.gathering import MAX_WHY_BYTES, Unfetched
 from sidecar.holdings import Holdings
+from sidecar.sending import PATIENCE_S, SLOWEST_BYTES_S, Range, Unaligned
+
+log = logging.getLogger(__name__)
+
+__all__ = ["Fetcher", "Unfetched", "application"]
 
 SILENCE_S = 10.0  # a peer that sends nothing for this long is gone
-MAX_SLOT_BYTES = 1 << 42
-MAX_WHY_BYTES = 500
-PATIENCE_S = 60.0  # for a whole answer, beyond what its size allows: a peer that trickles is gone too
-SLOWEST_BYTES_S = 4 << 20
-_WORLD = "X-Holdfast-World-Size"
+PIECE_BYTES = 1 << 20
+SENDERS = 16  # ranges given at once: a few to each of a few peers
 _CRC = "X-Holdfast-Crc32"
 
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Unfetched(Exception):
-    """A peer did not give what it should; the message says what and why."""
+_senders = ThreadPoolExecutor(SENDERS, "send")
+_gatherers = ThreadPoolExecutor(2, "gather")
 
 
 def application(holdings: Holdings, token: str, door: Door, silence_s: float = SILENCE_S) -> web.Application:
@@ -76,28 +83,30 @@ def application(holdings: Holdings, token: str, door: Door, silence_s: float = S
 async def _send_slot(
     request: web.Request, holdings: Holdings, record: Record, silence_s: float
 ) -> web.StreamResponse:
-    """Stream a snapshot that stays as it is meanwhile.
+    """Give a range of a snapshot that stays as it is meanwhile, past aiohttp: a thread writes to the socket.
 
     One who takes nothing for `silence_s` is given up: the slot is needed for the next snapshot.
     """
-    size = record.total_bytes + transfer.TRAILER_BYTES
-    response = web.StreamResponse(
-        headers={_WORLD: str(record.world_size), "Content-Length": str(size)},
-    )
-
-    async def write(piece: bytes) -> None:
-        await asyncio.wait_for(response.write(piece), silence_s)
-
+    try:
+        part = Range.parse(request.headers.get("Range", "bytes=0-"), record.total_bytes)
+    except Unaligned as error:
+        raise web.HTTPBadRequest(text=str(error)) from None
+    transport = request.transport
+    line = None if transport is None else transport.get_extra_info("socket")
+    if not isinstance(transport, asyncio.Transport) or line is None:
+        raise web.HTTPGone(text="the connection is gone")
     with holdings.arena.pin(record) as path:
-        await response.prepare(request)
+        seal = holdings.arena.checksum(record)
+        first = sending.head(record, part, seal)
+        transport.pause_reading()  # from here on nobody but the thread uses the socket
         try:
-            await transfer.send(holdings.arena, record, path, write)
-        except (asyncio.TimeoutError, ConnectionError, Gone):  # it may have no room, and asks again
-            if request.transport is not None:
-                request.transport.abort()
-            return response
-        await response.write_eof()
-    return response
+            work = partial(sending.pour, os.dup(line.fileno()), path, first, part, seal is None, silence_s)
+            await asyncio.get_running_loop().run_in_executor(_senders, work)
+        except OSError as error:  # it may have no room, or enough of it, and asks again
+            log.debug("range not sent", extra={"step": record.step, "error": str(error)})
+        finally:
+            transport.abort()
+    return web.Response()  # to nobody: the connection is closed
 
 
 class Fetcher:
@@ -106,36 +115,17 @@ class Fetcher:
     def __init__(self, holdings: Holdings, token: str, silence_s: float = SILENCE_S) -> None:
         self._holdings = holdings
         self._silence_s = silence_s
-        self._headers = {"Authorization": f"Bearer {token}"}
+        self._token = token
         self._session: aiohttp.ClientSession | None = None
 
-    async def snapshot(self, source: Source) -> Record:
-        """Take a peer's snapshot into our arena. Raises `Unfetched`, or `Busy` when no slot of it is free."""
-        url = f"{source.url}/v1/slot/{source.generation}/{source.step}"
-        try:
-            async with self._client().get(url, allow_redirects=False) as response:
-                await _check(url, response)
-                limit_s = PATIENCE_S + (response.content_length or 0) / SLOWEST_BYTES_S
-                return await asyncio.wait_for(self._receive(source, response), limit_s)
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            raise Unfetched(f"{url}: {error!r}") from None
-        except (Corrupt, Malformed, ValueError, KeyError) as error:
-            raise Unfetched(f"{url}: {error}") from None
+    async def snapshot(self, source: Source, *others: Source) -> Record:
+        """Take the snapshot that these peers hold into our arena.
 
-    async def _receive(self, source: Source, response: aiohttp.ClientResponse) -> Record:
-        total = (response.content_length or 0) - transfer.TRAILER_BYTES
-        if not 0 < total <= MAX_SLOT_BYTES:
-            raise Corrupt(f"a snapshot of {total} bytes was announced")
-        incoming = self._holdings.arena.receive(
-            source.generation,
-            source.step,
-            int(response.headers[_WORLD]),
-            total,
-        )
-        try:
-            return await transfer.receive(incoming, response.content.iter_chunked(transfer.PIECE_BYTES))
-        finally:
-            incoming.abandon()
+        Raises `Unfetched`, `Busy` when no slot is free, or `OSError` when there is no room for it.
+        """
+        arena, sources = self._holdings.arena, (source, *others)
+        work = partial(gathering.gather, arena, sources, self._token, self._silence_s)
+        return await asyncio.get_running_loop().run_in_executor(_gatherers, work)
 
     async def private(self, source: Source) -> bytes:
         """Return a peer's copy of a rank's private state. Raises `Unfetched`."""
@@ -160,8 +150,9 @@ class Fetcher:
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
+            headers = {"Authorization": f"Bearer {self._token}"}
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=self._silence_s)
-            self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
+            self._session = aiohttp.ClientSession(headers=headers, timeout=timeout)
         return self._session
 
 
@@ -174,7 +165,7 @@ async def _check(url: str, response: aiohttp.ClientResponse) -> None:
 async def _read_bounded(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
     """Return the body. Raises `Corrupt` when there is more of it, whatever was announced."""
     pieces, size = [], 0
-    async for piece in response.content.iter_chunked(transfer.PIECE_BYTES):
+    async for piece in response.content.iter_chunked(PIECE_BYTES):
         size += len(piece)
         if size > most_bytes:
             raise Corrupt(f"more than {most_bytes} bytes")

@@ -88,11 +88,10 @@ class Preparer:
         if damaged is not None:
             why = f"the snapshot of step {wanted.step} here fails its checksum"
             log.warning("snapshot damaged", extra={"step": wanted.step, "generation": wanted.generation})
-        for source in sources:
-            if source.rank >= 0:
-                continue
+        holders = [source for source in sources if source.rank < 0]
+        if holders:
             try:
-                return (await self._fetcher.snapshot(source)).path
+                return (await self._fetcher.snapshot(*holders)).path
             except Unfetched as error:
                 why = why if damaged else str(error)
         raise Unprepared(why, damaged)

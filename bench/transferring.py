@@ -1,0 +1,69 @@
+"""The holder's side of the transfer bench: `python -m bench.transferring FOLDER`, until its input is closed.
+
+It prints two ports, that of a sidecar's peers and that of the plain copy, and at its end the lag of its loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+
+from aiohttp import web
+
+from bench.say import say
+from holdfast import lag
+from holdfast.arena import Arena
+from holdfast.safetensors import plan
+from sidecar import peers
+from sidecar.holdings import Holdings
+
+TOKEN = "bench"
+WORLD_SIZE = 2
+FILLER = os.urandom(1 << 20)
+
+
+def fill(folder: Path, total: int) -> None:
+    """Make a snapshot of about `total` bytes in `folder`."""
+    arena = Arena(folder / "arena")
+    draft = arena.begin(plan([("w", "U8", (total,))], {}), 1, 1, WORLD_SIZE)
+    assert draft is not None
+    with draft:
+        for at in range(0, total, len(FILLER)):
+            piece = FILLER[: total - at]
+            draft.data[at : at + len(piece)] = piece
+        draft.commit()
+    arena.close()
+
+
+def main(folder: Path) -> None:
+    plain = socket.create_server(("127.0.0.1", 0))
+    path = Arena(folder / "arena").records()[0].path
+    threading.Thread(target=_give_plainly, args=(plain, path), daemon=True).start()
+    lag.run(lambda measured: _serve(measured, folder, plain.getsockname()[1]))
+
+
+def _give_plainly(listener: socket.socket, path: Path) -> None:
+    while True:
+        line, _ = listener.accept()
+        with line, path.open("rb") as file:
+            line.sendall(path.stat().st_size.to_bytes(8, "little"))
+            line.sendfile(file)
+
+
+async def _serve(measured: lag.Lag, folder: Path, plain_port: int) -> None:
+    held = Holdings(folder / "arena", folder / "restore")
+    runner = web.AppRunner(peers.application(held, TOKEN), access_log=None, handle_signals=False)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    say(f"{runner.addresses[0][1]} {plain_port}")
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    say(f"{measured.over_last_minute()[0]:.6f}")
+    await runner.cleanup()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

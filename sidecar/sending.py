@@ -1,0 +1,119 @@
+"""Give a range of a pinned snapshot to another member, from a thread and without a copy of our own.
+
+The bytes go from the slot's file to the socket by sendfile, past the interpreter and the event loop. Behind
+each chunk of 8 MiB comes its CRC32, unless the snapshot has a seal: then the receiver compares with that, and
+so finds also what has changed in the memory of this member since.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import socket
+import struct
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.arena import Record
+from holdfast.checksum import CHUNK_BYTES
+
+SUM = struct.Struct("<I")
+SLOWEST_BYTES_S = 4 << 20
+PATIENCE_S = 60.0  # for a range, beyond what its size allows: a peer that trickles is gone too
+
+
+class Unaligned(ValueError):
+    """A range that does not begin and end where chunks do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes `begin` to `end` of a snapshot of `total_bytes`: whole chunks, the last one as it is."""
+
+    begin: int
+    end: int
+    total_bytes: int
+
+    @classmethod
+    def parse(cls, text: str, total_bytes: int) -> Range:
+        """Read a Range header, such as "bytes=8388608-". Raises `Unaligned`."""
+        first, dash, last = text.removeprefix("bytes=").partition("-")
+        if not (text.startswith("bytes=") and dash and first.isdecimal() and len(text) < 64):
+            raise Unaligned(f"range {text[:64]!r}: accepted is bytes=FIRST-LAST")
+        if last and not last.isdecimal():
+            raise Unaligned(f"range {text[:64]!r}: accepted is bytes=FIRST-LAST")
+        found = cls(int(first), min(int(last) + 1, total_bytes) if last else total_bytes, total_bytes)
+        whole = found.begin % CHUNK_BYTES == 0 and (found.end % CHUNK_BYTES == 0 or found.end == total_bytes)
+        if not whole or not found.begin < found.end:
+            raise Unaligned(
+                f"range {text[:64]!r} of {total_bytes} bytes: accepted are chunks of {CHUNK_BYTES}"
+            )
+        return found
+
+    @property
+    def chunks(self) -> range:
+        """The numbers of its chunks."""
+        return range(self.begin // CHUNK_BYTES, -(-self.end // CHUNK_BYTES))
+
+
+def head(record: Record, part: Range, seal: int | None) -> bytes:
+    """Return the answer's first lines. Without a seal the sums of the chunks follow them."""
+    size = part.end - part.begin + (0 if seal is not None else SUM.size * len(part.chunks))
+    lines = (
+        "HTTP/1.1 206 Partial Content",
+        f"Content-Length: {size}",
+        f"Content-Range: bytes {part.begin}-{part.end - 1}/{part.total_bytes}",
+        f"X-Holdfast-World-Size: {record.world_size}",
+        f"X-Holdfast-Seal: {'none' if seal is None else f'{seal:08x}'}",
+        "Connection: close",
+    )
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+def pour(descriptor: int, path: Path, first: bytes, part: Range, sums: bool, silence_s: float) -> None:
+    """Write `first` and the range of the file at `path` to a connected socket, and close `descriptor`.
+
+    The caller pins the snapshot. Raises `OSError`: the peer is gone, or takes nothing for `silence_s`.
+    """
+    give_up_at = time.monotonic() + PATIENCE_S + (part.end - part.begin) / SLOWEST_BYTES_S
+    with socket.socket(fileno=descriptor) as line, path.open("rb") as file:
+        line.settimeout(silence_s)
+        line.sendall(first)
+        if not sums:  # in large pieces all the same: the peer has a limit in all
+            for chunk in part.chunks:
+                _pour_chunk(line, file.fileno(), chunk, part, give_up_at)
+            return
+        with (
+            mmap.mmap(file.fileno(), part.total_bytes, access=mmap.ACCESS_READ) as mapping,
+            memoryview(mapping) as content,
+        ):
+            for chunk in part.chunks:
+                _pour_chunk(line, file.fileno(), chunk, part, give_up_at)
+                with content[chunk * CHUNK_BYTES : min((chunk + 1) * CHUNK_BYTES, part.end)] as piece:
+                    line.sendall(SUM.pack(zlib.crc32(piece)))  # while the peer empties the socket
+
+
+def _pour_chunk(line: socket.socket, file: int, chunk: int, part: Range, give_up_at: float) -> None:
+    at, end = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, part.end)
+    while at < end:
+        if time.monotonic() > give_up_at:
+            raise TimeoutError("the peer takes too long")
+        try:
+            sent = os.sendfile(line.fileno(), file, at, end - at)
+        except BlockingIOError:
+            _wait_writable(line)
+            continue
+        if not sent:
+            raise OSError("the snapshot has lost its file")
+        at += sent
+
+
+def _wait_writable(line: socket.socket) -> None:
+    poller = select.poll()
+    poller.register(line, select.POLLOUT)
+    limit_s = line.gettimeout()
+    if not poller.poll(None if limit_s is None else limit_s * 1e3):
+        raise TimeoutError("the peer takes nothing")

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+from holdfast import lag
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def looked(measured: lag.Lag, clock: Clock, *busy_s: float) -> None:
+    measured.select(0)
+    for each in busy_s:
+        clock.now_s += each
+        measured.select(0)
+
+
+def test_the_longest_time_between_two_looks_is_known_and_what_most_stay_below() -> None:
+    clock = Clock()
+    with lag.Lag(clock) as measured:
+        looked(measured, clock, *[0.001] * 500, 0.3, *[0.001] * 500)
+        most_s, p99_s = measured.over_last_minute()
+    assert round(most_s, 6) == 0.3
+    assert 0.001 <= p99_s <= 0.002
+
+
+def test_what_is_older_than_a_minute_is_forgotten() -> None:
+    clock = Clock()
+    with lag.Lag(clock) as measured:
+        looked(measured, clock, 0.3)
+        clock.now_s += 61
+        measured._since_s = clock.now_s
+        looked(measured, clock, 0.001)
+        assert round(measured.over_last_minute()[0], 6) == 0.001
+
+
+def test_nothing_looked_at_is_no_lag() -> None:
+    with lag.Lag() as measured:
+        assert measured.over_last_minute() == (0.0, 0.0)
+
+
+def test_a_loop_measures_itself_and_ends_what_is_left() -> None:
+    ended = []
+
+    async def for_ever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    async def main(measured: lag.Lag) -> float:
+        task = asyncio.create_task(for_ever())
+        await asyncio.sleep(0)
+        began = time.monotonic()
+        while time.monotonic() - began < 0.02:
+            pass
+        await asyncio.sleep(0)
+        assert not task.done()
+        return measured.over_last_minute()[0]
+
+    assert lag.run(main) >= 0.02
+    assert ended == [True]
