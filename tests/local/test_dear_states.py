@@ -21,7 +21,7 @@ def test_a_copy_that_takes_long_has_its_time_in_every_generation(start: Start) -
         found = run.broken(partial(run.hit, rank, signal.SIGKILL))
         assert found["lost_steps"] <= 1, found
         assert found["resume"]["source"] == "slot"
-        run.trains(1)
+        run.trains(10)
     assert run.stop().code == 130
 
 
