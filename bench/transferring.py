@@ -17,6 +17,7 @@ from aiohttp import web
 from bench.say import say
 from holdfast import lag
 from holdfast.arena import Arena
+from holdfast.door import Door
 from holdfast.safetensors import plan
 from sidecar import peers
 from sidecar.holdings import Holdings
@@ -56,7 +57,7 @@ def _give_plainly(listener: socket.socket, path: Path) -> None:
 
 async def _serve(measured: lag.Lag, folder: Path, plain_port: int) -> None:
     held = Holdings(folder / "arena", folder / "restore")
-    runner = web.AppRunner(peers.application(held, TOKEN), access_log=None, handle_signals=False)
+    runner = web.AppRunner(peers.application(held, TOKEN, Door()), access_log=None, handle_signals=False)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     say(f"{runner.addresses[0][1]} {plain_port}")
