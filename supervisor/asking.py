@@ -31,7 +31,7 @@ def stop(run: RunDir, command: commands.Stop) -> int:
         message = str(status.get("message") or "").strip()
         say(f"ended: {message.splitlines()[0] if message else 'the run is over'}")
     else:
-        say(f"still not ended after {STOP_S:.0f} s: `holdfast stop --now` ends it at once")
+        say(f"the run has not ended after {STOP_S:.0f} s: `holdfast stop --now` stops it immediately")
     return 0 if ended else 1
 
 
@@ -71,9 +71,14 @@ def tell(run: RunDir, what: str, body: dict[str, object], *, repeat: bool) -> di
             break
         time.sleep(_POLL_S)
     else:
-        raise BadInput(f"{what}: run {run.path.name} is not going on; accepted is one that is")
+        raise BadInput(f"{what}: run {run.path.name} is not running{_ended(run)}")
     heard = "" if repeat else "; it may have been done: see `holdfast incidents`"
     raise BadInput(f"{what}: the supervisor of run {run.path.name} is silent: {why}{heard}")
+
+
+def _ended(run: RunDir) -> str:
+    code = (run.status() or {}).get("exit_code")
+    return f" (it ended with exit code {code})" if code is not None else ""
 
 
 def _once(api: Api, what: str, body: dict[str, object]) -> dict[str, Any]:

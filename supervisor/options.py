@@ -1,4 +1,4 @@
-"""Read the command line. Every mistake is one line: the thing, the value, and what is accepted."""
+"""Read the command line. Every mistake is one line: the thing, the value, and what is expected."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ _LAUNCHERS_OWN = frozenset(
         "--hang-floor", "--first-step-timeout", "--pause-timeout", "--member-timeout", "--run-dir",
     }
 )  # fmt: skip
+_TORCHRUNS_OWN = ("--nproc-per-node", "--nnodes", "--max-restarts")
 _CHANGES_A_RUN = ("stop", "inject")  # never suggested: a misspelled word must not lead to them
 
 
@@ -75,7 +76,9 @@ def parse(
     read = _scan(list(argv[1:]), entry, whole_command=name == "run")
     if read.wants_help:
         return Show(helptext.of(name).rstrip())
+    environment = os.environ if environment is None else environment
     if name == "run":
+        _take_torchruns(environment, entry, read)
         here = Path.cwd() if directory is None else directory
         return runcheck.checked(
             read.values,
@@ -84,7 +87,7 @@ def parse(
             as_it_stands="--no-python" in read.given,
             notes=tuple(dict.fromkeys((*read.notes, *_after_the_script(read.words)))),
             given=tuple(read.kept),
-            environment=os.environ if environment is None else environment,
+            environment=environment,
             directory=here,
         )
     _arguments(name, entry, read)
@@ -161,12 +164,30 @@ def _option(word: str, rest: list[str], entry: Entry, read: _Read) -> None:
     if not takes_value and equals:
         raise BadInput(f"{name}={inline}: {name} takes no value")
     if takes_value and not equals and not rest:
-        raise BadInput(f"{name} needs a value{_accepted(option)}")
+        raise BadInput(f"{name} needs a value{_expected(option)}")
     value = "" if not takes_value else inline if equals else rest.pop(0)
     if isinstance(option, Foreign):
         _foreign(name, value, option, read)
     else:
         read.values[option.field] = _value(name, value, option)
+
+
+def _take_torchruns(environment: Mapping[str, str], entry: Entry, read: _Read) -> None:
+    """Let torchrun's own variables (PET_NNODES, ...) stand for options that were not given, as torchrun does.
+
+    Operators of clusters set them for it. They are judged as the options are, and each is noted.
+    """
+    for variable in sorted(environment):
+        name = "--" + variable.removeprefix("PET_").lower().replace("_", "-")
+        value, option = environment[variable], _find(name, entry)
+        if not variable.startswith("PET_") or not value or option is None or option.names[0] in read.given:
+            continue
+        if isinstance(option, Foreign):
+            if option.takes_value:
+                _foreign(variable, value, option, read)
+        elif name in _TORCHRUNS_OWN:
+            read.values[option.field] = _value(variable, value, option)
+            read.notes.append(f"{variable}={value} is taken for {name} {value}")
 
 
 def _value(name: str, text: str, option: Option) -> object:
@@ -175,10 +196,10 @@ def _value(name: str, text: str, option: Option) -> object:
     try:
         return option.read(text)
     except ValueError as error:
-        raise BadInput(f"{name} {text!r}: accepted is {error}") from None
+        raise BadInput(f"{name} {text!r}: expected {error}") from None
 
 
-def _accepted(option: Option | Foreign) -> str:
+def _expected(option: Option | Foreign) -> str:
     if isinstance(option, Foreign) or option.read is None:
         return ""
     try:
@@ -214,7 +235,7 @@ def _unknown(name: str, entry: Entry) -> str:
     if near:
         return f"unknown option {name!r}: did you mean {near!r}?"
     main = (option.names[0] for option in entry.options)
-    return f"unknown option {name!r}: accepted are {', '.join(main)}"
+    return f"unknown option {name!r}; options are {', '.join(main)}"
 
 
 def _near(name: str, known: Sequence[str]) -> str:
@@ -239,11 +260,11 @@ def _arguments(name: str, entry: Entry, read: _Read) -> None:
         except ValueError as error:
             near = difflib.get_close_matches(word, commands.DRILLS, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise BadInput(f"{metavar} {word!r}: {hint}accepted is {error}") from None
+            raise BadInput(f"{metavar} {word!r}: {hint}expected {error}") from None
     extra = read.words[len(entry.arguments) :]
     if extra:
-        accepted = ", ".join(argument[0] for argument in entry.arguments) or "only options"
-        raise BadInput(f"{name} {extra[0]!r}: one word too many, accepted is {accepted}")
+        usage = " ".join(["holdfast", name, *(argument[0] for argument in entry.arguments), "[OPTIONS]"])
+        raise BadInput(f"unexpected argument {extra[0]!r}; usage: {usage}")
 
 
 def _what(name: str, reader: object) -> str:

@@ -86,18 +86,18 @@ RUN = (
     Option(("--members", "--nnodes"), "members", values.nodes, "M", _WHO,
            "members, each of which stands for a node (default 1)"),
     Option(("--standby",), "standby", values.count(0, 64), "S", _WHO,
-           "members that wait, fully warm, to take a lost one's place (default 0)"),
+           "hot spares: warm members that take the place of a lost one (default 0)"),
     Option(("--warm",), "warm", values.choice(*WARM), "HOW", _WHO,
            "how processes are kept ready: auto, park, spawn or cold (default auto)"),
     Option(("--snapshot-every",), "snapshot_every",
            values.count(0, 1_000_000_000, {"auto": AUTOMATIC, "-1": AUTOMATIC}), "K", _STATE,
            "steps between snapshots; auto keeps to the budget, 0 is only the first (default auto)"),
     Option(("--snapshot-budget",), "snapshot_budget", values.share, "SHARE", _STATE,
-           "share of the step time that snapshots may cost (default 1%)"),
+           "share of the step time that Holdfast may cost when it chooses K (default 1%)"),
     Option(("--checkpoint-every",), "checkpoint_every_s", values.duration(1, 30 * 86_400, "none"),
            "TIME", _STATE, "time between checkpoints, 0 for none (default 60s)"),
     Option(("--keep-checkpoints", "--keep"), "keep_checkpoints", values.count(1, 100_000), "N",
-           _STATE, "checkpoints that are kept (default 3)"),
+           _STATE, "checkpoints to keep (default 3)"),
     Option(("--max-restarts",), "max_restarts", values.count(0, 1_000_000), "N", _FAULTS,
            "restarts in an hour after which the run stops (default 100)"),
     Option(("--skip-bad-batches",), "skip_bad_batches", None, "", _FAULTS,
@@ -115,15 +115,15 @@ RUN = (
     Option(("--member-timeout",), "member_timeout_s", values.duration(0.5, 3600), "TIME", _FAULTS,
            "silence after which a member is lost (default 5s)"),
     Option(("--grace",), "grace_s", values.duration(0, 86_400), "TIME", _FAULTS,
-           "time that the ranks have to end before they are killed (default 30s)"),
+           "time between SIGTERM and SIGKILL for what is left when a run has ended well (default 30s)"),
     Option(("--run-dir",), "run_dir", values.directory, "DIR", _SHOWN,
-           "new, empty, or of a run to go on with (default holdfast-runs/TIME)"),
+           "directory of this run; a run in it is resumed (default holdfast-runs/TIME)"),
     Option(("--resume",), "resume", None, "", _SHOWN,
            "refuse to start unless --run-dir holds a run to resume"),
     Option(("--port",), "port", values.count(0, 65_535), "P", _SHOWN,
            "port of the HTTP API on the loopback address, 0 for any (default 0)"),
-    Option(("--plain",), "plain", None, "", _SHOWN, "plain lines at a terminal too"),
-    Option(("--quiet",), "quiet", None, "", _SHOWN, "only what the ranks print, and how it ended"),
+    Option(("--plain",), "plain", None, "", _SHOWN, "disable the live display"),
+    Option(("--quiet",), "quiet", None, "", _SHOWN, "show only what the ranks print, and how the run ended"),
 )  # fmt: skip
 
 _DIR = Option(("--run-dir",), "run_dir", values.directory, "DIR", "Options",
@@ -133,7 +133,7 @@ _RANK = Option(("--rank",), "rank", values.count(0, 1_000_000), "R", "Options",
                "the rank, or one on the member, that it hits (default 0)")  # fmt: skip
 _VERIFY = Option(("--verify",), "verify", None, "", "Options",
                  "read them whole and compare checksums")  # fmt: skip
-_NOW = Option(("--now",), "now", None, "", "Options", "at once, without a last checkpoint")
+_NOW = Option(("--now",), "now", None, "", "Options", "stop immediately, without a last checkpoint")
 _KEEP = Option(("--keep",), "keep", None, "", "Options", "keep the run directories")
 _QUICK = Option(("--quick",), "quick", None, "", "Options", "a smaller model and three faults: half a minute")
 _WHERE = Option(("--run-dir",), "run_dir", values.directory, "DIR", "Options",
@@ -154,18 +154,18 @@ class Entry:
 
 _RUN_ABOUT = """\
 COMMAND is what you would give torchrun: `python train.py ARGS`, `train.py ARGS`,
-`-m MODULE ARGS`, or any other program. What stands before it is for holdfast, what stands
-after it is its own. Options that torchrun has too may be spelled its way. The exit code is
-the script's.
+`-m MODULE ARGS`, or any other program. Options before it belong to holdfast, arguments after
+the script to the script. Options that torchrun has too may be spelled its way, and torchrun's
+PET_ variables are read. The exit code is the script's.
 
-Ctrl-C saves a checkpoint and ends the run; a second one ends it at once."""
+Ctrl-C saves a checkpoint and stops the run; a second one stops it immediately."""
 
 _DRILLS = f"""\
 KIND is one of {", ".join(DRILLS)}:
   kill        SIGKILL to the rank                 exit        the rank leaves with exit code 17
   stop        SIGSTOP to the rank                 member      all processes and memory of its member
-  hang        the rank sleeps for ever            sidecar     SIGKILL to its member's sidecar
-  spin        the rank loops for ever             supervisor  SIGKILL to the supervisor
+  hang        the rank sleeps forever             sidecar     SIGKILL to its member's sidecar
+  spin        the rank loops forever              supervisor  SIGKILL to the supervisor
   nan         the rank's next loss is NaN"""
 
 # Commands of another part, which `holdfast` hands over before we see them.
@@ -183,7 +183,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
                 ("holdfast run --nproc_per_node=2 train.py --lr 0.1", "the same, as with torchrun"),
                 ("holdfast run --nproc-per-node gpu --members 2 --standby 1 -m pkg.train",
                  "two nodes' worth, and one in reserve"),
-                ("holdfast run --run-dir runs/a -- python train.py", "goes on with a run there"),
+                ("holdfast run --run-dir runs/a -- python train.py", "resumes the run in runs/a, if any"),
             ),
             (),
             _RUN_ABOUT,

@@ -125,7 +125,7 @@ def _choose(found: list[dict[str, Any]], word: str) -> dict[str, Any]:
     if wanted in names:
         return found[names.index(wanted)]
     near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5) or names[-3:]
-    raise BadInput(f"incident {word!r} is unknown: accepted are {', '.join(sorted(near))}, last")
+    raise BadInput(f"incident {word!r} is unknown: choose from {', '.join(sorted(near))}, last")
 
 
 def _checkpoints(run: RunDir, command: commands.Checkpoints) -> int:

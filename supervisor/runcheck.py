@@ -53,7 +53,7 @@ def checked(
     check_devices(options, gpus)
     if options.hang_floor_s > options.first_step_timeout_s:
         raise BadInput(
-            f"--hang-floor {options.hang_floor_s:g}s: accepted is at most --first-step-timeout,"
+            f"--hang-floor {options.hang_floor_s:g}s: expected at most --first-step-timeout,"
             f" {options.first_step_timeout_s:g}s"
         )
     return options
@@ -76,7 +76,7 @@ def ranks(asked: object, gpus: int | None) -> int:
         return asked
     cores = os.cpu_count() or 1
     if asked == "gpu" and not gpus:
-        raise BadInput("--nproc-per-node 'gpu': there is no GPU here; accepted is a number, or cpu")
+        raise BadInput("--nproc-per-node 'gpu': there is no GPU here; expected a number, auto or cpu")
     return cores if asked == "cpu" or not gpus else gpus
 
 
@@ -95,5 +95,5 @@ def check_devices(
     here = f"{gpus} GPU" + ("" if gpus == 1 else "s")
     raise BadInput(
         f"--nproc-per-node {options.nproc_per_node}{by}: {wanted} ranks, but {here} here;"
-        f" accepted is {accepted}, or CUDA_VISIBLE_DEVICES='' to train on the CPU"
+        f" expected {accepted}, or CUDA_VISIBLE_DEVICES='' to train on the CPU"
     )

@@ -163,10 +163,10 @@ def find(path: Path | None, directory: Path) -> RunDir:
         return RunDir(newest(directory))
     chosen = directory / path
     if not chosen.is_dir():
-        raise BadInput(f"run directory {str(path)!r} does not exist: accepted is one that a run made")
+        raise BadInput(f"run directory {str(path)!r} does not exist: name the directory of a run")
     with _as_bad_input(chosen):
         if not _is_run(chosen):
-            raise BadInput(f"directory {str(path)!r} holds no run: accepted is one that a run made")
+            raise BadInput(f"directory {str(path)!r} holds no run: name the directory of a run")
     return RunDir(chosen)
 
 
@@ -205,7 +205,7 @@ def _make(path: Path) -> list[Path]:
     if path.is_dir():
         return []
     if path.exists() or path.is_symlink():
-        raise BadInput(f"run directory {str(path)!r} is a file: accepted is a directory, or a new name")
+        raise BadInput(f"run directory {str(path)!r} is a file: name a directory, or a new one")
     missing = [path, *(each for each in path.parents if not each.exists())]
     path.mkdir(parents=True, exist_ok=True)
     return missing
@@ -218,13 +218,15 @@ def _claim(run: RunDir) -> None:
     if fresh and any(not _is_debris(each) for each in path.iterdir()):
         raise BadInput(
             f"run directory {str(path)!r} has other files in it:"
-            " accepted is a new or empty directory, or one that a run made"
+            " name a new or empty directory, or that of a run"
         )
     if fresh:
         smallfile.replace(path / "format", {"holdfast_run": FORMAT}, sync=True)
     run._lock = rundirlock.take(path / "lock")
     if run._lock < 0:
-        raise BadInput(f"run directory {str(path)!r} is in use by {_user(run)}: accepted is one that is free")
+        raise BadInput(
+            f"run directory {str(path)!r} is in use by {_user(run)}: stop that run, or name another directory"
+        )
     durable.remove_debris(path)
     (path / "status.json").unlink(missing_ok=True)  # an earlier run's: it would pass for ours
     smallfile.replace_secret(run.token_file, secrets.token_hex(_TOKEN_BYTES))
@@ -245,7 +247,7 @@ def _is_run(path: Path) -> bool:
         return False
     if version > FORMAT:
         raise BadInput(
-            f"run directory {str(path)!r} is of format {version}: accepted is up to {FORMAT};"
+            f"run directory {str(path)!r} is of format {version}, and this holdfast reads up to {FORMAT}:"
             " update holdfast, or name another directory"
         )
     return True
@@ -277,7 +279,7 @@ def _as_bad_input(path: Path) -> Iterator[None]:
     except OSError as error:
         raise BadInput(
             f"run directory {str(path)!r} cannot be used: {error.strerror or error};"
-            " accepted is one that can be written"
+            " name one that can be written"
         ) from None
 
 

@@ -1,6 +1,6 @@
 """Read the value of one option. Pure.
 
-A reader raises `ValueError` that says what would be accepted.
+A reader raises `ValueError` that says what is expected.
 """
 
 from __future__ import annotations

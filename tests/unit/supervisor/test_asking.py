@@ -140,7 +140,7 @@ def test_a_run_that_is_over_cannot_be_asked(run: RunDir, command: Stop | Inject)
     run.write_run({"api": "http://127.0.0.1:9"})
     run.close()
     ask: Any = asking.stop if isinstance(command, Stop) else asking.inject
-    with pytest.raises(BadInput, match="run a-run is not going on; accepted is one that is"):
+    with pytest.raises(BadInput, match="run a-run is not running"):
         ask(run, command)
 
 

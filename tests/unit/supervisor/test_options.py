@@ -169,8 +169,8 @@ def test_an_unknown_option_names_the_near_miss(here: Path, line: str, near: str)
     assert f"did you mean {near!r}?" in refused(here, line)
 
 
-def test_an_unknown_option_like_no_other_names_all_that_are_accepted(here: Path) -> None:
-    assert refused(here, "status -q") == "unknown option '-q': accepted are --run-dir, --json"
+def test_an_unknown_option_like_no_other_names_all_that_there_are(here: Path) -> None:
+    assert refused(here, "status -q") == "unknown option '-q'; options are --run-dir, --json"
 
 
 def test_options_of_one_command_are_unknown_to_another(here: Path) -> None:
@@ -198,10 +198,10 @@ def test_options_of_one_command_are_unknown_to_another(here: Path) -> None:
         ("run -- no-such-program", ("command 'no-such-program' not found",)),
         ("inject", ("inject needs KIND", "kill, stop, hang")),
         ("inject kil", ("KIND 'kil'", "did you mean 'kill'?", "kill, stop, hang")),
-        ("inject kill 1", ("'1'", "one word too many", "KIND")),
+        ("inject kill 1", ("unexpected argument '1'", "usage: holdfast inject KIND")),
         ("inject kill --rank x", ("--rank 'x'", "0 to 1000000")),
         ("explain", ("explain needs ID", "i-0001")),
-        ("status now", ("'now'", "one word too many")),
+        ("status now", ("unexpected argument 'now'", "usage: holdfast status [OPTIONS]")),
         ("stauts", ("'stauts'", "did you mean 'status'?", "run, status")),
         ("frobnicate", ("'frobnicate'", "run, status")),
         ("train.py", ("'train.py'", "holdfast run train.py")),
@@ -209,7 +209,7 @@ def test_options_of_one_command_are_unknown_to_another(here: Path) -> None:
         ("--verbose", ("'--verbose'", "run, status")),
     ],
 )
-def test_a_mistake_is_one_line_with_the_thing_the_value_and_what_is_accepted(
+def test_a_mistake_is_one_line_with_the_thing_the_value_and_what_is_expected(
     here: Path, line: str, names: tuple[str, ...]
 ) -> None:
     said = refused(here, line)
@@ -255,6 +255,36 @@ def test_an_option_that_a_script_may_have_itself_is_passed_on_without_a_word(her
 )
 def test_the_words_that_resume_a_run_lack_its_directory_only(here: Path, line: str, kept: str) -> None:
     assert " ".join(run(here, line).given) == kept
+
+
+def launched(here: Path, words: str = "", **environment: str) -> RunOptions:
+    options = parse(["run", *words.split(), "train.py"], environment=environment, directory=here)
+    assert isinstance(options, RunOptions)
+    return options
+
+
+def test_torchruns_variables_stand_for_options_that_are_not_given(here: Path) -> None:
+    found = launched(here, PET_NPROC_PER_NODE="2", PET_NNODES="3:3", PET_STANDALONE="1", PET_OF_OURS="x")
+    assert (found.nproc_per_node, found.members) == (2, 3)
+    assert found.notes == (
+        "PET_NNODES=3:3 is taken for --nnodes 3:3",
+        "PET_NPROC_PER_NODE=2 is taken for --nproc-per-node 2",
+    )
+    given = launched(here, "--nproc_per_node=4 --members 1", PET_NPROC_PER_NODE="2", PET_NNODES="3")
+    assert (given.nproc_per_node, given.members, given.notes) == (4, 1, ())
+    assert launched(here, PET_NPROC_PER_NODE="", PET_STANDBY="5") == launched(here)
+
+
+def test_torchruns_variables_without_effect_are_noted_and_those_of_several_machines_refused(
+    here: Path,
+) -> None:
+    [note] = launched(here, PET_RDZV_BACKEND="c10d").notes
+    assert note.startswith("PET_RDZV_BACKEND has no effect: holdfast forms the group")
+    for variable, value in (("PET_NODE_RANK", "1"), ("PET_MASTER_ADDR", "job-0"), ("PET_NNODES", "1:4")):
+        with pytest.raises(BadInput, match=f"{variable} '{value}'"):
+            launched(here, **{variable: value})
+    with pytest.raises(BadInput, match="PET_NPROC_PER_NODE 'x': expected"):
+        launched(here, PET_NPROC_PER_NODE="x")
 
 
 def test_to_resume_needs_a_directory(here: Path) -> None:

@@ -95,9 +95,9 @@ def test_an_unknown_incident_names_the_near_ones(run: RunDir) -> None:
         reading.obey(commands.Explain("i-0001"))
     for number in (1, 2, 13):
         run.write_incident(incident(number))
-    with pytest.raises(BadInput, match=r"'i-0003' is unknown: accepted are .*i-0013.*, last$"):
+    with pytest.raises(BadInput, match=r"'i-0003' is unknown: choose from .*i-0013.*, last$"):
         reading.obey(commands.Explain("i-0003"))
-    with pytest.raises(BadInput, match=r"'x' is unknown: accepted are i-0001, i-0002, i-0013, last"):
+    with pytest.raises(BadInput, match=r"'x' is unknown: choose from i-0001, i-0002, i-0013, last"):
         reading.obey(commands.Explain("x"))
 
 
@@ -148,5 +148,5 @@ def test_help_is_printed(capsys: Printed) -> None:
 def test_stop_and_inject_find_the_newest_run_too(run: RunDir) -> None:
     run.close()
     for command in (commands.Stop(), commands.Inject("kill")):
-        with pytest.raises(BadInput, match="is not going on"):
+        with pytest.raises(BadInput, match="is not running"):
             reading.obey(command)
