@@ -19,7 +19,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """A rank tells its launcher: born, parked, started, settled, flag, failing, secured, where."""
+    """A rank tells its launcher.
+
+    born, parked, unparkable, started, settled, flag, failing, secured, where.
+    """
 
     what: str
     pid: int = 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
-from holdfast import channel, logfile
+from holdfast import channel, dealt, logfile
 from holdfast.channel import Do, Say
 from holdfast.launcher_messages import Ending, Launch, LauncherState, RankStart, RankState
 from holdfast.nest import Home, Process
@@ -58,9 +58,12 @@ class Crew:
         self.kill_all()
         self.dying |= {s.process for s in self.seats if s.process and not s.exited}
         self.launch = launch
-        self.seats = tuple(Seat(each.rank, each.local_rank, each) for each in ranks)
+        self.seats = tuple(Seat(each.rank, each.local_rank, self._with_devices(each)) for each in ranks)
         self.securing.stop()
         self.securing = Securing(self.home.directory, launch.generation, self.seats)
+
+    def _with_devices(self, rank: RankStart) -> RankStart:
+        return replace(rank, devices=dealt.share(os.environ, rank.rank, rank.local_rank, self.home.nproc))
 
     def waiting(self) -> tuple[Seat, ...]:
         return tuple(seat for seat in self.seats if seat.process is None and not seat.exited)
@@ -90,6 +93,8 @@ class Crew:
             "HOLDFAST_DIRECTORY": str(self.home.directory),
             "HOLDFAST_NPROC": str(self.home.nproc),
         }
+        if seat.order.devices:
+            mine[dealt.VISIBLE] = seat.order.devices
         return {**os.environ, **rank_environment(self.launch, seat.order), **mine}
 
     def hear(self, process: Process, said: Say) -> None:

@@ -194,7 +194,7 @@ class Launcher:
     # -- the processes' side
 
     def on_say(self, process: Process, said: Say) -> None:
-        if said.what == "parked":
+        if said.what in ("parked", "unparkable"):
             self.match()
         elif process.parked or self.crew.has(process):
             self.crew.hear(process, said)

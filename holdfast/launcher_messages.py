@@ -104,6 +104,7 @@ class RankStart:
     rank: int
     local_rank: int
     private: str = ""  # file with the rank's private state, "" when there is none
+    devices: str = ""  # what CUDA_VISIBLE_DEVICES is to be, "" for what the launcher has
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,9 +234,22 @@ class Nest:
         elif said.what == "parked":
             process.parked = True
             self.failures = 0
+        elif said.what == "unparkable":
+            self._go_cold()
         elif said.what == "failing":
             process.said = said.ending
         self.on_say(process, said)
+
+    def _go_cold(self) -> None:
+        """The script has used a GPU before it waits: each process must be made when its GPU is known."""
+        self.strategy = "cold"
+        for process in self.warm.values():
+            process.kill(9)
+        self.warm.clear()
+        if self.zygote is not None:
+            self.selector.unregister(self.zygote.line)
+            self.zygote.end()
+            self.zygote = None
 
     def _adopt(self, process: Process, pid: int) -> None:
         process.pid = pid

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast import channel
+from holdfast import channel, dealt
 from holdfast.channel import Do, Say
 
 
@@ -35,12 +36,23 @@ class Runtime:
                 return
 
     def wait_start(self) -> Do:
-        """Block until the launcher says start. Raises `channel.Closed` when it never will."""
+        """Block until the launcher says start. Raises `channel.Closed` when it never will.
+
+        On return the process sees the devices of its rank.
+        """
         while self.start is None:
             order, descriptors = channel.receive(self.control, Do)
             if order.what == "start":
                 self.start = order
                 self.listen_fd = descriptors[0] if descriptors else -1
+        rank = self.start.rank
+        if (
+            rank is not None
+            and rank.devices
+            and not dealt.take(rank.devices, rank.local_rank, self.directory.parent)
+        ):
+            held = f"the GPU of rank {rank.rank} is still held by a process that was killed"
+            sys.stderr.write(f"holdfast: {held}, {dealt.TURN_S:.0f} s ago or more\n")
         return self.start
 
     @property

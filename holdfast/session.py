@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast import channel, misuse, page, runtime, wire
+from holdfast import channel, dealt, misuse, page, runtime, wire
 from holdfast.channel import Do, Say
 from holdfast.errors import BadInput, Fenced
 from holdfast.launcher_messages import Flag, Launch, Marks, RankStart, Secured
@@ -166,6 +166,10 @@ class Session:
                 threading.Thread(target=self._listen, name="holdfast", daemon=True).start()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+            if self._runtime is not None:
+                # Its watchdog would end this process for a peer's death, or abort the collective that keeps
+                # the device from writing on: a survivor is asked for its state instead.
+                os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         self._form_group()
         self._marks = replace(self._marks, joined_ns=time.monotonic_ns())
 
@@ -273,8 +277,7 @@ def join() -> Session:
         launch, rank = _plain()
     else:
         if mine.start is None:
-            rehearse(device())
-            mine.say(Say("parked", os.getpid()))
+            _park(mine)
         order = mine.wait_start()
         if order.launch is None or order.rank is None:
             raise Fenced("the launcher's order to start names no rank")
@@ -283,6 +286,17 @@ def join() -> Session:
     session.enter()
     _joined = _Joined(os.getpid(), session)
     return session
+
+
+def _park(mine: runtime.Runtime) -> None:
+    """Get ready to be given a rank, at once when that comes.
+
+    Without a GPU: whose it will be is not known yet, and until then its memory is another's.
+    """
+    if device().type == "cpu":
+        rehearse(device())
+    fixed = dealt.VARIABLE in os.environ and dealt.uses_cuda()
+    mine.say(Say("unparkable" if fixed else "parked", os.getpid()))
 
 
 def _plain() -> tuple[Launch, RankStart]:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from holdfast import dealt
+
 _NODE = re.compile(r"nvidia\d+")
 _NO_CUDA = re.compile(r"^cuda\b.*=\s*None\s*$", re.MULTILINE)
 
@@ -23,7 +25,7 @@ def gpus(
     present = _count(dev, _NODE) or _count(driver, re.compile(r".+"))
     if not present:
         return None
-    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    chosen = environment.get(dealt.VISIBLE)
     return present if chosen is None else _chosen(chosen, present)
 
 
@@ -45,18 +47,18 @@ def _chosen(text: str, present: int) -> int:
     return len(seen)
 
 
-def share(environment: Mapping[str, str], present: int | None, block: int, nproc: int) -> dict[str, str]:
-    """Return the variable that gives local member number `block` its own `nproc` devices.
+def dealt_out(environment: Mapping[str, str], present: int | None) -> dict[str, str]:
+    """Return the variables that let launchers deal out the machine's devices to their ranks.
 
-    Members beyond the last device (standbys on a full machine) begin again with the first: they hold
-    no rank until a member that does is gone. Nothing when there is no device.
+    A member has the devices of the ranks that it is given: a standby none until it takes a lost member's
+    ranks, and then that one's. Nothing when there is no device.
     """
     if not present:
         return {}
-    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    chosen = environment.get(dealt.VISIBLE)
     words = [str(n) for n in range(present)] if chosen is None else chosen.split(",")[:present]
-    mine = [words[(block * nproc + n) % len(words)].strip() for n in range(nproc)]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(mine))}
+    checked, how = dealt.WITHOUT_CUDA
+    return {dealt.VARIABLE: ",".join(word.strip() for word in words), checked: how}
 
 
 def torch_uses_cuda() -> bool:

@@ -34,7 +34,6 @@ EXIT_INTERRUPTED = 130
 @dataclass(slots=True)
 class Member:
     name: str
-    block: int  # which of the machine's devices are its own
     launcher: Part | None = None  # until the template has imported
     sidecar: Part | None = None
     gone: bool = False
@@ -204,7 +203,7 @@ class Keeper:
         name = f"m{self._count}"
         self._count += 1
         self.plan.directory(name).mkdir(mode=0o700)
-        self.members[name] = Member(name, self._free_block())
+        self.members[name] = Member(name)
         if not self._template.importing:
             self._launch(self.members[name])
         self._start_sidecar(name)
@@ -222,13 +221,8 @@ class Keeper:
         words = plan.launch_words(self.plan, member.name, os.getpid())
         member.launcher = self._template.fork(name, Do("member", argv=words))
         if member.launcher is None:
-            start = plan.launcher(self.plan, member.name, member.block, os.getpid(), os.environ)
+            start = plan.launcher(self.plan, member.name, os.getpid(), os.environ)
             member.launcher = self._children.spawn(name, start)
-
-    def _free_block(self) -> int:
-        """Return the lowest number that no living member has: its place on this machine."""
-        taken = {member.block for member in self.members.values() if not member.gone}
-        return next(block for block in range(len(taken) + 1) if block not in taken)
 
     def _start_sidecar(self, name: str) -> None:
         start = plan.sidecar(self.plan, name, os.getpid())

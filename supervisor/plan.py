@@ -74,11 +74,11 @@ class PartStart:
         return Start(tuple(parts.command(*self.words)), environment, tuple(self.inherits.values()))
 
 
-def launcher(plan: Plan, member: str, block: int, parent: int, base: Mapping[str, str]) -> Start:
-    """Return the launcher of `member`, whose place on this machine's devices is number `block`."""
+def launcher(plan: Plan, member: str, parent: int, base: Mapping[str, str]) -> Start:
+    """Return the launcher of `member`."""
     root = parts.import_root(plan.runtime / "import")
     argv = (sys.executable, "-c", _LAUNCH, str(root), *launch_words(plan, member, parent))
-    return Start(argv, {**base, **devices.share(base, plan.gpus, block, plan.nproc)})
+    return Start(argv, {**base, **devices.dealt_out(base, plan.gpus)})
 
 
 def launch_words(plan: Plan, member: str, parent: int) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ def launch_words(plan: Plan, member: str, parent: int) -> tuple[str, ...]:
 def template(plan: Plan, parent: int, control: int, base: Mapping[str, str]) -> Start | None:
     """Return the process that imports for all members; None where each must import for itself.
 
-    With GPUs each member sees its own, from before the first import on.
+    With GPUs each does: an import that calls CUDA would leave it unusable in what is forked from there.
     """
     program = command.parse(list(plan.command), Path.cwd())
     if plan.gpus or plan.warm not in ("auto", "park") or program.kind == "other":

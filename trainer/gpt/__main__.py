@@ -48,14 +48,14 @@ def main() -> None:
 
 
 def build(options: Options) -> tuple[GPT, AdamW, LambdaLR]:
-    """Return the model on its device, its optimizer, and the schedule of learning rates."""
+    """Return the model, its optimizer, and the schedule of learning rates. None of them on a GPU yet."""
     model = GPT(
         layers=options.layers,
         heads=options.heads,
         width=options.width,
         context=options.context,
         dropout=options.dropout,
-    ).to(holdfast.device())
+    )
     groups = weight_groups(model, WEIGHT_DECAY)
     optimizer = AdamW(groups, lr=options.lr, betas=BETAS, fused=True)
     return model, optimizer, LambdaLR(optimizer, warmup_cosine(options.warmup, options.steps))
@@ -66,6 +66,7 @@ def train(options: Options, text: corpus.Corpus, model: GPT, optimizer: AdamW, s
     rehearse(model, lambda copied: loss_on(copied, first, holdfast.device(), options.bf16))
     session = holdfast.join()
     device, rank, ranks = session.device, session.rank, session.world_size
+    model.to(device)
     gpu = [device.index] if device.type == "cuda" else None
     replica = DistributedDataParallel(model, device_ids=gpu, gradient_as_bucket_view=True)
     settle(replica, torch.zeros(1, 1, dtype=torch.long, device=device))

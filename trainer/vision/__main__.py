@@ -50,7 +50,7 @@ def main() -> None:
         blocks=options.blocks,
         width=options.width,
         dropout=options.dropout,
-    ).to(holdfast.device())
+    )
     optimizer = torch.optim.SGD(
         model.parameters(), lr=options.lr, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
     )
@@ -61,11 +61,12 @@ def main() -> None:
 def train(options: Options, images: Images, model: ResNet, optimizer: torch.optim.Optimizer) -> None:
     learned, validated = split(images)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_cosine(options.warmup, options.steps))
-    flops = model.flops_per_image(images.pixels[0].to(holdfast.device()))
+    flops = model.flops_per_image(images.pixels[0])
     first = torch.arange(min(options.batch, len(learned)))
     rehearse(model, lambda copied: loss_on(copied, learned, first, holdfast.device(), options.bf16))
     session = holdfast.join()
     device, rank, ranks = session.device, session.rank, session.world_size
+    model.to(device)
     gpu = [device.index] if device.type == "cuda" else None
     # Before each forward pass DDP gives every rank the batch norm statistics of rank 0.
     replica = DistributedDataParallel(model, device_ids=gpu, gradient_as_bucket_view=True)

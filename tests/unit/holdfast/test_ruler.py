@@ -31,6 +31,16 @@ def test_the_last_three_steps_and_the_last_four_multiples_of_powers_of_two_are_h
     assert {step for step in wanted if step > min(first, last)} <= held
 
 
+@given(st.integers(3, 3000), st.integers(0, 50), st.booleans())
+def test_the_last_four_steps_are_held_which_a_host_that_is_a_step_ahead_of_devices_needs(
+    last: int, every: int, few: bool
+) -> None:
+    places: dict[int, int] = {}
+    for step in range(max(0, last - 70), last + 1):
+        places.update(dict.fromkeys(ruler.places(step, every, few=few), step))
+    assert {last, last - 1, last - 2, last - 3} <= set(places.values())
+
+
 @given(st.integers(0, 3000))
 def test_the_first_step_stays(last: int) -> None:
     assert 0 in held_after(last, 0)

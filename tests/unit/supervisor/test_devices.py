@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import dealt
 from holdfast.errors import BadInput
 from supervisor import devices, runcheck
 from supervisor.commands import RunOptions
@@ -91,11 +92,26 @@ def test_words_for_ranks_become_their_number(asked: object, gpus: int, ranks: in
     assert runcheck.ranks("auto", None) == runcheck.ranks("cpu", gpus) >= 1
 
 
-def test_each_local_member_gets_devices_of_its_own_and_a_standby_shares_the_first() -> None:
-    shares = [devices.share({}, 4, block, 2)["CUDA_VISIBLE_DEVICES"] for block in range(3)]
-    assert shares == ["0,1", "2,3", "0,1"]
+def members(environment: dict[str, str], gpus: int, nproc: int, count: int) -> list[str]:
+    """Return what the members with the first, second, ... ranks of a group see."""
+    given = {**environment, **devices.dealt_out(environment, gpus)}
+    return [dealt.share(given, block * nproc, 0, nproc) for block in range(count)]
 
 
-def test_what_the_user_chose_is_shared_out_and_nothing_without_a_device() -> None:
-    assert devices.share({"CUDA_VISIBLE_DEVICES": "5,7"}, 2, 1, 1) == {"CUDA_VISIBLE_DEVICES": "7"}
-    assert devices.share({}, None, 0, 2) == {}
+def test_each_member_has_the_devices_of_its_ranks_and_no_two_share_one() -> None:
+    assert members({}, 4, 2, 2) == ["0,1", "2,3"]
+    assert members({"CUDA_VISIBLE_DEVICES": "5, 7"}, 2, 1, 2) == ["5", "7"]
+    assert members({"CUDA_VISIBLE_DEVICES": "GPU-8932f937,GPU-12ab"}, 2, 1, 2) == ["GPU-8932f937", "GPU-12ab"]
+
+
+def test_a_standby_that_takes_a_lost_members_ranks_takes_its_devices() -> None:
+    given = devices.dealt_out({}, 4)
+    lost = [dealt.share(given, rank, rank - 2, 2) for rank in (2, 3)]
+    assert lost == ["2,3", "2,3"], "whichever member has the ranks 2 and 3"
+
+
+def test_there_is_none_for_more_ranks_than_devices_and_nothing_without_a_device() -> None:
+    assert members({}, 2, 1, 3) == ["0", "1", ""]
+    assert members({}, 3, 2, 2) == ["0,1", ""]
+    assert devices.dealt_out({}, None) == {}
+    assert dealt.share({}, 0, 0, 1) == ""

@@ -27,14 +27,15 @@ def made(tmp_path: Path) -> Plan:
     return Plan(command, 2, 4, "park", tmp_path / "memory", tmp_path / "run", settings, ("run",))
 
 
-def test_a_launcher_is_told_all_that_it_asks_for_and_has_devices_of_its_own(made: Plan) -> None:
-    start = plan.launcher(made, "m1", 1, 77, BASE)
+def test_a_launcher_is_told_all_that_it_asks_for_and_which_devices_there_are(made: Plan) -> None:
+    start = plan.launcher(made, "m1", 77, BASE)
     given = options_of(list(start.argv[4:]))
     assert given.command == list(made.command)
     assert (given.name, given.nproc, given.warm, given.parent) == ("m1", 2, "park", 77)
     assert Path(given.directory) == made.directory("m1")
     assert Path(given.logs) == made.logs
-    assert start.environment["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert start.environment["HOLDFAST_DEVICES"] == "0,1,2,3"
+    assert start.environment["CUDA_VISIBLE_DEVICES"] == BASE["CUDA_VISIBLE_DEVICES"]
     assert [each.name for each in Path(start.argv[3]).iterdir()] == ["holdfast"]
 
 

@@ -1,0 +1,92 @@
+"""The GPUs of a machine that a whole group shares, dealt out to ranks when they start.
+
+A process sees the GPUs that its environment names when it first calls CUDA, and never others. So a warm
+process calls nothing of it while it waits: it is told its GPUs with its rank, whichever member had that rank
+before. And it begins when the process that had them has ended, which frees their memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+VARIABLE = "HOLDFAST_DEVICES"  # all that are dealt out, as CUDA_VISIBLE_DEVICES names them
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+# Torch's first look for GPUs is a call to CUDA, unless it is told to ask NVML.
+WITHOUT_CUDA = ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+TURN_S = 30.0  # for a process that was killed to be gone: the driver frees what it held
+_OPEN_BY_CUDA = "nvidia-uvm"  # which NVML does not open
+
+
+def share(environment: Mapping[str, str], rank: int, local_rank: int, nproc: int) -> str:
+    """Return what CUDA_VISIBLE_DEVICES is for `rank`'s member; "" where none are dealt, or too few.
+
+    The member with ranks 0 to `nproc` - 1 has the first ones, and so on. Each of its ranks sees all of them,
+    and uses the one of its number on the member, as with torchrun.
+    """
+    words = environment.get(VARIABLE, "").split(",")
+    first = rank - local_rank
+    mine = words[first : first + nproc]
+    return ",".join(mine) if len(mine) == nproc and all(mine) else ""
+
+
+def uses_cuda(descriptors: Path = Path("/proc/self/fd")) -> bool:
+    """Say whether this process has called CUDA: then it sees what it saw, whatever it is told."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return True
+    for each in descriptors.iterdir():
+        with contextlib.suppress(OSError):
+            if each.readlink().name.endswith(_OPEN_BY_CUDA):
+                return True
+    return False
+
+
+def take(visible: str, local_rank: int, turns: Path) -> bool:
+    """See the devices `visible` from now on, once whoever had this rank's one before has ended.
+
+    `turns` is a folder that all of the machine's ranks share. False when it has not in `TURN_S`: the
+    driver may never let it go, and it is CUDA's to say what is wrong then.
+    """
+    os.environ[VISIBLE] = visible
+    name = visible.split(",")[local_rank].strip().replace("/", "_")
+    with open(turns / f"device-{name}", "a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # held by another successor of the same process, at most
+        file.seek(0)
+        ended = _ended(file.read(64), TURN_S)
+        file.truncate(0)
+        file.write(_sign(os.getpid()))
+    return ended
+
+
+def _sign(pid: int) -> bytes:
+    """Return what tells a process from all others of this machine: its pid, and when it began."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return b""
+    return b"%d %s" % (pid, text[text.rindex(b")") + 2 :].split()[19])
+
+
+def _ended(sign: bytes, limit_s: float) -> bool:
+    """Wait until the process that signed has ended, its memory and devices given back."""
+    pid = sign.partition(b" ")[0]
+    if not pid.isdigit() or int(pid) == os.getpid():
+        return True
+    try:
+        descriptor = os.pidfd_open(int(pid))
+    except OSError:
+        return True
+    try:
+        if _sign(int(pid)) != sign:
+            return True
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        return bool(poller.poll(limit_s * 1e3))
+    finally:
+        os.close(descriptor)
