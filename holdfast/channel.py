@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import array
+import json
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, TypeVar
 
 from holdfast import wire
 from holdfast.launcher_messages import Ending, Flag, Launch, Marks, RankStart, Secured
 
 _MAX_PACKET_BYTES = 160 << 10  # below the default socket buffer, so that no send is torn
 _MAX_DESCRIPTORS = 4
+_CUT = " [...]"
 
 T = TypeVar("T")
 
@@ -57,15 +59,57 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(sock: socket.socket, message: Say | Do, descriptors: tuple[int, ...] = ()) -> None:
-    """Send one message. Raises `Closed`; what is too long loses the end of its longest text."""
+    """Send one message. What a rank says that is too long loses the end of its longest text.
+
+    Raises:
+        Closed: The other end is gone.
+        Malformed: An order is too long: nothing of one can be left out.
+    """
     data = wire.encode(message)
-    if len(data) > _MAX_PACKET_BYTES:
-        raise wire.Malformed(f"{message.what}: {len(data)} bytes do not fit in a packet")
+    while len(data) > _MAX_PACKET_BYTES:
+        if isinstance(message, Do):
+            raise wire.Malformed(f"{message.what}: {len(data)} bytes do not fit in a packet")
+        message = _shortened(message, len(data) - _MAX_PACKET_BYTES)
+        data = wire.encode(message)
     passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())]
     try:
         sock.sendmsg([data], passed if descriptors else [])
     except (BrokenPipeError, ConnectionError):
         raise Closed from None
+
+
+def _shortened(message: Say, excess: int) -> Say:
+    """Return `message` with its longest text without so many bytes as it is sent, or a few more."""
+    texts = _texts(message)
+    path = max(texts, key=lambda each: _sent_bytes(texts[each]))
+    text = texts[path]
+    kept, left = text, _sent_bytes(text) - excess - len(_CUT)
+    assert left > 0, "a message without its longest text fits in a packet"
+    while _sent_bytes(kept) > left:
+        kept = kept[: min(len(kept) - 1, len(kept) * left // _sent_bytes(kept))]
+    return _replaced(message, path, kept + _CUT)
+
+
+def _texts(part: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], str]:
+    """Return the texts of a message, by the names of the fields that lead to each."""
+    found: dict[tuple[str, ...], str] = {}
+    for field_ in fields(part):
+        value, here = getattr(part, field_.name), (*path, field_.name)
+        if isinstance(value, str):
+            found[here] = value
+        elif is_dataclass(value):
+            found |= _texts(value, here)
+    return found
+
+
+def _replaced(part: T, path: tuple[str, ...], text: str) -> T:
+    name, *rest = path
+    value = _replaced(getattr(part, name), tuple(rest), text) if rest else text
+    return replace(part, **{name: value})  # type: ignore[type-var]
+
+
+def _sent_bytes(text: str) -> int:
+    return len(json.dumps(text))
 
 
 def receive(sock: socket.socket, kind: type[T]) -> tuple[T, list[int]]:

@@ -36,10 +36,10 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(target: Path, content: bytes) -> None:
-    """Give `target` new content, durably, all or nothing. Raises OSError."""
+def replace_file(target: Path, content: bytes, mode: int = 0o666) -> None:
+    """Give `target` new content, durably, all or nothing, and `mode` less the umask. Raises OSError."""
     with FileBatch() as batch, replacement(target) as temporary:
-        batch.write(temporary, content)
+        batch.write(temporary, content, mode)
         batch.settle()
         os.replace(temporary, target)
     sync_directory(target.parent)

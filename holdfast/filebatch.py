@@ -47,9 +47,9 @@ class FileBatch:
             )
         return FileEntry(target.name, size, CHUNK_BYTES, crcs)
 
-    def write(self, target: Path, content: bytes) -> None:
-        """Write the new file `target`. Raises OSError."""
-        _write_all(self._create(target), memoryview(content))
+    def write(self, target: Path, content: bytes, mode: int = 0o666) -> None:
+        """Write the new file `target`, with the permissions `mode` less the umask. Raises OSError."""
+        _write_all(self._create(target, mode), memoryview(content))
 
     def add_directory(self, path: Path) -> None:
         """Make the names in a directory durable, too. Raises OSError."""
@@ -71,11 +71,11 @@ class FileBatch:
     def __exit__(self, *_: object) -> None:
         self._close()
 
-    def _create(self, target: Path) -> int:
+    def _create(self, target: Path, mode: int = 0o666) -> int:
         if len(self._open) >= MOST_OPEN:
             self.settle()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._open.append(os.open(target, flags, 0o666))
+        self._open.append(os.open(target, flags, mode))
         return self._open[-1]
 
     def _close(self) -> None:

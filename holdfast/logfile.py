@@ -1,4 +1,7 @@
-"""Files that processes print into. Storage that is away or hangs costs what they print, never the process."""
+"""Files that processes print into, for their owner alone.
+
+Storage that is away or hangs costs what they print, never the process.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def moved(path: Path, target: Path) -> bool:
     """
 
     def move() -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.replace(target)
 
     try:
@@ -57,5 +60,5 @@ def _end(path: Path, limit_bytes: int) -> str:
 
 
 def _made(path: Path) -> BinaryIO:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open("ab")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab")

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from holdfast import printable
 from holdfast.errors import BadInput
 from nodeagent import assembling, memory, observation, operator_word, rendering, report
 from nodeagent.agent import Agent
@@ -220,7 +221,8 @@ def _colour() -> bool:
 
 
 def _print(*lines: str) -> None:
-    _write("".join(f"{line}\n" for line in lines))
+    harmless = (line for text in lines for line in printable.lines(text, colour=True))
+    _write("".join(f"{line}\n" for line in harmless))
 
 
 def _write(text: str) -> None:

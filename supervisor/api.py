@@ -25,9 +25,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def application(
-    job: Job, connections: Connections, metrics: Metrics, token: str, door: Door
+    job: Job, connections: Connections, metrics: Metrics, token: str, door: Door, *, drills: bool = True
 ) -> web.Application:
-    """Return the application; nothing it does blocks."""
+    """Return the application; nothing it does blocks. Without `drills` it makes no faults."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -57,6 +57,8 @@ def application(
 
     async def inject(request: web.Request) -> web.Response:
         asked = await _body(request)
+        if not drills:
+            raise web.HTTPForbidden(text="drills are switched off: the run was started with --no-drills")
         what, rank = asked.get("what"), asked.get("rank", 0)
         if what not in DRILLS or type(rank) is not int:
             raise web.HTTPBadRequest(text=f"what: one of {', '.join(DRILLS)}; rank: a whole number")

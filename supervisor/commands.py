@@ -36,6 +36,7 @@ class RunOptions:
     warm: str = "auto"  # one of WARM
     port: int = 0
     quiet: bool = False
+    no_drills: bool = False
     plain: bool = False
     grace_s: float = 30.0
     notes: tuple[str, ...] = ()

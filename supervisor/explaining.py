@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from supervisor.style import BOLD, CYAN, DIM, Style, harmless
+from holdfast.printable import harmless
+from supervisor.style import BOLD, CYAN, DIM, Style
 from supervisor.wording import count, detail, outcome, what
 
 _BAR = 40  # columns for the time from the fault to the first new step

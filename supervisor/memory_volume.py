@@ -6,28 +6,42 @@ import fcntl
 import os
 import secrets
 import shutil
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from holdfast.leftovers import OWNER
 
+HALF_MADE_S = 3600.0
 _ROOTS = (Path("/dev/shm"), Path("/tmp"))
 
 
 def create() -> tuple[Path, int]:
     """Make a new folder and return it with a descriptor whose lock says that it is in use.
 
-    Folders of runs whose keeper is gone are removed first. Raises `OSError`.
+    Folders of runs whose keeper is gone are removed first. Ours has its lock before it has a name by which
+    another run that starts now could take it for such a one. Raises `OSError`.
     """
     root = next(each for each in _ROOTS if os.access(each, os.W_OK))
     prefix = f"holdfast-{os.getuid()}-"
+    _remove_abandoned(root, prefix)
+    name = f"{prefix}{secrets.token_hex(4)}"
+    hidden = root / f".{name}"
+    hidden.mkdir(mode=0o700)
+    descriptor = os.open(hidden / OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    hidden.rename(root / name)
+    return root / name, descriptor
+
+
+def _remove_abandoned(root: Path, prefix: str) -> None:
     for old in root.glob(f"{prefix}*"):
         if not in_use(old):
             shutil.rmtree(old, ignore_errors=True)
-    folder = root / f"{prefix}{secrets.token_hex(4)}"
-    folder.mkdir(mode=0o700)
-    descriptor = os.open(folder / OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return folder, descriptor
+    for half in root.glob(f".{prefix}*"):  # a run that was killed as it made its folder, or one that makes it
+        with suppress(OSError):
+            if time.time() - half.stat().st_mtime > HALF_MADE_S:
+                shutil.rmtree(half, ignore_errors=True)
 
 
 def in_use(folder: Path) -> bool:

@@ -122,6 +122,7 @@ RUN = (
            "refuse to start unless --run-dir holds a run to resume"),
     Option(("--port",), "port", values.count(0, 65_535), "P", _SHOWN,
            "port of the HTTP API on the loopback address, 0 for any (default 0)"),
+    Option(("--no-drills",), "no_drills", None, "", _SHOWN, "refuse `holdfast inject` in this run"),
     Option(("--plain",), "plain", None, "", _SHOWN, "disable the live display"),
     Option(("--quiet",), "quiet", None, "", _SHOWN, "show only what the ranks print, and how the run ended"),
 )  # fmt: skip

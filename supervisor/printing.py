@@ -7,11 +7,15 @@ import math
 import sys
 from collections.abc import Iterable
 
+from holdfast import printable
 
-def say(*lines: str) -> None:
+
+def say(*texts: str) -> None:
+    """Print each, with what others have written in it made harmless: colours alone stay."""
     encoding = sys.stdout.encoding or "utf-8"
-    for line in lines:
-        sys.stdout.write(line.encode(encoding, errors="replace").decode(encoding) + "\n")
+    for text in texts:
+        for line in printable.lines(text, colour=True):
+            sys.stdout.write(line.encode(encoding, errors="replace").decode(encoding) + "\n")
     sys.stdout.flush()
 
 

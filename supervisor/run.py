@@ -97,6 +97,7 @@ def _describe(
     described: dict[str, Any] = {
         "command": list(options.command),
         "policy": asdict(policy),
+        "drills": not options.no_drills,
         "started": time.time(),
         "started_ns": time.monotonic_ns(),
         "journal_bytes": journal.size(run_dir.journal),  # of earlier runs, whatever the clocks say

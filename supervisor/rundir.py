@@ -207,7 +207,8 @@ def _make(path: Path) -> list[Path]:
     if path.exists() or path.is_symlink():
         raise BadInput(f"run directory {str(path)!r} is a file: name a directory, or a new one")
     missing = [path, *(each for each in path.parents if not each.exists())]
-    path.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
     return missing
 
 
@@ -230,8 +231,9 @@ def _claim(run: RunDir) -> None:
     durable.remove_debris(path)
     (path / "status.json").unlink(missing_ok=True)  # an earlier run's: it would pass for ours
     smallfile.replace_secret(run.token_file, secrets.token_hex(_TOKEN_BYTES))
-    for folder in ("incidents", "logs", "checkpoints"):
-        (path / folder).mkdir(exist_ok=True)
+    for folder in ("incidents", "logs"):
+        (path / folder).mkdir(mode=0o700, exist_ok=True)
+    (path / "checkpoints").mkdir(exist_ok=True)
 
 
 def _user(run: RunDir) -> str:

@@ -17,8 +17,10 @@ def take(path: Path) -> int:
 
     Our pid is in the file from then on. Raises `OSError`.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
+        if os.fstat(descriptor).st_mode & 0o077:  # an earlier version's: whoever can read it could hold it
+            os.fchmod(descriptor, 0o600)
         if not _try_for(descriptor, PATIENCE_S):
             os.close(descriptor)
             return -1

@@ -41,6 +41,7 @@ class Settings:
     run_dir: Path
     policy: Policy
     started_ns: int  # when the run began: CLOCK_MONOTONIC
+    drills: bool  # whether faults may be made on purpose
     journal_bytes: int  # what the journal had then is of earlier runs
 
 
@@ -48,7 +49,8 @@ def load(run_dir: Path) -> Settings:
     """Read what `holdfast run` wrote. Raises `OSError` or `ValueError`."""
     found = json.loads((run_dir / "run.json").read_text())
     policy = wire.from_json(Policy, found["policy"])
-    return Settings(run_dir, policy, int(found["started_ns"]), int(found["journal_bytes"]))
+    drills = found.get("drills") is not False
+    return Settings(run_dir, policy, int(found["started_ns"]), drills, int(found["journal_bytes"]))
 
 
 async def serve(settings: Settings, api: socket.socket, keeper: socket.socket) -> None:
@@ -72,7 +74,7 @@ async def serve(settings: Settings, api: socket.socket, keeper: socket.socket) -
     wake.append(job)
     metrics, door = Metrics(), Door()
     runner = web.AppRunner(
-        application(job, connections, metrics, run.token(), door),
+        application(job, connections, metrics, run.token(), door, drills=settings.drills),
         access_log=None,
         handle_signals=False,
         shutdown_timeout=SHUTDOWN_S,

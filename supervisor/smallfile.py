@@ -1,4 +1,7 @@
-"""JSON files that are replaced whole, and read while somebody may be doing that."""
+"""JSON files that are replaced whole, and read while somebody may be doing that.
+
+They hold command lines and tracebacks, in which there may be secrets: nobody but their owner can read them.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 
 from holdfast import durable
 
+PRIVATE = 0o600
 MAX_BYTES = 16 << 20  # more is not ours
 
 
@@ -21,11 +25,12 @@ def replace(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
     """
     raw = json.dumps(content, indent=1).encode() + b"\n"
     if sync:
-        durable.replace_file(path, raw)
+        durable.replace_file(path, raw, PRIVATE)
         return
     temporary = durable.temporary_path(path.parent, path.name)
     try:
-        temporary.write_bytes(raw)
+        with open(_created(temporary), "wb") as file:
+            file.write(raw)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -34,15 +39,18 @@ def replace(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
 def replace_secret(path: Path, text: str) -> None:
     """Replace a file by one that nobody but its owner could ever read. Raises `OSError`."""
     temporary = durable.temporary_path(path.parent, path.name)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with open(descriptor, "wb") as file:
+        with open(_created(temporary), "wb") as file:
             file.write(f"{text}\n".encode())
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _created(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE)
 
 
 class Follower:

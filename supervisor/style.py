@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
+from holdfast.printable import SGR
+
 BOLD, DIM, RED, GREEN, YELLOW, BLUE, MAGENTA, CYAN = "1", "2", "31", "32", "33", "34", "35", "36"
 RANKS = (CYAN, MAGENTA, BLUE, GREEN, YELLOW, "96", "95", "94", "92", "93")  # red means trouble
-_SGR = re.compile(r"\x1b\[[0-9;]*m")
-# In order: control sequence, string for the terminal (a title), other escape, control character.
-_CONTROL = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
-    r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
-)
 _SIGNS = "●○◐✕·─…█"
 
 
@@ -60,7 +55,7 @@ def style_for(*, terminal: bool, encoding: str | None, environment: Mapping[str,
 
 def width_of(text: str) -> int:
     """Return the columns that `text` takes, escape sequences not counted."""
-    bare = _SGR.sub("", text)
+    bare = SGR.sub("", text)
     if bare.isascii():
         return len(bare)
     return sum(
@@ -91,19 +86,3 @@ def join(cells: Iterable[tuple[str, tuple[str, ...]]], width: int, style: Style,
         line += space + style.paint(shown, *codes)
         used += len(space) + width_of(shown)
     return line
-
-
-def harmless(text: str, *, colour: bool) -> str:
-    """Return one line of somebody else's output without what would move a cursor.
-
-    With `colour` its colours stay, and are switched off at its end.
-    """
-    if text.isprintable():
-        return text
-    pieces = _SGR.split(text)
-    kept = _SGR.findall(text) if colour else []
-    clean = [_CONTROL.sub("", piece) for piece in pieces]
-    if not kept:
-        return "".join(clean)
-    woven = "".join(a + b for a, b in zip(clean, [*kept, ""], strict=True))
-    return f"{woven}\x1b[0m"

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TextIO, cast
 
+from holdfast.printable import harmless
 from supervisor import rendering
 from supervisor.screen import Screen
-from supervisor.style import DIM, RANKS, Style, harmless, style_for, width_of
+from supervisor.style import DIM, RANKS, Style, style_for, width_of
 from supervisor.wording import count, sentence, slowness, what
 
 FRAME_S = 0.2  # faster than this nobody reads
@@ -255,7 +256,7 @@ class Live:
         frame = []
         if self._status is not None:
             frame = rendering.frame(self._status, size[0] - 1, self._out.style, silent_s)
-            frame = frame[: max(1, size[1] - 2)]
+            frame = [harmless(line, colour=True) for line in frame[: max(1, size[1] - 2)]]
         lines = self._lines.take()
         self._drawn_s = now_s
         if frame == self._drawn and not lines and size == self._size:

@@ -150,3 +150,24 @@ def test_stop_and_inject_find_the_newest_run_too(run: RunDir) -> None:
     for command in (commands.Stop(), commands.Inject("kill")):
         with pytest.raises(BadInput, match="is not running"):
             reading.obey(command)
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x1b[1;1Hboom"
+
+
+def test_no_message_of_a_script_reaches_the_terminal_with_its_escape_codes(
+    run: RunDir, capsys: Printed
+) -> None:
+    run.write_status(status(message=HOSTILE, last_incident=incident(1, why=HOSTILE, message=HOSTILE)))
+    faults = [
+        {"kind": "crash", "rank": 1, "member": "m0", "step": 812, "detail": HOSTILE, "message": HOSTILE}
+    ]
+    run.write_incident({**incident(1, why=HOSTILE, message=HOSTILE), "faults": faults})
+    for command in (
+        commands.Status(run.path),
+        commands.Incidents(run.path),
+        commands.Explain("last", run.path),
+    ):
+        printed = shown(capsys, command)
+        assert "boom" in printed
+        assert "\x1b" not in printed

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import logfile
 from holdfast.errors import BadInput
 from supervisor import rundir, rundirlock
 from supervisor.rundir import RunDir, find, newest, open_for_run
@@ -297,4 +298,29 @@ def test_a_run_that_goes_on_in_latest_is_the_run_that_it_names(tmp_path: Path) -
     again = open_for_run(Path("holdfast-runs/latest"), NOW, tmp_path)
     assert again.path == first.path, "the next run moves the link, and must not move this one"
     assert newest(tmp_path) == first.path
+    again.close()
+
+
+def test_what_may_hold_secrets_is_for_its_owner_alone(tmp_path: Path) -> None:
+    usual = os.umask(0o022)
+    try:
+        run = open_for_run(tmp_path / "run", 0.0, tmp_path)
+        run.write_run({"command": ["train.py", "--key", "s3cret"]})
+        run.write_status({"traceback": "..."})
+        run.write_incident({"id": "i-0001"})
+        run.write_incident({"id": "i-0002", "open": True})
+        logfile.opened(run.logs / "gen-0001" / "rank-0.log").close()
+    finally:
+        os.umask(usual)
+    for path in (run.path, *run.path.rglob("*")):
+        if path.name != "checkpoints":  # weights are for whom their owner lets have them
+            assert path.stat().st_mode & 0o077 == 0, path
+    run.close()
+
+
+def test_the_lock_of_an_earlier_version_becomes_its_owners_alone(tmp_path: Path) -> None:
+    open_for_run(tmp_path / "run", 0.0, tmp_path).close()
+    (tmp_path / "run" / "lock").chmod(0o644)
+    again = open_for_run(tmp_path / "run", 0.0, tmp_path)
+    assert (again.path / "lock").stat().st_mode & 0o777 == 0o600
     again.close()

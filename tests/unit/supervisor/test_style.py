@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from supervisor import style
-from supervisor.style import Style, harmless, style_for, width_of
+from supervisor.style import Style, style_for, width_of
 
 
 @pytest.mark.parametrize(
@@ -26,35 +24,6 @@ def test_what_an_output_can_show(
     terminal: bool, encoding: str | None, environment: dict[str, str], expected: Style
 ) -> None:
     assert style_for(terminal=terminal, encoding=encoding, environment=environment) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "kept", "plain"),
-    [
-        ("step 1", "step 1", "step 1"),
-        ("\x1b[32mgreen\x1b[0m!", "\x1b[32mgreen\x1b[0m!\x1b[0m", "green!"),
-        ("\x1b[2J\x1b[1;1Hboo", "boo", "boo"),
-        ("a\tb", "a\tb", "a\tb"),
-        ("\x1b]0;a title\x07text", "text", "text"),
-        ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link", "link"),
-        ("\x1b]0;without end", "", ""),
-        ("beep\x07 and \x9b2J", "beep and 2J", "beep and 2J"),
-        ("\x1bcreset", "reset", "reset"),
-        ("caf\u00e9 \U0001f642", "caf\u00e9 \U0001f642", "caf\u00e9 \U0001f642"),
-    ],
-)
-def test_nothing_that_a_rank_prints_moves_our_cursor(text: str, kept: str, plain: str) -> None:
-    assert harmless(text, colour=True) == kept
-    assert harmless(text, colour=False) == plain
-
-
-@given(st.text(alphabet="\x1b[];?0159mJHX\x07\\ \x9b\na\u20ac"))
-def test_no_text_whatever_leaves_a_control_sequence(text: str) -> None:
-    plain = harmless(text, colour=False)
-    assert "\x1b" not in plain
-    assert "\n" not in plain
-    coloured = style._SGR.sub("", harmless(text, colour=True))
-    assert "\x1b" not in coloured
 
 
 def test_widths_are_those_of_a_terminal() -> None:

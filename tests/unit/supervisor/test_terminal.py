@@ -312,3 +312,14 @@ def test_a_log_that_is_not_read_does_not_hold_us_up(busy: bool) -> None:
         plain.line(0, str(number))
     plain.update({}, 0.0)
     assert bool(screen.writes) is not busy
+
+
+def test_no_message_of_a_script_reaches_the_frame_with_its_escape_codes() -> None:
+    hostile = "\x1b]0;owned\x07\x1b[2J\x1b[1;1Hboom"
+    for shown in (opened(1, why=hostile, message=hostile), None):
+        screen = Terminal()
+        last = incident(1, why=hostile, message=hostile)
+        Live(screen).update(status(open_incident=shown, last_incident=last, message=hostile), 1.0)
+        written = "".join(screen.writes)
+        assert "\x1b]" not in written
+        assert "\x1b[2J" not in written

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from holdfast import channel, wire
+from holdfast.channel import Do, Say
+from holdfast.launcher_messages import Ending, Flag, Secured
+
+
+def carried(message: Say) -> Say:
+    ours, theirs = channel.pair()
+    with ours, theirs:
+        channel.send(ours, message)
+        return channel.receive(theirs, Say)[0]
+
+
+@pytest.mark.parametrize("text", ["\U0001f642" * 16_000, "x" * 400_000, "\x1b" * 100_000, '"' * 200_000])
+def test_what_is_too_long_loses_the_end_of_its_longest_text(text: str) -> None:
+    ending = Ending(7, 1, None, False, "exception", 5, text)
+    found = carried(Say("failing", 3, ending=ending, secured=Secured(0, 4, False, "no room")))
+    assert found.ending is not None
+    assert found.ending.message.endswith(" [...]")
+    kept = found.ending.message.removesuffix(" [...]")
+    assert text.startswith(kept)
+    assert len(wire.encode(found)) > 0.9 * channel._MAX_PACKET_BYTES, "no more of it than it must"
+    assert (found.what, found.ending.code, found.ending.fail) == ("failing", 1, "exception")
+    assert found.secured == Secured(0, 4, False, "no room")
+
+
+def test_several_long_texts_are_shortened_one_after_the_other() -> None:
+    flag = Flag("nan", 3, "9" * 150_000, 0, 1)
+    found = carried(Say("flag", flag=flag, secured=Secured(0, 4, False, "w" * 300_000)))
+    assert found.flag is not None
+    assert found.secured is not None
+    assert found.secured.why.endswith(" [...]")
+
+
+def test_what_fits_is_sent_as_it_is() -> None:
+    said = Say("failing", 3, ending=Ending(7, message="\U0001f642" * 1000))
+    assert carried(said) == said
+
+
+def test_nothing_is_left_out_of_an_order() -> None:
+    ours, theirs = channel.pair()
+    with ours, theirs, pytest.raises(wire.Malformed, match="do not fit in a packet"):
+        channel.send(ours, Do("member", argv=("x" * 200_000,)))
