@@ -33,7 +33,12 @@ class Gradients:
         self._chosen: list[torch.Tensor] = []
 
     def finite(self) -> bool:
-        """Return False when one of those asked is not; True as well when there are none."""
+        """Return False when one of those asked is not; True as well when there are none.
+
+        True as well for an optimizer that looks by itself and leaves out a step (a gradient scaler's).
+        """
+        if self._looks_itself():
+            return True
         self._choose()
         return all(math.isfinite(_sum(each)) for each in self._chosen)
 
@@ -46,10 +51,13 @@ class Gradients:
 
         self._choose()
         found = [each.grad for each in self._chosen if each.grad is not None and not each.grad.is_sparse]
-        if not found or any(getattr(each, "found_inf", None) is not None for each in self._optimizers):
+        if not found or self._looks_itself():
             return None
         with torch.no_grad():
             return torch.stack([each.detach().sum(dtype=torch.float64) for each in found]).sum()
+
+    def _looks_itself(self) -> bool:
+        return any(getattr(each, "found_inf", None) is not None for each in self._optimizers)
 
     def _choose(self) -> None:
         if not self._chosen:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from holdfast import misuse, sharded
+from holdfast import capture, misuse, sharded
 from holdfast.errors import BadInput
 
 if TYPE_CHECKING:
@@ -102,7 +102,8 @@ def attach(modules: Mapping[str, Any], optimizers: Iterable[Any], to: Phases) ->
         if _waits_for_buffers(module):
             module.module.register_forward_pre_hook(lambda *_: to.forward())
     for optimizer in optimizers:
-        optimizer.register_step_pre_hook(lambda *_: to.before_write())
+        for each in (optimizer, *capture.within(optimizer).values()):  # SAM's own step is never called
+            each.register_step_pre_hook(lambda *_: to.before_write())
 
 
 def _waits_for_buffers(module: torch.nn.Module) -> bool:

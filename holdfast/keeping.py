@@ -16,9 +16,11 @@ from holdfast.beside import Beside
 from holdfast.early import Early
 from holdfast.errors import BadInput
 from holdfast.exchange import Exchange
+from holdfast.footprint import Footprint, Footprints
 from holdfast.gate import Whole
 from holdfast.launcher_messages import NO_ROOM, Launch, RankStart, Secured
 from holdfast.offload import Part
+from holdfast.pausing import Pauses
 from holdfast.private import PrivateStore
 from holdfast.randomness import Section
 from holdfast.slot import lock_shared, unlock
@@ -66,8 +68,14 @@ class Keeping:
         self._copying = threading.Lock()
         self._due: tuple[int, Mark] | None = None  # a snapshot of that step, once the device has come there
         self._transfer: Transfer | None = None  # the copy that goes on
+        self._clean: bool | None = None  # whether it has copied one step's state; None: it is to be looked at
+        self._footprints = Footprints(replicated, self._device.holds)
+        self._footprint: Footprint | None = None  # of the last commit
+        self._walk = True  # look for other parameters at the next footprint
+        self._pauses = Pauses()
         self._blob = b""
         self._core: list[Section] = []
+        self._versions: list[tuple[int, int]] = []  # of the buffers, when `_core` was collected
         self._early = Early()
         self._began = 0  # the step that the loop started from
         self._sent = -1  # the step whose private state is on its way, or was
@@ -132,6 +140,13 @@ class Keeping:
         self._give(step)
         self._take()
         self._began = step
+        if self._changed() is not None:  # by the script, since the last loop: that is what it goes on from
+            if self._rank.local_rank == 0:
+                self._snapshots.forget(self._launch.generation, step)
+            self._walk = True
+            self.mark(step)
+            self._snapshot(step)
+            return
         restored = self._launch.restore
         if restored is None or restored.source != "slot":
             self._snapshot(step)
@@ -166,6 +181,7 @@ class Keeping:
         self._take()
 
     def _collect(self) -> None:
+        self._versions = self._state.private.versions()
         self._core = self._state.private.core()
         self._blob = self._state.private.blob(self._core)
 
@@ -199,7 +215,8 @@ class Keeping:
     def finish(self, step: int) -> None:
         """Notice private state that changed after it was given away, and say so once."""
         private = self._state.private
-        look = private.core if self._done < LOOK_CLOSELY else private.quick
+        closely = self._done < LOOK_CLOSELY or private.versions() != self._versions
+        look = private.core if closely else private.quick
         found = look()
         if found != self._core[: len(found)]:
             self._changed_late(step)
@@ -238,8 +255,11 @@ class Keeping:
                 self._copy(step)
 
     def keep(self) -> Part | None:
-        """Return what the host has of the state: it may be a step ahead when the device's is copied."""
-        return self._snapshots.keep()
+        """Return what the host has of the state: it may be a step ahead when the device's is copied.
+
+        Nothing of a state that the script has written since its commit.
+        """
+        return self._snapshots.keep() if self._changed() is None else None
 
     def proceed(self, *, must: bool = False) -> None:
         """On a device: begin and end the copy that is due. The host waits for none.
@@ -263,19 +283,72 @@ class Keeping:
                 self._guarded(lambda: self._begin_transfer(step))
         going_on = self._transfer
         if must and going_on is not None:
+            self._clean = self._changed() is None  # from now on the optimizer writes
             self._device.hold_back(going_on.offload.copy)
 
     def _begin_transfer(self, step: int) -> None:
         with self._copying:
             self._end_transfer()
-            if not self._state.gate.frozen:
+            if not self._state.gate.frozen and self._changed() is None:
+                self._clean = None
                 self._transfer = self._snapshots.begin(self._launch.generation, step)
 
     def _end_transfer(self) -> None:
         """Make a snapshot of the copy that goes on, once it has ended. `_copying` is held."""
         transfer, self._transfer = self._transfer, None
-        if transfer is not None:
-            self._note(transfer.step, self._snapshots.finish(transfer), held_s=0.0)
+        if transfer is None:
+            return
+        clean = self._changed() is None if self._clean is None else self._clean
+        try:
+            self._note(transfer.step, self._snapshots.finish(transfer, lambda: clean), held_s=0.0)
+        except Torn:  # the script has written the state meanwhile, without an optimizer
+            return
+
+    def mark(self, step: int) -> None:
+        """Remember what the state of `step` looks like: a copy that is made later must find it so."""
+        self._footprint = self._footprints.take(step, self._walk)
+        self._walk = False
+
+    def _changed(self, since: Footprint | None = None) -> str | None:
+        """Say what has been written into the state since it was committed, None when nothing was."""
+        since = since or self._footprint
+        what = None if since is None else self._footprints.moved(since)
+        return None if what is None or since is None else f"{what} after the commit of step {since.step}"
+
+    # -- pauses
+
+    def pausing(self, label: str) -> None:
+        """A pause begins: copy the state if it may be written, so that a peer's death in it costs nothing."""
+        step = self._state.step
+        self._pauses.began(label, time.monotonic())
+        if self._device.queues:
+            self.proceed(must=True)
+        wanted = self._launch.snapshot_every != 0 and self._pauses.wants_copy(label, self._copy_s)
+        held = not wanted or self._snapshots.held(self._launch.generation, step)
+        if not held and self._changed() is None and not self._state.gate.frozen:
+            self._copy(step)
+
+    def pause_passes(self) -> None:
+        """A module is used in a pause: if the weights were exchanged for others, they are now."""
+        if not self._pauses.known and self._changed() is not None:
+            self._pauses.writes()
+
+    def pause_ended(self, label: str) -> None:
+        """Learn from it; what was exchanged and put back is the state again."""
+        what, since = self._changed(), self._footprint
+        if what is not None and since is not None:
+            self._pauses.writes()
+            back = self._footprints.returned(since)
+            if back is not None:
+                self._footprint = back
+            else:
+                self._tell(
+                    f"{what}, in the pause {label!r}, and is not as it was: a restart from this step loses "
+                    "the change. Put back what was swapped in, or change it before commit()"
+                )
+        self._pauses.ended(time.monotonic())
+
+    # -- the end of a loop
 
     def ended(self, step: int) -> None:
         """The loop is over: keep its state, for who is lost from now on may find that the others have exited.
@@ -287,7 +360,11 @@ class Keeping:
             with self._copying:
                 self._end_transfer()
         long_enough = self._every and step - self._began >= self._every
-        if long_enough and not self._snapshots.held(self._launch.generation, step):
+        if (
+            long_enough
+            and not self._snapshots.held(self._launch.generation, step)
+            and self._changed() is None
+        ):
             self._copy(step)
 
     def _choose_interval(self) -> None:
@@ -328,6 +405,7 @@ class Keeping:
 
     def _note(self, step: int, cost_s: float, held_s: float | None = None) -> None:
         """Record what a copy took, and how long the host was held up by it, if not for all of that."""
+        self._walk = True
         self._cost_s = min(cost_s, self._cost_s or cost_s)
         self._copy_s = max(self._copy_s, cost_s)
         self._state.session.note_snapshot(step, cost_s, cost_s if held_s is None else held_s)
@@ -385,8 +463,16 @@ class Keeping:
             self._end_transfer()
             if self._snapshots.held(generation, step):
                 return Secured(rank, step, True, "held already")
+            since = self._footprint if whole.part is None else None  # a part was looked at when it was kept
+            if since is not None and since.step != step:
+                return Secured(rank, step, False, "between two steps")
+            if since is not None and (what := self._changed(since)) is not None:
+                return Secured(rank, step, False, what)
             cost_s = self._snapshots.write_just_in_time(
-                generation, step, whole.part, lambda: gate.still(whole)
+                generation,
+                step,
+                whole.part,
+                lambda: gate.still(whole) and (since is None or self._changed(since) is None),
             )
             if cost_s is None and not self._snapshots.held(generation, step):
                 return Secured(rank, step, False, NO_ROOM)

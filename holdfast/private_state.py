@@ -73,6 +73,10 @@ class PrivateState:
             sections.append(("objects", self._described()))
         return sections
 
+    def versions(self) -> list[tuple[int, int]]:
+        """Return what tells that a buffer was written or replaced, at the cost of a look at each."""
+        return [(id(table[key]), table[key]._version) for _, table, key in self._buffers]
+
     def _described(self) -> bytes:
         """Return the objects' states as JSON, written anew unless they are known to be the same."""
         states = {name: value.state_dict() for name, value in self._objects.items()}

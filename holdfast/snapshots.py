@@ -213,6 +213,12 @@ class Snapshots:
             return None
         return frozenset({self._base})
 
+    def forget(self, generation: int, step: int) -> None:
+        """Make the snapshot of this step not exist: the script has changed the state between two loops."""
+        for record in self.arena.records():
+            if (record.generation, record.step) == (generation, step):
+                self.arena.forget(record)
+
     def write_just_in_time(
         self,
         generation: int,

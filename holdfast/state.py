@@ -50,6 +50,7 @@ class State:
         self.private = PrivateState(modules, private, session.device, self.guard)
         self.device = session.accelerator or accelerator.of(modules.values())
         self.gate = Gate(self.device)
+        self._pausing = False
         self._prepared = -1  # the step whose private state has been stored
         self._random: Mapping[str, bytes] | None = None
         self._page = session.page
@@ -71,6 +72,7 @@ class State:
         hooks.attach(modules, self._optimizers, self)
         if self.keeping is not None:
             self.step, self._random = self.keeping.restore()
+            self.keeping.mark(self.step)
             session.restored(self.step)
         self.gate.start(self.step)
 
@@ -169,6 +171,8 @@ class State:
             self._in_tail = True
             self._page.commit(self.step, shown.loss, norm, samples, tokens, flops, 0, position, Phase.TAIL)
             self._ahead = self.device.queues and not numbers.waited
+        if self.keeping is not None:
+            self.keeping.mark(self.step)
         self.gate.open()
         if self._forgotten is not None:
             self._forgotten.settle()
@@ -187,7 +191,7 @@ class State:
         """Declare work that is no step ("eval", "checkpoint", or any word), so that it is no hang.
 
         `limit_s` is its own limit; 0 takes the run's (30 minutes unless told otherwise). Random generators
-        are as before when it ends: what happens in a pause never changes the training.
+        are as before when it ends. Weights may be exchanged for others if they are put back before it ends.
         """
         misuse.pause_of(label, limit_s)
         self._settle()
@@ -195,16 +199,34 @@ class State:
         if self._page is not None:
             self._page.pause(_PHASES.get(label, Phase.PAUSED), label, limit_s)
         try:
-            yield
+            with self._kept_still(label):
+                yield
         finally:
             self.private.restore_random(random)
             self._phase(Phase.TAIL if self._in_tail else Phase.DATA)
+
+    @contextmanager
+    def _kept_still(self, label: str) -> Iterator[None]:
+        """See that no peer's death finds weights that are swapped in for the pause as the state."""
+        if self.keeping is None or self.writing or self._pausing:
+            yield
+            return
+        self._pausing = True
+        self.keeping.pausing(label)
+        try:
+            yield
+            self.keeping.pause_ended(label)
+        finally:
+            self._pausing = False
 
     # -- called by the hooks
 
     def forward(self) -> None:
         self._phase(Phase.FORWARD)
-        if self.device.queues and self.keeping is not None:
+        if self._pausing:
+            if self.keeping is not None:
+                self.keeping.pause_passes()
+        elif self.device.queues and self.keeping is not None:
             self.keeping.proceed()
 
     def backward(self) -> None:
@@ -284,6 +306,8 @@ class State:
         self.step += 1
         if self._page is not None:
             self._page.skip(self.step)
+        if self.keeping is not None:
+            self.keeping.mark(self.step)
         self.gate.open()
         if self.keeping is not None:
             self.keeping.finish(self.step)

@@ -223,11 +223,15 @@ class Late(torch.optim.Optimizer):
                 self._launch(parameter, state["momentum"], group["lr"])
 
     def _launch(self, parameter: torch.Tensor, momentum: torch.Tensor, lr: float) -> None:
-        """In place and in pieces: whoever copies within the writes sees some of each."""
+        """In place and in pieces: whoever copies within the writes sees some of each.
+
+        Versions are counted when a kernel is launched, not when it runs.
+        """
         grad = parameter.grad
         assert grad is not None
         middle = len(parameter) // 2
+        torch.autograd.graph.increment_version(parameter)
         for rows in (slice(middle), slice(middle, None)):
-            p, m, g = (each.detach()[rows] for each in (parameter, momentum, grad))
+            p, m, g = (each.data[rows] for each in (parameter, momentum, grad))
             self.device.launch(lambda m=m, g=g: m.mul_(0.5).add_(g))  # type: ignore[misc]
             self.device.launch(lambda p=p, m=m: p.sub_(m * lr))  # type: ignore[misc]

@@ -70,3 +70,14 @@ def test_a_frozen_parameter_is_not_asked(model: nn.Module, gradients: Gradients)
     assert gradients.finite()
     backward(model, math.nan)
     assert not gradients.finite()
+
+
+def test_an_optimizer_that_leaves_out_bad_steps_itself_is_not_asked(model: nn.Module) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    scaler = torch.amp.GradScaler("cpu")
+    gradients = Gradients([optimizer])
+    seen: list[bool] = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(gradients.finite()))
+    scaler.scale(model(torch.arange(4)).pow(2).mean() * math.inf).backward()
+    scaler.step(optimizer)
+    assert seen == [True]

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import hooks
+from tests.torch.holdfast.test_restoring import Sharp
 
 
 class Told:
@@ -48,6 +49,16 @@ def told_by(model: nn.Module) -> list[str]:
 
 def test_the_parts_of_a_step_are_told() -> None:
     assert told_by(nn.BatchNorm1d(2)) == ["forward", "backward", "write"]
+
+
+def test_the_optimizer_within_another_tells_as_well() -> None:
+    told = Told()
+    model = nn.Linear(2, 2)
+    optimizer = Sharp(model.parameters())
+    hooks.attach({}, [optimizer], told)
+    model(torch.ones(4, 2)).sum().backward()
+    optimizer.base_optimizer.step()
+    assert told.words == ["write"]
 
 
 @pytest.mark.usefixtures("group")

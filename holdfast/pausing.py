@@ -1,0 +1,55 @@
+"""What the pauses of a script do: whether the state has to be copied before one begins.
+
+A pause in which averaged weights are swapped in leaves nothing to copy when a peer dies in it. One that
+only reads the weights needs no copy. Which kind it is shows in the first pause of a label, and there a copy
+is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+UNKNOWN_S = 2.0  # the longest copy that is made for a label of which nothing is known
+WORTH = 10.0  # times the copy that a pause has to last for a copy to be worth it
+
+
+@dataclass(slots=True)
+class _Seen:
+    writes: bool = False
+    longest_s: float = 0.0
+
+
+class Pauses:
+    """Of one generation, by label."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+        self._now = _Seen()
+        self._label = ""
+        self._began_s = 0.0
+
+    def wants_copy(self, label: str, copy_s: float) -> bool:
+        """Say whether the state shall be copied before a pause of this label, which takes `copy_s`."""
+        seen = self._seen.get(label)
+        if seen is None:
+            return copy_s <= UNKNOWN_S
+        return seen.writes and seen.longest_s >= WORTH * copy_s
+
+    @property
+    def known(self) -> bool:
+        """Say whether the present pause has been found to write the state."""
+        return self._now.writes
+
+    def began(self, label: str, now_s: float) -> None:
+        """A pause begins."""
+        self._label, self._began_s, self._now = label, now_s, _Seen()
+
+    def writes(self) -> None:
+        """The present pause has written the state."""
+        self._now.writes = True
+
+    def ended(self, now_s: float) -> None:
+        """The present pause is over. One that wrote once is taken for one that may again."""
+        before = self._seen.get(self._label, _Seen())
+        longest_s = max(before.longest_s, now_s - self._began_s)
+        self._seen[self._label] = _Seen(before.writes or self._now.writes, longest_s)
