@@ -53,8 +53,9 @@ def words_of(line: str) -> list[str]:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory with the scripts that the examples name, and a `python` on the path."""
     folder = tmp_path_factory.mktemp("project")
-    (folder / "pkg").mkdir()
-    for name in ("train.py", "pkg/__init__.py", "pkg/train.py"):
+    for name in ("pkg", "examples"):
+        (folder / name).mkdir()
+    for name in ("train.py", "pkg/__init__.py", "pkg/train.py", "examples/minimal.py"):
         (folder / name).touch()
     binaries = folder / "bin"
     binaries.mkdir()
