@@ -6,13 +6,13 @@ from torch.nn.parallel import DistributedDataParallel
 import holdfast
 
 torch.manual_seed(0)  # all ranks build the same model, ahead of time
-model = torch.nn.Linear(8, 1).to(holdfast.device())
+model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session = holdfast.join()  # a warm process waits here until it is needed
-replica = DistributedDataParallel(model)
+replica = DistributedDataParallel(model.to(session.device))
 torch.manual_seed(session.rank)
 state = session.protect(model=model, optimizer=optimizer)  # and the random states
-for step in state.steps(1000):  # goes on where the group left off
+for step in state.steps(1000):  # continues where the group left off
     inputs = torch.randn(16, 8, device=session.device)
     loss = (replica(inputs) - inputs.sum(1, keepdim=True)).square().mean()
     optimizer.zero_grad()
