@@ -10,7 +10,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from holdfast.accelerator import Brought, Device
-from holdfast.errors import BadInput
 
 if TYPE_CHECKING:
     import torch
@@ -28,19 +27,13 @@ class Numbers:
         probe: torch.Tensor | None = None,
         position: int = -1,
     ) -> None:
-        """`probe` is finite on the device if the gradients were, None where they were not asked.
-
-        Raises `BadInput` for a tensor that is no number.
-        """
+        """`probe` is finite on the device if the gradients were, None where they were not asked."""
         self.step, self.position = step, position
         self.has_loss, self.has_norm = loss is not None, norm is not None
         given = {"loss": loss, "grad_norm": norm, "probe": probe}
         there = {k: v for k, v in given.items() if v is not None and device.queues and _on(device, v)}
         self._known = {k: _number(v) for k, v in given.items() if v is not None and k not in there}
         self.waited = bool(self._known)
-        for name, value in there.items():
-            if value.numel() != 1:
-                raise BadInput(f"commit({name}=...): a tensor of {value.numel()} numbers, expected is one")
         self._names = list(there)
         self._device = device
         self._brought: Brought | None = device.bring(list(there.values())) if there else None

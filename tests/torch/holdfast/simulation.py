@@ -39,6 +39,7 @@ class Simulated:
     queues: bool = True
     meanwhile: Callable[[int], None] = lambda _: None  # what else goes on, told the choice
     broken: bool = False
+    rests: bool = False  # for as long as it chooses to
     kernels: int = 0  # that have run
     waits: int = 0  # of the host for the training's queue, that were not over at once
     pinned: list[int] = field(default_factory=list)
@@ -67,7 +68,7 @@ class Simulated:
         """Let things go on by what the next choice says."""
         choice = self.choices[self._turns % len(self.choices)]
         self._turns += 1
-        fair = self._turns % FAIR == 0
+        fair = self._turns % FAIR == 0 and not self.rests
         for _ in range(choice & 3 or fair):
             self.train()
         for _ in range(choice >> 2 & 3 or fair):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +67,7 @@ class Training:
             parameter.grad = device.put(torch.zeros_like(parameter))
         self.optimizer = Late(self.model.parameters(), device)
         self.data = Position()
+        self.loss_of: Callable[[int], float] = lambda step: 3.0 - step / 10
         self.memory = memory
         self.state: State = session.protect(model=self.model, optimizer=self.optimizer, data=self.data)
 
@@ -76,7 +77,7 @@ class Training:
             self.state.forward()
             yield
             loss = self.device.put(torch.full((), -1.0))
-            self.device.launch(lambda loss=loss, step=step: loss.fill_(3.0 - step / 10))  # type: ignore[misc]
+            self.device.launch(lambda loss=loss, step=step: loss.fill_(self.loss_of(step)))  # type: ignore[misc]
             self.data.at += 6
             self.state.backward()
             yield
