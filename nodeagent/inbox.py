@@ -1,8 +1,9 @@
 """Between the sensors' threads and the one that judges: bounded, events before samples, losses counted.
 
 Samples come again; events do not. So they wait in lines of their own: a flood of samples pushes out no event.
-Of an event that waits already, no second one is taken. An event is looked at at once; samples come on the
-beat, those of all sensors within milliseconds, and one look is for all of them.
+Of equal events that wait the first and the newest are kept: what lies between changes nothing, but a reset
+may lie between those two. An event is looked at at once; samples come on the beat, those of all sensors within
+milliseconds, and one look is for all of them.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class Inbox:
             key: tuple[object, ...] = (each.check, each.entity, each.value, each.variant, each.source)
             line, most = self._events, MAX_EVENTS
             if key in line and line[key].at_s <= each.at_s:
-                return  # the same burst: its first and, at the next look, its newest are what counts
+                key = (*key, "newest")
+                if key in line and line[key].at_s >= each.at_s:
+                    return
         else:
             key = (each.check, each.entity, each.at_s)
             line, most = self._samples, MAX_SAMPLES

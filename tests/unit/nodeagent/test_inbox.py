@@ -5,15 +5,35 @@ import threading
 import pytest
 
 from nodeagent import inbox as module
+from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.inbox import MAX_EVENTS, MAX_SAMPLES, Inbox
+from nodeagent.observation import Observation
 from tests.unit.nodeagent.evaluation.world import POLICY, sample, xid
 
 
 def test_events_come_before_samples_and_each_once() -> None:
     inbox = Inbox(POLICY)
     assert inbox.put([sample("heat", 1.0, 5), xid(79, 2.0), xid(79, 2.5), xid(79, 2.0, source="nvml")]) == 4
-    assert inbox.take() == [xid(79, 2.0), xid(79, 2.0, source="nvml"), sample("heat", 1.0, 5)]
+    events = [xid(79, 2.0), xid(79, 2.5), xid(79, 2.0, source="nvml")]
+    assert inbox.take() == [*events, sample("heat", 1.0, 5)]
     assert inbox.take() == []
+
+
+def test_of_equal_events_the_first_and_the_newest_are_kept() -> None:
+    inbox = Inbox(POLICY)
+    inbox.put([xid(79, 5.0), xid(79, 7.0), xid(79, 6.0), xid(79, 9.0), xid(79, 4.0)])
+    assert {each.at_s for each in inbox.take()} == {4.0, 9.0}
+
+
+def test_an_event_that_comes_again_after_a_reset_is_not_taken_for_the_one_before_it() -> None:
+    """All three within one look: the fault before the reset is over, and the one after it stands."""
+    inbox, evaluator = Inbox(POLICY), Evaluator(POLICY)
+    reset = Observation(20.0, "gpu_reset", xid(48, 0.0).entity, "test")
+    inbox.put([xid(48, 10.0), reset, xid(48, 30.0)])
+    for each in inbox.take():
+        evaluator.take(each)
+    [found] = evaluator.findings(1e6)
+    assert (found.code, found.last_s) == (48, 30.0)
 
 
 def test_a_flood_of_samples_pushes_out_no_event() -> None:

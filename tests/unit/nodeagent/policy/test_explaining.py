@@ -107,8 +107,8 @@ def test_programs_are_told_by_value() -> None:
     found = described(load('[xid.79]\naction = "replace"'), "xid", "79")
     assert (found["action"], found["clears"], found["overridden"]) == ("replace", "replaced", True)
     assert found["operator_set"] == ["action"]
-    found = described(POLICY, "xid", "13")
+    found = described(POLICY, "xid", "39")
     assert found["recurs"] == {
-        "bursts": 2, "within_s": 86400, "level": "degraded", "action": "contact_support",
-        "same_variant": True,
+        "bursts": 5, "within_s": 86400, "level": "degraded", "action": "contact_support",
+        "same_variant": False,
     }  # fmt: skip

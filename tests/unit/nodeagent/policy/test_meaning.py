@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from nodeagent.policy import loading, nvlink4, nvlink5
 from nodeagent.policy.loading import FOLDER, shipped
 from nodeagent.policy.meanings import ACTIONS, LEVELS
+from nodeagent.policy.rules import Recurs
 from nodeagent.verdict import Action, Level
 
 POLICY = shipped()
@@ -155,8 +157,18 @@ def test_xid_154_means_what_its_word_says(word: str, expected: tuple[Level, Acti
 
 
 def test_an_exception_at_an_unknown_place_is_not_a_second_one_at_the_same_place() -> None:
-    assert POLICY.meaning("xid", 13, "").recurs is None
-    assert POLICY.meaning("xid", 13, "GPC 1 TPC 2").recurs == POLICY.xids[13].recurs is not None
+    again = Recurs(3, 86400.0, Level.DEGRADED, Action.CONTACT_SUPPORT, same_variant=True)
+    policy = replace(POLICY, xids={13: replace(POLICY.xids[13], recurs=again)})  # as an operator may want it
+    assert policy.meaning("xid", 13, "").recurs is None
+    assert policy.meaning("xid", 13, "GPC 1 TPC 2").recurs == again
+
+
+def test_what_an_application_does_makes_no_gpu_degraded_however_often_it_does_it() -> None:
+    faults = [code for code, kind in POLICY.classes.items() if kind == "application"]
+    assert {13, 31, 43} <= set(faults)
+    for code in faults:
+        meaning = POLICY.xids[code]
+        assert (meaning.level, meaning.recurs) == (Level.HEALTHY, None), code
 
 
 @pytest.mark.parametrize(
