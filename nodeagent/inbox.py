@@ -2,8 +2,8 @@
 
 Samples come again; events do not. So they wait in lines of their own: a flood of samples pushes out no event.
 Of equal events that wait the first and the newest are kept: what lies between changes nothing, but a reset
-may lie between those two. An event is looked at at once; samples come on the beat, those of all sensors within
-milliseconds, and one look is for all of them.
+may lie between those two. An event is looked at at once; samples come on the beat, those of all sensors
+within milliseconds, and one look is for all of them.
 """
 
 from __future__ import annotations
