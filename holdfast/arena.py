@@ -26,6 +26,7 @@ __all__ = ["Arena", "Busy", "Corrupt", "Draft", "Gone", "Incoming", "Record"]
 # given up on.
 PIN_PATIENCE_S = 1.0
 PIN_PAUSE_S = 0.0005
+BACKED_BYTES = 32 << 20  # at a time: a writer in need waits for less than 20 ms
 
 
 class Gone(Exception):
@@ -177,6 +178,24 @@ class Arena:
         except BaseException:
             self._slots[slot].release()
             raise
+
+    def back(self, total_bytes: int, begin: int) -> int:
+        """Put memory behind a part of an empty slot, from `begin` on, for a snapshot of `total_bytes`.
+
+        Returns where the next part begins; -1 when no slot is empty and free. Raises OSError: no room.
+        """
+        slot = next((slot for slot in range(SLOTS) if self._page.read(slot) is None), -1)
+        if slot < 0 or not self._slots[slot].acquire():
+            return -1
+        try:
+            if self._page.read(slot) is not None:  # taken meanwhile
+                return -1
+            end = min(begin + BACKED_BYTES, total_bytes)
+            self._slots[slot].stretch(total_bytes)
+            self._slots[slot].back(begin, end)
+            return end
+        finally:
+            self._slots[slot].release()
 
     def install(
         self,

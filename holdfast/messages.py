@@ -35,7 +35,8 @@ class Progress:
     own_least_s: float = 0.0  # that of the part of the window in which it was shortest
     own_data_s: float = 0.0  # the part of `own_s` that comes before the forward pass
     own_steps: int = 0  # of the window
-    snapshot_s: float = 0.0  # that the last one took
+    snapshot_s: float = 0.0  # that the next one may take
+    state_bytes: int = 0  # of the replicated state; 0: not known yet
     tail_s: float = (
         0.0  # it has worked so long after its last commit, to its end if it has ended; 0: it has not
     )
@@ -112,6 +113,18 @@ class Durable:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """What a member's snapshots and private states take, and what the memory volume they are in can give."""
+
+    volume: str = ""  # members that name the same one share it; "" is not known
+    state_bytes: int = 0  # of the replicated state; 0 is not known yet
+    slots_bytes: int = 0
+    private_bytes: int = 0
+    free_bytes: int = 0  # of the volume
+    available_bytes: int = 0  # of the host's memory
+
+
+@dataclass(frozen=True, slots=True)
 class MemberReport:
     """Everything a member knows, sent to the supervisor when it changes and once a second."""
 
@@ -138,6 +151,9 @@ class MemberReport:
     prepare_generation: int = 0  # whose start `prepare_error` kept from happening
     durable: Durable = field(default_factory=Durable)
     notes: tuple[str, ...] = ()
+    room: Room = field(default_factory=Room)
+    lag_s: float = 0.0  # the longest time in the last minute in which its event loop looked at nothing
+    lag_p99_s: float = 0.0
     launcher_silent: str = ""  # why its launcher is given up: it is there and does nothing
 
 
@@ -176,6 +192,9 @@ class MemberOrder:
     drill: Drill | None = None
     suspects: tuple[int, ...] = ()  # of "secure": ranks that hang
     look: int = 0  # of "look": another number, another look
+    room_bytes: int = (
+        0  # of "idle": size of the snapshot that it may have to fetch, to make room for it ahead
+    )
     lineage: tuple[Lineage, ...] = ()  # tells the checkpoints that count from those that are void
     proven: int = -1  # the last step at which the replicas are known to have been equal
 

@@ -11,7 +11,7 @@ import threading
 
 from aiohttp import web
 
-from holdfast import leftovers, logs, osproc, tasks
+from holdfast import lag, leftovers, logs, osproc, tasks
 from holdfast.door import BACKLOG, Door
 from sidecar import config, peers
 from sidecar.member import Member
@@ -21,13 +21,13 @@ log = logging.getLogger("sidecar")
 SHUTDOWN_S = 1.0  # for peers that are being served
 
 
-async def serve(settings: config.Config) -> None:
+async def serve(settings: config.Config, measured: lag.Lag) -> None:
     """Run until SIGTERM. A service that ends takes the process down: the backend restarts it."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    member = Member(settings)
+    member = Member(settings, measured)
     door = Door()
     runner = web.AppRunner(
         peers.application(member.holdings, settings.token, door),
@@ -69,7 +69,7 @@ def main() -> None:
     settings = config.from_environment(os.environ)
     try:
         osproc.die_with(int(os.environ["HOLDFAST_PARENT"]), signal.SIGTERM)
-        asyncio.run(serve(settings))
+        lag.run(lambda measured: serve(settings, measured))
     except osproc.ParentGone:
         pass
     if os.getppid() != int(os.environ["HOLDFAST_PARENT"]):

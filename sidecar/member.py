@@ -15,13 +15,13 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from holdfast import osproc, silence
+from holdfast import lag, osproc, silence
 from holdfast.beat import left_s
 from holdfast.launcher_messages import Launch, LauncherOrder, LauncherState, RankStart
 from holdfast.messages import PROTOCOL, Drill, Look, MemberOrder, MemberReport, PrivateHeld, Slot, Stall
 from holdfast.progress import tail_began_ns
 from holdfast.silence import Silence
-from sidecar import stacks
+from sidecar import room, stacks
 from sidecar.checkpoints import Checkpoints
 from sidecar.config import Config
 from sidecar.hang import HangPolicy
@@ -46,8 +46,10 @@ SAVE_LOOK_S = 0.25  # at whether the interval between checkpoints is over
 class Member:
     """One per process."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, measured: lag.Lag | None = None) -> None:
+        """`measured` is the selector of the loop that it runs on, where that measures itself."""
         self.config = config
+        self._lag = measured
         self.holdings = Holdings(config.arena, config.directory / "restore")
         self.fetcher = Fetcher(self.holdings, config.token)
         policy = HangPolicy(
@@ -82,6 +84,7 @@ class Member:
         self._launch: tuple[Launch, tuple[RankStart, ...]] | None = None
         self._privates: tuple[PrivateHeld, ...] = ()
         self._sequence = 0
+        self._room_bytes = 0  # of the snapshot that there is room for
         self._wake = asyncio.Event()
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._drilled = 0
@@ -92,6 +95,10 @@ class Member:
         """Return everything that the supervisor may want to know."""
         self._sequence += 1
         state = self.launcher.state
+        progress = self.pages.progress(state.generation) if state else ()
+        slots = self.holdings.slots()
+        sizes = (*(each.state_bytes for each in progress), *(each.total_bytes for each in slots))
+        lag_s, lag_p99_s = self._lag.over_last_minute() if self._lag is not None else (0.0, 0.0)
         now_ns = time.monotonic_ns()
         return MemberReport(
             protocol=PROTOCOL,
@@ -109,7 +116,10 @@ class Member:
             looks=self.looks,
             looked_for=self.looked_for,
             look=self.look,
-            slots=self.holdings.slots(),
+            slots=slots,
+            room=room.measure(self.config.directory, max(sizes, default=0)),
+            lag_s=round(lag_s, 6),
+            lag_p99_s=round(lag_p99_s, 6),
             seals=self.sealing.seals,
             privates=self._privates,
             secured_for=self.secured_for,
@@ -161,6 +171,8 @@ class Member:
             self._begin(f"look-{order.generation}-{order.look}", self._look(order.generation, order.look))
         elif order.do == "idle":  # others have taken their places
             self._end_ranks_before(order.generation)
+            if order.room_bytes and order.room_bytes != self._room_bytes:
+                self._begin("room", self._make_room(order.room_bytes))
         elif order.do == "stop" and state is not None and not state.stopped:
             self.launcher.send(LauncherOrder("stop", grace_s=order.grace_s))
         if order.save > self.saver.durable.asked:
@@ -183,6 +195,11 @@ class Member:
             return
         log.error("task failed", extra={"task": name}, exc_info=task.exception())
         asyncio.get_running_loop().call_later(AGAIN_S, self._changed)
+
+    async def _make_room(self, total_bytes: int) -> None:
+        """Have memory for a snapshot that may be fetched: to get it is half of what a fetch takes."""
+        self._room_bytes = total_bytes
+        await self.preparer.make_room(total_bytes, lambda: self.order.do == "idle")
 
     async def _run(self, order: MemberOrder) -> None:
         try:

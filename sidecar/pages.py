@@ -161,6 +161,7 @@ def _message(watched: Watched, found: pages.Progress, now_ns: int) -> messages.P
         p99_s=round(stats.p99_s, 6),
         snapshot_step=found.snapshot_step,
         snapshot_s=pages.copy_s(found),
+        state_bytes=max(0, found.state_bytes),
         own_s=round(own.mean_s, 6),
         own_least_s=round(own.least_s, 6),
         own_data_s=round(own.data_s, 6),

@@ -15,6 +15,7 @@ from holdfast import catalogue
 from holdfast.arena import Busy
 from holdfast.launcher_messages import Launch, RankStart
 from holdfast.messages import MemberOrder, Slot, Source
+from sidecar import background
 from sidecar.holdings import Holdings
 from sidecar.peers import Fetcher, Unfetched
 
@@ -60,6 +61,19 @@ class Preparer:
                 give_up_at = min(give_up_at, time.monotonic() + ROOM_S)
             make_room()
             await asyncio.sleep(ROOM_LOOK_S)
+
+    async def make_room(self, total_bytes: int, wanted: Callable[[], bool]) -> None:
+        """Have memory behind a slot for a snapshot of so many bytes, as long as that is `wanted`.
+
+        Nobody waits for it, and the slot is free for whoever needs it: a piece at a time, in the background.
+        """
+        begin = 0
+        while wanted() and 0 <= begin < total_bytes:
+            try:
+                begin = await background.run(self._holdings.arena.back, total_bytes, begin)
+            except OSError as error:  # a fetch will say so, if there is one
+                log.info("no room ahead", extra={"bytes": total_bytes, "error": str(error)})
+                return
 
     async def _prepare(self, order: MemberOrder) -> Prepared:
         launch = order.launch

@@ -10,7 +10,18 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from holdfast import progress
-from supervisor import closing, looking, lost_track, orders, placing, presence, remedy, reported, unfinished
+from supervisor import (
+    closing,
+    looking,
+    lost_track,
+    orders,
+    placing,
+    presence,
+    remedy,
+    reported,
+    room,
+    unfinished,
+)
 from supervisor import faults as symptoms
 from supervisor.closing import EXIT_INTERRUPTED
 from supervisor.view import (
@@ -90,6 +101,9 @@ def _running(view: View, policy: Policy) -> Action:
     ended = remedy.before_joining(view)
     if ended is not None:
         return ended
+    refused = room.refusal(view)
+    if refused is not None:
+        return refused
     first_ns = None if memory.settled else _first_step(view)
     if first_ns is not None:
         return Settle(first_ns, f"generation {memory.generation} has done its first step")

@@ -80,6 +80,7 @@ class Job:
         self._asked = ""  # to stop, over the API
         self._deadline_ns = 0
         self._step_s = 0.0
+        self._room_bytes = 0  # that a standby is to have for a snapshot
         self._looking: asyncio.Task[None] | None = None
 
     # -- the loop
@@ -189,8 +190,20 @@ class Job:
         drill_for, drill = self._drill or ("", None)
         for name in self.backend.members:
             given = drill if name == drill_for else None
-            self.connections.order(name, orders.order_for(self.memory, name, policy, given))
+            order = orders.order_for(self.memory, name, policy, given)
+            if order.do == "idle":
+                order = replace(order, room_bytes=self._state_bytes())
+            self.connections.order(name, order)
         self._drill = None
+
+    def _state_bytes(self) -> int:
+        """Return the size of the snapshots that there are; 0 while the group is not training."""
+        if self.memory.phase != "running" or not self.memory.settled:
+            return self._room_bytes
+        reports = [member.report for member in self.view().members if member.report is not None]
+        found = [slot.total_bytes for report in reports for slot in report.slots]
+        self._room_bytes = max(found, default=0)
+        return self._room_bytes
 
     async def _leave(self) -> None:
         memory = self.memory

@@ -13,13 +13,14 @@ import selectors
 import shutil
 import signal
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from holdfast import osproc
 from holdfast.channel import Do
-from supervisor import plan
+from supervisor import memory_volume, plan
 from supervisor.children import Children, Part
 from supervisor.plan import PartStart, Plan
 from supervisor.restarts import LOOP, Restarts
@@ -29,6 +30,8 @@ from supervisor.watchdog import Watchdog
 STOP_S = 8.0  # for a part to end after SIGTERM
 LATE_S = 0.1  # that a machine at work may be late: no excuse for anybody
 EXIT_INTERRUPTED = 130
+
+FREE_S = 30.0  # for the memory of lost members to be given back, at the end
 
 
 @dataclass(slots=True)
@@ -61,6 +64,7 @@ class Keeper:
     _line: socket.socket | None = None
     _heard: bytes = b""
     _count: int = 0
+    _freeing: list[threading.Thread] = field(default_factory=list)
     _restarts: Restarts = field(default_factory=Restarts)
     _watchdog: Watchdog = field(default_factory=Watchdog)
     _turned_s: float = 0.0  # when the last turn was over
@@ -242,7 +246,7 @@ class Keeper:
             if part is not None:
                 part.process.kill()
         self._children.sweep()
-        shutil.rmtree(self.plan.directory(name), ignore_errors=True)
+        self._freeing.append(memory_volume.free(self.plan.directory(name)))
 
     # -- processes
 
@@ -302,6 +306,8 @@ class Keeper:
             while self._children.alive() and time.monotonic() < deadline and not self._hurry_to(signum):
                 self.turn(0.05)
         self._children.sweep()
+        for thread in self._freeing:
+            thread.join(FREE_S)
         shutil.rmtree(self.plan.runtime, ignore_errors=True)
         self.api.close()
 

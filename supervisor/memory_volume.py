@@ -6,6 +6,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -42,6 +43,15 @@ def _remove_abandoned(root: Path, prefix: str) -> None:
         with suppress(OSError):
             if time.time() - half.stat().st_mtime > HALF_MADE_S:
                 shutil.rmtree(half, ignore_errors=True)
+
+
+def free(folder: Path) -> threading.Thread:
+    """Remove a folder in a thread of its own: to give gigabytes back takes the kernel a second and more."""
+    thread = threading.Thread(
+        target=shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, daemon=True
+    )
+    thread.start()
+    return thread
 
 
 def in_use(folder: Path) -> bool:

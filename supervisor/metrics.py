@@ -56,6 +56,18 @@ class Metrics:
         self._failing = Gauge(
             "holdfast_checkpoint_failing", "1 while checkpoints cannot be written.", registry=r
         )
+        self._lag = Gauge(
+            "holdfast_loop_lag_seconds",
+            "Time in which the event loop of a part looked at nothing, over the last minute.",
+            ("part", "stat"),
+            registry=r,
+        )
+        self._memory = Gauge(
+            "holdfast_memory_bytes",
+            "Memory for snapshots and private states, of the volume that has the least to spare.",
+            ("what",),
+            registry=r,
+        )
         self._booked = dict.fromkeys((b.value for b in Bucket), 0.0)
         self._seen: set[str] = set()
         for bucket in Bucket:  # zeros at once, so that rate() sees the first event
@@ -84,6 +96,14 @@ class Metrics:
                     gauge.labels(each["rank"]).set(each[key])
         for phase in PHASES:
             self._phase.labels(phase).set(status["phase"] == phase)
+        self._lag.clear()
+        for part, lag in status.get("lag", {}).items():
+            for stat in ("max", "p99"):
+                self._lag.labels(part, stat).set(lag[f"{stat}_s"])
+        memory = status.get("memory")
+        for what in ("needed", "available", "used"):
+            if memory is not None:
+                self._memory.labels(what).set(memory[f"{what}_bytes"])
         saved = status["checkpoint"] or {}
         self._checkpoint.set(saved.get("step") or 0)
         self._failing.set(bool(saved.get("error")))

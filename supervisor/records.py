@@ -6,13 +6,14 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.filework import FileWork
 from holdfast.launcher_messages import RankState
 from holdfast.messages import MemberReport, Progress
 from supervisor import incident as incidents
+from supervisor import room
 from supervisor.accounts import Accounts
 from supervisor.rundir import RunDir
 from supervisor.slow import Slow, slow
@@ -26,8 +27,10 @@ _ENDING = ("saving", "stopping", "ended")
 class Records:
     """Writes are atomic and come behind, in a thread; a full disk costs the record, never the run."""
 
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDir, lag: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)) -> None:
+        """`lag` gives the longest lag of the supervisor's own loop, and its p99."""
         self.run = run
+        self._lag = lag
         self.last: dict[str, Any] | None = None
         self.newest: dict[str, Any] = {}
         self._slow: tuple[Slow, ...] = ()
@@ -57,7 +60,9 @@ class Records:
         """
         before = self.newest
         self._slow = slow(self._slow, view)
-        self.newest = build(view, accounts, checkpoint, self.run.path.name, self.last, self._slow)
+        self.newest = build(
+            view, accounts, checkpoint, self.run.path.name, self.last, self._slow, self._lag()
+        )
         self.newest["journal_error"] = self.journal_error
         self.newest["passed_over"] = list(passed_over)
         self._keep_known(before, view)
@@ -94,6 +99,7 @@ def build(
     name: str,
     last: Mapping[str, Any] | None,
     slow: tuple[Slow, ...] = (),
+    lag: tuple[float, float] = (0.0, 0.0),
 ) -> dict[str, Any]:
     """Return the status as JSON: the contract of `holdfast status --json` and GET /v1/status."""
     memory, ledger = view.memory, accounts.ledger
@@ -142,7 +148,16 @@ def build(
         "updated": round(time.time(), 3),
         "supervisor_pid": os.getpid(),
         "warm_ready": _warm_ready(view),
+        "memory": room.described(view),
+        "lag": _lags(view, lag),
     }
+
+
+def _lags(view: View, own: tuple[float, float]) -> dict[str, dict[str, float]]:
+    """Return for each part with an event loop how long it looked at nothing, over the last minute."""
+    found = {"supervisor": own}
+    found |= {m.name: (m.report.lag_s, m.report.lag_p99_s) for m in view.members if m.report is not None}
+    return {name: {"max_s": round(most, 6), "p99_s": round(p99, 6)} for name, (most, p99) in found.items()}
 
 
 def _goal(view: View) -> int | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from holdfast import logs, osproc, tasks, wire
+from holdfast import lag, logs, osproc, tasks, wire
 from holdfast.beat import left_s
 from holdfast.door import BACKLOG, Door
 from supervisor import journal
@@ -53,7 +53,7 @@ def load(run_dir: Path) -> Settings:
     return Settings(run_dir, policy, int(found["started_ns"]), drills, int(found["journal_bytes"]))
 
 
-async def serve(settings: Settings, api: socket.socket, keeper: socket.socket) -> None:
+async def serve(settings: Settings, api: socket.socket, keeper: socket.socket, measured: lag.Lag) -> None:
     """Supervise until the job has ended or this process is told to go."""
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -70,7 +70,15 @@ async def serve(settings: Settings, api: socket.socket, keeper: socket.socket) -
     listening = asyncio.create_task(backend.run(), name="keeper")
     await asyncio.wait_for(backend.known.wait(), 30.0)
     fresh = not journal.has_lines_since(run.journal, settings.journal_bytes)
-    job = Job(settings.policy, run.path, Records(run), backend, connections, fresh, settings.started_ns)
+    job = Job(
+        settings.policy,
+        run.path,
+        Records(run, measured.over_last_minute),
+        backend,
+        connections,
+        fresh,
+        settings.started_ns,
+    )
     wake.append(job)
     metrics, door = Metrics(), Door()
     runner = web.AppRunner(
@@ -123,5 +131,5 @@ def main(argv: Sequence[str]) -> int:
         osproc.die_with(int(os.environ["HOLDFAST_PARENT"]), signal.SIGTERM)
     except osproc.ParentGone:
         return 1
-    asyncio.run(serve(settings, api, keeper))
+    lag.run(lambda measured: serve(settings, api, keeper, measured))
     return 0

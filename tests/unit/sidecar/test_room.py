@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sidecar import room
+from sidecar.peers import Fetcher
+from sidecar.prepare import Preparer
+from tests.unit.sidecar.memory import holdings, member, private, snapshot
+
+SIZE = 5 << 20
+
+
+@pytest.fixture
+def here() -> Iterator[Path]:
+    with member() as path:
+        yield path
+
+
+def test_what_snapshots_and_private_states_take_is_told_apart(here: Path) -> None:
+    snapshot(here, 1, 1, size=SIZE)
+    private(here, 0, 1, 1)
+    found = room.measure(here, SIZE)
+    assert SIZE <= found.slots_bytes < SIZE + 100_000
+    assert 0 < found.private_bytes < SIZE
+    assert found.state_bytes == SIZE
+    assert min(found.free_bytes, found.available_bytes) > 0
+    assert found.volume
+
+
+def test_a_directory_that_is_not_there_refuses_nobody(tmp_path: Path) -> None:
+    found = room.measure(tmp_path / "away", 1)
+    assert (found.volume, found.slots_bytes, found.private_bytes) == ("", 0, 0)
+    assert found.free_bytes > 1 << 60
+
+
+async def test_a_standby_has_memory_for_what_it_may_fetch(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.arena.BACKED_BYTES", 1 << 20)
+    preparer = Preparer(holdings(here), Fetcher(holdings(here), "token"))
+    await preparer.make_room(SIZE, lambda: True)
+    assert room.measure(here, 0).slots_bytes >= SIZE
+    assert holdings(here).slots() == ()
+    snapshot(here, 1, 1, size=SIZE - 4096)  # any other size takes the slot as well
+    assert len(holdings(here).slots()) == 1
+
+
+async def test_room_is_made_only_as_long_as_it_is_wanted(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.arena.BACKED_BYTES", 1 << 20)
+    answers = iter([True, True, False])
+    preparer = Preparer(holdings(here), Fetcher(holdings(here), "token"))
+    await preparer.make_room(SIZE, lambda: next(answers))
+    assert room.measure(here, 0).slots_bytes < SIZE
+
+
+async def test_a_slot_with_a_snapshot_is_left_alone(here: Path) -> None:
+    records = [snapshot(here, 1, step, size=1000) for step in (1, 2)]
+    preparer = Preparer(holdings(here), Fetcher(holdings(here), "token"))
+    await preparer.make_room(SIZE, lambda: True)
+    assert {slot.step for slot in holdings(here).slots()} == {record.step for record in records}
