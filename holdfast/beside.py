@@ -20,7 +20,8 @@ _PAUSE_S = 50e-6
 class Beside:
     """Looks into the store of rank `source`, at `path`."""
 
-    def __init__(self, path: Path, source: int, generation: int) -> None:
+    def __init__(self, path: Path, source: int, generation: int, limit_s: float = LIMIT_S) -> None:
+        self._limit_s = limit_s
         self.source = source
         self._store = PrivateReader(path)
         self._generation = generation
@@ -37,7 +38,9 @@ class Beside:
         """Wait until `source` has stored its state of the step, or of a later one. Raises `PeerLost`."""
         deadline = 0.0
         while self._store.stored(self._generation, self._step) is None:
-            deadline = deadline or time.monotonic() + LIMIT_S
+            deadline = deadline or time.monotonic() + self._limit_s
             if time.monotonic() > deadline:
-                raise PeerLost(f"rank {self.source}: nothing of step {self._step} stored in {LIMIT_S:.0f} s")
+                raise PeerLost(
+                    f"rank {self.source}: nothing of step {self._step} stored in {self._limit_s:.0f} s"
+                )
             time.sleep(_PAUSE_S)

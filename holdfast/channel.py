@@ -23,7 +23,7 @@ T = TypeVar("T")
 class Say:
     """A rank tells its launcher.
 
-    born, parked, unparkable, started, settled, flag, failing, secured, where.
+    born, parked, unparkable, started, settled, flag, failing, secured, note, where.
     """
 
     what: str
@@ -32,6 +32,7 @@ class Say:
     flag: Flag | None = None
     ending: Ending | None = None
     secured: Secured | None = None
+    note: str = ""
     where: str = ""  # as `holdfast.whereabouts` has it
 
 

@@ -40,6 +40,7 @@ class Crew:
                 seat.ending,
                 seat.flag,
                 seat.marks,
+                seat.note,
                 seat.where,
             )
             for seat in self.seats
@@ -109,6 +110,8 @@ class Crew:
             seat.marks = said.marks
         elif said.what == "secured" and said.secured is not None:
             self.securing.hear(said.secured)
+        elif said.what == "note":
+            seat.note = said.note
         elif said.what == "where":
             seat.where = said.where
 

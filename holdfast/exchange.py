@@ -21,7 +21,7 @@ import time
 from holdfast.errors import PeerLost
 from holdfast.private import MAX_CAPACITY_BYTES
 
-LIMIT_S = 300.0  # for a peer whose process lives; the supervisor ends those of a group that is broken
+LIMIT_S = 86_400.0  # for a peer whose process lives, unless said otherwise; a group that is broken is ended
 _HEADER = struct.Struct("<qqq")  # step, bytes that follow, 1 when they may change after all
 _ADDRESS = struct.Struct("<46sH16s")  # host, port, secret
 _PIECE_BYTES = 64 << 10  # more than most states have
@@ -30,7 +30,8 @@ _PIECE_BYTES = 64 << 10  # more than most states have
 class Exchange:
     """One rank's side. All ranks must begin equally many exchanges, in the same order; when is up to each."""
 
-    def __init__(self, rank: int, world_size: int, nproc: int) -> None:
+    def __init__(self, rank: int, world_size: int, nproc: int, limit_s: float = LIMIT_S) -> None:
+        self._limit_s = limit_s
         self._rank = rank
         self._world_size = world_size
         self.to = (rank + nproc) % world_size
@@ -51,13 +52,13 @@ class Exchange:
             return
         host, secret = _own_address(towards), os.urandom(16)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + self._limit_s
         try:
             with socket.create_server((host, 0), family=family) as listener:
-                listener.settimeout(LIMIT_S)
+                listener.settimeout(self._limit_s)
                 mine = _ADDRESS.pack(host.encode(), listener.getsockname()[1], secret)
                 raw, port, theirs = _ADDRESS.unpack(_everyones(mine, self._world_size)[self.to])
-                self._out = socket.create_connection((raw.rstrip(b"\0").decode(), port), LIMIT_S)
+                self._out = socket.create_connection((raw.rstrip(b"\0").decode(), port), self._limit_s)
                 self._out.sendall(theirs)
                 self._in = _accept(listener, secret, deadline)
         except OSError as error:
@@ -79,7 +80,7 @@ class Exchange:
 
         Raises `PeerLost`.
         """
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + self._limit_s
         found = self._taken()
         while found is None or self._rest:
             moved = self._push() or (found is None and self._pull())
@@ -149,7 +150,7 @@ class Exchange:
         if self._rest:
             poller.register(self._out, select.POLLOUT)
         if left_s <= 0 or not poller.poll(left_s * 1e3):
-            raise PeerLost(f"rank {self.source} or {self.to}: silent for {LIMIT_S:.0f} s")
+            raise PeerLost(f"rank {self.source} or {self.to}: silent for {self._limit_s:.0f} s")
 
 
 def _own_address(towards: str) -> str:
@@ -182,4 +183,4 @@ def _accept(listener: socket.socket, secret: bytes, deadline: float) -> socket.s
         except OSError:
             pass
         found.close()
-    raise TimeoutError(f"nobody came in {LIMIT_S:.0f} s")
+    raise TimeoutError("nobody came in time")

@@ -64,6 +64,28 @@ class LossGuard:
             self._first.append(loss)
         return OK
 
+    def accept(self, loss: float) -> None:
+        """Learn a loss that jumped and that nothing is to be done about: it may be the data's."""
+        self._losses.learn(loss)
+
+    def usual(self) -> str:
+        """Say what a loss is compared with, and from where on it is a jump."""
+        ordered = self._losses.ordered
+        if not ordered:
+            return "no losses yet"
+        median = self._losses.median()
+        untrained = abs(_middle(sorted(self._first))) if self._first else 0.0
+        rise = max(
+            self._min_rise,
+            untrained,
+            self._factor * RELATIVE_SPREAD * abs(median),
+            ABOVE_HIGHEST * (ordered[-1] - median),
+            self._factor * MAD_TO_SIGMA * self._losses.mad(median),
+        )
+        return (
+            f"last {len(ordered)}: median {median:.4g}, highest {ordered[-1]:.4g}; limit {median + rise:.4g}"
+        )
+
     def learned(self) -> dict[str, Collection[float]]:
         """Return what was learned, as it lies: for whoever copies it at once."""
         return {"losses": self._losses.recent, "grad_norms": self._norms.recent, "first": self._first}

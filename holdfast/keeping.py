@@ -492,8 +492,9 @@ def _peer_of(
     if launch.world_size == 1:
         return None, None
     if launch.nproc < launch.world_size:
-        apart = Exchange(rank, launch.world_size, launch.nproc)
+        apart = Exchange(rank, launch.world_size, launch.nproc, launch.patience_s)
         path = directory / f"kept-{apart.source:05d}.bin"
         return apart, PrivateStore(path, apart.source, every=every, pins=pins)
     source = (rank - 1) % launch.world_size
-    return Beside(directory / f"private-{source:05d}.bin", source, launch.generation), None
+    path = directory / f"private-{source:05d}.bin"
+    return Beside(path, source, launch.generation, launch.patience_s), None

@@ -38,6 +38,7 @@ class Flag:
     loss: str  # as text: JSON has no NaN
     position: int
     at_ns: int
+    why: str = ""  # of a jump: what the loss was compared with
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class RankState:
     ending: Ending | None = None
     flag: Flag | None = None
     marks: Marks = field(default_factory=Marks)
+    note: str = ""  # its last warning, for people
     where: str = ""  # what its main thread does (`holdfast.whereabouts`), when it was last asked
 
 
@@ -118,6 +120,14 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True)
+class Jump:
+    """A loss that jumped and was rolled back for. The very same once more is the data's, not a fault's."""
+
+    step: int
+    loss: str  # as in `Flag`
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """What all ranks of a generation on one member have in common."""
 
@@ -129,7 +139,10 @@ class Launch:
     snapshot_every: int  # 0: only the first; -1: automatic
     snapshot_budget: float
     skip: tuple[int, ...] = ()
-    loss_jump: float = 10.0
+    loss_jump: float = 10.0  # 0: not looked for
+    loss_jump_fault: bool = False  # else it is only warned of
+    jumped: tuple[Jump, ...] = ()
+    patience_s: float = 86_400.0  # for a peer that lives: longer than any limit within which it may be late
     restore: Restore | None = None
 
 

@@ -20,6 +20,7 @@ class Seat:
     flag: Flag | None = None
     marks: Marks = field(default_factory=Marks)
     exited: bool = False
+    note: str = ""
     where: str = ""
 
     @property

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.accelerator import Device
     from holdfast.keeping import Keeping
 
-RENDEZVOUS_S = 300.0  # a peer that is still loading a large state is no fault
+NOTE = 500  # characters of a warning that the status shows
 GIVE_WAY_S = 0.3  # to be ended by the roll back that another rank's flag brings about
 FLAG_WAIT_S = 600.0  # for the supervisor's answer to a bad number; then the script ends with it
 
@@ -60,7 +60,8 @@ class Session:
         self.generation = launch.generation
         self.device = device()
         self.skip = frozenset(launch.skip)
-        self.loss_jump = launch.loss_jump
+        self.loss_jump, self.loss_jump_fault = launch.loss_jump, launch.loss_jump_fault
+        self._jumped = frozenset((each.step, each.loss) for each in launch.jumped)
         self.page: page.Page | None = None
         self.accelerator: Device | None = None  # None: as the state's tensors lie
         self._launch, self._order, self._runtime = launch, rank, mine
@@ -131,18 +132,32 @@ class Session:
         if self._runtime is not None:
             threading.Event().wait(GIVE_WAY_S)
 
-    def flag(self, kind: str, step: int, loss: float, position: int) -> None:
+    def flag(self, kind: str, step: int, loss: float, position: int, why: str = "") -> None:
         """Report a bad number, and wait to be rolled back. Returns only when nobody answers."""
         if self._runtime is None:
             return
-        self.report(kind, step, loss, position)
+        self.report(kind, step, loss, position, why)
         threading.Event().wait(FLAG_WAIT_S)
 
-    def report(self, kind: str, step: int, loss: float, position: int) -> None:
+    def report(self, kind: str, step: int, loss: float, position: int, why: str = "") -> None:
         """Report a bad number."""
         if self._runtime is not None:
-            found = Flag(kind, step, repr(loss), position, time.monotonic_ns())
+            found = Flag(kind, step, repr(loss), position, time.monotonic_ns(), why)
             self._runtime.say(Say("flag", flag=found))
+
+    def accepts(self, step: int, loss: float) -> str:
+        """Say why nothing is done about a loss that jumped; "" when it is a fault."""
+        if not self.loss_jump_fault:
+            return "nothing is done about it; --loss-jump X would roll it back"
+        if (step, repr(loss)) in self._jumped:
+            return "the very same came before the rollback, so it is accepted"
+        return ""
+
+    def note(self, text: str) -> None:
+        """Warn of something, in the rank's own output and in the status."""
+        misuse.warn(0, f"rank {self.rank}: {text}")
+        if self._runtime is not None:
+            self._runtime.say(Say("note", note=text[:NOTE]))
 
     def drill_point(self) -> None:
         """Where a drill makes this rank hang, as a rank that never enters the next collective."""
@@ -189,7 +204,7 @@ class Session:
         if dist.is_initialized():
             return
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-        limit = timedelta(seconds=RENDEZVOUS_S)
+        limit = timedelta(seconds=self._launch.patience_s)
         if self._runtime is None:
             environment = "MASTER_ADDR" in os.environ and self.world_size > 1
             if environment:
@@ -241,14 +256,23 @@ class Session:
         if self._keeping is None:
             answer = Secured(self.rank, -1, False, "nothing is protected yet")
         else:
-            answer = self._keeping.secure(generation)
+            try:
+                answer = self._keeping.secure(generation)
+            except Exception as error:
+                # Whatever torch, a driver or the file system makes of a copy: without an answer, all would
+                # wait for this rank, and nothing that comes later would be heard.
+                why = f"{type(error).__name__}: {error}"[:NOTE]
+                answer = Secured(self.rank, -1, False, why)
         mine.say(Say("secured", secured=answer))
 
     def _obey_drill(self, what: str) -> None:
         if what == "exit":
             os._exit(17)
         if what == "nan" and self._state is not None:
-            self._state.poison()
+            try:
+                self._state.poison()
+            except Exception as error:  # a drill that fails must not cost the rank its ears
+                self.note(f"the drill {what} failed: {type(error).__name__}: {error}")
         elif what in ("hang", "spin", "nan"):
             self._drill = what
 

@@ -62,6 +62,7 @@ class State:
         self._probe: torch.Tensor | None = None  # of this step's gradients, on the device
         self._unjudged: Numbers | None = None  # of the step before, which may not have arrived
         self._judged: Numbers | None = None  # the last
+        self._scaled = False  # a GradScaler decides whether the optimizer writes
         self._in_tail = False  # between a commit and the next step
         self._ahead = False  # work of the step before may still be in the device's queue
         self._order = misuse.Order()
@@ -253,7 +254,14 @@ class State:
         self._phase(Phase.OPTIMIZER)
 
     def _secure_from_gradients(self) -> None:
-        """A step that is about to spoil the state costs nothing but itself: the state is copied before."""
+        """A step that is about to spoil the state costs nothing but itself: the state is copied before.
+
+        Where a GradScaler leaves it to the optimizer's kernel to skip a step with bad gradients (fused
+        optimizers do that), they are no fault: they are how the scaler finds its scale.
+        """
+        self._scaled = any(getattr(each, "found_inf", None) is not None for each in self._optimizers)
+        if self._scaled:
+            return
         if self.device.queues:
             self._probe = self._gradients.probe()
             return
@@ -314,7 +322,13 @@ class State:
             self.keeping.committed(self.step)
 
     def _numbers(self, loss: Any, norm: Any, position: int) -> Numbers:
-        """Return the step's numbers, judged if they are here. Those of the step before have been."""
+        """Return the step's numbers, judged if they are here. Those of the step before have been.
+
+        The gradients' norm is judged only if the optimizer used them: a GradScaler leaves out, by design, a
+        step in which they overflowed.
+        """
+        if not self.writing or self._scaled:
+            norm = None
         numbers = Numbers(self.device, self.step, loss, norm, self._probe, position)
         self._probe = None
         if self.device.queues:
@@ -336,27 +350,32 @@ class State:
 
     def _judge(self, numbers: Numbers) -> None:
         loss, norm, given = numbers.loss if numbers.has_loss else 0.0, numbers.norm, numbers.has_loss
-        verdict = self._verdict(loss, norm, given)
+        verdict = self._verdict(numbers.step, loss, norm, given)
         if verdict == "ok" and (self._bad_gradient or not numbers.gradients_finite):
             verdict = "nan"
         self._judged = numbers
         if verdict == "ok":
             return
-        if (
-            self._verdict(loss, None, given) == "ok"
-        ):  # gradients are everybody's: whose loss it is says so first
-            self.session.give_way()
+        why = self.guard.usual() if self.guard is not None and verdict == "jump" else ""
+        if self._verdict(numbers.step, loss, None, given) == "ok":
+            self.session.give_way()  # gradients are everybody's: whose loss it is says so first
         if self._page is not None:
             flags = FLAG_JUMP if verdict == "jump" else FLAG_NONFINITE
             shown = math.nan if norm is None else norm
             self._page.commit(self.step, loss, shown, 0, 0, 0.0, flags, numbers.position)
-        self.session.flag(verdict, numbers.step, loss, numbers.position)
+        self.session.flag(verdict, numbers.step, loss, numbers.position, why)
         where = f"(batch position {numbers.position})"
         raise NumericFault(f"step {numbers.step}: loss {loss:g} is {_name(verdict)} {where}")
 
-    def _verdict(self, loss: float, norm: float | None, given: bool) -> str:
+    def _verdict(self, step: int, loss: float, norm: float | None, given: bool) -> str:
         if self.guard is not None and given:
-            return self.guard.check(loss, norm)
+            verdict = self.guard.check(loss, norm)
+            accepted = self.session.accepts(step, loss) if verdict == "jump" else ""
+            if not accepted:
+                return verdict
+            self.session.note(f"loss {loss:.6g} at step {step}; {self.guard.usual()}: {accepted}")
+            self.guard.accept(loss)
+            return "ok"
         for value in (loss, norm if norm is not None else 0.0):
             if not math.isfinite(value):
                 return "nan" if math.isnan(value) else "inf"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TypedDict
 
 from holdfast import lineage
-from holdfast.launcher_messages import Launch, Restore
+from holdfast.launcher_messages import Jump, Launch, Restore
 from holdfast.messages import Source
 from supervisor import faults as symptoms
 from supervisor import lost_track, presence, remedy, reported, suspect, unfinished
@@ -31,6 +31,7 @@ from supervisor.view import (
     Wait,
 )
 
+JUMPS = 64  # remembered; a rank that has come beyond one has no use for it
 HISTORY = 1000  # faults remembered: more than any restart budget
 LOST = 256  # members given up that are remembered: they are gone long before
 
@@ -162,6 +163,9 @@ def _start(view: View, action: Start, policy: Policy) -> Memory:
         snapshot_budget=policy.snapshot_budget,
         skip=action.skip,
         loss_jump=policy.loss_jump,
+        loss_jump_fault=policy.loss_jump_fault,
+        jumped=_jumped(memory, action.cause),
+        patience_s=policy.patience_s,
         restore=restore,
     )
     history = memory.history
@@ -186,6 +190,14 @@ def _start(view: View, action: Start, policy: Policy) -> Memory:
         lost=(*memory.lost, *_left_behind(view, action, policy))[-LOST:],
         **_emergency(memory, action),
     )
+
+
+def _jumped(memory: Memory, cause: Fault | None) -> tuple[Jump, ...]:
+    """Return the losses that jumped and were rolled back for: the very same again is the data's."""
+    known = [(past.step, past.value) for past in memory.history if past.kind == "loss_jump"]
+    if cause is not None and cause.kind == "loss_jump":
+        known.append((cause.step, cause.value))
+    return tuple(Jump(step, value) for step, value in known[-JUMPS:])
 
 
 def _missed(memory: Memory, action: Start) -> tuple[Missed, ...]:
@@ -266,6 +278,7 @@ def _past(view: View, cause: Fault) -> Past:
         view.now_ns,
         view.memory.generation,
         remedy.worked(view, cause),
+        cause.value,
     )
 
 

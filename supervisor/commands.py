@@ -27,7 +27,7 @@ class RunOptions:
     keep_checkpoints: int = 3
     max_restarts: int = 100  # per hour
     skip_bad_batches: bool = False
-    loss_jump: float = 10.0  # 0: off
+    loss_jump: float | None = None  # 0: off; None: warn only, at 10
     hang_factor: float = 3.0
     hang_floor_s: float = 0.6
     first_step_timeout_s: float = 600.0

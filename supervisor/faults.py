@@ -146,7 +146,7 @@ def restore_signature(source: str, generation: int, step: int) -> str:
 def _bad(flag: Flag) -> str:
     if flag.kind != "jump" and math.isfinite(float(flag.loss)):
         return f"a gradient that is not finite, at a loss of {flag.loss},"
-    return f"a loss of {flag.loss}"
+    return f"a loss of {flag.loss}" + (f" ({flag.why})" if flag.why else "")
 
 
 def _of_rank(name: str, report: MemberReport, rank: RankState) -> list[Fault]:
@@ -165,6 +165,7 @@ def _of_rank(name: str, report: MemberReport, rank: RankState) -> list[Fault]:
                 f"rank {rank.rank} computed {_bad(rank.flag)} at step {rank.flag.step}"
                 + (f", batch position {rank.flag.position}" if rank.flag.position >= 0 else ""),
                 position=rank.flag.position,
+                value=rank.flag.loss,
             )
         )
     ending = rank.ending

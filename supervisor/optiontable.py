@@ -103,7 +103,7 @@ RUN = (
     Option(("--skip-bad-batches",), "skip_bad_batches", None, "", _FAULTS,
            "pass over a batch that gives NaN, Inf or a loss jump twice"),
     Option(("--loss-jump",), "loss_jump", values.number(1.5, 1e12, "off"), "X", _FAULTS,
-           "a loss of X times its spread above the usual is a fault, 0 for never (default 10)"),
+           "roll back a loss X times its spread above the usual, 0 for never (default: warn at 10)"),
     Option(("--hang-factor",), "hang_factor", values.number(1.5, 1000), "X", _FAULTS,
            "a step that takes X times the p99 of the others hangs (default 3)"),
     Option(("--hang-floor",), "hang_floor_s", values.duration(0.05, 86_400), "TIME", _FAULTS,

@@ -237,6 +237,7 @@ def _rank(report: MemberReport, rank: RankState, at: Progress | None, slow: Slow
         "p99_s": at.p99_s if at else None,
         "own_s": (at.own_s or None) if at else None,
         "own_data_s": at.own_data_s if at and at.own_s else None,
+        "note": rank.note,
         "slow": round(slow.factor, 2) if slow else None,
         "slow_since": slow.since if slow else None,
         "peers_s": slow.peers_s if slow else None,

@@ -61,7 +61,9 @@ def verdict(view: View, policy: Policy, cause: Fault) -> End | None:
     if cause.kind == "exit":
         return End(code, f"{cause.detail}: the script's own decision", "", cause)
     if cause.kind in NUMERIC and _again(view, cause) and not policy.skip_bad_batches:
-        return End(1, _names_batch(cause) + "; --skip-bad-batches would pass over it", "", cause)
+        hint = "; --skip-bad-batches would pass over it"
+        hint += ", --loss-jump 0 would not judge it" if cause.kind == "loss_jump" else ""
+        return End(1, _names_batch(cause) + hint, "", cause)
     same = _identical(view, cause)
     limit = policy.identical_failures if cause.kind == "exception" else policy.identical_crashes
     if _is_typo(view, cause):

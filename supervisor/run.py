@@ -26,6 +26,8 @@ from supervisor.terminal import Display, Incidents, display
 from supervisor.view import Policy
 
 TICK_S = 0.25
+LOSS_JUMP = 10.0  # warned of, unless the user asks for more
+PATIENCE_S = 86_400.0  # of a rank for its peers, at least
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -67,10 +69,18 @@ def policy_of(options: RunOptions) -> Policy:
         keep=options.keep_checkpoints,
         max_restarts=options.max_restarts,
         skip_bad_batches=options.skip_bad_batches,
-        loss_jump=options.loss_jump,
+        loss_jump=LOSS_JUMP if options.loss_jump is None else options.loss_jump,
+        loss_jump_fault=bool(options.loss_jump),
+        patience_s=_patience_s(options),
         member_timeout_s=options.member_timeout_s,
         grace_s=options.grace_s,
     )
+
+
+def _patience_s(options: RunOptions) -> float:
+    """Return how long a rank waits for its peers: that a rank hangs is found by others, and sooner."""
+    limits = (options.first_step_timeout_s, options.pause_timeout_s, options.hang_floor_s)
+    return max(PATIENCE_S, 2 * max(limits))
 
 
 def _listen(port: int) -> socket.socket:

@@ -36,6 +36,7 @@ class Fault:
     code: int | None = None
     signal: int | None = None
     position: int = -1
+    value: str = ""  # of a bad number
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Past:
     at_ns: int
     generation: int
     worked: bool = False  # the generation had gained a step, or a while
+    value: str = ""  # the number that was bad
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +200,8 @@ class Policy:
     identical_crashes: int = 5
     skip_bad_batches: bool = False
     loss_jump: float = 10.0
+    loss_jump_fault: bool = False  # else it is only warned of
+    patience_s: float = 86_400.0  # of a rank for its peers
     member_timeout_s: float = 5.0
     look_s: float = 4.0
     secure_s: float = 2.0

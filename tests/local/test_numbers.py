@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
 
 
 def test_a_bad_number_is_seen_in_its_step_and_rolled_back(start: Start, tmp_path: Path) -> None:
-    run = start("--nproc-per-node 2", "spoiled.py", 120, "nan@30,inf@50,jump@80", tmp_path)
+    run = start("--nproc-per-node 2 --loss-jump 10", "spoiled.py", 120, "nan@30,inf@50,jump@80", tmp_path)
     ended = run.finish()
     assert ended.code == 0, ended.output
     found = run.incidents()
@@ -50,3 +50,24 @@ def test_a_batch_that_fails_again_is_skipped_if_that_is_allowed(start: Start, tm
     assert [each["kind"] for each in run.incidents()] == ["inf", "inf"]
     assert run.last_status()["skip"] == [40]
     assert run.last_status()["step"] == 120
+
+
+@pytest.mark.parametrize("options", ["", "--loss-jump 0"])
+def test_a_loss_that_jumps_is_no_fault_unless_asked_for(start: Start, tmp_path: Path, options: str) -> None:
+    run = start(f"--nproc-per-node 2 {options}", "spoiled.py", 120, "jump!@80", tmp_path)
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    assert run.incidents() == []
+    warned = [line for line in ended.lines if "at step 80" in line and "last 64: median" in line]
+    assert len(warned) == (0 if options else 1), ended.output
+
+
+def test_a_loss_that_jumps_again_after_its_rollback_is_the_data_s(start: Start, tmp_path: Path) -> None:
+    run = start("--nproc-per-node 2 --loss-jump 10", "spoiled.py", 120, "jump!@80", tmp_path)
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    (found,) = run.incidents()
+    assert (found["kind"], found["step"]) == ("loss_jump", 80)
+    assert "last 64: median" in found["why"]
+    assert "limit" in found["why"]
+    assert "so it is accepted" in ended.output

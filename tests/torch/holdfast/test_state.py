@@ -15,7 +15,7 @@ from torch import nn
 
 from holdfast import page, progress
 from holdfast.errors import BadInput, NumericFault
-from holdfast.launcher_messages import Launch, RankStart, Restore
+from holdfast.launcher_messages import Jump, Launch, RankStart, Restore
 from holdfast.private import PrivateStore
 from holdfast.runtime import Runtime
 from holdfast.session import Session
@@ -161,22 +161,72 @@ def test_bad_numbers_raise_where_nobody_supervises(given: dict[str, Any], why: s
     script = Script(alone()).run(2)
     steps = script.state.steps(5)
     next(steps)
+    script.step()
     with pytest.raises(NumericFault, match=why):
         script.state.commit(position=7, **given)
     assert script.state.step == 2
 
 
 def test_a_jump_of_the_loss_is_judged_by_those_before_it() -> None:
-    script = Script(alone())
+    script = Script(alone(replace(LAUNCH, loss_jump_fault=True)))
     for step in script.state.steps(30):
         script.state.commit(loss=1.0 + step / 100)
     steps = script.state.steps(31)
     next(steps)
     with pytest.raises(NumericFault, match=r"step 30: loss 1e\+06 is far above the recent ones"):
         script.state.commit(loss=1e6)
-    quiet = Script(alone(replace(LAUNCH, loss_jump=0.0)))
+    quiet = Script(alone(replace(LAUNCH, loss_jump=0.0, loss_jump_fault=True)))
     for step in quiet.state.steps(40):
         quiet.state.commit(loss=1.0 if step < 30 else 1e6)
+
+
+def test_a_jump_of_the_loss_is_warned_of_once_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    script = Script(alone())
+    for step in script.state.steps(40):
+        script.state.commit(loss=1.0 + step / 100 if step != 30 else 50.0)
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "loss 50 at step 30; last 30: median 1.145, highest 1.29; limit 2.257: nothing is done" in said
+
+
+def test_a_jump_that_was_rolled_back_for_is_accepted_if_it_is_the_very_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    launch = replace(LAUNCH, loss_jump_fault=True, jumped=(Jump(30, repr(50.0)),))
+    script = Script(alone(launch))
+    for step in script.state.steps(31):
+        script.state.commit(loss=1.0 + step / 100 if step != 30 else 50.0)
+    assert "it is accepted" in capsys.readouterr().err
+    script = Script(alone(launch))
+    for step in script.state.steps(30):
+        script.state.commit(loss=1.0 + step / 100)
+    steps = script.state.steps(31)
+    next(steps)
+    with pytest.raises(NumericFault, match="far above"):
+        script.state.commit(loss=60.0)
+
+
+# -- gradients that a scaler leaves out
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_a_scaler_leaves_out_is_no_fault(fused: bool) -> None:
+    """It does not call `optimizer.step()`, or leaves it to a fused one to write nothing: that is no fault."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    state = alone().protect(model=model, optimizer=optimizer, scaler=scaler)
+    norms = []
+    for _ in state.steps(6):
+        loss = model(torch.full((1, 2), 100.0)).pow(2).mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 1e9))
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        state.commit(loss=loss.detach(), grad_norm=norms[-1])
+    assert not math.isfinite(norms[0])
+    assert state.step == 6
 
 
 def test_objects_without_state_are_named() -> None:

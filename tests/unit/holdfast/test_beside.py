@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import beside
 from holdfast.beside import Beside
 from holdfast.errors import PeerLost
 from holdfast.private import Held, PrivateStore
@@ -22,6 +21,10 @@ def store(memory: Path) -> PrivateStore:
 @pytest.fixture
 def side(memory: Path) -> Beside:
     return Beside(memory / "private-00001.bin", 1, GENERATION)
+
+
+def impatient(memory: Path) -> Beside:
+    return Beside(memory / "private-00001.bin", 1, GENERATION, limit_s=0.0)
 
 
 def waited(side: Beside, step: int) -> None:
@@ -66,16 +69,14 @@ def test_a_rank_that_is_ahead_has_stored_the_step(
 
 @pytest.mark.parametrize(("generation", "step"), [(GENERATION - 1, 6), (GENERATION + 1, 6), (GENERATION, 2)])
 def test_another_generation_or_an_older_step_is_waited_out(
-    generation: int, step: int, store: PrivateStore, side: Beside, monkeypatch: pytest.MonkeyPatch
+    generation: int, step: int, store: PrivateStore, memory: Path
 ) -> None:
-    monkeypatch.setattr(beside, "LIMIT_S", 0.0)
     store.put(generation, step, b"other")
-    assert silent(side, 6)
+    assert silent(impatient(memory), 6)
 
 
-def test_a_store_that_never_comes_is_a_lost_peer(side: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside, "LIMIT_S", 0.0)
-    assert silent(side, 1)
+def test_a_store_that_never_comes_is_a_lost_peer(memory: Path) -> None:
+    assert silent(impatient(memory), 1)
 
 
 def test_the_wait_ends_when_the_state_is_there_also_in_a_store_that_grew(
