@@ -32,7 +32,7 @@ class Alone:
     """A script that nobody supervises, with the losses and gradients that it is given."""
 
     def __init__(self, device: Simulated) -> None:
-        session = Session(replace(LAUNCH, loss_jump=10.0), RankStart(0, 0), None)
+        session = Session(replace(LAUNCH, loss_jump=10.0, loss_jump_fault=True), RankStart(0, 0), None)
         session.accelerator = device
         self.device = device
         self.model = nn.Linear(2, 2)
