@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from holdfast import logfile, nest, osproc, progress
+from holdfast import logfile, nest, osproc, ports, progress
 from holdfast.beat import left_s
 from holdfast.channel import Say
 from holdfast.crew import Crew
@@ -258,10 +258,7 @@ _OF_THE_PRESENT: Mapping[str, Callable[[Launcher, LauncherOrder], None]] = Mappi
 
 def _listen_tcp() -> socket.socket:
     """Hold a port open for the next rendezvous: it cannot be taken between choice and use."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.bind((os.environ.get("HOLDFAST_BIND", "127.0.0.1"), 0))
-    listener.listen(512)
-    return listener
+    return ports.listen(os.environ.get("HOLDFAST_BIND", "127.0.0.1"))
 
 
 def _reap(pid: int) -> None:

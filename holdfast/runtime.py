@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast import channel, dealt
+from holdfast import channel, dealt, osproc
 from holdfast.channel import Do, Say
 
 
@@ -46,6 +46,8 @@ class Runtime:
                 self.start = order
                 self.listen_fd = descriptors[0] if descriptors else -1
         rank = self.start.rank
+        if rank is not None:
+            osproc.set_name(f"rank {rank.rank}")  # of a fork, the command line says nothing
         if (
             rank is not None
             and rank.devices

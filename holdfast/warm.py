@@ -94,6 +94,7 @@ def _become(
     output.install()
     _reseed()
     os.environ["LOCAL_RANK"] = str(local_rank)
+    osproc.set_name("warm")
     mine = runtime.Runtime(control, Path(given["directory"]), local_rank, given["nproc"])
     runtime.install(mine)
     mine.say(Say("born", os.getpid()))

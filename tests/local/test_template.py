@@ -94,6 +94,18 @@ def test_a_lost_member_is_forked_anew_or_starts_by_itself_where_the_template_is_
     assert run.stop().code == 130
 
 
+def test_ranks_and_warm_processes_are_named(start: Start) -> None:
+    run = start("--nproc-per-node 2", "steady.py", 10_000_000)
+    run.steady()
+    assert [(Path("/proc") / str(run.pid(n)) / "comm").read_text() for n in (0, 1)] == [
+        "rank 0\n",
+        "rank 1\n",
+    ]
+    run.broken(lambda: run.inject("kill", 1))
+    assert (Path("/proc") / str(run.pid(1)) / "comm").read_text() == "rank 1\n"
+    assert run.stop().code == 130
+
+
 def test_an_import_that_ends_the_process_ends_the_template_only(start: Start, tmp_path: Path) -> None:
     (tmp_path / "packages").mkdir()
     (tmp_path / "packages" / "dies.py").write_text(DIES)
