@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from tiny import train
@@ -19,15 +20,15 @@ order, how = Path(sys.argv[1]), sys.argv[2]
 copy = Copying.run
 
 
-def freeze(self: Copying) -> None:
+def freeze(self: Copying, moved: Callable[[], None]) -> None:
     if os.environ.get("RANK") == "0" and order.exists():
         order.unlink()
         if how == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
         else:
             threading.Event().wait()
-    copy(self)
+    copy(self, moved)
 
 
-Copying.run = freeze  # type: ignore[method-assign]
+Copying.run = freeze
 train(10_000_000)
