@@ -97,6 +97,10 @@ class Training:
             yield
             self.state.commit(loss=loss if self.gives_loss else None)
             yield
+            # The end of the loop waits for the copy under way: in one thread that would be for ever.
+            kept = self.state.keeping
+            if step == STEPS - 1 and kept is not None and kept._copying.locked():
+                raise Stuck
 
     def held(self) -> dict[int, Bits]:
         """Return what the arena has, by step."""
