@@ -50,7 +50,7 @@ def test_a_rank_that_dies_after_the_others_have_exited_is_back_before_what_it_di
     options = "--members 2 --snapshot-every 64 --checkpoint-every 0"
     run = start(options, "lasting.py", 200, tmp_path / "marker")
     run.wait(lambda s: [r["state"] for r in s["ranks"] if r["rank"] == 1] == ["exited"], "rank 1 to exit")
-    there = run.status()["updated"]
+    there = run.wait(lambda s: s["updated"] > 0, "a status")["updated"]
     run.wait(lambda s: s["updated"] > there + 1.0, "rank 0 to be there for longer than a step takes")
     run.hit(0, signal.SIGKILL)
     ended = run.finish()
