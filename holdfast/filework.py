@@ -65,7 +65,8 @@ class FileWork:
     def submit(self, call: Callable[[], T], kind: str = "") -> Future[T]:
         """Have `call` done after all that was handed over before.
 
-        Work of the same `kind` that has not begun is dropped, with `Superseded`: the newest counts.
+        Work of the same `kind` that has not begun is dropped, with `Superseded`: the newest counts. Raises
+        `OSError` when this process may have no more threads.
         """
         future: Future[T] = Future()
         with self._here():
@@ -96,7 +97,11 @@ class FileWork:
         if self._pid != os.getpid():
             self._pid, self._began_s = os.getpid(), 0.0
             self._changed, self._waiting = threading.Condition(), deque()
-            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            try:
+                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            except RuntimeError as error:  # the limit of processes
+                self._pid = 0
+                raise OSError(errno.EAGAIN, str(error)) from None
         return self._changed
 
     def _work(self) -> None:

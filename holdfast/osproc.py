@@ -44,9 +44,13 @@ def allow_tracing_by(pid: int) -> None:
 
 
 def children() -> list[int]:
-    """Return the pids of our own children, zombies included."""
+    """Return the pids of our own children, zombies included; none when we may open no more files."""
     found: list[int] = []
-    for task in Path("/proc/self/task").iterdir():
+    try:
+        tasks = list(Path("/proc/self/task").iterdir())
+    except OSError:
+        return []
+    for task in tasks:
         try:
             found += [int(word) for word in (task / "children").read_text().split()]
         except (OSError, ValueError):  # the thread ended, or a kernel without CONFIG_PROC_CHILDREN

@@ -55,6 +55,7 @@ class Children:
     _parts: list[Part] = field(default_factory=list)
 
     def spawn(self, name: str, start: Start) -> Part:
+        """Start a process. Raises `OSError`, and there is none."""
         with logfile.opened(self.log(name)) as log:
             process = subprocess.Popen(
                 start.argv,
@@ -68,7 +69,14 @@ class Children:
         return self.watch(name, process)
 
     def watch(self, name: str, process: subprocess.Popen[bytes] | Adopted) -> Part:
-        part = Part(name, process, os.pidfd_open(process.pid), time.monotonic())
+        """Watch `process`. Raises `OSError`, and it is ended."""
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except OSError:
+            process.kill()
+            process.wait()
+            raise
+        part = Part(name, process, pidfd, time.monotonic())
         self._parts.append(part)
         self.selector.register(part.pidfd, selectors.EVENT_READ, lambda: self._end(part))
         return part

@@ -15,7 +15,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from holdfast import osproc
@@ -29,7 +29,9 @@ from supervisor.watchdog import Watchdog
 
 STOP_S = 8.0  # for a part to end after SIGTERM
 LATE_S = 0.1  # that a machine at work may be late: no excuse for anybody
+TELL_S = 0.5  # for a supervisor to take what it is told: one that does not is stuck
 EXIT_INTERRUPTED = 130
+SUPERVISOR, MEMBERS = "supervisor", "another member"  # what is started again, beside sidecars
 
 FREE_S = 30.0  # for the memory of lost members to be given back, at the end
 
@@ -64,6 +66,7 @@ class Keeper:
     _line: socket.socket | None = None
     _heard: bytes = b""
     _count: int = 0
+    _wanted: int = 0  # members
     _freeing: list[threading.Thread] = field(default_factory=list)
     _restarts: Restarts = field(default_factory=Restarts)
     _watchdog: Watchdog = field(default_factory=Watchdog)
@@ -77,7 +80,7 @@ class Keeper:
     def __post_init__(self) -> None:
         self._children = Children(self.plan.logs, self.selector, self._ended)
         self._template = Template("template", self._children, self._launch_waiting)
-        self._parts = Template("parts", self._children, self._start_supervisor, PARTS_S)
+        self._parts = Template("parts", self._children, lambda: self._start_again(SUPERVISOR), PARTS_S)
 
     def start(self) -> None:
         osproc.adopt_orphans()
@@ -132,10 +135,16 @@ class Keeper:
     def _start_supervisor(self) -> None:
         if self._closing:
             return
+        self._hang_up()
         ours, theirs = socket.socketpair()
-        with theirs:
-            start = plan.supervisor(self.plan, os.getpid(), theirs.fileno(), self.api.fileno())
-            self._supervisor = self._start("supervisor", start)
+        ours.settimeout(TELL_S)
+        try:
+            with theirs:
+                start = plan.supervisor(self.plan, os.getpid(), theirs.fileno(), self.api.fileno())
+                self._supervisor = self._start(SUPERVISOR, start)
+        except OSError:
+            ours.close()
+            raise
         self._watchdog = self._watchdog.born(time.monotonic())
         self._told_unkillable = False
         self._line, self._heard = ours, b""
@@ -146,16 +155,22 @@ class Keeper:
         assert self._line is not None
         try:
             data = self._line.recv(1 << 16)
+        except TimeoutError:
+            return
         except ConnectionError:
             data = b""
         if not data:
-            self.selector.unregister(self._line)
-            self._line.close()
-            self._line = None
+            self._hang_up()
             return
         *lines, self._heard = (self._heard + data).split(b"\n")
         for line in lines:
             self._obey(json.loads(line))
+
+    def _hang_up(self) -> None:
+        if self._line is not None:
+            self.selector.unregister(self._line)
+            self._line.close()
+            self._line = None
 
     def _obey(self, said: Mapping[str, object]) -> None:
         if said["do"] == "alive":
@@ -179,7 +194,7 @@ class Keeper:
         if self._line is not None:
             try:
                 self._line.sendall(json.dumps({"members": alive, "stop": self.stop}).encode() + b"\n")
-            except OSError:  # it died: the next one is told at its start
+            except OSError:  # it died, or is stuck: the next one is told at its start
                 return
 
     def ask_stop(self, how: str) -> None:
@@ -200,13 +215,23 @@ class Keeper:
             if name in self.members and not self.members[name].gone:
                 self._kill(name)
         alive = sum(1 for member in self.members.values() if not member.gone)
+        self._wanted = count
         for _ in range(count - alive):
-            self._create()
+            if not self._attempt(MEMBERS, self._create):
+                return
 
     def _create(self) -> None:
+        """Start one more member. On `OSError` there is none."""
         name = f"m{self._count}"
         self._count += 1
         self.plan.directory(name).mkdir(mode=0o700)
+        try:
+            self._begin(name)
+        except OSError:
+            self._kill(name)
+            raise
+
+    def _begin(self, name: str) -> None:
         self.members[name] = Member(name)
         if not self._template.importing:
             self._launch(self.members[name])
@@ -218,7 +243,11 @@ class Keeper:
             return
         for member in self.members.values():
             if member.launcher is None and not member.gone:
-                self._launch(member)
+                try:
+                    self._launch(member)
+                except OSError as error:
+                    self._kill(member.name)
+                    self._try_later(MEMBERS, error)
 
     def _launch(self, member: Member) -> None:
         name = f"launcher {member.name}"
@@ -272,7 +301,7 @@ class Keeper:
         failed = code not in (-signal.SIGKILL, -signal.SIGTERM)  # those come from outside
         left_s = self._restarts.died(part.name, part.born_s, time.monotonic(), failed)
         if self._restarts.failures(part.name) == LOOP:
-            without = "no fault is recovered" if part.name == "supervisor" else "its member is not supervised"
+            without = "no fault is recovered" if part.name == SUPERVISOR else "its member is not supervised"
             self.news.append(
                 f"{part.name} has ended {LOOP} times in a row, last with code {code} (see {self._log(part)}):"
                 f" tried again in {left_s:.0f} s, then less and less often. The ranks train on, but meanwhile"
@@ -287,13 +316,37 @@ class Keeper:
         return self.finished is not None
 
     def _start_again(self, part: str) -> None:
-        if part == "supervisor":
-            self._start_supervisor()
+        if self._closing:
             return
-        name = part.partition(" ")[2]
-        member = self.members[name]
-        if not member.gone and member.sidecar is None:
-            self._start_sidecar(name)
+        if part == SUPERVISOR:
+            self._attempt(part, self._start_supervisor)
+        elif part == MEMBERS:
+            self._want(self._wanted, set())
+            self._tell()
+        else:
+            name = part.partition(" ")[2]
+            member = self.members[name]
+            if not member.gone and member.sidecar is None:
+                self._attempt(part, lambda: self._start_sidecar(name))
+
+    def _attempt(self, part: str, start: Callable[[], None]) -> bool:
+        """Return whether `part` is started. When the machine has no room for it, it is tried again later."""
+        try:
+            start()
+        except OSError as error:
+            self._try_later(part, error)
+            return False
+        if part == MEMBERS:  # of the others it is known only when they have lived for a while
+            self._restarts.succeeded(part)
+        return True
+
+    def _try_later(self, part: str, error: OSError) -> None:
+        now_s = time.monotonic()
+        left_s = self._restarts.died(part, now_s, now_s, failed=True)
+        if self._restarts.failures(part) == 1:
+            self.news.append(
+                f"{part} cannot be started: {error}; tried again in {left_s:.0f} s and after that"
+            )
 
     def close(self) -> None:
         """End every process of the run and remove its memory. On return nothing of it is left."""

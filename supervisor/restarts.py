@@ -28,8 +28,12 @@ class Restarts:
         self._failures[part] = failures
         pause_s = min(LONGEST_S, YOUNG_S * 2 ** min(failures - 1, 10)) if failures > 1 else 0.0
         at_s = max(now_s + pause_s, born_s + YOUNG_S)
-        self._due.append((at_s, part))
+        self._due = [(due_s, other) for due_s, other in self._due if other != part] + [(at_s, part)]
         return at_s - now_s
+
+    def succeeded(self, part: str) -> None:
+        """Count the failures of `part` from nothing."""
+        self._failures.pop(part, None)
 
     def failures(self, part: str) -> int:
         """Return how often in a row `part` has failed young."""

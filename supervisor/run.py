@@ -154,6 +154,7 @@ class _Watch:
         known = Incidents(self.following.incident, run_dir.newest_incident())
         self.view: Display = display(sys.stdout, known, plain=options.plain, quiet=options.quiet)
         self.interrupts = 0
+        self.unshown = False  # a status could not be shown, and that was said
 
     def until_end(self) -> int:
         self._take_signals()
@@ -175,7 +176,15 @@ class _Watch:
         for news in (*self._taken_news(), self.following.news(now_s)):
             if news:
                 self.view.say(f"holdfast: {news}")
-        self.view.update(self.following.status, now_s)
+        self._update(now_s)
+
+    def _update(self, now_s: float) -> None:
+        try:
+            self.view.update(self.following.status, now_s)
+        except Exception as error:  # whatever somebody has written into status.json, the run must survive it
+            if not self.unshown:
+                self.unshown = True
+                self.view.say(f"holdfast: the status cannot be shown: {type(error).__name__}: {error}")
 
     def _taken_news(self) -> list[str]:
         news, self.keeper.news = self.keeper.news, []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 
 import pytest
@@ -59,6 +60,36 @@ def test_a_second_ctrl_c_ends_it_at_once_though_the_supervisor_is_stopped(start:
     run = start(OPTIONS, "steady.py", ENDLESS)
     run.steady()
     os.kill(supervisor(run), signal.SIGSTOP)
+    assert run.stop().code == 130
+
+
+def test_a_keeper_that_has_no_room_for_a_part_tries_again(start: Start) -> None:
+    run = start("--members 2 --standby 1 --checkpoint-every 0", "steady.py", ENDLESS)
+    before = run.steady()
+    run.wait(lambda s: len(s["members"]) == 3 and s["warm_ready"], "a standby")
+    usual = resource.prlimit(run.process.pid, resource.RLIMIT_NOFILE)
+    none = 3, usual[1]
+    resource.prlimit(run.process.pid, resource.RLIMIT_NOFILE, none)
+    os.kill(before["supervisor_pid"], signal.SIGKILL)
+    until(lambda: "supervisor cannot be started" in run.output() or None, "it is told", 60)
+    resource.prlimit(run.process.pid, resource.RLIMIT_NOFILE, usual)
+    assert run.running()["supervisor_pid"] != before["supervisor_pid"]
+    resource.prlimit(run.process.pid, resource.RLIMIT_NOFILE, none)
+    run.inject("member", 1)
+    until(lambda: "another member cannot be started" in run.output() or None, "it is told", 60)
+    resource.prlimit(run.process.pid, resource.RLIMIT_NOFILE, usual)
+    run.wait(lambda s: len([m for m in s["members"] if m["role"] != "lost"]) == 3, "a new member")
+    run.trains(20)
+    assert run.stop().code == 130
+
+
+def test_a_status_that_cannot_be_shown_ends_no_run(start: Start) -> None:
+    run = start(OPTIONS, "steady.py", ENDLESS)
+    pid = run.steady()["supervisor_pid"]
+    os.kill(pid, signal.SIGSTOP)  # or it would be written over at once
+    (run.run_dir / "status.json").write_text('{"members": [7], "ranks": 3, "step": "x", "phase": []}')
+    until(lambda: "the status cannot be shown" in run.output() or None, "it is told", 60)
+    run.running()
     assert run.stop().code == 130
 
 
