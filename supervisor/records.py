@@ -143,7 +143,7 @@ def build(
             for each in memory.missed
         ],
         "exit_code": memory.exit_code,
-        "message": memory.why,
+        "message": memory.why or _start(view),
         "traceback": memory.message,
         "updated": round(time.time(), 3),
         "supervisor_pid": os.getpid(),
@@ -158,6 +158,19 @@ def _lags(view: View, own: tuple[float, float]) -> dict[str, dict[str, float]]:
     found = {"supervisor": own}
     found |= {m.name: (m.report.lag_s, m.report.lag_p99_s) for m in view.members if m.report is not None}
     return {name: {"max_s": round(most, 6), "p99_s": round(p99, 6)} for name, (most, p99) in found.items()}
+
+
+def _start(view: View) -> str:
+    """Say what the first group waits for; "" when it has been formed."""
+    memory = view.memory
+    if memory.phase != "forming" or memory.generation:
+        return ""
+    launchers = [m.report.launcher if m.report is not None else None for m in view.members if m.exists]
+    ready = sum(each is not None and len(each.parked) >= memory.nproc for each in launchers)
+    needed = memory.world_size // memory.nproc
+    if not any(each is not None and each.parked for each in launchers):
+        return "importing what the script imports, and running it up to where it waits"
+    return f"{min(ready, needed)} of {needed} members ready"
 
 
 def _goal(view: View) -> int | None:

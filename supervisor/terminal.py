@@ -290,7 +290,7 @@ class Plain:
         self._due_s = float("-inf")
 
     def update(self, status: Mapping[str, Any], now_s: float) -> None:
-        if not self._quiet:
+        if status and not self._quiet:  # there is none yet in the first moments
             self._tell(status, now_s)
         self._flush()
 

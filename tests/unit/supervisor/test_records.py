@@ -92,3 +92,21 @@ def test_the_number_of_steps_to_do_is_what_the_ranks_of_this_generation_say(tmp_
 def test_before_the_first_group_no_member_stands_by(tmp_path: Path) -> None:
     forming = replace(doing(), memory=memory(phase="forming", placement=()))
     assert [each["role"] for each in told_by(Records(RunDir(tmp_path)), forming)["members"]] == ["new", "new"]
+
+
+def test_a_start_says_what_it_waits_for(tmp_path: Path) -> None:
+    def starting(*parked: int | None) -> str:
+        members = [
+            member(
+                f"m{n}",
+                report(f"m{n}", None if p is None else launcher(parked=tuple(range(p)), generation=0)),
+            )
+            for n, p in enumerate(parked)
+        ]
+        now = replace(view(*members), memory=memory(phase="forming", generation=0, placement=()))
+        return str(told_by(Records(RunDir(tmp_path)), now)["message"])
+
+    assert starting(None, None).startswith("importing what the script imports")
+    assert starting(0, None).startswith("importing what the script imports")
+    assert starting(1, 0) == "1 of 2 members ready"
+    assert starting(1, 1, 1) == "2 of 2 members ready"
