@@ -83,7 +83,8 @@ def _end(found: dict[str, Any], done: list[Fault], watch: Watch, options: argpar
 
 def _command(steps: int, options: argparse.Namespace, standby: int) -> list[str]:
     run = ("--nproc-per-node", "1", "--members", str(options.members), "--standby", str(standby))
-    more = ("--max-restarts", _MANY, "--checkpoint-every", "10s")
+    # A rank that spins may be work, which has minutes: the drill wants it taken for a hang.
+    more = ("--max-restarts", _MANY, "--checkpoint-every", "10s", "--hang-floor", "600ms")
     script = ["-m", f"trainer.{options.trainer}", "--tiny", "--steps", str(steps)]
     script += ["--seed", str(options.seed), "--val-every", "200", "--log-every", "1000"]
     return holdfast_run((*run, *more), [*script, "--digest", "digest.json", *options.model])

@@ -398,10 +398,14 @@ class Keeping:
             self._note(step, cost_s)
 
     def _guarded(self, copy: Callable[[], None]) -> None:
+        """Copy on behalf of Holdfast: the time that it takes is not the rank's."""
+        self._state.session.copy_begins(self._snapshots.expected_bytes())
         try:
             copy()
         except OSError as error:
             self._tell(f"no snapshot: {error}; training goes on, checkpoints stay")
+        finally:
+            self._state.session.copy_ends()
 
     def _note(self, step: int, cost_s: float, held_s: float | None = None) -> None:
         """Record what a copy took, and how long the host was held up by it, if not for all of that."""

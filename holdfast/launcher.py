@@ -7,11 +7,13 @@ A sidecar that dies and returns finds the ranks running and is told everything a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +23,12 @@ from holdfast import logfile, nest, osproc, ports, progress
 from holdfast.beat import left_s
 from holdfast.channel import Say
 from holdfast.crew import Crew
-from holdfast.launcher_messages import LauncherOrder, LauncherState
+from holdfast.launcher_messages import LauncherOrder, LauncherState, Look
 from holdfast.listeners import Listeners
+from holdfast.looking import Looker, Target
 from holdfast.nest import Nest, Process
 from holdfast.oom import MemoryGroup
+from holdfast.seat import survivors
 from holdfast.securing import Securing
 
 BEAT_S = 1.0  # between signs of life: its sidecar misses five before it gives us up
@@ -49,6 +53,9 @@ class Launcher:
         self.memory = MemoryGroup()
         self.stopping = False
         self._timers: list[tuple[float, Callable[[], None]]] = []
+        self._looker = Looker(self._has_looked)
+        self._seen: deque[tuple[int, int, tuple[Look, ...]]] = deque()  # what the looker's thread has for us
+        self._looks: tuple[int, int, tuple[Look, ...]] = (0, 0, ())  # generation, number
 
     # -- the loop
 
@@ -92,6 +99,9 @@ class Launcher:
     # -- what is
 
     def state(self) -> LauncherState:
+        generation, looked, looks = self._looks
+        if generation != self.crew.generation:
+            looked, looks = 0, ()
         return replace(
             self.crew.state(),
             parked=tuple(sorted(n for n, each in self.nest.warm.items() if each.parked)),
@@ -101,6 +111,8 @@ class Launcher:
             strategy=self.nest.strategy,
             joins=self.nest.program.joins,
             stopped=self.stopping,
+            looks=looks,
+            looked=looked,
         )
 
     # -- orders
@@ -139,10 +151,20 @@ class Launcher:
                 process = self.nest.make_cold(slot.local_rank, self.nest.program.argv, environment)
                 self.crew.take(slot, process)
                 continue
-            found = self.nest.take(slot.local_rank)
+            found = self._take(slot.local_rank)
             if found is not None and self.crew.start(slot, found, descriptors) and descriptors:
                 self.offer.close()
                 self.offer = _listen_tcp()
+
+    def _take(self, local_rank: int) -> Process | None:
+        """Return a parked process that runs; one that somebody has stopped is ended, and another made."""
+        found = self.nest.take(local_rank)
+        if found is not None and osproc.state_of(found.pid)[0] == "T":
+            found.kill(signal.SIGKILL)
+            self.crew.dying.add(found)
+            self.nest.fill()
+            return None
+        return found
 
     def _refill_for(self, generation: int) -> None:
         if generation == self.crew.generation:
@@ -152,6 +174,20 @@ class Launcher:
         self.nest.fill()
         if not self.nest.unborn:
             self.sweep()
+
+    def _look(self, order: LauncherOrder) -> None:
+        targets = tuple(
+            Target(seat.rank, process.pid, self.crew.home.directory / f"page-{seat.local_rank}.bin")
+            for seat, process in survivors(self.crew.seats)
+        )
+        generation = self.crew.generation
+        self._looker.begin(order.look, targets, generation)
+
+    def _has_looked(self, generation: int, number: int, found: tuple[Look, ...]) -> None:
+        """Take what the looker's thread has seen, on that thread."""
+        self._seen.append((generation, number, found))
+        with contextlib.suppress(OSError):  # full: it will be read all the same
+            self._wakeup.send(b"\0")
 
     def _secure(self, order: LauncherOrder) -> None:
         securing = self.crew.securing
@@ -238,8 +274,11 @@ class Launcher:
         self._wakeup = theirs
 
         def woken() -> None:
-            ours.recv(4096)
-            self.stop(0.0)
+            signalled = any(ours.recv(4096))  # a signal's number; a look wakes with a zero
+            while self._seen:
+                self._looks = self._seen.popleft()
+            if signalled:
+                self.stop(0.0)
 
         self.selector.register(ours, selectors.EVENT_READ, woken)
         return ours
@@ -248,6 +287,7 @@ class Launcher:
 _OF_THE_PRESENT: Mapping[str, Callable[[Launcher, LauncherOrder], None]] = MappingProxyType(
     {  # orders that are for the ranks of one generation
         "secure": Launcher._secure,
+        "look": Launcher._look,
         "where": lambda here, _: here.crew.ask_where(),
         "settle": lambda here, _: here._refill(),
         "drill": lambda here, order: here.crew.drill(order.local_rank, order.what),

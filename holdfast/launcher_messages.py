@@ -82,6 +82,32 @@ class Secured:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """What a rank's process and its descendants did within a moment, as their launcher saw it from outside.
+
+    Threads that are Holdfast's own are no evidence: neither what they wait in nor the CPU time that they use.
+    """
+
+    rank: int
+    step: int
+    phase: int
+    phase_seq: int
+    process_state: str  # as in /proc/PID/stat; T only if it was stopped for the whole moment
+    cpu_s: float
+    stack: str  # Python's, of the end of the moment, or why there is none
+    number: int = 0  # of the looks at one generation
+    window_s: float = 0.0  # how long the moment was
+    traced: bool = False  # a debugger is attached
+    moved: bool = False  # other functions ran at its end than at its beginning
+    io_bytes: int = 0  # read and written, by the process and its descendants
+    calls: tuple[str, ...] = ()  # what each Python thread waits in, the main thread first: `holdfast.waits`
+    children: int = 0  # descendants that compute, read, write, or will run again after a time
+    children_cpu_s: float = 0.0
+    at: str = ""  # the innermost function, "wait (threading.py:331)"
+    where: str = ""  # the innermost line of the script's own code, "evaluate (train.py:42)"
+
+
+@dataclass(frozen=True, slots=True)
 class LauncherState:
     """Everything a launcher knows, sent to its sidecar whenever it changes."""
 
@@ -97,6 +123,8 @@ class LauncherState:
     strategy: str = "park"
     joins: bool = True  # the script calls `holdfast.join`, so what it declares can be told from a hang
     stopped: bool = False
+    looks: tuple[Look, ...] = ()  # the newest at each rank of the generation
+    looked: int = 0  # the number of the newest look that is complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +176,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class LauncherOrder:
-    """What a sidecar wants of its launcher: run, secure, where, settle, stop, signal, drill."""
+    """What a sidecar wants of its launcher: run, secure, where, settle, stop, signal, drill, look."""
 
     do: str
     generation: int = 0
@@ -158,3 +186,4 @@ class LauncherOrder:
     what: str = ""
     grace_s: float = 0.0
     suspects: tuple[int, ...] = ()  # ranks that hang: not waited for as long as the others when they secure
+    look: int = 0  # of "look": its number

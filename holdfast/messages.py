@@ -9,8 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.launcher_messages import Launch, LauncherState, RankStart
+from holdfast.launcher_messages import Launch, LauncherState, Look, RankStart
 from holdfast.lineage import Lineage
+
+__all__ = [
+    "PROTOCOL", "Drill", "Durable", "Launch", "LauncherState", "Look", "MemberOrder", "MemberReport",
+    "PrivateHeld", "Progress", "RankStart", "Seal", "Slot", "Source", "Stall",
+]  # fmt: skip
 
 PROTOCOL = 1
 
@@ -46,7 +51,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A rank without progress for longer than its limit."""
+    """A rank without progress for longer than its steps take.
+
+    `limited` is for what has a limit of its own: a first step, a pause, an end. Then that is over.
+    """
 
     rank: int
     generation: int
@@ -56,19 +64,7 @@ class Stall:
     phase_name: str
     stalled_s: float
     limit_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Evidence about one rank of a hung group, taken from outside of it."""
-
-    rank: int
-    step: int
-    phase: int
-    phase_seq: int
-    process_state: str
-    cpu_s: float
-    stack: str
+    limited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +135,9 @@ class MemberReport:
     peer_url: str
     progress: tuple[Progress, ...] = ()
     stalls: tuple[Stall, ...] = ()
-    looks: tuple[Look, ...] = ()
+    looks: tuple[Look, ...] = ()  # the newest, while somebody is late
     looked_for: int = 0  # generation whose evidence `looks` is
-    look: int = 0  # the order's `look` that it answers
+    look: int = 0  # number of the newest look
     slots: tuple[Slot, ...] = ()
     seals: tuple[Seal, ...] = ()  # the last of the present generation
     privates: tuple[PrivateHeld, ...] = ()
@@ -172,7 +168,7 @@ class MemberOrder:
     """What the supervisor wants of a member. It holds until a newer one replaces it.
 
     do: "idle" (stay warm), "run" (`launch` and `ranks`), "secure" (the state of `generation`, unless
-    `just_in_time` is false), "look" (evidence of a hang), "stop" (end everything within `grace_s`).
+    `just_in_time` is false), "stop" (end everything within `grace_s`).
     `save` counts the requests for a checkpoint of the newest snapshot at or below `save_step`.
     """
 
@@ -191,7 +187,7 @@ class MemberOrder:
     save_generation: int = 0
     drill: Drill | None = None
     suspects: tuple[int, ...] = ()  # of "secure": ranks that hang
-    look: int = 0  # of "look": another number, another look
+    look: int = 0  # of "run": 1 while some rank is late, so that all are looked at
     room_bytes: int = (
         0  # of "idle": size of the snapshot that it may have to fetch, to make room for it ahead
     )

@@ -46,10 +46,11 @@ Clock: TypeAlias = Callable[[], int]  # CLOCK_MONOTONIC in nanoseconds, as the r
 # Looked up at each step: plain integers and bound methods are faster than enum members.
 _RESTORING, _DATA, _OPTIMIZER = int(Phase.RESTORING), int(Phase.DATA), int(Phase.OPTIMIZER)
 _FORWARD, _BACKWARD, _TAIL = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.TAIL)
+_SNAPSHOT = int(Phase.SNAPSHOT)
 _pack_phase, _pack_step = layout.PHASE.pack, layout.STEP.pack
 _SEQ, _RING, _RING_AT, _TAILS_AT = layout.SEQ_INDEX, layout.RING, layout.RING_INDEX, layout.TAILS_INDEX
 _PHASE_AT, _PAUSE_AT = layout.PHASE_AT, layout.PAUSE_AT
-_PHASE_END = _PHASE_AT + layout.PHASE.size
+_PHASE_END, _PAUSE_END = _PHASE_AT + layout.PHASE.size, _PAUSE_AT + layout.PAUSE.size
 
 
 class Page:
@@ -77,6 +78,8 @@ class Page:
         self._data_ns, self._forward_ns = old[16:18]
         self._since_ns = old[2]  # of the phase, without the snapshots taken in it
         self._carried_ns = 0  # work on the step in flight before its pauses
+        self._before_copy = (b"", b"")  # phase and pause
+        self._copying_ns = 0  # since when Holdfast copies the state; 0: it does not
         self._tail_ns = layout.TAIL.unpack_from(memory, layout.TAIL_AT)[0]  # as the page has it
 
     @classmethod
@@ -273,8 +276,41 @@ class Page:
         """
         content = layout.SNAPSHOT.pack(step, cost_s)
         with self._lock:
-            self._since_ns += int((cost_s if held_s is None else held_s) * 1e9)
+            if not self._copying_ns:
+                self._since_ns += int((cost_s if held_s is None else held_s) * 1e9)
             self._store(layout.SNAPSHOT_AT, content)
+
+    def copy_begins(self, limit_s: float) -> None:
+        """Say that Holdfast copies the state now, for at most `limit_s`, until `copy_ends`.
+
+        Whatever the rank is at stands still meanwhile, and its clocks with it.
+        """
+        now_ns = self._clock()
+        with self._lock:
+            self._copying_ns = now_ns
+            self._before_copy = (
+                bytes(self._bytes[_PHASE_AT:_PHASE_END]),
+                bytes(self._bytes[_PAUSE_AT:_PAUSE_END]),
+            )
+            self._store(_PHASE_AT, _pack_phase(_SNAPSHOT, self._phase_seq, now_ns))
+            self._store(layout.PAUSE_AT, layout.PAUSE.pack(limit_s, b"snapshot"))
+
+    def copy_ends(self) -> None:
+        """The copy is over: go on with what the rank was at, as if no time had passed."""
+        now_ns = self._clock()
+        with self._lock:
+            if not self._copying_ns:
+                return
+            took_ns, self._copying_ns = now_ns - self._copying_ns, 0
+            self._since_ns += took_ns
+            self._started_ns += took_ns
+            if self._tail_ns:
+                self._keep_tail(self._tail_ns + took_ns)
+            was, pause = self._before_copy
+            phase, phase_seq, since_ns = layout.PHASE.unpack(was)
+            times_ns = (since_ns + took_ns, self._started_ns)
+            self._store(_PHASE_AT, layout.RESUME.pack(phase, phase_seq, *times_ns))
+            self._store(_PAUSE_AT, pause)
 
     def _end_tail(self, now_ns: int) -> None:
         """Keep how long it took since the last commit, snapshots apart. Nobody was waited for, as in DATA."""

@@ -55,6 +55,7 @@ class Phase(IntEnum):
     PAUSED = 9  # declared by the script, for a reason in `pause_label`
     DONE = 10
     TAIL = 11  # after a commit, before the loop asks for the next step
+    SNAPSHOT = 12  # Holdfast copies the state: no work of the script's, and no part of a step
 
 
 class FailKind(IntEnum):
@@ -97,7 +98,9 @@ _RING_AT = 1024
 RING_INDEX = _RING_AT // 4
 _TAILS_AT = 2048
 TAILS_INDEX = _TAILS_AT // 4
-_OUTSIDE = frozenset({Phase.CHECKPOINT, Phase.EVAL, Phase.IDLE, Phase.PAUSED})  # a tail may hold these
+_OUTSIDE = frozenset(
+    {Phase.CHECKPOINT, Phase.EVAL, Phase.IDLE, Phase.PAUSED, Phase.SNAPSHOT}
+)  # a tail may hold these
 
 _TRIES = 200  # a writer is inside for well under 1 us; 200 looks are some 100 us
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from holdfast.keeping import Keeping
 
 NOTE = 500  # characters of a warning that the status shows
+COPY_S, COPY_BYTES_PER_S = 20.0, 50e6  # what a snapshot may take, at memory that is swapped or starved
 GIVE_WAY_S = 0.3  # to be ended by the roll back that another rank's flag brings about
 FLAG_WAIT_S = 600.0  # for the supervisor's answer to a bad number; then the script ends with it
 
@@ -112,6 +113,15 @@ class Session:
     def note_state(self, state_bytes: int, copy_s: float) -> None:
         if self.page is not None:
             self.page.note_state(state_bytes, copy_s)
+
+    def copy_begins(self, total_bytes: int) -> None:
+        """A snapshot begins: it is Holdfast's work, and no part of the rank's step."""
+        if self.page is not None:
+            self.page.copy_begins(COPY_S + total_bytes / COPY_BYTES_PER_S)
+
+    def copy_ends(self) -> None:
+        if self.page is not None:
+            self.page.copy_ends()
 
     def settled(self) -> None:
         """The first step of the generation is done."""

@@ -201,6 +201,10 @@ class Snapshots:
         self._json_bytes = len(text)
         return self._layout_of(tensors, len(text)).total_bytes
 
+    def expected_bytes(self) -> int:
+        """Return how large the next snapshot will be, as the last one was; without one, as `state_bytes`."""
+        return self._layout[2].total_bytes if self._layout is not None else self.state_bytes()
+
     def _layout_of(self, tensors: Tensors, json_bytes: int) -> Layout:
         """Return the layout, planned anew only for tensors that were collected anew."""
         if self._layout is None or self._layout[0] is not tensors or self._layout[1] != json_bytes:

@@ -1,16 +1,14 @@
-"""When is a rank stalled? Pure: the clock and the watcher's own lateness are arguments.
+"""When is a rank late? Pure: the clock and the watcher's own lateness are arguments.
 
-A step that takes longer than `floor_s + factor * p99` of the recent steps is a hang. Progress is
-counted from the last commit, or from the end of a pause inside the step, and not from the last
-change of phase: a step with gradient accumulation changes phase many times, and the limit for
-all of them together is what the step times give. What is not work on a step (a pause that the
-script declares, joining, restoring) has limits of its own and is counted from its own start.
+A step that takes longer than `floor_s + factor * p99` of the recent steps is late. That is no proof of a
+hang: whoever is late is looked at, and the supervisor judges what is seen. Progress is counted from the
+last commit, or from the end of a pause inside the step, and not from the last change of phase: a step with
+gradient accumulation changes phase many times, and the limit for all of them together is what the step
+times give. What is not work on a step (a pause that the script declares, a snapshot that Holdfast takes,
+joining, restoring) and a first step have limits of their own, which are over when they are over.
 
-With the defaults, a hang is found at most 3 x p99 + 0.6 s after the last progress, which leaves
-0.4 s of the promised second for whoever looks. Steps that vary uniformly between 1x and 5x give no false
-alarm at any pace: the p99 of 20 of them is above 5x/3 but for one time in 10^15. For steps of
-several seconds the floor no longer matters and nothing shorter than 3 x p99 is promised: with
-steps of up to 5 s a hang is called after 15 s. A rare step beyond 3 x p99 has to be declared.
+With the defaults, a late rank is noticed at most 3 x p99 + 0.6 s after its last progress, which leaves 0.4
+s of the promised second for the look.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from holdfast.progress import Phase, Progress, spoken
 
 KEPT = 256
 _WORK = frozenset({Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.TAIL})
-PAUSES = frozenset({Phase.CHECKPOINT, Phase.EVAL, Phase.PAUSED})
+PAUSES = frozenset({Phase.CHECKPOINT, Phase.EVAL, Phase.PAUSED, Phase.SNAPSHOT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +73,7 @@ class Stall:
     since_ns: int  # when the progress ended: CLOCK_MONOTONIC
     waited_s: float
     limit_s: float
+    limited: bool  # by a limit that is the activity's own: over is over
     why: str
 
 
@@ -91,6 +90,11 @@ def limit_s(progress: Progress, stats: StepStats, policy: HangPolicy) -> float:
     if len(stats.times_s) >= policy.min_samples:
         return policy.floor_s + policy.factor * stats.p99_s
     return max(policy.few_floor_s, policy.few_factor * stats.p99_s)
+
+
+def is_limited(progress: Progress) -> bool:
+    """True for what has a limit of its own: no step of which the recent ones say how long it takes."""
+    return bool(progress.failed_ns) or progress.phase not in _WORK or progress.steps_done == 0
 
 
 def since_ns(progress: Progress) -> int:
@@ -146,6 +150,7 @@ def stalled(
         since_ns=start_ns,
         waited_s=waited_s,
         limit_s=allowed_s,
+        limited=is_limited(progress),
         why=f"rank {progress.rank} made no progress for {waited_s:.2f} s after step "
         f"{progress.step} ({doing}); the limit is {allowed_s:.2f} s",
     )

@@ -18,11 +18,12 @@ from functools import partial
 from holdfast import lag, osproc, silence
 from holdfast.beat import left_s
 from holdfast.launcher_messages import Launch, LauncherOrder, LauncherState, RankStart
-from holdfast.messages import PROTOCOL, Drill, Look, MemberOrder, MemberReport, PrivateHeld, Slot, Stall
+from holdfast.messages import PROTOCOL, Drill, MemberOrder, MemberReport, PrivateHeld, Slot, Stall
 from holdfast.progress import tail_began_ns
 from holdfast.silence import Silence
-from sidecar import room, stacks
+from sidecar import room
 from sidecar.checkpoints import Checkpoints
+from sidecar.closely import Closely
 from sidecar.config import Config
 from sidecar.hang import HangPolicy
 from sidecar.holdings import Holdings
@@ -32,10 +33,10 @@ from sidecar.peers import Fetcher
 from sidecar.prepare import Preparer, Unprepared
 from sidecar.saver import Retention, Saver
 from sidecar.sealing import Sealing
+from sidecar.starts import Starts
 
 log = logging.getLogger(__name__)
 
-UNMODIFIED_FLOOR_S = 60.0  # a script that declares nothing may evaluate or save at any time
 LATE_S = 0.1  # that a machine at work may be late: no excuse for anybody
 SOONEST_S = 0.01  # between two looks
 ASK_ROUNDS = 50  # looks at work after a commit between two questions what it is
@@ -58,8 +59,6 @@ class Member:
             first_step_s=config.first_step_s,
             pause_s=config.pause_s,
         )
-        floor_s = max(policy.floor_s, UNMODIFIED_FLOOR_S)
-        self._policy, self._patient = policy, replace(policy, floor_s=floor_s, few_floor_s=floor_s)
         self.pages = Pages(config.directory, config.nproc, policy)
         self.launcher = LauncherLink(config.directory / "launcher.sock", self._changed)
         self.supervisor = SupervisorLink(
@@ -72,8 +71,9 @@ class Member:
         self.peer_url = ""
         self.order = MemberOrder("idle", 0)
         self.stalls: tuple[Stall, ...] = ()
-        self.looks: tuple[Look, ...] = ()
-        self.looked_for = self.look = 0
+        self._stalled_ns = 0  # when the stalls were found
+        self._closely = Closely()
+        self._starts = Starts(config.first_step_s)
         self.secured_for = 0
         self._followed = 0  # generation whose work after commits was followed to its end
         self.unusable: tuple[Slot, ...] = ()
@@ -100,6 +100,7 @@ class Member:
         sizes = (*(each.state_bytes for each in progress), *(each.total_bytes for each in slots))
         lag_s, lag_p99_s = self._lag.over_last_minute() if self._lag is not None else (0.0, 0.0)
         now_ns = time.monotonic_ns()
+        seen = state if state is not None and self._is_to_look() else None
         return MemberReport(
             protocol=PROTOCOL,
             member=self.config.member,
@@ -112,10 +113,10 @@ class Member:
             launcher_silent=self.silent,
             peer_url=self.peer_url,
             progress=self.pages.progress(state.generation, now_ns, _ended(state)) if state else (),
-            stalls=self.stalls,
-            looks=self.looks,
-            looked_for=self.looked_for,
-            look=self.look,
+            stalls=self._stalls_now(),
+            looks=seen.looks if seen else (),
+            looked_for=seen.generation if seen else 0,
+            look=seen.looked if seen else 0,
             slots=slots,
             room=room.measure(self.config.directory, max(sizes, default=0)),
             lag_s=round(lag_s, 6),
@@ -167,8 +168,6 @@ class Member:
                 self._secure(order)
             if self._followed < order.generation:
                 self._begin(f"tails-{order.generation}", self._follow(order.generation))
-        elif order.do == "look" and (self.looked_for, self.look) != (order.generation, order.look):
-            self._begin(f"look-{order.generation}-{order.look}", self._look(order.generation, order.look))
         elif order.do == "idle":  # others have taken their places
             self._end_ranks_before(order.generation)
             if order.room_bytes and order.room_bytes != self._room_bytes:
@@ -260,10 +259,6 @@ class Member:
         found = self.pages.raw(generation)
         return frozenset(each.rank for each in found if each.rank in alive and tail_began_ns(each))
 
-    async def _look(self, generation: int, number: int) -> None:
-        self.looks = await stacks.look_at_all(self.pages.raw(generation))
-        self.looked_for, self.look = generation, number
-
     def _drill(self, drill: Drill) -> None:
         """Carry out a fault on purpose, once."""
         if drill.number <= self._drilled or self.launcher.state is None:
@@ -309,16 +304,32 @@ class Member:
 
     def _look_for_stalls(self, lateness_s: float) -> None:
         state = self.launcher.state
-        if state is None or self.order.do not in ("run", "look"):
+        if state is None or self.order.do != "run":
             self.pages.left_s = math.inf
             return
-        self.pages.policy = self._policy if state.joins else self._patient
+        now_ns = time.monotonic_ns()
         alive = {r.rank for r in state.ranks if r.state in ("starting", "running")}
-        found = self.pages.poll(state.generation, time.monotonic_ns(), lateness_s)
-        stalls = tuple(stall for stall in found if stall.rank in alive)
-        if {(s.rank, s.step) for s in stalls} != {(s.rank, s.step) for s in self.stalls}:
-            self.stalls = stalls
+        found = self.pages.poll(state.generation, now_ns, lateness_s)
+        late = (*found, *self._starts.late(state, now_ns, lateness_s))
+        stalls = tuple(stall for stall in late if stall.rank in alive)
+        if {_what(each) for each in stalls} != {_what(each) for each in self.stalls}:
+            self.stalls, self._stalled_ns = stalls, now_ns
             self._changed()
+        self._look(state)
+
+    def _look(self, state: LauncherState) -> None:
+        """Have the launcher look at its ranks while one of them, or another's, is late."""
+        number = self._closely.due(self._is_to_look(), state.looked, time.monotonic())
+        if number:
+            self.launcher.send(LauncherOrder("look", state.generation, look=number))
+
+    def _is_to_look(self) -> bool:
+        return bool(self.stalls) or (self.order.do == "run" and self.order.look > 0)
+
+    def _stalls_now(self) -> tuple[Stall, ...]:
+        """Return the stalls with the time that they have lasted until now."""
+        more_s = (time.monotonic_ns() - self._stalled_ns) / 1e9
+        return tuple(replace(each, stalled_s=round(each.stalled_s + more_s, 3)) for each in self.stalls)
 
     # -- saving
 
@@ -344,3 +355,7 @@ class Member:
 
 def _ended(state: LauncherState) -> dict[int, int]:
     return {rank.rank: rank.ending.at_ns for rank in state.ranks if rank.ending is not None}
+
+
+def _what(stall: Stall) -> tuple[int, int, bool, str]:
+    return stall.rank, stall.step, stall.limited, stall.phase_name

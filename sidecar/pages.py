@@ -72,6 +72,7 @@ class Pages:
                         activity(found),
                         round(stall.waited_s, 3),
                         round(stall.limit_s, 3),
+                        stall.limited,
                     )
                 )
         self.left_s = min(left)

@@ -16,6 +16,8 @@ from supervisor.view import (
     Done,
     End,
     Fault,
+    Learn,
+    Learned,
     Look,
     Memory,
     Missed,
@@ -29,10 +31,13 @@ from supervisor.view import (
     Start,
     View,
     Wait,
+    Warn,
+    Warned,
 )
 
 JUMPS = 64  # remembered; a rank that has come beyond one has no use for it
 HISTORY = 1000  # faults remembered: more than any restart budget
+WARNED = 32  # places
 LOST = 256  # members given up that are remembered: they are gone long before
 
 
@@ -41,12 +46,13 @@ def apply(view: View, action: Action, policy: Policy) -> Memory:
     memory = view.memory
     if isinstance(action, Wait):
         return memory
-    if isinstance(action, Look):
-        opened = _opened(view, action.faults)
-        looks = memory.looks + 1
-        return replace(memory, phase="looking", since_ns=view.now_ns, incident=opened, looks=looks)
-    if isinstance(action, Dismiss):
-        return replace(memory, phase="running", since_ns=view.now_ns, incident=None)
+    if isinstance(action, Look | Dismiss):  # only in old journals, after which other decisions came
+        return memory
+    if isinstance(action, Warn):
+        warned = (*memory.warned, Warned(action.place, action.why))
+        return replace(memory, warned=warned[-WARNED:])
+    if isinstance(action, Learn):
+        return replace(memory, learned=_learned(memory, action))
     if isinstance(action, Secure):
         return _secure(view, action)
     if isinstance(action, Start):
@@ -72,6 +78,12 @@ def apply(view: View, action: Action, policy: Policy) -> Memory:
     return replace(memory, phase="ended", since_ns=view.now_ns)
 
 
+def _learned(memory: Memory, action: Learn) -> tuple[Learned, ...]:
+    known = {each.work: each.seconds for each in memory.learned}
+    known |= {each.work: max(each.seconds, known.get(each.work, 0.0)) for each in action.learned}
+    return tuple(Learned(work, seconds) for work, seconds in known.items())
+
+
 def _opened(view: View, found: tuple[Fault, ...]) -> Open:
     memory = view.memory
     known = memory.incident
@@ -93,13 +105,8 @@ def _secure(view: View, action: Secure) -> Memory:
     memory = view.memory
     incident = memory.incident
     if action.faults:
-        named = tuple(fault for fault in action.faults if fault.kind == "hang")
-        if memory.phase == "looking" and named and incident is not None:
-            others = tuple(f for f in incident.faults if f.kind != "hang")
-            incident = replace(incident, faults=(*named, *others))
-        else:
-            incident = _opened(view, action.faults)
-    if memory.phase == "looking" and incident is not None:
+        incident = _opened(view, action.faults)
+    if incident is not None and any(fault.kind == "hang" for fault in action.faults):
         incident = _with_evidence(view, incident)
     return replace(
         memory,
@@ -279,6 +286,8 @@ def _past(view: View, cause: Fault) -> Past:
         view.memory.generation,
         remedy.worked(view, cause),
         cause.value,
+        cause.place,
+        cause.work,
     )
 
 

@@ -29,7 +29,8 @@ class RunOptions:
     skip_bad_batches: bool = False
     loss_jump: float | None = None  # 0: off; None: warn only, at 10
     hang_factor: float = 3.0
-    hang_floor_s: float = 0.6
+    hang_floor_s: float = 0.0  # 0: not given
+    stall_limit_s: float = 60.0
     first_step_timeout_s: float = 600.0
     pause_timeout_s: float = 1800.0
     member_timeout_s: float = 5.0

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from holdfast import progress
 from supervisor import (
     closing,
-    looking,
+    hanging,
     lost_track,
     orders,
     placing,
@@ -24,11 +24,12 @@ from supervisor import (
 )
 from supervisor import faults as symptoms
 from supervisor.closing import EXIT_INTERRUPTED
+from supervisor.hanging import Verdict
 from supervisor.view import (
     Action,
     End,
     Fault,
-    Look,
+    Learn,
     MemberView,
     Policy,
     Replace,
@@ -36,6 +37,7 @@ from supervisor.view import (
     Settle,
     View,
     Wait,
+    Warn,
 )
 
 _S = 1_000_000_000
@@ -93,11 +95,13 @@ def _forming(view: View, policy: Policy) -> Action:
 def _running(view: View, policy: Policy) -> Action:
     memory = view.memory
     found = symptoms.found(view, policy)
-    hung = tuple(fault for fault in found if fault.kind == "hang")
-    if found and (not hung or symptoms.plain(found)):
-        return looking.secure(tuple(fault for fault in found if fault.kind != "hang"))
-    if hung:
-        return Look(found, hung[0].detail)
+    if found:
+        return _secure(found)
+    standing = hanging.judge(view, policy)
+    if standing is not None:
+        acted = _standing(view, standing)
+        if acted is not None:
+            return acted
     ended = remedy.before_joining(view)
     if ended is not None:
         return ended
@@ -111,11 +115,45 @@ def _running(view: View, policy: Policy) -> Action:
         return closing.finished(view)
     if memory.stop:
         return Secure((), True, "stop asked: securing the state first")
+    learnt = _learnt(view)
+    if learnt is not None:
+        return learnt
     until_ns = view.now_ns + int(placing.next_silence_s(view, policy, IDLE_S) * _S)
+    if standing is not None:
+        until_ns = min(until_ns, _next_ns(view, policy, standing))
     busy_ns = memory.since_ns + int(orders.BUSY_S * _S)
     if not memory.settled and view.now_ns < busy_ns:
         return Wait(min(until_ns, busy_ns))
     return _lost_standby(view, policy) or Wait(until_ns)
+
+
+def _standing(view: View, found: Verdict) -> Action | None:
+    """A group stands still: act when its time is over, and warn before."""
+    if found.fault is not None and found.act_ns is not None and view.now_ns >= found.act_ns:
+        return _secure((found.fault,))
+    told = {each.place for each in view.memory.warned}
+    if found.warn_ns is None or view.now_ns < found.warn_ns or found.place in told:
+        return None
+    return Warn(found.place, hanging.warning(view, found))
+
+
+def _next_ns(view: View, policy: Policy, found: Verdict) -> int:
+    times_ns = [found.act_ns, found.warn_ns, hanging.deadline_ns(view, policy)]
+    return min((at for at in times_ns if at is not None and at > view.now_ns), default=view.now_ns + _S)
+
+
+def _secure(found: tuple[Fault, ...]) -> Secure:
+    """A bad number spoils the survivors' state as well; every other fault leaves it whole."""
+    return Secure(found, remedy.at_most(found) is None, symptoms.root(found).detail)
+
+
+def _learnt(view: View) -> Learn | None:
+    """Remember a stall that ended by itself, if none of its kind has lasted as long."""
+    known = {each.work: each.seconds for each in view.memory.learned}
+    fresh = tuple(each for each in view.watch.passed if each.seconds > known.get(each.work, 0.0))
+    if not fresh or view.watch.generation != view.memory.generation:
+        return None
+    return Learn(fresh, f"{fresh[0].work}: {fresh[0].seconds:g} s without a step, which ended by themselves")
 
 
 def _is_finished(view: View) -> bool:
@@ -245,7 +283,7 @@ _RULES: Mapping[str, Callable[[View, Policy], Action]] = MappingProxyType(
     {
         "forming": _forming,
         "running": _running,
-        "looking": looking.looking,
+        "looking": _running,  # of a journal that an older version wrote
         "securing": _securing,
         "saving": closing.saving,
         "stopping": closing.stopping,

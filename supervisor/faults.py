@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from holdfast.launcher_messages import Ending, Flag, RankState
-from holdfast.messages import MemberReport, Stall
+from holdfast.messages import MemberReport
 from supervisor import blame, presence, replicas, reported, uneven
 from supervisor.view import Fault, MemberView, Policy, View
 
@@ -26,18 +26,13 @@ def found(view: View, policy: Policy) -> tuple[Fault, ...]:
             deaf.append(_deaf(view, block, member))
         if member.report is not None:
             faults += _of_report(view, block, name, member.report, policy)
-    if faults and not plain(tuple(faults)):
+    if faults and all(each.kind == "victim" for each in faults):
         faults += uneven.found(view)
     differing = replicas.diverged(view) if not faults else None
     if differing is not None:
         faults.append(differing)
     # To give up all who have the state would cost more than to wait for a fault that needs them.
     return (*faults, *deaf) if faults or len(deaf) < len(view.memory.placement) else ()
-
-
-def plain(found: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """Return the faults that need no look at stacks to be understood."""
-    return tuple(fault for fault in found if fault.kind not in ("hang", "victim"))
 
 
 def gathered(view: View, policy: Policy) -> tuple[Fault, ...]:
@@ -47,7 +42,7 @@ def gathered(view: View, policy: Policy) -> tuple[Fault, ...]:
     """
     incident = view.memory.incident
     known = incident.faults if incident and incident.generation == view.memory.generation else ()
-    later = tuple(f for f in found(view, policy) if f.kind != "hang" and not _is_known(f, known))
+    later = tuple(f for f in found(view, policy) if not _is_known(f, known))
     return (*known, *later)
 
 
@@ -102,21 +97,7 @@ def _of_report(view: View, block: int, name: str, report: MemberReport, policy: 
             launcher.generation < memory.generation and view.now_ns - memory.started_ns > policy.form_s * 1e9
         ):
             faults.append(_unprepared(view, name, f"not ready after {policy.form_s:g} s"))
-    faults += [_stalled(view, name, each) for each in reported.stalls(view, report)]
     return faults
-
-
-def _stalled(view: View, name: str, stall: Stall) -> Fault:
-    return Fault(
-        "hang",
-        stall.rank,
-        name,
-        stall.step,
-        view.now_ns - int(stall.stalled_s * 1e9),
-        f"hang in {stall.phase_name}",
-        f"rank {stall.rank} has made no progress for {stall.stalled_s:.2f} s "
-        f"(limit {stall.limit_s:.2f} s) in {stall.phase_name} after step {stall.step}",
-    )
 
 
 def _forgotten(view: View, block: int, name: str) -> Fault:

@@ -19,7 +19,7 @@ from holdfast.filework import FileWork, Unresponsive
 from holdfast.launcher_messages import Marks
 from holdfast.lineage import valid
 from holdfast.messages import Drill
-from supervisor import apply, closing, incident, journal, offloop, orders
+from supervisor import apply, closing, incident, journal, offloop, orders, still
 from supervisor.accounts import Accounts
 from supervisor.backend import Backend
 from supervisor.connections import Connections
@@ -29,7 +29,6 @@ from supervisor.storage import Storage
 from supervisor.view import (
     Action,
     End,
-    Look,
     MemberView,
     Memory,
     Policy,
@@ -38,6 +37,8 @@ from supervisor.view import (
     Start,
     View,
     Wait,
+    Warn,
+    Watch,
 )
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class Job:
         self._step_s = 0.0
         self._room_bytes = 0  # that a standby is to have for a snapshot
         self._looking: asyncio.Task[None] | None = None
+        self._watch = Watch()
 
     # -- the loop
 
@@ -104,6 +106,7 @@ class Job:
             late_ns = time.monotonic_ns() - due_ns
             if late_ns > LATE_NS:  # we were stopped ourselves: what was said waits to be read
                 self.connections.excuse(late_ns)
+                self._watch = still.excused(self._watch, late_ns)
         await self._leave()
 
     async def _round(self) -> None:
@@ -136,6 +139,8 @@ class Job:
         if _doubts_storage(view, action, after):
             self._looking = asyncio.create_task(self.storage.look(after.lineage), name="storage")
             self._looking.add_done_callback(lambda _: self.wake.set())
+        if isinstance(action, Warn):
+            log.warning("a rank holds up the others", extra={"why": action.why})
         log.info("acted", extra={"action": type(action).__name__, "why": getattr(action, "why", "")})
 
     async def _write_down(self, view: View, action: Action, after: Memory) -> None:
@@ -162,7 +167,7 @@ class Job:
             self.records.journal_error = ""
 
     def _account(self, view: View, action: Action, before: Memory, after: Memory) -> None:
-        if isinstance(action, (Look, Secure)) and after.incident and not _is_same(before, after):
+        if isinstance(action, Secure) and after.incident and not _is_same(before, after):
             self._step_s = _usual_step_s(view) or self._step_s
             self.accounts.opened(after.incident, before.incident)
         elif isinstance(action, Settle):
@@ -179,7 +184,7 @@ class Job:
         known = before.incident if isinstance(action, Settle) else after.incident
         if before.incident and known and not _is_same(before, after) and not isinstance(action, Settle):
             self.records.incident(incident.superseded(before.incident, known))
-        if known is not None and not isinstance(action, Look):  # it may be over before anything was done
+        if known is not None:
             marks = _marks(view) if isinstance(action, Settle) else None
             self.records.incident(incident.record(known, marks))
 
@@ -190,7 +195,7 @@ class Job:
         drill_for, drill = self._drill or ("", None)
         for name in self.backend.members:
             given = drill if name == drill_for else None
-            order = orders.order_for(self.memory, name, policy, given)
+            order = orders.order_for(self.memory, name, policy, given, look=bool(self._watch.ranks))
             if order.do == "idle":
                 order = replace(order, room_bytes=self._state_bytes())
             self.connections.order(name, order)
@@ -231,7 +236,9 @@ class Job:
             if member.report is not None:
                 self.storage.heard(member.report.durable)
         found = self.storage.found
-        return View(now_ns, time.time(), self.memory, members, found)
+        view = View(now_ns, time.time(), self.memory, members, found)
+        self._watch = still.later(self._watch, view)
+        return replace(view, watch=self._watch)
 
     def _member(self, name: str, now_ns: int) -> MemberView:
         line = self.connections.line(name)
@@ -286,6 +293,8 @@ def _begin(policy: Policy, held: Memory | None, fresh: bool) -> Memory:
     now_ns = time.monotonic_ns()
     if held is None:
         return Memory(world_size, policy.nproc, since_ns=now_ns)
+    if not fresh and held.phase == "looking":  # an older version was looking at ranks that were late
+        return replace(held, phase="running", incident=None)
     if not fresh:
         return held
     return Memory(

@@ -169,9 +169,13 @@ class Ledger:
         """Return the settled time of each bucket: counters, which never fall."""
         return dict(self._settled)
 
-    def ettr(self) -> float:
-        """Return the effective training time ratio of the run, what is pending counted as good."""
-        return self.good_ns / self.total_ns if self.total_ns else 0.0
+    def ettr(self, still_ns: int = 0) -> float:
+        """Return the effective training time ratio of the run, what is pending counted as good.
+
+        Of the step in flight the last `still_ns` do not count: nothing moves, and it may yet be a hang.
+        """
+        good_ns = self.good_ns - min(max(0, still_ns), self._tail_ns)
+        return good_ns / self.total_ns if self.total_ns else 0.0
 
     def ettr_over(self, window_s: float, now_ns: int) -> float:
         """Return the ETTR of the last `window_s` seconds, a day at most, up to `now_ns`."""

@@ -11,13 +11,16 @@ from supervisor.view import Memory, Policy
 BUSY_S = 10.0  # a generation that has done no step by then no longer keeps new members from being made
 
 
-def order_for(memory: Memory, member: str, policy: Policy, drill: Drill | None) -> MemberOrder:
-    """Return the wish for `member` that holds until the memory changes.
+def order_for(
+    memory: Memory, member: str, policy: Policy, drill: Drill | None, look: bool = False
+) -> MemberOrder:
+    """Return the wish for `member` that holds until the memory changes, or `look`: whether ranks are late.
 
     What may be deleted from storage goes with each: a checkpoint may still be under way.
     """
     order = _order_for(memory, member, policy, drill)
-    return replace(order, keep=policy.keep, lineage=memory.lineage)
+    looks = int(look and order.do == "run")
+    return replace(order, keep=policy.keep, lineage=memory.lineage, look=looks)
 
 
 def _order_for(memory: Memory, member: str, policy: Policy, drill: Drill | None) -> MemberOrder:
@@ -29,8 +32,6 @@ def _order_for(memory: Memory, member: str, policy: Policy, drill: Drill | None)
         # `secure` makes standbys list what they hold too: they may have had ranks before
         do = "secure" if memory.phase in ("securing", "saving") else "idle"
         return MemberOrder(do, memory.generation, just_in_time=False, drill=drill)
-    if memory.phase == "looking":
-        return MemberOrder("look", memory.generation, look=memory.looks, drill=drill)
     if memory.phase in ("securing", "saving"):
         mine = memory.phase == "saving" and member == memory.save_member
         return MemberOrder(

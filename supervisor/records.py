@@ -12,12 +12,14 @@ from typing import Any
 from holdfast.filework import FileWork
 from holdfast.launcher_messages import RankState
 from holdfast.messages import MemberReport, Progress
+from supervisor import hanging, room
 from supervisor import incident as incidents
-from supervisor import room
 from supervisor.accounts import Accounts
 from supervisor.rundir import RunDir
 from supervisor.slow import Slow, slow
-from supervisor.view import Checkpoint, MemberView, View
+from supervisor.view import Checkpoint, MemberView, Policy, View
+
+STEPS_STILL = 3.0  # usual step times without a step, after which no rate is shown
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +29,17 @@ _ENDING = ("saving", "stopping", "ended")
 class Records:
     """Writes are atomic and come behind, in a thread; a full disk costs the record, never the run."""
 
-    def __init__(self, run: RunDir, lag: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)) -> None:
-        """`lag` gives the longest lag of the supervisor's own loop, and its p99."""
+    def __init__(
+        self,
+        run: RunDir,
+        lag: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
+        policy: Policy | None = None,
+    ) -> None:
+        """`lag` gives the longest lag of the supervisor's own loop, and its p99. `policy` is what judges a
+        group that stands still."""
         self.run = run
         self._lag = lag
+        self.policy = policy or Policy()
         self.last: dict[str, Any] | None = None
         self.newest: dict[str, Any] = {}
         self._slow: tuple[Slow, ...] = ()
@@ -61,7 +70,7 @@ class Records:
         before = self.newest
         self._slow = slow(self._slow, view)
         self.newest = build(
-            view, accounts, checkpoint, self.run.path.name, self.last, self._slow, self._lag()
+            view, accounts, checkpoint, self.run.path.name, self.last, self._slow, self._lag(), self.policy
         )
         self.newest["journal_error"] = self.journal_error
         self.newest["passed_over"] = list(passed_over)
@@ -100,6 +109,7 @@ def build(
     last: Mapping[str, Any] | None,
     slow: tuple[Slow, ...] = (),
     lag: tuple[float, float] = (0.0, 0.0),
+    policy: Policy | None = None,
 ) -> dict[str, Any]:
     """Return the status as JSON: the contract of `holdfast status --json` and GET /v1/status."""
     memory, ledger = view.memory, accounts.ledger
@@ -109,7 +119,10 @@ def build(
     step_s = max((each.step_s for each in progress), default=0.0)
     settled = memory.settled and memory.phase == "running"
     per_step = _per_step(progress, steps, _base(view))
-    opened = memory.incident if memory.phase not in ("looking", "stopping", "ended") else None
+    opened = memory.incident if memory.phase not in ("stopping", "ended") else None
+    standing = _standing(view, policy or Policy())
+    no_step_s = standing["no_step_s"] or 0.0
+    moves = settled and no_step_s <= STEPS_STILL * step_s
     return {
         "schema": incidents.SCHEMA,
         "run": name,
@@ -120,10 +133,12 @@ def build(
         "total_steps": _goal(view),
         "loss": _finite(loss) if loss is not None else None,
         "step_s": step_s or None,
-        "rate": round(1 / step_s, 3) if step_s and settled else None,
-        "samples_per_s": round(per_step[0] / step_s, 1) if step_s and settled else None,
-        "tokens_per_s": round(per_step[1] / step_s, 1) if step_s and settled else None,
-        "ettr": round(ledger.ettr(), 6),
+        "rate": round(1 / step_s, 3) if step_s and moves else None,
+        "samples_per_s": round(per_step[0] / step_s, 1) if step_s and moves else None,
+        "tokens_per_s": round(per_step[1] / step_s, 1) if step_s and moves else None,
+        **standing,
+        "warnings": [each.text for each in memory.warned],
+        "ettr": round(ledger.ettr(int(no_step_s * 1e9)), 6),
         "ettr_hour": round(ledger.ettr_over(3600.0, ledger.at_ns), 6),
         "buckets_s": {b.value: ns / 1e9 for b, ns in ledger.buckets_ns().items()},
         "pending_s": ledger.pending_ns / 1e9,
@@ -178,6 +193,19 @@ def _goal(view: View) -> int | None:
     generation = view.memory.generation
     ranks = [rank for m in view.members if m.report and m.report.launcher for rank in m.report.launcher.ranks]
     return max((rank.marks.goal for rank in ranks if rank.generation == generation), default=0) or None
+
+
+def _standing(view: View, policy: Policy) -> dict[str, Any]:
+    """Return since when no step has ended, whom the group waits for, and when Holdfast acts on it."""
+    found = hanging.judge(view, policy) if view.memory.phase == "running" else None
+    if found is None:
+        return {"no_step_s": None, "hang_limit_s": None, "held_up_by": None, "waiting_for": ""}
+    return {
+        "no_step_s": round(max(0, view.now_ns - view.watch.since_ns) / 1e9, 3),
+        "hang_limit_s": found.limit_s,
+        "held_up_by": found.rank if found.rank >= 0 else None,
+        "waiting_for": found.why,
+    }
 
 
 def _base(view: View) -> int:

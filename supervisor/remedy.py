@@ -68,7 +68,7 @@ def verdict(view: View, policy: Policy, cause: Fault) -> End | None:
     limit = policy.identical_failures if cause.kind == "exception" else policy.identical_crashes
     if _is_typo(view, cause):
         limit = min(limit, MAX_TYPOS)
-    if cause.kind in ("exception", "crash", "victim", "hang") and same + 1 >= limit:
+    if cause.kind in ("exception", "crash", "victim", "hang") and not cause.work and same + 1 >= limit:
         where = f"at step {cause.step}" if cause.step >= 0 else "before the first step"
         why = f"{cause.detail}: {same + 1} times the same, {where}; a bug, not a fault"
         return End(code, why, cause.message, cause)

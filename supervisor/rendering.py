@@ -18,6 +18,7 @@ PHASES: Mapping[str, str] = {
     "ended": "ended",
 }
 RECOVERING = frozenset({"starting", "restarting", PHASES["looking"], PHASES["securing"]})
+STILL_S = 2.0  # without a step, beyond the usual: shorter ones come and go
 SILENT_S = 3.0  # a status older than this says how old it is
 MAX_WIDTH = 120  # wider is harder to read, not more to see
 _STATES = {"running": "on", "starting": "half", "failing": "bad", "exited": "bad"}
@@ -58,6 +59,8 @@ def progress(status: Status) -> str:
     if status.get("rate"):
         parts.append(f"{number(status['rate'], 3)} steps/s")
     parts += [_left(status)] * bool(_left(status))
+    if stalled(status):
+        parts.append(stalled(status))
     parts.append(f"generation {status.get('generation', 0)}")
     parts.append(f"ETTR {percent(float(status.get('ettr') or 0.0))}")
     return "  ".join(parts)
@@ -77,6 +80,16 @@ def _left(status: Status) -> str:
     if not total or not rate or step is None or total <= step:
         return ""
     return f"{seconds((total - step) / float(rate))} left"
+
+
+def stalled(status: Status) -> str:
+    """Say that no step ends, since when, and how long that may last; "" while steps end."""
+    still_s = float(status.get("no_step_s") or 0.0)
+    if still_s < STILL_S or status.get("phase") != "running":
+        return ""
+    limit_s, why = status.get("hang_limit_s"), " ".join(str(status.get("waiting_for") or "").split())
+    limit = f"limit {seconds(float(limit_s))}: " if limit_s else ""
+    return f"no step for {seconds(still_s)}" + (f" ({limit}{why})" if why else "")
 
 
 def station(status: Status) -> str:
@@ -108,6 +121,8 @@ def _headline(status: Status, width: int, style: Style, silent_s: float) -> str:
     if status.get("rate"):
         cells.append((f"{number(status['rate'], 3)} steps/s", ()))
         cells.append((_left(status), ()))
+    if stalled(status):
+        cells.append((stalled(status), (YELLOW,)))
     if status.get("total_s"):
         cells.append((f"ETTR {percent(float(status.get('ettr') or 0.0))}", (CYAN,)))
     return join(cells, width, style, "   ")

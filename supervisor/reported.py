@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.launcher_messages import Look
 from holdfast.messages import MemberReport, Stall
 from supervisor import suspect
 from supervisor.view import View
@@ -20,14 +21,14 @@ def evidence(view: View) -> tuple[suspect.Evidence, ...]:
             look.stack,
         )
         for member in view.members
-        if member.report is not None and has_looked(view, member.report)
-        for look in member.report.looks
+        if member.report is not None
+        for look in looks(view, member.report)
     )
 
 
-def has_looked(view: View, report: MemberReport) -> bool:
-    """True when `report` has the evidence that was asked for last."""
-    return (report.looked_for, report.look) == (view.memory.generation, view.memory.looks)
+def looks(view: View, report: MemberReport) -> tuple[Look, ...]:
+    """Return the newest looks that the member took at its ranks of the present generation."""
+    return report.looks if report.looked_for == view.memory.generation else ()
 
 
 def stalls(view: View, report: MemberReport) -> tuple[Stall, ...]:
@@ -41,6 +42,11 @@ def stalls(view: View, report: MemberReport) -> tuple[Stall, ...]:
 
 def step_of(report: MemberReport, rank: int) -> int:
     return next((each.step for each in report.progress if each.rank == rank), -1)
+
+
+def step_of_rank(view: View, rank: int) -> int:
+    """Return the steps that a rank of the present generation has done, -1 if that is not known."""
+    return max((step_of(report, rank) for report in reports(view)), default=-1)
 
 
 def reached(view: View) -> int:

@@ -25,6 +25,8 @@ from supervisor.rundir import RunDir, open_for_run
 from supervisor.terminal import Display, Incidents, display
 from supervisor.view import Policy
 
+LATE_FLOOR_S = 0.6  # beyond the factor: pauses of the machine and of the collector, for steps of milliseconds
+
 TICK_S = 0.25
 LOSS_JUMP = 10.0  # warned of, unless the user asks for more
 PATIENCE_S = 86_400.0  # of a rank for its peers, at least
@@ -66,6 +68,8 @@ def policy_of(options: RunOptions) -> Policy:
         snapshot_every=options.snapshot_every,
         snapshot_budget=options.snapshot_budget,
         checkpoint_every_s=options.checkpoint_every_s,
+        hang_floor_s=options.hang_floor_s,
+        stall_limit_s=options.stall_limit_s,
         keep=options.keep_checkpoints,
         max_restarts=options.max_restarts,
         skip_bad_batches=options.skip_bad_batches,
@@ -121,12 +125,13 @@ def _describe(
 def _plan(options: RunOptions, run_dir: RunDir, runtime: Path, api: socket.socket) -> Plan:
     if options.nproc_per_node * options.members > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+    os.environ.setdefault("HOLDFAST_PY_SPY", str(Path(sys.executable).with_name("py-spy")))
     settings = {
         "HOLDFAST_CHECKPOINTS": str(run_dir.path / "checkpoints"),
         "HOLDFAST_SUPERVISOR": f"http://127.0.0.1:{api.getsockname()[1]}",
         "HOLDFAST_TOKEN_FILE": str(run_dir.path / "token"),
         "HOLDFAST_HANG_FACTOR": str(options.hang_factor),
-        "HOLDFAST_HANG_FLOOR_S": str(options.hang_floor_s),
+        "HOLDFAST_HANG_FLOOR_S": str(options.hang_floor_s or LATE_FLOOR_S),
         "HOLDFAST_FIRST_STEP_S": str(options.first_step_timeout_s),
         "HOLDFAST_PAUSE_S": str(options.pause_timeout_s),
     }

@@ -73,7 +73,7 @@ async def serve(settings: Settings, api: socket.socket, keeper: socket.socket, m
     job = Job(
         settings.policy,
         run.path,
-        Records(run, measured.over_last_minute),
+        Records(run, measured.over_last_minute, settings.policy),
         backend,
         connections,
         fresh,

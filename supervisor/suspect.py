@@ -21,9 +21,11 @@ _FRAME = re.compile(r"^\s+(?P<function>.+?) \((?P<file>[^()]*?)(?::\d+)?\)\s*$")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _NATIVE_WAIT = re.compile(r"gloo::|nccl|c10d::|ProcessGroup", re.IGNORECASE)
 
+_EXCHANGE = ("holdfast/exchange", "holdfast/beside")  # our own wait for another rank
+
 # How much a stack looks like a victim's. Backward is not certain: a rank that is stuck in C++
 # shows the same Python frames as one that waits there for its peers' gradients.
-_BUSY, _UNKNOWN, _BACKWARD, _COLLECTIVE = range(4)
+NOT_WAITING, UNKNOWN, BACKWARD, COLLECTIVE = range(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Suspicion:
 @dataclass(frozen=True, slots=True)
 class Group:
     ranks: tuple[int, ...]
-    stack: str  # normalised: thread names, functions and files
+    stack: str  # of the lowest rank
 
 
 def name_hung(evidence: tuple[Evidence, ...]) -> Suspicion:
@@ -71,11 +73,14 @@ def name_hung(evidence: tuple[Evidence, ...]) -> Suspicion:
 
 
 def group_stacks(evidence: tuple[Evidence, ...]) -> tuple[Group, ...]:
-    """Group ranks whose stacks are the same but for line numbers, smallest group first."""
-    groups: dict[str, list[int]] = {}
-    for each in evidence:
-        groups.setdefault(_normalised(each.stack), []).append(each.rank)
-    made = [Group(tuple(sorted(ranks)), stack) for stack, ranks in groups.items()]
+    """Group ranks whose stacks are the same but for line numbers, smallest group first.
+
+    A group shows the stack of its lowest rank, with the line numbers.
+    """
+    groups: dict[str, list[Evidence]] = {}
+    for each in sorted(evidence, key=lambda each: each.rank):
+        groups.setdefault(_normalised(each.stack), []).append(each)
+    made = [Group(tuple(each.rank for each in same), _shown(same[0].stack)) for same in groups.values()]
     return tuple(sorted(made, key=lambda group: (len(group.ranks), group.ranks)))
 
 
@@ -104,10 +109,10 @@ def _place(evidence: Evidence) -> tuple[int, int, int]:
 
 
 def _not_waiting(left: tuple[Evidence, ...]) -> _Found:
-    levels = {e.rank: _waiting(e.stack) for e in left}
+    levels = {e.rank: waiting(e.stack) for e in left}
     lowest = min(levels.values())
     found = tuple(e for e in left if levels[e.rank] == lowest)
-    if lowest == _UNKNOWN:
+    if lowest == UNKNOWN:
         return found, "shows no stack while the others wait in a collective"
     where = _innermost(found[0].stack)
     at = f" but is in {where}" if where else ""
@@ -144,22 +149,26 @@ def _blocked(left: tuple[Evidence, ...]) -> _Found:
     return found or left, "is blocked in the kernel (state D)"
 
 
-def _waiting(stack: str) -> int:
+def waiting(stack: str) -> int:
     """Judge by the innermost Python frame of the main thread: C++ below it shows no frame."""
     frames = _main_frames(stack)
     if not frames:
-        return _UNKNOWN
+        return UNKNOWN
     native: list[str] = []
     for function, file in frames:
         if ".py" not in file and not file.startswith("<"):
             native.append(function)
             continue
-        if "torch/distributed/" in file or "torch/nn/parallel/distributed" in file:
-            return _COLLECTIVE
+        if (
+            file.startswith(_EXCHANGE)
+            or "torch/distributed/" in file
+            or "torch/nn/parallel/distributed" in file
+        ):
+            return COLLECTIVE
         if function.endswith("_engine_run_backward"):
-            return _BACKWARD
+            return BACKWARD
         break
-    return _COLLECTIVE if any(map(_NATIVE_WAIT.search, native)) else _BUSY
+    return COLLECTIVE if any(map(_NATIVE_WAIT.search, native)) else NOT_WAITING
 
 
 def _innermost(stack: str) -> str:
@@ -186,6 +195,14 @@ def _threads(stack: str) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
         elif frame is not None and found:
             found[-1][1].append((frame["function"], frame["file"]))
     return [(name, tuple(frames)) for name, frames in found if frames]
+
+
+def _shown(stack: str) -> str:
+    """Return the main thread first, and no numbers of threads, which say nothing to people."""
+    parts = re.split(r"^(?=Thread )", stack.strip(), flags=re.MULTILINE)
+    parts = [each.rstrip() for each in parts if each.startswith("Thread ")] or [stack.strip()]
+    parts.sort(key=lambda part: '"MainThread"' not in part)
+    return "\n".join(re.sub(r'^Thread \S+(?: \([^)]*\))?:? "', 'Thread "', each) for each in parts)
 
 
 def _normalised(stack: str) -> str:

@@ -163,10 +163,11 @@ class _News:
     def of(self, status: Mapping[str, Any]) -> list[str]:
         """Return a line for each; for one that was over at once, a single line."""
         news = [*self._slow.of(status), *self._storage(status)]
-        for note in status.get("passed_over") or ():
-            if ("passed over", note) not in self._told:
-                self._told.add(("passed over", note))
-                news.append(note)
+        for name in ("passed_over", "warnings"):
+            for note in status.get(name) or ():
+                if (name, note) not in self._told:
+                    self._told.add((name, note))
+                    news.append(note)
         last, opened = status.get("last_incident"), status.get("open_incident")
         if last and not last.get("open"):
             news += [line for found in (*self._missed(last), last) for line in self._ended(found)]

@@ -6,7 +6,7 @@ now. Both are immutable, so a decision can be taken again from its journal line.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from holdfast.launcher_messages import Launch
@@ -37,6 +37,8 @@ class Fault:
     signal: int | None = None
     position: int = -1
     value: str = ""  # of a bad number
+    place: str = ""  # of a hang: the line of the script where the rank stands
+    work: str = ""  # of a hang that may have been work: of which kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,24 @@ class Past:
     generation: int
     worked: bool = False  # the generation had gained a step, or a while
     value: str = ""  # the number that was bad
+    place: str = ""
+    work: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """Work of this kind once kept the group waiting for `seconds`, and ended by itself."""
+
+    work: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """What was said about a place in the script, before anything is done about it."""
+
+    place: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +164,8 @@ class Memory:
     lost: tuple[str, ...] = ()
     missed: tuple[Missed, ...] = ()  # work after commits that was cut off and not done again
     before: int = 0  # incidents of earlier runs in the same directory
+    learned: tuple[Learned, ...] = ()
+    warned: tuple[Warned, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +192,38 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """A rank that is late: since when, and what the looks at it have shown."""
+
+    rank: int
+    step: int
+    phase: str
+    since_ns: int  # when its progress ended
+    role: str = ""  # what it does, by the newest look: `supervisor.shown`; "" until there is one
+    work: str = ""  # of which kind that is
+    worked_ns: int = 0  # when work was seen last; 0 never
+    busy: bool = False  # it computes, without getting anywhere that can be seen
+    look: int = 0  # number of the newest look
+    phase_seq: int = -1
+    at: str = ""
+    works: tuple[str, ...] = ()  # the kinds of work that were seen
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What the supervisor has seen of a group in which no step ends. Folded from view to view."""
+
+    generation: int = 0
+    ranks: tuple[Seen, ...] = ()  # those that are late
+    passed: tuple[Learned, ...] = ()  # of the last stall that ended by itself, in this generation
+
+    @property
+    def since_ns(self) -> int:
+        """When the last of them made its last progress; 0 while nobody is late."""
+        return max((each.since_ns for each in self.ranks), default=0)
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """Everything known at `now_ns` (CLOCK_MONOTONIC of the supervisor's host)."""
 
@@ -178,6 +232,7 @@ class View:
     memory: Memory
     members: tuple[MemberView, ...] = ()
     checkpoint: Checkpoint | None = None
+    watch: Watch = field(default_factory=Watch)
 
     def member(self, name: str) -> MemberView | None:
         return next((each for each in self.members if each.name == name), None)
@@ -203,7 +258,9 @@ class Policy:
     loss_jump_fault: bool = False  # else it is only warned of
     patience_s: float = 86_400.0  # of a rank for its peers
     member_timeout_s: float = 5.0
-    look_s: float = 4.0
+    hang_floor_s: float = 0.0  # as the user gave it: whoever is late by then hangs; 0: not given
+    stall_limit_s: float = 60.0  # without a step, and without a sign of work
+    look_s: float = 4.0  # for a look at a rank that is late
     secure_s: float = 2.0
     victim_s: float = 0.3
     form_s: float = 600.0
@@ -222,7 +279,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Gather evidence about a hang before anything is stopped."""
+    """Gather evidence about a hang before anything is stopped. Only in journals of older versions."""
 
     faults: tuple[Fault, ...]
     why: str
@@ -230,8 +287,24 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """The hang that was looked at is over by itself: nothing was stopped, and nothing is to be done."""
+    """The hang that was looked at is over by itself. Only in journals of older versions."""
 
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """Say of a rank that holds up the others where it is, and what the script can do about it."""
+
+    place: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Learn:
+    """Remember how long a stall lasted that ended by itself."""
+
+    learned: tuple[Learned, ...]
     why: str
 
 
@@ -302,4 +375,6 @@ class Done:
     why: str
 
 
-Action: TypeAlias = Wait | Look | Dismiss | Secure | Start | Settle | Save | Replace | End | Done
+Action: TypeAlias = (
+    Wait | Look | Dismiss | Warn | Learn | Secure | Start | Settle | Save | Replace | End | Done
+)

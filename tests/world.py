@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from holdfast.launcher_messages import Marks
-from supervisor import orders
+from supervisor import orders, still
 from supervisor.accounts import Accounts
 from supervisor.apply import apply, asked_to_stop
 from supervisor.decide import decide
-from supervisor.view import Action, Dismiss, End, Look, Memory, Policy, Secure, Settle, Start, View, Wait
+from supervisor.view import Action, End, Memory, Policy, Secure, Settle, Start, View, Wait, Watch
 from tests.simulated.group import Group
 from tests.simulated.member import MS, Content, Member
 from tests.simulated.network import Network
@@ -71,6 +71,7 @@ class World:
     ledger: dict[str, Any] | None = None  # as the journal has it
     _want: tuple[int, tuple[str, ...]] | None = None
     _deadline_ns: int = 0
+    _watch: Watch = field(default_factory=Watch)
 
     def __post_init__(self) -> None:
         self.group, self.store, self.network = Group(self), Store(self), Network(self)
@@ -122,7 +123,7 @@ class World:
         """All that it knows but the journal is gone; whoever keeps it starts another."""
         if self._memory is not None:
             self.has_forgotten |= bool(self.journal) and self._disk != self.journal[-1]
-            self._memory, self._accounts, self._want = None, None, None
+            self._memory, self._accounts, self._want, self._watch = None, None, None, Watch()
             self.network.forget()
             self.after(SUPERVISOR_MS, self._start_supervisor)
 
@@ -182,7 +183,9 @@ class World:
         self._existed = tuple(name for name in known if name not in memory.lost)
         names += self._existed
         members = tuple(self.network.view(name, memory) for name in dict.fromkeys(names))
-        return View(self.now_ns, self.now_ns / 1e9, memory, members, self.store.newest())
+        view = View(self.now_ns, self.now_ns / 1e9, memory, members, self.store.newest())
+        self._watch = still.later(self._watch, view)
+        return replace(view, watch=self._watch)
 
     def _carry_out(self, view: View, action: Action, accounts: Accounts) -> None:
         after = apply(view, action, self.policy)
@@ -200,8 +203,6 @@ class World:
 
     def _record(self, before: Memory, action: Action, after: Memory) -> None:
         """What a supervisor writes after the journal, and a new one once more."""
-        if isinstance(action, Dismiss):  # it was none
-            return
         if before.incident and (after.incident is None or after.incident.number != before.incident.number):
             self.closed[before.incident.number] = "settled" if isinstance(action, Settle) else "overtaken"
         if isinstance(action, End) and after.incident:
@@ -211,7 +212,7 @@ class World:
 
     def _account(self, view: View, action: Action, after: Memory, accounts: Accounts) -> None:
         before, opened = view.memory, after.incident
-        if isinstance(action, (Look, Secure)) and opened is not None:
+        if isinstance(action, Secure) and opened is not None:
             if before.incident is None or before.incident.number != opened.number:
                 accounts.opened(opened, before.incident)
         elif isinstance(action, Settle):
@@ -228,7 +229,9 @@ class World:
             self._want = wanted
             self.after(1, partial(self._create, *wanted))
         for name in sorted(self.exists):
-            if self.network.order(name, orders.order_for(memory, name, self.policy, None)):
+            if self.network.order(
+                name, orders.order_for(memory, name, self.policy, None, look=bool(self._watch.ranks))
+            ):
                 self._point()
 
     # -- whoever keeps the members

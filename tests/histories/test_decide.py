@@ -39,9 +39,13 @@ def worlds(draw: st.DrawFn) -> World:
         standby=draw(st.integers(0, 2)),
         checkpoint_every_s=draw(st.sampled_from([0.0, 0.12])),
         max_restarts=1000,
+        stall_limit_s=4.0,
     )
     where = st.tuples(st.integers(0, members * nproc - 1), st.integers(0, STEPS - 1))
-    cues = draw(st.dictionaries(where, st.sampled_from(KINDS), max_size=4))
+    kinds = (
+        KINDS if members * nproc > 1 else [kind for kind in KINDS if kind != "block"]
+    )  # it has all the time
+    cues = draw(st.dictionaries(where, st.sampled_from(kinds), max_size=4))
     return World(
         policy,
         STEPS,

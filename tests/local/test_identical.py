@@ -37,7 +37,7 @@ def train(start: Start, options: str, trainer: str, digest: Path) -> Run:
     words = [f"trainer.{trainer}", "--tiny", "--log-every", "500", "--val-every", "300"]
     words += ["--steps", str(STEPS[trainer]), "--digest", str(digest)]
     words += ["--fake-data"] if trainer == "vision" else []
-    options += " --checkpoint-every 5"
+    options += " --checkpoint-every 5 --hang-floor 600ms"  # a loop without end may be work, unless told so
     return start(options, "-m", *words, into=digest.stem, PYTHONPATH=str(parts.folder()))
 
 

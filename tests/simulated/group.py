@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 JOIN_MS, RESTORE_MS, VICTIM_MS, EXIT_MS = 10, 5, 4, 15
 LATER_MS = 50  # than the limit for a hang: then somebody looks
+SLOW_MS = 30_000  # it evaluates, and has told nobody
 BACK_MS = 50  # after that: somebody is still looking
 FAULTS = (
-    *("raise", "leave", "crash", "kill", "hang", "stop", "late", "lose", "mute"),
+    *("raise", "leave", "crash", "kill", "hang", "stop", "late", "slow", "block", "lose", "mute"),
     *("sidecar", "cut", "supervisor"),
 )
 WHERE = '  File "train.py", line 7\nValueError: bad\n'
@@ -190,13 +191,14 @@ class Group:
                 world.network.cut_off(rank.member.name, 1500)
             case "supervisor":
                 world.kill_supervisor()
-            case "hang" | "stop":
+            case "hang" | "stop" | "block":
                 rank.away = what
                 self._stall(rank.generation)
-            case "late":
+            case "late" | "slow":
                 rank.away = what
                 self._stall(rank.generation)
-                world.after(world.hang_ms + LATER_MS + BACK_MS, partial(self._come_back, rank, step))
+                back_ms = SLOW_MS if what == "slow" else LATER_MS + BACK_MS
+                world.after(world.hang_ms + back_ms, partial(self._come_back, rank, step))
 
     def _come_back(self, rank: Rank, step: int) -> None:
         """Nothing was wrong with it: the step goes on as if it had been in time."""

@@ -56,6 +56,11 @@ SINGLE: dict[str, tuple[Script, list[tuple[str, str, int]]]] = {
     "a rank never enters a collective": (lambda **g: cued(1, 5, "hang", **g), [("hang", "restart", 5)]),
     "a rank is stopped": (lambda **g: cued(0, 5, "stop", **g), [("hang", "restart", 5)]),
     "a rank is late and goes on by itself": (lambda **g: cued(1, 5, "late", **g), []),
+    "a rank evaluates for half a minute": (lambda **g: cued(1, 5, "slow", **g), []),
+    "a rank waits for a file that never comes": (
+        lambda **g: cued(1, 5, "block", **g),
+        [("hang", "restart", 5)],
+    ),
     "a member is lost": (lambda **g: cued(1, 5, "lose", **g), [("member_lost", "swap", 5)]),
     "the member of rank 0 is lost": (lambda **g: cued(0, 5, "lose", **g), [("member_lost", "swap", 5)]),
     "a member of three is lost and none stands by": (

@@ -20,7 +20,9 @@ from tests.simulated.member import MS, Member, Rank
 
 PREPARE_MS, LOOK_MS, STOP_MS, SAVE_MS = 5, 100, 20, 50
 WAITING = 'Thread 1 (idle): "MainThread"\n    all_reduce (torch/distributed/c10d.py:3)\n'
-STUCK = 'Thread 1 (active): "MainThread"\n    read (train.py:7)\n'
+STUCK = 'Thread 1 (idle): "MainThread"\n    wait (threading.py:331)\n    read (train.py:7)\n'
+WORK = "evaluate (train.py:42)"
+WORKING = f'Thread 1 (active): "MainThread"\n    {WORK}\n'
 
 
 @dataclass
@@ -31,6 +33,7 @@ class Sidecar:
     order: MemberOrder = field(default_factory=lambda: MemberOrder("idle", 0))
     sequence: int = 0
     secured_for: int = 0
+    looking: bool = False
     looked_for: int = 0
     look: int = 0
     looks: tuple[Look, ...] = ()
@@ -54,10 +57,10 @@ class Sidecar:
             launcher=member.launcher_state(),
             peer_url=f"http://{member.name}:1",
             progress=tuple(map(_progress, member.ranks)),
-            stalls=self._stalls() if self.order.do in ("run", "look") else (),
-            looks=self.looks,
-            looked_for=self.looked_for,
-            look=self.look,
+            stalls=self._stalls() if self.order.do == "run" else (),
+            looks=self.looks if self._is_to_look() else (),
+            looked_for=self.looked_for if self._is_to_look() else 0,
+            look=self.look if self._is_to_look() else 0,
             slots=tuple(Slot(generation, content.step, 8) for generation, content in member.slots),
             privates=self.listed,
             secured_for=self.secured_for,
@@ -68,9 +71,12 @@ class Sidecar:
 
     def _stalls(self) -> tuple[Stall, ...]:
         now_ns, limit_ns = self.member.world.now_ns, self.member.world.hang_ms * MS
+        hang_s = self.member.world.hang_ms / 1000
         stalled = [r for r in self.member.ranks if r.alive and r.state == "running" and r.away != "flag"]
         return tuple(
-            Stall(r.number, r.generation, r.content.step, 3, 0, "forward", (now_ns - r.moved_ns) / 1e9, 0.6)
+            Stall(
+                r.number, r.generation, r.content.step, 3, 0, "forward", (now_ns - r.moved_ns) / 1e9, hang_s
+            )
             for r in stalled
             if now_ns - r.moved_ns > limit_ns
         )
@@ -93,10 +99,11 @@ class Sidecar:
             member.refill(order.generation)
         elif order.do == "secure" and self.secured_for < order.generation:
             self._secure(order)
-        elif order.do == "look" and (self.looked_for, self.look) != (order.generation, order.look):
-            after(LOOK_MS, partial(self._look, order.generation, order.look))
         elif order.do == "stop":
             after(STOP_MS, partial(member.world.remove, member.name))
+        if self._is_to_look() and not self.looking:
+            self.looking = True
+            self.member.world.after(LOOK_MS, self._look)
         if order.save > max(self.durable.asked, self.saving):
             self.saving = order.save
             after(SAVE_MS, partial(self._save, order))
@@ -123,13 +130,17 @@ class Sidecar:
         self.secured_for = order.generation
         member.world.network.tell(member)
 
-    def _look(self, generation: int, number: int) -> None:
-        if self.member.sidecar is self and (self.looked_for, self.look) != (generation, number):
-            mine = [rank for rank in self.member.ranks if rank.generation == generation]
-            self.looks = tuple(
-                Look(r.number, r.content.step, 3, 0, "S", 0.0, STUCK if r.away else WAITING) for r in mine
-            )
-            self.looked_for, self.look = generation, number
+    def _is_to_look(self) -> bool:
+        return self.order.do == "run" and bool(self.order.look or self._stalls())
+
+    def _look(self) -> None:
+        """Look at all ranks here, and again for as long as somebody is late."""
+        self.looking = False
+        if self.member.sidecar is self and self._is_to_look():
+            self.look += 1
+            self.looked_for = self.member.generation
+            mine = [rank for rank in self.member.ranks if rank.generation == self.looked_for and rank.alive]
+            self.looks = tuple(_look(rank, self.look) for rank in mine)
             self.member.changed()
 
     def _save(self, order: MemberOrder) -> None:
@@ -143,3 +154,19 @@ def _progress(rank: Rank) -> Progress:
     snapshot = max((content.step for _, content in rank.member.slots), default=-1)
     step = rank.content.step
     return Progress(rank.number, step, "forward", "", "0.5", "nan", 1, 1, 1.0, 0.05, 0.06, snapshot)
+
+
+def _look(rank: Rank, number: int) -> Look:
+    """Return what is seen of a rank: it is stopped, waits for a lock, a file or for others, or works."""
+    waits = Look(rank.number, rank.content.step, 3, 0, "S", 0.0, WAITING, number=number, window_s=0.15)
+    match rank.away:
+        case "":
+            return waits
+        case "stop":
+            return replace(waits, process_state="T", stack=STUCK)
+        case "slow" | "block":
+            moved = rank.away == "slow"
+            return replace(waits, process_state="D", stack=WORKING, moved=moved, where=WORK, at=WORK)
+    return replace(
+        waits, stack=STUCK, calls=("lock",), at="wait (threading.py:331)", where="read (train.py:7)"
+    )

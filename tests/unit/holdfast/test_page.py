@@ -105,7 +105,7 @@ def test_a_reader_takes_every_field_from_its_place() -> None:
 def test_the_numbers_of_phases_and_failures_are_pinned() -> None:
     assert [phase.name for phase in Phase] == [
         "JOINING", "RESTORING", "DATA", "FORWARD", "BACKWARD", "OPTIMIZER", "CHECKPOINT", "EVAL",
-        "IDLE", "PAUSED", "DONE", "TAIL",
+        "IDLE", "PAUSED", "DONE", "TAIL", "SNAPSHOT",
     ]  # fmt: skip
     assert [kind.name for kind in FailKind] == [
         "NONE", "EXCEPTION", "SYSTEM_EXIT", "DISTRIBUTED", "BAD_INPUT", "NUMERIC",

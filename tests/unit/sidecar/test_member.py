@@ -13,10 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast import tasks, wire
-from holdfast.launcher_messages import Launch, LauncherOrder, LauncherState, RankStart, Restore
+from holdfast.launcher_messages import Launch, LauncherOrder, LauncherState, Look, RankStart, Restore
 from holdfast.messages import Drill, MemberOrder, MemberReport, Slot, Source, Stall
-from holdfast.page import Page
-from sidecar import stacks
 from sidecar.config import Config
 from sidecar.member import LATE_S, SOONEST_S, Member
 from tests.unit.sidecar.launching import LIMIT_S, Launcher
@@ -124,22 +122,34 @@ async def test_what_cannot_be_prepared_is_told_with_its_generation_and_forgotten
         assert (await place.heard()).generation == 3
 
 
-async def test_each_look_answers_its_number_and_whoever_goes_on_meanwhile_is_told_of(
+async def test_while_somebody_is_late_the_launcher_looks_again_and_again_and_what_it_sees_is_told(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stacks, "WINDOW_S", 0.01)
-    page = Page.create(here / "page-0.bin")
-    page.begin(1, 0, 0, 1, 5)
+    seen = Look(0, 5, 3, 0, "S", 0.0, "stack", number=1)
     async with at_work(here) as place:
         sidecar = place.sidecar
-        sidecar.stalls = (Stall(0, 1, 5, 3, 0, "forward", 0.7, 0.6),)
-        for number in (1, 2):
-            await sidecar.obey(MemberOrder("look", 1, look=number))
-            seen = await place.until(lambda report, number=number: report.look == number)
-            assert (seen.looked_for, [each.step for each in seen.looks]) == (1, [5])
+        await sidecar.obey(MemberOrder("run", 1))
+        late = [Stall(0, 1, 5, 3, 0, "forward", 0.7, 0.6)]
+        monkeypatch.setattr(sidecar.pages, "poll", lambda *_: late)
         sidecar._look_for_stalls(0.0)
-        assert sidecar.report().stalls == ()
-    page.close()
+        assert (await place.heard()) == LauncherOrder("look", 1, look=1)
+        await place.tells(launcher(rank(0), looks=(seen,), looked=1))
+        told = sidecar.report()
+        assert (told.looks, told.looked_for, told.look) == ((seen,), 1, 1)
+        assert told.stalls[0].stalled_s >= 0.7
+        late.clear()
+        sidecar._look_for_stalls(0.0)
+        told = sidecar.report()
+        assert (told.stalls, told.looks) == ((), ())
+
+
+async def test_all_are_looked_at_while_a_rank_of_another_member_is_late(here: Path) -> None:
+    async with at_work(here) as place:
+        await place.sidecar.obey(MemberOrder("run", 1, look=1))
+        place.sidecar._look_for_stalls(0.0)
+        assert (await place.heard()) == LauncherOrder("look", 1, look=1)
+        place.sidecar._look_for_stalls(0.0)
+        assert place.there.heard.empty(), "one look at a time"
 
 
 async def test_a_rank_that_stalls_again_at_another_step_is_told_of_anew(

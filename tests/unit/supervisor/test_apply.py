@@ -8,6 +8,8 @@ from supervisor.apply import LOST, apply, asked_to_stop
 from supervisor.view import (
     Dismiss,
     End,
+    Learn,
+    Learned,
     Look,
     Memory,
     Open,
@@ -20,6 +22,8 @@ from supervisor.view import (
     Start,
     View,
     Wait,
+    Warn,
+    Warned,
 )
 from tests.unit.supervisor.views import S, fault, holding, launcher, member, progress, report, view
 
@@ -48,42 +52,33 @@ def test_a_first_fault_opens_an_incident_at_its_first_symptom() -> None:
     assert after.incidents == 1
 
 
-def test_a_hang_that_is_being_looked_at_counts_as_an_incident_once_something_is_done() -> None:
-    looking = apply(view(*HELD, incidents=4), Look((fault("hang"),), ""), POLICY)
-    assert looking.incident is not None
-    assert (looking.phase, looking.incidents, looking.incident.number, looking.looks) == ("looking", 4, 5, 1)
-    hung = apply(replace(view(*HELD), memory=looking), Secure((fault("hang"),), True, ""), POLICY)
-    assert (hung.phase, hung.incidents) == ("securing", 5)
-
-
-def test_a_run_that_is_stopped_while_a_hang_is_looked_at_counts_it() -> None:
-    """Its file is written, and the next run in this directory must not take its number."""
-    looking = apply(view(*HELD, incidents=4), Look((fault("hang"),), ""), POLICY)
-    ended = apply(replace(view(*HELD), memory=looking), End(130, "stopped at once, as asked"), POLICY)
-    assert ended.incident is not None
-    assert (ended.incidents, ended.incident.number) == (5, 5)
-
-
-def test_a_hang_that_is_over_leaves_nothing_but_the_number_of_the_look() -> None:
-    before = view(*HELD, settled=True, incidents=4)
-    looking = apply(before, Look((fault("hang"),), ""), POLICY)
-    after = apply(replace(before, memory=looking), Dismiss("it went on"), POLICY)
-    assert after == replace(before.memory, looks=1, since_ns=before.now_ns)
-
-
-def test_evidence_is_kept_and_the_named_rank_comes_first() -> None:
-    both = (fault("hang", 0), fault("hang", 1), fault("victim", 0))
+def test_evidence_is_kept_when_a_hang_is_acted_on() -> None:
     looked = member("m0", report("m0", launcher(), looked_for=1, looks=(Looked(0, 5, 3, 0, "T", 0.5, "x"),)))
-    looking = Open(1, 1, 0, 0, 0.0, both)
     named = fault("hang", 1, detail="rank 1 hangs")
-    after = apply(
-        view(looked, phase="looking", incident=looking, incidents=1), Secure((named,), True, ""), POLICY
-    )
+    after = apply(view(looked, incidents=1), Secure((named,), True, ""), POLICY)
     assert after.incident is not None
-    assert after.incident.faults == (named, fault("victim", 0))
+    assert after.incident.faults == (named,)
     assert after.incident.evidence == ("rank 0: step 5, state T, 0.50 s of CPU",)
-    assert (after.incident.looked_ns, after.incidents) == (100 * S, 1)
+    assert (after.incident.looked_ns, after.incidents) == (100 * S, 2)
     assert after.incident.stacks[0][0] == (0,)
+
+
+def test_what_a_stall_has_taught_is_kept_for_the_longest_of_its_kind() -> None:
+    seen = view(*HELD, learned=(Learned("sleep", 20.0), Learned("a file system", 7.0)))
+    after = apply(seen, Learn((Learned("sleep", 12.0), Learned("a file system", 9.0)), ""), POLICY)
+    assert after == replace(seen.memory, learned=(Learned("sleep", 20.0), Learned("a file system", 9.0)))
+
+
+def test_a_place_that_was_warned_of_is_remembered() -> None:
+    seen = view(*HELD)
+    after = apply(seen, Warn("evaluate (train.py:42)", "text"), POLICY)
+    assert after == replace(seen.memory, warned=(Warned("evaluate (train.py:42)", "text"),))
+
+
+def test_a_line_of_an_older_version_about_a_look_changes_nothing() -> None:
+    seen = view(*HELD)
+    assert apply(seen, Look((fault("hang"),), ""), POLICY) == seen.memory
+    assert apply(seen, Dismiss("it went on"), POLICY) == seen.memory
 
 
 def test_a_fault_before_the_first_new_step_is_another_incident() -> None:

@@ -2,20 +2,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from holdfast.messages import Stall
 from supervisor.decide import decide
 from supervisor.view import (
     Checkpoint,
-    Dismiss,
     Done,
     End,
-    Look,
+    Learn,
     Memory,
-    Open,
     Policy,
     Replace,
     Secure,
@@ -23,9 +19,10 @@ from supervisor.view import (
     Start,
     View,
     Wait,
+    Warn,
 )
 from tests.simulated.scripts import SINGLE, STEPS, TWO, Script, actions, cued, is_whole, remedies
-from tests.unit.supervisor.views import S, fault, launcher, member, progress, report, view
+from tests.unit.supervisor.views import S
 from tests.world import World
 
 
@@ -81,40 +78,57 @@ def test_members_are_not_made_while_the_group_recovers() -> None:
 
 def test_a_hang_is_looked_at_before_anything_is_stopped() -> None:
     world = cued(1, 5, "hang").run()
-    assert [type(action) for _, action, _ in world.journal][2:5] == [Look, Secure, Start]
+    assert [type(action) for _, action, _ in world.journal][2:4] == [Secure, Start]
     [named] = actions(world, Secure)[0].faults
     assert (named.kind, named.rank, named.member) == ("hang", 1, "m1")
+    [incident] = {m.incident for _, a, m in world.journal if isinstance(a, Start) and m.incident}
+    assert [line.partition(":")[0] for line in incident.evidence] == ["rank 0", "rank 1"]
 
 
-def test_a_rank_that_goes_on_is_no_incident_and_a_later_hang_is_looked_at_anew() -> None:
+def test_a_rank_that_goes_on_is_no_incident_and_a_later_hang_is_found_all_the_same() -> None:
     late = cued(1, 3, "late")
     late.cues[0, 6] = ("hang", 1)
     world = late.run()
     kinds = [type(action) for _, action, _ in world.journal]
-    assert kinds == [Start, Settle, Look, Dismiss, Look, Secure, Start, Settle, End, Done]
+    assert kinds == [Start, Settle, Secure, Start, Settle, End, Done]
     assert remedies(world) == [("hang", "restart", 6)]
-    assert (world.memory.incidents, world.memory.looks) == (1, 2)
+    assert world.memory.incidents == 1
     [incident] = {m.incident for _, a, m in world.journal if isinstance(a, Start) and m.incident}
     assert re.findall(r"step (\d+)", " ".join(incident.evidence)) == ["6", "6"]
 
 
-def test_a_rank_goes_on_when_it_has_done_a_step_and_is_not_late_again() -> None:
-    """What a member says of the steps is newer than what it says of who has stalled."""
-    stall, again = (Stall(1, 1, step, 3, 0, "forward", 0.7, 0.6) for step in (5, 6))
-    hung = Open(1, 1, 0, 0, 0.0, (fault("hang", 1, step=5),))
-    given: dict[str, Any] = {"phase": "looking", "since_ns": 100 * S, "incident": hung, "looks": 1}
+def test_a_rank_that_works_is_left_to_it_and_what_its_work_took_is_learned() -> None:
+    world = cued(1, 5, "slow").run()
+    assert is_whole(world)
+    assert [type(a) for _, a, _ in world.journal] == [Start, Settle, Learn, End, Done]
+    [learned] = world.memory.learned
+    assert (learned.work, round(learned.seconds)) == ("computing", 31)
 
-    def decided(step: int, stalls: tuple[Stall, ...] = (), **changed: Any) -> object:
-        first = report("m0", launcher(), progress=(progress(0, 7),))
-        second = report("m1", launcher(), progress=(progress(1, step),), stalls=stalls)
-        memory = {"settled": True, **given, **changed}
-        return decide(view(member("m0", first), member("m1", second), **memory), TWO)
 
-    assert isinstance(decided(6), Dismiss)
-    assert isinstance(decided(6, (stall,)), Dismiss)
-    assert isinstance(decided(6, (again,)), Wait)
-    assert isinstance(decided(5), Wait)
-    assert isinstance(decided(6, settled=False), Wait)
+def test_a_rank_that_waits_for_a_file_is_warned_of_and_then_restarted_at_its_limit() -> None:
+    world = cued(1, 5, "block", policy=replace(TWO, stall_limit_s=10.0)).run()
+    assert is_whole(world)
+    assert [type(a) for _, a, _ in world.journal][2:5] == [Warn, Secure, Start]
+    [warned], [secured] = actions(world, Warn), actions(world, Secure)
+    assert "rank 1 has been in evaluate (train.py:42) (waiting for a file system)" in warned.why
+    assert "no step for 5 s while rank 0 waits; Holdfast restarts it at 10 s" in warned.why
+    assert "the limit for that is 10 s" in secured.why
+
+
+def test_what_was_restarted_at_a_place_gets_twice_the_time_there_and_is_no_bug() -> None:
+    world = cued(1, 5, "block", times=6, policy=replace(TWO, stall_limit_s=1.0)).run()
+    assert is_whole(world)
+    waited = [view.now_ns - view.watch.since_ns for view, a, _ in world.journal if isinstance(a, Secure)]
+    assert [round(each / 1e9) for each in waited] == [1, 2, 4, 8, 16, 32]
+    assert len(actions(world, Warn)) == 1, "once for a place"
+
+
+def test_a_new_supervisor_counts_a_stall_from_where_it_began() -> None:
+    policy = replace(TWO, stall_limit_s=10.0)
+    world = cued(1, 5, "block", policy=policy).at(6_000, lambda w: w.kill_supervisor()).run()
+    assert is_whole(world)
+    [secured] = [view for view, a, _ in world.journal if isinstance(a, Secure)]
+    assert secured.now_ns < world.journal[1][0].now_ns + 12 * S
 
 
 def test_a_cause_that_shows_itself_after_its_victims_is_named() -> None:

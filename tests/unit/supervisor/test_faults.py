@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.launcher_messages import Ending, Flag, Restore
-from holdfast.messages import Stall
 from supervisor import faults
 from supervisor.view import Fault, Open, Policy
 from tests.unit.supervisor.views import (
@@ -88,13 +87,6 @@ def test_a_bad_number_is_named_with_step_and_batch() -> None:
     assert found.detail == "rank 1 computed a loss of 123.0 at step 4, batch position 64"
 
 
-def test_a_stall_is_a_hang_that_began_when_the_progress_ended() -> None:
-    stall = Stall(1, 1, 5, 4, 2, "backward", 2.5, 1.0)
-    told = report("m1", launcher(rank(1)), stalls=(stall, Stall(1, 9, 5, 4, 2, "backward", 2.5, 1.0)))
-    [found] = faults.found(view(WELL, member("m1", told)), POLICY)
-    assert (found.kind, found.rank, found.at_ns) == ("hang", 1, int(97.5 * S))
-
-
 @pytest.mark.parametrize(
     ("given", "lost"),
     [
@@ -125,9 +117,9 @@ def test_the_last_that_have_the_state_are_kept_until_something_else_needs_their_
     told = report("m0", launcher(rank(0)), launcher_silent=DEAF)
     alone = view(member("m0", told), placement=("m0",))
     assert faults.found(alone, POLICY) == ()
-    stall = Stall(0, 1, 5, 4, 2, "backward", 2.5, 1.0)
-    stuck = view(member("m0", replace(told, stalls=(stall,))), placement=("m0",))
-    assert {each.kind for each in faults.found(stuck, POLICY)} == {"hang", "member_lost"}
+    died = rank(0, Ending(1, None, 9))
+    stuck = view(member("m0", replace(told, launcher=launcher(died))), placement=("m0",))
+    assert {each.kind for each in faults.found(stuck, POLICY)} == {"crash", "member_lost"}
     other = member("m1", report("m1", launcher(rank(1)), launcher_silent=DEAF))
     assert faults.found(view(member("m0", told), other), POLICY) == ()
 

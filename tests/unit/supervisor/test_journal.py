@@ -22,6 +22,8 @@ from supervisor.view import (
     Dismiss,
     Done,
     End,
+    Learn,
+    Learned,
     Look,
     Memory,
     Policy,
@@ -33,6 +35,7 @@ from supervisor.view import (
     Start,
     View,
     Wait,
+    Warn,
 )
 from tests.unit.supervisor.views import fault, holding, member, view
 from tests.world import World
@@ -79,6 +82,8 @@ EACH: dict[type[object], Action] = {
     Wait: Wait(7, "because"),
     Look: Look((FAULT,), "because"),
     Dismiss: Dismiss("because"),
+    Warn: Warn("evaluate (train.py:42)", "because"),
+    Learn: Learn((Learned("sleep", 12.5),), "because"),
     Secure: Secure((FAULT,), True, "because"),
     Start: Start(("m0", "m1"), RESUME, (3,), "127.0.0.1", 4000, FAULT, "restart", ("line",), "because"),
     Settle: Settle(7, "because"),

@@ -83,9 +83,11 @@ def test_what_was_secured_in_a_recovery_is_saved_once_the_group_trains_again() -
     assert order("m0", settled=True, **given).save == 0
 
 
-def test_a_hang_is_looked_at() -> None:
-    found = order("m0", phase="looking", looks=3)
-    assert (found.do, found.generation, found.look) == ("look", 1, 3)
+def test_ranks_are_looked_at_while_one_is_late() -> None:
+    found = order_for(memory(), "m0", POLICY, None, look=True)
+    assert (found.do, found.generation, found.look) == ("run", 1, 1)
+    assert order("m0").look == 0
+    assert order_for(memory(phase="securing"), "m0", POLICY, None, look=True).look == 0
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from holdfast.messages import Stall
-from supervisor import apply, closing, placing, presence, resume
+from supervisor import apply, closing, placing, presence, resume, still
 from supervisor.decide import decide
 from supervisor.view import Action, Done, End, MemberView, Policy, Replace, Save, Secure, Start, View, Wait
 from tests.unit.supervisor.views import S, holding, launcher, member, rank, report, view
@@ -105,8 +105,9 @@ def test_a_lone_member_trains_on_until_something_needs_its_launcher() -> None:
     lone: dict[str, Any] = {"placement": ("m0",), "world_size": 1, "settled": True}
     quiet = view(deaf(here("m0", 0)), **lone)
     assert isinstance(decide(quiet, alone), Wait)
-    stall = Stall(0, 1, 9, 4, 2, "backward", 2.5, 1.0)
+    stall = Stall(0, 1, 9, 7, 2, "eval", 2.5, 1.0, limited=True)
     stuck = view(deaf(here("m0", 0, stalls=(stall,))), **lone)
+    stuck = replace(stuck, watch=still.later(stuck.watch, stuck))
     action = decide(stuck, alone)
     assert isinstance(action, Secure)
     after = replace(stuck, memory=apply.apply(stuck, action, alone))

@@ -29,7 +29,6 @@ def test_evidence_is_that_of_the_present_generation() -> None:
     old = member("m0", report("m0", launcher(), looks=(look,), looked_for=1))
     new = member("m1", report("m1", launcher(), looks=(look,), looked_for=2))
     assert [each.rank for each in reported.evidence(view(old, new, generation=2))] == [1]
-    assert reported.evidence(view(old, new, generation=2, looks=1)) == ()  # that is of another look
 
 
 def test_the_dearest_copy_is_that_of_the_present_generation() -> None:

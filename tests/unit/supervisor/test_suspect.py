@@ -179,9 +179,9 @@ def test_stacks_are_grouped_whatever_their_lines_ids_and_states() -> None:
     groups = group_stacks((loading(3, 113), waiting(1), loading(0, 115), loading(2, 113)))
     assert [group.ranks for group in groups] == [(1,), (0, 2, 3)]
     assert groups[1].stack == (
-        'Thread "MainThread"\n    Queue.get (multiprocessing/queues.py)\n    <module> (train.py)\n'
-        'Thread "QueueFeederThread"\n    Condition.wait (threading.py)\n'
-        "    Queue._feed (multiprocessing/queues.py)\n    Thread.run (threading.py)"
+        'Thread "MainThread"\n    Queue.get (multiprocessing/queues.py:115)\n    <module> (train.py:29)\n'
+        'Thread "QueueFeederThread"\n    Condition.wait (threading.py:327)\n'
+        "    Queue._feed (multiprocessing/queues.py:231)\n    Thread.run (threading.py:982)"
     )
 
 

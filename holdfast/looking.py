@@ -1,0 +1,163 @@
+"""Look at the ranks of one member from outside: what their processes do within a moment, where they are.
+
+The launcher does it, for it is in the same PID namespace as its ranks. A look takes a fifth of a second,
+and longer for a process that does not answer, so it is taken on a thread of its own. py-spy reads a process
+without stopping it; where there is none, states and times are what is seen.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from concurrent import futures
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast import procstat, progress, pystacks, waits
+from holdfast.launcher_messages import Look
+from holdfast.procstat import Sample, Tree
+from holdfast.pystacks import Thread
+
+WINDOW_S = 0.15  # enough to tell work from waiting: a process that works uses a core, or reads and writes
+DUMP_S = 3.0  # py-spy needs some 20 ms; a process in uninterruptible sleep may not answer at all
+AT_ONCE = 8  # processes that are looked at side by side
+PY_SPY = "HOLDFAST_PY_SPY"  # where it is, if not on the PATH
+_WORKS = 0.03  # share of a core; less is the tick of a thread that waits
+_WILL_RUN = frozenset({waits.RUNS, waits.SLEEP, waits.NETWORK, waits.FILE, waits.CHILD, waits.UNKNOWN})
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A rank's process, and its progress page."""
+
+    rank: int
+    pid: int
+    page: Path
+
+
+class Looker:
+    """Takes one look at a time. `done` is called on its thread, with generation and number of the look."""
+
+    def __init__(self, done: Callable[[int, int, tuple[Look, ...]], None]) -> None:
+        self._done = done
+        self._busy = threading.Lock()
+
+    def begin(self, number: int, targets: tuple[Target, ...], generation: int) -> None:
+        """Begin look `number`, unless one is being taken."""
+        if self._busy.acquire(blocking=False):
+            given = (number, targets, generation)
+            threading.Thread(target=self._take, args=given, name="holdfast-look", daemon=True).start()
+
+    def _take(self, number: int, targets: tuple[Target, ...], generation: int) -> None:
+        try:
+            found = take(number, targets)
+        finally:
+            self._busy.release()
+        self._done(generation, number, found)
+
+
+def take(number: int, targets: tuple[Target, ...]) -> tuple[Look, ...]:
+    """Return a look at each target. Never raises for a sick one."""
+    if not targets:
+        return ()
+    with futures.ThreadPoolExecutor(min(AT_ONCE, len(targets)), "holdfast-look") as pool:
+        return tuple(pool.map(lambda target: _look(number, target), targets))
+
+
+def _look(number: int, target: Target) -> Look:
+    command = _py_spy()
+    before, began_s = procstat.tree(target.pid), time.monotonic()
+    first, _ = dump(command, target.pid)
+    time.sleep(max(0.0, WINDOW_S - (time.monotonic() - began_s)))
+    second, missing = dump(command, target.pid)
+    calls = tuple(procstat.wait_of(target.pid, each.tid) if each.tid else waits.UNKNOWN for each in second)
+    after, window_s = procstat.tree(target.pid), time.monotonic() - began_s
+    page = _page(target.page)
+    children, children_cpu_s = _below(before, after)
+    same = pystacks.functions(first) == pystacks.functions(second)
+    return Look(
+        rank=target.rank,
+        step=page.step if page else -1,
+        phase=int(page.phase) if page else 0,
+        phase_seq=page.phase_seq if page else 0,
+        process_state=_state(before.own, after.own),
+        cpu_s=round(max(0.0, after.own.cpu_s - before.own.cpu_s), 4),
+        stack=pystacks.text(second) or missing,
+        number=number,
+        window_s=round(window_s, 3),
+        traced=before.own.traced or after.own.traced,
+        moved=bool(first and second) and not same,
+        io_bytes=_bytes(before, after),
+        calls=calls,
+        children=children,
+        children_cpu_s=round(children_cpu_s, 4),
+        at=pystacks.innermost(second),
+        where=pystacks.where(second),
+    )
+
+
+def dump(command: str, pid: int) -> tuple[tuple[Thread, ...], str]:
+    """Return the rank's Python threads now, or none and one line that says why."""
+    if not command:
+        return (), "no stack: py-spy is not installed"
+    argv = [command, "dump", "--json", "--nonblocking", "--pid", str(pid)]
+    try:
+        ended = subprocess.run(argv, capture_output=True, timeout=DUMP_S, check=False)
+    except OSError as error:
+        return (), f"no stack: cannot start py-spy: {error}"
+    except subprocess.TimeoutExpired:
+        return (), f"no stack: py-spy gave no answer in {DUMP_S:g} s"
+    if ended.returncode != 0:
+        return (), f"no stack: {ended.stderr.decode(errors='replace').strip()[:500]}"
+    try:
+        return pystacks.of_the_rank(pystacks.parse(ended.stdout[: pystacks.MAX_DUMP_BYTES])), ""
+    except ValueError as error:
+        return (), f"no stack: py-spy's answer {error}"
+
+
+def _py_spy() -> str:
+    given = os.environ.get(PY_SPY, "")
+    return given if given and Path(given).exists() else shutil.which("py-spy") or ""
+
+
+def _state(before: Sample, after: Sample) -> str:
+    """A process that was stopped or waited for the disk for a part of the time only was about something."""
+    return before.state if "T" in (before.state, after.state) and after.state == "T" else after.state
+
+
+def _below(before: Tree, after: Tree) -> tuple[int, float]:
+    """Return how many descendants do something, and the CPU time of all of them."""
+    works, cpu_s = 0, 0.0
+    for pid, now in after.below.items():
+        then = before.below.get(pid)
+        if now.state in ("Z", "X"):
+            continue
+        used_s = now.cpu_s - (then.cpu_s if then else 0.0)
+        cpu_s += max(0.0, used_s)
+        moved = then is None or now.io_bytes != then.io_bytes or now.io_calls != then.io_calls
+        busy = moved or used_s > _WORKS * WINDOW_S or now.state in ("R", "D", "T", "t")
+        works += busy or not _WILL_RUN.isdisjoint(procstat.waits_of(pid))
+    return works, cpu_s
+
+
+def _bytes(before: Tree, after: Tree) -> int:
+    pairs = [(before.own, after.own)]
+    pairs += [(before.below[pid], now) for pid, now in after.below.items() if pid in before.below]
+    return sum(max(0, now.io_bytes - then.io_bytes) for then, now in pairs)
+
+
+def _page(path: Path) -> progress.Progress | None:
+    try:
+        with path.open("rb") as file:
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError):
+        return None
+    try:
+        return progress.read(memory) or progress.read_torn_ok(memory)
+    finally:
+        memory.close()

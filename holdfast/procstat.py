@@ -1,0 +1,134 @@
+"""What /proc says of a process and its descendants: states, CPU time, bytes, and what its threads wait in.
+
+A process that is gone, or cannot be read, gives what is left to say of it: never an exception.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast import waits
+
+MAX_PROCESSES = 256  # descendants of one rank that are looked at
+MAX_THREADS = 512  # of one process
+_MACHINE = platform.machine()
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One process at one instant."""
+
+    state: str  # X when it is gone
+    traced: bool
+    cpu_s: float
+    io_bytes: int
+    io_calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A process and its descendants at one instant."""
+
+    own: Sample
+    below: dict[int, Sample]
+
+
+def tree(pid: int) -> Tree:
+    return Tree(sample(pid), {each: sample(each) for each in descendants(pid)})
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the descendants of `pid`, at most `MAX_PROCESSES`. Threads of it may have children too."""
+    found: list[int] = []
+    left = [pid]
+    while left and len(found) < MAX_PROCESSES:
+        for task in _tasks(left.pop()):
+            children = [int(word) for word in _read(f"{task}/children").split() if word.isdigit()]
+            found += children
+            left += children
+    return found[:MAX_PROCESSES]
+
+
+def sample(pid: int) -> Sample:
+    """Return `pid` now."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(") ")[2].split()
+    if not fields:
+        return Sample("X", False, 0.0, 0, 0)
+    status = _named(_read(f"/proc/{pid}/status"))
+    moved = _named(_read(f"/proc/{pid}/io"))
+    names = ("rchar", "wchar", "read_bytes", "write_bytes")
+    return Sample(
+        state=fields[0],
+        traced=_number(status, "TracerPid") != 0,
+        cpu_s=_cpu_s(pid),
+        io_bytes=sum(_number(moved, name) for name in names),
+        io_calls=_number(moved, "syscr") + _number(moved, "syscw"),
+    )
+
+
+def wait_of(pid: int, tid: int) -> str:
+    """Return what a thread of `pid` waits in: one of the words of `holdfast.waits`."""
+    state = _read(f"/proc/{pid}/task/{tid}/stat").rpartition(") ")[2][:1]
+    if state == "D":
+        return waits.FILE
+    call = _read(f"/proc/{pid}/task/{tid}/syscall")
+    found = waits.of(call, _MACHINE)
+    return _of_what(pid, call) if found == waits.FILE else found
+
+
+def _of_what(pid: int, call: str) -> str:
+    """Tell a read from a pipe or a socket from one of a file: only the file system owes an answer."""
+    try:
+        target = str(Path(f"/proc/{pid}/fd/{int(call.split()[1], 16)}").readlink())
+    except (OSError, IndexError, ValueError):  # a call on a path, or a descriptor that is closed by now
+        return waits.FILE
+    if target.startswith("socket:"):
+        return waits.NETWORK
+    return waits.POLL if target.startswith(("pipe:", "anon_inode:")) else waits.FILE
+
+
+def waits_of(pid: int) -> tuple[str, ...]:
+    """Return what all threads of `pid` wait in."""
+    return tuple(wait_of(pid, int(Path(task).name)) for task in _tasks(pid))
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the CPU time of the threads that live, to the microsecond: a tick is too coarse here."""
+    total_ns = 0
+    for task in _tasks(pid):
+        words = _read(f"{task}/schedstat").split()
+        if words and words[0].isdigit():
+            total_ns += int(words[0])
+    if total_ns:
+        return total_ns / 1e9
+    fields = _read(f"/proc/{pid}/stat").rpartition(") ")[2].split()  # a kernel without CONFIG_SCHED_INFO
+    return (int(fields[11]) + int(fields[12])) * _TICK_S if len(fields) > 12 else 0.0
+
+
+def _tasks(pid: int) -> list[str]:
+    folder = f"/proc/{pid}/task"
+    try:
+        return [f"{folder}/{name}" for name in os.listdir(folder)[:MAX_THREADS]]  # noqa: PTH208  # in a hot loop
+    except OSError:
+        return []
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read(1 << 16).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _named(text: str) -> dict[str, str]:
+    return {name: value for name, _, value in (line.partition(":") for line in text.splitlines())}
+
+
+def _number(found: dict[str, str], name: str) -> int:
+    value = found.get(name, "").strip()
+    return int(value) if value.isdigit() else 0

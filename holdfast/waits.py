@@ -1,0 +1,70 @@
+"""What a thread waits in, by its system call. Pure.
+
+The kernel says it in /proc/PID/task/TID/syscall: a number and its arguments. Whether something outside of the
+process can end the wait is what matters: a lock of this process alone cannot be released by anybody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+RUNS = "run"
+LOCK = "lock"  # of this process alone, and without a time limit: only its own threads can end it
+TIMED_LOCK = "lock for a time"
+SHARED_LOCK = "shared lock"  # another process can release it
+SLEEP = "sleep"
+POLL = "poll"
+FILE = "file"
+NETWORK = "network"
+CHILD = "child"
+OTHER = "other"
+UNKNOWN = "unknown"  # the kernel does not say, or not to us
+
+_PRIVATE = 0x80  # FUTEX_PRIVATE_FLAG: include/uapi/linux/futex.h
+_FUTEX = {"x86_64": 202, "aarch64": 98}
+_CALLS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
+    {
+        "x86_64": {
+            SLEEP: (35, 230),  # nanosleep, clock_nanosleep
+            POLL: (7, 23, 232, 270, 271, 281, 441),  # poll, select, epoll_wait, and their kin
+            # read, write, open, stat, pread64, fsync, fallocate and their kin
+            FILE: (
+                *(0, 1, 2, 3, 4, 5, 6, 17, 18, 19, 20, 40, 73, 74, 75, 76, 77, 78, 79, 82, 83, 84, 87),
+                *(217, 257, 262, 263, 264, 277, 285, 295, 296, 306, 316, 326, 332),
+            ),
+            NETWORK: (42, 43, 44, 45, 46, 47, 288, 299, 307),
+            CHILD: (61, 247),
+        },
+        "aarch64": {
+            SLEEP: (101, 115),
+            POLL: (22, 72, 73, 441),
+            FILE: (
+                *(32, 34, 35, 38, 43, 44, 45, 46, 47, 48, 56, 57, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70),
+                *(71, 78, 79, 80, 81, 82, 83, 84, 267, 276, 285, 291),
+            ),
+            NETWORK: (202, 203, 206, 207, 211, 212, 242, 243, 269),
+            CHILD: (95, 260),
+        },
+    }
+)
+
+
+def of(syscall: str, machine: str) -> str:
+    """Return the wait that a line of /proc/PID/task/TID/syscall tells of; UNKNOWN for any other text."""
+    words = syscall.split()
+    if words[:1] == ["running"]:
+        return RUNS
+    try:
+        number = int(words[0])
+        arguments = [int(word, 16) for word in words[1:7]]
+    except (IndexError, ValueError):
+        return UNKNOWN
+    if number == _FUTEX.get(machine) and len(arguments) >= 4:
+        if not arguments[1] & _PRIVATE:
+            return SHARED_LOCK
+        return TIMED_LOCK if arguments[3] else LOCK
+    for name, numbers in _CALLS.get(machine, {}).items():
+        if number in numbers:
+            return name
+    return OTHER if machine in _CALLS else UNKNOWN

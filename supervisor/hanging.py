@@ -1,0 +1,345 @@
+"""Is a group in which no step ends hung, and who holds up the others? Pure.
+
+Time alone proves nothing. What is certain is acted on at once: a process that is stopped, a rank that waits
+for locks which nothing outside of it can release, a partner that has left. What may be work (loading,
+compiling, saving, a file system, a network) has a limit, counted from the last sign of work and learned from
+stalls that ended by themselves. While anybody is in time, in a pause that the script declared or in a
+debugger, nothing hangs: the others wait for it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from holdfast.launcher_messages import Look, RankState
+from holdfast.messages import Stall
+from supervisor import reported, shown, suspect, uneven
+from supervisor.view import Fault, Policy, Seen, View
+
+_S = 1_000_000_000
+BUSY_FACTOR = 3  # of the limit: for one that computes, though it is seen to get nowhere
+MOST_FACTOR = 10  # of the limit: for one that works, however much
+LEARNED_FACTOR = 3  # of the longest stall of the kind that ended by itself
+SIDE_S = 0.3  # that a certain hang waits for the looks at the others, which are taken at the same time
+_PAUSES = frozenset({"eval", "checkpoint", "paused", "snapshot"})
+_ENDED = frozenset({"idle", "done"})  # no step is asked for: it is in time only while it gets somewhere
+_AWAY = "exited"
+_LINE = re.compile(r":\d+\)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is to be thought of a group that stands still, and until when."""
+
+    why: str  # in words: "rank 0 is in evaluate (train.py:42), waiting for a file system"
+    rank: int = -1  # who holds up the others; -1 when that cannot be told
+    place: str = ""
+    work: str = ""  # the kind, "" for what is certain
+    limit_s: float | None = None  # from `since_ns` on; None: no time makes it a hang
+    act_ns: int | None = None
+    warn_ns: int | None = None
+    fault: Fault | None = None  # what is to be acted on at `act_ns`
+
+
+def judge(view: View, policy: Policy) -> Verdict | None:
+    """Return what is to be thought of the group; None while nobody is late."""
+    watch = view.watch
+    if not watch.ranks or watch.generation != view.memory.generation:
+        return None
+    stalls = _stalls(view)
+    pausing = [rank for rank, phase in _phases(view).items() if phase in _PAUSES and rank not in stalls]
+    if pausing:
+        return _pausing(view, pausing)
+    over = [stall for rank, stall in sorted(stalls.items()) if stall.limited]
+    if over:
+        return _over(view, over)
+    stopped = [each for each in watch.ranks if each.role == shown.STOPPED]
+    if stopped:
+        return _certain(view, stopped[0], "it is stopped (state T)")
+    traced = [each for each in watch.ranks if each.role == shown.TRACED]
+    if traced:
+        return Verdict(f"a debugger is attached to rank {traced[0].rank}", traced[0].rank)
+    if any(each.phase == "starting" for each in watch.ranks):
+        return Verdict("a process that was released has not begun yet")
+    in_time = [r for r, phase in _phases(view).items() if r not in stalls and phase not in _ENDED]
+    if in_time:
+        return Verdict(f"rank {min(in_time)} is in time")
+    unseen = [each for each in watch.ranks if not each.role]
+    if unseen and view.now_ns < watch.since_ns + int((_late_s(stalls) + policy.look_s) * _S):
+        return Verdict(f"rank {unseen[0].rank} is being looked at")
+    return _standstill(view, policy)
+
+
+def _pausing(view: View, pausing: list[int]) -> Verdict:
+    """Others wait for a rank that is in a pause: as the script wants it, unless it was stopped there."""
+    for look in _looks(view):
+        if look.rank in pausing and shown.shown(look).role == shown.STOPPED:
+            phase = _phases(view)[look.rank]
+            stopped = Seen(look.rank, look.step, phase, view.watch.since_ns, shown.STOPPED)
+            return _certain(view, stopped, f"it is stopped (state T) in {phase}")
+    return Verdict(f"rank {pausing[0]} is in a pause that is in time", pausing[0])
+
+
+def warning(view: View, found: Verdict) -> str:
+    """Return the line that is said before anything is done: who, where, how long, and what to write."""
+    waited_s = (view.now_ns - view.watch.since_ns) / 1e9
+    if found.limit_s is None:
+        why = f"{found.why}, so it is left alone"
+        return f"{why}: no step for {waited_s:.0f} s. --hang-floor TIME would restart it"
+    others = sorted(each.rank for each in view.watch.ranks if each.rank != found.rank)
+    waiting = f" while rank {others[0]} waits" if found.rank >= 0 and others else ""
+    return (
+        f"{found.why}: no step for {waited_s:.0f} s{waiting};"
+        f" Holdfast restarts it at {found.limit_s or 0.0:.0f} s."
+        ' If this is intended: `with state.pause("eval", limit_s=...)`, or a larger --stall-limit'
+    )
+
+
+def deadline_ns(view: View, policy: Policy) -> int:
+    """Return when a look that has not come is no longer waited for."""
+    return view.watch.since_ns + int((_late_s(_stalls(view)) + policy.look_s) * _S) + 1
+
+
+def _standstill(view: View, policy: Policy) -> Verdict:
+    """All are late, and have been looked at."""
+    watch = view.watch
+    waiting = [each for each in watch.ranks if each.role == shown.WAITS]
+    rest = [each for each in watch.ranks if each.role != shown.WAITS]
+    left = [rank for rank in _ranks(view) if rank.state == _AWAY and _ended_well(rank)]
+    if not rest and left:
+        return _left(view, left[0], waiting)
+    ahead = _ahead(view, rest)
+    holding = [each for each in rest if each.rank not in ahead]
+    locked = [each for each in holding if each.role in (shown.LOCKED, shown.GONE)]
+    if policy.hang_floor_s > 0:
+        return _at_once(view, holding or waiting)
+    alone = len(watch.ranks) == 1
+    if locked and len(locked) == len(holding) and not _again(view, locked[0]):
+        why = (
+            "it waits for a lock that nothing will release"
+            if locked[0].role == shown.LOCKED
+            else "it is gone"
+        )
+        return _certain(view, _named(view, locked), why)
+    if alone:
+        return _alone(view, policy, watch.ranks[0])
+    return _limited(view, policy, holding or waiting)
+
+
+def _alone(view: View, policy: Policy, only: Seen) -> Verdict:
+    """Nobody waits for it, and it may be work: it has all the time, but it is worth a word."""
+    why = f"rank {only.rank} has been {_doing(view, only)} since step {only.step}; nobody waits for it"
+    warn_ns = view.watch.since_ns + int(policy.stall_limit_s * _S)
+    return Verdict(why, only.rank, _place(view, only), only.work, warn_ns=warn_ns)
+
+
+def _limited(view: View, policy: Policy, holding: list[Seen]) -> Verdict:
+    """It may be work: it has until its limit."""
+    named = _named(view, holding)
+    since_ns, limit = view.watch.since_ns, policy.stall_limit_s
+    worked_ns = max(each.worked_ns for each in holding)
+    limit_s = max(limit, (worked_ns - since_ns) / 1e9 + limit)
+    if any(each.busy for each in holding):
+        limit_s = max(limit_s, BUSY_FACTOR * limit)
+    limit_s = min(limit_s, MOST_FACTOR * limit)
+    kinds = {work for each in holding for work in each.works}
+    learned = [each.seconds for each in view.memory.learned if each.work in kinds]
+    limit_s = max(limit_s, LEARNED_FACTOR * max(learned, default=0.0))
+    place = _place(view, named)
+    times = sum(past.kind == "hang" and past.place == place and bool(place) for past in view.memory.history)
+    limit_s *= 2 ** min(times, 10)
+    why = _standing(view, named, len(holding) > 1 and named.rank < 0)
+    source = _source(times, bool(learned), limit_s > limit)
+    act_ns = since_ns + int(limit_s * _S)
+    detail = f"{why}; the limit for that is {limit_s:.0f} s{source}"
+    work = named.work or shown.UNKNOWN
+    fault = _fault(view, named, detail, f"stall at {place or named.phase}", work)
+    if named.role == shown.LOCKED:  # that it was looked at for longer makes it no less certain
+        fault = _fault(view, named, detail, _signature(place, named), "")
+    return Verdict(
+        why,
+        named.rank,
+        place,
+        work,
+        limit_s,
+        act_ns,
+        since_ns + int(limit_s * _S / 2),
+        fault,
+    )
+
+
+def _source(times: int, learned: bool, extended: bool) -> str:
+    """Say where a limit comes from that is not the usual one."""
+    if times:
+        return ", more than before: it was restarted at this place already"
+    if learned:
+        return ", learned from stalls that ended by themselves"
+    return ", for it works" if extended else ""
+
+
+def _at_once(view: View, holding: list[Seen]) -> Verdict:
+    """The user gave the limit, and it is over."""
+    named = _named(view, holding)
+    why = _standing(view, named, named.rank < 0)
+    fault = _fault(view, named, f"{why}; --hang-floor is over", f"hang at {_place(view, named)}", "")
+    return Verdict(why, named.rank, _place(view, named), "", 0.0, view.now_ns, None, fault)
+
+
+def _certain(view: View, named: Seen, why: str) -> Verdict:
+    place, where = _place(view, named), _where(view, named)
+    at = f", in {where}" if place and named.role == shown.LOCKED else ""
+    ranks = ", ".join(str(each.rank) for each in view.watch.ranks)
+    who = f"rank {named.rank} hangs" if named.rank >= 0 else f"ranks {ranks} hang, and look alike"
+    detail = f"{who}: {why}{at}"
+    fault = _fault(view, named, detail, _signature(place, named), "")
+    act_ns = (
+        view.now_ns if _all_seen(view) else view.watch.since_ns + int((_late_s(_stalls(view)) + SIDE_S) * _S)
+    )
+    return Verdict(detail, named.rank, place, "", 0.0, act_ns, None, fault)
+
+
+def _signature(place: str, named: Seen) -> str:
+    return f"hang at {place or named.phase}: {named.role}"
+
+
+def _all_seen(view: View) -> bool:
+    """True when there are stacks of all ranks that live."""
+    return set(_phases(view)) <= {look.rank for look in _looks(view)}
+
+
+def _over(view: View, over: list[Stall]) -> Verdict:
+    """A limit of its own is over: of a pause, an end, or a first step."""
+    own = [
+        stall
+        for stall in over
+        if stall.phase_name not in ("joining", "restoring", "data", "forward", "backward")
+    ]
+    stall = own[0] if own else over[0]
+    seen = {each.rank: each for each in view.watch.ranks}
+    named = seen.get(stall.rank)
+    if not own and len(over) > 1:
+        named = _named(view, [seen[each.rank] for each in over if each.rank in seen])
+    named = named or Seen(stall.rank, stall.step, stall.phase_name, view.now_ns)
+    rank = f"rank {named.rank} hangs: it" if named.rank >= 0 else "the group hangs: it"
+    lasted = f"has been in {stall.phase_name} for {stall.stalled_s:.1f} s"
+    detail = f"{rank} {lasted}, and its limit is {stall.limit_s:g} s"
+    fault = _fault(view, named, detail, f"hang in {stall.phase_name}", "")
+    return Verdict(detail, named.rank, _place(view, named), "", stall.limit_s, view.now_ns, None, fault)
+
+
+def _left(view: View, gone: RankState, waiting: list[Seen]) -> Verdict:
+    """A rank has ended well, and others wait for it in a collective."""
+    step = reported.step_of_rank(view, gone.rank)
+    detail = (
+        f"rank {gone.rank} exited with 0 at step {step} while rank {waiting[0].rank}"
+        f" waits for it at step {waiting[0].step}"
+    )
+    member = view.memory.placement[gone.rank // view.memory.nproc]
+    fault = Fault(
+        "crash", gone.rank, member, step, view.watch.since_ns, f"exited with 0 at step {step}", detail, code=0
+    )
+    fault = next(iter(uneven.found(view)), fault)  # it may have finished its loop before the others
+    return Verdict(fault.detail, fault.rank, "", "", 0.0, view.now_ns, None, fault)
+
+
+def _fault(view: View, named: Seen, detail: str, signature: str, work: str) -> Fault:
+    member = view.memory.placement[named.rank // view.memory.nproc] if named.rank >= 0 else ""
+    since_ns = view.watch.since_ns or named.since_ns
+    place = _place(view, named)
+    return Fault("hang", named.rank, member, named.step, since_ns, signature, detail, place=place, work=work)
+
+
+def _named(view: View, holding: list[Seen]) -> Seen:
+    """Return who of them holds up the group; rank -1 where the evidence cannot tell."""
+    evidence = tuple(each for each in reported.evidence(view) if each.rank in {seen.rank for seen in holding})
+    if len(holding) == 1:
+        return holding[0]
+    if len(evidence) < len(holding):
+        return replace(holding[0], rank=-1)
+    found = suspect.name_hung(evidence)
+    named = next(each for each in holding if each.rank == found.rank)
+    return named if len(found.outliers) == 1 else replace(named, rank=-1)
+
+
+def _ahead(view: View, rest: list[Seen]) -> set[int]:
+    """Return who is further than the one furthest behind, and does nothing but wait: perhaps on a device."""
+    looks = {look.rank: look for look in _looks(view)}
+    places = {each.rank: (each.step, each.phase_seq) for each in rest if each.rank in looks}
+    first = min(places.values(), default=(0, 0))
+    still = (shown.BUSY, shown.IDLE)
+    return {each.rank for each in rest if each.role in still and places.get(each.rank, first) > first}
+
+
+def _again(view: View, named: Seen) -> bool:
+    """True when a restart has brought the group to the very same point: then it is looked at for longer."""
+    place = _place(view, named)
+    return any(
+        past.kind == "hang" and past.place == place and past.step == named.step
+        for past in view.memory.history
+        if place
+    )
+
+
+def _standing(view: View, named: Seen, untold: bool) -> str:
+    if untold or named.rank < 0:
+        ranks = ", ".join(str(each.rank) for each in view.watch.ranks)
+        return f"ranks {ranks} stand still after step {named.step}, and the evidence does not tell them apart"
+    return f"rank {named.rank} has been {_doing(view, named)} since step {named.step}"
+
+
+def _doing(view: View, named: Seen) -> str:
+    """Say where a rank is and what it waits for."""
+    place = _where(view, named)
+    where = f"in {place}" if place else f"in {named.phase}"
+    if named.role in (shown.WORKS, shown.BUSY):
+        return f"{where} ({named.work})"
+    return f"{where} (waiting for {named.work})" if named.work and named.work != shown.UNKNOWN else where
+
+
+def _place(view: View, named: Seen) -> str:
+    """Return the function of the script that a rank is in: the same wherever within it a look finds it."""
+    return _LINE.sub(")", _where(view, named))
+
+
+def _where(view: View, named: Seen) -> str:
+    look = next((each for each in _looks(view) if each.rank == named.rank), None)
+    return (look.where or look.at) if look is not None else ""
+
+
+def _looks(view: View) -> tuple[Look, ...]:
+    return tuple(look for report in reported.reports(view) for look in reported.looks(view, report))
+
+
+def _stalls(view: View) -> dict[int, Stall]:
+    found = (each for report in reported.reports(view) for each in reported.stalls(view, report))
+    return {each.rank: each for each in found}
+
+
+def _late_s(stalls: dict[int, Stall]) -> float:
+    return max((each.limit_s for each in stalls.values()), default=0.0)
+
+
+def _ranks(view: View) -> list[RankState]:
+    return [
+        rank
+        for report in reported.reports(view)
+        if report.launcher is not None
+        for rank in report.launcher.ranks
+        if rank.generation == view.memory.generation
+    ]
+
+
+def _phases(view: View) -> dict[int, str]:
+    """Return the phase of each rank of the group that lives; "" where nothing is known of it."""
+    pages = {each.rank: each.phase for report in reported.reports(view) for each in report.progress}
+    gone = _gone(view)
+    return {rank: pages.get(rank, "") for rank in range(view.memory.world_size) if rank not in gone}
+
+
+def _gone(view: View) -> set[int]:
+    return {rank.rank for rank in _ranks(view) if rank.state == _AWAY}
+
+
+def _ended_well(rank: RankState) -> bool:
+    return rank.ending is not None and rank.ending.code == 0 and rank.ending.signal is None

@@ -1,0 +1,94 @@
+"""What a look shows: a wait for other ranks, a wait that nothing can end, or what may be work. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from holdfast import waits
+from holdfast.launcher_messages import Look
+from supervisor import suspect
+
+# Roles
+STOPPED = "stopped"  # by a signal: it does nothing until somebody continues it
+TRACED = "traced"  # a debugger is attached
+GONE = "gone"
+WAITS = "waits"  # in a collective, for other ranks
+LOCKED = "locked"  # in locks that nothing outside of it can release, and nothing inside of it does anything
+WORKS = "works"  # it, or a process below it, gets somewhere
+BUSY = "busy"  # it computes, in one function: a long call, or an endless loop
+IDLE = "idle"  # it waits for something that may come: a file, a peer, a time
+
+# Kinds of work, for people and for what is learned
+COMPUTES, CHILDREN, BYTES = "computing", "work of its child processes", "reading or writing"
+FILE, NETWORK, SLEEP, CHILD = "a file system", "a network or a pipe", "sleep", "a child process"
+LOCK, COLLECTIVE, UNKNOWN = "a lock", "a collective", "unknown"
+
+_BUSY_SHARE = 0.05  # of a core; less is a thread that wakes now and then
+_LOCKS = re.compile(r"\((threading|queue|concurrent/futures/\w+)\.py:\d+\)$")
+_QUIET = frozenset({waits.LOCK, waits.TIMED_LOCK})
+_OF_CALLS = (
+    (waits.FILE, FILE),
+    (waits.NETWORK, NETWORK),
+    (waits.POLL, NETWORK),
+    (waits.SLEEP, SLEEP),
+    (waits.CHILD, CHILD),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    role: str
+    work: str = ""
+    evidence: bool = False  # something moved while it was looked at
+
+
+def shown(look: Look) -> Shown:
+    """Return what `look` shows."""
+    state = look.process_state[:1]
+    if look.traced or state == "t":
+        return Shown(TRACED)
+    if state == "T":
+        return Shown(STOPPED)
+    if state in ("Z", "X"):
+        return Shown(GONE)
+    evidence = look.moved or look.children > 0 or look.io_bytes > 0
+    busy = look.window_s > 0 and look.cpu_s > _BUSY_SHARE * look.window_s
+    waiting = suspect.waiting(look.stack)
+    if waiting == suspect.COLLECTIVE or (waiting == suspect.BACKWARD and not busy):
+        return Shown(WAITS, COLLECTIVE, evidence or busy)
+    if evidence:
+        return Shown(WORKS, _kind(look), True)
+    if busy:
+        return Shown(BUSY, COMPUTES)
+    return Shown(LOCKED, LOCK) if _locked(look) else Shown(IDLE, _wait(look))
+
+
+def _kind(look: Look) -> str:
+    if look.children > 0:
+        return CHILDREN
+    return COMPUTES if look.moved else BYTES
+
+
+def _locked(look: Look) -> bool:
+    """True when the main thread waits for a lock that only threads of its own could release, and none runs.
+
+    A wait inside of an extension is none of these: threads that Python does not know may end it.
+    """
+    return (
+        look.process_state[:1] == "S"
+        and look.calls[:1] == (waits.LOCK,)
+        and _QUIET.issuperset(look.calls)
+        and _LOCKS.search(look.at) is not None
+    )
+
+
+def _wait(look: Look) -> str:
+    if look.process_state.startswith("D"):
+        return FILE
+    main = look.calls[:1]
+    for calls in (main, look.calls):
+        for call, kind in _OF_CALLS:
+            if call in calls:
+                return kind
+    return LOCK if main and main[0] in (*_QUIET, waits.SHARED_LOCK) else UNKNOWN

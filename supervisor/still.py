@@ -1,0 +1,90 @@
+"""A group in which no step ends: who is late since when, and what the looks have shown. Pure.
+
+A view alone has no past, so the shell folds each into what it knew before (`later`). A new supervisor begins
+with what the members tell again: since when they wait, and how they look now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.launcher_messages import Look
+from holdfast.messages import Stall
+from supervisor import reported, shown
+from supervisor.view import Learned, MemberView, Seen, View, Watch
+
+WORTH_S = 5.0  # a stall that ended by itself sooner than this teaches nothing that the limits do not know
+
+
+def later(watch: Watch, view: View) -> Watch:
+    """Return what is known with `view`."""
+    memory = view.memory
+    if watch.generation != memory.generation:
+        watch = Watch(memory.generation)
+    if memory.phase != "running":
+        return Watch(memory.generation)
+    before = {each.rank: each for each in watch.ranks}
+    found: list[Seen] = []
+    for member in view.members:
+        report = member.report
+        if report is None or member.name not in memory.placement:
+            continue
+        looks = {look.rank: look for look in reported.looks(view, report)}
+        found += [
+            _seen(before.get(stall.rank), view, member, stall, looks.get(stall.rank))
+            for stall in reported.stalls(view, report)
+        ]
+    ranks = tuple(sorted(found, key=lambda each: each.rank))
+    if not ranks and watch.ranks:
+        return replace(watch, ranks=(), passed=_passed(watch, view))
+    return replace(watch, ranks=ranks)
+
+
+def excused(watch: Watch, late_ns: int) -> Watch:
+    """Return `watch` for a supervisor that did not run for `late_ns` and saw nothing of that time."""
+    moved = tuple(
+        replace(each, since_ns=each.since_ns + late_ns, worked_ns=each.worked_ns + late_ns)
+        for each in watch.ranks
+    )
+    return replace(watch, ranks=moved)
+
+
+def _seen(before: Seen | None, view: View, member: MemberView, stall: Stall, look: Look | None) -> Seen:
+    if before is None or (before.step, before.phase) != (stall.step, stall.phase_name):
+        since_ns = view.now_ns - int((member.silent_s + stall.stalled_s) * 1e9)
+        before = Seen(stall.rank, stall.step, stall.phase_name, since_ns)
+    if look is None or look.step not in (stall.step, -1) or look.number == before.look:
+        return before
+    return _looked(before, look, view.now_ns)
+
+
+def _looked(before: Seen, look: Look, now_ns: int) -> Seen:
+    found = shown.shown(look)
+    at = look.at.rpartition(":")[0]
+    again = before.look > 0
+    moved = found.evidence or (again and (look.phase_seq, at) != (before.phase_seq, before.at))
+    role, work = found.role, found.work
+    if moved and role in (shown.BUSY, shown.IDLE, shown.LOCKED):
+        role, work = shown.WORKS, work or shown.COMPUTES
+    works = before.works if not work or work in before.works else (*before.works, work)
+    return replace(
+        before,
+        role=role,
+        work=work,
+        worked_ns=now_ns if moved else before.worked_ns,
+        busy=before.busy or role == shown.BUSY,
+        look=look.number,
+        phase_seq=look.phase_seq,
+        at=at,
+        works=works,
+    )
+
+
+def _passed(watch: Watch, view: View) -> tuple[Learned, ...]:
+    """Return what a stall that is over has taught: it ended by itself, for nothing was done about it."""
+    lasted_s = (view.now_ns - watch.since_ns) / 1e9
+    if lasted_s < WORTH_S:
+        return watch.passed
+    kinds = dict.fromkeys(work for each in watch.ranks for work in each.works if work != shown.COLLECTIVE)
+    kinds = kinds or dict.fromkeys(work for each in watch.ranks for work in each.works)
+    return tuple(Learned(kind, round(lasted_s, 1)) for kind in kinds)

@@ -1,0 +1,107 @@
+"""A look at real processes: what each does is told from outside, and it goes on undisturbed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast import looking, osproc, waits
+from holdfast.launcher_messages import Look
+from holdfast.looking import Target
+from holdfast.page import Page
+
+BEGIN = "import os, sys, threading, time, subprocess\nprint(flush=True)\n"
+HABITS = {
+    "lock": "threading.Event().wait()",
+    "sleep": "time.sleep(600)",
+    "pipe": "os.read(os.pipe()[0], 1)",
+    "spin": "while True: pass",
+    "child": "subprocess.run([sys.executable, '-c', 'while True: pass'])",
+    "quiet child": "subprocess.Popen(['cat'], stdin=subprocess.PIPE); threading.Event().wait()",
+    "writes": "while True: os.write(os.open('/dev/null', 1), b'x' * 99); time.sleep(0.01)",
+}
+
+
+@pytest.fixture(autouse=True)
+def _py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(looking.PY_SPY, str(Path(sys.executable).with_name("py-spy")))
+
+
+@pytest.fixture(scope="module")
+def pids() -> Iterator[dict[str, int]]:
+    made = {
+        name: subprocess.Popen(
+            [sys.executable, "-c", BEGIN + habit], stdout=subprocess.PIPE, start_new_session=True
+        )
+        for name, habit in HABITS.items()
+    }
+    for each in made.values():
+        assert each.stdout is not None
+        each.stdout.readline()
+    yield {name: each.pid for name, each in made.items()}
+    for each in made.values():
+        osproc.kill_group(each.pid)
+        each.wait()
+        assert each.stdout is not None
+        each.stdout.close()
+
+
+def look_at(pid: int, page: Path = Path("/nonexistent")) -> Look:
+    [found] = looking.take(3, (Target(1, pid, page),))
+    assert (found.rank, found.number) == (1, 3)
+    assert found.window_s >= looking.WINDOW_S
+    return found
+
+
+@pytest.mark.parametrize(
+    ("habit", "call", "children"),
+    [
+        ("lock", waits.LOCK, 0),
+        ("sleep", waits.SLEEP, 0),
+        ("pipe", waits.POLL, 0),
+        ("spin", waits.RUNS, 0),
+        ("quiet child", waits.LOCK, 0),
+    ],
+)
+def test_what_a_process_waits_in_is_seen(pids: dict[str, int], habit: str, call: str, children: int) -> None:
+    found = look_at(pids[habit])
+    if found.calls[:1] != (call,) and habit == "spin":  # off its core just now, as any process may be
+        assert found.process_state == "R"
+    else:
+        assert found.calls[:1] == (call,)
+    assert (found.children, found.traced, found.moved) == (children, False, False)
+    assert "<module>" in found.where or "<module>" in found.stack
+
+
+def test_the_work_of_its_children_is_seen_with_it(pids: dict[str, int]) -> None:
+    found = look_at(pids["child"])
+    assert found.children == 1
+    assert found.children_cpu_s > 0
+
+
+def test_bytes_that_it_writes_and_time_that_it_computes_are_counted(pids: dict[str, int]) -> None:
+    assert look_at(pids["writes"]).io_bytes > 0
+    assert look_at(pids["spin"]).cpu_s > 0
+    assert look_at(pids["lock"]).cpu_s < 0.01
+    assert look_at(pids["lock"]).io_bytes == 0
+
+
+def test_its_page_tells_where_it_is_in_the_step(pids: dict[str, int], tmp_path: Path) -> None:
+    page = Page.create(tmp_path / "page-0.bin")
+    page.begin(1, 1, 0, pids["lock"], 17)
+    assert look_at(pids["lock"], tmp_path / "page-0.bin").step == 17
+    page.close()
+
+
+def test_a_process_that_is_gone_and_a_machine_without_py_spy_give_what_is_left_to_say(
+    monkeypatch: pytest.MonkeyPatch, pids: dict[str, int]
+) -> None:
+    gone = look_at(1 << 30)
+    assert (gone.process_state, gone.calls) == ("X", ())
+    monkeypatch.setattr(looking, "_py_spy", lambda: "")
+    blind = look_at(pids["lock"])
+    assert (blind.process_state, blind.stack) == ("S", "no stack: py-spy is not installed")

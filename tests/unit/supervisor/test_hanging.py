@@ -1,0 +1,247 @@
+"""The judgement of a group that stands still, from what its members tell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.launcher_messages import Ending, Look
+from holdfast.messages import Stall
+from supervisor import hanging, still
+from supervisor.hanging import Verdict
+from supervisor.view import Learned, MemberView, Past, Policy, View, Watch
+from tests.unit.supervisor.test_shown import LOCKED, PLAIN, REDUCING
+from tests.unit.supervisor.views import S, launcher, member, progress, rank, report, view
+
+POLICY = Policy(members=2)
+WAITS = replace(PLAIN, stack=REDUCING, where="<module> (train.py:9)")
+STOPPED = replace(PLAIN, process_state="T")
+SLEEPS = replace(PLAIN, calls=("sleep",))
+LATE_S = 2.0  # since the last progress
+
+
+def there(number: int, look: Look | None, **given: Any) -> MemberView:
+    """Return the member of a rank that is late, and how it looks; with `phase`, what its page says."""
+    phase, stalled = given.pop("phase", "forward"), given.pop("stalled", True)
+    limited, late_s = given.pop("limited", False), given.pop("late_s", LATE_S)
+    state = rank(number, given.pop("ending", None))
+    stall = Stall(number, 1, 5, 3, 0, phase, late_s, 0.6, limited)
+    looks = () if look is None else (replace(look, rank=number, number=given.pop("turn", 1)),)
+    told = report(
+        f"m{number}",
+        launcher(state),
+        progress=(replace(progress(number, 5), phase=phase),),
+        stalls=(stall,) if stalled else (),
+        looks=looks,
+        looked_for=1,
+    )
+    return member(f"m{number}", replace(told, **given))
+
+
+def judged(*members: MemberView, policy: Policy = POLICY, **given: Any) -> Verdict | None:
+    return hanging.judge(seen(*members, **given), policy)
+
+
+def seen(*members: MemberView, watch: Watch | None = None, **given: Any) -> View:
+    now = view(*members, **{"settled": True, **given})
+    return replace(now, watch=still.later(watch or Watch(1), now))
+
+
+def certain(found: Verdict | None) -> int:
+    assert found is not None
+    assert found.fault is not None
+    assert found.act_ns is not None
+    assert found.act_ns <= 100 * S
+    return found.fault.rank
+
+
+def waits_on(found: Verdict | None) -> float:
+    """Return the limit of a verdict that is none yet."""
+    assert found is not None
+    assert found.act_ns is not None
+    assert found.act_ns > 100 * S
+    assert found.limit_s is not None
+    return found.limit_s
+
+
+def test_while_nobody_is_late_nothing_is_judged() -> None:
+    assert judged(there(0, None, stalled=False), there(1, None, stalled=False)) is None
+
+
+@pytest.mark.parametrize("look", [STOPPED, LOCKED], ids=["stopped", "locked"])
+def test_what_is_certain_is_acted_on_at_once_and_its_rank_is_named(look: Look) -> None:
+    assert certain(judged(there(0, WAITS), there(1, look))) == 1
+    assert certain(judged(there(0, look), there(1, WAITS))) == 0
+
+
+def test_a_certain_hang_waits_a_moment_for_the_stacks_of_the_others() -> None:
+    found = judged(there(0, None), there(1, STOPPED, late_s=0.7), there(0, None))
+    assert found is not None
+    assert found.act_ns is not None
+    assert 100 * S < found.act_ns <= 100 * S + int(hanging.SIDE_S * S)
+
+
+def test_a_lock_on_all_ranks_is_certain_and_nobody_is_blamed_at_random() -> None:
+    found = judged(there(0, LOCKED), there(1, LOCKED))
+    assert certain(found) == -1
+    assert found is not None
+    assert found.fault is not None
+    assert found.fault.member == ""
+
+
+@pytest.mark.parametrize("phase", ["eval", "checkpoint", "paused", "snapshot"])
+def test_a_pause_of_any_rank_that_is_in_time_is_a_hang_of_nobody(phase: str) -> None:
+    """Also of a stopped rank: nobody waits for it yet. One that is stopped in its pause is waited for."""
+    for other in (WAITS, LOCKED, STOPPED):
+        found = judged(there(0, SLEEPS, phase=phase, stalled=False), there(1, other))
+        assert found is not None
+        assert found.act_ns is None
+    assert certain(judged(there(0, STOPPED, phase=phase, stalled=False), there(1, WAITS))) == 0
+
+
+def test_a_pause_that_is_over_its_limit_is_a_hang_of_that_rank() -> None:
+    found = judged(there(0, None, phase="eval", limited=True), there(1, WAITS))
+    assert certain(found) == 0
+
+
+def test_a_first_step_beyond_its_limit_does_not_cut_off_a_pause_of_another_rank() -> None:
+    found = judged(there(0, None, phase="eval", stalled=False), there(1, WAITS, limited=True))
+    assert found is not None
+    assert found.act_ns is None
+
+
+def test_while_any_rank_is_in_time_nothing_that_may_be_work_is_a_hang() -> None:
+    found = judged(there(0, None, stalled=False), there(1, SLEEPS))
+    assert found is not None
+    assert found.act_ns is None
+
+
+@pytest.mark.parametrize("look", [replace(PLAIN, traced=True), replace(PLAIN, process_state="t")])
+def test_in_a_debugger_nothing_hangs(look: Look) -> None:
+    for other in (WAITS, LOCKED):
+        found = judged(there(0, other), there(1, look, late_s=5000.0))
+        assert found is not None
+        assert found.act_ns is None
+
+
+def test_what_may_be_work_has_its_limit_since_the_last_progress() -> None:
+    found = judged(there(0, SLEEPS), there(1, WAITS))
+    assert waits_on(found) == 60.0
+    assert found is not None
+    assert (found.rank, found.work, found.place) == (0, "sleep", "evaluate (train.py)")
+    assert (found.act_ns, found.warn_ns) == (158 * S, 128 * S)
+
+
+def test_work_that_is_seen_extends_the_limit_up_to_ten_times_it() -> None:
+    works = replace(PLAIN, moved=True)
+    assert waits_on(judged(there(0, works, late_s=40.0), there(1, WAITS, late_s=40.0))) == 100.0
+    late = judged(there(0, works, late_s=590.0), there(1, WAITS, late_s=590.0))
+    assert waits_on(late) == 600.0
+    assert certain(judged(there(0, works, late_s=601.0), there(1, WAITS, late_s=601.0))) == 0
+
+
+def test_what_computes_and_gets_nowhere_has_three_times_the_limit() -> None:
+    spins = replace(PLAIN, cpu_s=0.2)
+    assert waits_on(judged(there(0, spins), there(1, WAITS))) == 180.0
+
+
+def test_a_stall_that_ended_by_itself_has_taught_how_long_its_kind_takes() -> None:
+    given: dict[str, Any] = {"learned": (Learned("sleep", 50.0), Learned("a file system", 500.0))}
+    assert waits_on(judged(there(0, SLEEPS), there(1, WAITS), **given)) == 150.0
+
+
+def test_what_was_restarted_at_the_same_place_has_twice_the_time() -> None:
+    past = Past("hang", 0, "m0", 3, "stall", 0, 1, place="evaluate (train.py)", work="sleep")
+    elsewhere = replace(past, place="load (data.py)")
+    assert waits_on(judged(there(0, SLEEPS), there(1, WAITS), history=(past, elsewhere, past))) == 240.0
+
+
+def test_a_lock_that_comes_again_at_the_very_same_step_is_given_as_long_as_work() -> None:
+    past = Past("hang", 0, "m0", 5, "hang", 0, 1, place="evaluate (train.py)")
+    found = judged(there(0, LOCKED), there(1, WAITS), history=(past,))
+    assert waits_on(found) == 120.0
+    assert found is not None
+    assert found.fault is not None
+    assert not found.fault.work, "and it counts as the same failure"
+    assert certain(judged(there(0, LOCKED), there(1, WAITS), history=(replace(past, step=3),))) == 0
+
+
+def test_ranks_that_all_wait_in_a_collective_are_the_networks_business_and_nobody_is_blamed() -> None:
+    found = judged(there(0, WAITS), there(1, WAITS))
+    assert waits_on(found) == 60.0
+    assert found is not None
+    assert (found.rank, found.work) == (-1, "a collective")
+
+
+def test_a_rank_alone_is_left_to_what_may_be_work() -> None:
+    lone: dict[str, Any] = {"placement": ("m0",), "world_size": 1}
+    for late_s in (50.0, 5000.0):
+        found = judged(there(0, SLEEPS, late_s=late_s), **lone)
+        assert found is not None
+        assert (found.act_ns, found.fault) == (None, None)
+        assert found.warn_ns is not None
+    assert certain(judged(there(0, LOCKED), **lone)) == 0
+    assert certain(judged(there(0, STOPPED), **lone)) == 0
+
+
+def test_a_rank_that_left_while_another_waits_for_it_is_named_and_how_it_left() -> None:
+    left = there(1, None, stalled=False, ending=Ending(1, 0))
+    found = judged(there(0, WAITS), left)
+    assert certain(found) == 1
+    assert found is not None
+    assert found.fault is not None
+    assert found.fault.detail == "rank 1 exited with code 0 in the middle of its loop, after step 5"
+    busy = judged(there(0, SLEEPS), left)
+    assert busy is not None
+    assert busy.act_ns is None, "it works on alone"
+
+
+def test_the_users_floor_is_taken_at_its_word_for_every_kind_of_work() -> None:
+    policy = replace(POLICY, hang_floor_s=1.0)
+    for look in (SLEEPS, replace(PLAIN, moved=True), replace(PLAIN, cpu_s=0.2), WAITS):
+        found = judged(there(0, look), there(1, WAITS), policy=policy)
+        assert certain(found) in (0, -1)
+    lone: dict[str, Any] = {"placement": ("m0",), "world_size": 1}
+    assert certain(judged(there(0, SLEEPS), policy=policy, **lone)) == 0
+
+
+def test_before_all_were_looked_at_nothing_is_done_for_a_while() -> None:
+    found = judged(there(0, None), there(1, SLEEPS))
+    assert found is not None
+    assert found.act_ns is None
+    late = judged(there(0, None, late_s=70.0), there(1, SLEEPS, late_s=70.0))
+    assert certain(late) == -1, "one of them was never seen"
+
+
+def test_a_phase_that_changes_between_two_looks_is_a_sign_of_work() -> None:
+    before = seen(there(0, SLEEPS), there(1, WAITS))
+    later = replace(SLEEPS, phase_seq=3)
+    now = seen(there(0, later, turn=2), there(1, WAITS, turn=2), watch=before.watch)
+    assert now.watch.ranks[0].worked_ns == now.now_ns
+    assert before.watch.ranks[0].worked_ns == 0
+
+
+def test_a_supervisor_that_did_not_run_moves_the_limits_by_that() -> None:
+    before = seen(there(0, SLEEPS), there(1, WAITS)).watch
+    assert still.excused(before, 7 * S).since_ns == before.since_ns + 7 * S
+
+
+def test_a_stall_that_is_over_has_taught_its_kind_and_a_short_one_nothing() -> None:
+    before = seen(there(0, SLEEPS, late_s=30.0), there(1, WAITS, late_s=30.0)).watch
+    over = seen(there(0, None, stalled=False), there(1, None, stalled=False), watch=before).watch
+    assert over.passed == (Learned("sleep", 30.0),)
+    short = seen(there(0, SLEEPS), there(1, WAITS)).watch
+    assert seen(there(0, None, stalled=False), there(1, None, stalled=False), watch=short).watch.passed == ()
+
+
+def test_the_warning_names_the_rank_the_line_the_times_and_the_way_out() -> None:
+    now = seen(there(0, SLEEPS, late_s=30.0), there(1, WAITS, late_s=30.0))
+    found = hanging.judge(now, POLICY)
+    assert found is not None
+    assert hanging.warning(now, found) == (
+        "rank 0 has been in evaluate (train.py:42) (waiting for sleep) since step 5: no step for 30 s while"
+        " rank 1 waits; Holdfast restarts it at 60 s. If this is intended:"
+        ' `with state.pause("eval", limit_s=...)`, or a larger --stall-limit'
+    )

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast import waits
+from holdfast.launcher_messages import Look
+from supervisor import shown
+
+SCRIPT = "evaluate (train.py:42)"
+WAIT = "Condition.wait (threading.py:331)"
+
+
+def stack(*frames: str) -> str:
+    return "\n".join(['Thread 7 (idle): "MainThread"', *(f"    {frame}" for frame in frames)])
+
+
+PLAIN = Look(0, 5, 3, 0, "S", 0.0, stack(SCRIPT), window_s=0.2, at=SCRIPT, where=SCRIPT)
+LOCKED = replace(PLAIN, calls=("lock",), at=WAIT, stack=stack(WAIT, SCRIPT))
+REDUCING = stack("all_reduce (torch/distributed/distributed_c10d.py:2806)", "<module> (train.py:9)")
+BACKWARD = stack("_engine_run_backward (torch/autograd/graph.py:825)", "<module> (train.py:9)")
+OURS = stack("take (holdfast/exchange.py:90)", "commit (holdfast/state.py:250)", "<module> (train.py:9)")
+
+
+def seen(look: Look = PLAIN, **given: Any) -> shown.Shown:
+    return shown.shown(replace(look, **given))
+
+
+@pytest.mark.parametrize(
+    ("look", "role", "work"),
+    [
+        pytest.param(replace(PLAIN, process_state="T"), shown.STOPPED, "", id="stopped"),
+        pytest.param(replace(PLAIN, process_state="t"), shown.TRACED, "", id="in a debugger"),
+        pytest.param(replace(PLAIN, process_state="T", traced=True), shown.TRACED, "", id="stopped by one"),
+        pytest.param(replace(PLAIN, process_state="X"), shown.GONE, "", id="gone"),
+        pytest.param(replace(PLAIN, stack=REDUCING), shown.WAITS, shown.COLLECTIVE, id="in a collective"),
+        pytest.param(replace(PLAIN, stack=BACKWARD), shown.WAITS, shown.COLLECTIVE, id="in a backward pass"),
+        pytest.param(replace(PLAIN, stack=OURS), shown.WAITS, shown.COLLECTIVE, id="in our exchange"),
+        pytest.param(replace(PLAIN, stack=BACKWARD, cpu_s=0.2), shown.BUSY, shown.COMPUTES, id="computes it"),
+        pytest.param(replace(PLAIN, cpu_s=0.2), shown.BUSY, shown.COMPUTES, id="one function"),
+        pytest.param(replace(PLAIN, cpu_s=0.2, moved=True), shown.WORKS, shown.COMPUTES, id="works"),
+        pytest.param(replace(PLAIN, children=2), shown.WORKS, shown.CHILDREN, id="loader workers"),
+        pytest.param(replace(PLAIN, io_bytes=9), shown.WORKS, shown.BYTES, id="saves"),
+        pytest.param(replace(PLAIN, process_state="D"), shown.IDLE, shown.FILE, id="a disk"),
+        pytest.param(replace(PLAIN, calls=("file",)), shown.IDLE, shown.FILE, id="a file"),
+        pytest.param(replace(PLAIN, calls=("poll",)), shown.IDLE, shown.NETWORK, id="a pipe"),
+        pytest.param(replace(PLAIN, calls=("network",)), shown.IDLE, shown.NETWORK, id="a download"),
+        pytest.param(replace(PLAIN, calls=("sleep",)), shown.IDLE, shown.SLEEP, id="sleeps"),
+        pytest.param(replace(PLAIN, calls=("child",)), shown.IDLE, shown.CHILD, id="a child"),
+        pytest.param(replace(PLAIN, calls=("shared lock",)), shown.IDLE, shown.LOCK, id="of another process"),
+        pytest.param(replace(PLAIN, calls=()), shown.IDLE, shown.UNKNOWN, id="nobody can say"),
+    ],
+)
+def test_each_look_has_its_role_and_kind_of_work(look: Look, role: str, work: str) -> None:
+    found = shown.shown(look)
+    assert (found.role, found.work) == (role, work)
+
+
+def test_what_moves_is_evidence_of_work_also_where_others_are_waited_for() -> None:
+    assert seen(moved=True).evidence
+    assert seen(children=1).evidence
+    assert seen(io_bytes=1).evidence
+    assert seen(stack=REDUCING, cpu_s=0.2).evidence
+    assert not seen(cpu_s=0.2).evidence, "a loop that gets nowhere looks the same"
+    assert not seen().evidence
+
+
+@pytest.mark.parametrize(
+    ("given", "certain"),
+    [
+        ({}, True),
+        ({"calls": ("lock", "lock", "lock for a time")}, True),  # a progress bar's thread
+        ({"calls": ("lock for a time",)}, False),  # it will wake up
+        ({"calls": ("shared lock",)}, False),  # another process may release it
+        ({"calls": ("lock", "poll")}, False),  # a thread that may hear something
+        ({"calls": ("lock", "unknown")}, False),
+        ({"calls": ("unknown",)}, False),
+        ({"at": SCRIPT}, False),  # in an extension: threads that Python does not know may end it
+        ({"at": "get (multiprocessing/queues.py:103)"}, False),
+        ({"children": 1}, False),
+        ({"io_bytes": 1}, False),
+        ({"moved": True}, False),
+        ({"cpu_s": 0.1}, False),  # a thread of an extension that computes
+        ({"process_state": "D"}, False),
+    ],
+)
+def test_a_lock_is_a_certain_hang_only_if_nothing_could_release_it(
+    given: dict[str, Any], certain: bool
+) -> None:
+    assert (seen(LOCKED, **given).role == shown.LOCKED) is certain
+
+
+def test_each_wait_that_a_launcher_tells_of_is_understood() -> None:
+    words = {waits.FILE, waits.NETWORK, waits.POLL, waits.SLEEP, waits.CHILD, waits.SHARED_LOCK}
+    assert all(seen(calls=(word,)).work != shown.UNKNOWN for word in words)
