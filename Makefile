@@ -108,7 +108,7 @@ setup test unit check: export PYTHONDONTWRITEBYTECODE :=
 .PHONY: test
 test: setup ## run all tests of this machine (PYTEST_ARGS="-k hang -x")
 	@$(say) "unit tests and those with torch, in two processes"
-	@$(call two_at_once,$(UNIT),$(OTHER_UNIT) tests/torch tests/docs,--hypothesis-profile=thorough)
+	@$(call two_at_once,$(UNIT),$(OTHER_UNIT) tests/torch tests/docs tests/gpu,--hypothesis-profile=thorough)
 	@$(say) "torn writes, simulated histories, local tests, in two processes"
 	@$(call two_at_once,$(BROKEN_RUNS),$(OTHER_RUNS),--hypothesis-profile=thorough)
 
@@ -144,6 +144,10 @@ lint: setup ## check format, style, types, layers and alert rules
 check: lint unit ## lint, the unit tests, those with torch, and of the docs
 	@$(say) "tests with torch, and of the docs"
 	@$(BIN)/python -m pytest tests/torch tests/docs $(PYTEST_ARGS) $(NONE_CHOSEN)
+
+.PHONY: gpu
+gpu: setup ## run the tests that need an NVIDIA GPU; they are skipped without one
+	@$(BIN)/python -m pytest tests/gpu -rs $(PYTEST_ARGS)
 
 .PHONY: format
 format: setup ## put the code in ruff's format

@@ -17,6 +17,7 @@ NAMES = {
     "overhead": "what holdfast costs while nothing happens, against torchrun",
     "snapshot": "copying the state into memory and onto storage, against plain copies",
     "transfer": "a snapshot from one member to another, against a plain copy through a socket",
+    "gpu": "on an NVIDIA GPU: copies beside a kernel that stands still, snapshots, what a commit waits for",
     "nodeagent": "the node agent: from an event to its verdict, what a poll and a quiet hour cost",
     "flood": "the node agent in a flood of kernel lines: what it sees, what is lost, and whether it says so",
     "quarantine": "a simulated year of 2,000 nodes: who is taken out, how soon, and who never",

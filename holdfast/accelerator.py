@@ -135,9 +135,13 @@ class Cuda:
     queues = True
 
     def __init__(self, device: torch.device) -> None:
+        """Make all that takes memory or streams: later that might wait for a dead peer. Raises `Broken`."""
+        import torch
+
         self._device = device
-        self._stream: torch.cuda.Stream | None = None
-        self._room: torch.Tensor | None = None
+        with self._asked():
+            self._stream = torch.cuda.Stream(device)
+            self._room = torch.zeros((BATCHES, NUMBERS, 8), dtype=torch.uint8, pin_memory=True)
         self._next = 0
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -172,8 +176,6 @@ class Cuda:
         import torch
 
         with self._asked():
-            if self._stream is None:
-                self._stream = torch.cuda.Stream(self._device)
             marks = [self._recorded(self._stream)]
             with torch.cuda.stream(self._stream), torch.no_grad():
                 room = PIECE_BYTES
@@ -196,9 +198,6 @@ class Cuda:
         import torch
 
         with self._asked():
-            if self._room is None:
-                size = (BATCHES, NUMBERS, 8)
-                self._room = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
             row, self._next = self._room[self._next], (self._next + 1) % BATCHES
             targets = []
             with torch.no_grad():

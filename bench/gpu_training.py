@@ -1,0 +1,126 @@
+"""A training on a real GPU whose state at every step is known, for `bench gpu` and tests/gpu."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from holdfast.launcher_messages import Launch, RankStart, Secured
+from holdfast.page import Page
+from holdfast.runtime import Runtime
+from holdfast.safetensors import map_file
+from holdfast.session import Session
+from holdfast.state import State
+
+GENERATION = 1
+LAUNCH = Launch(GENERATION, 1, 1, "", 0, 0, 0.0)
+MEMORY = Path("/dev/shm")
+GPU = torch.device("cuda", 0)
+
+Bits = dict[str, bytes]
+
+
+class Training:
+    """A model of `width`^2 parameters a layer with AdamW, whose counters of steps are on the host."""
+
+    def __init__(
+        self, folder: Path, width: int = 64, layers: int = 2, every: int = 0, wrap: Any = None
+    ) -> None:
+        control = socket.socket()
+        control.close()  # a line to a launcher that is gone
+        folder.mkdir(exist_ok=True)
+        session = Session(
+            replace(LAUNCH, snapshot_every=every), RankStart(0, 0), Runtime(control, folder, 0, 1)
+        )
+        session.page = Page.create(folder / "page-0.bin")
+        session.page.begin(GENERATION, 0, 0, 1, 0)
+        torch.manual_seed(3)
+        model = nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)]).to(GPU)
+        self.model: nn.Module = wrap(model) if wrap is not None else model
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.width = width
+        self.state: State = session.protect(model=self.model, optimizer=self.optimizer)
+
+    def steps(self, count: int) -> Iterator[int]:
+        """Make steps; yield after each commit. Nothing in it waits for the device."""
+        for step in self.state.steps(count):
+            self.queue(step)
+            yield step
+
+    def queue(self, step: int, *, before_write: int = 0, before_commit: int = 0) -> None:
+        """Queue one step, with pauses of so many of the device's cycles in it."""
+        self.optimizer.zero_grad()
+        batch = torch.full((8, self.width), 0.01 * (step + 1), device=GPU)
+        loss = self.model(batch).pow(2).mean()
+        loss.backward()
+        if before_write:
+            torch.cuda._sleep(before_write)
+        self.optimizer.step()
+        if before_commit:
+            torch.cuda._sleep(before_commit)
+        self.state.commit(loss=loss, position=8 * step)
+
+    def secured(self) -> Secured:
+        """Ask for the state just in time, as a launcher does, from a thread of its own."""
+        keeping = self.state.keeping
+        assert keeping is not None
+        found: list[Secured] = []
+        listener = threading.Thread(target=lambda: found.append(keeping.secure(GENERATION)))
+        listener.start()
+        listener.join(120)
+        return found[0]
+
+    def held(self) -> dict[int, Bits]:
+        """Return the tensors that the arena has, by step."""
+        keeping = self.state.keeping
+        assert keeping is not None
+        found: dict[int, Bits] = {}
+        for record in keeping._snapshots.arena.records():
+            layout, mapping = map_file(record.path)
+            with mapping:
+                at = layout.data_offset
+                found[record.step] = {
+                    each.name: mapping[at + each.begin : at + each.end]
+                    for each in layout.entries
+                    if each.dtype != "U8"
+                }
+        return found
+
+
+def reference(steps: int, **made: Any) -> dict[int, Bits]:
+    """Return the state of every step, of a run that waits for the device after each."""
+    states: dict[int, Bits] = {}
+    with folder() as memory:
+        training = Training(memory, every=1, **made)
+        for _ in training.steps(steps):
+            torch.cuda.synchronize()
+            states.update(training.held())
+        states.update(training.held())
+    return states
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-", dir=MEMORY) as path:
+        yield Path(path)
+
+
+def cycles(seconds: float) -> int:
+    """Return how many of the device's cycles take so long, measured now."""
+    tried = 50_000_000
+    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(tried)  # the clocks go up
+    begun.record()
+    torch.cuda._sleep(tried)
+    ended.record()
+    ended.synchronize()
+    return int(seconds * tried / (begun.elapsed_time(ended) / 1e3))

@@ -1,0 +1,122 @@
+"""On a real GPU: which step's state is whole, who waits for what, and what a copy costs."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.gpu_training import GPU, Training, cycles, folder, reference
+from holdfast.accelerator import Cuda
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU"),
+]
+
+STILL_S = 3.0  # stands for a collective that never ends: what is under test takes a hundredth
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    with folder() as path:
+        yield path
+
+
+def run(training: Training, steps: int) -> Iterator[int]:
+    loop = training.state.steps(100)
+    for _ in range(steps):
+        training.queue(next(loop))
+    next(loop)
+    return loop
+
+
+def wrapped(model: nn.Module) -> nn.Module:
+    return DistributedDataParallel(model, device_ids=[0])
+
+
+def test_before_the_optimizers_kernels_the_last_committed_state_is_whole(memory: Path) -> None:
+    expected = reference(3)
+    training = Training(memory)
+    run(training, 3)
+    training.queue(3, before_write=cycles(STILL_S))  # committed by the host, not begun by the device
+    began = time.monotonic()
+    answer = training.secured()
+    assert (answer.step, answer.whole) == (3, True), answer
+    assert time.monotonic() - began < STILL_S / 2, "it waited for the training's stream"
+    assert training.held()[3] == expected[3]
+
+
+def test_a_copy_that_the_optimizer_overtakes_is_thrown_away(memory: Path) -> None:
+    # 0.4 GB with the optimizer's state, into memory that is not pinned yet: a copy of some 50 ms.
+    expected = reference(4, width=4096)
+    training = Training(memory, width=4096)
+    run(training, 3)
+    training.queue(3, before_write=cycles(0.02))
+    answer = training.secured()
+    assert answer.whole, answer
+    assert training.held()[answer.step] == expected[answer.step]
+
+
+def test_a_commit_waits_for_nothing_and_the_next_for_the_step_before(memory: Path) -> None:
+    training = Training(memory)
+    loop = run(training, 3)
+    torch.cuda.synchronize()
+    long = cycles(0.5)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        began = time.monotonic()
+        training.queue(3, before_commit=long)
+        first_s = time.monotonic() - began
+        training.queue(next(loop))
+        second_s = time.monotonic() - began
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert first_s < 0.25
+    assert second_s > 0.4
+
+
+def test_snapshots_beside_the_training_are_exact(memory: Path) -> None:
+    expected = reference(12)
+    training = Training(memory, every=2)
+    for _ in training.steps(12):
+        for step, bits in training.held().items():
+            assert bits == expected[step], f"step {step}"
+    assert training.held()[12] == expected[12]
+
+
+def test_a_slot_is_pinned_and_a_refusal_leaves_no_error() -> None:
+    device = Cuda(GPU)
+    memory = memoryview(bytearray(1 << 20))
+    pinned = device.pin(memory)
+    assert pinned is not None
+    assert device.pin(memory) is None, "pinned twice"
+    assert float(torch.ones(4, device=GPU).sum()) == 4.0
+    pinned.release()
+    again = device.pin(memory)
+    assert again is not None
+    again.release()
+
+
+def test_with_nccl_a_survivor_gives_the_state_before_the_collective(memory: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    store = dist.TCPStore("127.0.0.1", port, 1, is_master=True)
+    dist.init_process_group("nccl", store=store, rank=0, world_size=1)
+    try:
+        expected = reference(3, wrap=wrapped)
+        training = Training(memory, wrap=wrapped)
+        run(training, 3)
+        training.queue(3, before_write=cycles(STILL_S))
+        answer = training.secured()
+        assert (answer.step, answer.whole) == (3, True), answer
+        assert training.held()[3] == expected[3]
+    finally:
+        dist.destroy_process_group()
