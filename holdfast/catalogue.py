@@ -23,6 +23,10 @@ ASIDE = ".old"  # stands in for its checkpoint while that is replaced in two ren
 _NAME = re.compile(r"step-(\d{8,19})(\.old)?")
 
 
+class Unreadable(Invalid):
+    """Storage failed: what is there is not known, and may be whole."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """A checkpoint with a valid manifest whose files have the right sizes."""
@@ -43,11 +47,14 @@ def load(path: Path | str) -> Found:
 
     Raises:
         NewerFormat: A later version of holdfast wrote it.
+        Unreadable: Storage failed.
         Invalid: It is none, with one line saying why.
     """
     path = Path(path)
     try:
         manifest = unpack(_read_manifest(path / MANIFEST))
+    except Unreadable as error:
+        raise Unreadable(f"{MANIFEST} {error}") from None
     except NewerFormat as error:
         raise NewerFormat(f"{MANIFEST} {error}") from None
     except Invalid as error:
@@ -87,6 +94,14 @@ def verify(found: Found) -> str | None:
 
     Never raises for a sick storage: that is a line too.
     """
+    try:
+        return content_fault(found)
+    except Unreadable as error:
+        return str(error)
+
+
+def content_fault(found: Found) -> str | None:
+    """Do what `verify` does. Raises `Unreadable` where storage failed, which says nothing of the content."""
     for entry in found.files:
         fault = _size_fault(found.path, entry) or _content_fault(found.path, entry)
         if fault is not None:
@@ -161,7 +176,7 @@ def _read_manifest(path: Path) -> bytes:
     except FileNotFoundError:
         raise Invalid("is missing") from None
     except OSError as error:
-        raise Invalid(f"cannot be read: {error.strerror}") from None
+        raise Unreadable(f"cannot be read: {error.strerror}") from None
 
 
 def _size_fault(path: Path, entry: FileEntry) -> str | None:
@@ -170,7 +185,7 @@ def _size_fault(path: Path, entry: FileEntry) -> str | None:
     except FileNotFoundError:
         return f"{entry.name} is missing"
     except OSError as error:
-        return f"{entry.name} cannot be read: {error.strerror}"
+        raise Unreadable(f"{entry.name} cannot be read: {error.strerror}") from None
     if not stat.S_ISREG(status.st_mode):
         return f"{entry.name} is not a plain file"
     if status.st_size != entry.bytes:
@@ -186,7 +201,7 @@ def _content_fault(path: Path, entry: FileEntry) -> str | None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        return f"{entry.name} cannot be read: {error.strerror}"
+        raise Unreadable(f"{entry.name} cannot be read: {error.strerror}") from None
     for number, (crc, expected) in enumerate(zip(crcs, entry.crc32, strict=True)):
         if crc != expected:
             begin = number * entry.chunk_bytes

@@ -39,9 +39,7 @@ def application(
             return await handler(request)
 
     async def status(_: web.Request) -> web.Response:
-        return web.json_response(
-            job.records.status(job.view(), job.accounts, job.storage.found, job.storage.notes)
-        )
+        return web.json_response(job.records.status(job.view(), job.accounts))
 
     async def incidents(_: web.Request) -> web.Response:
         files = job.records.files
@@ -72,7 +70,7 @@ def application(
         return web.Response(text="ok\n")
 
     async def exposition(_: web.Request) -> web.Response:
-        metrics.take(job.records.status(job.view(), job.accounts, job.storage.found, job.storage.notes))
+        metrics.take(job.records.status(job.view(), job.accounts))
         content = generate_latest(metrics.registry)
         return web.Response(body=content, headers={"Content-Type": CONTENT_TYPE_LATEST})
 

@@ -9,7 +9,7 @@ from holdfast import lineage
 from holdfast.launcher_messages import Jump, Launch, Restore
 from holdfast.messages import Source
 from supervisor import faults as symptoms
-from supervisor import lost_track, presence, remedy, reported, suspect, unfinished
+from supervisor import lost_track, presence, remedy, replicas, reported, suspect, unfinished
 from supervisor.view import (
     Action,
     Dismiss,
@@ -155,7 +155,7 @@ def _with_evidence(view: View, incident: Open) -> Open:
 
 def _start(view: View, action: Start, policy: Policy) -> Memory:
     memory = view.memory
-    generation = memory.generation + 1
+    generation = max(memory.generation, memory.seen) + 1
     resumed = action.resume
     restore = None
     if resumed.source != "none":
@@ -195,6 +195,9 @@ def _start(view: View, action: Start, policy: Policy) -> Memory:
         settled=False,
         missed=(*memory.missed, *_missed(memory, action))[-HISTORY:],
         lost=(*memory.lost, *_left_behind(view, action, policy))[-LOST:],
+        equal=replicas.rolled_back(memory.equal, resumed.step) if restore else (),
+        saved=memory.saved if restore else -1,
+        held=memory.held if restore else -1,
         **_emergency(memory, action),
     )
 
@@ -306,7 +309,7 @@ def _end(view: View, action: End, policy: Policy) -> Memory:
                 why=action.why,
             )
     return replace(
-        memory,
+        _barred(view, policy),
         phase="stopping",
         since_ns=view.now_ns,
         exit_code=action.exit_code,
@@ -314,6 +317,24 @@ def _end(view: View, action: End, policy: Policy) -> Memory:
         message=action.message,
         incident=incident,
         incidents=_count(memory, incident),
+    )
+
+
+def _barred(view: View, policy: Policy) -> Memory:
+    """Make void what is beyond the last good step, so that the next run in the directory does not use it.
+
+    It is as if a generation had resumed from there and done nothing.
+    """
+    memory = view.memory
+    good = remedy.at_most(symptoms.gathered(view, policy))
+    if good is None:
+        return memory
+    barred = max(memory.generation, memory.seen) + 1
+    return replace(
+        memory,
+        seen=barred,
+        lineage=lineage.extended(memory.lineage, barred, good),
+        equal=replicas.rolled_back(memory.equal, good),
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from supervisor import presence, remedy
+from holdfast.messages import Durable
+from supervisor import presence, remedy, resume
 from supervisor.view import Action, Done, End, Fault, Memory, Policy, Save, View, Wait
 
 EXIT_INTERRUPTED = 130
@@ -11,6 +12,7 @@ _FINISHED = "all ranks have finished"
 _NAMED = 3  # of what was cut short, in the last line
 _S = 1_000_000_000
 _IDLE_S = 60.0
+CONFIRM_S = 10.0  # that storage may take to say what it holds
 _SLACK_S = 10.0  # beyond the members' own grace, before they are left to whoever keeps them
 
 
@@ -40,10 +42,20 @@ def last_line(memory: Memory) -> str:
 
 
 def save_and_end(view: View, found: tuple[Fault, ...]) -> Action:
-    """Have what is secured written to storage before the end, if it is not there."""
+    """Have what is secured written to storage before the end, if it is not there.
+
+    A checkpoint is named only if storage was seen to hold it since the end was asked for.
+    """
     resumed = remedy.resume_point(view, remedy.at_most(found))
     if resumed.source == "slot":
         return Save(resumed.holders[0], resumed, "stop asked: a checkpoint of what is secured")
+    deadline = view.memory.since_ns + int(CONFIRM_S * _S)
+    asked = view.stored.error or view.stored.looked_ns < view.memory.since_ns
+    if asked and view.now_ns < deadline:
+        return Wait(deadline, "looking what is on storage")
+    if asked:
+        why = view.stored.error or "it does not answer"
+        return End(EXIT_INTERRUPTED, f"stopped, as asked, without a new checkpoint; storage: {why}")
     if resumed.source == "checkpoint":
         return End(EXIT_INTERRUPTED, f"stopped, as asked; the newest checkpoint has step {resumed.step}")
     return End(EXIT_INTERRUPTED, "stopped, as asked; no member holds a state to save")
@@ -54,14 +66,27 @@ def saving(view: View, policy: Policy) -> Action:
     memory = view.memory
     member = view.member(memory.save_member)
     durable = member.report.durable if member and member.report else None
+    deadline = memory.since_ns + int(policy.save_s * _S)
     if durable is not None and durable.asked >= memory.save:
         if durable.error:
             return End(EXIT_INTERRUPTED, f"stopped; the last checkpoint failed: {durable.error}")
-        return End(EXIT_INTERRUPTED, f"stopped, as asked, with a checkpoint of step {durable.step}")
-    deadline = memory.since_ns + int(policy.save_s * _S)
+        return _confirmed(view, durable, deadline)
     if member is None or view.now_ns >= deadline or presence.is_lost(view, member, policy):
         return End(EXIT_INTERRUPTED, "stopped without its last checkpoint")
     return Wait(min(deadline, view.now_ns + int(policy.member_timeout_s * _S)), "saving")
+
+
+def _confirmed(view: View, durable: Durable, deadline: int) -> Action:
+    """End with the name of a checkpoint that storage was seen to hold after it had been written."""
+    named, stored = f"checkpoint of step {durable.step}", view.stored
+    if stored.heard >= view.memory.save and not stored.error:
+        if resume.has_checkpoint(view, durable.generation, durable.step):
+            return End(EXIT_INTERRUPTED, f"stopped, as asked, with a {named}")
+        return End(EXIT_INTERRUPTED, f"stopped; the {named} was written, and is not on storage any more")
+    if view.now_ns < deadline:
+        return Wait(deadline, f"looking whether the {named} is on storage")
+    why = stored.error or "it does not answer"
+    return End(EXIT_INTERRUPTED, f"stopped; the {named} was written, but storage could not be read: {why}")
 
 
 def stopping(view: View, policy: Policy) -> Action:

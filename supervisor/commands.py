@@ -21,6 +21,7 @@ class RunOptions:
     standby: int = 0
     run_dir: Path | None = None
     resume: bool = False  # the run directory must hold a run
+    from_scratch: bool = False  # whatever is on storage
     snapshot_every: int = AUTOMATIC  # steps; 0: only the first
     snapshot_budget: float = 0.01  # share of the step time
     checkpoint_every_s: float = 60.0  # 0: none

@@ -17,8 +17,10 @@ from supervisor import (
     orders,
     placing,
     presence,
+    refusal,
     remedy,
     reported,
+    resume,
     room,
     unfinished,
 )
@@ -33,6 +35,7 @@ from supervisor.view import (
     MemberView,
     Policy,
     Replace,
+    Resume,
     Secure,
     Settle,
     View,
@@ -78,6 +81,12 @@ def _forming(view: View, policy: Policy) -> Action:
     lost = _lost_standby(view, policy)
     if lost is not None:
         return lost
+    begins = remedy.begin_at(view, policy)
+    unread = _unread(view, policy, begins)
+    if begins.source == "none" and not policy.from_scratch and not isinstance(unread, Wait):
+        ended = unread or refusal.nothing_left(view, None, None)
+        if ended is not None:
+            return ended
     ready = placing.able(view, policy)
     if len(ready) < policy.members:
         deadline = view.memory.since_ns + int(policy.form_s * _S)
@@ -86,7 +95,28 @@ def _forming(view: View, policy: Policy) -> Action:
         left_s = placing.next_silence_s(view, policy, policy.form_s)
         until_ns = min(deadline, view.now_ns + int(left_s * _S))
         return Wait(until_ns, f"{len(ready)} of {policy.members} members are ready")
-    return remedy.start(view, policy, None, ())
+    return unread or remedy.start(view, policy, None, ())
+
+
+def _unread(view: View, policy: Policy, resumed: Resume) -> Wait | End | None:
+    """Wait where storage decides where to resume, and cannot be read or is being read; None otherwise.
+
+    End when it could not be read for long.
+    """
+    memory = view.memory
+    if resumed.source == "slot" or (policy.from_scratch and memory.phase == "forming"):
+        return None
+    if view.stored.error:
+        deadline = memory.since_ns + int(policy.storage_s * _S)
+        if view.now_ns < deadline:
+            return Wait(deadline, f"storage cannot be read: {view.stored.error}")
+        why = f"storage cannot be read, for {policy.storage_s:g} s now: {view.stored.error}"
+        return End(2 if memory.phase == "forming" else 1, why)
+    deadline = memory.since_ns + int(policy.form_s * _S)
+    doubted = remedy.doubted(view, policy)
+    if doubted is not None and view.now_ns < deadline:
+        return Wait(deadline, f"reading the checkpoint of step {doubted.step} whole")
+    return None
 
 
 # -- running
@@ -238,20 +268,26 @@ def _restart(view: View, policy: Policy, cause: Fault, found: tuple[Fault, ...])
     """Start the next generation, once there are members for it and a state to go on from."""
     if len(placing.able(view, policy)) < policy.members:
         return _short(view, policy, cause)
-    action = remedy.start(view, policy, cause, found)
-    if isinstance(action, End):
-        return action
+    resumed = remedy.resumes(view, policy, cause, found)
     retry_ns = view.memory.since_ns + int(RESTORE_RETRY_S * _S)
-    if remedy.is_retry(view, cause, action.resume) and view.now_ns < retry_ns:
+    if remedy.is_retry(view, cause, resumed) and view.now_ns < retry_ns:
         return Wait(retry_ns, f"{cause.detail}: tried again soon")
-    missing = placing.missing(view, policy)
-    patience_ns = view.memory.since_ns + int(policy.member_timeout_s * _S)
-    is_old = reported.kept(view) and action.resume.step + 1 < reported.reached(view)
-    if missing and is_old and view.now_ns < patience_ns:  # seconds are cheaper than steps
-        until_ns = view.now_ns + int(placing.next_silence_s(view, policy, policy.member_timeout_s) * _S)
-        why = f"step {action.resume.step} is old, and {missing[0]} may have a newer one"
-        return Wait(min(patience_ns, until_ns), why)
-    return action
+    hoped = _hoped_for(view, policy, resumed) or _unread(view, policy, resumed)
+    return hoped or remedy.start(view, policy, cause, found)
+
+
+def _hoped_for(view: View, policy: Policy, resumed: Resume) -> Wait | None:
+    """Wait a little for who may have a newer state than an old one: seconds are cheaper than steps."""
+    memory = view.memory
+    nothing = resumed.source == "none" and resume.had_state(memory)
+    if not nothing and not (reported.kept(view) and resumed.step + 1 < reported.reached(view)):
+        return None
+    patience_ns = memory.since_ns + int(policy.member_timeout_s * _S)
+    who = [*placing.missing(view, policy), *(["storage"] if view.stored.error else [])]
+    if not who or view.now_ns >= patience_ns:
+        return None
+    until_ns = view.now_ns + int(placing.next_silence_s(view, policy, policy.member_timeout_s) * _S)
+    return Wait(min(patience_ns, until_ns), f"step {resumed.step} is old, and {who[0]} may have a newer one")
 
 
 def _short(view: View, policy: Policy, cause: Fault) -> Action:

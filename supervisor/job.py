@@ -17,13 +17,13 @@ from typing import Any
 
 from holdfast.filework import FileWork, Unresponsive
 from holdfast.launcher_messages import Marks
-from holdfast.lineage import valid
 from holdfast.messages import Drill
-from supervisor import apply, closing, incident, journal, offloop, orders, still
+from supervisor import apply, closing, incident, journal, offloop, orders, remedy, still
 from supervisor.accounts import Accounts
 from supervisor.backend import Backend
 from supervisor.connections import Connections
 from supervisor.decide import decide
+from supervisor.remembered import remembered
 from supervisor.records import Records
 from supervisor.storage import Storage
 from supervisor.view import (
@@ -34,7 +34,6 @@ from supervisor.view import (
     Policy,
     Secure,
     Settle,
-    Start,
     View,
     Wait,
     Warn,
@@ -66,7 +65,8 @@ class Job:
         self.records = records
         self.backend = backend
         self.connections = connections
-        self.storage = Storage(run_dir / "checkpoints")
+        self.wake = asyncio.Event()
+        self.storage = Storage(run_dir / "checkpoints", self.wake.set)
         held = journal.last(run_dir / "journal.jsonl")
         self._last = held.decision if held and not fresh else None
         self.memory = _begin(policy, held.memory if held else None, fresh)
@@ -74,7 +74,6 @@ class Job:
         self.journal = journal.Journal(run_dir / "journal.jsonl")
         self.paper = FileWork("journal")
         self._line: Future[None] | None = None  # the newest of the journal's
-        self.wake = asyncio.Event()
         self.ended = asyncio.Event()
         self._existed: tuple[str, ...] = ()  # members that the backend has told of and nobody has given up
         self._drill: tuple[str, Drill] | None = None
@@ -82,14 +81,12 @@ class Job:
         self._deadline_ns = 0
         self._step_s = 0.0
         self._room_bytes = 0  # that a standby is to have for a snapshot
-        self._looking: asyncio.Task[None] | None = None
         self._watch = Watch()
 
     # -- the loop
 
     async def run(self) -> None:
         """Decide at every event and deadline until the job has ended."""
-        await self.storage.look(self.memory.lineage)
         if self._last is not None:
             self._record(self._last.view, self._last.action, self._last.after)
         while self.memory.phase != "ended":
@@ -113,6 +110,7 @@ class Job:
         self._take_stop()
         for _ in range(ROUNDS):
             view = self.view()
+            self.memory = view.memory
             self.accounts.observe(view)
             action = decide(view, self.policy)
             if isinstance(action, Wait):
@@ -121,6 +119,7 @@ class Job:
             await self._carry_out(view, action)
         else:
             raise RuntimeError(f"{ROUNDS} decisions in one go, the last: {action}")
+        self.storage.verify(remedy.doubted(view, self.policy))
         self._give_orders()
 
     async def _carry_out(self, view: View, action: Action) -> None:
@@ -135,10 +134,12 @@ class Job:
             self.backend.kill(name)
         self._record(view, action, after)
         if isinstance(action, End):  # the last that the ranks have told is seen now or never
-            self.records.status(view, self.accounts, self.storage.found, self.storage.notes)
-        if _doubts_storage(view, action, after):
-            self._looking = asyncio.create_task(self.storage.look(after.lineage), name="storage")
-            self._looking.add_done_callback(lambda _: self.wake.set())
+            self.records.status(view, self.accounts)
+        if isinstance(action, Secure):
+            if any(fault.kind == "restore" for fault in action.faults):
+                self.storage.doubt()
+            elif after.stop:  # what the end names has to be there
+                self.storage.look_again()
         if isinstance(action, Warn):
             log.warning("a rank holds up the others", extra={"why": action.why})
         log.info("acted", extra={"action": type(action).__name__, "why": getattr(action, "why", "")})
@@ -213,7 +214,7 @@ class Job:
     async def _leave(self) -> None:
         memory = self.memory
         self.accounts.ledger.advance(max(time.monotonic_ns(), self.accounts.ledger.at_ns))
-        self.records.status(self.view(), self.accounts, self.storage.found, self.storage.notes)
+        self.records.status(self.view(), self.accounts)
         self.paper.submit(self.journal.close)
         for files in (self.paper, self.records.files):
             with suppress(OSError):
@@ -235,10 +236,9 @@ class Job:
         for member in members:
             if member.report is not None:
                 self.storage.heard(member.report.durable)
-        found = self.storage.found
-        view = View(now_ns, time.time(), self.memory, members, found)
-        self._watch = still.later(self._watch, view)
-        return replace(view, watch=self._watch)
+        seen = View(now_ns, time.time(), self.memory, members, self.storage.stored)
+        self._watch = still.later(self._watch, seen)
+        return replace(seen, memory=remembered(seen), watch=self._watch)
 
     def _member(self, name: str, now_ns: int) -> MemberView:
         line = self.connections.line(name)
@@ -287,7 +287,8 @@ def _accounts(started_ns: int, held: Any) -> Accounts:
 def _begin(policy: Policy, held: Memory | None, fresh: bool) -> Memory:
     """Return the memory to go on with: the same after our own death, a new one for a new run.
 
-    A new run in an old directory keeps what fences and what was learned: generation, lineage, skips.
+    A new run in an old directory keeps what fences and what was learned: generation, lineage, skips, that
+    there were checkpoints.
     """
     world_size = policy.members * policy.nproc
     now_ns = time.monotonic_ns()
@@ -306,17 +307,10 @@ def _begin(policy: Policy, held: Memory | None, fresh: bool) -> Memory:
         skip=held.skip,
         incidents=held.incidents,
         before=held.incidents,
+        seen=held.seen,
+        saved=held.saved,
+        equal=held.equal,
     )
-
-
-def _doubts_storage(view: View, action: Action, after: Memory) -> bool:
-    """True when the checkpoint that we know is damaged, or void: an older one has to be looked for."""
-    if isinstance(action, Secure):
-        return any(fault.kind == "restore" for fault in action.faults)
-    found = view.checkpoint
-    if not isinstance(action, Start) or found is None:
-        return False
-    return not valid(found.generation, found.step, after.lineage)
 
 
 def _is_same(before: Memory, after: Memory) -> bool:

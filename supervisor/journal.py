@@ -167,11 +167,19 @@ def _decision(found: dict[str, Any]) -> Decision:
     if kind is None:
         raise ValueError(f"an action {found.get('action')!r}, which this version does not know")
     return Decision(
-        wire.from_json(View, found.get("view"), lenient=True),
+        wire.from_json(View, _present(found.get("view")), lenient=True),
         wire.from_json(Policy, found.get("policy"), lenient=True),
         wire.from_json(kind, found.get("what"), lenient=True),
         wire.from_json(Memory, found["after"], lenient=True),
     )
+
+
+def _present(view: Any) -> Any:
+    """Return a view as it is written now: before, there was at most one checkpoint in it."""
+    if not isinstance(view, dict) or "checkpoint" not in view or "stored" in view:
+        return view
+    known = [] if view["checkpoint"] is None else [view["checkpoint"]]
+    return {**view, "stored": {"checkpoints": known}}
 
 
 def size(path: Path) -> int:

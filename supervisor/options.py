@@ -139,7 +139,7 @@ def _scan(words: list[str], entry: Entry, *, whole_command: bool) -> _Read:
         else:
             read.words.append(word)
         option = _find(word.partition("=")[0], entry)
-        if not (isinstance(option, Option) and option.field in ("run_dir", "resume")):
+        if not (isinstance(option, Option) and option.field in ("run_dir", "resume", "from_scratch")):
             read.kept += everything[start : len(everything) - len(words)]
     return read
 

@@ -122,6 +122,8 @@ RUN = (
            "directory of this run; a run in it is resumed (default holdfast-runs/TIME)"),
     Option(("--resume",), "resume", None, "", _SHOWN,
            "refuse to start unless --run-dir holds a run to resume"),
+    Option(("--from-scratch",), "from_scratch", None, "", _SHOWN,
+           "begin at step 0, whatever checkpoints --run-dir has; they are void then"),
     Option(("--port",), "port", values.count(0, 65_535), "P", _SHOWN,
            "port of the HTTP API on the loopback address, 0 for any (default 0)"),
     Option(("--no-drills",), "no_drills", None, "", _SHOWN, "refuse `holdfast inject` in this run"),

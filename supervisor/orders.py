@@ -20,7 +20,8 @@ def order_for(
     """
     order = _order_for(memory, member, policy, drill)
     looks = int(look and order.do == "run")
-    return replace(order, keep=policy.keep, lineage=memory.lineage, look=looks)
+    proven = memory.equal[-1] if memory.equal else -1
+    return replace(order, keep=policy.keep, lineage=memory.lineage, proven=proven, look=looks)
 
 
 def _order_for(memory: Memory, member: str, policy: Policy, drill: Drill | None) -> MemberOrder:

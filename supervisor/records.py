@@ -14,6 +14,7 @@ from holdfast.launcher_messages import RankState
 from holdfast.messages import MemberReport, Progress
 from supervisor import hanging, room
 from supervisor import incident as incidents
+from supervisor import resume
 from supervisor.accounts import Accounts
 from supervisor.rundir import RunDir
 from supervisor.slow import Slow, slow
@@ -56,24 +57,15 @@ class Records:
         except OSError as error:
             log.warning("incident not written", extra={"error": str(error)})
 
-    def status(
-        self,
-        view: View,
-        accounts: Accounts,
-        checkpoint: Checkpoint | None,
-        passed_over: tuple[str, ...] = (),
-    ) -> dict[str, Any]:
-        """Return the status, and have it left in the run directory.
-
-        `passed_over` says of each checkpoint that is not used why.
-        """
+    def status(self, view: View, accounts: Accounts) -> dict[str, Any]:
+        """Return the status, and have it left in the run directory."""
         before = self.newest
         self._slow = slow(self._slow, view)
         self.newest = build(
-            view, accounts, checkpoint, self.run.path.name, self.last, self._slow, self._lag(), self.policy
+            view, accounts, self.run.path.name, self.last, self._slow, self._lag(), self.policy
         )
         self.newest["journal_error"] = self.journal_error
-        self.newest["passed_over"] = list(passed_over)
+        self.newest["passed_over"] = [each.note for each in view.stored.unusable]
         self._keep_known(before, view)
         newest = self.newest
         self.files.submit(lambda: self._write_status(newest), "status")
@@ -104,7 +96,6 @@ def _progress(view: View) -> list[Progress]:
 def build(
     view: View,
     accounts: Accounts,
-    checkpoint: Checkpoint | None,
     name: str,
     last: Mapping[str, Any] | None,
     slow: tuple[Slow, ...] = (),
@@ -150,7 +141,7 @@ def build(
         "open_incident": incidents.record(opened, None) if opened else None,
         "secured_step": min(steps) if steps else None,
         "snapshot_step": max((each.snapshot_step for each in progress), default=None),
-        "checkpoint": _checkpoint(view, checkpoint),
+        "checkpoint": _checkpoint(view, resume.newest_checkpoint(view)),
         "resumed": _resumed(view),
         "skip": list(memory.skip),
         "cut_short": [

@@ -6,8 +6,8 @@ import re
 
 from holdfast.launcher_messages import OUT_OF_MEMORY, LauncherState
 from supervisor import faults as symptoms
-from supervisor import placing, replicas, resume, unfinished
-from supervisor.view import Cut, End, Fault, Past, Policy, Resume, Start, View
+from supervisor import placing, refusal, replicas, resume, unfinished
+from supervisor.view import Checkpoint, Cut, End, Fault, Past, Policy, Resume, Start, View
 
 NUMERIC = frozenset({"nan", "inf", "loss_jump"})
 SPOILING = NUMERIC | {replicas.KIND}  # of which the survivors' state is no better
@@ -146,7 +146,7 @@ def start(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, .
     placement = placing.able(view, policy)
     skip, evidence = _skipped(view, policy, cause)
     cuts = unfinished.cut(view, found)
-    resumed = _before(view, cuts, at_most(found))
+    resumed = resumes(view, policy, cause, found)
     undone = unfinished.missed(cuts, resumed.step)
     lost = next(
         (fault for fault in found for each in undone if each.raised and fault.rank == each.rank), None
@@ -156,14 +156,17 @@ def start(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, .
             f"{lost.detail} after step {lost.step}, and no state from before it is left to try it again from"
         )
         return End(_exit_code(lost), why, lost.message, lost)
-    if resumed.source == "checkpoint" and view.checkpoint is not None:
-        if view.checkpoint.world_size != view.memory.world_size:
-            there, here = view.checkpoint.world_size, view.memory.world_size
+    stored = resume.checkpoint_of(view, resumed)
+    if stored is not None:
+        if stored.world_size != view.memory.world_size:
+            there, here = stored.world_size, view.memory.world_size
             wrong = f"checkpoint {resumed.path} is of world size {there}, this run's is {here}"
             return End(2, f"{wrong}: accepted is {there}, or another run directory")
-        skip = tuple(sorted({*skip, *view.checkpoint.skip}))
-    if resumed.source == "none" and cause is not None and cause.kind == "restore":
-        return End(1, f"{cause.detail}; no other state is left to go on from", cause=cause)
+        skip = tuple(sorted({*skip, *stored.skip}))
+    if resumed.source == "none" and not (cause is None and policy.from_scratch):
+        ended = refusal.nothing_left(view, cause, at_most(found))
+        if ended is not None:
+            return ended
     master = view.member(placement[0])
     assert master is not None
     assert master.report is not None
@@ -178,9 +181,16 @@ def start(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, .
         cause=cause,
         remedy=_remedy(cause, bool(moved)),
         evidence=(*evidence, *(_said(each, undone) for each in cuts if each.after_s)),
-        why=_why(cause, resumed, moved),
+        why=_why(cause, resumed, moved, policy.from_scratch),
         cut=cuts,
     )
+
+
+def resumes(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, ...]) -> Resume:
+    """Return where the next generation begins; the first of a run is that without a cause."""
+    if cause is None:
+        return begin_at(view, policy)
+    return _before(view, unfinished.cut(view, found), at_most(found))
 
 
 def _before(view: View, cuts: tuple[Cut, ...], bound: int | None) -> Resume:
@@ -189,12 +199,37 @@ def _before(view: View, cuts: tuple[Cut, ...], bound: int | None) -> Resume:
     if limit == bound:
         return resume_point(view, bound)
     resumed = resume_point(view, limit)
-    return resumed if resumed.source != "none" or limit == 0 else resume_point(view, bound)
+    anew = limit == 0 and not resume.had_state(view.memory)
+    return resumed if resumed.source != "none" or anew else resume_point(view, bound)
 
 
 def _said(each: Cut, undone: tuple[Cut, ...]) -> str:
     again = "is not done again: no state from before it is left" if each in undone else "is done again"
     return f"what rank {each.rank} did for {each.after_s:.2f} s after the commit of step {each.step} {again}"
+
+
+def begin_at(view: View, policy: Policy) -> Resume:
+    """Return where the first generation begins: from the newest checkpoint, unless the user wants none."""
+    return resume.FROM_THE_BEGINNING if policy.from_scratch else resume_point(view, None)
+
+
+def doubted(view: View, policy: Policy) -> Checkpoint | None:
+    """Return the checkpoint that is about to be used and has to be read whole before; None for none.
+
+    That is the first of a run, and one that could not be restored. All others were compared when they were
+    written, and the members read what they restore.
+    """
+    memory = view.memory
+    if memory.phase == "forming":
+        found = resume.checkpoint_of(view, begin_at(view, policy))
+    elif memory.phase == "securing" and memory.incident is not None:
+        faults = memory.incident.faults
+        if not any(fault.kind == "restore" for fault in faults):
+            return None
+        found = resume.checkpoint_of(view, resumes(view, policy, faults[0], faults))
+    else:
+        return None
+    return found if found is not None and not found.verified else None
 
 
 def _skipped(view: View, policy: Policy, cause: Fault | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -220,11 +255,12 @@ def _remedy(cause: Fault | None, moved: bool) -> str:
     return "swap" if moved else "restart"
 
 
-def _why(cause: Fault | None, resumed: Resume, moved: list[str]) -> str:
+def _why(cause: Fault | None, resumed: Resume, moved: list[str], from_scratch: bool) -> str:
+    anew = "as asked" if cause is None and from_scratch else "as nothing has been saved yet"
     state = {
         "slot": f"from the snapshot of step {resumed.step}",
         "checkpoint": f"from the checkpoint of step {resumed.step}",
-        "none": "from the beginning",
+        "none": f"from the beginning, {anew}",
     }[resumed.source]
     if cause is None:
         return f"all members are ready: start {state}"

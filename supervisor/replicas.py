@@ -5,7 +5,7 @@ member seals its snapshots with a checksum anyway, at steps that are multiples o
 members meet. Where two seals of one step differ, the majority names the liar, as soon as it is one of the
 whole group; two members alone cannot tell.
 
-Blamed is only what has been equal before in the same generation, at `AGREED` steps: a script whose
+Blamed is only what has been equal before, at `AGREED` steps and on all members: a script whose
 protected state differs from rank to rank by design is left alone. And after `TRIES` times so is one that
 comes to differ again and again: that is how it computes, and no corruption.
 """
@@ -31,15 +31,36 @@ def diverged(view: View) -> Fault | None:
     if sum(past.kind == KIND for past in view.memory.history) >= TRIES:
         return None
     members = len(view.memory.placement)
-    agreed: list[int] = []
+    known = sorted({*view.memory.equal, *_equal_now(view)})
     for (step, _), found in sorted(_by_step(view).items()):
-        if len(found) < 2:
+        if len(set(found.values())) < 2:
             continue
-        if len(set(found.values())) == 1:
-            agreed.append(step)
-        elif len(agreed) >= AGREED and (len(found) == members or liars(found, members)):
+        agreed = [each for each in known if each < step]
+        if len(agreed) >= AGREED and (len(found) == members or liars(found, members)):
             return _fault(view, agreed[-1], step, found)
     return None
+
+
+def equal(view: View) -> tuple[int, ...]:
+    """Return the last steps at which all replicas are known to have been equal, oldest first.
+
+    They are of the present line of training: what is rolled back behind them is forgotten with the roll back.
+    """
+    return tuple(sorted({*view.memory.equal, *_equal_now(view)}))[-AGREED:]
+
+
+def rolled_back(equal: tuple[int, ...], step: int) -> tuple[int, ...]:
+    """Return what is left of `equal` when the group resumes from `step`, at which they are equal too."""
+    return tuple(sorted({min(each, step) for each in equal}))
+
+
+def _equal_now(view: View) -> tuple[int, ...]:
+    members = len(view.memory.placement)
+    return tuple(
+        step
+        for (step, _), found in _by_step(view).items()
+        if len(found) == members > 1 and len(set(found.values())) == 1
+    )
 
 
 def _by_step(view: View) -> dict[tuple[int, int], dict[str, int]]:

@@ -3,6 +3,8 @@
 Whole means: somebody has the replicated state of that step, and for every rank somebody has its private
 state of that step. A later generation that went on from step s makes void what older ones did beyond s.
 What could not be restored again and again is passed over.
+
+"From the beginning" is for whoever saved nothing yet: the callers ask `had_state` before they take it.
 """
 
 from __future__ import annotations
@@ -22,12 +24,11 @@ TRIES = 4  # to restore one and the same state
 def point(view: View, at_most: int | None) -> Resume:
     """Return the resume point with no more than `at_most` steps (None: no bound).
 
-    A snapshot in memory goes before a checkpoint of the same step. Without either the group starts
-    from the beginning.
+    All snapshots and all checkpoints are looked at. A snapshot in memory goes before a checkpoint of the same
+    step. Without either it is the beginning.
     """
-    given_up = _given_up(view.memory)
-    slot = _newest_slot(view, at_most, given_up)
-    durable = _checkpoint(view.checkpoint, view.memory.lineage, at_most, given_up)
+    slot = _newest_slot(view, at_most)
+    durable = _newest_checkpoint(view, at_most)
     if slot is not None and (durable is None or slot.step >= durable.step):
         return slot
     return durable or FROM_THE_BEGINNING
@@ -41,15 +42,15 @@ def _given_up(memory: Memory) -> frozenset[str]:
     return frozenset(signature for signature, count in failed.items() if count >= TRIES)
 
 
-def _newest_slot(view: View, at_most: int | None, given_up: frozenset[str]) -> Resume | None:
-    reports = [m.report for m in view.members if m.report is not None and _can_give(view, m)]
+def _newest_slot(view: View, at_most: int | None) -> Resume | None:
+    reports = [m.report for m in view.members if m.report is not None and can_give(view, m)]
     bad = {(s.generation, s.step, r.member) for r in reports for s in r.unusable}
     found: dict[tuple[int, int], list[MemberReport]] = {}
     for report in reports:
         for slot in report.slots:
             if (slot.generation, slot.step, report.member) in bad:
                 continue
-            if _is_allowed(slot, view.memory.lineage, at_most, "slot", given_up):
+            if not why_not(view, slot, at_most):
                 found.setdefault((slot.step, slot.generation), []).append(report)
     for (step, generation), holders in sorted(found.items(), reverse=True):
         private = _private_sources(view, reports, step)
@@ -60,7 +61,7 @@ def _newest_slot(view: View, at_most: int | None, given_up: frozenset[str]) -> R
     return None
 
 
-def _can_give(view: View, member: MemberView) -> bool:
+def can_give(view: View, member: MemberView) -> bool:
     """False for a deaf member: it is ended when the group goes on without it, not before the last save."""
     return presence.obeys(member) or (presence.speaks(member) and bool(view.memory.stop))
 
@@ -93,23 +94,53 @@ def _fits(private: PrivateHeld, rank: int, step: int, lineage: tuple[Lineage, ..
     )
 
 
-def _checkpoint(
-    found: Checkpoint | None, lineage: tuple[Lineage, ...], at_most: int | None, given_up: frozenset[str]
-) -> Resume | None:
-    if found is None or not _is_allowed(found, lineage, at_most, "checkpoint", given_up):
+def _newest_checkpoint(view: View, at_most: int | None) -> Resume | None:
+    usable = [each for each in view.stored.checkpoints if not why_not(view, each, at_most)]
+    if not usable:
         return None
-    return Resume(found.step, found.generation, "checkpoint", found.path, notes=found.notes)
+    found = max(usable, key=lambda each: (each.step, each.generation))
+    notes = tuple(each.note for each in view.stored.unusable if each.step >= found.step)
+    return Resume(found.step, found.generation, "checkpoint", found.path, notes=notes)
 
 
-def _is_allowed(
-    state: Slot | Checkpoint,
-    lineage: tuple[Lineage, ...],
-    at_most: int | None,
-    source: str,
-    given_up: frozenset[str],
-) -> bool:
+def checkpoint_of(view: View, resumed: Resume) -> Checkpoint | None:
+    """Return the checkpoint that `resumed` names, None when it names a snapshot or nothing."""
+    if resumed.source != "checkpoint":
+        return None
+    return next((each for each in view.stored.checkpoints if each.path == resumed.path), None)
+
+
+def newest_checkpoint(view: View) -> Checkpoint | None:
+    """Return the newest checkpoint on storage that is not void."""
+    return next((each for each in view.stored.checkpoints if _is_valid(each, view.memory)), None)
+
+
+def has_checkpoint(view: View, generation: int, step: int) -> bool:
+    """True when storage was found to hold this one, and it is not void."""
+    return any(
+        (each.generation, each.step) == (generation, step) and _is_valid(each, view.memory)
+        for each in view.stored.checkpoints
+    )
+
+
+def _is_valid(found: Checkpoint, memory: Memory) -> bool:
+    return valid(found.generation, found.step, memory.lineage)
+
+
+def had_state(memory: Memory) -> bool:
+    """True when a step was saved since the beginning: to begin again would lose it."""
+    return memory.saved >= 0 or memory.held >= 0
+
+
+def why_not(view: View, state: Slot | Checkpoint, at_most: int | None) -> str:
+    """Return why a state must not be used, "" when it may: that of a snapshot may still be incomplete."""
+    source = "slot" if isinstance(state, Slot) else "checkpoint"
     if at_most is not None and state.step > at_most:
-        return False
-    if symptoms.restore_signature(source, state.generation, state.step) in given_up:
-        return False
-    return valid(state.generation, state.step, lineage)
+        return f"it is beyond step {at_most}"
+    if symptoms.restore_signature(source, state.generation, state.step) in _given_up(view.memory):
+        return f"it could not be restored {TRIES} times"
+    lineage = view.memory.lineage
+    if not valid(state.generation, state.step, lineage):
+        step = min(each.step for each in lineage if each.generation > state.generation)
+        return f"the run went back to step {step} later"
+    return ""

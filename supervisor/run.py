@@ -78,6 +78,7 @@ def policy_of(options: RunOptions) -> Policy:
         patience_s=_patience_s(options),
         member_timeout_s=options.member_timeout_s,
         grace_s=options.grace_s,
+        from_scratch=options.from_scratch,
     )
 
 

@@ -97,6 +97,7 @@ async def serve(settings: Settings, api: socket.socket, keeper: socket.socket, m
         listening,
         asyncio.create_task(job.run(), name="job"),
         asyncio.create_task(_status(job, metrics), name="status"),
+        asyncio.create_task(job.storage.run(), name="storage"),
         asyncio.create_task(backend.live(), name="signs of life"),
         asyncio.create_task(door.watch(), name="door"),
         asyncio.create_task(stop.wait(), name="signal"),
@@ -114,7 +115,7 @@ async def serve(settings: Settings, api: socket.socket, keeper: socket.socket, m
 async def _status(job: Job, metrics: Metrics) -> None:
     """Keep status.json and the metrics' counters up to date, for ever."""
     while True:
-        status = job.records.status(job.view(), job.accounts, job.storage.found, job.storage.notes)
+        status = job.records.status(job.view(), job.accounts)
         metrics.take(status)
         last = status["last_incident"]
         if last is not None and not last["open"]:

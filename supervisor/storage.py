@@ -1,69 +1,207 @@
-"""Which checkpoint is the newest whole one, without reading all of storage at every decision."""
+"""What is on storage, followed in the background: no decision waits for a file system that does not answer.
+
+A look reads manifests, never the content. Content is read only of a checkpoint that somebody doubts who is
+about to use it: what members write they compare while they write it, and read whole before they restore it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import re
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
-from holdfast import catalogue
-from holdfast.lineage import Lineage, valid
+from holdfast import catalogue, lineage
 from holdfast.manifest import Invalid
 from holdfast.messages import Durable
-from supervisor.view import Checkpoint
+from supervisor.view import Checkpoint, Stored, Unusable
 
 log = logging.getLogger(__name__)
 
+RETRY_S = 2.0  # after storage could not be read
+PATIENCE = 5  # looks, until a checkpoint that cannot be read is taken for one that is damaged
+TOLD = 64  # answers of members that are remembered: a look follows each at once
+
+_T = TypeVar("_T")
+
 
 class Storage:
-    """`found` is what `decide` sees. It is read whole at the start, and followed by what members write."""
+    """`stored` is what `decide` sees. `changed` is called after every look."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, changed: Callable[[], object]) -> None:
         self._root = root
-        self._passed_over: set[tuple[int, int]] = set()
-        self.found: Checkpoint | None = None
-        self.notes: tuple[str, ...] = ()  # of each that was passed over, why
+        self._changed = changed
+        self._wanted = asyncio.Event()
+        self._verified: set[tuple[str, float]] = set()  # (name, when it was written)
+        self._damaged: dict[tuple[str, float], str] = {}
+        self._unread: Counter[str] = Counter()
+        self._told: deque[Durable] = deque(maxlen=TOLD)
+        self._heard = 0
+        self._doubted: Checkpoint | None = None
+        self.stored = Stored(error="it has not been read yet")
 
-    async def look(self, lineage: tuple[Lineage, ...]) -> None:
-        """Read the newest checkpoint that is not void whole, and the ones before while it is damaged."""
-        loop = asyncio.get_running_loop()
-        try:
-            self.found = await loop.run_in_executor(None, self._newest, lineage)
-        except OSError as error:
-            log.warning("storage cannot be read", extra={"error": str(error)})
+    async def run(self) -> None:
+        """Look now, whenever something has changed, and again while storage cannot be read. For ever."""
+        self._wanted.set()
+        while True:
+            timeout_s = RETRY_S if self.stored.error else None
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._wanted.wait(), timeout_s)
+            self._wanted.clear()
+            await self.look()
+            self._changed()
+            if self._doubted is not None:
+                await self._verify(self._doubted)
+                self._changed()
 
-    def _newest(self, lineage: tuple[Lineage, ...]) -> Checkpoint | None:
-        notes: list[str] = []
-        for path, found in catalogue.look(self._root):
-            if isinstance(found, Invalid):
-                why: str | None = str(found)
-            elif not valid(found.generation, found.step, lineage):
-                continue
-            else:
-                why = catalogue.verify(found)
-                if why is None:
-                    self.notes = tuple(notes)
-                    return _checkpoint(found, self.notes)
-                self._passed_over.add((found.generation, found.step))
-            notes.append(f"checkpoint {path.name} is not used: {why}")
-            log.warning("checkpoint passed over", extra={"note": notes[-1]})
-        self.notes = tuple(notes)
-        return None
+    def look_again(self) -> None:
+        """Have `run` look at once."""
+        self._wanted.set()
+
+    @property
+    def is_asked(self) -> bool:
+        """True when a look is due."""
+        return self._wanted.is_set()
 
     def heard(self, durable: Durable) -> None:
-        """A member has written a checkpoint, and checked it while it wrote."""
-        told = (durable.generation, durable.step)
-        if durable.step < 0 or not durable.path or told in self._passed_over:
+        """A member has written a checkpoint, and compared it while it wrote."""
+        if durable.step < 0 or durable in self._told:
             return
-        if self.found is not None and told <= (self.found.generation, self.found.step):
-            return
+        self._told.append(durable)
+        self._heard = max(self._heard, durable.asked)
+        self._wanted.set()
+
+    def doubt(self) -> None:
+        """Something could not be restored: believe nothing that was verified before."""
+        self._verified.clear()
+        self._told.clear()
+        self.stored = replace(
+            self.stored,
+            checkpoints=tuple(replace(each, verified=False) for each in self.stored.checkpoints),
+        )
+        self._wanted.set()
+
+    def verify(self, doubted: Checkpoint | None) -> None:
+        """Have the content of a checkpoint read whole, if there is one to be doubted."""
+        if doubted is not None and doubted != self._doubted:
+            self._wanted.set()
+        self._doubted = doubted
+
+    async def look(self) -> None:
+        """Read the manifests."""
+        began_ns, heard = time.monotonic_ns(), self._heard
         try:
-            self.found = _checkpoint(catalogue.load(durable.path), ())
-        except (OSError, ValueError) as error:
-            log.warning("checkpoint cannot be read", extra={"error": str(error)})
+            found = await _beside(self._read)
+        except OSError as error:
+            log.warning("storage cannot be read", extra={"error": str(error)})
+            self.stored = replace(self.stored, error=str(error))
+            return
+        for each in found.unusable:
+            if each not in self.stored.unusable:
+                log.warning("checkpoint passed over", extra={"note": each.note})
+        self.stored = replace(found, looked_ns=began_ns, heard=heard)
+
+    def _read(self) -> Stored:
+        checkpoints: list[Checkpoint] = []
+        unusable: list[Unusable] = []
+        told: list[tuple[lineage.Lineage, ...]] = []
+        generation = 0
+        for path, found in catalogue.look(self._root):
+            if isinstance(found, catalogue.Unreadable):
+                self._excuse(path, found)
+            if isinstance(found, Invalid):
+                unusable.append(_unusable(path, str(found)))
+                continue
+            told.append(found.lineage)
+            generation = max(generation, found.generation, *(each.generation for each in found.lineage))
+            key = (path.name, found.created)
+            if key in self._damaged:
+                unusable.append(_unusable(path, self._damaged[key]))
+            else:
+                checkpoints.append(_checkpoint(found, key in self._verified or self._is_told(found)))
+        return Stored(tuple(checkpoints), tuple(unusable), lineage.merged(*told), generation)
+
+    def _is_told(self, found: catalogue.Found) -> bool:
+        wanted = (found.step, found.generation)
+        return any((each.step, each.generation) == wanted for each in tuple(self._told))
+
+    def _excuse(self, path: Path, error: catalogue.Unreadable) -> None:
+        """Raise `OSError` unless this checkpoint could not be read again and again."""
+        self._unread[path.name] += 1
+        if self._unread[path.name] < PATIENCE:
+            raise OSError(f"checkpoint {path.name}: {error}")
+
+    async def _verify(self, doubted: Checkpoint) -> None:
+        """Read one whole, and believe it or never again as it is now."""
+
+        path = Path(doubted.path)
+
+        def read() -> tuple[tuple[str, float], str | None] | None:
+            try:
+                found = catalogue.load(path)
+            except Invalid:
+                return None  # the next look tells
+            key = (path.name, found.created)
+            try:
+                return key, catalogue.content_fault(found)
+            except catalogue.Unreadable as error:
+                self._excuse(path, error)
+                return key, str(error)
+
+        try:
+            outcome = await _beside(read)
+        except OSError as error:
+            self.stored = replace(self.stored, error=str(error))
+            return
+        if self._doubted == doubted:
+            self._doubted = None
+        if outcome is not None:
+            key, why = outcome
+            if why is None:
+                self._verified.add(key)
+            else:
+                self._damaged[key] = why
+        await self.look()
 
 
-def _checkpoint(found: catalogue.Found, notes: tuple[str, ...]) -> Checkpoint:
+def _unusable(path: Path, why: str) -> Unusable:
+    number = re.search(r"\d+", path.name)
+    return Unusable(path.name, int(number[0]) if number else -1, why)
+
+
+def _checkpoint(found: catalogue.Found, verified: bool) -> Checkpoint:
     skip = found.meta.get("skip")
     steps = tuple(s for s in skip if isinstance(s, int)) if isinstance(skip, list) else ()
-    return Checkpoint(found.step, found.generation, found.world_size, str(found.path), notes, steps)
+    return Checkpoint(found.step, found.generation, found.world_size, str(found.path), steps, verified)
+
+
+async def _beside(work: Callable[[], _T]) -> _T:
+    """Return what `work` returns, or raise what it raises.
+
+    In a thread that nobody waits for at the end: a file system that hangs must not keep the process.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_T] = loop.create_future()
+
+    def settle(outcome: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(lambda: None if done.done() else outcome())
+
+    def call() -> None:
+        try:
+            found = work()
+        except Exception as error:  # it belongs to whoever awaits it
+            failed = error
+            settle(lambda: done.set_exception(failed))
+        else:
+            settle(lambda: done.set_result(found))
+
+    threading.Thread(target=call, name="storage", daemon=True).start()
+    return await done

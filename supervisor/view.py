@@ -166,6 +166,10 @@ class Memory:
     before: int = 0  # incidents of earlier runs in the same directory
     learned: tuple[Learned, ...] = ()
     warned: tuple[Warned, ...] = ()
+    seen: int = 0  # the newest generation that storage or a member tells of, where that is beyond ours
+    saved: int = -1  # the newest step that was on storage and is not void
+    held: int = -1  # the newest step whose snapshot some member held, and that the group went beyond
+    equal: tuple[int, ...] = ()  # the last steps at which the replicas were equal on all members
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +185,44 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The newest whole checkpoint on storage, with what had to be passed over to find it."""
+    """A checkpoint on storage: its manifest is right and its files have the right sizes."""
 
     step: int
     generation: int
     world_size: int
     path: str
-    notes: tuple[str, ...] = ()
     skip: tuple[int, ...] = ()
+    verified: bool = False  # its content has been read, or its writer has compared it
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """A directory that is named as a checkpoint and is none, or is damaged."""
+
+    name: str
+    step: int
+    why: str
+
+    @property
+    def note(self) -> str:
+        return f"checkpoint {self.name} is not used: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What storage was found to hold when it was last looked through.
+
+    Void checkpoints are in it as well: which ones those are depends on the lineage. `error` is why the last
+    look failed; what the one before it found is kept.
+    """
+
+    checkpoints: tuple[Checkpoint, ...] = ()  # newest first
+    unusable: tuple[Unusable, ...] = ()
+    lineage: tuple[Lineage, ...] = ()  # that the manifests tell of
+    generation: int = 0  # the newest that the manifests tell of
+    error: str = ""
+    looked_ns: int = 0  # when the look began; 0: there was none yet
+    heard: int = 0  # the last request for a checkpoint whose answer was known when the look began
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +265,7 @@ class View:
     wall_s: float
     memory: Memory
     members: tuple[MemberView, ...] = ()
-    checkpoint: Checkpoint | None = None
+    stored: Stored = Stored()
     watch: Watch = field(default_factory=Watch)
 
     def member(self, name: str) -> MemberView | None:
@@ -267,6 +301,8 @@ class Policy:
     save_s: float = 120.0
     tail_s: float = 60.0  # for a survivor to finish what it does after a commit
     grace_s: float = 30.0
+    storage_s: float = 60.0  # that storage may take to answer, or be away, where nothing else has a state
+    from_scratch: bool = False  # begin at step 0, whatever is on storage
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from supervisor import orders, still
 from supervisor.accounts import Accounts
 from supervisor.apply import apply, asked_to_stop
 from supervisor.decide import decide
+from supervisor.remembered import remembered
 from supervisor.view import Action, End, Memory, Policy, Secure, Settle, Start, View, Wait, Watch
 from tests.simulated.group import Group
 from tests.simulated.member import MS, Content, Member
@@ -161,6 +162,7 @@ class World:
             self._memory = asked_to_stop(self._memory, self.stop)
         for _ in range(50):
             view = self._view(self._memory)
+            self._memory = view.memory
             self._accounts.observe(view)
             action = decide(view, self.policy)
             if isinstance(action, Wait):
@@ -183,9 +185,9 @@ class World:
         self._existed = tuple(name for name in known if name not in memory.lost)
         names += self._existed
         members = tuple(self.network.view(name, memory) for name in dict.fromkeys(names))
-        view = View(self.now_ns, self.now_ns / 1e9, memory, members, self.store.newest())
-        self._watch = still.later(self._watch, view)
-        return replace(view, watch=self._watch)
+        seen = View(self.now_ns, self.now_ns / 1e9, memory, members, self.store.stored())
+        self._watch = still.later(self._watch, seen)
+        return replace(seen, memory=remembered(seen), watch=self._watch)
 
     def _carry_out(self, view: View, action: Action, accounts: Accounts) -> None:
         after = apply(view, action, self.policy)
@@ -264,6 +266,9 @@ class World:
         assert self._accounts is not None
         ledger = self._accounts.ledger
         assert sum(ledger.buckets_ns().values()) + ledger.pending_ns == ledger.total_ns
+        if isinstance(action, End) and "left to resume from" in action.why:
+            assert self._best(view) == 0, "ends beside a state"
+            assert not self.store.found, "ends beside a checkpoint"
         if isinstance(action, Start):
             self.starts.append(action)
             assert len(set(action.placement)) == self.policy.members

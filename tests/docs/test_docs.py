@@ -121,7 +121,7 @@ def test_the_guide_has_every_drill() -> None:
 
 def test_the_guide_has_every_field_of_the_status() -> None:
     view = View(time.monotonic_ns(), time.time(), Memory(2, 1))
-    status = records.build(view, Accounts(view.now_ns, None), None, "run", None)
+    status = records.build(view, Accounts(view.now_ns, None), "run", None)
     for field in status:
         assert f"`{field}`" in GUIDE, f"{field} of status.json"
     for phase in PHASES:

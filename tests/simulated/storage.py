@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from holdfast.messages import Durable, MemberOrder
-from supervisor.view import Checkpoint
+from supervisor.view import Checkpoint, Stored, Unusable
 from tests.simulated.member import Content, Member, Rank
 
 if TYPE_CHECKING:
@@ -23,13 +23,27 @@ class Store:
     found: list[Checkpoint] = field(default_factory=list)
     damaged: set[str] = field(default_factory=set)
     away: bool = False
+    _seen: Stored = field(default_factory=Stored)
     _passed_over: set[str] = field(default_factory=set)  # what the supervisor knows to be damaged
     _contents: dict[str, Content] = field(default_factory=dict)
 
+    def stored(self) -> Stored:
+        """Return what the supervisor finds on storage, which it reads whole in no time."""
+        if self.away:
+            return replace(self._seen, error="it is away")
+        whole = [replace(c, verified=True) for c in self.found if c.path not in self._passed_over]
+        unusable = [Unusable(c.path, c.step, "damaged") for c in self.found if c.path in self._passed_over]
+        self._seen = Stored(
+            checkpoints=tuple(sorted(whole, key=lambda each: -each.step)),
+            unusable=tuple(sorted(unusable, key=lambda each: -each.step)),
+            generation=max((each.generation for each in self.found), default=0),
+            looked_ns=self.world.now_ns,
+            heard=1 << 30,
+        )
+        return self._seen
+
     def newest(self) -> Checkpoint | None:
-        """Return what the supervisor takes for the newest whole checkpoint."""
-        whole = (each for each in self.found if each.path not in self._passed_over)
-        return max(whole, key=lambda each: each.step, default=None)
+        return max(self.found, key=lambda each: each.step, default=None)
 
     def prepare(self, member: Member, order: MemberOrder) -> Content | str:
         """Return the state that the ranks of `member` are to start from, or why it cannot be had."""
@@ -74,7 +88,7 @@ class Store:
         path = f"step-{content.step}-{generation}"
         self._contents[path] = content
         skipped = tuple(sorted(content.skipped))
-        fresh = Checkpoint(content.step, generation, self.world.memory.world_size, path, (), skipped)
+        fresh = Checkpoint(content.step, generation, self.world.memory.world_size, path, skipped)
         older = [each for each in self.found if each.step != content.step]
         self.found = [*older[1 - KEPT :], fresh]
         return path

@@ -165,3 +165,17 @@ def test_what_is_decided_depends_on_nothing_but_the_view() -> None:
     assert apply(seen, start(), POLICY) == apply(
         View(seen.now_ns, seen.wall_s, replace(seen.memory), seen.members), start(), POLICY
     )
+
+
+def test_a_generation_is_newer_than_any_that_was_ever_seen() -> None:
+    after = apply(view(*HELD, phase="securing", seen=7), start(), POLICY)
+    assert (after.generation, after.lineage) == (8, (Lineage(8, 5),))
+
+
+def test_what_was_known_to_be_equal_and_saved_goes_with_a_roll_back_only_as_far_as_it_goes() -> None:
+    seen = view(*HELD, phase="securing", equal=(3, 9), saved=4, held=9)
+    after = apply(seen, start(), POLICY)
+    assert (after.equal, after.saved, after.held) == ((3, 5), 4, 9)
+    anew = replace(start(), resume=Resume(0, 0, "none"))
+    after = apply(seen, anew, POLICY)
+    assert (after.equal, after.saved, after.held) == ((), -1, -1)

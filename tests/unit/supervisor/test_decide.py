@@ -221,8 +221,7 @@ def test_a_state_that_can_never_be_had_ends_the_run_rather_than_begin_it_anew() 
     world = cued(0, 7, "lose", policy=ALONE, snapshot_every=1).at(780, away).run()
     assert world.ended is not None
     assert world.ended.exit_code == 1
-    assert "cannot prepare the state: checkpoint step-5-1" in world.ended.why
-    assert "no other state is left to go on from" in world.ended.why
+    assert world.ended.why == "storage cannot be read, for 60 s now: it is away"
     assert world.closed[world.memory.incidents] == "ended"
 
 

@@ -19,6 +19,7 @@ from supervisor.decide import decide
 from supervisor.journal import Journal
 from supervisor.view import (
     Action,
+    Checkpoint,
     Dismiss,
     Done,
     End,
@@ -33,6 +34,7 @@ from supervisor.view import (
     Secure,
     Settle,
     Start,
+    Stored,
     View,
     Wait,
     Warn,
@@ -296,3 +298,20 @@ def test_a_journal_that_cannot_be_opened_is_tried_again_with_each_line(tmp_path:
     write(kept, 2)
     kept.close()
     assert newest(path) == 2
+
+
+def test_a_journal_of_before_all_checkpoints_were_in_it_is_read_with_the_one_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    kept = Journal(path)
+    write(kept, 1)
+    kept.close()
+    line = json.loads(path.read_text())
+    del line["view"]["stored"]
+    found = {"step": 9, "generation": 1, "world_size": 2, "path": "p", "notes": ["x"], "skip": [4]}
+    for checkpoint in (None, found):
+        line["view"]["checkpoint"] = checkpoint
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    _, none, one = journal.decisions(path)
+    assert none.view.stored == Stored()
+    assert one.view.stored == Stored((Checkpoint(9, 1, 2, "p", (4,)),))

@@ -28,7 +28,7 @@ def test_the_status_says_which_ranks_are_slow_until_they_no_longer_are(tmp_path:
 
     def told(*owns_s: float) -> list[tuple[Any, ...]]:
         now = seen(*owns_s)
-        found = records.status(now, Accounts(now.now_ns, None), None)["ranks"]
+        found = records.status(now, Accounts(now.now_ns, None))["ranks"]
         return [
             tuple(each[k] for k in ("own_s", "own_data_s", "slow", "slow_since", "peers_s")) for each in found
         ]

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.launcher_messages import Ending, Restore
 from supervisor import faults, remedy
-from supervisor.view import Checkpoint, End, Fault, Past, Policy, Start, View
+from supervisor.view import Checkpoint, End, Fault, Past, Policy, Start, Stored
 from tests.unit.supervisor.views import LAUNCH, S, fault, holding, launcher, member, rank, report, view
 
 POLICY = Policy(members=2)
@@ -160,7 +160,7 @@ def test_the_first_start_is_from_the_beginning_with_rank_0s_member_in_the_middle
     action = started(None)
     assert (action.remedy, action.resume.source) == ("start", "none")
     assert (action.master_addr, action.master_port) == ("http://m0"[7:], 4000)
-    assert action.why == "all members are ready: start from the beginning"
+    assert action.why == "all members are ready: start from the beginning, as nothing has been saved yet"
 
 
 def test_a_bad_number_bounds_the_state_also_when_something_else_is_the_cause() -> None:
@@ -189,7 +189,7 @@ def test_a_bad_batch_is_passed_over_the_second_time_only() -> None:
 
 def test_steps_that_a_checkpoint_passed_over_stay_so() -> None:
     seen = view(*TWO, skip=(1,))
-    stored = View(seen.now_ns, 0.0, seen.memory, seen.members, Checkpoint(9, 1, 2, "p", (), (4,)))
+    stored = replace(seen, stored=Stored((Checkpoint(9, 1, 2, "p", (4,)),)))
     action = remedy.start(stored, POLICY, None, ())
     assert isinstance(action, Start)
     assert action.skip == (1, 4)
@@ -206,4 +206,4 @@ def test_the_very_state_that_failed_is_a_retry() -> None:
 def test_when_no_state_is_left_the_run_ends_instead_of_beginning_anew() -> None:
     action = remedy.start(view(*TWO), POLICY, fault("restore"), ())
     assert isinstance(action, End)
-    assert (action.exit_code, "no other state is left" in action.why) == (1, True)
+    assert (action.exit_code, "nothing is left to resume from" in action.why) == (1, True)

@@ -96,3 +96,19 @@ def test_what_comes_again_and_again_is_how_the_script_computes() -> None:
     past = Past("diverged", -1, "", 32, "diverged", 1, 1)
     assert found(*members, history=(past,) * (replicas.TRIES - 1)) is not None
     assert found(*members, history=(past,) * replicas.TRIES) is None
+
+
+def test_what_was_equal_before_a_restart_counts_after_it() -> None:
+    """They came to differ, and a rank died before the next seals could tell: each resumed from its own."""
+    members = sealed("m0", GOOD, BAD, first=400, generation=1), sealed("m1", WORSE, GOOD, first=400)
+    seen = view(*members, equal=(128, 256))
+    fault = replicas.diverged(seen)
+    assert fault is not None
+    assert fault.step == 256
+    assert replicas.diverged(view(*members, equal=(256,))) is None, "equal once is how all begin"
+
+
+def test_a_roll_back_leaves_what_was_equal_before() -> None:
+    assert replicas.rolled_back((128, 256), 300) == (128, 256)
+    assert replicas.rolled_back((128, 256), 200) == (128, 200)
+    assert replicas.rolled_back((128, 256), 100) == (100,)

@@ -8,8 +8,8 @@ import pytest
 from holdfast.lineage import Lineage
 from holdfast.messages import Slot, Source
 from supervisor import faults, resume
-from supervisor.view import Checkpoint, MemberView, Past, View
-from tests.unit.supervisor.views import holding, member, memory, view
+from supervisor.view import Checkpoint, MemberView, Past, Stored, Unusable, View
+from tests.unit.supervisor.views import holding, member, view
 
 BOTH = ((0, 1, 10), (1, 1, 10))
 
@@ -81,20 +81,52 @@ def test_private_states_of_generations_that_went_on_from_there_serve_as_well() -
     assert [(s.rank, s.generation) for s in found.sources] == [(-1, 1), (0, 2), (1, 1)]
 
 
+def stored(*checkpoints: Checkpoint, **given: Any) -> View:
+    seen = view(**given)
+    return replace(seen, stored=Stored(checkpoints=checkpoints))
+
+
 def test_memory_goes_before_storage_of_the_same_step_and_not_before_a_newer_one() -> None:
     held = holding("m0", ((1, 10),), BOTH)
     for step, source in ((9, "slot"), (10, "slot"), (11, "checkpoint")):
-        seen = view(held)
-        stored = Checkpoint(step, 1, 2, "p", ("note",))
-        found = resume.point(View(seen.now_ns, 0.0, seen.memory, seen.members, stored), None)
-        assert found.source == source
-        assert found.notes == (("note",) if source == "checkpoint" else ())
+        seen = replace(view(held), stored=Stored((Checkpoint(step, 1, 2, "p"),)))
+        assert resume.point(seen, None).source == source
+
+
+def test_a_checkpoint_comes_with_the_newer_ones_that_are_passed_over() -> None:
+    damaged = tuple(Unusable(f"step-{step}", step, "is cut short") for step in (12, 9))
+    seen = replace(view(), stored=Stored((Checkpoint(10, 1, 2, "p"),), damaged))
+    assert resume.point(seen, None).notes == ("checkpoint step-12 is not used: is cut short",)
 
 
 @pytest.mark.parametrize(("at_most", "lineage"), [(8, ()), (None, (Lineage(2, 8),))])
-def test_a_checkpoint_is_bound_by_the_same_rules(at_most: int | None, lineage: tuple[Lineage, ...]) -> None:
-    seen = View(0, 0.0, memory(lineage=lineage), (), Checkpoint(9, 1, 2, "p"))
-    assert resume.point(seen, at_most).source == "none"
+def test_a_checkpoint_is_bound_by_the_same_rules_and_the_next_older_one_is_taken(
+    at_most: int | None, lineage: tuple[Lineage, ...]
+) -> None:
+    """Replicas that differ bound the step, and every newer checkpoint is as bad as the newest."""
+    kept = [Checkpoint(step, 1, 2, f"step-{step}") for step in (9, 8, 5)]
+    found = resume.point(stored(*kept, lineage=lineage), at_most)
+    assert (found.source, found.step, found.path) == ("checkpoint", 8, "step-8")
+    assert resume.point(stored(kept[0], lineage=lineage), at_most) == resume.FROM_THE_BEGINNING
+
+
+def test_of_one_step_the_newer_generation_is_taken() -> None:
+    found = resume.point(stored(Checkpoint(9, 1, 2, "old"), Checkpoint(9, 3, 2, "new")), None)
+    assert (found.generation, found.path) == (3, "new")
+
+
+def test_a_checkpoint_that_could_not_be_restored_is_passed_over_for_the_one_before() -> None:
+    failed = Past("restore", -1, "m0", 9, faults.restore_signature("checkpoint", 1, 9), 0, 1)
+    seen = stored(Checkpoint(9, 1, 2, "a"), Checkpoint(8, 1, 2, "b"), history=(failed,) * resume.TRIES)
+    assert resume.point(seen, None).path == "b"
+
+
+def test_what_is_void_or_not_there_is_no_checkpoint_to_name() -> None:
+    seen = stored(Checkpoint(9, 1, 2, "a"), Checkpoint(8, 1, 2, "b"), lineage=(Lineage(2, 8),))
+    assert not resume.has_checkpoint(seen, 1, 9)
+    assert resume.has_checkpoint(seen, 1, 8)
+    assert not resume.has_checkpoint(seen, 2, 8)
+    assert resume.newest_checkpoint(seen) == seen.stored.checkpoints[1]
 
 
 def test_what_could_not_be_restored_again_and_again_is_passed_over() -> None:

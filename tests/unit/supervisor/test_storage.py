@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -7,10 +11,18 @@ import pytest
 from holdfast import checkpoint
 from holdfast.lineage import Lineage
 from holdfast.messages import Durable
-from supervisor.storage import Storage
+from supervisor.storage import PATIENCE, Storage
+from supervisor.view import Checkpoint, Stored
 
 
-def write(root: Path, step: int, generation: int = 1, skip: tuple[object, ...] = ()) -> Durable:
+def write(
+    root: Path,
+    step: int,
+    generation: int = 1,
+    skip: tuple[object, ...] = (),
+    known: tuple[Lineage, ...] = (),
+    created: float = 0.0,
+) -> Durable:
     path = checkpoint.write(
         root,
         generation=generation,
@@ -18,7 +30,8 @@ def write(root: Path, step: int, generation: int = 1, skip: tuple[object, ...] =
         world_size=2,
         files={"replicated.safetensors": b"x" * 100},
         meta={"skip": list(skip)},
-        created_at=0.0,
+        created_at=created,
+        known=known,
     )
     return Durable(step, generation, str(path))
 
@@ -30,72 +43,185 @@ def damage(durable: Durable) -> None:
     path.write_bytes(content)
 
 
-def step_of(storage: Storage) -> int | None:
-    return storage.found.step if storage.found else None
+def steps(storage: Storage) -> list[int]:
+    return [each.step for each in storage.stored.checkpoints]
+
+
+def notes(storage: Storage) -> list[str]:
+    return [each.note for each in storage.stored.unusable]
+
+
+@dataclass
+class Watched:
+    """A storage whose service runs; every look of it is counted."""
+
+    root: Path
+    looks: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.storage = Storage(self.root, self._looked)
+
+    def _looked(self) -> None:
+        self.looks += 1
+        self.changed.set()
+
+    async def until(self, holds: Callable[[Stored], object]) -> Stored:
+        while not holds(self.storage.stored):
+            self.changed.clear()
+            await self.changed.wait()
+        return self.storage.stored
 
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Storage:
-    return Storage(tmp_path)
+    return Storage(tmp_path, lambda: None)
 
 
-async def test_the_newest_whole_checkpoint_is_found_with_what_it_passed_over(
+@pytest.fixture
+async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
+    made = Watched(tmp_path / "checkpoints")
+    running = asyncio.create_task(made.storage.run())
+    yield made
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+
+
+async def test_before_the_first_look_it_is_not_known_what_is_there(storage: Storage) -> None:
+    assert storage.stored.error == "it has not been read yet"
+    assert storage.stored.looked_ns == 0
+    await storage.look()
+    assert (storage.stored.error, steps(storage)) == ("", [])
+    assert storage.stored.looked_ns > 0
+
+
+async def test_all_checkpoints_are_found_newest_first_and_why_others_are_none(
     tmp_path: Path, storage: Storage
 ) -> None:
-    await storage.look(())
-    assert storage.found is None
     write(tmp_path, 3, skip=(2, "x"))
-    damage(write(tmp_path, 5))
-    await storage.look(())
-    assert storage.found is not None
-    assert (storage.found.step, storage.found.world_size, storage.found.skip) == (3, 2, (2,))
-    [note] = storage.found.notes
-    assert "step-00000005 is not used: replicated.safetensors is damaged" in note
-
-
-async def test_a_checkpoint_without_manifest_is_passed_over(tmp_path: Path, storage: Storage) -> None:
-    write(tmp_path, 3)
+    write(tmp_path, 7, generation=2, known=(Lineage(2, 5),))
+    write(tmp_path, 6)
     (tmp_path / "step-00000009").mkdir()
-    await storage.look(())
-    assert step_of(storage) == 3
+    await storage.look()
+    assert steps(storage) == [7, 6, 3], "void ones as well: the lineage decides that, not storage"
+    assert storage.stored.checkpoints[2] == Checkpoint(3, 1, 2, str(tmp_path / "step-00000003"), (2,))
+    assert notes(storage) == ["checkpoint step-00000009 is not used: manifest.json is missing"]
+    assert (storage.stored.lineage, storage.stored.generation) == ((Lineage(2, 5),), 2)
 
 
-async def test_what_members_write_is_followed_forwards_only(tmp_path: Path, storage: Storage) -> None:
-    for step, expected in ((3, 3), (6, 6), (5, 6)):
-        storage.heard(write(tmp_path, step))
-        assert step_of(storage) == expected
-    storage.heard(write(tmp_path, 4, generation=2))
-    assert step_of(storage) == 4  # a newer generation went on from before
+async def test_the_newest_generation_is_also_known_from_a_lineage(tmp_path: Path, storage: Storage) -> None:
+    write(tmp_path, 3, known=(Lineage(5, 3),))
+    await storage.look()
+    assert storage.stored.generation == 5
 
 
-async def test_what_was_found_damaged_is_not_believed_again(tmp_path: Path, storage: Storage) -> None:
-    write(tmp_path, 3)
-    told = write(tmp_path, 5)
-    storage.heard(told)
+async def test_a_look_reads_no_content(tmp_path: Path, storage: Storage) -> None:
+    damage(write(tmp_path, 5))
+    await storage.look()
+    assert [(each.step, each.verified) for each in storage.stored.checkpoints] == [(5, False)]
+
+
+async def test_what_is_doubted_is_read_whole_and_believed_or_not(watched: Watched) -> None:
+    good, bad = write(watched.root, 3), write(watched.root, 5)
+    damage(bad)
+    newest, older = (await watched.until(lambda seen: seen.looked_ns)).checkpoints
+    watched.storage.verify(newest)
+    seen = await watched.until(lambda seen: seen.unusable)
+    assert seen.checkpoints == (older,)
+    assert "step-00000005 is not used: replicated.safetensors is damaged" in seen.unusable[0].note
+    watched.storage.verify(older)
+    seen = await watched.until(lambda seen: seen.checkpoints[0].verified)
+    assert seen.checkpoints[0].path == good.path
+
+
+async def test_what_was_found_damaged_is_not_believed_again_until_it_is_written_again(
+    watched: Watched,
+) -> None:
+    told = write(watched.root, 5)
     damage(told)
-    await storage.look(())
-    storage.heard(told)
-    assert step_of(storage) == 3
+    (found,) = (await watched.until(lambda seen: seen.looked_ns)).checkpoints
+    watched.storage.verify(found)
+    await watched.until(lambda seen: seen.unusable)
+    watched.storage.heard(told)
+    watched.storage.doubt()
+    before = watched.looks
+    watched.storage.look_again()
+    await watched.until(lambda seen: watched.looks > before)
+    assert steps(watched.storage) == []
+    watched.storage.heard(write(watched.root, 5, created=7.0))
+    assert (await watched.until(lambda seen: seen.checkpoints)).checkpoints[0].verified
 
 
-async def test_what_a_later_generation_made_void_is_passed_over(tmp_path: Path, storage: Storage) -> None:
-    write(tmp_path, 3)
-    write(tmp_path, 8)
-    await storage.look((Lineage(2, 4),))
-    assert step_of(storage) == 3
+async def test_what_members_write_is_looked_for_whatever_its_generation(watched: Watched) -> None:
+    """A journal was lost, and the generations of before are the newer ones."""
+    watched.storage.heard(write(watched.root, 6, generation=5))
+    await watched.until(lambda seen: len(seen.checkpoints) == 1)
+    told = write(watched.root, 9, generation=2)
+    watched.storage.heard(replace(told, asked=4))
+    seen = await watched.until(lambda seen: len(seen.checkpoints) == 2)
+    assert [(each.step, each.verified) for each in seen.checkpoints] == [(9, True), (6, True)]
+    assert seen.heard == 4
 
 
-async def test_what_cannot_be_read_is_not_taken(tmp_path: Path, storage: Storage) -> None:
-    storage.heard(Durable())
-    storage.heard(Durable(7, 1, str(tmp_path / "step-00000007")))
-    assert storage.found is None
+async def test_what_is_told_again_costs_nothing(watched: Watched) -> None:
+    told = write(watched.root, 6)
+    watched.storage.heard(told)
+    await watched.until(lambda seen: seen.checkpoints)
+    watched.storage.heard(told)
+    watched.storage.heard(Durable())
+    assert not watched.storage.is_asked
 
 
-async def test_storage_that_is_away_leaves_what_is_known(tmp_path: Path) -> None:
+async def test_what_is_told_and_not_there_is_not_taken(watched: Watched) -> None:
+    watched.storage.heard(Durable(7, 1, str(watched.root / "step-00000007"), asked=2))
+    seen = await watched.until(lambda seen: seen.heard == 2)
+    assert seen.checkpoints == ()
+
+
+async def test_after_a_restore_that_failed_nothing_is_believed(watched: Watched) -> None:
+    watched.storage.heard(write(watched.root, 6))
+    await watched.until(lambda seen: seen.checkpoints)
+    watched.storage.doubt()
+    assert not watched.storage.stored.checkpoints[0].verified
+    before = watched.looks
+    seen = await watched.until(lambda seen: watched.looks > before)
+    assert not seen.checkpoints[0].verified
+
+
+async def test_storage_that_is_away_leaves_what_is_known_and_says_so(tmp_path: Path) -> None:
     write(tmp_path / "here", 3)
-    storage = Storage(tmp_path / "here")
-    await storage.look(())
+    storage = Storage(tmp_path / "here", lambda: None)
+    await storage.look()
     (tmp_path / "here").rename(tmp_path / "there")
     (tmp_path / "here").symlink_to("here")
-    await storage.look(())
-    assert step_of(storage) == 3
+    await storage.look()
+    assert steps(storage) == [3]
+    assert "Too many levels of symbolic links" in storage.stored.error
+    (tmp_path / "here").unlink()
+    (tmp_path / "there").rename(tmp_path / "here")
+    await storage.look()
+    assert storage.stored.error == ""
+
+
+async def test_a_checkpoint_that_cannot_be_read_is_no_damaged_one_at_once(
+    tmp_path: Path, storage: Storage
+) -> None:
+    """Storage fails for a moment, and an older checkpoint would cost what is between them."""
+    write(tmp_path, 3)
+    manifest = Path(write(tmp_path, 5).path) / "manifest.json"
+    content = manifest.read_bytes()
+    manifest.unlink()
+    manifest.symlink_to(manifest)
+    for _ in range(PATIENCE - 1):
+        await storage.look()
+        assert "step-00000005: manifest.json cannot be read" in storage.stored.error
+        assert steps(storage) == []
+    manifest.unlink()
+    manifest.write_bytes(content)
+    await storage.look()
+    assert steps(storage) == [5, 3]
+    manifest.unlink()
+    manifest.symlink_to(manifest)
+    await storage.look()
+    assert (storage.stored.error, steps(storage)) == ("", [3]), "there is a bound to that"

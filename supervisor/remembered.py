@@ -1,0 +1,55 @@
+"""What the members and storage tell that must outlive them, and the supervisor. Pure.
+
+The memory changes with decisions, and with this: a state that was held or saved, replicas that were equal, a
+generation that somebody runs. It is in the journal with the next decision; what is lost with a supervisor
+that dies before that, storage and the members tell its successor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.lineage import merged, valid
+from holdfast.messages import MemberReport
+from supervisor import replicas, reported
+from supervisor.view import Memory, View
+
+
+def remembered(view: View) -> Memory:
+    """Return the memory of `view` with what the view teaches; the same one when that is nothing."""
+    memory = view.memory
+    lineage = merged(memory.lineage, view.stored.lineage)
+    saved = (c.step for c in view.stored.checkpoints if valid(c.generation, c.step, lineage))
+    newest = max((view.stored.generation, *(_generation(m.report) for m in view.members if m.report)))
+    after = replace(
+        memory,
+        lineage=lineage,
+        seen=newest if newest > max(memory.generation, memory.seen) else memory.seen,
+        saved=max((memory.saved, *saved)),
+        held=max(memory.held, _held(view)),
+        equal=replicas.equal(view),
+    )
+    return memory if after == memory else after
+
+
+def _generation(report: MemberReport) -> int:
+    """Return the newest generation of which a member has anything."""
+    running = report.launcher.generation if report.launcher is not None else 0
+    slots = (each.generation for each in report.slots)
+    privates = (each.generation for each in report.privates)
+    return max((running, report.durable.generation, *slots, *privates))
+
+
+def _held(view: View) -> int:
+    """Return the newest step whose snapshot somebody holds and that all ranks have gone beyond; -1 for none.
+
+    Then it is whole: the private states of its step have been given away.
+    """
+    memory = view.memory
+    if memory.phase != "running" or not memory.settled:
+        return -1
+    progress = [each for report in reported.reports(view) for each in report.progress]
+    if len(progress) < memory.world_size:
+        return -1
+    steps, snapshot = [each.step for each in progress], max(each.snapshot_step for each in progress)
+    return snapshot if min(steps) > snapshot else -1

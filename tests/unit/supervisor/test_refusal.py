@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.lineage import Lineage
+from supervisor import faults, refusal, resume
+from supervisor.view import Checkpoint, Past, Stored, Unusable
+from tests.unit.supervisor.views import fault, holding, view
+
+CRASH = fault("crash")
+
+
+def test_who_saved_nothing_may_begin_again() -> None:
+    assert refusal.nothing_left(view(), None, None) is None
+    assert refusal.nothing_left(view(), CRASH, None) is None
+
+
+def test_a_start_beside_checkpoints_that_cannot_be_used_names_each_and_the_way_out() -> None:
+    unusable = Unusable("step-00000009", 9, "manifest.json is cut short")
+    seen = replace(
+        view(lineage=(Lineage(2, 5),)), stored=Stored((Checkpoint(7, 1, 2, "/r/step-00000007"),), (unusable,))
+    )
+    ended = refusal.nothing_left(seen, None, None)
+    assert ended is not None
+    assert ended.exit_code == 2
+    assert ended.why == (
+        "the run directory has checkpoints, and none can be used: checkpoint step-00000009: manifest.json is "
+        "cut short; checkpoint step-00000007: the run went back to step 5 later; --from-scratch starts over "
+        "from step 0"
+    )
+
+
+def test_a_start_where_checkpoints_were_and_are_no_more_is_none_from_the_beginning() -> None:
+    ended = refusal.nothing_left(view(saved=70), None, None)
+    assert ended is not None
+    assert (ended.exit_code, "one of step 70 was there" in ended.why) == (2, True)
+
+
+def test_a_long_list_is_cut() -> None:
+    seen = replace(view(), stored=Stored((), tuple(Unusable(f"s{n}", n, "is bad") for n in range(9))))
+    ended = refusal.nothing_left(seen, None, None)
+    assert ended is not None
+    assert ended.why.count("is bad") == refusal.LISTED
+    assert "and 5 more" in ended.why
+
+
+def test_a_fault_that_leaves_nothing_ends_the_run_with_what_there_is_and_why_it_is_not_used() -> None:
+    held = holding("m0", ((1, 600), (1, 590)), ((0, 1, 600),))
+    failed = Past("restore", -1, "m0", 80, faults.restore_signature("checkpoint", 1, 80), 0, 1)
+    stored = Stored((Checkpoint(500, 1, 2, "step-500"), Checkpoint(80, 1, 2, "step-80")))
+    seen = replace(view(held, held=600, saved=500, history=(failed,) * resume.TRIES), stored=stored)
+    ended = refusal.nothing_left(seen, CRASH, 256)
+    assert ended is not None
+    assert (ended.exit_code, ended.cause) == (1, CRASH)
+    assert ended.why == (
+        "rank 1 failed; no state is left to resume from: "
+        "checkpoint step-500: it is beyond step 256; checkpoint step-80: it could not be restored 4 times; "
+        "the snapshot of step 600 on m0: it is beyond step 256; "
+        "the snapshot of step 590 on m0: it is beyond step 256"
+    )
+
+
+def test_a_snapshot_that_is_not_whole_is_named_as_such() -> None:
+    seen = view(holding("m0", ((1, 6),), ()), held=6)
+    assert refusal.refused(seen, None) == (
+        "the snapshot of step 6 on m0: it is damaged, or the private state of a rank is missing",
+    )
+    gone = replace(seen, members=(replace(seen.members[0], exists=False),))
+    assert refusal.refused(gone, None) == ("the snapshot of step 6 on m0: the member is lost",)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"held": 111}, "the snapshot of step 111 is lost with its members, and there is no checkpoint yet"),
+        ({"saved": 70, "held": 111}, "storage has no checkpoint any more, though one of step 70 was there"),
+    ],
+)
+def test_what_is_lost_is_named(given: dict[str, int], said: str) -> None:
+    ended = refusal.nothing_left(view(**given), CRASH, None)
+    assert ended is not None
+    assert (ended.exit_code, said in ended.why) == (1, True)
+
+
+def test_a_restore_that_failed_is_never_followed_by_the_beginning() -> None:
+    ended = refusal.nothing_left(view(), fault("restore"), None)
+    assert ended is not None
+    assert ended.exit_code == 1

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.lineage import Lineage
+from holdfast.messages import Durable, Seal, Slot
+from supervisor.remembered import remembered
+from supervisor.view import Checkpoint, MemberView, Memory, Stored
+from tests.unit.supervisor.views import launcher, member, progress, report, view
+
+
+def taught(*members: MemberView, stored: Stored | None = None, **given: Any) -> Memory:
+    return remembered(replace(view(*members, **given), stored=stored or Stored()))
+
+
+def training(*at: tuple[int, int], **given: Any) -> tuple[MemberView, ...]:
+    """Return a member for each rank, at this step and with a snapshot of that one."""
+    return tuple(
+        member(f"m{n}", report(f"m{n}", launcher(), progress=(progress(n, step, snapshot),), **given))
+        for n, (step, snapshot) in enumerate(at)
+    )
+
+
+def test_what_teaches_nothing_changes_nothing() -> None:
+    seen = view(*training((3, -1), (3, -1)))
+    assert remembered(seen) is seen.memory
+
+
+def test_a_newer_generation_than_ours_is_remembered_wherever_it_is_seen() -> None:
+    assert taught(stored=Stored(generation=7)).seen == 7
+    assert taught(*training((3, -1), (3, -1), slots=(Slot(5, 3, 8),))).seen == 5
+    assert taught(*training((3, -1), (3, -1), durable=Durable(3, 4, "p"))).seen == 4
+    assert taught(member("m0", report("m0", launcher(generation=6)))).seen == 6
+    assert taught(stored=Stored(generation=7), seen=9).seen == 9
+    assert taught(stored=Stored(generation=7), generation=8).seen == 0
+
+
+def test_a_checkpoint_that_counts_is_remembered_and_a_void_one_is_not() -> None:
+    stored = Stored((Checkpoint(30, 1, 2, "a"), Checkpoint(20, 1, 2, "b")), lineage=(Lineage(2, 25),))
+    found = taught(stored=stored)
+    assert (found.saved, found.lineage) == (20, (Lineage(2, 25),))
+    assert taught(stored=Stored(), saved=20).saved == 20
+    assert taught(stored=stored, lineage=(Lineage(3, 0),)).saved == -1
+
+
+@pytest.mark.parametrize(
+    ("at", "given", "held"),
+    [
+        (((9, 8), (9, 8)), {}, 8),
+        (((9, 8), (8, 8)), {}, -1),
+        (((9, 8), (9, 8)), {"settled": False}, -1),
+        (((9, 8), (9, 8)), {"phase": "securing"}, -1),
+        (((9, -1), (9, -1)), {}, -1),
+        (((9, 8),), {}, -1),
+    ],
+    ids=["beyond it", "not all beyond it", "not settled", "securing", "none", "a rank is missing"],
+)
+def test_a_snapshot_counts_as_held_once_all_have_gone_beyond_it(
+    at: tuple[tuple[int, int], ...], given: dict[str, Any], held: int
+) -> None:
+    assert taught(*training(*at), **{"settled": True, **given}).held == held
+
+
+def sealed(name: str, *crcs: int) -> MemberView:
+    seals = tuple(Seal(1, 16 * at, 4096, crc) for at, crc in enumerate(crcs, 1))
+    return member(name, report(name, launcher(), seals=seals))
+
+
+def test_the_last_steps_at_which_all_were_equal_are_remembered() -> None:
+    assert taught(sealed("m0", 1, 2, 3), sealed("m1", 1, 2, 3)).equal == (32, 48)
+    assert taught(sealed("m0", 1, 2, 3), sealed("m1", 1, 2, 9)).equal == (16, 32)
+    assert taught(sealed("m0", 1, 2, 3)).equal == (), "one of two"
+    assert taught(equal=(8, 12)).equal == (8, 12)
+    assert taught(sealed("m0", 1), sealed("m1", 1), equal=(8, 12)).equal == (12, 16)
+    alone: dict[str, Any] = {"world_size": 1, "placement": ("m0",)}
+    assert taught(sealed("m0", 1, 2, 3), **alone).equal == (), "a member alone is equal to nobody"
