@@ -141,6 +141,7 @@ def build(
         "open_incident": incidents.record(opened, None) if opened else None,
         "secured_step": min(steps) if steps else None,
         "snapshot_step": max((each.snapshot_step for each in progress), default=None),
+        "proven_step": memory.equal[-1] if memory.equal else None,
         "checkpoint": _checkpoint(view, resume.newest_checkpoint(view)),
         "resumed": _resumed(view),
         "skip": list(memory.skip),

@@ -26,15 +26,13 @@ def nothing_left(view: View, cause: Fault | None, good: int | None) -> End | Non
         return End(2, f"the run directory has {there}; --from-scratch starts over from step 0")
     if not resume.had_state(memory) and cause.kind != "restore":
         return None
-    if listed:
-        there = f"no state is left to resume from: {_some(listed)}"
-    elif memory.saved >= 0:
-        there = f"nothing is left to resume from, and storage has {_no_longer(memory.saved)}"
-    else:
-        there = "nothing is left to resume from: "
-        there += f"the snapshot of step {memory.held} is lost with its members, and " * (memory.held >= 0)
-        there += "there is no checkpoint yet (--checkpoint-every)"
-    return End(1, f"{cause.detail}; {there}", cause=cause)
+    stored = view.stored.checkpoints or view.stored.unusable
+    if not stored:
+        none = _no_longer(memory.saved) if memory.saved >= 0 else "no checkpoint yet (--checkpoint-every)"
+        listed = (f"storage has {none}", *listed)
+    if len(listed) == (not stored) and memory.held >= 0:
+        listed = (*listed, f"the snapshot of step {memory.held} is lost with its members")
+    return End(1, f"{cause.detail}; no state is left to resume from: {_some(listed)}", cause=cause)
 
 
 def refused(view: View, good: int | None) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ def test_whatever_fails_the_run_ends_with_the_undisturbed_state(world: World) ->
     world.run(300.0)
     assert world.ended is not None
     if world.ended.exit_code:
-        assert "left to resume from: the snapshot of step" in world.ended.why
+        assert "no state is left to resume from: storage has no checkpoint yet" in world.ended.why
         assert world.ended.cause is not None
         assert world.ended.cause.kind in ("member_lost", "lost_track")
     else:

@@ -42,7 +42,7 @@ def test_the_status_says_which_ranks_are_slow_until_they_no_longer_are(tmp_path:
 
 
 def told_by(records: Records, now: View) -> dict[str, Any]:
-    found = records.status(now, Accounts(now.now_ns, None), None)
+    found = records.status(now, Accounts(now.now_ns, None))
     records.files.do(lambda: None, 30.0)  # it is written in a thread
     return found
 

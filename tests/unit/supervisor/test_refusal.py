@@ -74,7 +74,10 @@ def test_a_snapshot_that_is_not_whole_is_named_as_such() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"held": 111}, "the snapshot of step 111 is lost with its members, and there is no checkpoint yet"),
+        (
+            {"held": 111},
+            "storage has no checkpoint yet (--checkpoint-every); the snapshot of step 111",
+        ),
         ({"saved": 70, "held": 111}, "storage has no checkpoint any more, though one of step 70 was there"),
     ],
 )

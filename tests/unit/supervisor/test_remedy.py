@@ -206,4 +206,4 @@ def test_the_very_state_that_failed_is_a_retry() -> None:
 def test_when_no_state_is_left_the_run_ends_instead_of_beginning_anew() -> None:
     action = remedy.start(view(*TWO), POLICY, fault("restore"), ())
     assert isinstance(action, End)
-    assert (action.exit_code, "nothing is left to resume from" in action.why) == (1, True)
+    assert (action.exit_code, "no state is left to resume from" in action.why) == (1, True)

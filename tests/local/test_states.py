@@ -1,0 +1,99 @@
+"""A run that has saved something never begins again by itself."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from holdfast import catalogue
+from tests.local.conftest import Start
+from tests.local.running import Run
+
+pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
+
+ENDLESS = 10_000_000
+SAVING = "--nproc-per-node 2 --checkpoint-every 1"
+
+
+def saved(start: Start) -> Run:
+    """Return a run that was stopped and left checkpoints."""
+    run = start(SAVING, "steady.py", ENDLESS)
+    run.steady()
+    run.wait(lambda s: s["checkpoint"] and s["checkpoint"]["step"], "a checkpoint")
+    run.interrupt()
+    assert run.finish().code == 130
+    return run
+
+
+def cut(folder: Path) -> None:
+    for manifest in folder.glob("step-*/manifest.json"):
+        manifest.write_bytes(manifest.read_bytes()[:-40])
+
+
+def test_checkpoints_of_which_none_can_be_used_end_a_start_unless_it_is_from_scratch(start: Start) -> None:
+    run = saved(start)
+    folder = run.run_dir / "checkpoints"
+    names = [each.path.name for each in catalogue.scan(folder)]
+    cut(folder)
+    ended = start(SAVING, "steady.py", ENDLESS).finish()
+    assert ended.code == 2
+    assert f"checkpoint {names[0]}: manifest.json is cut short" in ended.output
+    assert "--from-scratch starts over from step 0" in ended.output
+    assert [path.name for path in sorted(folder.glob("step-*"), reverse=True)] == names, "nothing is deleted"
+    anew = start(f"{SAVING} --from-scratch", "steady.py", ENDLESS)
+    began = anew.steady()
+    assert (began["resumed"], began["generation"]) == (None, 2)
+    anew.stop()
+
+
+def test_checkpoints_that_are_gone_end_a_start_as_well(start: Start) -> None:
+    run = saved(start)
+    shutil.rmtree(run.run_dir / "checkpoints")
+    ended = start(SAVING, "steady.py", ENDLESS).finish()
+    assert ended.code == 2
+    assert "no checkpoint any more" in ended.output
+
+
+def test_from_scratch_makes_older_checkpoints_void_until_there_is_another(start: Start) -> None:
+    run = saved(start)
+    folder = run.run_dir / "checkpoints"
+    anew = start(f"{SAVING} --from-scratch", "steady.py", ENDLESS)
+    first = anew.wait(lambda s: s["generation"] == 2 and s["checkpoint"], "a new checkpoint")
+    assert first["resumed"] is None
+    anew.interrupt()
+    assert anew.finish().code == 130
+    left = catalogue.scan(folder)
+    assert {each.generation for each in left} == {2}, "those of before are void"
+    again = start(SAVING, "steady.py", ENDLESS)
+    resumed = again.wait(lambda s: s["resumed"], "a generation that has resumed")["resumed"]
+    assert resumed["step"] == left[0].step
+    again.stop()
+
+
+def test_a_lost_journal_does_not_make_new_checkpoints_older_than_the_old_ones(start: Start) -> None:
+    run = saved(start)
+    folder = run.run_dir / "checkpoints"
+    (run.run_dir / "journal.jsonl").unlink()
+    before = catalogue.scan(folder)[0]
+    again = start(SAVING, "steady.py", ENDLESS)
+    found = again.wait(
+        lambda s: s["checkpoint"] and (s["checkpoint"]["step"] or 0) > before.step, "a newer checkpoint"
+    )
+    assert found["generation"] > before.generation
+    assert found["resumed"]["step"] == before.step
+    again.stop()
+
+
+def test_a_member_that_was_lost_with_all_that_was_held_ends_the_run(start: Start) -> None:
+    run = start("--nproc-per-node 2 --checkpoint-every 0", "steady.py", ENDLESS)
+    run.steady()
+    run.wait(lambda s: (s["step"] or 0) > (s["snapshot_step"] or 0) >= 0 and s["step"] > 10, "a snapshot")
+    run.inject("member")
+    ended = run.finish()
+    assert ended.code == 1
+    assert "storage has no checkpoint yet" in ended.output
+    described = json.loads((run.run_dir / "status.json").read_text())
+    assert described["exit_code"] == 1
