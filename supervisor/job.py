@@ -23,8 +23,8 @@ from supervisor.accounts import Accounts
 from supervisor.backend import Backend
 from supervisor.connections import Connections
 from supervisor.decide import decide
-from supervisor.remembered import remembered
 from supervisor.records import Records
+from supervisor.remembered import remembered
 from supervisor.storage import Storage
 from supervisor.view import (
     Action,
