@@ -12,9 +12,8 @@ from typing import Any
 from holdfast.filework import FileWork
 from holdfast.launcher_messages import RankState
 from holdfast.messages import MemberReport, Progress
-from supervisor import hanging, room
+from supervisor import hanging, resume, room
 from supervisor import incident as incidents
-from supervisor import resume
 from supervisor.accounts import Accounts
 from supervisor.rundir import RunDir
 from supervisor.slow import Slow, slow
