@@ -78,14 +78,15 @@ class Arena:
             ValueError: A number that no record can hold; nothing has changed.
         """
         _check(generation, step, world_size)
-        slot = self._claim(keep, (generation, step))
-        if slot is None:
+        claimed = self._claim(keep, (generation, step))
+        if claimed is None:
             return None
+        slot, before = claimed
         try:
             self._slots[slot].fit(layout.total_bytes)
             data = self._slots[slot].put_header(layout.header)
             record = self._record(slot, generation, step, world_size, layout.total_bytes)
-            return Draft(self._page, self._slots[slot], record, layout, data)
+            return Draft(self._page, self._slots[slot], record, layout, data, before)
         except BaseException:
             self._slots[slot].release()
             raise
@@ -168,9 +169,10 @@ class Arena:
             _check(generation, step, world_size)
         except ValueError as error:
             raise Corrupt(str(error)) from None
-        slot = self._claim(keep)
-        if slot is None:
+        claimed = self._claim(keep)
+        if claimed is None:
             raise Busy("no slot of the arena is free")
+        slot, _ = claimed
         try:
             mapping = self._slots[slot].stretch(total_bytes)
             record = self._record(slot, generation, step, world_size, total_bytes)
@@ -252,8 +254,8 @@ class Arena:
 
     def _claim(
         self, keep: frozenset[tuple[int, int]] | None, new: tuple[int, int] | None = None
-    ) -> int | None:
-        """Lock the free slot and make its record not exist; None if that is not possible now.
+    ) -> tuple[int, Record | None] | None:
+        """Lock the free slot, make its record not exist, return both; None if that is not possible now.
 
         None as well if the state `new` is held already: all ranks of a member may come with the same.
         """
@@ -268,7 +270,7 @@ class Arena:
             self._slots[slot].release()
             return None
         self._page.forget(slot)
-        return slot
+        return slot, next((record for record in records if record.slot == slot), None)
 
     def _lock(self, record: Record) -> int:
         """Return a descriptor with a shared lock on the record's slot. Raises Gone."""

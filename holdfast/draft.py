@@ -24,16 +24,24 @@ class Draft:
     its identity; write to them only while a draft is open.
     """
 
-    __slots__ = ("_page", "_slot", "data", "layout", "record")
+    __slots__ = ("_page", "_slot", "before", "data", "layout", "record")
 
     def __init__(
-        self, page: RecordPage, slot: Slot, record: Record, layout: Layout, data: memoryview
+        self,
+        page: RecordPage,
+        slot: Slot,
+        record: Record,
+        layout: Layout,
+        data: memoryview,
+        before: Record | None = None,
     ) -> None:
+        """`before` is the snapshot that the slot had: `data` is as it left it, if the layout is the same."""
         self._page = page
         self._slot: Slot | None = slot
         self.record = record
         self.layout = layout
         self.data = data
+        self.before = before
 
     def commit(self) -> Record:
         """Declare the slot complete and let go of it. Raises RuntimeError if the draft ended."""

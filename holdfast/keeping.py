@@ -81,7 +81,8 @@ class Keeping:
         self._sent = -1  # the step whose private state is on its way, or was
         self._late = False
         self._done = 0
-        self._cost_s = 0.0
+        self._cost_s = 0.0  # of a copy when what is frozen has been copied
+        self._share = 1.0  # of the state that is not frozen
         self._copy_s = 0.0  # what a copy of the state may take: for limits
         self._restored = launch.restore is None
         self._every = launch.snapshot_every if launch.snapshot_every > 0 else 0
@@ -124,8 +125,11 @@ class Keeping:
                 "rb"
             ) as file:  # not the locked one: a mapping that is still held would keep its lock
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            for warning in restoring.restore(self._objects, safetensors.parse(data), data):
+            layout = safetensors.parse(data)
+            for warning in restoring.restore(self._objects, layout, data):
                 self._tell(warning)
+            if base := self._launch.restore:
+                self._snapshots.restored(path, base.generation, base.step, layout.header)
         finally:
             unlock(lock)
 
@@ -410,7 +414,12 @@ class Keeping:
     def _note(self, step: int, cost_s: float, held_s: float | None = None) -> None:
         """Record what a copy took, and how long the host was held up by it, if not for all of that."""
         self._walk = True
-        self._cost_s = min(cost_s, self._cost_s or cost_s)
+        share = self._snapshots.frozen.share  # what is frozen will not be copied again
+        if share > self._share:
+            self._cost_s = 0.0
+        self._share = share
+        lasting_s = cost_s * share if self._snapshots.was_whole else cost_s
+        self._cost_s = min(lasting_s, self._cost_s or lasting_s)
         self._copy_s = max(self._copy_s, cost_s)
         self._state.session.note_snapshot(step, cost_s, cost_s if held_s is None else held_s)
         if self._every and self._launch.snapshot_every < 0:

@@ -12,6 +12,7 @@ from holdfast import capture, memcopy
 from holdfast.accelerator import Broken, Device, Host, Pinned
 from holdfast.arena import Arena
 from holdfast.capture import JSON_ENTRY
+from holdfast.frozen import Frozen
 from holdfast.offload import Division, Offload, Part
 from holdfast.records import SLOTS
 from holdfast.standing import Standing
@@ -36,7 +37,7 @@ class Torn(Exception):
     """What was copied has been written meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Targets:
     """Where the tensors go in one slot, as long as its mapping and the layout are these."""
 
@@ -44,6 +45,7 @@ class _Targets:
     layout: Layout
     views: list[torch.Tensor]
     copying: memcopy.Copying | None  # None: from a device
+    part: tuple[frozenset[int], memcopy.Copying] | None = None  # without these
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class Snapshots:
         self._moved = moved or _nothing
         self._base = base
         self._standing = Standing(objects)
+        self.frozen = Frozen(objects)
+        self.was_whole = True  # the last copy left nothing out
         self._world_size = world_size
         self._device: Device = device or Host()
         self._targets: dict[int, _Targets] = {}
@@ -114,13 +118,38 @@ class Snapshots:
         if draft is None:
             return None
         with draft:
-            targets = self._targets_of(tensors, draft)
-            assert targets.copying is not None
-            targets.copying.run(self._moved)
-            draft.commit()
+            whole = self._copy(tensors, draft)
+            if not still():
+                raise Torn(f"step {step}")
+            self.frozen.wrote(tensors, draft.commit(), draft.layout.header)
         cost_s = time.perf_counter() - began
-        self.arena.note_cost(draft.layout.total_bytes, cost_s)
+        self.was_whole = whole
+        if whole:
+            self.arena.note_cost(draft.layout.total_bytes, cost_s)
         return cost_s
+
+    def _copy(self, tensors: Tensors, draft: Draft) -> bool:
+        """Copy the host's tensors but those that the slot has already. True if that was all of them."""
+        targets = self._targets_of(tensors, draft)
+        assert targets.copying is not None
+        left_out = self.frozen.left_out(tensors, draft.before, draft.layout.header)
+        pairs = [(targets.views[n], tensors[n][1]) for n in sorted(left_out)]
+        if not left_out or self.frozen.differ(pairs):
+            targets.copying.run(self._moved)
+            return True
+        if targets.part is None or targets.part[0] != left_out:
+            rest = [n for n in range(len(tensors)) if n not in left_out]
+            views, sources = [targets.views[n] for n in rest], [tensors[n][1] for n in rest]
+            targets.part = left_out, memcopy.Copying(views, sources)
+        targets.part[1].run(self._moved)
+        return False
+
+    def restored(self, path: Path, generation: int, step: int, header: bytes) -> None:
+        """The objects have just been filled from the slot at `path`: what is frozen lies there already."""
+        tensors, _ = self._standing.collect()
+        for record in self.arena.records():
+            if (record.path, record.generation, record.step) == (path, generation, step):
+                self.frozen.restored(tensors, record, header)
 
     def begin(
         self,

@@ -1,0 +1,149 @@
+"""Which tensors a slot holds already as they are: the parameters that nobody trains are copied once.
+
+A frozen parameter is one of a module that needs no gradient and that no optimizer has. It is left out of a
+copy when the slot's last snapshot was written by this very process and nothing tells that it has changed
+since: version counter, place, and some bytes of its content. A write through `.data` moves no counter; one
+that touches all of a tensor, as an average does, shows in the bytes. Against one that touches a few rows each
+copy compares another part of what it leaves out with what the slot has, and after the first difference
+everything is copied, always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from holdfast import capture
+
+if TYPE_CHECKING:
+    import torch
+
+    from holdfast.records import Record
+
+LEAST_BYTES = 64 << 10  # of a tensor: less is copied in the time that it takes to look
+LOOKS = 32  # bytes of each tensor that are looked at
+COMPARED_BYTES = 8 << 20  # in each copy
+
+Tensors = Sequence[tuple[str, "torch.Tensor"]]
+_Look = tuple[int, int, tuple[int, ...]]  # version, place, some bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a slot has of this process."""
+
+    record: Record
+    header: bytes
+    looks: dict[str, _Look]
+
+
+@dataclass(slots=True)
+class Frozen:
+    """The frozen ones among the tensors of `objects`, and what the slots hold of them."""
+
+    objects: Mapping[str, Any]
+    share: float = 1.0  # of the state's bytes that the next copies will have to move
+    _slots: dict[int, _Held] = field(default_factory=dict)
+    _known: dict[str, _Look] = field(default_factory=dict)  # at the last look
+    _of: Tensors | None = None
+    _candidates: list[int] = field(default_factory=list)  # places in `_of`
+    _from: int = 0  # where the next comparison begins
+    _distrusted: bool = False
+
+    def left_out(self, tensors: Tensors, before: Record | None, header: bytes) -> frozenset[int]:
+        """Return the places in `tensors` of those that need no copy into a slot.
+
+        `before` is the snapshot that it had until now, None for none; `header` what its file begins with.
+        """
+        held = None if before is None else self._slots.pop(before.slot, None)
+        looks = self._look(tensors)
+        if held is None or held.record != before or held.header != header or self._distrusted:
+            return frozenset()
+        same = {name for name, look in looks.items() if held.looks.get(name) == look}
+        return frozenset(n for n in self._candidates if tensors[n][0] in same)
+
+    def differ(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+        """Compare a part of what is left out, targets with sources. True when they differ, and for ever."""
+        import torch
+
+        total = sum(source.nbytes for _, source in pairs)
+        begin = self._from if self._from < total else 0
+        end = min(begin + COMPARED_BYTES, total)
+        self._from = end
+        at = 0
+        for target, source in pairs:
+            here, there = max(begin - at, 0), min(end - at, source.nbytes)
+            at += source.nbytes
+            if here < there and not torch.equal(_bytes(target)[here:there], _bytes(source)[here:there]):
+                self._distrusted, self.share = True, 1.0
+                self._slots.clear()
+                return True
+        return False
+
+    def wrote(self, tensors: Tensors, record: Record, header: bytes) -> None:
+        """A snapshot of `tensors` has been committed; they are as they were at the last look."""
+        if not self._distrusted and self._candidates and self._of is tensors:
+            self._slots[record.slot] = _Held(record, header, self._known)
+
+    def restored(self, tensors: Tensors, record: Record, header: bytes) -> None:
+        """The objects have just been filled from this snapshot: it holds what they do."""
+        self._look(tensors)
+        self.wrote(tensors, record, header)
+
+    def _look(self, tensors: Tensors) -> dict[str, _Look]:
+        """Look at the candidates; what is as it was the last time counts as what will not be copied again."""
+        if self._of is not tensors:
+            self._of, self._candidates = tensors, _candidates(self.objects, tensors)
+        looks = {tensors[n][0]: _look_at(tensors[n][1]) for n in self._candidates}
+        still = sum(tensors[n][1].nbytes for n in self._candidates if self._same(tensors[n][0], looks))
+        total = sum(tensor.nbytes for _, tensor in tensors)
+        self.share = 1.0 if self._distrusted or not total else 1.0 - still / total
+        self._known = looks
+        return looks
+
+    def _same(self, name: str, looks: Mapping[str, _Look]) -> bool:
+        return self._known.get(name) == looks[name]
+
+
+def _candidates(objects: Mapping[str, Any], tensors: Tensors) -> list[int]:
+    import torch
+
+    values = [capture.unwrap(value) for value in objects.values()]
+    optimizers = [value for value in values if isinstance(value, torch.optim.Optimizer)]
+    trained = {
+        id(p) for optimizer in optimizers for each in _all(optimizer) for p in capture.parameters(each)
+    }
+    modules = [value for value in values if isinstance(value, torch.nn.Module)]
+    mine = {id(p) for module in modules for p in module.parameters()} - trained
+    return [
+        n
+        for n, (_, tensor) in enumerate(tensors)
+        if id(tensor) in mine
+        and tensor.nbytes >= LEAST_BYTES
+        and tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not tensor.requires_grad
+    ]
+
+
+def _all(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
+    yield optimizer
+    yield from capture.within(optimizer).values()
+
+
+def _look_at(tensor: torch.Tensor) -> _Look:
+    """Look at bytes all over the tensor, the last ones of its elements' as well as the first ones."""
+    import torch
+
+    if tensor.requires_grad:  # trained from now on
+        return -1, 0, ()
+    step = tensor.nbytes // LOOKS
+    places = torch.arange(LOOKS) * step + torch.arange(LOOKS) % tensor.itemsize
+    return tensor._version, tensor.data_ptr(), tuple(_bytes(tensor)[places].tolist())
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return tensor.detach().view(-1).view(torch.uint8)

@@ -1,0 +1,189 @@
+"""Frozen parameters are copied once into each slot, and what a snapshot holds is always the present state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from holdfast import frozen
+from holdfast.snapshots import Snapshots
+from tests.torch.holdfast.test_snapshots import contents
+
+torch.set_num_threads(1)
+
+WIDE = 256  # its square is beyond `frozen.LEAST_BYTES`
+
+
+class Adapted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(WIDE, WIDE).requires_grad_(False)
+        self.other = nn.Linear(WIDE, WIDE).requires_grad_(False)
+        self.head = nn.Linear(WIDE, 3)
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Keep the bytes of each copy."""
+    sizes: list[int] = []
+    init, run = frozen_copying()
+
+    def counted(self: Any, *given: Any) -> None:
+        sizes.append(sum(source.nbytes for _, source in self._held))
+        run(self, *given)
+
+    monkeypatch.setattr(init, "run", counted)
+    return sizes
+
+
+def frozen_copying() -> tuple[Any, Callable[..., None]]:
+    from holdfast.memcopy import Copying
+
+    return Copying, Copying.run
+
+
+def group() -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = Adapted()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return {"model": model, "optimizer": torch.optim.AdamW(trained, lr=0.1)}
+
+
+def train(objects: dict[str, Any]) -> None:
+    model = objects["model"]
+    model.head(model.other(model.base(torch.ones(2, WIDE)))).sum().backward()
+    objects["optimizer"].step()
+    objects["optimizer"].zero_grad()
+
+
+def is_what_there_is(snapshots: Snapshots, objects: dict[str, Any], folder: Path, step: int) -> bool:
+    anew = Snapshots(folder, objects, 1)
+    anew.write(1, step)
+    found, expected = contents(snapshots), contents(anew)
+    return {k: v.rstrip() for k, v in found.items()} == {k: v.rstrip() for k, v in expected.items()}
+
+
+def test_what_is_frozen_is_copied_once_into_each_slot(memory: Path, copied: list[int]) -> None:
+    objects = group()
+    train(objects)
+    snapshots = Snapshots(memory / "a", objects, 1)
+    for step in range(6):
+        train(objects)
+        snapshots.write(1, step)
+    whole = sum(p.nbytes for p in objects["model"].parameters())
+    assert copied[0] == copied[1] > whole
+    assert all(size < whole / 20 for size in copied[2:])
+    assert snapshots.frozen.share < 0.05
+    assert is_what_there_is(snapshots, objects, memory / "b", 5)
+
+
+def in_place(objects: dict[str, Any]) -> None:
+    with torch.no_grad():
+        objects["model"].base.weight[3, 5] += 1
+
+
+def through_data(objects: dict[str, Any]) -> None:
+    objects["model"].base.weight.data.mul_(1.01)
+
+
+def other_memory(objects: dict[str, Any]) -> None:
+    objects["model"].base.weight.data = objects["model"].base.weight.data + 1
+
+
+def another(objects: dict[str, Any]) -> None:
+    objects["model"].base.weight = nn.Parameter(torch.randn(WIDE, WIDE), requires_grad=False)
+
+
+def thawed(objects: dict[str, Any]) -> None:
+    base = objects["model"].base.requires_grad_(True)
+    objects["optimizer"].add_param_group({"params": list(base.parameters())})
+    train(objects)
+
+
+def one_row_through_data(objects: dict[str, Any]) -> None:
+    """What only the comparison sees: no counter, and none of the bytes that are looked at."""
+    objects["model"].base.weight.data[100] += 1
+
+
+CHANGES = [in_place, through_data, other_memory, another, thawed, one_row_through_data]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_what_was_frozen_and_changes_is_copied(
+    memory: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    objects = group()
+    train(objects)
+    snapshots = Snapshots(memory / "a", objects, 1)
+    for step in range(4):
+        snapshots.write(1, step)
+    change(objects)
+    for step in range(4, 7):
+        snapshots.write(1, step)
+        assert is_what_there_is(snapshots, objects, memory / f"b{step}", step)
+
+
+def test_a_part_is_compared_each_time_until_all_has_been(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, copied: list[int]
+) -> None:
+    objects = group()
+    train(objects)
+    snapshots = Snapshots(memory / "a", objects, 1)
+    for step in range(2):
+        snapshots.write(1, step)
+    whole = copied[0]
+    monkeypatch.setattr(frozen, "COMPARED_BYTES", 100_000)
+    one_row_through_data(objects)
+    for step in range(2, 12):
+        snapshots.write(1, step)
+    assert whole in copied[2:]
+    assert copied[-1] == whole
+    assert is_what_there_is(snapshots, objects, memory / "b", 11)
+
+
+def test_an_average_without_gradients_is_not_taken_for_frozen(memory: Path) -> None:
+    objects = group()
+    average = Adapted().requires_grad_(False)
+    objects["average"] = average
+    train(objects)
+    snapshots = Snapshots(memory / "a", objects, 1)
+    for step in range(5):
+        for mean, parameter in zip(average.parameters(), objects["model"].parameters(), strict=True):
+            mean.data.mul_(0.9).add_(parameter.data, alpha=0.1)
+        snapshots.write(1, step)
+        assert is_what_there_is(snapshots, objects, memory / f"b{step}", step)
+
+
+def test_a_slot_that_another_process_wrote_is_filled_whole(memory: Path, copied: list[int]) -> None:
+    objects, others = group(), group()
+    for each in (objects, others):
+        train(each)
+    mine, theirs = (Snapshots(memory, each, 1) for each in (objects, others))
+    with torch.no_grad():
+        others["model"].base.weight.add_(1)
+    for step in range(3):
+        mine.write(1, step)
+    theirs.write(1, 3)
+    mine.write(1, 4)
+    mine.write(1, 5)
+    assert copied[-1] == copied[0]
+    assert is_what_there_is(mine, objects, memory / "b", 5)
+
+
+def test_what_was_restored_from_a_slot_is_there_already(memory: Path, copied: list[int]) -> None:
+    objects = group()
+    train(objects)
+    before = Snapshots(memory, objects, 1)
+    before.write(1, 4)
+    [record] = before.arena.records()
+    after = Snapshots(memory, objects, 1, base=(1, 4))
+    after.restored(record.path, 1, 4, bytes(before._targets[record.slot].layout.header))
+    for step in (5, 6):
+        after.write(2, step)
+    assert copied[1] == copied[0]
+    assert copied[2] < copied[0] / 20
