@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 from holdfast.version import __version__
 
 if TYPE_CHECKING:
+    from holdfast.batches import Batches
     from holdfast.errors import BadInput, Fenced, HoldfastError, NumericFault
     from holdfast.session import Session, device, join, local_rank
     from holdfast.state import State
 
 __all__ = [
     "BadInput",
+    "Batches",
     "Fenced",
     "HoldfastError",
     "NumericFault",
@@ -25,6 +27,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "holdfast.batches": ("Batches",),
     "holdfast.errors": ("BadInput", "Fenced", "HoldfastError", "NumericFault"),
     "holdfast.session": ("Session", "device", "join", "local_rank"),
     "holdfast.state": ("State",),

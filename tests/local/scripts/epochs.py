@@ -1,0 +1,49 @@
+"""Epochs over augmented data, loaded by workers: python epochs.py STEPS fork|spawn|none DIGEST."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from pathlib import Path
+
+import torch
+from tiny import write_digest
+from torch import nn
+
+import holdfast
+
+
+class Noisy:
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((32,), index / 200) + 0.1 * torch.randn(32) + random.random()
+
+
+def main() -> None:
+    steps, method, digest = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Linear(32, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 4)
+    )
+    session = holdfast.join()
+    torch.manual_seed(session.rank)
+    model = nn.parallel.DistributedDataParallel(module)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    state = session.protect(model=model, optimizer=optimizer)
+    workers = {} if method == "none" else {"num_workers": 2, "multiprocessing_context": method}
+    batches = holdfast.Batches(Noisy(), 8, session, state, **workers)
+    for step, batch in batches.steps(steps):
+        loss = model(batch).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        state.commit(loss=loss, position=batches.position(step))
+        time.sleep(0.002)
+    write_digest(digest.with_name(f"{digest.name}.{session.rank}"), module, optimizer)
+
+
+if __name__ == "__main__":
+    main()
