@@ -23,6 +23,7 @@ class Runtime:
     nproc: int
     start: Do | None = None
     listen_fd: int = -1
+    parked: bool = False  # it has waited for that order
     on_join: Callable[[Callable[[Do], None]], None] | None = None  # who listens already, and hands over
     on_failing: Callable[[], None] | None = None  # a last chance to secure the state
     lock: threading.Lock = field(default_factory=threading.Lock)

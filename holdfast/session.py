@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 NOTE = 500  # characters of a warning that the status shows
 COPY_S, COPY_BYTES_PER_S = 20.0, 50e6  # what a snapshot may take, at memory that is swapped or starved
 GIVE_WAY_S = 0.3  # to be ended by the roll back that another rank's flag brings about
+_COLD = (
+    "the script used a GPU before holdfast.join(), so no process is kept warm and restarts are slow: build "
+    "the model on the CPU, and move it to session.device after join()"
+)
 FLAG_WAIT_S = 600.0  # for the supervisor's answer to a bad number; then the script ends with it
 
 
@@ -316,6 +320,8 @@ def join() -> Session:
         if order.launch is None or order.rank is None:
             raise Fenced("the launcher's order to start names no rank")
         launch, rank = order.launch, order.rank
+        if rank.rank == 0 and _is_fixed() and not mine.parked:
+            sys.stderr.write(f"holdfast: {_COLD}\n")
     session = Session(launch, rank, mine)
     session.enter()
     _joined = _Joined(os.getpid(), session)
@@ -329,8 +335,13 @@ def _park(mine: runtime.Runtime) -> None:
     """
     if device().type == "cpu":
         rehearse(device())
-    fixed = dealt.VARIABLE in os.environ and dealt.uses_cuda()
-    mine.say(Say("unparkable" if fixed else "parked", os.getpid()))
+    mine.parked = not _is_fixed()
+    mine.say(Say("parked" if mine.parked else "unparkable", os.getpid()))
+
+
+def _is_fixed() -> bool:
+    """Say whether this process sees GPUs that it was not told to: it has looked before it could know."""
+    return dealt.VARIABLE in os.environ and dealt.uses_cuda()
 
 
 def _plain() -> tuple[Launch, RankStart]:

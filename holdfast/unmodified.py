@@ -8,14 +8,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from holdfast import channel, page, wire
+from holdfast import accelerator, channel, page, wire
+from holdfast.accelerator import Brought, Device
 from holdfast.channel import Do, Say
 from holdfast.launcher_messages import Flag, Launch, Marks, RankStart, Secured
 from holdfast.page import Page, Phase
 from holdfast.runtime import Runtime
 from holdfast.torchrun import rank_environment
+
+if TYPE_CHECKING:
+    import torch
 
 FLAG_WAIT_S = 600.0  # for the supervisor's answer to a NaN; then the script goes on with it
 
@@ -48,6 +52,7 @@ class Watch:
         self._step = 0
         self._first: Any = None
         self._drill = ""
+        self._looks = Looks()
         self._joined: Callable[[Do], None] | None = None
         mine.say(Say("started", marks=self._marks))
 
@@ -82,11 +87,11 @@ class Watch:
     def _after(self, optimizer: Any, *_: Any) -> None:
         if id(optimizer) != self._first or self._joined is not None:
             return  # a script with several optimizers: the first one counts the steps
-        finite = _finite(optimizer)
-        flags = 0 if finite else page.FLAG_NONFINITE
-        self._page.commit(self._step + finite, math.nan, math.nan, 0, 0, 0.0, flags, -1)
-        if not finite:
-            self._mine.say(Say("flag", flag=Flag("nan", self._step, "nan", -1, self._now())))
+        bad = self._looks.bad(optimizer, self._step)
+        flags = 0 if bad is None else page.FLAG_NONFINITE
+        self._page.commit(self._step + (bad is None), math.nan, math.nan, 0, 0, 0.0, flags, -1)
+        if bad is not None:
+            self._mine.say(Say("flag", flag=Flag("nan", bad, "nan", -1, self._now())))
             threading.Event().wait(FLAG_WAIT_S)  # to be started again from the script's own checkpoint
         self._step += 1
         if self._step == 1:
@@ -119,12 +124,59 @@ def _poison(optimizer: Any) -> None:
                 parameter.grad.fill_(math.nan)
 
 
-def _finite(optimizer: Any) -> bool:
-    """Look at one gradient: a NaN that the group shares is in all of them, and the look stays cheap."""
-    import torch
+class Looks:
+    """Looks at one gradient of each step: a NaN that the group shares is in all of them.
 
+    On a GPU the answer is on its way while the host goes on, and is there at the next step's.
+    """
+
+    def __init__(self, device_of: Callable[[torch.Tensor], Device] | None = None) -> None:
+        self._device_of = device_of or _device_of
+        self._device: Device | None = None
+        self._coming: tuple[int, Brought] | None = None
+
+    def bad(self, optimizer: Any, step: int) -> int | None:
+        """Return the step whose gradient was not finite, this or the one before; None if none is known."""
+        found = self._arrived()
+        grad = _gradient(optimizer)
+        # A gradient scaler that leaves it to the optimizer to skip a step with bad gradients has looked.
+        if grad is None or getattr(optimizer, "found_inf", None) is not None:
+            return found
+        self._device = self._device or self._device_of(grad)
+        if not self._device.queues or grad.is_sparse:
+            return found if found is not None or _finite(grad) else step
+        self._coming = step, self._device.bring([_sum(grad)])
+        return found
+
+    def _arrived(self) -> int | None:
+        coming, self._coming = self._coming, None
+        if coming is None or self._device is None:
+            return None
+        step, brought = coming
+        self._device.wait(brought.mark)
+        return None if math.isfinite(brought.values()[0]) else step
+
+
+def _device_of(grad: torch.Tensor) -> Device:
+    return accelerator.Cuda(grad.device) if grad.is_cuda else accelerator.Host()
+
+
+def _gradient(optimizer: Any) -> torch.Tensor | None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
-                return bool(torch.isfinite(parameter.grad).all())
-    return True
+                return cast("torch.Tensor", parameter.grad)
+    return None
+
+
+def _finite(grad: torch.Tensor) -> bool:
+    import torch
+
+    return bool(torch.isfinite(grad).all())
+
+
+def _sum(grad: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    with torch.no_grad():
+        return grad.detach().sum(dtype=torch.float64)

@@ -133,7 +133,6 @@ class Simulated:
         self._check()
         brought = Numbers(Here(), [torch.full((), -1.0, dtype=torch.float64) for _ in numbers])
         for target, number in zip(brought.targets, numbers, strict=True):
-            assert self.holds(number)
             self._training.append(_bringing(target, number.detach()))
         self._training.append(brought.mark)
         self.turn()
