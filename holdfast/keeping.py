@@ -111,7 +111,7 @@ class Keeping:
             return found.step, private
         except ValueError as error:  # of another model, or not a file of ours at all
             where = Path(found.path).name if found.source == "checkpoint" else f"step {found.step}"
-            accepted = "accepted is the model that it was made with, or another run directory"
+            accepted = "resume with the model that it was made with, or in another run directory"
             raise BadInput(f"{found.source} {where}: {error}; {accepted}") from None
 
     def _restore_from(self, path: Path) -> None:

@@ -344,6 +344,9 @@ def _is_fixed() -> bool:
     return dealt.VARIABLE in os.environ and dealt.uses_cuda()
 
 
+_LAUNCHERS = {"HOLDFAST_CONTROL", "HOLDFAST_DIRECTORY", "HOLDFAST_NPROC"}
+
+
 def _plain() -> tuple[Launch, RankStart]:
     """Read torchrun's variables; without them, a group of one."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -357,6 +360,8 @@ def _from_environment() -> runtime.Runtime | None:
     """Find a launcher that started us without a warm process (`--warm cold`, a shell in between)."""
     given = os.environ.pop("HOLDFAST_START", "")
     if not given:
+        return None
+    if not os.environ.keys() >= _LAUNCHERS:  # left over in somebody's shell: no launcher started us
         return None
     control = socket.socket(fileno=int(os.environ["HOLDFAST_CONTROL"]))
     order = wire.from_json(Do, json.loads(given))

@@ -14,7 +14,7 @@ _BAR = 40  # columns for the time from the fault to the first new step
 _SOURCES = {
     "slot": "a snapshot in memory",
     "checkpoint": "a checkpoint on storage",
-    "none": "the beginning: there was no state to go on from",
+    "none": "the beginning: no usable state was left",
 }
 _MEANING = {
     "fault": "the fault",
@@ -81,10 +81,10 @@ def _decided(incident: Mapping[str, Any]) -> list[str]:
     if resume:
         source = str(resume.get("source") or "")
         lines.append(
-            f"went on at step {resume.get('step')} of generation {resume.get('generation')},"
+            f"resumed at step {resume.get('step')} in generation {resume.get('generation')},"
             f" from {_SOURCES.get(source, source)}"
             if source != "none"
-            else f"went on from {_SOURCES['none']}"
+            else f"resumed from {_SOURCES['none']}"
         )
     lost = incident.get("lost_steps")
     if lost is not None:

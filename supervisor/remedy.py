@@ -161,7 +161,7 @@ def start(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, .
         if stored.world_size != view.memory.world_size:
             there, here = stored.world_size, view.memory.world_size
             wrong = f"checkpoint {resumed.path} is of world size {there}, this run's is {here}"
-            return End(2, f"{wrong}: accepted is {there}, or another run directory")
+            return End(2, f"{wrong}: resume with {there} ranks, or in another run directory")
         skip = tuple(sorted({*skip, *stored.skip}))
     if resumed.source == "none" and not (cause is None and policy.from_scratch):
         ended = refusal.nothing_left(view, cause, at_most(found))

@@ -195,7 +195,7 @@ class _News:
         if bool(error) == self._storage_fails:
             return []
         self._storage_fails = bool(error)
-        fails = f"no checkpoint can be written: {error}; training goes on, and it is tried again"
+        fails = f"no checkpoint can be written: {error}; training continues, and saving is retried"
         return [fails if error else "checkpoints are written again"]
 
 

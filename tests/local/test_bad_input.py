@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -106,6 +109,19 @@ def test_a_run_that_was_stopped_says_how_to_resume_and_that_command_does(start: 
     once_more = holdfast(*[str(done) if word == "10000000" else word for word in words[1:]], cwd=run.folder)
     assert once_more.code == 0, once_more.output
     assert f"nothing to do: the state in {run.run_dir} already has {done:,} steps" in once_more.output
+
+
+def test_a_variable_of_ours_that_is_left_over_starts_no_rank(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, STEADY, "3"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HOLDFAST_START": "junk"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_script_behind_a_link_finds_the_modules_beside_it(start: Start, tmp_path: Path) -> None:

@@ -231,10 +231,8 @@ def test_a_checkpoint_of_another_world_size_ends_the_run_with_both_sizes() -> No
     world.run()
     assert world.ended is not None
     assert (world.ended.exit_code, world.starts) == (2, [])
-    assert (
-        world.ended.why
-        == "checkpoint step-4-0 is of world size 8, this run's is 2: accepted is 8, or another run directory"
-    )
+    there, here = "checkpoint step-4-0 is of world size 8", "this run's is 2"
+    assert world.ended.why == f"{there}, {here}: resume with 8 ranks, or in another run directory"
 
 
 # -- the supervisor dies

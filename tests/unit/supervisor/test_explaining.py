@@ -23,7 +23,7 @@ def test_an_incident_is_explained_from_evidence_to_the_first_new_step() -> None:
     ]
     assert section(lines, "What was decided") == [
         "restart the processes where they are, from the snapshot of step 812",
-        "went on at step 812 of generation 2, from a snapshot in memory",
+        "resumed at step 812 in generation 2, from a snapshot in memory",
         "0 steps lost",
     ]
 
@@ -64,7 +64,7 @@ def test_the_ranks_last_words_are_whole() -> None:
 def test_a_run_that_began_again_says_so() -> None:
     resume = {"step": 0, "source": "none", "generation": 0}
     lines = explain(incident(resume=resume, lost_steps=812), PLAIN)
-    assert "  went on from the beginning: there was no state to go on from" in lines
+    assert "  resumed from the beginning: no usable state was left" in lines
     assert "  812 steps lost" in lines
 
 

@@ -249,7 +249,7 @@ def test_a_log_tells_when_checkpoints_fail_and_when_they_no_longer_do() -> None:
     failing = "no checkpoint can be written: No space left on device: 8 bytes"
     assert screen.shown() == [
         "holdfast: generation 1 runs: 2 ranks on 2 members",
-        f"holdfast: {failing}; training goes on, and it is tried again",
+        f"holdfast: {failing}; training continues, and saving is retried",
         "holdfast: checkpoints are written again",
     ]
 
