@@ -199,7 +199,7 @@ def _how(ending: Ending) -> str:
         why = f": {ending.message.splitlines()[0]}" if blame.is_out_of_memory(ending.message) else ""
         return f"was killed by {named}{why}"
     if ending.fail == "system_exit":
-        return f"left with {ending.message or f'code {ending.code}'}"
+        return f"exited with code {ending.code}" + (f" ({ending.message})" if ending.message else "")
     if ending.fail in ("exception", "distributed", "bad_input", "numeric"):
         last = ending.message.strip().splitlines()[-1:] or ["an exception"]
         return f"raised {last[0][:200]}"

@@ -59,7 +59,7 @@ def verdict(view: View, policy: Policy, cause: Fault) -> End | None:
     if cause.kind == "exception" and _SYNTAX.search(cause.message):
         return End(code, cause.detail, cause.message, cause)  # it cannot become right by itself
     if cause.kind == "exit":
-        return End(code, f"{cause.detail}: the script's own decision", "", cause)
+        return End(code, f"{cause.detail}: not restarted, because the script chose to exit", "", cause)
     if cause.kind in NUMERIC and _again(view, cause) and not policy.skip_bad_batches:
         hint = "; --skip-bad-batches would pass over it"
         hint += ", --loss-jump 0 would not judge it" if cause.kind == "loss_jump" else ""
@@ -75,7 +75,8 @@ def verdict(view: View, policy: Policy, cause: Fault) -> End | None:
     recent = [p for p in history if view.now_ns - p.at_ns < policy.restart_window_s * _S]
     if len(recent) >= policy.max_restarts:
         hours = policy.restart_window_s / 3600
-        why = f"{len(recent)} restarts in {hours:g} h are the limit (--max-restarts): {cause.detail}"
+        reached = f"--max-restarts {policy.max_restarts} reached: {len(recent)} restarts in {hours:g} h"
+        why = f"{reached}; {cause.detail}"
         return End(code, why, cause.message, cause)
     return None
 

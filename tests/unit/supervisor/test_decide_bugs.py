@@ -60,7 +60,7 @@ def test_restarts_beyond_the_budget_end_the_run() -> None:
     world = World(policy, STEPS, cues=cues).run()
     assert world.ended is not None
     assert (world.ended.exit_code, len(world.starts)) == (137, 3)
-    assert "2 restarts in 1 h are the limit (--max-restarts)" in world.ended.why
+    assert "--max-restarts 2 reached: 2 restarts in 1 h" in world.ended.why
 
 
 def test_a_bad_number_that_comes_again_is_named_with_its_batch_and_ends_the_run() -> None:

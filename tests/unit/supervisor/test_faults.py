@@ -49,7 +49,7 @@ def seen(*endings: Ending | None, **given: Any) -> tuple[Fault, ...]:
             Ending(90 * S, 3, fail="system_exit", message="sys.exit(3)"),
             "exit",
             "system_exit 3",
-            "rank 1 left with sys.exit(3)",
+            "rank 1 exited with code 3 (sys.exit(3))",
         ),
         (Ending(90 * S, 2, fail="bad_input", message="no"), "bad_input", "bad_input 2", "rank 1 raised no"),
         (
