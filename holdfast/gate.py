@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.accelerator import Device, Mark
@@ -26,9 +26,10 @@ class _Writes:
     """Those that make `step + 1` out of `step`."""
 
     step: int
-    before: Mark
+    before: list[Mark]  # each optimizer's first: they may be in streams of their own
     part: Any  # what the host has of `step`, None if it did not keep it
-    after: Mark | None = None  # None: they are not all queued yet
+    after: list[Mark] = field(default_factory=list)
+    queued: bool = False  # all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +77,29 @@ class Gate:
             mark = self._device.mark()
             with self._looking:
                 self._count += 1
-                self._queued.append(_Writes(step, mark, part))
+                self._queued.append(_Writes(step, [mark], part))
                 self.writing = True
+
+    def before_more(self) -> None:
+        """Another optimizer's writes of this step are queued from now on, perhaps in another stream."""
+        mark = self._device.mark()
+        with self._looking:
+            self._queued[-1].before.append(mark)
+
+    def after_some(self) -> None:
+        """An optimizer's writes are queued, in the stream that is the present one."""
+        mark = self._device.mark()
+        with self._looking:
+            if self.writing:
+                self._queued[-1].after.append(mark)
 
     def open(self) -> None:
         """All writes of the step are queued, and the host's own objects are those of the next one."""
         mark = self._device.mark()
         with self._looking:
-            self._queued[-1].after = mark
+            last = self._queued[-1]
+            last.after.append(mark)
+            last.queued = True
             self.writing = False
             if not self._device.queues:
                 self._advance()
@@ -95,9 +111,9 @@ class Gate:
         (numbers that are not judged, private state) is bounded.
         """
         with self._looking:
-            before = [each.after for each in self._queued if each.after is not None]
-        if before:
-            self._device.wait(before[-1])
+            before = [mark for each in self._queued if each.queued for mark in each.after]
+        for mark in before:
+            self._device.wait(mark)
         with self._looking:
             self._advance()
 
@@ -131,7 +147,7 @@ class Gate:
             first = self._queued[0]
             # On the host the objects are being written already; without a part they are not known.
             known = self._device.queues and first.part is not None
-            if known and not self._device.reached(first.before):
+            if known and not self._begun(first):
                 return Whole(first.step, first.part, first, self._count)
             return None
 
@@ -150,14 +166,18 @@ class Gate:
         """
         with self._looking:
             if found._writes is not None:
-                return not self._device.reached(found._writes.before)
+                return not self._begun(found._writes)
             return found._count == self._count
+
+    def _begun(self, writes: _Writes) -> bool:
+        """Say whether the device may have begun with some of them."""
+        return any(map(self._device.reached, writes.before))
 
     def _advance(self) -> None:
         """Forget the writes that the device has done."""
         while self._queued:
             first = self._queued[0]
-            if first.after is None or not self._device.reached(first.after):
+            if not first.queued or not all(map(self._device.reached, first.after)):
                 return
             self._step = first.step + 1
             self._queued.popleft()

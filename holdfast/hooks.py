@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -79,7 +79,12 @@ def is_optimizer(value: Any) -> bool:
     return isinstance(value, torch.optim.Optimizer)
 
 
-def attach(modules: Mapping[str, Any], optimizers: Iterable[Any], to: Phases) -> None:
+def attach(
+    modules: Mapping[str, Any],
+    optimizers: Iterable[Any],
+    to: Phases,
+    after_write: Callable[..., None] | None = None,
+) -> None:
     """Report forward, backward and the optimizer's first write of each step to `to`.
 
     What follows a forward pass that can be differentiated counts as backward: the loss is a small part of
@@ -87,6 +92,8 @@ def attach(modules: Mapping[str, Any], optimizers: Iterable[Any], to: Phases) ->
 
     DDP waits for rank 0's buffers first. The module within then says again that forward begins, and
     the wait before that is nobody's own time.
+
+    `after_write` is called when an optimizer has queued its writes, if anybody wants to know.
     """
     import torch
 
@@ -104,6 +111,8 @@ def attach(modules: Mapping[str, Any], optimizers: Iterable[Any], to: Phases) ->
     for optimizer in optimizers:
         for each in (optimizer, *capture.within(optimizer).values()):  # SAM's own step is never called
             each.register_step_pre_hook(lambda *_: to.before_write())
+            if after_write is not None:
+                each.register_step_post_hook(after_write)
 
 
 def _waits_for_buffers(module: torch.nn.Module) -> bool:

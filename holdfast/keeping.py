@@ -285,9 +285,14 @@ class Keeping:
             if self._device.reached(mark):
                 self._due = None
                 self._guarded(lambda: self._begin_transfer(step))
-        going_on = self._transfer
-        if must and going_on is not None:
+        if must and self._transfer is not None:
             self._clean = self._changed() is None  # from now on the optimizer writes
+            self.hold_back()
+
+    def hold_back(self) -> None:
+        """Let what is queued from now on, in the present stream, begin when the copy under way has ended."""
+        going_on = self._transfer
+        if going_on is not None:
             self._device.hold_back(going_on.offload.copy)
 
     def _begin_transfer(self, step: int) -> None:

@@ -70,7 +70,7 @@ class State:
             modules.values(), self._optimizers, lambda text: misuse.warn(session.rank, text)
         )
         self.keeping: Keeping | None = session.keeping(self, replicated)
-        hooks.attach(modules, self._optimizers, self)
+        hooks.attach(modules, self._optimizers, self, self._after_write if self.device.queues else None)
         if self.keeping is not None:
             self.step, self._random = self.keeping.restore()
             self.keeping.mark(self.step)
@@ -245,6 +245,7 @@ class State:
     def before_write(self) -> None:
         """The optimizer is about to write: secure what is private, close the gate."""
         if self.writing:
+            self._write_more()
             return
         self._prepare()
         self._secure_from_gradients()
@@ -252,6 +253,17 @@ class State:
         if self._page is not None and not self.device.queues:  # else the host does not know
             self._page.writing(True)
         self._phase(Phase.OPTIMIZER)
+
+    def _write_more(self) -> None:
+        """Another optimizer of the same step is about to write, perhaps in another stream of the device."""
+        if self.device.queues:
+            if self.keeping is not None:
+                self.keeping.hold_back()
+            self.gate.before_more()
+
+    def _after_write(self, *_: Any) -> None:
+        """An optimizer's writes are queued; its stream may be another one than that of the commit."""
+        self.gate.after_some()
 
     def _secure_from_gradients(self) -> None:
         """A step that is about to spoil the state costs nothing but itself: the state is copied before.

@@ -1,12 +1,13 @@
-"""Train on a device that is two threads: python queued.py STEPS DIGEST.
+"""Train on a device that is two threads: python queued.py STEPS DIGEST [STEP MARKER].
 
 The host queues a step's kernels and goes on; they run late, and the collective among them stands still for
-ever once a peer is dead, as NCCL's do. Copies to the host are another thread's.
+ever once a peer is dead, as NCCL's do. Copies to the host are another thread's. Once, rank 1 spoils STEP.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import queue
 import sys
 import threading
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tiny import Sampler, write_digest
+from tiny import Sampler, once, write_digest
 from torch import Tensor, nn
 
 import holdfast
@@ -133,8 +134,10 @@ def _written(parameter: Tensor, momentum: Tensor, grad: Tensor, lr: float) -> No
     parameter.sub_(momentum * lr)
 
 
-def _backward(parameters: list[Tensor], batch: Tensor, loss: Tensor) -> None:
+def _backward(parameters: list[Tensor], batch: Tensor, loss: Tensor, spoils: bool) -> None:
     time.sleep(BACKWARD_S)
+    if spoils:
+        batch.fill_(math.nan)
     for parameter in parameters:
         assert parameter.grad is not None
         parameter.grad.copy_(parameter * 0.1 + batch.mean())
@@ -142,7 +145,7 @@ def _backward(parameters: list[Tensor], batch: Tensor, loss: Tensor) -> None:
     loss.copy_(sum(parameter.pow(2).sum() for parameter in parameters) + batch.pow(2).mean())
 
 
-def train(steps: int, digest: Path) -> None:
+def train(steps: int, digest: Path, spoilt: int, marker: Path) -> None:
     session = holdfast.join()
     device = Device()
     session.accelerator = device
@@ -150,7 +153,7 @@ def train(steps: int, digest: Path) -> None:
     model = nn.Linear(32, 32)
     for parameter in model.parameters():
         device.put(parameter)
-        parameter.grad = device.put(torch.zeros_like(parameter))
+        parameter.grad = torch.zeros_like(parameter)
     optimizer = Momentum(model.parameters(), device)
     sampler = Sampler(session.rank)
     state = session.protect(model=model, optimizer=optimizer, sampler=sampler)
@@ -160,7 +163,8 @@ def train(steps: int, digest: Path) -> None:
         batch, loss = sampler.batch(), device.put(torch.full((), -1.0))
         model(batch[:1])  # for its hooks: what the device computes is below
         device.launch(time.sleep, FORWARD_S)
-        device.launch(_backward, list(model.parameters()), batch, loss)
+        spoils = (step, session.rank) == (spoilt, 1) and once(marker)
+        device.launch(_backward, list(model.parameters()), batch, loss, spoils)
         optimizer.step()
         for group in optimizer.param_groups:
             group["lr"] = 0.01 / (1 + step % 7)
@@ -169,4 +173,5 @@ def train(steps: int, digest: Path) -> None:
     write_digest(digest.with_name(f"{digest.name}.{session.rank}"), model, optimizer)
 
 
-train(int(sys.argv[1]), Path(sys.argv[2]))
+_, steps, digest, spoilt, marker = (*sys.argv, "-1", "")[:5]
+train(int(steps), Path(digest), int(spoilt), Path(marker))

@@ -16,6 +16,7 @@ from torch import nn
 
 from holdfast import keeping
 from holdfast.capture import JSON_ENTRY
+from holdfast.gate import Gate
 from holdfast.launcher_messages import Launch, RankStart, Secured
 from holdfast.page import Page
 from holdfast.private import PrivateStore
@@ -25,7 +26,7 @@ from holdfast.safetensors import map_file
 from holdfast.session import Session
 from holdfast.state import State
 from tests.expendable import memory_directory
-from tests.torch.holdfast.simulation import Late, Simulated, Stuck
+from tests.torch.holdfast.simulation import Here, Late, Simulated, Stuck
 from tests.torch.holdfast.test_state import Position, Unheard
 
 GENERATION = 3
@@ -238,3 +239,30 @@ def test_a_run_without_a_fault_is_as_if_nobody_had_copied(order: list[int], ever
         exact(training)
         if every == 1:
             assert sorted(training.held()) == [STEPS - 1, STEPS]
+
+
+def test_optimizers_in_streams_of_their_own_are_waited_for_and_none_may_have_begun() -> None:
+    """Each has marks in its own stream: here the device comes to them in any order."""
+    device = Simulated((0,), rests=True)
+    gate = Gate(device)
+    gate.start(4)
+    marks = [Here() for _ in range(5)]
+    device.mark = iter(marks).__next__  # type: ignore[method-assign]
+    gate.close(4, lambda: "host's part")
+    gate.before_more()
+    old = gate.look()
+    assert old is not None
+    assert (old.step, old.part) == (4, "host's part")
+    marks[1].reached = True  # the second one has begun, the first has not
+    assert gate.look() is None
+    assert not gate.still(old)
+    gate.after_some()
+    gate.after_some()
+    gate.open()
+    for mark in (marks[0], marks[4], marks[2]):  # that of the commit before the second optimizer's end
+        mark.reached = True
+        assert gate.look() is None
+    marks[3].reached = True
+    new = gate.look()
+    assert new is not None
+    assert (new.step, new.part) == (5, None)
