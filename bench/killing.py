@@ -32,6 +32,7 @@ class Manner:
     patience_s: float  # for a new step; after that the group counts as hung
     back_to_back: bool
     chance: random.Random
+    members: bool = False  # whole ones, where there are members
 
 
 def turn(mode: Mode, count: int, manner: Manner, said: Callable[[Kill], None]) -> Turn:
@@ -80,7 +81,7 @@ def _one(running: Running, mode: Mode, number: int, manner: Manner) -> Kill:
     kill.detail = late
     known = len(_incidents(running)) if mode.supervised else 0
     at_ns = time.monotonic_ns()
-    os.kill(victim.pid, signal.SIGKILL)
+    os.kill(_launcher_of(running, rank) if mode.supervised and manner.members else victim.pid, signal.SIGKILL)
     found = _wait_for_step(running, victim.generation, manner.patience_s)
     if found is None:
         code = running.ended()
@@ -134,7 +135,15 @@ def _not_ready(running: Running, mode: Mode, manner: Manner) -> str:
         return "no status"
     if status["generation"] != generation + 1 or status["open_incident"] is not None:
         return "an incident is open"
+    if manner.members and not any(m["role"] == "standby" and m["parked"] for m in status["members"]):
+        return "no standby"
     return "" if status["warm_ready"] else "no warm spares"
+
+
+def _launcher_of(running: Running, rank: int) -> int:
+    """Return the process with which the member of a rank goes."""
+    status = RunDir(running.run_dir).status() or {"members": ()}
+    return next(int(m["launcher_pid"]) for m in status["members"] if rank in m["ranks"])
 
 
 def _wait_for_step(running: Running, generation: int, patience_s: float) -> Regained | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from bench.ballast import STATE
 from bench.launching import holdfast_run, torchrun
 
 RANKS = 2
@@ -20,10 +21,17 @@ class Mode:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def modes() -> tuple[Mode, ...]:
-    """Return all that can be compared, the one that it is about first."""
+def modes(members: int = 1, state_bytes: int = 0, standby: int = 0) -> tuple[Mode, ...]:
+    """Return all that can be compared, the one that it is about first.
+
+    Holdfast's ranks are divided among `members`; scripts that join protect `state_bytes` and their model.
+    """
+    state = {STATE: str(state_bytes)} if state_bytes else {}
     joins, plain = ("-m", "bench.workload"), ("-m", "bench.unmodified")
-    ours = ("--nproc-per-node", str(RANKS), "--max-restarts", _MANY)
+    ours = (
+        *("--members", str(members), "--standby", str(standby)),
+        *("--nproc-per-node", str(RANKS // members), "--max-restarts", _MANY),
+    )
     theirs = (f"--nproc-per-node={RANKS}", f"--max-restarts={_MANY}")
     fresh = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     return (
@@ -32,6 +40,7 @@ def modes() -> tuple[Mode, ...]:
             "holdfast run; the script calls holdfast.join, its state is restored",
             tuple(holdfast_run(ours, joins)),
             True,
+            state,
         ),
         Mode(
             "holdfast-unmodified",
@@ -44,13 +53,14 @@ def modes() -> tuple[Mode, ...]:
             "torchrun as it comes; the same script as holdfast, which starts over",
             tuple(torchrun(theirs, joins)),
             False,
+            state,
         ),
         Mode(
             "torchrun-fresh",
             "the same with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: a new store at each restart",
             tuple(torchrun(theirs, joins)),
             False,
-            fresh,
+            {**fresh, **state},
         ),
         Mode(
             "torchrun-unmodified",

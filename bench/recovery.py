@@ -7,40 +7,48 @@ Under torchrun nothing restores the state, so it is spared what a checkpoint's l
 A kill after which no step comes within --patience counts as hung; that launcher is ended and the next
 one started. Before a kill every rank has done 20 steps; holdfast's warm spares are ready (unless
 --back-to-back) and no incident is open; then a random 0 to 0.5 s pass.
+The rows hold for the state and the members that are given: with none, 0.4 M parameters in one member.
 With the defaults it takes about ten minutes, and one more for each time that torchrun hangs.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from bench import killing, modes, report, results
+from bench import killing, modes, report, results, transfer
 from bench.killing import Manner
 from bench.launching import Failed
 from bench.modes import Mode
 from bench.options import make_parser
 from bench.say import say
-from bench.table import seconds
+from bench.table import seconds, size_of
 from bench.turns import Kill, Turn
 from bench.verdicts import all_met
 
+COPIES = 3  # plain ones, whose median a large state is held against
 ATTEMPTS = 2  # at starting a launcher
 
 
 def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
-    chosen = [mode for mode in modes.modes() if mode.name in options.modes]
+    standby = 1 if options.kill == "member" else 0
+    all_modes = modes.modes(options.members, size_of(options.state), standby)
+    chosen = [mode for mode in all_modes if mode.name in options.modes]
     found = results.begin("recovery")
     for mode in chosen:
         say(f"  {mode.name}: {mode.about}")
+    what = f"a state of {options.state}" if size_of(options.state) else "the small model alone"
+    say(f"{what}, {modes.RANKS} ranks on {options.members} members under holdfast, kills of a {options.kill}")
     wait = "warm spares are not waited for" if options.back_to_back else "once spares are ready"
     say(f"kills: random rank, SIGKILL, {wait}; to the first new step of the last rank")
     chance = random.Random(options.seed)
-    manner = Manner(options.patience, options.back_to_back, chance)
+    manner = Manner(options.patience, options.back_to_back, chance, options.kill == "member")
     turns: list[Turn] = []
     try:
         for mode, count in plan(chosen, options.kills, options.others, options.rounds):
@@ -101,7 +109,8 @@ def _tell(kill: Kill) -> None:
 
 
 def _end(found: dict[str, Any], turns: list[Turn], options: argparse.Namespace) -> int:
-    verdicts = report.verdicts(turns, options.kills)
+    copy_s = found["plain_copy_s"] = _plain_copy(options)
+    verdicts = report.verdicts(turns, options.kills, copy_s)
     say()
     for line in report.lines(turns):
         say(line)
@@ -114,6 +123,12 @@ def _end(found: dict[str, Any], turns: list[Turn], options: argparse.Namespace) 
     found["verdicts"] = [asdict(each) for each in verdicts]
     results.write(found)
     return 1 if options.strict and not all_met(verdicts) else 0
+
+
+def _plain_copy(options: argparse.Namespace) -> float:
+    """Return what a plain socket copy of the state takes, NaN for the small model alone."""
+    total = size_of(options.state)
+    return statistics.median(transfer.plain_copies(total, COPIES)) if total else math.nan
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -136,10 +151,29 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         action="store_true",
         help="kill again as soon as 20 steps are done, whether spares are warm or not",
     )
+    add(
+        "--state",
+        default="0",
+        metavar="SIZE",
+        help="protected besides the small model, such as 1.5G",
+    )
+    add("--members", type=int, default=1, choices=(1, modes.RANKS), help="that the ranks are divided among")
+    add(
+        "--kill",
+        choices=("rank", "member"),
+        default="rank",
+        help="what is killed under holdfast; of a member its launcher: a standby takes over",
+    )
     add("--patience", type=float, default=60.0, metavar="S", help="seconds until it counts as hung")
     add("--seed", type=int, default=0, help="of the choice of ranks and moments")
     add("--strict", action="store_true", help="exit code 1 when a target is missed")
     options = parser.parse_args(argv)
+    try:
+        size_of(options.state)
+    except ValueError as error:
+        parser.error(f"--state: {error}")
+    if options.kill == "member" and options.members < 2:
+        parser.error("--kill member: accepted with --members 2, for another member must hold the state")
     for name in ("kills", "others"):
         if getattr(options, name) < 0:
             parser.error(f"--{name}: {getattr(options, name)} kills; accepted is 0 or more")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 
@@ -47,3 +48,11 @@ def size(value: float) -> str:
         if abs(value) >= 0.9995 * factor:  # what three digits show as a thousand of the unit below
             return f"{value / factor:.3g} {unit}"
     return f"{value:.0f} B"
+
+
+def size_of(text: str) -> int:
+    """Return the bytes that a size such as 1.5G or 300M stands for. Raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?", text.strip())
+    if match is None:
+        raise ValueError(f"a size of {text!r}: accepted is a number with k, M or G, such as 1.5G")
+    return int(float(match[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[match[2]])

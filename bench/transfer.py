@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import mmap
 import os
-import re
 import shutil
 import socket
 import statistics
@@ -29,7 +28,7 @@ from bench import results
 from bench.launching import Failed
 from bench.options import make_parser
 from bench.say import say
-from bench.table import seconds, size, table
+from bench.table import seconds, size, size_of, table
 from bench.transferring import TOKEN, WORLD_SIZE, fill
 from bench.verdicts import Verdict, all_met
 from holdfast import lag
@@ -67,12 +66,16 @@ def main(argv: Sequence[str]) -> int:
     return _end(found, times, total, here_s, there_s, options)
 
 
-def size_of(text: str) -> int:
-    """Return the bytes that a size such as 1.5G or 300M stands for. Raises ValueError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?", text.strip())
-    if match is None:
-        raise ValueError(f"a size of {text!r}: accepted is a number with k, M or G, such as 1.5G")
-    return int(float(match[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[match[2]])
+def plain_copies(total: int, rounds: int) -> list[float]:
+    """Return the seconds of some plain socket copies of so many bytes."""
+    with tempfile.TemporaryDirectory(prefix="bench-transfer-", dir=MEMORY) as name:
+        folder = Path(name)
+        fill(folder / "holder", total)
+        server = _serve(folder / "holder")
+        try:
+            return [_plain(folder / "plain", server[2]) for _ in range(rounds)]
+        finally:
+            _lag_of(server[0])
 
 
 _Server = tuple["subprocess.Popen[str]", int, int]  # and its ports: the members' and the plain one

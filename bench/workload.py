@@ -10,6 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
+from bench.ballast import Ballast
 from bench.network import STEPS, build, train_step
 from bench.ticks import Ticker
 
@@ -19,11 +20,14 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     session = holdfast.join()
     replica = DistributedDataParallel(model)
+    ballast = Ballast.from_environment(optimizer)
     state = session.protect(model=model, optimizer=optimizer)
     ticker = Ticker()
     for step in state.steps(STEPS):
         loss = train_step(replica, step, session.rank)
         optimizer.step()
+        if ballast is not None:
+            ballast.step(step)
         ticker.tick(step)
         optimizer.zero_grad()
         state.commit(loss=loss)
