@@ -9,6 +9,7 @@ import asyncio
 import hmac
 import logging
 import os
+import time
 import zlib
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -124,8 +125,14 @@ class Fetcher:
         Raises `Unfetched`, `Busy` when no slot is free, or `OSError` when there is no room for it.
         """
         arena, sources = self._holdings.arena, (source, *others)
+        began_s = time.monotonic()
         work = partial(gathering.gather, arena, sources, self._token, self._silence_s)
-        return await asyncio.get_running_loop().run_in_executor(_gatherers, work)
+        record = await asyncio.get_running_loop().run_in_executor(_gatherers, work)
+        took_s = round(time.monotonic() - began_s, 3)
+        log.info(
+            "snapshot fetched", extra={"step": record.step, "bytes": record.total_bytes, "took_s": took_s}
+        )
+        return record
 
     async def private(self, source: Source) -> bytes:
         """Return a peer's copy of a rank's private state. Raises `Unfetched`."""
