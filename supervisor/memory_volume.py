@@ -14,6 +14,7 @@ from pathlib import Path
 from holdfast.leftovers import OWNER
 
 HALF_MADE_S = 3600.0
+NICE = 19
 _ROOTS = (Path("/dev/shm"), Path("/tmp"))
 
 
@@ -46,10 +47,17 @@ def _remove_abandoned(root: Path, prefix: str) -> None:
 
 
 def free(folder: Path) -> threading.Thread:
-    """Remove a folder in a thread of its own: to give gigabytes back takes the kernel a second and more."""
-    thread = threading.Thread(
-        target=shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, daemon=True
-    )
+    """Remove a folder in a thread of its own: to give gigabytes back takes the kernel a second and more.
+
+    The thread yields to all others, for a group may be waiting to train again.
+    """
+
+    def remove() -> None:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    thread = threading.Thread(target=remove, daemon=True)
     thread.start()
     return thread
 
