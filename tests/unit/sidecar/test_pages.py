@@ -181,3 +181,19 @@ def test_step_times_are_learned_once_each_and_over_generations(here: Path) -> No
     rank.does(7)
     pages.poll(2, 0, 0.0)
     assert len(pages._watched[0].stats.times_s) == 5
+
+
+def test_a_copy_of_ours_is_no_work_after_a_commit(here: Path) -> None:
+    """A rank that is killed within one leaves nothing of the script's undone."""
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    rank.page.commit(1, 0.5, 0.5, 8, 64, 0.0, 0, -1, Phase.TAIL)
+    rank.now_ns += S
+    rank.page.pause(Phase.EVAL, "eval", 60.0)
+    rank.page.copy_begins(10.0)
+    rank.now_ns += 5 * S
+    [found] = pages.progress(1, rank.now_ns)
+    assert found.tail_s == pytest.approx(1.0)
+    rank.page.copy_ends()
+    rank.now_ns += S
+    [found] = pages.progress(1, rank.now_ns)
+    assert found.tail_s == pytest.approx(2.0)
