@@ -161,6 +161,7 @@ def waiting(stack: str) -> int:
             continue
         if (
             file.startswith(_EXCHANGE)
+            or _waits_for_device(function, file)
             or "torch/distributed/" in file
             or "torch/nn/parallel/distributed" in file
         ):
@@ -169,6 +170,13 @@ def waiting(stack: str) -> int:
             return BACKWARD
         break
     return COLLECTIVE if any(map(_NATIVE_WAIT.search, native)) else NOT_WAITING
+
+
+def _waits_for_device(function: str, file: str) -> bool:
+    """A GPU's queue comes to its end when the collectives in it do."""
+    return file.startswith("holdfast/accelerator") or (
+        "torch/cuda/" in file and function.endswith("synchronize")
+    )
 
 
 def _innermost(stack: str) -> str:

@@ -21,6 +21,13 @@ PLAIN = Look(0, 5, 3, 0, "S", 0.0, stack(SCRIPT), window_s=0.2, at=SCRIPT, where
 LOCKED = replace(PLAIN, calls=("lock",), at=WAIT, stack=stack(WAIT, SCRIPT))
 REDUCING = stack("all_reduce (torch/distributed/distributed_c10d.py:2806)", "<module> (train.py:9)")
 BACKWARD = stack("_engine_run_backward (torch/autograd/graph.py:825)", "<module> (train.py:9)")
+DEVICE = stack(
+    "synchronize (torch/cuda/streams.py:231)",
+    "wait (holdfast/accelerator.py:171)",
+    "keep_pace (holdfast/gate.py:95)",
+    "commit (holdfast/state.py:250)",
+    "<module> (train.py:9)",
+)
 OURS = stack("take (holdfast/exchange.py:90)", "commit (holdfast/state.py:250)", "<module> (train.py:9)")
 
 
@@ -38,6 +45,7 @@ def seen(look: Look = PLAIN, **given: Any) -> shown.Shown:
         pytest.param(replace(PLAIN, stack=REDUCING), shown.WAITS, shown.COLLECTIVE, id="in a collective"),
         pytest.param(replace(PLAIN, stack=BACKWARD), shown.WAITS, shown.COLLECTIVE, id="in a backward pass"),
         pytest.param(replace(PLAIN, stack=OURS), shown.WAITS, shown.COLLECTIVE, id="in our exchange"),
+        pytest.param(replace(PLAIN, stack=DEVICE), shown.WAITS, shown.COLLECTIVE, id="for its GPU"),
         pytest.param(replace(PLAIN, stack=BACKWARD, cpu_s=0.2), shown.BUSY, shown.COMPUTES, id="computes it"),
         pytest.param(replace(PLAIN, cpu_s=0.2), shown.BUSY, shown.COMPUTES, id="one function"),
         pytest.param(replace(PLAIN, cpu_s=0.2, moved=True), shown.WORKS, shown.COMPUTES, id="works"),
