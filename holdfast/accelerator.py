@@ -140,7 +140,8 @@ class Cuda:
 
         self._device = device
         with self._asked():
-            self._stream = torch.cuda.Stream(device)
+            # Of another priority, so that it shares no hardware queue with a collective that stands still.
+            self._stream = torch.cuda.Stream(device, priority=-1)
             self._room = torch.zeros((BATCHES, NUMBERS, 8), dtype=torch.uint8, pin_memory=True)
         self._next = 0
 

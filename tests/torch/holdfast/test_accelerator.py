@@ -86,7 +86,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
         return zeros(*size, **more)
 
     monkeypatch.setattr(torch, "zeros", without_gpu)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _device: "copies")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _device, priority: "copies")
     monkeypatch.setattr(torch.cuda, "Event", made.event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device=None: Current(made))
     monkeypatch.setattr(torch.cuda, "stream", made.stream)
