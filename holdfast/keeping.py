@@ -80,6 +80,7 @@ class Keeping:
         self._began = 0  # the step that the loop started from
         self._sent = -1  # the step whose private state is on its way, or was
         self._late = False
+        self._loops = False  # the script has begun one
         self._done = 0
         self._cost_s = 0.0  # of a copy when what is frozen has been copied
         self._share = 1.0  # of the state that is not frozen
@@ -143,8 +144,11 @@ class Keeping:
             self._peer.connect(self._launch.master_addr)
         self._give(step)
         self._take()
+        first, self._loops = not self._loops, True
         self._began = step
-        if self._changed() is not None:  # by the script, since the last loop: that is what it goes on from
+        what = self._changed()
+        if what is not None:  # by the script, since the last loop: that is what it goes on from
+            self._warn_of_change(what, first)
             if self._rank.local_rank == 0:
                 self._snapshots.forget(self._launch.generation, step)
             self._walk = True
@@ -154,6 +158,18 @@ class Keeping:
         restored = self._launch.restore
         if restored is None or restored.source != "slot":
             self._snapshot(step)
+
+    def _warn_of_change(self, what: str, first: bool) -> None:
+        if not first:
+            self._tell(
+                f"{what}, between two loops: a restart from just this step would not do it again. Do it "
+                "before commit() in the last step of a loop"
+            )
+        elif self._launch.restore is not None:
+            self._tell(
+                f"{what.partition(' after ')[0]} after protect() had restored it: load initial weights "
+                "before protect(), or each restart begins with them"
+            )
 
     def _expect(self, state_bytes: int) -> None:
         """Say how large the state is: how long a copy may take follows from it before one has been made."""
@@ -177,6 +193,11 @@ class Keeping:
 
     def prepare(self, step: int) -> None:
         """See that the private state of `step` has two homes before the optimizer makes it. Collective."""
+        if self._done <= LOOK_CLOSELY and (what := self._changed()) is not None:
+            self._tell(
+                f"{what}, before optimizer.step(): a fault that comes then costs the steps since the last "
+                "snapshot. Change protected state between optimizer.step() and commit()"
+            )
         if self._sent < step:
             before = self._core
             self._collect()
@@ -226,6 +247,11 @@ class Keeping:
             self._changed_late(step)
         elif self._late:
             self._store(self._own, step, self._blob, final=True)
+        if (name := private.transient(self._done)) is not None:
+            self._tell(
+                f"{name} is a buffer that is not persistent, and changes in training: it is not kept, so a "
+                "restart begins with a new one"
+            )
 
     def _changed_late(self, step: int) -> None:
         """Put it right here; from now on send it later, or if it was sent late, as not final."""

@@ -8,9 +8,10 @@ group from one forward pass to the next, so they are private.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from holdfast import misuse
@@ -24,8 +25,12 @@ if TYPE_CHECKING:
 
 _MAGIC = b"HFPS\x01"
 _SECTION = struct.Struct("<HQ")  # length of the name, length of the content
+LOOKS = (2, 4)  # steps of a generation between which a buffer that is not kept should not change
 _PLAIN = {int, str, type(None)}  # nothing changes within, and what is equal has the same text
 _encode = json.JSONEncoder(separators=(",", ":")).encode
+
+_Table = dict[str, "torch.Tensor | None"]
+_Place = tuple[str, _Table, str]  # a buffer's name, the table that has it, its key there
 
 
 class PrivateState:
@@ -46,13 +51,16 @@ class PrivateState:
         self._objects = dict(objects)
         self._plain: dict[str, dict[str, Any]] | None = None  # the states that `_text` is of
         self._text = b""
+        self._device = device
         self._generators = Generators(device)
         # Where each buffer is, not what is there: a module may put another tensor in its place.
-        self._buffers = [
-            (f"buffer:{name}.{path}", table, key)
-            for name, module in modules.items()
-            for path, table, key in _kept_buffers(module)
-        ]
+        self._buffers: list[_Place] = []
+        self._transient: list[_Place] = []  # not persistent: not kept
+        for name, module in modules.items():
+            for path, table, key, persistent in _buffers(module):
+                (self._buffers if persistent else self._transient).append((f"{name}.{path}", table, key))
+        self._started = {name: _shape(table[key]) for name, table, key in self._buffers}
+        self._looks: dict[int, list[tuple[int, int]]] = {}  # at the transient ones, by step
 
     def collect(self) -> bytes:
         """Return the blob of this instant."""
@@ -75,7 +83,20 @@ class PrivateState:
 
     def versions(self) -> list[tuple[int, int]]:
         """Return what tells that a buffer was written or replaced, at the cost of a look at each."""
-        return [(id(table[key]), table[key]._version) for _, table, key in self._buffers]
+        return _looked_at(self._buffers)
+
+    def transient(self, done: int) -> str | None:
+        """Name a buffer that is not kept and changes from step to step; to be asked at the end of each.
+
+        One that is made in the first step, as a table is, changes no more.
+        """
+        if done > LOOKS[1] or done not in LOOKS or not self._transient:
+            return None
+        self._looks[done] = _looked_at(self._transient)
+        if done == LOOKS[0] or LOOKS[0] not in self._looks:
+            return None
+        pairs = zip(self._transient, *(self._looks[n] for n in LOOKS), strict=True)
+        return next((place[0] for place, then, now in pairs if then != now), None)
 
     def _described(self) -> bytes:
         """Return the objects' states as JSON, written anew unless they are known to be the same."""
@@ -109,9 +130,13 @@ class PrivateState:
         sections = parse(blob)
         held = {name: content for name, content in sections.items() if name.startswith("buffer:")}
         for name, table, key in self._buffers:
-            buffer, content = table[key], held.pop(name, None)
-            if content is None or len(content) != buffer.nbytes:
-                raise BadInput(f"the snapshot is of another model: {name[7:]} differs")
+            buffer, content = table[key], held.pop(f"buffer:{name}", None)
+            if f"shape:{name}" in sections:
+                buffer = table[key] = _made(name, sections[f"shape:{name}"], content or b"", self._device)
+            if content is None and buffer is None:
+                continue
+            if content is None or buffer is None or len(content) != buffer.nbytes:
+                raise BadInput(f"the snapshot is of another model: {name} differs")
             if content:
                 flat = torch.frombuffer(bytearray(content), dtype=buffer.dtype)
                 with torch.no_grad():
@@ -155,7 +180,15 @@ class PrivateState:
         self._generators.restore(sections)
 
     def _buffer_sections(self) -> list[Section]:
-        return [(name, raw(table[key])) for name, table, key in self._buffers]
+        found: list[Section] = []
+        for name, table, key in self._buffers:
+            buffer = table[key]
+            if buffer is None:
+                continue
+            found.append((f"buffer:{name}", raw(buffer)))
+            if (shape := _shape(buffer)) != self._started[name]:
+                found.append((f"shape:{name}", _encode(shape).encode()))
+        return found
 
 
 def _is_plain(state: object) -> bool:
@@ -189,13 +222,35 @@ def parse(blob: bytes) -> dict[str, bytes]:
     return found
 
 
-def _kept_buffers(module: torch.nn.Module) -> list[tuple[str, dict[str, torch.Tensor], str]]:
-    """Return the buffers that a state_dict would hold: name, the table that has it, its key there."""
-    kept = set(module.state_dict(keep_vars=True))
-    found: dict[int, tuple[str, dict[str, torch.Tensor], str]] = {}  # one that two modules share once
+def _buffers(module: torch.nn.Module) -> Iterator[tuple[str, _Table, str, bool]]:
+    """Yield where each buffer is: its name, the table that has it, its key there, and whether it is saved."""
+    seen: set[int] = set()  # one that two modules share is yielded once
     for path, each in module.named_modules():
         for key, buffer in each._buffers.items():
-            name = f"{path}.{key}" if path else key
-            if buffer is not None and name in kept:
-                found.setdefault(id(buffer), (name, each._buffers, key))
-    return list(found.values())
+            if buffer is None or id(buffer) not in seen:
+                seen.add(id(buffer))
+                persistent = key not in each._non_persistent_buffers_set
+                yield f"{path}.{key}" if path else key, each._buffers, key, persistent
+
+
+def _looked_at(places: list[_Place]) -> list[tuple[int, int]]:
+    """Return of each buffer which tensor it is, and how often that was written."""
+    return [(id(table[key]), getattr(table[key], "_version", 0)) for _, table, key in places]
+
+
+def _shape(buffer: torch.Tensor | None) -> list[Any] | None:
+    return None if buffer is None else [str(buffer.dtype).removeprefix("torch."), *buffer.shape]
+
+
+def _made(name: str, text: bytes, content: bytes, device: torch.device) -> torch.Tensor:
+    """Return an empty buffer of the kind that the blob has, on `device`. Raises BadInput."""
+    import torch
+
+    try:
+        kind, *shape = json.loads(text)
+        dtype = getattr(torch, kind)
+        if math.prod(shape) * dtype.itemsize != len(content) or any(type(n) is not int for n in shape):
+            raise ValueError("sizes")
+        return torch.empty(shape, dtype=dtype, device=device)
+    except (ValueError, TypeError, AttributeError, RuntimeError, RecursionError):
+        raise BadInput(f"private state: {name} is of no kind that a buffer can be") from None

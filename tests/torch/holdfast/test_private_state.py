@@ -228,3 +228,47 @@ def test_a_flipped_byte_is_bad_input_or_another_state(at: int, mask: int) -> Non
         pass
     finally:
         kept.restore_random(before)
+
+
+class Growing(nn.Module):
+    """Buffers that are made, and made larger, as training goes on."""
+
+    made: torch.Tensor | None
+    table: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("made", None)
+        self.register_buffer("table", torch.zeros(2))
+
+
+def test_buffers_that_grow_come_back_as_they_were() -> None:
+    one, other = Growing(), Growing()
+    kept = PrivateState({"model": one}, {}, CPU)
+    PrivateState({"model": other}, {}, CPU).restore(kept.collect())
+    assert other.made is None
+    one.made, one.table = torch.arange(3), torch.ones(2, 2, dtype=torch.bfloat16)
+    PrivateState({"model": other}, {}, CPU).restore(kept.collect())
+    assert repr((other.made, other.table)) == repr((one.made, one.table))
+
+
+@pytest.mark.parametrize("shape", [b"", b"[", b"[1]", b'["int64",-4]', b'["load",3]', b'["int64",9]', b"{}"])
+def test_shapes_that_no_rank_wrote_are_bad_input(shape: bytes) -> None:
+    blob = framed(**{"buffer:model.table": bytes(8), "shape:model.table": shape})
+    with pytest.raises(BadInput, match=r"model\.table is of no kind that a buffer can be"):
+        PrivateState({"model": Growing()}, {}, CPU).restore(blob)
+
+
+def test_a_buffer_that_is_not_kept_and_changes_is_named() -> None:
+    def named(changes: list[int]) -> list[str | None]:
+        model = Buffered()
+        kept = state(model, Position())
+        found = []
+        for done in range(8):
+            if done in changes:
+                model.scratch.add_(1)
+            found.append(kept.transient(done))
+        return found
+
+    assert named([]) == named([0, 1]) == [None] * 8
+    assert named(list(range(8))) == [None] * 4 + ["model.scratch"] + [None] * 3
