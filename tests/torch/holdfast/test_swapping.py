@@ -86,7 +86,7 @@ def test_a_pause_that_only_reads_is_copied_once_and_one_that_swaps_each_time(mem
                 with swapped(script), torch.no_grad():
                     script.model(torch.randn(2, 4))
     assert [kept for label, kept in copies if label == "log"] == [True] + [False] * 4
-    assert [kept for label, kept in copies if label == "eval"][0]
+    assert next(kept for label, kept in copies if label == "eval")
 
 
 def test_after_a_pause_that_swapped_the_state_is_whole_again(memory: Path) -> None:
