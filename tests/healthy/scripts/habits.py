@@ -1,0 +1,240 @@
+"""Train, and do what healthy scripts do: argv[2:] are habits, one after the other, of SECONDS each.
+
+Each leaves a file of its name in the folder argv[1] when its work is done: how long it took.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from slowdata import Data, Slowly
+from torch import Tensor, nn
+
+import holdfast
+
+SECONDS = float(os.environ.get("HABIT_S", "8"))
+CALM = 40  # steps between two habits: of fewer the p99 says too little, and the limits are generous
+PACE_S = 0.01
+
+
+class Training:
+    """What a habit may want to use."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.session = holdfast.join()
+        self.rank = self.session.rank
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+        self.model = nn.parallel.DistributedDataParallel(self.net)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.state: Any = self.session.protect(model=self.model, optimizer=self.optimizer)
+
+    def loss(self) -> Tensor:
+        return self.model(torch.randn(16, 32)).pow(2).mean()  # type: ignore[no-any-return]
+
+
+def busy(seconds: float, work: Callable[[], object]) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        work()
+
+
+def evaluate(here: Training) -> None:
+    def batch() -> None:
+        with torch.no_grad():
+            here.net(torch.randn(256, 32))
+
+    busy(SECONDS, batch)
+
+
+def evaluates_declared(here: Training) -> None:
+    if here.rank == 0:
+        with here.state.pause("eval"):
+            evaluate(here)
+
+
+def evaluates(here: Training) -> None:
+    if here.rank == 0:
+        evaluate(here)
+
+
+def sleeps(here: Training) -> None:
+    """An evaluation that somebody else makes."""
+    if here.rank == 0:
+        time.sleep(SECONDS)
+
+
+def new_workers(here: Training) -> None:
+    """Loader workers at the beginning of an epoch, that import for long. On all ranks."""
+    loader = torch.utils.data.DataLoader(
+        Data(),
+        batch_size=8,
+        num_workers=1,
+        multiprocessing_context="spawn",
+        worker_init_fn=Slowly(SECONDS / 2),
+    )
+    assert sum(1 for _ in loader) == 8
+
+
+def recompiles(here: Training) -> None:
+    if here.rank == 0:
+        burn = f"import time\nend = time.time() + {SECONDS}\nwhile time.time() < end: pass"
+        subprocess.run([sys.executable, "-c", burn], check=True)
+
+
+def stalled_file(here: Training) -> None:
+    """A read that gets nothing for a while; a thread of the same process ends it."""
+    if here.rank == 0:
+        path = here.folder / "pipe"
+        os.mkfifo(path)
+        writer = os.open(path, os.O_RDWR)
+        threading.Timer(SECONDS, os.write, (writer, b"x")).start()
+        assert path.open("rb", buffering=0).read(1) == b"x"
+
+
+def saves_slowly(here: Training) -> None:
+    if here.rank == 0:
+        with (here.folder / "slow.bin").open("wb") as file:
+
+            def piece() -> None:
+                file.write(b"x" * 4096)
+                file.flush()
+                os.fsync(file.fileno())
+                time.sleep(0.05)
+
+            busy(SECONDS, piece)
+
+
+def torch_saves(here: Training) -> None:
+    if here.rank == 0:
+        content = {"model": here.net.state_dict(), "more": torch.zeros(1 << 20)}
+        busy(SECONDS, lambda: torch.save(content, here.folder / "checkpoint.pt"))
+
+
+def collects_garbage(here: Training) -> None:
+    """Long calls of one function, on the same line."""
+    if here.rank == 0:
+        kept = [[each] for each in range(2_000_000)]
+        busy(min(SECONDS, 3.0), gc.collect)
+        assert kept
+
+
+def accumulates(here: Training) -> None:
+    """A step of very many small ones, on all ranks."""
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        with here.model.no_sync():
+            here.loss().backward()
+    here.optimizer.zero_grad()
+
+
+def downloads(here: Training) -> None:
+    if here.rank == 0:
+        _receive(int(SECONDS / 0.5))
+
+
+def downloads_in_a_thread(here: Training) -> None:
+    """The main thread waits for a lock, and only a thread that hears from elsewhere can release it."""
+    if here.rank == 0:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(_receive, int(SECONDS / 0.5)).result()
+
+
+def _receive(count: int) -> None:
+    """Hear a byte of another machine's now and then."""
+    with socket.create_connection(("127.0.0.1", int(os.environ["HABIT_PORT"]))) as line:
+        for _ in range(count):
+            assert line.recv(1) == b"x"
+
+
+def logs(here: Training) -> None:
+    """For a second, and again in every so many steps."""
+    if here.rank == 0:
+        time.sleep(1.0)
+
+
+def varies(here: Training) -> None:
+    """By twenty times, at random."""
+    time.sleep(PACE_S / 2 * 20 ** torch.rand(()).item())
+
+
+def late_first_batch(here: Training) -> None:
+    if here.rank == 1:
+        time.sleep(SECONDS)
+
+
+def waits(here: Training) -> None:
+    """What happens to it comes from outside."""
+    if here.rank == 0:
+        (here.folder / "ready").touch()
+
+
+AGAIN = {"logs": 4, "new_workers": 2}  # how often; all others once
+STEPS_OF = {"varies": 100, "waits": 10**9}  # for which a habit is had at each step
+FIRST = {"late_first_batch"}  # in the first step
+IN_STEP = {
+    "accumulates",
+    "varies",
+    "new_workers",
+    "late_first_batch",
+}  # where all ranks are at work on a step
+
+
+def main() -> None:
+    here = Training(Path(sys.argv[1]))
+    plan = [
+        (name, STEPS_OF.get(name, 1), 0 if name in FIRST else CALM)
+        for name in sys.argv[2:]
+        for _ in range(AGAIN.get(name, 1))
+    ]
+    total = sum(steps + calm for _, steps, calm in plan) + CALM
+    begins = 0
+    at: dict[int, str] = {}
+    for name, steps, calm in plan:
+        begins += calm
+        if name == "waits":
+            at[begins] = name
+        else:
+            at |= dict.fromkeys(range(begins, begins + steps), name)
+        begins += steps
+    for step in here.state.steps(total):
+        name = at.get(step, "")
+        if name in IN_STEP:
+            timed(here, name, step, at)
+        time.sleep(PACE_S)
+        loss = here.loss()
+        loss.backward()
+        here.optimizer.step()
+        here.optimizer.zero_grad()
+        here.state.commit(loss=loss)
+        if name and name not in IN_STEP:
+            timed(here, name, step, at)
+
+
+def timed(here: Training, name: str, step: int, at: dict[int, str]) -> None:
+    """Have the habit, and say so once its work is done on all its steps."""
+    began = time.monotonic()
+    globals()[name](here)
+    took_s = time.monotonic() - began
+    last = step == max(each for each, what in at.items() if what == name)
+    working = 1 if name == "late_first_batch" else 0
+    if last and here.rank == working and name != "waits":
+        partial = here.folder / f".{name}"
+        partial.write_text(f"{took_s}")
+        partial.replace(here.folder / name)
+
+
+if __name__ == "__main__":
+    main()

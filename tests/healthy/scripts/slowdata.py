@@ -1,0 +1,25 @@
+"""A dataset whose workers take their time to begin: what a large package or a slow disk does to an import."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+
+class Data(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((32,), float(index))
+
+
+class Slowly:
+    """What a worker does before its first batch."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self, _worker: int) -> None:
+        time.sleep(self.seconds)
