@@ -43,6 +43,7 @@ from supervisor.view import (
 log = logging.getLogger(__name__)
 
 LATE_NS = 500_000_000
+BEAT_S = 0.5  # at least so often: by how much that is late tells how long we did not run ourselves
 JOURNAL_S = 2.0  # for the journal's storage to answer: beyond it a decision is carried out all the same
 LEAVE_S = 2.0  # at the end of a run, for its last records
 ROUNDS = 50  # decisions in one go; more would be a loop that changes nothing
@@ -93,7 +94,7 @@ class Job:
             await self._round()
             if self.memory.phase == "ended":
                 break
-            timeout_s = max(0.001, (self._deadline_ns - time.monotonic_ns()) / 1e9)
+            timeout_s = min(BEAT_S, max(0.001, (self._deadline_ns - time.monotonic_ns()) / 1e9))
             due_ns = time.monotonic_ns() + int(timeout_s * 1e9)
             try:
                 await asyncio.wait_for(self.wake.wait(), timeout_s)

@@ -60,7 +60,7 @@ def progress(status: Status) -> str:
         parts.append(f"{number(status['rate'], 3)} steps/s")
     parts += [_left(status)] * bool(_left(status))
     if stalled(status):
-        parts.append(stalled(status))
+        parts.append(f"{stalled(status)}: {_held_up(status)}")
     parts.append(f"generation {status.get('generation', 0)}")
     parts.append(f"ETTR {percent(float(status.get('ettr') or 0.0))}")
     return "  ".join(parts)
@@ -87,9 +87,13 @@ def stalled(status: Status) -> str:
     still_s = float(status.get("no_step_s") or 0.0)
     if still_s < STILL_S or status.get("phase") != "running":
         return ""
-    limit_s, why = status.get("hang_limit_s"), " ".join(str(status.get("waiting_for") or "").split())
-    limit = f"limit {seconds(float(limit_s))}: " if limit_s else ""
-    return f"no step for {seconds(still_s)}" + (f" ({limit}{why})" if why else "")
+    limit_s = status.get("hang_limit_s")
+    return f"no step for {seconds(still_s)}" + (f" (limit {seconds(float(limit_s))})" if limit_s else "")
+
+
+def _held_up(status: Status) -> str:
+    """Say what the group waits for, while no step ends."""
+    return " ".join(str(status.get("waiting_for") or "").split()) if stalled(status) else ""
 
 
 def station(status: Status) -> str:
@@ -205,6 +209,8 @@ def _last(status: Status, width: int, style: Style) -> str:
         message = " ".join(str(status.get("message") or "").split())
         if message:
             return "  " + clip(message, width - 2, style)
+    if _held_up(status):
+        return "  " + style.paint(clip(_held_up(status), width - 2, style), YELLOW)
     if not last:
         return style.paint(clip("  no incidents", width, style), DIM)
     total = int(status.get("incidents") or 0)

@@ -27,3 +27,17 @@ def test_a_hang_within_a_copy_costs_a_step_at_most(
     assert found["lost_steps"] <= 1, found
     assert len(run.incidents()) == 1
     assert run.stop().code == 130
+
+
+def test_a_copy_that_takes_its_time_is_no_hang(start: Start, tmp_path: Path) -> None:
+    """Its time is Holdfast's: neither the rank's that copies, nor that of the one that waits."""
+    order = tmp_path / "freeze"
+    run = start("--members 2 --snapshot-every 16 --checkpoint-every 0", "frozen.py", order, "slow")
+    run.steady(30)
+    order.touch()
+    run.wait(lambda status: any(each["phase"] == "snapshot" for each in status["ranks"]), "a copy")
+    held = run.wait(lambda status: (status["no_step_s"] or 0) > 1, "rank 1 is late")
+    assert "in a pause" in held["waiting_for"]
+    run.wait(lambda status: status["step"] > held["step"] + 20, "it goes on")
+    assert run.incidents() == []
+    assert run.stop().code == 130

@@ -1,6 +1,6 @@
 """Train; when the file of argv[1] is there, rank 0 gets no further in the midst of a copy into its arena.
 
-argv[2] says how: stopped, or stuck (it lives, and could still answer).
+argv[2] says how: stopped, stuck (it lives, and could still answer), or slow (for three seconds).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def freeze(self: Copying, moved: Callable[[], None]) -> None:
         if how == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
         else:
-            threading.Event().wait()
+            threading.Event().wait(3.0 if how == "slow" else None)
     copy(self, moved)
 
 

@@ -141,3 +141,12 @@ def test_lost_is_not_an_activity() -> None:
 def test_a_snapshot_that_is_none_is_refused(change: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         Ledger.restore({**training(3).snapshot(), **change})
+
+
+def test_time_in_which_nothing_moves_does_not_raise_the_ratio() -> None:
+    ledger = Ledger(0, Bucket.PRODUCTIVE)
+    ledger.trained(1, 10 * S)
+    ledger.advance(30 * S)
+    assert ledger.ettr() == 1.0
+    assert ledger.ettr(20 * S) == 10 / 30
+    assert ledger.ettr(99 * S) == 10 / 30, "what was trained stays"

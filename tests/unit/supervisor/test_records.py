@@ -8,7 +8,9 @@ from holdfast.launcher_messages import Marks
 from supervisor.accounts import Accounts
 from supervisor.records import Records
 from supervisor.rundir import RunDir
-from supervisor.view import View
+from supervisor.view import Policy, View, Warned
+from tests.unit.supervisor.test_hanging import SLEEPS, WAITS, there
+from tests.unit.supervisor.test_hanging import seen as standing
 from tests.unit.supervisor.views import launcher, member, memory, progress, rank, report, view
 
 
@@ -110,3 +112,16 @@ def test_a_start_says_what_it_waits_for(tmp_path: Path) -> None:
     assert starting(0, None).startswith("importing what the script imports")
     assert starting(1, 0) == "1 of 2 members ready"
     assert starting(1, 1, 1) == "2 of 2 members ready"
+
+
+def test_the_status_says_since_when_nothing_moves_and_what_it_waits_for(tmp_path: Path) -> None:
+    records = Records(RunDir(tmp_path), policy=Policy(members=2))
+    asleep = there(0, SLEEPS, late_s=30.0), there(1, WAITS, late_s=30.0)
+    now = standing(*asleep, warned=(Warned("evaluate (train.py)", "look there"),))
+    found = told_by(records, now)
+    assert (found["no_step_s"], found["hang_limit_s"], found["held_up_by"]) == (30.0, 60.0, 0)
+    assert found["waiting_for"].startswith("rank 0 has been in evaluate (train.py:42)")
+    assert found["warnings"] == ["look there"]
+    assert (found["rate"], found["tokens_per_s"]) == (None, None)
+    moving = told_by(records, seen(0.0, 0.0))
+    assert (moving["no_step_s"], moving["hang_limit_s"], moving["waiting_for"]) == (None, None, "")

@@ -140,3 +140,26 @@ def test_a_change_of_phase_is_a_line() -> None:
     assert rendering.station({"phase": "forming", "message": "1 of 2 members\nare ready"}) == (
         "starting: 1 of 2 members are ready"
     )
+
+
+HELD = {
+    "no_step_s": 14.0,
+    "hang_limit_s": 60.0,
+    "waiting_for": "rank 0 has been in load (data.py:7) (waiting for a file system) since step 5",
+    "rate": None,
+}
+
+
+def test_while_no_step_ends_the_screen_and_the_log_say_so_and_until_when() -> None:
+    held = status(**HELD)
+    assert rendering.stalled(held) == "no step for 14 s (limit 60 s)"
+    assert f"no step for 14 s (limit 60 s): {HELD['waiting_for']}" in rendering.progress(held)
+    frame = rendering.frame(held, 100, PLAIN)
+    assert "no step for 14 s (limit 60 s)" in frame[1]
+    assert frame[-1] == f"  {HELD['waiting_for']}"
+    assert rendering.stalled(status(**HELD | {"hang_limit_s": None})) == "no step for 14 s"
+
+
+def test_a_moment_without_a_step_and_a_recovery_are_not_worth_a_word() -> None:
+    for changed in ({"no_step_s": None}, {"no_step_s": 1.0}, {"phase": "securing"}):
+        assert rendering.stalled(status(**HELD | changed)) == ""
