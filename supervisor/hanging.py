@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from holdfast.launcher_messages import Look, RankState
 from holdfast.messages import Stall
-from supervisor import reported, shown, suspect, uneven
+from supervisor import reported, shown, still, suspect, uneven
 from supervisor.view import Fault, Policy, Seen, View
 
 _S = 1_000_000_000
@@ -23,7 +23,6 @@ MOST_FACTOR = 10  # of the limit: for one that works, however much
 LEARNED_FACTOR = 3  # of the longest stall of the kind that ended by itself
 SIDE_S = 0.3  # that a certain hang waits for the looks at the others, which are taken at the same time
 _PAUSES = frozenset({"eval", "checkpoint", "paused", "snapshot"})
-_ENDED = frozenset({"idle", "done"})  # no step is asked for: it is in time only while it gets somewhere
 _AWAY = "exited"
 _LINE = re.compile(r":\d+\)$")
 
@@ -62,7 +61,7 @@ def judge(view: View, policy: Policy) -> Verdict | None:
         return Verdict(f"a debugger is attached to rank {traced[0].rank}", traced[0].rank)
     if any(each.phase == "starting" for each in watch.ranks):
         return Verdict("a process that was released has not begun yet")
-    in_time = [r for r, phase in _phases(view).items() if r not in stalls and phase not in _ENDED]
+    in_time = [r for r, phase in _phases(view).items() if r not in stalls and phase not in still.ENDED]
     if in_time:
         return Verdict(f"rank {min(in_time)} is in time")
     unseen = [each for each in watch.ranks if not each.role]

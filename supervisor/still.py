@@ -13,6 +13,7 @@ from holdfast.messages import Stall
 from supervisor import reported, shown
 from supervisor.view import Learned, MemberView, Seen, View, Watch
 
+ENDED = frozenset({"idle", "done"})  # no step is asked for
 WORTH_S = 5.0  # a stall that ended by itself sooner than this teaches nothing that the limits do not know
 
 
@@ -34,10 +35,31 @@ def later(watch: Watch, view: View) -> Watch:
             _seen(before.get(stall.rank), view, member, stall, looks.get(stall.rank))
             for stall in reported.stalls(view, report)
         ]
+    if found:
+        found += _between_loops(before, view)
     ranks = tuple(sorted(found, key=lambda each: each.rank))
     if not ranks and watch.ranks:
         return replace(watch, ranks=(), passed=_passed(watch, view))
     return replace(watch, ranks=ranks)
+
+
+def _between_loops(before: dict[int, Seen], view: View) -> list[Seen]:
+    """Return those that live and are in no loop: they are late for nothing, but others may wait for them."""
+    found: list[Seen] = []
+    for report in reported.reports(view):
+        assert report.launcher is not None
+        alive = {rank.rank for rank in report.launcher.ranks if rank.state == "running"}
+        looks = {look.rank: look for look in reported.looks(view, report)}
+        for at in report.progress:
+            if at.rank not in alive or at.phase not in ENDED:
+                continue
+            seen = before.get(at.rank)
+            if seen is None or (seen.step, seen.phase) != (at.step, at.phase):
+                seen = Seen(at.rank, at.step, at.phase, view.now_ns)
+            look = looks.get(at.rank)
+            fresh = look is not None and look.number != seen.look
+            found.append(_looked(seen, look, view.now_ns) if look is not None and fresh else seen)
+    return found
 
 
 def excused(watch: Watch, late_ns: int) -> Watch:

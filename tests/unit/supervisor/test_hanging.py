@@ -118,6 +118,19 @@ def test_while_any_rank_is_in_time_nothing_that_may_be_work_is_a_hang() -> None:
     assert found.act_ns is None
 
 
+def test_a_rank_between_two_loops_has_the_time_of_its_work_while_another_waits_for_its_step() -> None:
+    works = replace(PLAIN, moved=True)
+    idle = there(0, works, phase="idle", stalled=False)
+    before = seen(idle, there(1, WAITS))
+    now = replace(before, now_ns=150 * S)
+    now = replace(now, watch=still.later(before.watch, now))
+    found = hanging.judge(now, POLICY)
+    assert found is not None
+    assert (found.rank, found.work) == (0, "computing")
+    assert found.act_ns is not None
+    assert found.act_ns > now.now_ns
+
+
 @pytest.mark.parametrize("look", [replace(PLAIN, traced=True), replace(PLAIN, process_state="t")])
 def test_in_a_debugger_nothing_hangs(look: Look) -> None:
     for other in (WAITS, LOCKED):
