@@ -88,6 +88,16 @@ class Footprints:
             return f"{_first(since.walk.names, versions, since.versions)} was written"
         return self._differs(since)
 
+    def quickly_moved(self, since: Footprint) -> str | None:
+        """Like `moved`, for every step, where no parameter was replaced by another object."""
+        walk = since.walk
+        versions = list(map(_version, walk.tensors))
+        if versions != since.versions:
+            return f"{_first(walk.names, versions, since.versions)} was written"
+        if _places(walk.sampled) != walk.sampled_places:
+            return "parameters were replaced"
+        return self._contents_differ(since)
+
     def returned(self, since: Footprint) -> Footprint | None:
         """Return a footprint of the present for `since`, if content and places are the same again.
 
@@ -108,7 +118,10 @@ class Footprints:
         places = _places(walk.tensors)
         if places != walk.places:
             return f"{_first(walk.names, places, walk.places)} was replaced"
-        if list(map(_content, walk.words)) != since.words:
+        return self._contents_differ(since)
+
+    def _contents_differ(self, since: Footprint) -> str | None:
+        if list(map(_content, since.walk.words)) != since.words:
             return "parameters were written"
         values = self._values()
         if len(values) != len(since.plain) or any(map(_unlike, values, since.plain)):

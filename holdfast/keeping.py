@@ -19,7 +19,7 @@ from holdfast.exchange import Exchange
 from holdfast.footprint import Footprint, Footprints
 from holdfast.gate import Whole
 from holdfast.launcher_messages import NO_ROOM, Launch, RankStart, Secured
-from holdfast.offload import Part
+from holdfast.offload import Division, Part
 from holdfast.pausing import Pauses
 from holdfast.private import PrivateStore
 from holdfast.randomness import Section
@@ -69,6 +69,7 @@ class Keeping:
         self._due: tuple[int, Mark] | None = None  # a snapshot of that step, once the device has come there
         self._transfer: Transfer | None = None  # the copy that goes on
         self._clean: bool | None = None  # whether it has copied one step's state; None: it is to be looked at
+        self._divided: Division | None = None  # whose tensors were seen to be the footprint's
         self._footprints = Footprints(replicated, self._device.holds)
         self._footprint: Footprint | None = None  # of the last commit
         self._walk = True  # look for other parameters at the next footprint
@@ -289,7 +290,15 @@ class Keeping:
 
         Nothing of a state that the script has written since its commit.
         """
-        return self._snapshots.keep() if self._changed() is None else None
+        since, part = self._footprint, self._snapshots.keep()
+        if part is None or since is None:
+            return part
+        known = part.division is self._divided  # the same tensors as in the last step
+        look = self._footprints.quickly_moved if known else self._footprints.moved
+        if look(since) is not None:
+            return None
+        self._divided = part.division
+        return part
 
     def proceed(self, *, must: bool = False) -> None:
         """On a device: begin and end the copy that is due. The host waits for none.

@@ -34,6 +34,8 @@ class Division:
             if not on:
                 self._on_host.setdefault(self.tensors[at][1].dtype, []).append(at)
         self.host_bytes = sum(self.tensors[at][1].nbytes for at, on in enumerate(held) if not on)
+        self._lying = all(self.tensors[at][1].is_contiguous() for at, on in enumerate(held) if not on)
+        self._flat: dict[torch.dtype, list[torch.Tensor]] = {}  # views, if they can be that
 
     def keep(self, text: str) -> Part | None:
         """Return the host's part as it is now; None if it is too large to be copied in every step."""
@@ -42,10 +44,12 @@ class Division:
         if self.host_bytes > KEPT_BYTES:
             return None
         with torch.no_grad():
-            kept = {
-                kind: torch.cat([self.tensors[at][1].reshape(-1) for at in places])
-                for kind, places in self._on_host.items()
-            }
+            if not self._flat or not self._lying:
+                self._flat = {
+                    kind: [self.tensors[at][1].reshape(-1) for at in places]
+                    for kind, places in self._on_host.items()
+                }
+            kept = {kind: torch.cat(flat) for kind, flat in self._flat.items()}
         return Part(self, text, kept)
 
     def host(self, part: Part | None) -> list[tuple[int, torch.Tensor]]:

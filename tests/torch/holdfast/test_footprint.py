@@ -123,8 +123,10 @@ def test_whatever_is_written_after_a_commit_is_seen(change: Callable[[dict[str, 
     taken = footprints.take(1)
     passes(objects)
     assert footprints.moved(taken) is None
+    assert footprints.quickly_moved(taken) is None
     change(objects)
     said = footprints.moved(taken)
+    assert (footprints.quickly_moved(taken) is None) == (change in (replace, grow))
     assert said is not None
     assert said.endswith(("was written", "were written", "was replaced", "was added", "moved on"))
     again = footprints.take(2, walk=True)
