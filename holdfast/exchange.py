@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import os
 import select
+import selectors
 import socket
 import struct
 import time
+from collections.abc import Mapping
 
 from holdfast.errors import PeerLost
 from holdfast.private import MAX_CAPACITY_BYTES
 
+STRANGERS = 16  # that have connected and said nothing: the oldest makes room
 LIMIT_S = 86_400.0  # for a peer whose process lives, unless said otherwise; a group that is broken is ended
 _HEADER = struct.Struct("<qqq")  # step, bytes that follow, 1 when they may change after all
 _ADDRESS = struct.Struct("<46sH16s")  # host, port, secret
@@ -173,14 +176,51 @@ def _everyones(mine: bytes, world_size: int) -> list[bytes]:
 
 
 def _accept(listener: socket.socket, secret: bytes, deadline: float) -> socket.socket:
-    """Return the first connection that knows the secret; whoever does not is sent away."""
-    while time.monotonic() < deadline:
-        found, _ = listener.accept()
-        found.settimeout(5.0)
+    """Return the first connection that knows the secret; who does not is sent away, and holds up nobody."""
+    heard: dict[socket.socket, bytes] = {}  # what each has said, the oldest first
+    with selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ)
         try:
-            if found.recv(len(secret), socket.MSG_WAITALL) == secret:
-                return found
-        except OSError:
-            pass
-        found.close()
+            while time.monotonic() < deadline:
+                for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
+                    if key.fileobj is listener:
+                        came = _come(listener)
+                        heard[came] = b""
+                        selector.register(came, selectors.EVENT_READ)
+                        continue
+                    [speaker] = [each for each in heard if each is key.fileobj]
+                    heard[speaker] += _said(speaker, len(secret) - len(heard[speaker]))
+                    if heard[speaker] == secret:
+                        del heard[speaker]
+                        return speaker
+                for stranger in _strangers(heard, secret):
+                    del heard[stranger]
+                    selector.unregister(stranger)
+                    stranger.close()
+        finally:
+            for each in heard:
+                each.close()
     raise TimeoutError("nobody came in time")
+
+
+def _come(listener: socket.socket) -> socket.socket:
+    came, _ = listener.accept()
+    came.setblocking(False)
+    return came
+
+
+def _said(speaker: socket.socket, most: int) -> bytes:
+    """Return what it says next; at its end something that is in no secret of this length."""
+    try:
+        return speaker.recv(most) or bytes(most + 1)
+    except BlockingIOError:
+        return b""
+    except OSError:
+        return bytes(most + 1)
+
+
+def _strangers(heard: Mapping[socket.socket, bytes], secret: bytes) -> list[socket.socket]:
+    """Return those who have said something else, and the oldest of too many who have said too little."""
+    wrong = [each for each, said in heard.items() if not secret.startswith(said)]
+    slow = [each for each in heard if each not in wrong]
+    return wrong + slow[: max(0, len(slow) - STRANGERS)]

@@ -216,6 +216,8 @@ class Keeper:
                 self._kill(name)
         alive = sum(1 for member in self.members.values() if not member.gone)
         self._wanted = count
+        if self._restarts.waits(MEMBERS):
+            return
         for _ in range(count - alive):
             if not self._attempt(MEMBERS, self._create):
                 return
@@ -293,23 +295,31 @@ class Keeper:
                     self._restart(part)
             elif part is member.launcher and not member.gone:
                 self._kill(member.name)
+                if not self._closing and _has_failed(part):
+                    self._put_off_members(part)
                 self._tell()
 
     def _restart(self, part: Part) -> None:
         """Start a part again soon, later if it fails each time; then people hear of it."""
-        code = part.process.returncode
-        failed = code not in (-signal.SIGKILL, -signal.SIGTERM)  # those come from outside
-        left_s = self._restarts.died(part.name, part.born_s, time.monotonic(), failed)
+        left_s = self._restarts.died(part.name, part.born_s, time.monotonic(), _has_failed(part))
         if self._restarts.failures(part.name) == LOOP:
             without = "no fault is recovered" if part.name == SUPERVISOR else "its member is not supervised"
-            self.news.append(
-                f"{part.name} has ended {LOOP} times in a row, last with code {code} (see {self._log(part)}):"
-                f" tried again in {left_s:.0f} s, then less and less often. The ranks train on, but meanwhile"
-                f" {without}"
-            )
+            self._say_loop(part, part.name, left_s)
+            self.news.append(f"the ranks train on without {part.name}, but meanwhile {without}")
 
-    def _log(self, part: Part) -> str:
-        return f"logs/{self._children.log(part.name).name}"
+    def _put_off_members(self, launcher: Part) -> None:
+        """A member has failed: have the next one made soon, later if each fails; then people hear of it."""
+        failures = self._restarts.failures(MEMBERS)
+        left_s = self._restarts.died(MEMBERS, launcher.born_s, time.monotonic(), failed=True)
+        if self._restarts.failures(MEMBERS) == LOOP > failures:
+            self._say_loop(launcher, "a member's launcher", left_s)
+
+    def _say_loop(self, part: Part, what: str, left_s: float) -> None:
+        code, log = part.process.returncode, self._children.log(part.name).name
+        self.news.append(
+            f"{what} has ended {LOOP} times in a row, last with code {code} (see logs/{log}):"
+            f" tried again in {left_s:.0f} s, then less and less often"
+        )
 
     @property
     def _closing(self) -> bool:
@@ -336,8 +346,6 @@ class Keeper:
         except OSError as error:
             self._try_later(part, error)
             return False
-        if part == MEMBERS:  # of the others it is known only when they have lived for a while
-            self._restarts.succeeded(part)
         return True
 
     def _try_later(self, part: str, error: OSError) -> None:
@@ -367,3 +375,8 @@ class Keeper:
     def _hurry_to(self, signum: int) -> bool:
         """True when the next signal is to be sent at once."""
         return self._hurry and signum != signal.SIGKILL
+
+
+def _has_failed(part: Part) -> bool:
+    """True for a part that has ended by itself, and by no signal from outside."""
+    return part.process.returncode not in (-signal.SIGKILL, -signal.SIGTERM)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import time
 
 import pytest
 
@@ -80,6 +81,16 @@ def test_a_keeper_that_has_no_room_for_a_part_tries_again(start: Start) -> None:
     resource.prlimit(run.process.pid, resource.RLIMIT_NOFILE, usual)
     run.wait(lambda s: len([m for m in s["members"] if m["role"] != "lost"]) == 3, "a new member")
     run.trains(20)
+    assert run.stop().code == 130
+
+
+def test_members_that_fail_at_their_start_are_made_less_and_less_often(start: Start) -> None:
+    run = start(OPTIONS, "steady.py", ENDLESS, HOLDFAST_BIND="203.0.113.1")  # no address of this machine
+    until(lambda: "launcher has ended 3 times in a row" in run.output() or None, "it is told", 60)
+    began = time.monotonic()
+    until(lambda: (run.run_dir / "logs" / "launcher-m4.log").exists() or None, "the fifth member", 60)
+    made = len(list((run.run_dir / "logs").glob("launcher-m*.log")))
+    assert made <= 6 + (time.monotonic() - began) / 4
     assert run.stop().code == 130
 
 

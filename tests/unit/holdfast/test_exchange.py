@@ -4,14 +4,16 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import PeerLost
-from holdfast.exchange import Exchange
+from holdfast.exchange import STRANGERS, Exchange, _accept
 
 
 @given(st.integers(2, 8), st.integers(1, 8))
@@ -108,3 +110,30 @@ def test_a_peer_that_is_gone_is_told(ring: Ring) -> None:
     theirs.close()
     with pytest.raises(PeerLost, match="rank 1"):
         side.start(2, b"mine", late=False)
+
+
+SECRET = b"0123456789abcdef"
+
+
+def test_strangers_hold_up_nobody_at_the_door() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as opened:
+
+        def come(said: bytes = b"") -> socket.socket:
+            found = opened.enter_context(socket.create_connection(listener.getsockname(), 30))
+            found.sendall(said)
+            return found
+
+        come(b"fedcba9876543210")
+        silent = [come(SECRET[:7] if n % 2 else b"") for n in range(STRANGERS - 2)]
+        peer = come(SECRET[:3])
+        threading.Timer(0.05, peer.sendall, (SECRET[3:],)).start()
+        found = _accept(listener, SECRET, time.monotonic() + 30.0)
+        with found:
+            assert found.getpeername() == peer.getsockname()
+        for each in silent:
+            assert each.recv(1) == b"", "they are sent away"
+
+
+def test_whoever_does_not_come_is_waited_for_until_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(TimeoutError):
+        _accept(listener, SECRET, time.monotonic() + 0.05)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from supervisor.restarts import LONGEST_S, WELL_S, YOUNG_S, Restarts
+from supervisor.restarts import LONGEST_S, ROW_S, WELL_S, YOUNG_S, Restarts
 
 
 def test_a_part_that_lived_a_while_is_started_again_at_once() -> None:
@@ -29,15 +29,17 @@ def test_a_part_that_fails_each_time_is_tried_less_and_less_often() -> None:
     assert restarts.failures("sidecar m0") == 0
 
 
-def test_a_part_waits_once_and_its_failures_end_with_a_success() -> None:
+def test_a_part_waits_once_and_old_failures_are_forgotten() -> None:
     restarts = Restarts()
     restarts.died("another member", 10.0, 10.0, failed=True)
     restarts.died("another member", 10.5, 10.5, failed=True)
     assert restarts.take(11.5) == ()
     assert restarts.take(12.5) == ("another member",)
     assert restarts.take(99.0) == ()
-    restarts.succeeded("another member")
-    assert restarts.failures("another member") == 0
+    restarts.died("another member", 10.5 + ROW_S, 10.5 + ROW_S, failed=True)
+    assert restarts.failures("another member") == 1
+    assert restarts.waits("another member")
+    assert not restarts.waits("supervisor")
 
 
 def test_one_that_was_killed_from_outside_or_lived_a_while_is_no_failure() -> None:
