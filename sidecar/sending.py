@@ -82,22 +82,23 @@ def pour(descriptor: int, path: Path, first: bytes, part: Range, sums: bool, sil
     with socket.socket(fileno=descriptor) as line, path.open("rb") as file:
         line.settimeout(silence_s)
         line.sendall(first)
-        if not sums:  # in large pieces all the same: the peer has a limit in all
-            for chunk in part.chunks:
-                _pour_chunk(line, file.fileno(), chunk, part, give_up_at)
-            return
-        with (
-            mmap.mmap(file.fileno(), part.total_bytes, access=mmap.ACCESS_READ) as mapping,
-            memoryview(mapping) as content,
-        ):
-            for chunk in part.chunks:
-                _pour_chunk(line, file.fileno(), chunk, part, give_up_at)
-                with content[chunk * CHUNK_BYTES : min((chunk + 1) * CHUNK_BYTES, part.end)] as piece:
-                    line.sendall(SUM.pack(zlib.crc32(piece)))  # while the peer empties the socket
+        for chunk in part.chunks:
+            at, end = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, part.end)
+            _pour_bytes(line, file.fileno(), at, end, give_up_at)
+            if sums:  # while the peer empties the socket
+                line.sendall(SUM.pack(_sum(file.fileno(), at, end - at)))
 
 
-def _pour_chunk(line: socket.socket, file: int, chunk: int, part: Range, give_up_at: float) -> None:
-    at, end = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, part.end)
+def _sum(file: int, at: int, size: int) -> int:
+    """Return the CRC32 of a chunk, mapped alone: to unmap gigabytes at once holds up all threads."""
+    with (
+        mmap.mmap(file, size, access=mmap.ACCESS_READ, offset=at) as mapping,
+        memoryview(mapping) as content,
+    ):
+        return zlib.crc32(content)
+
+
+def _pour_bytes(line: socket.socket, file: int, at: int, end: int, give_up_at: float) -> None:
     while at < end:
         if time.monotonic() > give_up_at:
             raise TimeoutError("the peer takes too long")
