@@ -64,7 +64,7 @@ class Member:
         self.supervisor = SupervisorLink(
             config.supervisor_url, config.token, self.report, self.obey, config.report_s
         )
-        self.preparer = Preparer(self.holdings, self.fetcher)
+        self.preparer = Preparer(self.holdings, self.fetcher, config.checkpoints)
         self.saver = Saver(self.holdings, self.fetcher, config.checkpoints)
         self.sealing = Sealing(self.holdings.arena, self._pace)
         self.checkpoints = Checkpoints(config.member, self.holdings, self.pages, self.saver)

@@ -40,7 +40,9 @@ class Unprepared(Exception):
 class Preparer:
     """Turns an order to run into a launch whose paths exist on this member."""
 
-    def __init__(self, holdings: Holdings, fetcher: Fetcher) -> None:
+    def __init__(self, holdings: Holdings, fetcher: Fetcher, checkpoints: Path) -> None:
+        """`checkpoints` is where this member has what the supervisor may have under another path."""
+        self._checkpoints = checkpoints
         self._holdings = holdings
         self._fetcher = fetcher
 
@@ -81,7 +83,7 @@ class Preparer:
         if launch.restore is None:
             return launch, order.ranks
         if launch.restore.source == "checkpoint":
-            return launch, await self._from_checkpoint(launch, order.ranks)
+            return await self._from_checkpoint(launch, order.ranks)
         path = await self._snapshot(launch, order.sources)
         ranks = tuple([replace(rank, private=await self._private(rank, order)) for rank in order.ranks])
         self._holdings.forget_restored(max(KEPT, 2 * len(ranks)))
@@ -129,14 +131,17 @@ class Preparer:
             return str(await loop.run_in_executor(None, self._holdings.keep_restored, *key, data))
         raise Unprepared(why)
 
-    async def _from_checkpoint(self, launch: Launch, ranks: tuple[RankStart, ...]) -> tuple[RankStart, ...]:
+    async def _from_checkpoint(self, launch: Launch, ranks: tuple[RankStart, ...]) -> Prepared:
         """Check a checkpoint whole, and point each rank at its own file of it."""
-        assert launch.restore is not None
-        path = Path(launch.restore.path)
+        wanted = launch.restore
+        assert wanted is not None
+        path = self._checkpoints / Path(wanted.path).name
         loop = asyncio.get_running_loop()
 
         def check() -> str | None:
             found = catalogue.load(path)
+            if (found.generation, found.step) != (wanted.generation, wanted.step):
+                return f"it is of generation {found.generation}, expected {wanted.generation}"
             return catalogue.verify(found)
 
         try:
@@ -145,4 +150,5 @@ class Preparer:
             wrong = str(error)
         if wrong:
             raise Unprepared(f"checkpoint {path.name}: {wrong}")
-        return tuple(replace(r, private=str(path / f"rank-{r.rank:05d}.bin")) for r in ranks)
+        files = tuple(replace(r, private=str(path / f"rank-{r.rank:05d}.bin")) for r in ranks)
+        return replace(launch, restore=replace(wanted, path=str(path))), files

@@ -12,12 +12,12 @@ from typing import Any
 from holdfast.filework import FileWork
 from holdfast.launcher_messages import RankState
 from holdfast.messages import MemberReport, Progress
-from supervisor import hanging, resume, room
+from supervisor import hanging, remedy, resume, room
 from supervisor import incident as incidents
 from supervisor.accounts import Accounts
 from supervisor.rundir import RunDir
 from supervisor.slow import Slow, slow
-from supervisor.view import Checkpoint, MemberView, Policy, View
+from supervisor.view import UNREAD, Checkpoint, MemberView, Policy, View
 
 STEPS_STILL = 3.0  # usual step times without a step, after which no rate is shown
 
@@ -149,7 +149,7 @@ def build(
             for each in memory.missed
         ],
         "exit_code": memory.exit_code,
-        "message": memory.why or _start(view),
+        "message": memory.why or _awaited(view, policy or Policy()),
         "traceback": memory.message,
         "updated": round(time.time(), 3),
         "supervisor_pid": os.getpid(),
@@ -166,11 +166,21 @@ def _lags(view: View, own: tuple[float, float]) -> dict[str, dict[str, float]]:
     return {name: {"max_s": round(most, 6), "p99_s": round(p99, 6)} for name, (most, p99) in found.items()}
 
 
-def _start(view: View) -> str:
-    """Say what the first group waits for; "" when it has been formed."""
+def _awaited(view: View, policy: Policy) -> str:
+    """Say what a group that is to be formed waits for; "" when it has been."""
     memory = view.memory
-    if memory.phase != "forming" or memory.generation:
+    if memory.phase not in ("forming", "securing"):
         return ""
+    if view.stored.error and (view.stored.looked_ns or view.stored.error != UNREAD):
+        return f"storage cannot be read, trying again: {view.stored.error}"
+    doubted = remedy.doubted(view, policy)
+    if doubted is not None:
+        return f"reading the checkpoint of step {doubted.step} whole before it is used"
+    return _start(view) if memory.phase == "forming" else ""
+
+
+def _start(view: View) -> str:
+    memory = view.memory
     launchers = [m.report.launcher if m.report is not None else None for m in view.members if m.exists]
     ready = sum(each is not None and len(each.parked) >= memory.nproc for each in launchers)
     needed = memory.world_size // memory.nproc

@@ -15,18 +15,20 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 from holdfast import catalogue, lineage
 from holdfast.manifest import Invalid
 from holdfast.messages import Durable
-from supervisor.view import Checkpoint, Stored, Unusable
+from supervisor.view import UNREAD, Checkpoint, Stored, Unusable
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 2.0  # after storage could not be read
 PATIENCE = 5  # looks, until a checkpoint that cannot be read is taken for one that is damaged
+MOST = 256  # checkpoints that are looked at: the newest
 TOLD = 64  # answers of members that are remembered: a look follows each at once
 
 _T = TypeVar("_T")
@@ -45,7 +47,7 @@ class Storage:
         self._told: deque[Durable] = deque(maxlen=TOLD)
         self._heard = 0
         self._doubted: Checkpoint | None = None
-        self.stored = Stored(error="it has not been read yet")
+        self.stored = Stored(error=UNREAD)
 
     async def run(self) -> None:
         """Look now, whenever something has changed, and again while storage cannot be read. For ever."""
@@ -113,7 +115,7 @@ class Storage:
         unusable: list[Unusable] = []
         told: list[tuple[lineage.Lineage, ...]] = []
         generation = 0
-        for path, found in catalogue.look(self._root):
+        for path, found in islice(catalogue.look(self._root), MOST):
             if isinstance(found, catalogue.Unreadable):
                 self._excuse(path, found)
             if isinstance(found, Invalid):

@@ -208,6 +208,9 @@ class Unusable:
         return f"checkpoint {self.name} is not used: {self.why}"
 
 
+UNREAD = "it has not been read yet"
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """What storage was found to hold when it was last looked through.

@@ -36,10 +36,13 @@ def order(*sources: Source, launch: Launch = LAUNCH, ranks: tuple[int, ...] = (0
 
 
 async def prepared(
-    here: Path, wanted: MemberOrder, make_room: Callable[[], object] = lambda: None
+    here: Path,
+    wanted: MemberOrder,
+    make_room: Callable[[], object] = lambda: None,
+    storage: Path = Path("/nowhere"),
 ) -> tuple[Launch, tuple[RankStart, ...]]:
     async with fetching(here) as fetcher:
-        return await Preparer(holdings(here), fetcher).prepare(wanted, make_room)
+        return await Preparer(holdings(here), fetcher, storage).prepare(wanted, make_room)
 
 
 async def test_a_start_from_the_beginning_needs_nothing(here: Path) -> None:
@@ -176,9 +179,11 @@ def written(root: Path) -> Path:
 
 async def test_each_rank_gets_its_own_file_of_a_checkpoint(here: Path, tmp_path: Path) -> None:
     path = written(tmp_path)
-    launch = replace(LAUNCH, restore=Restore(7, 2, "checkpoint", str(path)))
-    found, ranks = await prepared(here, order(launch=launch, ranks=(0, 1)))
-    assert found == launch
+    launch = replace(
+        LAUNCH, restore=Restore(7, 2, "checkpoint", f"/where/the/supervisor/sees/it/{path.name}")
+    )
+    found, ranks = await prepared(here, order(launch=launch, ranks=(0, 1)), storage=tmp_path)
+    assert found.restore == Restore(7, 2, "checkpoint", str(path))
     assert [Path(rank.private).read_bytes() for rank in ranks] == [b"0", b"1"]
 
 
@@ -201,6 +206,14 @@ async def test_a_damaged_checkpoint_is_told(
         (path / name).write_bytes(content)
     launch = replace(LAUNCH, restore=Restore(7, 2, "checkpoint", str(path)))
     with pytest.raises(Unprepared, match="checkpoint step-00000007: ") as caught:
-        await prepared(here, order(launch=launch))
+        await prepared(here, order(launch=launch), storage=tmp_path)
     assert why in str(caught.value)
     assert caught.value.slot is None
+
+
+async def test_a_checkpoint_of_the_same_step_that_another_generation_wrote_is_another_state(
+    here: Path, tmp_path: Path
+) -> None:
+    launch = replace(LAUNCH, restore=Restore(7, 1, "checkpoint", str(written(tmp_path))))
+    with pytest.raises(Unprepared, match="it is of generation 2, expected 1"):
+        await prepared(here, order(launch=launch), storage=tmp_path)

@@ -40,7 +40,7 @@ async def test_a_standby_has_memory_for_what_it_may_fetch(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.arena.BACKED_BYTES", 1 << 20)
-    preparer = Preparer(holdings(here), Fetcher(holdings(here), "token"))
+    preparer = Preparer(holdings(here), Fetcher(holdings(here), "token"), here)
     await preparer.make_room(SIZE, lambda: True)
     assert room.measure(here, 0).slots_bytes >= SIZE
     assert holdings(here).slots() == ()
@@ -51,13 +51,13 @@ async def test_a_standby_has_memory_for_what_it_may_fetch(
 async def test_room_is_made_only_as_long_as_it_is_wanted(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.arena.BACKED_BYTES", 1 << 20)
     answers = iter([True, True, False])
-    preparer = Preparer(holdings(here), Fetcher(holdings(here), "token"))
+    preparer = Preparer(holdings(here), Fetcher(holdings(here), "token"), here)
     await preparer.make_room(SIZE, lambda: next(answers))
     assert room.measure(here, 0).slots_bytes < SIZE
 
 
 async def test_a_slot_with_a_snapshot_is_left_alone(here: Path) -> None:
     records = [snapshot(here, 1, step, size=1000) for step in (1, 2)]
-    preparer = Preparer(holdings(here), Fetcher(holdings(here), "token"))
+    preparer = Preparer(holdings(here), Fetcher(holdings(here), "token"), here)
     await preparer.make_room(SIZE, lambda: True)
     assert {slot.step for slot in holdings(here).slots()} == {record.step for record in records}

@@ -8,7 +8,7 @@ from holdfast.launcher_messages import Marks
 from supervisor.accounts import Accounts
 from supervisor.records import Records
 from supervisor.rundir import RunDir
-from supervisor.view import Policy, View, Warned
+from supervisor.view import UNREAD, Checkpoint, Policy, Stored, View, Warned
 from tests.unit.supervisor.test_hanging import SLEEPS, WAITS, there
 from tests.unit.supervisor.test_hanging import seen as standing
 from tests.unit.supervisor.views import launcher, member, memory, progress, rank, report, view
@@ -125,3 +125,17 @@ def test_the_status_says_since_when_nothing_moves_and_what_it_waits_for(tmp_path
     assert (found["rate"], found["tokens_per_s"]) == (None, None)
     moving = told_by(records, seen(0.0, 0.0))
     assert (moving["no_step_s"], moving["hang_limit_s"], moving["waiting_for"]) == (None, None, "")
+
+
+def test_a_group_that_waits_for_storage_says_so(tmp_path: Path) -> None:
+    def waiting(stored: Stored, **given: Any) -> str:
+        now = replace(view(), memory=memory(**{"phase": "forming", "generation": 3, **given}), stored=stored)
+        return str(told_by(Records(RunDir(tmp_path)), now)["message"])
+
+    assert waiting(Stored(error=UNREAD)).startswith("importing")
+    away = Stored(error="Stale file handle")
+    assert waiting(away) == "storage cannot be read, trying again: Stale file handle"
+    assert waiting(away, phase="securing").startswith("storage cannot be read")
+    assert waiting(away, phase="running") == ""
+    unread = Stored((Checkpoint(9, 1, 2, "p"),), looked_ns=1)
+    assert waiting(unread) == "reading the checkpoint of step 9 whole before it is used"
