@@ -103,7 +103,8 @@ class Crew:
         if seat is None:
             return
         if said.what == "failing" and said.ending is not None:
-            seat.ending = seat.ending or said.ending
+            if seat.ending is None or seat.ending.unwinding:
+                seat.ending = said.ending
         elif said.what == "flag" and said.flag is not None:
             seat.flag = said.flag
         elif said.marks is not None:

@@ -84,16 +84,13 @@ def _run_main(program: Program) -> None:
 
 def _leave(error: SystemExit, runtime: Runtime) -> int:
     """Translate `sys.exit` as the interpreter does."""
-    code = error.code
-    if code is None:
+    if error.code is not None and not isinstance(error.code, int):
+        print(error.code, file=sys.stderr)
+    ended = of(error, _now(), "")
+    if ended is None:
         return 0
-    if not isinstance(code, int):
-        print(code, file=sys.stderr)
-        code = 1
-    if code & 0xFF:
-        message = f"sys.exit({error.code!r})"
-        _tell(runtime, Ending(_now(), code & 0xFF, None, False, "system_exit", _now(), message))
-    return code & 0xFF
+    _tell(runtime, ended)
+    return ended.code or 1
 
 
 def _fail(error: BaseException, runtime: Runtime) -> int:
@@ -101,12 +98,12 @@ def _fail(error: BaseException, runtime: Runtime) -> int:
     error = _explained(error, runtime)
     trimmed = _trim(error.__traceback__)
     text = "".join(traceback.format_exception(type(error), error, trimmed))
-    kind = kind_of(error)
-    code = 2 if kind == "bad_input" else 1
-    message = f"{error}{_line_of(error)}" if kind == "bad_input" else text[-_MAX_TEXT:]
+    ended = of(error, failed_ns, text)
+    assert ended is not None
+    kind, code = ended.fail, ended.code or 1
     if runtime.on_failing is not None and kind in ("exception", "distributed"):
         runtime.on_failing()
-    _tell(runtime, Ending(failed_ns, code, None, False, kind, failed_ns, message))
+    _tell(runtime, ended)
     if kind == "distributed":  # a victim: the whole traceback is in the incident
         first = str(error).strip().splitlines()[:1] or [type(error).__name__]
         print(f"holdfast: lost its peers: {first[0][:200]}", file=sys.stderr)
@@ -114,6 +111,18 @@ def _fail(error: BaseException, runtime: Runtime) -> int:
         sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
     _leave_quickly(code)
     return code
+
+
+def of(error: BaseException, failed_ns: int, text: str) -> Ending | None:
+    """Return how a script ends with `error`, None if that is no failure. `text` is the traceback."""
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if not code & 0xFF:
+            return None
+        return Ending(_now(), code & 0xFF, None, False, "system_exit", failed_ns, f"sys.exit({error.code!r})")
+    kind = kind_of(error)
+    message = f"{error}{_line_of(error)}" if kind == "bad_input" else text[-_MAX_TEXT:]
+    return Ending(_now(), 2 if kind == "bad_input" else 1, None, False, kind, failed_ns, message)
 
 
 def _explained(error: BaseException, runtime: Runtime) -> BaseException:

@@ -27,6 +27,7 @@ class Ending:
     fail: str = ""
     failed_ns: int = 0
     message: str = ""  # the last lines of its traceback or stderr
+    unwinding: bool = False  # it has yet to end: the script's `finally` blocks run
 
 
 @dataclass(frozen=True, slots=True)

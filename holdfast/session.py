@@ -21,6 +21,7 @@ from holdfast.launcher_messages import Flag, Launch, Marks, RankStart, Secured
 from holdfast.rehearse import rehearse
 from holdfast.state import State
 from holdfast.torchrun import rank_environment
+from holdfast.unwinding import Lookout, Unwinding
 from holdfast.whereabouts import whereabouts
 
 if TYPE_CHECKING:
@@ -173,6 +174,14 @@ class Session:
         if self._runtime is not None:
             self._runtime.say(Say("note", note=text[:NOTE]))
 
+    def _tell_unwinding(self, found: Unwinding, since_ns: int) -> None:
+        """Report an exception before the script's `finally` blocks are done: the peers wait already."""
+        from holdfast import ending
+
+        said = ending.of(found.error, since_ns, found.text)
+        if self._runtime is not None and said is not None:
+            self._runtime.say(Say("failing", os.getpid(), ending=replace(said, unwinding=True)))
+
     def drill_point(self) -> None:
         """Where a drill makes this rank hang, as a rank that never enters the next collective."""
         if self._drill == "hang":
@@ -189,6 +198,7 @@ class Session:
         if self._runtime is not None:
             os.environ.update(rank_environment(self._launch, self._order))
             self._open_page(self._runtime)
+            Lookout(self._tell_unwinding).start()
             if self._runtime.on_join is not None:
                 self._runtime.on_join(self._obey)
             else:

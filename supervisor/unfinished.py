@@ -30,11 +30,28 @@ def wait(view: View, policy: Policy) -> Wait | None:
         rank.rank: view.memory.since_ns + int(max(policy.tail_s, min(at.pause_left_s, MOST_S)) * _S)
         for _, rank, at in _at_work(view, policy)
     }
+    deadlines |= {
+        rank: view.memory.since_ns + int(policy.unwind_s * _S) for rank in _on_their_way_out(view, policy)
+    }
     left = {rank: at_ns for rank, at_ns in deadlines.items() if at_ns > view.now_ns}
     if not left:
         return None
     ranks = ", ".join(map(str, sorted(left)))
-    return Wait(min(left.values()), f"rank {ranks} may finish what it does after its commit")
+    return Wait(min(left.values()), f"rank {ranks} may finish what it is doing outside of a step")
+
+
+def _on_their_way_out(view: View, policy: Policy) -> Iterator[int]:
+    """Yield the ranks that an exception ends whose `finally` blocks still run."""
+    for member in view.members:
+        report = member.report
+        if report is None or report.launcher is None or presence.is_lost(view, member, policy):
+            continue
+        for rank in report.launcher.ranks:
+            ending = rank.ending
+            if rank.generation != view.memory.generation or rank.state != "failing" or ending is None:
+                continue
+            if ending.unwinding and ending.fail == "exception" and presence.speaks(member):
+                yield rank.rank
 
 
 def _at_work(view: View, policy: Policy) -> Iterator[tuple[MemberView, RankState, Progress]]:

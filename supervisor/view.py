@@ -303,6 +303,7 @@ class Policy:
     form_s: float = 600.0
     save_s: float = 120.0
     tail_s: float = 60.0  # for a survivor to finish what it does after a commit
+    unwind_s: float = 30.0  # for the `finally` blocks of a script that an exception ends
     grace_s: float = 30.0
     storage_s: float = 60.0  # that storage may take to answer, or be away, where nothing else has a state
     from_scratch: bool = False  # begin at step 0, whatever is on storage

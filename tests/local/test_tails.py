@@ -95,3 +95,16 @@ def test_an_error_of_the_program_before_any_step_is_tried_once_more_and_not_agai
     assert ended.code == 1
     assert len(run.incidents()) == 2
     assert "2 times the same, at step 0; a bug, not a fault" in ended.output
+
+
+def test_an_exception_is_told_while_its_finally_blocks_run_and_they_run_to_their_end(
+    start: Start, tmp_path: Path
+) -> None:
+    run = start("--nproc-per-node 2 --snapshot-every 5", "unwinding.py", tmp_path)
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    [found] = run.incidents()
+    assert (found["kind"], found["rank"], found["step"]) == ("exception", 1, 25)
+    assert found["message"].endswith("RuntimeError: the batch cannot be read\n")
+    assert "unwinding.py" in found["message"]
+    assert (tmp_path / "uploaded").exists()

@@ -59,7 +59,7 @@ def later(found: View, seconds: float) -> View:
 def test_a_survivor_that_works_after_its_commit_is_waited_for() -> None:
     found = group((rank(0), at(0, tail_s=1.5)), (rank(1, KILLED), at(1)))
     action = decide(found, POLICY)
-    assert action == Wait(160 * S, "rank 0 may finish what it does after its commit")
+    assert action == Wait(160 * S, "rank 0 may finish what it is doing outside of a step")
     assert isinstance(decide(later(found, 61), POLICY), Start)  # not for ever
 
 
@@ -79,6 +79,18 @@ def test_who_can_do_no_more_is_not_waited_for(state: RankState) -> None:
     assert unfinished.wait(group((state, at(0, tail_s=1.5)), (rank(1, KILLED), at(1))), POLICY) is None
 
 
+def test_the_finally_blocks_of_a_rank_that_raised_are_waited_for() -> None:
+    raising = replace(RAISED, unwinding=True)
+    found = group((rank(0), at(0)), (rank(1, raising, state="failing"), at(1)))
+    assert decide(found, POLICY) == Wait(130 * S, "rank 1 may finish what it is doing outside of a step")
+    assert unfinished.wait(later(found, 31), POLICY) is None
+    lost = replace(raising, fail="distributed")
+    found = group((rank(0, lost, state="failing"), at(0)), (rank(1, KILLED), at(1)))
+    assert unfinished.wait(found, POLICY) is None  # a victim's are cut off, as ever
+    over = group((rank(0), at(0)), (rank(1, RAISED), at(1)))
+    assert unfinished.wait(over, POLICY) is None
+
+
 def test_a_rank_that_hangs_there_is_not_waited_for() -> None:
     found = group((rank(0), at(0, tail_s=9.0)), (rank(1), at(1)))
     assert found.memory.incident is not None
@@ -88,9 +100,9 @@ def test_a_rank_that_hangs_there_is_not_waited_for() -> None:
 
 def test_a_declared_pause_has_what_it_declared_up_to_a_bound() -> None:
     declared = group((rank(0), at(0, tail_s=1.5, pause_left_s=200.0)), (rank(1, KILLED), at(1)))
-    assert decide(declared, POLICY) == Wait(300 * S, "rank 0 may finish what it does after its commit")
+    assert decide(declared, POLICY) == Wait(300 * S, "rank 0 may finish what it is doing outside of a step")
     endless = group((rank(0), at(0, tail_s=1.5, pause_left_s=9e9)), (rank(1, KILLED), at(1)))
-    assert decide(endless, POLICY) == Wait(700 * S, "rank 0 may finish what it does after its commit")
+    assert decide(endless, POLICY) == Wait(700 * S, "rank 0 may finish what it is doing outside of a step")
 
 
 # -- doing it again
