@@ -89,6 +89,7 @@ class Keeping:
         self._restored = launch.restore is None
         self._every = launch.snapshot_every if launch.snapshot_every > 0 else 0
         self._told: set[str] = set()
+        self._full: list[PrivateStore] = []  # those that found no room to grow
 
     # -- the way in
 
@@ -228,15 +229,23 @@ class Keeping:
     def _store(self, store: PrivateStore, step: int, blob: bytes, final: bool) -> None:
         """Put a private state into its store. One that finds no room is missing there, nothing else."""
         try:
+            if (
+                store in self._full and len(blob) > store.capacity_bytes
+            ):  # to try in each step would cost each
+                store.put(self._launch.generation, step, b"", final=False)
+                return
             store.put(self._launch.generation, step, blob, final)
         except (OSError, ValueError) as error:
+            if not self._full:
+                self._tell(
+                    f"the private state of {len(blob)} bytes (buffers, random generators, objects) cannot"
+                    f" be stored in memory: {error}; training continues, and a fault costs the steps since"
+                    " the last snapshot or checkpoint that has one; more room in /dev/shm or smaller buffers"
+                    " change that"
+                )
+            self._full.append(store)
             # Whoever waits for it sees that it was passed over: it is not final, so nobody resumes with it.
             store.put(self._launch.generation, step, b"", final=False)
-            self._tell(
-                f"the private state of {len(blob)} bytes (buffers, random generators, objects) cannot be"
-                f" stored in memory: {error}; training continues, and a fault costs the steps since the last"
-                " snapshot or checkpoint that has one; more room in /dev/shm or smaller buffers change that"
-            )
 
     def finish(self, step: int) -> None:
         """Notice private state that changed after it was given away, and say so once."""

@@ -1,0 +1,106 @@
+"""What a rank keeps of a generation that has only begun, and what it does without room."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import progress, restoring
+from holdfast.keeping import SOON
+from holdfast.launcher_messages import Launch, Secured
+from holdfast.private import PrivateReader
+from holdfast.snapshots import Snapshots
+from tests.expendable import in_child, limit_file_size
+from tests.torch.holdfast.test_state import Script, resumed, supervised
+
+SELDOM = Launch(3, 1, 1, "", 0, 4096, 0.0)  # snapshots by the interval come never
+
+
+def steps_of(script: Script) -> set[int]:
+    assert script.state.keeping is not None
+    return {record.step for record in script.state.keeping._snapshots.arena.records()}
+
+
+def page_of(memory: Path) -> progress.Progress:
+    found = progress.read((memory / "page-0.bin").read_bytes())
+    assert found is not None
+    return found
+
+
+def test_a_generation_takes_a_snapshot_soon_after_its_start(memory: Path) -> None:
+    assert steps_of(Script(supervised(memory, SELDOM)).run(SOON + 40)) == {0, SOON}
+
+
+def test_with_only_the_first_snapshot_asked_for_there_is_no_other(memory: Path) -> None:
+    assert steps_of(Script(supervised(memory, replace(SELDOM, snapshot_every=0))).run(SOON + 40)) == {0}
+
+
+def test_what_can_be_resumed_from_has_its_private_states_however_many_steps_follow(memory: Path) -> None:
+    every = replace(SELDOM, snapshot_every=1)
+    first = Script(supervised(memory, every)).run(37)  # a step that the ruler gives up soon
+    script = Script(resumed(memory, first, SELDOM, 37)).run(37 + 300)
+    kept = PrivateReader(memory / "arena" / "private-00000.bin")
+    for step in steps_of(script):
+        found = kept.get(step)
+        assert found is not None, f"the snapshot of step {step} could not be resumed from"
+        assert found.final
+    assert steps_of(script) == {37, 37 + SOON}
+
+
+def test_how_large_the_state_is_stands_on_the_page_from_the_first_step_on(memory: Path) -> None:
+    script = Script(supervised(memory, SELDOM)).run(2)
+    with_moments = sum(p.nbytes for p in script.model.parameters()) * 3
+    assert page_of(memory).state_bytes > with_moments
+
+
+def test_the_next_generation_knows_what_a_copy_took_before_it_has_made_one(memory: Path) -> None:
+    every = replace(SELDOM, snapshot_every=1)
+    first = Script(supervised(memory, every)).run(5)
+    Snapshots(memory / "arena", {}, 1).arena.note_cost(page_of(memory).state_bytes, 7.5)
+    Script(resumed(memory, first, every, 5))
+    found = page_of(memory)
+    assert found.snapshot_step == -1
+    assert found.state_bytes > 0
+    assert 7.0 < progress.copy_s(found) <= 8.0
+
+
+def test_a_private_state_without_room_does_not_stop_the_training(
+    memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def child() -> None:
+        script = Script(supervised(memory, SELDOM)).run(3)
+        script.data.state_dict = lambda: {"at": script.data.at, "more": "x" * 200_000}  # type: ignore[method-assign]
+        limit_file_size(1_000_000)
+        script.run(6)
+        assert script.state.step == 6
+
+    assert in_child(child) == 0
+    said = capfd.readouterr().err
+    assert said.count("cannot be stored in memory") == 1
+    assert "training continues" in said
+    found = {held.step: held for held in PrivateReader(memory / "arena" / "private-00000.bin").held()}
+    assert found[2].final
+    assert not found[6].final, "it was passed over, and nobody resumes with it"
+
+
+def test_a_state_that_is_still_being_restored_is_not_taken_for_whole(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = replace(SELDOM, snapshot_every=1)
+    session = resumed(memory, Script(supervised(memory, every)).run(2), every, 2)
+    answers: list[Secured] = []
+    restore = restoring.restore
+
+    def asked(*given: Any) -> list[str]:
+        assert session._keeping is not None
+        answers.append(session._keeping.secure(session.generation))
+        return restore(*given)
+
+    monkeypatch.setattr(restoring, "restore", asked)
+    script = Script(session)
+    assert [(each.whole, each.why) for each in answers] == [(False, "its state is still being restored")]
+    assert script.state.keeping is not None
+    assert script.state.keeping.secure(session.generation).whole
