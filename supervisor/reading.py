@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.errors import BadInput
-from supervisor import asking, commands, explaining, listing, rundir, surveying
+from supervisor import asking, commands, explaining, journal, listing, rundir, surveying
 from supervisor.client import Refused, Unreachable, api_of
 from supervisor.incident import SCHEMA
 from supervisor.printing import say, say_all, say_json
@@ -130,7 +130,9 @@ def _choose(found: list[dict[str, Any]], word: str) -> dict[str, Any]:
 
 def _checkpoints(run: RunDir, command: commands.Checkpoints) -> int:
     try:
-        found = surveying.survey(run.checkpoints, verify=command.verify, told=_read_now)
+        held = journal.last(run.journal)
+        known = held.memory.lineage if held is not None else ()
+        found = surveying.survey(run.checkpoints, verify=command.verify, told=_read_now, known=known)
     except OSError as error:
         raise BadInput(f"{run.checkpoints} cannot be read: {error.strerror}") from None
     _read_now("")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import catalogue
+from holdfast.lineage import Lineage, merged, valid
 from supervisor.incident import SCHEMA
 from supervisor.wording import seconds, size, table
 
@@ -26,32 +27,40 @@ class Surveyed:
     world_size: int | None = None
     created: float | None = None  # seconds since the epoch
     bytes: int | None = None
+    void: bool = False  # the run resumed from before it later: it is not used
 
     def as_json(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}
 
 
-def survey(root: Path, *, verify: bool, told: Callable[[str], None]) -> list[Surveyed]:
+def survey(
+    root: Path, *, verify: bool, told: Callable[[str], None], known: tuple[Lineage, ...] = ()
+) -> list[Surveyed]:
     """Return the checkpoints in `root`, newest first.
 
     Args:
         root: The directory of checkpoints; a missing one holds none.
         verify: Read them whole, which takes as long as storage needs.
         told: Hears the name of each before it is read.
+        known: The lineage of the run; what the checkpoints themselves tell of it is added.
 
     Raises:
         OSError: `root` cannot be read.
     """
     surveyed: list[Surveyed] = []
     have_whole = False
-    for path, found in catalogue.look(root):
+    looked = tuple(catalogue.look(root))
+    lineages = (found.lineage for _, found in looked if isinstance(found, catalogue.Found))
+    known = merged(known, *lineages)
+    for path, found in looked:
         if not isinstance(found, catalogue.Found):
             surveyed.append(Surveyed(path.name, str(path), str(found), verify))
             continue
         if verify:
             told(path.name)
         fault = (catalogue.verify(found) if verify else None) or ""
-        newest = not fault and not have_whole
+        void = not valid(found.generation, found.step, known)
+        newest = not fault and not void and not have_whole
         have_whole = have_whole or newest
         surveyed.append(
             Surveyed(
@@ -65,6 +74,7 @@ def survey(root: Path, *, verify: bool, told: Callable[[str], None]) -> list[Sur
                 found.world_size,
                 found.created,
                 found.bytes,
+                void,
             )
         )
     return surveyed
@@ -88,6 +98,8 @@ def lines(surveyed: list[Surveyed], now_s: float, *, verified: bool) -> list[str
     head = ("CHECKPOINT", "GENERATION", "RANKS", "SIZE", "WRITTEN", "STATE")
     whole = next((each for each in surveyed if each.newest_whole), None)
     newest = f"newest whole: {whole.path}" if whole else "none of them is whole"
+    if not whole and any(each.void and not each.fault for each in surveyed):
+        newest = "none of them can be used"
     if whole and not verified:
         newest = f"newest: {whole.path}"
     hint = [] if verified else ["only sizes were compared: --verify reads the content"]
@@ -97,7 +109,8 @@ def lines(surveyed: list[Surveyed], now_s: float, *, verified: bool) -> list[str
 def _verdict(each: Surveyed) -> str:
     if each.fault:
         return f"damaged: {each.fault}"
-    return ("whole" if each.verified else "complete") + (", newest" if each.newest_whole else "")
+    void = ", void: the run went back to before it" if each.void else ""
+    return ("whole" if each.verified else "complete") + (", newest" if each.newest_whole else void)
 
 
 def _or_dash(value: int | None) -> str:

@@ -3,19 +3,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast import checkpoint
+from holdfast.lineage import Lineage
 from supervisor import surveying
 from supervisor.surveying import survey
 
 
-def write(root: Path, step: int) -> Path:
+def write(root: Path, step: int, generation: int = 2, known: tuple[Lineage, ...] = ()) -> Path:
     return checkpoint.write(
         root,
-        generation=2,
+        generation=generation,
         step=step,
         world_size=4,
         files={"model.safetensors": b"x" * 3000},
         meta={},
         created_at=1000.0,
+        known=known,
     )
 
 
@@ -66,3 +68,15 @@ def test_no_directory_holds_no_checkpoint(tmp_path: Path) -> None:
 def test_when_none_is_whole_that_is_said(tmp_path: Path) -> None:
     (tmp_path / "step-00000003").mkdir()
     assert listed(tmp_path, verify=True)[-1] == "none of them is whole"
+
+
+def test_void_ones_are_marked_and_none_of_them_is_the_newest(tmp_path: Path) -> None:
+    write(tmp_path, 9)
+    write(tmp_path, 4)
+    newest = write(tmp_path, 5, generation=3, known=(Lineage(3, 4),))
+    lines = listed(tmp_path, verify=True)
+    assert lines[1].endswith("whole, void: the run went back to before it")
+    assert lines[-1] == f"newest whole: {newest}"
+    found = survey(tmp_path, verify=False, told=lambda _: None, known=(Lineage(4, 3),))
+    assert [each.void for each in found] == [True, True, True]
+    assert surveying.lines(found, 1090.0, verified=True)[-1] == "none of them can be used"
