@@ -9,7 +9,7 @@ from holdfast import lineage
 from holdfast.launcher_messages import Jump, Launch, Restore
 from holdfast.messages import Source
 from supervisor import faults as symptoms
-from supervisor import lost_track, presence, remedy, replicas, reported, suspect, unfinished
+from supervisor import lost_track, presence, remedy, replicas, reported, shown, suspect, unfinished
 from supervisor.view import (
     Action,
     Dismiss,
@@ -140,10 +140,8 @@ def _found(view: View) -> _Found:
 
 def _with_evidence(view: View, incident: Open) -> Open:
     seen = reported.evidence(view)
-    lines = tuple(
-        f"rank {each.rank}: step {each.step}, state {each.process_state}, {each.cpu_s:.2f} s of CPU"
-        for each in seen
-    )
+    looks = (look for report in reported.reports(view) for look in reported.looks(view, report))
+    lines = tuple(map(shown.line, looks))
     groups = tuple((group.ranks, group.stack) for group in suspect.group_stacks(seen))
     return replace(
         incident,

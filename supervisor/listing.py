@@ -36,6 +36,7 @@ def status(found: Mapping[str, Any], *, alive: bool, live: bool, now_s: float, p
         ("ETTR", _ettr(found)),
         ("incidents", _incidents(found)),
         *(("slow", text) for text in _slow(found)),
+        *(("warning", " ".join(str(text).split())) for text in found.get("warnings") or []),
         *(("warning", each["note"]) for each in found.get("ranks") or [] if each.get("note")),
         ("message", " ".join(str(found.get("message") or "").split())),
         ("directory", str(path)),

@@ -92,3 +92,15 @@ def _wait(look: Look) -> str:
             if call in calls:
                 return kind
     return LOCK if main and main[0] in (*_QUIET, waits.SHARED_LOCK) else UNKNOWN
+
+
+def line(look: Look) -> str:
+    """Return the evidence of a look in one line."""
+    window = f" in {look.window_s:.2f} s" if look.window_s else ""
+    parts = [f"step {look.step}", f"state {look.process_state}", f"{look.cpu_s:.2f} s of CPU{window}"]
+    parts += [f"{look.io_bytes} bytes read and written"] * (look.io_bytes > 0)
+    parts += [f"{look.children} child processes at work"] * (look.children > 0)
+    parts += ["a debugger is attached"] * look.traced
+    parts += [f"its main thread waits in: {call}" for call in look.calls[:1]]
+    parts += [f"in {look.where}"] * bool(look.where)
+    return f"rank {look.rank}: " + ", ".join(parts)

@@ -103,3 +103,12 @@ def test_a_lock_is_a_certain_hang_only_if_nothing_could_release_it(
 def test_each_wait_that_a_launcher_tells_of_is_understood() -> None:
     words = {waits.FILE, waits.NETWORK, waits.POLL, waits.SLEEP, waits.CHILD, waits.SHARED_LOCK}
     assert all(seen(calls=(word,)).work != shown.UNKNOWN for word in words)
+
+
+def test_the_evidence_of_a_look_is_one_line() -> None:
+    assert shown.line(LOCKED) == (
+        "rank 0: step 5, state S, 0.00 s of CPU in 0.20 s, its main thread waits in: lock,"
+        " in evaluate (train.py:42)"
+    )
+    told = shown.line(replace(PLAIN, io_bytes=9, children=2, traced=True))
+    assert "9 bytes read and written, 2 child processes at work, a debugger is attached" in told
