@@ -93,6 +93,9 @@ class Nest:
             return
         if self.strategy == "cold":
             return
+        if self.zygote is not None and osproc.state_of(self.zygote.pid)[0] == "T":
+            self.zygote.kill()  # stopped: it would never fork again; its end is heard, and another is made
+            return
         for local_rank in range(self.home.nproc):
             if local_rank not in self.warm:
                 self._make(local_rank)

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(180)]
 
 
 def parked(run: Run) -> list[int]:
-    """Return the warm processes: siblings of the rank, of the same parent, which are no ranks."""
+    """Return the rank's siblings: the warm processes, and the one that they are forked from."""
     ranks = {each["pid"] for each in run.running()["ranks"]}
     parents = {_parent(pid) for pid in ranks}
     return [pid for pid in run._marked.alive() if _parent(pid) in parents and pid not in ranks]
