@@ -14,7 +14,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from holdfast.pystacks import Thread
 
 WINDOW_S = 0.15  # enough to tell work from waiting: a process that works uses a core, or reads and writes
 DUMP_S = 3.0  # py-spy needs some 20 ms; a process in uninterruptible sleep may not answer at all
+LOOK_S = 4 * DUMP_S
 AT_ONCE = 8  # processes that are looked at side by side
 PY_SPY = "HOLDFAST_PY_SPY"  # where it is, if not on the PATH
 _WORKS = 0.03  # share of a core; less is the tick of a thread that waits
@@ -62,11 +62,24 @@ class Looker:
 
 
 def take(number: int, targets: tuple[Target, ...]) -> tuple[Look, ...]:
-    """Return a look at each target. Never raises for a sick one."""
-    if not targets:
-        return ()
-    with futures.ThreadPoolExecutor(min(AT_ONCE, len(targets)), "holdfast-look") as pool:
-        return tuple(pool.map(lambda target: _look(number, target), targets))
+    """Return a look at each target. Never raises for a sick one; without one at whoever takes `LOOK_S`."""
+    found: dict[int, Look] = {}
+
+    def look(some: tuple[Target, ...]) -> None:
+        for target in some:
+            found[target.rank] = _look(number, target)
+
+    # Daemons: one that waits for a process in uninterruptible sleep must not keep the launcher from ending.
+    threads = [
+        threading.Thread(target=look, args=(targets[start::AT_ONCE],), name="holdfast-look", daemon=True)
+        for start in range(min(AT_ONCE, len(targets)))
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + LOOK_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return tuple(found[target.rank] for target in targets if target.rank in found)
 
 
 def _look(number: int, target: Target) -> Look:
