@@ -81,6 +81,9 @@ class Keeping:
         self._began = 0  # the step that the loop started from
         self._sent = -1  # the step whose private state is on its way, or was
         self._late = False
+        self._proven = False  # what was stored of the last step was still so at its commit
+        self._peer_sure = False  # and the peer's was
+        self._peer_step = -1
         self._loops = False  # the script has begun one
         self._done = 0
         self._cost_s = 0.0  # of a copy when what is frozen has been copied
@@ -144,8 +147,9 @@ class Keeping:
         self._blob = self._state.private.blob(self._core)
         if self._peer is not None:
             self._peer.connect(self._launch.master_addr)
-        self._give(step)
+        self._give(step, sure=True)
         self._take()
+        self._peer_sure = False  # of the first step it is not known either
         first, self._loops = not self._loops, True
         self._began = step
         what = self._changed()
@@ -212,18 +216,25 @@ class Keeping:
         self._core = self._state.private.core()
         self._blob = self._state.private.blob(self._core)
 
-    def _give(self, step: int) -> None:
-        """Store the private state of `step` and send it."""
+    def _give(self, step: int, *, sure: bool | None = None) -> None:
+        """Store the private state of `step` and send it, as final if it is sure not to change any more.
+
+        It is not sure in the first step of a generation, and after a step in which it has changed.
+        """
         self._sent = step
-        self._store(self._own, step, self._blob, final=not self._late)
+        sure = self._proven and not self._late if sure is None else sure
+        self._store(self._own, step, self._blob, final=sure)
         if self._peer is not None:
-            self._peer.start(step, self._blob, self._late)
+            self._peer.start(step, self._blob, not sure)
 
     def _take(self) -> None:
         """Keep what another rank has given away for the same step, once it is here."""
         found = None if self._peer is None else self._peer.finish()
         if found is not None and self._kept is not None:
             blob, late = found
+            if late and self._peer_sure:  # what it gave away the step before did change
+                self._store(self._kept, self._peer_step, b"", final=False)
+            self._peer_sure, self._peer_step = not late, self._sent
             self._store(self._kept, self._sent, blob, final=not late)
 
     def _store(self, store: PrivateStore, step: int, blob: bytes, final: bool) -> None:
@@ -255,8 +266,10 @@ class Keeping:
         found = look()
         if found != self._core[: len(found)]:
             self._changed_late(step)
-        elif self._late:
-            self._store(self._own, step, self._blob, final=True)
+        else:
+            if self._late or not self._proven:
+                self._store(self._own, step, self._blob, final=True)
+            self._proven = True
         if (name := private.transient(self._done)) is not None:
             self._tell(
                 f"{name} is a buffer that is not persistent, and changes in training: it is not kept, so a "
@@ -268,6 +281,7 @@ class Keeping:
         self._blob = self._state.private.collect()
         self._store(self._own, step, self._blob, final=True)
         self._late = not self._early.known
+        self._proven = False
         self._early.give_up()
         self._tell(
             "private state (randomness, data position) changes between "

@@ -54,19 +54,18 @@ class Holdings:
         return tuple(found.values())
 
     def private(self, rank: int, generation: int, step: int) -> Blob | None:
-        """Return a private state whose bytes are what was put; a final one if there is a choice.
+        """Return a private state whose bytes are what was put, and which did not change after that.
 
-        Any thread may ask.
+        One that may have changed belongs to no step. Any thread may ask.
         """
-        best: Blob | None = None
         for owner, path in self._store_paths():
             if owner != rank:
                 continue
             with contextlib.closing(PrivateReader(path)) as reader:
                 found = reader.get(step, generation)
-            if found is not None and (best is None or found.final):
-                best = found
-        return best if best is not None and best.final else self._as_restored(rank, generation, step) or best
+            if found is not None and found.final:
+                return found
+        return self._as_restored(rank, generation, step)
 
     def keep_restored(self, rank: int, generation: int, step: int, data: bytes) -> Path:
         """Store the private state that a rank is started from, for this start and the next; return its file.

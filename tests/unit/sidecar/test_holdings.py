@@ -60,6 +60,15 @@ def test_a_final_state_goes_before_one_that_may_still_change(here: Path) -> None
     assert found.data == b"final"
 
 
+def test_one_that_may_have_changed_is_given_to_nobody(here: Path) -> None:
+    own = PrivateStore(here / "arena" / "private-00000.bin", 0)
+    own.put(1, 5, b"early", final=False)
+    own.close()
+    held = holdings(here)
+    assert held.privates() == (PrivateHeld(0, 1, 5, False),)
+    assert held.private(0, 1, 5) is None
+
+
 def test_what_a_rank_was_started_from_is_held_as_well(here: Path) -> None:
     held = holdings(here)
     path = held.keep_restored(3, 1, 5, b"restored")
