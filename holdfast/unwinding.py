@@ -10,7 +10,6 @@ and no frame is in the body of a `try` that has an `except`.
 from __future__ import annotations
 
 import ast
-import sys
 import threading
 import time
 import traceback
@@ -19,6 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType, TracebackType
+
+from holdfast import threadview
 
 TICK_S = 0.25  # an exception that is out sooner needs no word before
 _END = "_run_main"  # of holdfast.ending: what is further out is ours
@@ -38,7 +39,7 @@ def unwinding(ident: int | None = None) -> Unwinding | None:
     if ident is None:
         return None
     error = _handled(ident)
-    frame = sys._current_frames().get(ident)
+    frame = threadview.frames().get(ident)
     trace = error.__traceback__ if error is not None else None
     if error is None or trace is None:
         return None
@@ -54,8 +55,7 @@ def unwinding(ident: int | None = None) -> Unwinding | None:
 
 def _handled(ident: int) -> BaseException | None:
     """Return the exception that a thread handles: in an `except` or `finally`, or within an `__exit__`."""
-    asked: Callable[[], dict[int, object]] | None = getattr(sys, "_current_exceptions", None)
-    found = asked().get(ident) if asked is not None else None
+    found = threadview.exceptions().get(ident)
     if isinstance(found, tuple):  # before Python 3.12
         found = found[1]
     return found if isinstance(found, BaseException) else None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 
+from holdfast import threadview
 from holdfast.launcher_messages import COLLECTIVE
 
 WORK = "work"
@@ -18,7 +18,7 @@ def whereabouts() -> str:
     does not: that shows no frame of torch. What a script waits for by other means is work.
     """
     ident = threading.main_thread().ident
-    frame = sys._current_frames().get(ident) if ident is not None else None
+    frame = threadview.frames().get(ident) if ident is not None else None
     while frame is not None:
         file = frame.f_code.co_filename
         if any(sign in file for sign in _WAITS):

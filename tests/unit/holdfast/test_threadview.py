@@ -1,0 +1,60 @@
+"""A look at other threads must not start the garbage collector within the interpreter's lock: gh-106883."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from holdfast import threadview
+
+
+@pytest.mark.parametrize("look", [threadview.frames, threadview.exceptions])
+def test_no_collection_runs_while_the_threads_are_listed(
+    look: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real calls allocate some hundred objects: with a threshold of one each would start a collection."""
+    runs: list[str] = []
+
+    def ran(phase: str, _info: object) -> None:
+        if phase == "start" and inside:
+            runs.append(phase)
+
+    inside: list[bool] = []
+    names = ("_current_frames", "_current_exceptions")
+    for name in names:
+        real = getattr(sys, name)
+
+        def asked(real: Callable[[], object] = real) -> object:
+            inside.append(True)
+            try:
+                kept = [[number] for number in range(100)]
+                assert len(kept) == 100
+                return real()
+            finally:
+                inside.clear()
+
+        monkeypatch.setattr(sys, name, asked)
+    monkeypatch.setattr(threadview, "_COLLECTS_WITHIN", True)
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(ran)
+    gc.set_threshold(1, 1, 1)
+    try:
+        look()
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(ran)
+    assert runs == []
+    assert gc.isenabled()
+
+
+def test_a_collector_that_the_script_has_switched_off_stays_off() -> None:
+    gc.disable()
+    try:
+        assert threading.get_ident() in threadview.frames()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
