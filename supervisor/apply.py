@@ -8,8 +8,8 @@ from typing import TypedDict
 from holdfast import lineage
 from holdfast.launcher_messages import Jump, Launch, Restore
 from holdfast.messages import Source
+from supervisor import closing, lost_track, presence, remedy, replicas, reported, shown, suspect, unfinished
 from supervisor import faults as symptoms
-from supervisor import lost_track, presence, remedy, replicas, reported, shown, suspect, unfinished
 from supervisor.view import (
     Action,
     Dismiss,
@@ -306,8 +306,10 @@ def _end(view: View, action: End, policy: Policy) -> Memory:
                 remedy="stop",
                 why=action.why,
             )
+    stopped = unfinished.cut(view, ()) if action.exit_code == closing.EXIT_INTERRUPTED else ()
     return replace(
         _barred(view, policy),
+        missed=(*memory.missed, *(Missed(0, each.rank, each.step) for each in stopped))[-HISTORY:],
         phase="stopping",
         since_ns=view.now_ns,
         exit_code=action.exit_code,

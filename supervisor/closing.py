@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from holdfast.messages import Durable
-from supervisor import presence, remedy, resume
+from supervisor import presence, remedy, resume, unfinished
 from supervisor.view import Action, Done, End, Fault, Memory, Policy, Save, View, Wait
 
 EXIT_INTERRUPTED = 130
 EXIT_CUT_SHORT = 3  # the script finished, and not all that it did after its commits was done
 _FINISHED = "all ranks have finished"
-_NAMED = 3  # of what was cut short, in the last line
 _S = 1_000_000_000
 _IDLE_S = 60.0
 CONFIRM_S = 10.0  # that storage may take to say what it holds
@@ -21,17 +22,14 @@ def finished(view: View) -> End:
     missed = view.memory.missed
     if not missed:
         return End(0, _FINISHED)
-    times = "1 time" if len(missed) == 1 else f"{len(missed)} times"
-    named = ", ".join(f"rank {each.rank} after step {each.step}" for each in missed[:_NAMED])
-    more = f" and {len(missed) - _NAMED} more" if len(missed) > _NAMED else ""
-    why = (
-        f"work after commit was cut short {times}: {named}{more} (see holdfast explain {missed[0].incident})"
-    )
+    why = f"{unfinished.described(missed)} (see holdfast explain {missed[0].incident})"
     return End(EXIT_CUT_SHORT, f"{_FINISHED}; {why}")
 
 
 def last_line(memory: Memory) -> str:
-    """Say how the run ended and how many incidents it had."""
+    """Say how the run ended, how many incidents it had, and what a stop has cut short."""
+    if memory.exit_code == EXIT_INTERRUPTED and memory.missed:
+        memory = replace(memory, why=f"{memory.why}; {unfinished.described(memory.missed)}", missed=())
     count = memory.incidents - memory.before
     said = "1 incident" if count == 1 else f"{count} incidents"
     if not count:

@@ -13,25 +13,28 @@ from collections.abc import Iterator
 from holdfast.launcher_messages import COLLECTIVE, RankState
 from holdfast.messages import Progress
 from supervisor import presence
-from supervisor.view import Cut, Fault, MemberView, Policy, View, Wait
+from supervisor.view import Cut, Fault, MemberView, Missed, Policy, View, Wait
 
 LONG_S = 0.1  # a machine that is busy for a moment makes a tail of microseconds that long
 USUAL = 5.0  # times the median
 MOST_S = 600.0  # that is waited for a declared pause, whatever its limit
+_NAMED = 3  # of what was cut short, in a line
 _S = 1_000_000_000
 
 
 def wait(view: View, policy: Policy) -> Wait | None:
     """Wait for survivors at work after their commit, within bounds; None when there is nothing to wait for.
 
-    They cannot be in a collective with the dead: one that gets there fails, and is waited for no longer.
+    They cannot be in a collective with the dead: one that gets there fails, and is waited for no longer. When
+    the run is to stop, they have no longer than the ranks of a run have to end (`--grace`).
     """
-    deadlines = {
-        rank.rank: view.memory.since_ns + int(max(policy.tail_s, min(at.pause_left_s, MOST_S)) * _S)
-        for _, rank, at in _at_work(view, policy)
+    limits_s = {
+        rank.rank: max(policy.tail_s, min(at.pause_left_s, MOST_S)) for _, rank, at in _at_work(view, policy)
     }
-    deadlines |= {
-        rank: view.memory.since_ns + int(policy.unwind_s * _S) for rank in _on_their_way_out(view, policy)
+    limits_s |= dict.fromkeys(_on_their_way_out(view, policy), policy.unwind_s)
+    most_s = policy.grace_s if view.memory.stop else MOST_S
+    deadlines = {
+        rank: view.memory.since_ns + int(min(limit_s, most_s) * _S) for rank, limit_s in limits_s.items()
     }
     left = {rank: at_ns for rank, at_ns in deadlines.items() if at_ns > view.now_ns}
     if not left:
@@ -116,5 +119,9 @@ def missed(cuts: tuple[Cut, ...], step: int) -> tuple[Cut, ...]:
     return tuple(each for each in cuts if step > each.at_most)
 
 
-def described(each: Cut) -> str:
-    return f"rank {each.rank} after step {each.step}"
+def described(cuts: tuple[Cut, ...] | tuple[Missed, ...]) -> str:
+    """Say how often work was cut short, and where."""
+    times = "1 time" if len(cuts) == 1 else f"{len(cuts)} times"
+    named = ", ".join(f"rank {each.rank} after step {each.step}" for each in cuts[:_NAMED])
+    more = f" and {len(cuts) - _NAMED} more" if len(cuts) > _NAMED else ""
+    return f"work after commit was cut short {times}: {named}{more}"

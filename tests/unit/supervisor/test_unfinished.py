@@ -254,3 +254,15 @@ def test_what_was_cut_short_many_times_is_named_in_part() -> None:
         "cut short 5 times: rank 0 after step 100, rank 0 after step 200, rank 0 after step 300 and 2 more"
         in ended.why
     )
+
+
+def test_a_run_that_is_to_stop_waits_no_longer_than_its_grace_and_says_what_it_cut_short() -> None:
+    found = group((rank(0), at(0, tail_s=1.5, pause_left_s=500.0)), (rank(1), at(1)))
+    asked = replace(found, memory=replace(found.memory, stop="graceful", incident=None))
+    assert decide(asked, POLICY) == Wait(130 * S, "rank 0 may finish what it is doing outside of a step")
+    assert unfinished.wait(later(asked, 31), POLICY) is None
+    ended = apply(later(asked, 31), End(130, "stopped, as asked, with a checkpoint of step 20"), POLICY)
+    assert closing.last_line(replace(ended, incidents=0)) == (
+        "stopped, as asked, with a checkpoint of step 20; work after commit was cut short 1 time: "
+        "rank 0 after step 20"
+    )
