@@ -1,0 +1,59 @@
+"""A state of 300 MB on two members and a standby: one fault after another, each costs a step at most."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bench.ballast import STATE
+from tests.local.conftest import Start
+from tests.local.running import Run
+
+pytestmark = [pytest.mark.local, pytest.mark.timeout(300)]
+
+BYTES = 300_000_000
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def standby(run: Run) -> None:
+    """Wait until a member stands by, and has room for the state."""
+
+    def ready(status: dict[str, object]) -> bool:
+        members = status["members"]
+        assert isinstance(members, list)
+        return any(each["role"] == "standby" and each["parked"] for each in members)
+
+    run.wait(ready, "a standby")
+    run.steady()
+
+
+def test_ten_faults_one_after_another_cost_a_step_each_at_most(start: Start) -> None:
+    run = start(
+        "--members 2 --standby 1 --checkpoint-every 0", "-m", "bench.workload",
+        PYTHONPATH=str(ROOT), **{STATE: str(BYTES)},
+    )  # fmt: skip
+    faults: list[Callable[[], object]] = [
+        partial(run.hit, 0, signal.SIGKILL),
+        partial(run.hit, 1, signal.SIGKILL),
+        partial(run.inject, "member", 1),
+        partial(run.hit, 1, signal.SIGKILL),
+        partial(run.hit, 0, signal.SIGSTOP),
+    ]
+    kinds = ["crash", "crash", "member_lost", "crash", "hang"]
+    for act, kind in zip(faults * 2, kinds * 2, strict=True):
+        standby(run)
+        found = run.broken(act)
+        assert found["kind"] == kind, found
+        assert found["lost_steps"] <= 1, found
+        assert found["resume"]["source"] == "slot"
+    status = run.running()
+    memory = status["memory"]
+    assert memory["state_bytes"] > BYTES
+    assert 2 * 2 * BYTES < memory["needed_bytes"] <= memory["available_bytes"]
+    assert memory["used_bytes"] <= memory["needed_bytes"]
+    assert {"supervisor", *(each["name"] for each in status["members"])} <= set(status["lag"])
+    assert run.stop().code == 130
