@@ -111,3 +111,19 @@ def test_no_false_alarm_with_uneven_steps_and_declared_pauses(start: Start) -> N
     assert ended.code == 0, ended.output
     assert run.incidents() == []
     assert " is slow" not in ended.output
+
+
+def test_an_unmodified_script_may_evaluate_and_is_found_as_fast_when_it_is_stopped(
+    start: Start, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    run = start("--members 2", "unaware.py", 6, done)
+    run.wait(lambda status: (status["no_step_s"] or 0) > 3, "it evaluates")
+    run.wait(lambda status: done.exists() and (status["step"] or 0) > 120, "it goes on")
+    assert run.incidents() == []
+    before = run.steady(120)
+    found = run.broken(lambda: run.hit(1, signal.SIGSTOP))
+    p99_s = max(each["p99_s"] or 0.0 for each in (*before["ranks"], *run.running()["ranks"]))
+    assert (found["kind"], found["rank"]) == ("hang", 1), found["why"]
+    assert found["detected_s"] <= 3 * p99_s + 1, (p99_s, found["timeline"])
+    assert run.stop().code == 130
