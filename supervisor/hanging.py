@@ -110,17 +110,13 @@ def _standstill(view: View, policy: Policy) -> Verdict:
         return _left(view, left[0], waiting)
     ahead = _ahead(view, rest)
     holding = [each for each in rest if each.rank not in ahead]
-    locked = [each for each in holding if each.role in (shown.LOCKED, shown.GONE)]
+    # One whose process is gone has ended: its exit is on its way from the launcher, which may be late.
+    locked = [each for each in holding if each.role == shown.LOCKED]
     if policy.hang_floor_s > 0:
         return _at_once(view, holding or waiting)
     alone = len(watch.ranks) == 1
     if locked and len(locked) == len(holding) and not _again(view, locked[0]):
-        why = (
-            "it waits for a lock that nothing will release"
-            if locked[0].role == shown.LOCKED
-            else "it is gone"
-        )
-        return _certain(view, _named(view, locked), why)
+        return _certain(view, _named(view, locked), "it waits for a lock that nothing will release")
     if alone:
         return _alone(view, policy, watch.ranks[0])
     return _limited(view, policy, holding or waiting)

@@ -101,6 +101,13 @@ def test_a_pause_of_any_rank_that_is_in_time_is_a_hang_of_nobody(phase: str) -> 
     assert certain(judged(there(0, STOPPED, phase=phase, stalled=False), there(1, WAITS))) == 0
 
 
+@pytest.mark.parametrize("state", ["X", "Z"])
+def test_ranks_whose_processes_have_ended_are_no_hang_while_their_exits_are_on_their_way(state: str) -> None:
+    """All had done their last step and left well, and the launcher was late to say so."""
+    ended = replace(PLAIN, process_state=state)
+    assert waits_on(judged(there(0, ended), there(1, ended))) > 1.0
+
+
 def test_a_pause_that_is_over_its_limit_is_a_hang_of_that_rank() -> None:
     found = judged(there(0, None, phase="eval", limited=True), there(1, WAITS))
     assert certain(found) == 0
