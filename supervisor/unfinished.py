@@ -15,7 +15,7 @@ from holdfast.messages import Progress
 from supervisor import presence
 from supervisor.view import Cut, Fault, MemberView, Missed, Policy, View, Wait
 
-LONG_S = 0.1  # a machine that is busy for a moment makes a tail of microseconds that long
+LONG_S = 0.25  # a machine that is busy for a moment makes a tail of microseconds a tenth of a second long
 USUAL = 5.0  # times the median
 MOST_S = 600.0  # that is waited for a declared pause, whatever its limit
 _NAMED = 3  # of what was cut short, in a line

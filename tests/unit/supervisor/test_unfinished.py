@@ -119,7 +119,7 @@ def test_work_that_was_cut_off_is_done_again_from_before_its_step() -> None:
 
 @pytest.mark.parametrize(
     ("tail_s", "usual_s", "redone"),
-    [(0.09, 0.0, False), (0.11, 0.0, True), (0.9, 0.2, False), (1.1, 0.2, True)],
+    [(0.24, 0.0, False), (0.26, 0.0, True), (0.9, 0.2, False), (1.1, 0.2, True)],
 )
 def test_usual_work_after_a_commit_is_not_worth_a_rollback(
     tail_s: float, usual_s: float, redone: bool
