@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,11 @@ import pytest
 from tests.local.running import SCRIPTS, Run
 
 Start = Callable[..., Run]
+
+# A shell has what it starts in the background ignore some, and a run leaves those ignored, as after nohup.
+for _ignored in (signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(_ignored) is signal.SIG_IGN:
+        signal.signal(_ignored, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="module")
