@@ -75,6 +75,8 @@ def collect(objects: Mapping[str, Any]) -> Tree:
                     tree.add(f"{name}.{key}", parameter) != f"{name}.{key}"
                 ):  # two modules share it: both list it
                     tree.tensors.append((f"{name}.{key}", parameter))
+            for key, count in counts(name, value):
+                tree.add(key, count)
     kept = frozenset(id(tensor) for _, tensor in tree.tensors)
     for name, value in values.items():
         if isinstance(value, torch.optim.Optimizer):
@@ -82,6 +84,26 @@ def collect(objects: Mapping[str, Any]) -> Tree:
         elif not isinstance(value, torch.nn.Module):
             tree.document[name] = flatten(name, state_of(value), tree)
     return tree
+
+
+def counts(name: str, module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return how many updates each average of weights in `module` has had, by name.
+
+    A buffer, but replicated: it moves with the averaged parameters, after the optimizer's write.
+    """
+    return [
+        (f"{name}.{path}.n_averaged" if path else f"{name}.n_averaged", each.n_averaged)
+        for path, each in module.named_modules()
+        if is_count(each, "n_averaged")
+    ]
+
+
+def is_count(module: torch.nn.Module, key: str) -> bool:
+    """Say whether the module's buffer `key` is such a count."""
+    import torch
+
+    average = key == "n_averaged" and isinstance(module, torch.optim.swa_utils.AveragedModel)
+    return average and isinstance(module._buffers.get(key), torch.Tensor)
 
 
 def state_of(value: Any) -> Any:

@@ -22,6 +22,7 @@ from holdfast.launcher_messages import NO_ROOM, Launch, RankStart, Secured
 from holdfast.offload import Division, Part
 from holdfast.pausing import Pauses
 from holdfast.private import PrivateStore
+from holdfast.private_state import first_changed
 from holdfast.randomness import Section
 from holdfast.slot import lock_shared, unlock
 from holdfast.snapshots import Snapshots, Torn, Transfer
@@ -265,7 +266,7 @@ class Keeping:
         look = private.core if closely else private.quick
         found = look()
         if found != self._core[: len(found)]:
-            self._changed_late(step)
+            self._changed_late(step, first_changed(self._core, found))
         else:
             if self._late or not self._proven:
                 self._store(self._own, step, self._blob, final=True)
@@ -276,7 +277,7 @@ class Keeping:
                 "restart begins with a new one"
             )
 
-    def _changed_late(self, step: int) -> None:
+    def _changed_late(self, step: int, what: str) -> None:
         """Put it right here; from now on send it later, or if it was sent late, as not final."""
         self._blob = self._state.private.collect()
         self._store(self._own, step, self._blob, final=True)
@@ -284,9 +285,11 @@ class Keeping:
         self._proven = False
         self._early.give_up()
         self._tell(
-            "private state (randomness, data position) changes between "
-            f"{'optimizer.step()' if self._late else 'the forward pass'} and commit(): "
-            "the loss of a whole member can cost more than one step"
+            f"{what} changes between optimizer.step() and commit(): it is private to each rank and was given "
+            "away before, so a rank that is lost there costs the steps since the last snapshot. Change it "
+            "before optimizer.step()"
+            if self._late
+            else f"{what} changes between the forward pass and commit(): from now on it is given away later"
         )
 
     def committed(self, step: int) -> None:

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from holdfast import misuse
+from holdfast import capture, misuse
 from holdfast.errors import BadInput
 from holdfast.randomness import Generators, Section, raw
 
@@ -56,9 +56,11 @@ class PrivateState:
         # Where each buffer is, not what is there: a module may put another tensor in its place.
         self._buffers: list[_Place] = []
         self._transient: list[_Place] = []  # not persistent: not kept
+        self._counts: list[_Place] = []  # replicated; private in the blobs of earlier versions
         for name, module in modules.items():
-            for path, table, key, persistent in _buffers(module):
-                (self._buffers if persistent else self._transient).append((f"{name}.{path}", table, key))
+            for path, table, key, kind in _buffers(module):
+                places = {"kept": self._buffers, "transient": self._transient, "count": self._counts}
+                places[kind].append((f"{name}.{path}", table, key))
         self._started = {name: _shape(table[key]) for name, table, key in self._buffers}
         self._looks: dict[int, list[tuple[int, int]]] = {}  # at the transient ones, by step
 
@@ -129,7 +131,8 @@ class PrivateState:
 
         sections = parse(blob)
         held = {name: content for name, content in sections.items() if name.startswith("buffer:")}
-        for name, table, key in self._buffers:
+        counts = [place for place in self._counts if f"buffer:{place[0]}" in held]
+        for name, table, key in [*self._buffers, *counts]:
             buffer, content = table[key], held.pop(f"buffer:{name}", None)
             if f"shape:{name}" in sections:
                 buffer = table[key] = _made(name, sections[f"shape:{name}"], content or b"", self._device)
@@ -191,6 +194,19 @@ class PrivateState:
         return found
 
 
+def first_changed(before: list[Section], now: list[Section]) -> str:
+    """Name what differs first between two collections of private state, as its user knows it."""
+    then = dict(before)
+    name, content = next((each for each in now if then.get(each[0]) != each[1]), ("", b""))
+    kind, _, rest = name.partition(":")
+    if kind in ("buffer", "shape"):
+        return f"the buffer {rest}"
+    if name == "objects":
+        was = json.loads(then.get(name) or b"{}")
+        return next((key for key, state in json.loads(content).items() if was.get(key) != state), name)
+    return f"the random state of {name}" if name else "private state"
+
+
 def _is_plain(state: object) -> bool:
     return type(state) is dict and _PLAIN.issuperset(map(type, state.values()))
 
@@ -222,15 +238,16 @@ def parse(blob: bytes) -> dict[str, bytes]:
     return found
 
 
-def _buffers(module: torch.nn.Module) -> Iterator[tuple[str, _Table, str, bool]]:
-    """Yield where each buffer is: its name, the table that has it, its key there, and whether it is saved."""
+def _buffers(module: torch.nn.Module) -> Iterator[tuple[str, _Table, str, str]]:
+    """Yield where each buffer is: its name, the table that has it, its key there, and how it is kept."""
     seen: set[int] = set()  # one that two modules share is yielded once
     for path, each in module.named_modules():
         for key, buffer in each._buffers.items():
             if buffer is None or id(buffer) not in seen:
                 seen.add(id(buffer))
-                persistent = key not in each._non_persistent_buffers_set
-                yield f"{path}.{key}" if path else key, each._buffers, key, persistent
+                kind = "transient" if key in each._non_persistent_buffers_set else "kept"
+                kind = "count" if capture.is_count(each, key) else kind
+                yield f"{path}.{key}" if path else key, each._buffers, key, kind
 
 
 def _looked_at(places: list[_Place]) -> list[tuple[int, int]]:

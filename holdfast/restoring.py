@@ -141,6 +141,8 @@ def _document(layout: Layout, data: mmap.mmap) -> dict[str, Any]:
 
 def _restore_module(name: str, module: torch.nn.Module, held: _Held) -> None:
     mine: list[tuple[str, torch.Tensor]] = [(f"{name}.{key}", p) for key, p in module.named_parameters()]
+    # Snapshots of earlier versions have the counts in the private state.
+    mine += [(key, count) for key, count in capture.counts(name, module) if key in held.layout]
     wrong = differs(Tree(mine), held.layout)
     if wrong is None:
         wrong = _left_over(name, {key for key, _ in mine}, held.layout)

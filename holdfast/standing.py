@@ -29,7 +29,7 @@ class Standing:
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._objects = objects
-        self._tables: list[Mapping[str, Any]] = []  # of the modules: their parameters, their modules
+        self._tables: list[Mapping[str, Any]] = []  # of the modules: parameters, modules, averages' buffers
         self._sources: list[Any] = []  # held, so that no other object gets the identity of one of them
         self._tensors: list[tuple[str, torch.Tensor]] = []
         self._alone: list[torch.Tensor] = []
@@ -55,6 +55,8 @@ class Standing:
         values = {name: unwrap(value) for name, value in self._objects.items()}
         modules = [each for each in values.values() if isinstance(each, torch.nn.Module)]
         self._tables = [t for top in modules for m in top.modules() for t in (m._parameters, m._modules)]
+        averages = torch.optim.swa_utils.AveragedModel
+        self._tables += [m._buffers for top in modules for m in top.modules() if isinstance(m, averages)]
         found = self._found()
         # A list or a mapping could change within.
         fixed = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, str, int, float, type(None))

@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.optim.swa_utils import AveragedModel
 
 from holdfast import progress, restoring
 from holdfast.keeping import SOON
 from holdfast.launcher_messages import Launch, Secured
 from holdfast.private import PrivateReader
+from holdfast.private_state import PrivateState
+from holdfast.session import Session
 from holdfast.snapshots import Snapshots
 from tests.expendable import in_child, limit_file_size
-from tests.torch.holdfast.test_state import Script, resumed, supervised
+from tests.torch.holdfast.test_state import Script, alone, resumed, supervised
 
 SELDOM = Launch(3, 1, 1, "", 0, 4096, 0.0)  # snapshots by the interval come never
 
@@ -104,3 +108,67 @@ def test_a_state_that_is_still_being_restored_is_not_taken_for_whole(
     assert [(each.whole, each.why) for each in answers] == [(False, "its state is still being restored")]
     assert script.state.keeping is not None
     assert script.state.keeping.secure(session.generation).whole
+
+
+class Averaged(Script):
+    """One that keeps an average of its weights as the guide says: updated before the commit."""
+
+    def __init__(self, session: Session) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.ema = AveragedModel(self.model)
+        self.state = session.protect(model=self.model, optimizer=self.optimizer, ema=self.ema)
+
+    def step(self) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss: torch.Tensor = self.model(torch.randn(6, 4)).pow(2).mean()
+        loss.backward()
+        self.optimizer.step()
+        self.ema.update_parameters(self.model)
+        return loss
+
+    def bits(self) -> list[Any]:
+        values = [*self.model.parameters(), *self.ema.parameters(), self.ema.n_averaged]
+        return [[each.tolist() for each in values], self.state.private.core()]
+
+
+def test_an_average_does_not_make_the_private_state_late(
+    memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = Averaged(supervised(memory, SELDOM))
+    kept = PrivateReader(memory / "arena" / "private-00000.bin")
+    for step in first.state.steps(9):
+        loss = first.step()
+        found = kept.get(step + 1)
+        assert found is not None
+        assert found.final or step == 0, "whoever is lost here has no private state to be resumed with"
+        first.state.commit(loss=loss)
+    assert "private to each rank" not in capfd.readouterr().err
+    assert first.state.keeping is not None
+    assert first.state.keeping.secure(SELDOM.generation).whole
+    again = Averaged(resumed(memory, first, SELDOM, 9))
+    assert again.ema.n_averaged == 9
+    assert again.run(12).bits() == Averaged(alone()).run(12).bits()
+
+
+def test_the_count_of_an_average_is_found_where_earlier_versions_kept_it() -> None:
+    average = AveragedModel(torch.nn.Linear(2, 2))
+    private = PrivateState({"ema": average}, {}, torch.device("cpu"))
+    assert not [name for name, _ in private.core() if name.startswith("buffer:")]
+    count = torch.tensor(7).numpy().tobytes()
+    private.restore(private.blob([*private.core(), ("buffer:ema.n_averaged", count)]))
+    assert average.n_averaged == 7
+
+
+def test_what_changes_too_late_is_named_with_what_it_costs(
+    memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(supervised(memory, SELDOM))
+    for _ in script.state.steps(4):
+        loss = script.step()
+        script.data.at += 1
+        script.state.commit(loss=loss)
+    said = capfd.readouterr().err
+    assert said.count("data changes between optimizer.step() and commit()") == 1
+    assert "costs the steps since the last snapshot" in said

@@ -236,6 +236,14 @@ def test_an_average_of_the_model_comes_back() -> None:
     one["average"].update_parameters(model_of(3))
     restoring.restore(other, *snapshot(one))
     assert bits(other) == bits(one)
+    assert other["average"].n_averaged == 1
+
+
+def test_a_snapshot_without_an_averages_count_can_be_read() -> None:
+    one, other = (swa_utils.AveragedModel(model_of(seed)) for seed in (1, 2))
+    earlier = {"average.module": one.module}  # what earlier versions kept: parameters
+    restoring.restore({"average": other}, *snapshot(earlier))
+    assert bits({"average.module": other.module}) == bits(earlier)
 
 
 def test_an_object_that_rounds_what_it_loads_is_named() -> None:
