@@ -1,10 +1,11 @@
 """Epochs over a dataset, with an evaluation and a saved model after each.
 
-Run it: `holdfast run --nproc-per-node 2 -- python examples/epochs.py`, and break it meanwhile:
-`holdfast inject kill --rank 1`. The numbers that it prints are those of an undisturbed run.
+Run it: `holdfast run --nproc-per-node 2 -- python examples/epochs.py 50` (50 epochs; 5 if not given), and
+break it meanwhile: `holdfast inject kill --rank 1`. The numbers are those of an undisturbed run.
 """
 
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -14,7 +15,8 @@ from torch.utils.data import Dataset
 
 import holdfast
 
-EPOCHS, BATCH = 5, 32
+EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+BATCH = 32
 
 
 class Circles(Dataset):

@@ -78,13 +78,15 @@ class Order:
 
 
 def count_of(value: Any) -> int:
-    """Return how many steps `steps(value)` asks for. Raises BadInput for what is no whole number."""
+    """Return how many steps `steps(value)` asks for. Raises BadInput for what is no number of steps."""
+    wrong = f"steps({value!r}): expected the number of steps of the whole training, such as steps(1000)"
     try:
-        return operator.index(value)
+        count = operator.index(value)
     except TypeError:
-        raise BadInput(
-            f"steps({value!r}): expected the number of steps of the whole training, such as steps(1000)"
-        ) from None
+        raise BadInput(wrong) from None
+    if count < 0:
+        raise BadInput(wrong)
+    return count
 
 
 def named_only(call: str, given: tuple[Any, ...]) -> None:
@@ -92,6 +94,13 @@ def named_only(call: str, given: tuple[Any, ...]) -> None:
     if given:
         kinds = ", ".join(type(each).__name__ for each in given)
         raise BadInput(f"{call.partition('(')[0]}() was given {kinds} without a name: write {call}")
+
+
+def known_only(call: str, unknown: Iterable[str]) -> None:
+    """Raise BadInput when an argument was given that `call` does not have."""
+    names = ", ".join(unknown)
+    if names:
+        raise BadInput(f"{call.partition('(')[0]}() has no argument {names}: write {call}")
 
 
 def single(name: str, value: Any) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from holdfast import accelerator, hooks, misuse
 from holdfast.errors import BadInput, NumericFault
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from holdfast.keeping import Keeping
     from holdfast.session import Session
 
+_COMMIT = "commit(loss, grad_norm=..., samples=..., tokens=..., flops=..., position=...)"
+_PAUSE = 'pause("eval", limit_s=600)'
 _PHASES = {"eval": Phase.EVAL, "checkpoint": Phase.CHECKPOINT}
 
 
@@ -86,8 +88,8 @@ class State:
         yielded again, at most three times.
 
         Raises:
-            BadInput: `count` is no whole number; the loop is within another one; a step was begun too often
-                without a commit, or its optimizer ran and it was not committed.
+            BadInput: `count` is no whole number, or below 0; the loop is within another one; a step was begun
+                too often without a commit, or its optimizer ran and it was not committed.
         """
         count = misuse.count_of(count)
         self._order.enter()
@@ -133,6 +135,7 @@ class State:
         tokens: int = 0,
         flops: float = 0.0,
         position: int = -1,
+        **unknown: NoReturn,
     ) -> None:
         """Declare the step done: the state is now that of `step + 1` steps.
 
@@ -144,11 +147,12 @@ class State:
         This call then waits for no more than the end of the step before.
 
         Raises:
-            BadInput: outside of a step, or a second time in it; a number is none.
+            BadInput: outside of a step, or a second time in it; a number is none; an unknown argument.
             NumericFault: the numbers are bad and nobody supervises. Under a supervisor this call does not
                 return then: the group is rolled back.
         """
         misuse.named_only("commit(loss, grad_norm=..., samples=..., position=...)", unnamed)
+        misuse.known_only(_COMMIT, unknown)
         self._order.commit()
         misuse.single("loss", loss)
         misuse.single("grad_norm", grad_norm)
@@ -188,12 +192,13 @@ class State:
         return self.gate.writing
 
     @contextmanager
-    def pause(self, label: str, limit_s: float = 0.0) -> Iterator[None]:
+    def pause(self, label: str = "pause", limit_s: float = 0.0, **unknown: NoReturn) -> Iterator[None]:
         """Declare work that is no step ("eval", "checkpoint", or any word), so that it is no hang.
 
         `limit_s` is its own limit; 0 takes the run's (30 minutes unless told otherwise). Random generators
         are as before when it ends. Weights may be exchanged for others if they are put back before it ends.
         """
+        misuse.known_only(_PAUSE, unknown)
         misuse.pause_of(label, limit_s)
         self._settle()
         random = dict(self.private.random())

@@ -25,7 +25,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """An option of torchrun that has no effect here. `check` may refuse a value, with a reason."""
+    """An option of others that has no effect here. `check` may refuse a value, with a reason."""
 
     names: tuple[str, ...]
     takes_value: bool
@@ -34,6 +34,10 @@ class Foreign:
 
 
 _ON = "one machine: every member stands for a node; run holdfast once, with --members N"
+
+
+def _by_rank(_: str) -> str:
+    return "names a member by a rank on it: `holdfast inject member --rank R`"
 
 
 def _local(text: str) -> str:
@@ -227,6 +231,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
             (("holdfast inject kill --rank 1", "SIGKILL to rank 1"),),
             (("KIND", "kind", values.choice(*DRILLS)),),
             _DRILLS,
+            (Foreign(("--member", "--members"), True, "", _by_rank),),
         ),
         "demo": Entry(
             "train a small GPT and break it nine times",

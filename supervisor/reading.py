@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -124,6 +125,9 @@ def _choose(found: list[dict[str, Any]], word: str) -> dict[str, Any]:
     wanted = names[-1] if word == "last" else f"i-{int(word):04d}" if word.isdecimal() else word
     if wanted in names:
         return found[names.index(wanted)]
+    if not re.fullmatch(r"i-\d+", wanted):
+        listed = "one that `holdfast incidents` lists, such as 3 or i-0003, or last"
+        raise BadInput(f"{word!r} is not the id of an incident: expected {listed}")
     near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5) or names[-3:]
     raise BadInput(f"incident {word!r} is unknown: choose from {', '.join(sorted(near))}, last")
 

@@ -55,7 +55,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("project")
     for name in ("pkg", "examples"):
         (folder / name).mkdir()
-    for name in ("train.py", "pkg/__init__.py", "pkg/train.py", "examples/minimal.py"):
+    for name in ("train.py", "pkg/__init__.py", "pkg/train.py", "examples/minimal.py", "examples/epochs.py"):
         (folder / name).touch()
     binaries = folder / "bin"
     binaries.mkdir()

@@ -127,6 +127,11 @@ def step_of(use: Callable[[State], object]) -> None:
         ),
         (lambda s: s.commit(loss="low"), r"commit\(loss='low'\): expected a number"),
         (lambda s: s.commit(grad_norm=[1.0]), r"commit\(grad_norm=\[1\.0\]\): expected a number"),
+        (
+            lambda s: s.commit(loss=1.0, lr=0.1, norm=2.0),
+            r"commit\(\) has no argument lr, norm: write commit\(loss, grad_norm=\.\.\., samples=",
+        ),
+        (lambda s: s.pause(timeout=9).__enter__(), r'pause\(\) has no argument timeout: write pause\("eval"'),
         (lambda s: s.pause(5).__enter__(), r'pause\(5\): expected a label first, as in state\.pause\("eval"'),
         (lambda s: s.pause("eval", limit_s="long").__enter__(), r"pause\(limit_s='long'\): expected seconds"),
         (lambda s: s.pause("eval", limit_s=-1).__enter__(), r"pause\(limit_s=-1\): expected seconds"),
@@ -140,6 +145,17 @@ def test_a_wrong_value_says_what_is_right(use: Callable[[State], object], said: 
 def test_a_wrong_number_of_steps_says_what_is_right() -> None:
     with pytest.raises(BadInput, match=r"steps\('20'\): expected the number of steps of the whole training"):
         next(iter(plain().steps("20")))  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=r"steps\(-1\): expected the number of steps of the whole training"):
+        next(iter(plain().steps(-1)))
+    assert list(plain().steps(0)) == []
+
+
+def test_a_pause_without_a_label_is_one() -> None:
+    def paused(state: State) -> None:
+        with state.pause():
+            state.private.random()
+
+    step_of(paused)
 
 
 def test_protect_takes_names() -> None:

@@ -199,6 +199,7 @@ def test_options_of_one_command_are_unknown_to_another(here: Path) -> None:
         ("inject", ("inject needs KIND", "kill, stop, hang")),
         ("inject kil", ("KIND 'kil'", "did you mean 'kill'?", "kill, stop, hang")),
         ("inject kill 1", ("unexpected argument '1'", "usage: holdfast inject KIND")),
+        ("inject member --member 1", ("--member '1'", "`holdfast inject member --rank R`")),
         ("inject kill --rank x", ("--rank 'x'", "0 to 1000000")),
         ("explain", ("explain needs ID", "i-0001")),
         ("status now", ("unexpected argument 'now'", "usage: holdfast status [OPTIONS]")),
