@@ -98,6 +98,13 @@ class Footprints:
             return "parameters were replaced"
         return self._contents_differ(since)
 
+    def plain_moved(self, since: Footprint) -> str | None:
+        """Like `moved`, of schedulers and scalers alone: a few microseconds."""
+        values = self._values()
+        if len(values) != len(since.plain) or any(map(_unlike, values, since.plain)):
+            return f"{' or '.join(self._plain)} moved on"
+        return None
+
     def returned(self, since: Footprint) -> Footprint | None:
         """Return a footprint of the present for `since`, if content and places are the same again.
 
@@ -123,10 +130,7 @@ class Footprints:
     def _contents_differ(self, since: Footprint) -> str | None:
         if list(map(_content, since.walk.words)) != since.words:
             return "parameters were written"
-        values = self._values()
-        if len(values) != len(since.plain) or any(map(_unlike, values, since.plain)):
-            return f"{' or '.join(self._plain)} moved on"
-        return None
+        return self.plain_moved(since)
 
     def _values(self) -> list[Any]:
         """Return what the schedulers and scalers have, and the versions of the tensors among it."""

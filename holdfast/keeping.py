@@ -22,7 +22,7 @@ from holdfast.launcher_messages import NO_ROOM, Launch, RankStart, Secured
 from holdfast.offload import Division, Part
 from holdfast.pausing import Pauses
 from holdfast.private import PrivateStore
-from holdfast.private_state import first_changed
+from holdfast.private_state import changed_objects, first_changed
 from holdfast.randomness import Section
 from holdfast.slot import lock_shared, unlock
 from holdfast.snapshots import Snapshots, Torn, Transfer
@@ -87,6 +87,10 @@ class Keeping:
         self._peer_step = -1
         self._loops = False  # the script has begun one
         self._done = 0
+        self._looked = 0  # the same, when what the script does after a commit was looked at
+        self._paused = False  # since the last commit
+        self._outside = False  # told of a change there
+        self._ahead: set[str] = set()  # private objects that change there in every step
         self._cost_s = 0.0  # of a copy when what is frozen has been copied
         self._share = 1.0  # of the state that is not frozen
         self._copy_s = 0.0  # what a copy of the state may take: for limits
@@ -188,8 +192,40 @@ class Keeping:
 
     def throttle(self) -> None:
         """A step is about to begin: where a drill stops this rank."""
+        self._look_after_commit()
         self._early.begin()
         self._state.session.drill_point()
+
+    def _look_after_commit(self) -> None:
+        """Say once which protected object was changed between a commit and the next step: that can be lost.
+
+        A loader may draw ahead there; so of private objects only those count that change after a
+        pause and not without one.
+        """
+        since, paused, new = self._footprint, self._paused, self._done > self._looked
+        self._paused, self._looked = False, self._done
+        if since is None or not new or self._outside:
+            return
+        what = None
+        if paused:
+            what = self._footprints.moved(since)
+        elif self._done > LOOK_CLOSELY:  # until then it is looked at before the optimizer's write
+            what = self._footprints.plain_moved(since)
+        if (paused or self._done <= LOOK_CLOSELY) and self._proven:
+            now = [("objects", text)] if (text := self._state.private.objects()) else []
+            before = [section for section in self._core if section[0] == "objects"]
+            changed = changed_objects(before, now)
+            if not paused:
+                self._ahead |= changed
+            elif what is None and changed - self._ahead:
+                what = f"{min(changed - self._ahead)} was changed"
+        if what is not None:
+            self._outside = True
+            self._tell(
+                f"{what} after the commit of step {since.step} and before the next step: a stop, a checkpoint"
+                " or a fault just there loses the change. Do it in the next step: a scheduler's between"
+                " optimizer.step() and commit(), others before optimizer.step()"
+            )
 
     def passed(self, step: int) -> None:
         """A forward pass on the way to `step` is over: give its private state away if it is final now."""
@@ -201,6 +237,7 @@ class Keeping:
     def prepare(self, step: int) -> None:
         """See that the private state of `step` has two homes before the optimizer makes it. Collective."""
         if self._done <= LOOK_CLOSELY and (what := self._changed()) is not None:
+            self._outside = True
             self._tell(
                 f"{what}, before optimizer.step(): a fault that comes then costs the steps since the last "
                 "snapshot. Change protected state between optimizer.step() and commit()"
@@ -406,12 +443,14 @@ class Keeping:
     def pause_ended(self, label: str) -> None:
         """Learn from it; what was exchanged and put back is the state again."""
         what, since = self._changed(), self._footprint
+        self._paused = True
         if what is not None and since is not None:
             self._pauses.writes()
             back = self._footprints.returned(since)
             if back is not None:
                 self._footprint = back
             else:
+                self._paused = False  # told here
                 self._tell(
                     f"{what}, in the pause {label!r}, and is not as it was: a restart from this step loses "
                     "the change. Put back what was swapped in, or change it before commit()"

@@ -100,6 +100,10 @@ class PrivateState:
         pairs = zip(self._transient, *(self._looks[n] for n in LOOKS), strict=True)
         return next((place[0] for place, then, now in pairs if then != now), None)
 
+    def objects(self) -> bytes:
+        """Return the objects' states as JSON, empty without objects."""
+        return self._described() if self._objects else b""
+
     def _described(self) -> bytes:
         """Return the objects' states as JSON, written anew unless they are known to be the same."""
         states = {name: value.state_dict() for name, value in self._objects.items()}
@@ -197,14 +201,22 @@ class PrivateState:
 def first_changed(before: list[Section], now: list[Section]) -> str:
     """Name what differs first between two collections of private state, as its user knows it."""
     then = dict(before)
-    name, content = next((each for each in now if then.get(each[0]) != each[1]), ("", b""))
+    name = next((key for key, content in now if then.get(key) != content), "")
     kind, _, rest = name.partition(":")
     if kind in ("buffer", "shape"):
         return f"the buffer {rest}"
     if name == "objects":
-        was = json.loads(then.get(name) or b"{}")
-        return next((key for key, state in json.loads(content).items() if was.get(key) != state), name)
+        return min(changed_objects(before, now), default=name)
     return f"the random state of {name}" if name else "private state"
+
+
+def changed_objects(before: list[Section], now: list[Section]) -> set[str]:
+    """Return the names of the objects whose state differs between two collections."""
+    was, is_ = (dict(each).get("objects") or b"{}" for each in (before, now))
+    if was == is_:
+        return set()
+    old = json.loads(was)
+    return {key for key, state in json.loads(is_).items() if old.get(key) != state}
 
 
 def _is_plain(state: object) -> bool:

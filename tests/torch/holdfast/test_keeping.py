@@ -172,3 +172,57 @@ def test_what_changes_too_late_is_named_with_what_it_costs(
     said = capfd.readouterr().err
     assert said.count("data changes between optimizer.step() and commit()") == 1
     assert "costs the steps since the last snapshot" in said
+
+
+@pytest.mark.parametrize("changed", ["scheduler", "best", "nothing"])
+def test_what_an_evaluation_changes_after_the_commit_is_named_once(
+    memory: Path, capfd: pytest.CaptureFixture[str], changed: str
+) -> None:
+    script = Script(supervised(memory, SELDOM))
+    for step in script.state.steps(12):
+        script.state.commit(loss=script.step())
+        if step % 4 == 3:
+            with script.state.pause("eval"):
+                script.model(torch.randn(2, 4))
+            if changed == "scheduler":
+                script.scheduler.step()
+            elif changed == "best":
+                script.data.at += 1
+    said = capfd.readouterr().err
+    assert said.count("after the commit of step 4 and before the next step") == (changed != "nothing")
+    assert said.count("before the next step") == (changed != "nothing")
+    assert ("scheduler moved on" in said, "data was changed" in said) == (
+        changed == "scheduler",
+        changed == "best",
+    )
+
+
+def test_a_loader_that_draws_before_the_step_begins_is_not_named(
+    memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(supervised(memory, SELDOM))
+    for step in script.state.steps(12):
+        script.state.commit(loss=script.step())
+        if step % 4 == 3:
+            with script.state.pause("eval"):
+                pass
+        script.data.at += 1
+    assert "before the next step" not in capfd.readouterr().err
+
+
+def test_an_evaluation_at_the_beginning_of_a_step_loses_nothing_and_is_not_named(
+    memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(supervised(memory, SELDOM))
+    for step in script.state.steps(10):
+        if step % 4 == 3:
+            with script.state.pause("eval"):
+                pass
+            script.data.at += 1
+        loss = script.step()
+        if step % 4 == 3:
+            script.scheduler.step()
+        script.state.commit(loss=loss)
+    said = capfd.readouterr().err
+    assert "before the next step" not in said
+    assert "private to each rank" not in said
