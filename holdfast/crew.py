@@ -100,7 +100,7 @@ class Crew:
 
     def hear(self, process: Process, said: Say) -> None:
         seat = next((s for s in self.seats if s.process is process), None)
-        if seat is None:
+        if seat is None or said.pid not in (0, process.pid):  # what the script forks holds the line as well
             return
         if said.what == "failing" and said.ending is not None:
             if seat.ending is None or seat.ending.unwinding:

@@ -42,6 +42,9 @@ def run(program: Program, runtime: Runtime) -> int:
 
     A failure has been told to the launcher, with the survivors' chance to secure their state, before
     this returns: the recovery need not wait for the process to unwind.
+
+    A process that the script forks comes out here too, with what ended it. It is no rank: it ends as it
+    would under an interpreter, and nobody is told.
     """
     try:
         _run_main(program)
@@ -49,6 +52,10 @@ def run(program: Program, runtime: Runtime) -> int:
         return _end_well(_leave(error, runtime))
     except BaseException as error:
         # Whatever ends a script must be told: also KeyboardInterrupt and torch's own exceptions.
+        if not runtime.is_ours:
+            trimmed = _trim(error.__traceback__)
+            sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
+            return _end_well(1)
         return _fail(error, runtime)
     return _end_well(0)
 
@@ -166,6 +173,8 @@ def kind_of(error: BaseException) -> str:
 
 
 def _tell(runtime: Runtime, ending: Ending) -> None:
+    if not runtime.is_ours:
+        return
     if runtime.start is not None:
         try:
             page.Page.attach(runtime.page_path).fail(page.FailKind[ending.fail.upper()], ending.code or 0)

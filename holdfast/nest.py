@@ -239,7 +239,7 @@ class Nest:
             self.failures = 0
         elif said.what == "unparkable":
             self._go_cold()
-        elif said.what == "failing":
+        elif said.what == "failing" and said.pid in (0, process.pid):
             process.said = said.ending
         self.on_say(process, said)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from holdfast import channel, dealt, osproc
@@ -27,12 +28,20 @@ class Runtime:
     on_join: Callable[[Callable[[Do], None]], None] | None = None  # who listens already, and hands over
     on_failing: Callable[[], None] | None = None  # a last chance to secure the state
     lock: threading.Lock = field(default_factory=threading.Lock)
+    pid: int = field(default_factory=os.getpid)  # of the rank: a process that its script forks is none
+
+    @property
+    def is_ours(self) -> bool:
+        """True in the rank's own process, False in one that its script has forked."""
+        return self.pid == os.getpid()
 
     def say(self, message: Say) -> None:
-        """Tell the launcher. A launcher that is gone is no error: we end with it anyway."""
+        """Tell the launcher, if this is the rank. A launcher that is gone is no error: we end with it anyway."""
+        if not self.is_ours:
+            return
         with self.lock:
             try:
-                channel.send(self.control, message)
+                channel.send(self.control, replace(message, pid=self.pid))
             except (channel.Closed, OSError):
                 return
 

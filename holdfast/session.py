@@ -189,6 +189,12 @@ class Session:
         while self._drill == "spin":
             pass
 
+    def forked(self) -> None:
+        """This process is one that the script forked: nothing that it does is the rank's, or told as such."""
+        self.page, self._keeping, self._runtime = None, None, None
+        if self._state is not None:
+            self._state.forked()
+
     # -- joining
 
     def enter(self) -> None:
@@ -310,6 +316,14 @@ class _Joined:
 _joined: _Joined | None = None
 
 
+def _forked() -> None:
+    if _joined is not None:
+        _joined.session.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def join() -> Session:
     """Become a rank of the group: wait here until there is one to join, and return the session.
 
@@ -321,6 +335,8 @@ def join() -> Session:
     if _joined is not None and _joined.process == os.getpid():
         return _joined.session
     mine = runtime.current or _from_environment()
+    if mine is not None and not mine.is_ours:
+        raise BadInput("join() in a process that the script forked: only the script itself is a rank")
     if mine is None:
         launch, rank = _plain()
     else:

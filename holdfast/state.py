@@ -288,6 +288,10 @@ class State:
         if self.keeping is not None:
             self.keeping.secure_before_write()
 
+    def forked(self) -> None:
+        """This process is one that the script forked: what is done to its copies is kept nowhere."""
+        self._page, self.keeping, self._forgotten = None, None, None
+
     # -- for the listener
 
     def spoilt(self, step: int) -> str:

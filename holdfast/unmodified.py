@@ -73,7 +73,7 @@ class Watch:
     def _before(self, optimizer: Any, *_: Any) -> None:
         if self._first is None:
             self._first = id(optimizer)
-        if self._joined is not None or id(optimizer) != self._first:
+        if self._joined is not None or id(optimizer) != self._first or not self._mine.is_ours:
             return
         if self._drill == "hang":
             threading.Event().wait()
@@ -85,7 +85,7 @@ class Watch:
         self._page.phase(Phase.OPTIMIZER)
 
     def _after(self, optimizer: Any, *_: Any) -> None:
-        if id(optimizer) != self._first or self._joined is not None:
+        if id(optimizer) != self._first or self._joined is not None or not self._mine.is_ours:
             return  # a script with several optimizers: the first one counts the steps
         bad = self._looks.bad(optimizer, self._step)
         flags = 0 if bad is None else page.FLAG_NONFINITE

@@ -35,6 +35,17 @@ def test_a_deliberate_exit_code_is_the_run_s(start: Start) -> None:
     assert run.last_status()["generation"] == 1, "no restart"
 
 
+@pytest.mark.parametrize(("how", "code"), [("exit", 7), ("raise", 1)])
+def test_a_child_that_the_script_forks_does_not_speak_as_the_rank(start: Start, how: str, code: int) -> None:
+    """Its failure ended a healthy run, or rolled it back three times."""
+    run = start("--nproc-per-node 2", "forking.py", how)
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    assert run.incidents() == []
+    assert f"the child's code: {code}" in ended.output
+    assert ended.output.count("ZeroDivisionError: in the child") == (how == "raise")
+
+
 def test_a_syntax_error_is_shown_once_at_once(start: Start, tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text("import holdfast\nwhile True print(1)\n")
     run = start("--members 2", "wrong.py")

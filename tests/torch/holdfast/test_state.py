@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import socket
 import threading
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from holdfast import page, progress
+from holdfast import session as joining
 from holdfast.errors import BadInput, NumericFault
 from holdfast.launcher_messages import Jump, Launch, RankStart, Restore
 from holdfast.private import PrivateStore
@@ -264,6 +266,37 @@ def resumed(memory: Path, script: Script, launch: Launch, step: int) -> Session:
     restore = Restore(step, launch.generation, "slot", str(record.path))
     again = replace(launch, generation=launch.generation + 1, restore=restore)
     return supervised(memory, again, str(memory / "private"))
+
+
+def test_what_a_forked_child_does_is_not_the_rank_s(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It trained and evaluated with the rank's page and private store before."""
+    session = supervised(memory, replace(LAUNCH, snapshot_every=1))
+    script = Script(session)
+    monkeypatch.setattr(joining, "_joined", joining._Joined(os.getpid(), session))
+    steps = script.state.steps(9)
+    next(steps)
+    script.state.commit(loss=script.step())
+    next(steps)
+
+    def shown() -> list[bytes]:
+        return [each.read_bytes() for each in sorted(memory.rglob("*")) if each.is_file()]
+
+    before = shown()
+    child = os.fork()
+    if child == 0:
+        try:
+            with script.state.pause("eval"):
+                script.model(torch.zeros(6, 4))
+            script.state.commit(loss=script.step())
+            session.note("this is the child")
+            os._exit(3)
+        finally:
+            os._exit(4)
+    assert os.WEXITSTATUS(os.waitpid(child, 0)[1]) == 3
+    assert shown() == before
+    script.state.commit(loss=script.step())
+    assert script.state.step == 2
+    assert shown() != before
 
 
 @pytest.mark.parametrize("every", [1, 4])
