@@ -36,7 +36,7 @@ class Runtime:
         return self.pid == os.getpid()
 
     def say(self, message: Say) -> None:
-        """Tell the launcher, if this is the rank. A launcher that is gone is no error: we end with it anyway."""
+        """Tell the launcher, as the rank alone may. One that is gone is no error: we end with it anyway."""
         if not self.is_ours:
             return
         with self.lock:
