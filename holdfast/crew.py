@@ -105,6 +105,9 @@ class Crew:
         if said.what == "failing" and said.ending is not None:
             if seat.ending is None or seat.ending.unwinding:
                 seat.ending = said.ending
+        elif said.what == "withdrawn":
+            if seat.ending is not None and seat.ending.unwinding:
+                seat.ending = None
         elif said.what == "flag" and said.flag is not None:
             seat.flag = said.flag
         elif said.marks is not None:
@@ -120,7 +123,12 @@ class Crew:
         self.dying.discard(process)
         for seat in self.seats:
             if seat.process is process:
-                seat.ending = ended if seat.ending is None or ended.signal else seat.ending
+                told = seat.ending
+                if told is not None and told.unwinding:
+                    told = (
+                        replace(told, unwinding=False, overdue=False, code=ended.code) if ended.code else None
+                    )
+                seat.ending = ended if told is None or ended.signal else told
                 seat.exited = True
                 self.securing.someone_left()
 

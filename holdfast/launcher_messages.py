@@ -27,7 +27,9 @@ class Ending:
     fail: str = ""
     failed_ns: int = 0
     message: str = ""  # the last lines of its traceback or stderr
-    unwinding: bool = False  # it has yet to end: the script's `finally` blocks run
+    unwinding: bool = False  # a hint: the script's `finally` blocks run, and perhaps it will end so
+    overdue: bool = False  # of a hint: it has stood for as long as such blocks have
+    step: int = -1  # of a hint: the steps that the rank had done; one more, and it is void
 
 
 @dataclass(frozen=True, slots=True)

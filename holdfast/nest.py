@@ -241,6 +241,8 @@ class Nest:
             self._go_cold()
         elif said.what == "failing" and said.pid in (0, process.pid):
             process.said = said.ending
+        elif said.what == "withdrawn" and process.said is not None and process.said.unwinding:
+            process.said = None
         self.on_say(process, said)
 
     def _go_cold(self) -> None:

@@ -101,6 +101,16 @@ class Page:
         """
         return cls(pagefile.map_writable(path), clock)
 
+    @property
+    def step(self) -> int:
+        """The last step that was committed."""
+        return int(self._step)
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Something else whenever the script has gone on: the step, the phase, and how often that changed."""
+        return self._step, self._phase, self._phase_seq
+
     def close(self) -> None:
         for view in (self._times, self._words, self._bytes):
             view.release()

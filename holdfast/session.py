@@ -174,13 +174,26 @@ class Session:
         if self._runtime is not None:
             self._runtime.say(Say("note", note=text[:NOTE]))
 
-    def _tell_unwinding(self, found: Unwinding, since_ns: int) -> None:
-        """Report an exception before the script's `finally` blocks are done: the peers wait already."""
+    def _tell_unwinding(self, found: Unwinding, since_ns: int, overdue: bool) -> None:
+        """Hint at an exception before the script's `finally` blocks are done: the peers wait already."""
         from holdfast import ending
 
         said = ending.of(found.error, since_ns, found.text)
         if self._runtime is not None and said is not None:
-            self._runtime.say(Say("failing", os.getpid(), ending=replace(said, unwinding=True)))
+            step = self.page.step if self.page is not None else -1
+            hint = replace(said, unwinding=True, overdue=overdue, step=step)
+            self._runtime.say(Say("failing", os.getpid(), ending=hint))
+
+    def _withdraw_unwinding(self) -> None:
+        """The script went on: it handled the exception."""
+        if self._runtime is not None:
+            self._runtime.say(Say("withdrawn", os.getpid()))
+
+    def _lookout(self) -> Lookout:
+        def place() -> object:
+            return self.page.place if self.page is not None else None
+
+        return Lookout(self._tell_unwinding, self._withdraw_unwinding, place)
 
     def drill_point(self) -> None:
         """Where a drill makes this rank hang, as a rank that never enters the next collective."""
@@ -204,7 +217,7 @@ class Session:
         if self._runtime is not None:
             os.environ.update(rank_environment(self._launch, self._order))
             self._open_page(self._runtime)
-            Lookout(self._tell_unwinding).start()
+            self._lookout().start()
             if self._runtime.on_join is not None:
                 self._runtime.on_join(self._obey)
             else:

@@ -354,7 +354,11 @@ class Member:
 
 
 def _ended(state: LauncherState) -> dict[int, int]:
-    return {rank.rank: rank.ending.at_ns for rank in state.ranks if rank.ending is not None}
+    return {
+        rank.rank: rank.ending.at_ns
+        for rank in state.ranks
+        if rank.ending is not None and (rank.state == "exited" or not rank.ending.unwinding)
+    }
 
 
 def _what(stall: Stall) -> tuple[int, int, bool, str]:

@@ -152,6 +152,10 @@ def _of_rank(name: str, report: MemberReport, rank: RankState) -> list[Fault]:
     ending = rank.ending
     if ending is None or ending.ours or (ending.code == 0 and ending.signal is None):
         return faults
+    if ending.unwinding and rank.state != "exited":
+        over = ending.overdue and reported.on_its_way_out(report, rank)
+        if not over or reported.pause_left_s(report, rank.rank) > 0:
+            return faults
     as_exit = exit_of(name, rank.rank, ending)
     faults.append(
         Fault(

@@ -21,6 +21,7 @@ _S = 1_000_000_000
 BUSY_FACTOR = 3  # of the limit: for one that computes, though it is seen to get nowhere
 MOST_FACTOR = 10  # of the limit: for one that works, however much
 LEARNED_FACTOR = 3  # of the longest stall of the kind that ended by itself
+HINT_S = 5.0  # beyond the time for `finally` blocks: the rank itself tells that it is over
 SIDE_S = 0.3  # that a certain hang waits for the looks at the others, which are taken at the same time
 _PAUSES = frozenset({"eval", "checkpoint", "paused", "snapshot"})
 _AWAY = "exited"
@@ -50,6 +51,12 @@ def judge(view: View, policy: Policy) -> Verdict | None:
     pausing = [rank for rank, phase in _phases(view).items() if phase in _PAUSES and rank not in stalls]
     if pausing:
         return _pausing(view, pausing)
+    if not any(each.role == shown.STOPPED for each in watch.ranks):
+        until_ns = view.now_ns - int((policy.unwind_s + HINT_S) * _S)
+        hints = [each for each in watch.hints if each.since_ns > until_ns]
+        if hints:
+            why = "runs the `finally` blocks of an exception, which is perhaps on its way out"
+            return Verdict(f"rank {hints[0].rank} {why}", hints[0].rank)
     over = [stall for rank, stall in sorted(stalls.items()) if stall.limited]
     if over:
         return _over(view, over)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.launcher_messages import Look
+from holdfast.launcher_messages import Look, RankState
 from holdfast.messages import MemberReport, Stall
 from supervisor import suspect
 from supervisor.view import View
@@ -42,6 +42,19 @@ def stalls(view: View, report: MemberReport) -> tuple[Stall, ...]:
 
 def step_of(report: MemberReport, rank: int) -> int:
     return next((each.step for each in report.progress if each.rank == rank), -1)
+
+
+def on_its_way_out(report: MemberReport, rank: RankState) -> bool:
+    """True while an exception may be about to end a rank: its `finally` blocks run, and it did not go on."""
+    hint = rank.ending
+    if hint is None or not hint.unwinding or rank.state == "exited":
+        return False
+    return not 0 <= hint.step < step_of(report, rank.rank)
+
+
+def pause_left_s(report: MemberReport, rank: int) -> float:
+    """Return what is left of the limit of the pause that a rank is in; 0 when it is in none."""
+    return next((each.pause_left_s for each in report.progress if each.rank == rank), 0.0)
 
 
 def step_of_rank(view: View, rank: int) -> int:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from holdfast.launcher_messages import Look
 from holdfast.messages import Stall
 from supervisor import reported, shown
-from supervisor.view import Learned, MemberView, Seen, View, Watch
+from supervisor.view import Hint, Learned, MemberView, Seen, View, Watch
 
 ENDED = frozenset({"idle", "done"})  # no step is asked for
 WORTH_S = 5.0  # a stall that ended by itself sooner than this teaches nothing that the limits do not know
@@ -24,6 +24,7 @@ def later(watch: Watch, view: View) -> Watch:
         watch = Watch(memory.generation)
     if memory.phase != "running":
         return Watch(memory.generation)
+    watch = replace(watch, hints=_hints(watch, view))
     before = {each.rank: each for each in watch.ranks}
     found: list[Seen] = []
     for member in view.members:
@@ -41,6 +42,19 @@ def later(watch: Watch, view: View) -> Watch:
     if not ranks and watch.ranks:
         return replace(watch, ranks=(), passed=_passed(watch, view))
     return replace(watch, ranks=ranks)
+
+
+def _hints(watch: Watch, view: View) -> tuple[Hint, ...]:
+    """Return the exceptions that are perhaps on their way out, and since when the supervisor knows."""
+    known = {(each.rank, each.failed_ns): each for each in watch.hints}
+    found: list[Hint] = []
+    for report in reported.reports(view):
+        assert report.launcher is not None
+        for rank in report.launcher.ranks:
+            if rank.ending is not None and reported.on_its_way_out(report, rank):
+                key = (rank.rank, rank.ending.failed_ns)
+                found.append(known.get(key) or Hint(*key, view.now_ns))
+    return tuple(found)
 
 
 def _between_loops(before: dict[int, Seen], view: View) -> list[Seen]:
@@ -68,7 +82,8 @@ def excused(watch: Watch, late_ns: int) -> Watch:
         replace(each, since_ns=each.since_ns + late_ns, worked_ns=each.worked_ns + late_ns)
         for each in watch.ranks
     )
-    return replace(watch, ranks=moved)
+    hints = tuple(replace(each, since_ns=each.since_ns + late_ns) for each in watch.hints)
+    return replace(watch, ranks=moved, hints=hints)
 
 
 def _seen(before: Seen | None, view: View, member: MemberView, stall: Stall, look: Look | None) -> Seen:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from holdfast.launcher_messages import COLLECTIVE, RankState
 from holdfast.messages import Progress
-from supervisor import presence
+from supervisor import presence, reported
 from supervisor.view import Cut, Fault, MemberView, Missed, Policy, View, Wait
 
 LONG_S = 0.25  # a machine that is busy for a moment makes a tail of microseconds a tenth of a second long
@@ -53,7 +53,8 @@ def _on_their_way_out(view: View, policy: Policy) -> Iterator[int]:
             ending = rank.ending
             if rank.generation != view.memory.generation or rank.state != "failing" or ending is None:
                 continue
-            if ending.unwinding and ending.fail == "exception" and presence.speaks(member):
+            out = reported.on_its_way_out(report, rank) and not ending.overdue
+            if out and ending.fail == "exception" and presence.speaks(member):
                 yield rank.rank
 
 

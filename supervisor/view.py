@@ -247,12 +247,22 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
+class Hint:
+    """An exception that is perhaps on its way out of a rank."""
+
+    rank: int
+    failed_ns: int  # of the rank's own clock: tells one from another
+    since_ns: int  # when the supervisor first heard of it
+
+
+@dataclass(frozen=True, slots=True)
 class Watch:
     """What the supervisor has seen of a group in which no step ends. Folded from view to view."""
 
     generation: int = 0
     ranks: tuple[Seen, ...] = ()  # those that are late
     passed: tuple[Learned, ...] = ()  # of the last stall that ended by itself, in this generation
+    hints: tuple[Hint, ...] = ()  # those that stand
 
     @property
     def since_ns(self) -> int:

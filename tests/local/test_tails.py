@@ -97,6 +97,13 @@ def test_an_error_of_the_program_before_any_step_is_tried_once_more_and_not_agai
     assert "2 times the same, at step 0; a bug, not a fault" in ended.output
 
 
+def test_exceptions_that_the_script_handles_are_no_incidents(start: Start) -> None:
+    run = start("--nproc-per-node 2", "handling.py")
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    assert run.incidents() == []
+
+
 def test_an_exception_is_told_while_its_finally_blocks_run_and_they_run_to_their_end(
     start: Start, tmp_path: Path
 ) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from holdfast.launcher_messages import Ending, RankState
-from holdfast.messages import Progress
-from supervisor import closing, remedy, unfinished
+from holdfast.messages import Progress, Stall
+from supervisor import closing, hanging, remedy, still, unfinished
 from supervisor.apply import apply
 from supervisor.decide import decide
-from supervisor.view import Cut, End, Fault, Memory, Missed, Open, Policy, Start, View, Wait
+from supervisor.view import Cut, End, Fault, Memory, Missed, Open, Policy, Secure, Settle, Start, View, Wait
 from tests.unit.supervisor.views import (
     S,
     fault,
@@ -89,6 +89,59 @@ def test_the_finally_blocks_of_a_rank_that_raised_are_waited_for() -> None:
     assert unfinished.wait(found, POLICY) is None  # a victim's are cut off, as ever
     over = group((rank(0), at(0)), (rank(1, RAISED), at(1)))
     assert unfinished.wait(over, POLICY) is None
+
+
+HINT = replace(RAISED, unwinding=True, step=20)
+
+
+def running(hint: Ending, where: Progress) -> View:
+    found = group((rank(0), at(0)), (rank(1, hint, state="failing"), where))
+    return replace(found, memory=replace(found.memory, phase="running", incident=None))
+
+
+@pytest.mark.parametrize(
+    ("hint", "where"),
+    [
+        pytest.param(HINT, at(1), id="it stands"),
+        pytest.param(replace(HINT, overdue=True), at(1, step=21), id="the rank went on"),
+        pytest.param(replace(HINT, overdue=True), at(1, pause_left_s=9.0), id="in a pause within its limit"),
+    ],
+)
+def test_an_exception_that_may_be_handled_yet_is_no_fault(hint: Ending, where: Progress) -> None:
+    action = decide(running(hint, where), POLICY)
+    assert isinstance(action, (Wait, Settle)), action
+
+
+def test_an_exception_whose_blocks_do_not_end_in_their_time_is_a_fault() -> None:
+    action = decide(running(replace(HINT, overdue=True), at(1)), POLICY)
+    assert isinstance(action, Secure)
+    assert [(each.kind, each.rank) for each in action.faults] == [("exception", 1)]
+    ended = running(HINT, at(1))
+    assert isinstance(decide(ended, POLICY), (Wait, Settle))
+
+
+def test_while_it_may_be_on_its_way_out_nothing_hangs_but_not_for_ever() -> None:
+    found = running(HINT, at(1))
+    late = Stall(0, 1, 20, 1, 0, "forward", 3.0, 1.0)
+    members = tuple(
+        replace(each, report=replace(each.report, stalls=(replace(late, rank=number),)))
+        for number, each in enumerate(found.members)
+        if each.report is not None
+    )
+    found = replace(found, members=members)
+    policy = replace(POLICY, hang_floor_s=1.0)
+    found = replace(found, watch=still.later(found.watch, found))
+    for seconds, excused in ((0, True), (34, True), (36, False)):
+        seen = later(found, seconds)
+        seen = replace(seen, watch=still.later(seen.watch, seen))
+        verdict = hanging.judge(seen, policy)
+        assert verdict is not None
+        assert ("finally" in verdict.why) == excused
+    told = members[1].report
+    assert told is not None
+    on = replace(members[1], report=replace(told, launcher=launcher(rank(1))))
+    handled = replace(found, members=(members[0], on))
+    assert still.later(found.watch, handled).hints == ()
 
 
 def test_a_rank_that_hangs_there_is_not_waited_for() -> None:

@@ -1,0 +1,41 @@
+"""Rank 0 handles two exceptions for longer than a look takes, within a pause: python handling.py."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from tiny import train
+
+wait = threading.Event().wait
+
+
+class Swallow:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> bool:
+        wait(1.5)
+        return True
+
+
+def batches() -> Iterator[int]:
+    try:
+        while True:
+            yield 1
+    finally:
+        wait(1.5)  # a pool whose workers finish what they load
+
+
+def after(step: int, state: Any) -> None:
+    if state.step != 20 or state.session.rank != 0:
+        return
+    with state.pause("eval", limit_s=600):
+        for _ in batches():
+            break
+    with Swallow():
+        raise OSError("transient")
+
+
+train(60, after=after)
