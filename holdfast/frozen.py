@@ -1,11 +1,10 @@
 """Which tensors a slot holds already as they are: the parameters that nobody trains are copied once.
 
-A frozen parameter is one of a module that needs no gradient and that no optimizer has. It is left out of a
-copy when the slot's last snapshot was written by this very process and nothing tells that it has changed
-since: version counter, place, and some bytes of its content. A write through `.data` moves no counter; one
-that touches all of a tensor, as an average does, shows in the bytes. Against one that touches a few rows each
-copy compares another part of what it leaves out with what the slot has, and after the first difference
-everything is copied, always.
+A frozen parameter is one of a module that needs no gradient and that no optimizer has. It need not be
+written into a slot whose last snapshot was written by this very process when nothing tells that it has
+changed since: version counter, place, and some bytes of its content. None of these tells of a few rows that
+are written through `.data` (a memory bank, a codebook), so each copy compares all that it leaves out with
+what the slot has, and writes what differs. After the first difference everything is copied, always.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 LEAST_BYTES = 64 << 10  # of a tensor: less is copied in the time that it takes to look
 LOOKS = 32  # bytes of each tensor that are looked at
-COMPARED_BYTES = 8 << 20  # in each copy
 
 Tensors = Sequence[tuple[str, "torch.Tensor"]]
 _Look = tuple[int, int, tuple[int, ...]]  # version, place, some bytes
@@ -43,16 +41,15 @@ class Frozen:
     """The frozen ones among the tensors of `objects`, and what the slots hold of them."""
 
     objects: Mapping[str, Any]
-    share: float = 1.0  # of the state's bytes that the next copies will have to move
+    share: float = 1.0  # of the state's bytes that the next copies write without comparing
     _slots: dict[int, _Held] = field(default_factory=dict)
     _known: dict[str, _Look] = field(default_factory=dict)  # at the last look
     _of: Tensors | None = None
     _candidates: list[int] = field(default_factory=list)  # places in `_of`
-    _from: int = 0  # where the next comparison begins
     _distrusted: bool = False
 
     def left_out(self, tensors: Tensors, before: Record | None, header: bytes) -> frozenset[int]:
-        """Return the places in `tensors` of those that need no copy into a slot.
+        """Return the places in `tensors` of those that a slot should hold already: to be compared.
 
         `before` is the snapshot that it had until now, None for none; `header` what its file begins with.
         """
@@ -63,23 +60,10 @@ class Frozen:
         same = {name for name, look in looks.items() if held.looks.get(name) == look}
         return frozenset(n for n in self._candidates if tensors[n][0] in same)
 
-    def differ(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
-        """Compare a part of what is left out, targets with sources. True when they differ, and for ever."""
-        import torch
-
-        total = sum(source.nbytes for _, source in pairs)
-        begin = self._from if self._from < total else 0
-        end = min(begin + COMPARED_BYTES, total)
-        self._from = end
-        at = 0
-        for target, source in pairs:
-            here, there = max(begin - at, 0), min(end - at, source.nbytes)
-            at += source.nbytes
-            if here < there and not torch.equal(_bytes(target)[here:there], _bytes(source)[here:there]):
-                self._distrusted, self.share = True, 1.0
-                self._slots.clear()
-                return True
-        return False
+    def distrust(self) -> None:
+        """What was left out was not as the slot had it: from now on everything is copied, always."""
+        self._distrusted, self.share = True, 1.0
+        self._slots.clear()
 
     def wrote(self, tensors: Tensors, record: Record, header: bytes) -> None:
         """A snapshot of `tensors` has been committed; they are as they were at the last look."""

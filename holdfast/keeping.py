@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import sys
 import threading
@@ -21,7 +22,7 @@ from holdfast.gate import Whole
 from holdfast.launcher_messages import NO_ROOM, Launch, RankStart, Secured
 from holdfast.offload import Division, Part
 from holdfast.pausing import Pauses
-from holdfast.private import PrivateStore
+from holdfast.private import FEW_BYTES, PrivateStore
 from holdfast.private_state import changed_objects, first_changed
 from holdfast.randomness import Section
 from holdfast.slot import lock_shared, unlock
@@ -34,7 +35,8 @@ GATE_S = 0.8  # how long a just-in-time copy waits for the optimizer to finish i
 SNAPSHOT_SHARE = 0.3  # of the budget; the rest is for all else that we do in and beside the ranks
 RECENT = 32  # step times whose median the interval is chosen by
 SOON = 4  # steps after the start of a generation in which it takes its first own snapshot
-LOOK_CLOSELY = 4  # steps of a generation in which all private state is compared, not only randomness
+LOOK_CLOSELY = 4  # steps of a generation in which buffers on a device are compared, too
+NAMED = 3  # buffers in a warning of large ones
 _INSIDE = "inside the optimizer's writes"
 _PATIENCE_S = 10.0  # for a slot to restore from that is being written
 
@@ -91,8 +93,11 @@ class Keeping:
         self._paused = False  # since the last commit
         self._outside = False  # told of a change there
         self._ahead: set[str] = set()  # private objects that change there in every step
-        self._cost_s = 0.0  # of a copy when what is frozen has been copied
+        self._cost_s = 0.0  # of a copy of the kind that the last one was, comparing what is frozen
         self._share = 1.0  # of the state that is not frozen
+        self._whole = True  # the copies whose cost is known compared nothing
+        self._private_s = 0.0  # what private state took in this step
+        self._least_private_s = math.inf
         self._copy_s = 0.0  # what a copy of the state may take: for limits
         self._restored = launch.restore is None
         self._every = launch.snapshot_every if launch.snapshot_every > 0 else 0
@@ -250,9 +255,11 @@ class Keeping:
         self._take()
 
     def _collect(self) -> None:
+        began = time.perf_counter()
         self._versions = self._state.private.versions()
         self._core = self._state.private.core()
         self._blob = self._state.private.blob(self._core)
+        self._private_s += time.perf_counter() - began
 
     def _give(self, step: int, *, sure: bool | None = None) -> None:
         """Store the private state of `step` and send it, as final if it is sure not to change any more.
@@ -261,9 +268,11 @@ class Keeping:
         """
         self._sent = step
         sure = self._proven and not self._late if sure is None else sure
+        began = time.perf_counter()
         self._store(self._own, step, self._blob, final=sure)
         if self._peer is not None:
             self._peer.start(step, self._blob, not sure)
+        self._private_s += time.perf_counter() - began
 
     def _take(self) -> None:
         """Keep what another rank has given away for the same step, once it is here."""
@@ -300,10 +309,11 @@ class Keeping:
         """Notice private state that changed after it was given away, and say so once."""
         private = self._state.private
         closely = self._done < LOOK_CLOSELY or private.versions() != self._versions
-        look = private.core if closely else private.quick
-        found = look()
-        if found != self._core[: len(found)]:
-            self._changed_late(step, first_changed(self._core, found))
+        began = time.perf_counter()
+        as_sent = private.is_still(self._core, closely)
+        self._private_s += time.perf_counter() - began
+        if not as_sent:
+            self._changed_late(step, first_changed(self._core, private.core()))
         else:
             if self._late or not self._proven:
                 self._store(self._own, step, self._blob, final=True)
@@ -337,6 +347,10 @@ class Keeping:
         """
         self._done += 1
         self._early.begin()
+        self._least_private_s = min(self._least_private_s, self._private_s)
+        self._private_s = 0.0
+        if self._done == snapshots.MIN_SAMPLES and len(self._blob) > FEW_BYTES:
+            self._warn_of_private_bytes()
         if self._done == 1:
             self._expect(self._snapshots.state_bytes())  # an optimizer has no state before its first step
         if self._launch.snapshot_every < 0 and self._done == snapshots.MIN_SAMPLES:
@@ -347,6 +361,21 @@ class Keeping:
                 self._due = step, self._device.mark()
             else:
                 self._copy(step)
+
+    def _warn_of_private_bytes(self) -> None:
+        """Say it when private state takes more of each step than all that Holdfast may take."""
+        step_s = self._median_step_s()
+        if not step_s or self._rank.rank or self._least_private_s <= self._launch.snapshot_budget * step_s:
+            return
+        largest = ", ".join(
+            f"{name} of {size / 1e6:.1f} MB" for name, size in self._state.private.largest(NAMED)
+        )
+        self._tell(
+            f"private state of {len(self._blob) / 1e6:.1f} MB takes {self._least_private_s:.3f} of"
+            f" {step_s:.3f} s in each step: buffers are read, stored and sent every time (the largest:"
+            f" {largest}). Register what is constant, such as a mask, with"
+            " register_buffer(..., persistent=False)"
+        )
 
     def keep(self) -> Part | None:
         """Return what the host has of the state: it may be a step ahead when the device's is copied.
@@ -477,11 +506,9 @@ class Keeping:
             self._copy(step)
 
     def _choose_interval(self) -> None:
-        page = self._state.session.page
-        times_s = progress.step_times_s(page.memory, RECENT) if page is not None else None
-        if not times_s:
+        step_s = self._median_step_s()
+        if step_s is None:
             return
-        step_s = sorted(times_s)[len(times_s) // 2]
         budget = self._launch.snapshot_budget * SNAPSHOT_SHARE
         # A rank alone has no survivor that could copy just in time: then the budget alone decides.
         seldom_s = snapshots.SELDOM_S if self._launch.world_size > 1 else 0.0
@@ -489,6 +516,11 @@ class Keeping:
         for store in (self._own, self._kept):
             if store is not None:
                 store.every = self._every
+
+    def _median_step_s(self) -> float | None:
+        page = self._state.session.page
+        times_s = progress.step_times_s(page.memory, RECENT) if page is not None else None
+        return sorted(times_s)[len(times_s) // 2] if times_s else None
 
     def _snapshot(self, step: int) -> None:
         if self._rank.local_rank == 0:
@@ -519,12 +551,11 @@ class Keeping:
     def _note(self, step: int, cost_s: float, held_s: float | None = None) -> None:
         """Record what a copy took, and how long the host was held up by it, if not for all of that."""
         self._walk = True
-        share = self._snapshots.frozen.share  # what is frozen will not be copied again
-        if share > self._share:
+        share, whole = self._snapshots.frozen.share, self._snapshots.was_whole
+        if share > self._share or whole != self._whole:  # comparing takes another time than copying
             self._cost_s = 0.0
-        self._share = share
-        lasting_s = cost_s * share if self._snapshots.was_whole else cost_s
-        self._cost_s = min(lasting_s, self._cost_s or lasting_s)
+        self._share, self._whole = share, whole
+        self._cost_s = min(cost_s, self._cost_s or cost_s)
         self._copy_s = max(self._copy_s, cost_s)
         self._state.session.note_snapshot(step, cost_s, cost_s if held_s is None else held_s)
         if self._every and self._launch.snapshot_every < 0:

@@ -25,9 +25,15 @@ THREADS = min(4, os.cpu_count() or 1)  # more do not help: memory is the bound
 ALONE_BYTES = 4 << 20  # less is copied before a thread has woken up
 AHEAD_BYTES = 1 << 20  # that the calling thread has copied by the time the others are awake
 SMALL_BYTES = 128 << 10  # of a piece: copied in about the time that the interpreter's lock changes hands
+COMPARED_BYTES = 1 << 20  # in one go: what differs is copied while it is still in the cache
 PIECE_BYTES = (
     64 << 20
 )  # moved in one go: more, and a copy that goes on could not be told from one that stopped
+
+
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_memcmp.restype = ctypes.c_int
 
 
 def _nothing() -> None:
@@ -42,8 +48,15 @@ _Piece = tuple[int, int, int]  # target, source, bytes
 class Copying:
     """A copy that may be made again and again, as long as the tensors stay where they are."""
 
-    def __init__(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        """Prepare to copy each source into its target: same type and shape, both on the CPU."""
+    def __init__(
+        self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], *, sparing: bool = False
+    ) -> None:
+        """Prepare to copy each source into its target: same type and shape, both on the CPU.
+
+        `sparing`: the targets are thought to be the sources already. All is compared; only what differs is
+        written.
+        """
+        self.differed: list[int] = []  # one entry for each stretch that a sparing copy had to write
         self._held = list(zip(targets, sources, strict=True))  # what the pieces point to
         flat = [(t, s) for t, s in self._held if t.is_contiguous() and s.is_contiguous()]
         self._odd = [(t, s) for t, s in self._held if not (t.is_contiguous() and s.is_contiguous())]
@@ -51,7 +64,8 @@ class Copying:
         ahead, threads = (AHEAD_BYTES, THREADS) if total > ALONE_BYTES else (0, 1)
         most = -(-max(total - ahead, 0) // threads)
         shares = _shares(sorted(flat, key=_address), most + ahead, most) if flat else [[]]
-        self._mine, *self._others = map(_work, shares)
+        work: Callable[[list[_Pair]], _Work] = partial(_sparing, self.differed) if sparing else _work
+        self._mine, *self._others = map(work, shares)
 
     def run(self, moved: Callable[[], None] = _nothing) -> None:
         """Copy; on return every target is its source, and on raise nobody copies any more.
@@ -102,6 +116,11 @@ _crew: list[threading.Thread] = []
 os.register_at_fork(after_in_child=_crew.clear)  # a child has none of its parent's threads
 
 
+def same(one: int | bytes, other: int | bytes, size: int) -> bool:
+    """Compare `size` bytes at two addresses, or of bytes, without the interpreter's lock."""
+    return bool(_memcmp(one, other, size) == 0)
+
+
 def _hand_over(work: Callable[[], None]) -> _Turn:
     """Give `work` to a thread that has nothing to do."""
     turn = _Turn(work)
@@ -146,12 +165,20 @@ def _address(pair: _Pair) -> int:
 
 
 def _work(share: list[_Pair]) -> _Work:
-    pieces = [(target.data_ptr(), source.data_ptr(), source.nbytes) for target, source in share]
+    pieces = _pieces(share)
     behind = all(at + size == after for (at, _, size), (after, _, _) in pairwise(pieces))
     total = sum(size for _, _, size in pieces)
     if len(pieces) < 2 or not behind or total > SMALL_BYTES * len(pieces):
         return partial(_move, pieces)
     return partial(_concatenate, [source for _, source in share], _over(pieces[0][0], total))
+
+
+def _sparing(differed: list[int], share: list[_Pair]) -> _Work:
+    return partial(_renew, _pieces(share), differed)
+
+
+def _pieces(share: list[_Pair]) -> list[_Piece]:
+    return [(target.data_ptr(), source.data_ptr(), source.nbytes) for target, source in share]
 
 
 def _over(address: int, size: int) -> torch.Tensor:
@@ -175,6 +202,20 @@ def _move(pieces: list[_Piece], moved: Callable[[], None]) -> None:
         for at in range(0, size, PIECE_BYTES):
             part = min(PIECE_BYTES, size - at)
             ctypes.memmove(target + at, source + at, part)
+            since += part
+            if since >= PIECE_BYTES:
+                since = 0
+                moved()
+
+
+def _renew(pieces: list[_Piece], differed: list[int], moved: Callable[[], None]) -> None:
+    since = 0
+    for target, source, size in pieces:
+        for at in range(0, size, COMPARED_BYTES):
+            part = min(COMPARED_BYTES, size - at)
+            if not same(target + at, source + at, part):
+                ctypes.memmove(target + at, source + at, part)
+                differed.append(source + at)
             since += part
             if since >= PIECE_BYTES:
                 since = 0

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from holdfast import capture, misuse
+from holdfast import capture, memcopy, misuse
 from holdfast.errors import BadInput
 from holdfast.randomness import Generators, Section, raw
 
@@ -82,6 +82,34 @@ class PrivateState:
         if self._objects:
             sections.append(("objects", self._described()))
         return sections
+
+    def is_still(self, core: list[Section], closely: bool) -> bool:
+        """True when all is as in `core`. Buffers are compared where they lie: `.data` moves no counter.
+
+        Those on a device, which would have to be waited for, only if `closely`.
+        """
+        found = self.quick()
+        if found != core[: len(found)]:
+            return False
+        rest = dict(core[len(found) :])
+        for name, table, key in self._buffers:
+            buffer, content = table[key], rest.pop(f"buffer:{name}", None)
+            shape = _shape(buffer)
+            text = rest.pop(f"shape:{name}", None)
+            if buffer is None or content is None:
+                if buffer is not None or content is not None:
+                    return False
+                continue
+            if text != (_encode(shape).encode() if shape != self._started[name] else None):
+                return False
+            if (closely or buffer.device.type == "cpu") and not _holds(buffer, content):
+                return False
+        return not rest
+
+    def largest(self, count: int) -> list[tuple[str, int]]:
+        """Return the names of the largest buffers, and their bytes."""
+        sizes = [(name, b.nbytes) for name, table, key in self._buffers if (b := table[key]) is not None]
+        return sorted(sizes, key=lambda each: -each[1])[:count]
 
     def versions(self) -> list[tuple[int, int]]:
         """Return what tells that a buffer was written or replaced, at the cost of a look at each."""
@@ -217,6 +245,14 @@ def changed_objects(before: list[Section], now: list[Section]) -> set[str]:
         return set()
     old = json.loads(was)
     return {key for key, state in json.loads(is_).items() if old.get(key) != state}
+
+
+def _holds(buffer: torch.Tensor, content: bytes) -> bool:
+    if buffer.nbytes != len(content):
+        return False
+    if buffer.device.type != "cpu" or not buffer.is_contiguous():
+        return raw(buffer) == content
+    return memcopy.same(buffer.data_ptr(), content, len(content))
 
 
 def _is_plain(state: object) -> bool:

@@ -45,7 +45,7 @@ class _Targets:
     layout: Layout
     views: list[torch.Tensor]
     copying: memcopy.Copying | None  # None: from a device
-    part: tuple[frozenset[int], memcopy.Copying] | None = None  # without these
+    part: tuple[frozenset[int], memcopy.Copying, memcopy.Copying] | None = None  # these; the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Snapshots:
         self._base = base
         self._standing = Standing(objects)
         self.frozen = Frozen(objects)
-        self.was_whole = True  # the last copy left nothing out
+        self.was_whole = True  # the last copy compared nothing
         self._world_size = world_size
         self._device: Device = device or Host()
         self._targets: dict[int, _Targets] = {}
@@ -129,19 +129,25 @@ class Snapshots:
         return cost_s
 
     def _copy(self, tensors: Tensors, draft: Draft) -> bool:
-        """Copy the host's tensors but those that the slot has already. True if that was all of them."""
+        """Copy the host's tensors; those that the slot should have are compared. True if none were."""
         targets = self._targets_of(tensors, draft)
         assert targets.copying is not None
         left_out = self.frozen.left_out(tensors, draft.before, draft.layout.header)
-        pairs = [(targets.views[n], tensors[n][1]) for n in sorted(left_out)]
-        if not left_out or self.frozen.differ(pairs):
+        if not left_out:
             targets.copying.run(self._moved)
             return True
         if targets.part is None or targets.part[0] != left_out:
             rest = [n for n in range(len(tensors)) if n not in left_out]
-            views, sources = [targets.views[n] for n in rest], [tensors[n][1] for n in rest]
-            targets.part = left_out, memcopy.Copying(views, sources)
-        targets.part[1].run(self._moved)
+            comparing, copying = (
+                memcopy.Copying([targets.views[n] for n in ns], [tensors[n][1] for n in ns], sparing=sparing)
+                for ns, sparing in ((sorted(left_out), True), (rest, False))
+            )
+            targets.part = left_out, comparing, copying
+        _, comparing, copying = targets.part
+        comparing.run(self._moved)
+        copying.run(self._moved)
+        if comparing.differed:
+            self.frozen.distrust()
         return False
 
     def restored(self, path: Path, generation: int, step: int, header: bytes) -> None:

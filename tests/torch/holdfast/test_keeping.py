@@ -226,3 +226,31 @@ def test_an_evaluation_at_the_beginning_of_a_step_loses_nothing_and_is_not_named
     said = capfd.readouterr().err
     assert "before the next step" not in said
     assert "private to each rank" not in said
+
+
+def test_a_buffer_that_is_written_through_data_after_the_optimizer_is_stored_as_it_is(memory: Path) -> None:
+    """An average's buffers, from a late step on: no version counter moves."""
+    script = Script(supervised(memory, SELDOM)).run(12)
+    mean = script.model[1].running_mean
+    assert isinstance(mean, torch.Tensor)
+    for _ in script.state.steps(13):
+        loss = script.step()
+        before = mean._version
+        mean.data.copy_(torch.full_like(mean, 5.0))
+        assert mean._version == before
+        script.state.commit(loss=loss)
+    kept = PrivateReader(memory / "arena" / "private-00000.bin").get(13)
+    assert kept is not None
+    assert kept.final
+    assert kept.data == script.state.private.collect()
+
+
+def test_large_buffers_are_named_once_with_what_they_take(
+    memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(supervised(memory, replace(SELDOM, snapshot_budget=0.001)), mask_bytes=16 << 20).run(20)
+    said = capfd.readouterr().err
+    assert said.count("in each step: buffers are read") == 1
+    assert "model.mask of 16.8 MB" in said
+    assert "persistent=False" in said
+    assert script.state.step == 20

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -272,3 +273,46 @@ def test_a_buffer_that_is_not_kept_and_changes_is_named() -> None:
 
     assert named([]) == named([0, 1]) == [None] * 8
     assert named(list(range(8))) == [None] * 4 + ["model.scratch"] + [None] * 3
+
+
+def mean(model: Buffered) -> torch.Tensor:
+    found = model.norm.running_mean
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+def all_of_it(model: Buffered) -> None:
+    mean(model).add_(1)
+
+
+def through_data(model: Buffered) -> None:
+    mean(model).data[1] = 7.0
+
+
+def other_memory(model: Buffered) -> None:
+    model.slim.data = model.slim.data + 1
+
+
+def another_shape(model: Buffered) -> None:
+    model.slim = model.slim.view(1, 2)
+
+
+def gone(model: Buffered) -> None:
+    model._buffers["slim"] = None
+
+
+@pytest.mark.parametrize("change", [all_of_it, through_data, other_memory, another_shape, gone])
+def test_a_buffer_that_changes_is_seen_however_it_is_written(change: Callable[[Buffered], None]) -> None:
+    model = Buffered()
+    kept = state(model, Position())
+    core = kept.core()
+    assert kept.is_still(core, closely=False)
+    change(model)
+    assert not kept.is_still(core, closely=False)
+
+
+def test_the_largest_buffers_are_named() -> None:
+    assert state(Buffered(), Position()).largest(2) == [
+        ("model.norm.running_mean", 12),
+        ("model.norm.running_var", 12),
+    ]

@@ -43,10 +43,12 @@ class Position:
 class Script:
     """A training script: a model with dropout and batch norm, and data that depends on its position."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, mask_bytes: int = 0) -> None:
         torch.manual_seed(0)
         random.seed(0)
         self.model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
+        if mask_bytes:
+            self.model.register_buffer("mask", torch.ones(mask_bytes, dtype=torch.uint8))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3)
         self.data = Position()
