@@ -140,7 +140,7 @@ def test_all_that_is_left_out_is_compared_in_each_copy(memory: Path) -> None:
         snapshots.write(1, step)
     assert not snapshots.was_whole
     for step in range(4, 8):
-        model.bank.data[-1 - 700 * step] = step
+        model.bank.data[100 + 37 * step] = step  # none of the bytes that are looked at
         snapshots.write(1, step)
         assert is_what_there_is(snapshots, objects, memory / f"b{step}", step)
     assert snapshots.was_whole
