@@ -103,7 +103,7 @@ class Look:
     traced: bool = False  # a debugger is attached
     moved: bool = False  # other functions ran at its end than at its beginning
     io_bytes: int = 0  # read and written, by the process and its descendants
-    calls: tuple[str, ...] = ()  # what each Python thread waits in, the main thread first: `holdfast.waits`
+    calls: tuple[str, ...] = ()  # what its Python threads wait in, the main thread first, then native ones
     children: int = 0  # descendants that compute, read, write, or will run again after a time
     children_cpu_s: float = 0.0
     at: str = ""  # the innermost function, "wait (threading.py:331)"

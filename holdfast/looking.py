@@ -28,6 +28,9 @@ LOOK_S = 4 * DUMP_S
 AT_ONCE = 8  # processes that are looked at side by side
 PY_SPY = "HOLDFAST_PY_SPY"  # where it is, if not on the PATH
 _WORKS = 0.03  # share of a core; less is the tick of a thread that waits
+# Loops of libraries that wait forever, or for a short time again and again, whatever the script does: their
+# waiting says nothing of it. A thread that runs what a script attaches to a collective is none of them.
+_LOOPS = ("gloo_tcp_loop", "pt_tcpstore", "pt_nccl_", "NCCL ", "nccl", "cuda")
 _WILL_RUN = frozenset({waits.RUNS, waits.SLEEP, waits.NETWORK, waits.FILE, waits.CHILD, waits.UNKNOWN})
 
 
@@ -85,10 +88,10 @@ def take(number: int, targets: tuple[Target, ...]) -> tuple[Look, ...]:
 def _look(number: int, target: Target) -> Look:
     command = _py_spy()
     before, began_s = procstat.tree(target.pid), time.monotonic()
-    first, _ = dump(command, target.pid)
+    first, ours, _ = dump(command, target.pid)
     time.sleep(max(0.0, WINDOW_S - (time.monotonic() - began_s)))
-    second, missing = dump(command, target.pid)
-    calls = tuple(procstat.wait_of(target.pid, each.tid) if each.tid else waits.UNKNOWN for each in second)
+    second, ours_too, missing = dump(command, target.pid)
+    calls = _calls(target.pid, second, ours | ours_too) if second else ()
     after, window_s = procstat.tree(target.pid), time.monotonic() - began_s
     page = _page(target.page)
     children, children_cpu_s = _below(before, after)
@@ -114,23 +117,38 @@ def _look(number: int, target: Target) -> Look:
     )
 
 
-def dump(command: str, pid: int) -> tuple[tuple[Thread, ...], str]:
-    """Return the rank's Python threads now, or none and one line that says why."""
+def _calls(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> tuple[str, ...]:
+    """Return what the rank's Python threads wait in, and then what each kind of native thread does."""
+    known = {each.tid for each in found} | ours
+    calls = [procstat.wait_of(pid, each.tid) if each.tid else waits.UNKNOWN for each in found]
+    names = procstat.threads(pid)
+    native = {
+        procstat.wait_of(pid, tid)
+        for tid, name in names.items()
+        if tid not in known and not name.startswith(_LOOPS)
+    }
+    more = {waits.UNKNOWN} if len(names) >= procstat.MAX_THREADS else set()
+    return (*calls, *sorted(native | more))
+
+
+def dump(command: str, pid: int) -> tuple[tuple[Thread, ...], frozenset[int], str]:
+    """Return the rank's Python threads now and the numbers of our own, or one line that says why not."""
     if not command:
-        return (), "no stack: py-spy is not installed"
+        return (), frozenset(), "no stack: py-spy is not installed"
     argv = [command, "dump", "--json", "--nonblocking", "--pid", str(pid)]
     try:
         ended = subprocess.run(argv, capture_output=True, timeout=DUMP_S, check=False)
     except OSError as error:
-        return (), f"no stack: cannot start py-spy: {error}"
+        return (), frozenset(), f"no stack: cannot start py-spy: {error}"
     except subprocess.TimeoutExpired:
-        return (), f"no stack: py-spy gave no answer in {DUMP_S:g} s"
+        return (), frozenset(), f"no stack: py-spy gave no answer in {DUMP_S:g} s"
     if ended.returncode != 0:
-        return (), f"no stack: {ended.stderr.decode(errors='replace').strip()[:500]}"
+        return (), frozenset(), f"no stack: {ended.stderr.decode(errors='replace').strip()[:500]}"
     try:
-        return pystacks.of_the_rank(pystacks.parse(ended.stdout[: pystacks.MAX_DUMP_BYTES])), ""
+        found = pystacks.parse(ended.stdout[: pystacks.MAX_DUMP_BYTES])
     except ValueError as error:
-        return (), f"no stack: py-spy's answer {error}"
+        return (), frozenset(), f"no stack: py-spy's answer {error}"
+    return pystacks.of_the_rank(found), frozenset(each.tid for each in found if each.ours), ""
 
 
 def _py_spy() -> str:

@@ -93,7 +93,12 @@ def _of_what(pid: int, call: str) -> str:
 
 def waits_of(pid: int) -> tuple[str, ...]:
     """Return what all threads of `pid` wait in."""
-    return tuple(wait_of(pid, int(Path(task).name)) for task in _tasks(pid))
+    return tuple(wait_of(pid, tid) for tid in threads(pid))
+
+
+def threads(pid: int) -> dict[int, str]:
+    """Return the names of the threads of `pid` by number, at most `MAX_THREADS`."""
+    return {int(Path(task).name): _read(f"{task}/comm").strip() for task in _tasks(pid)}
 
 
 def _cpu_s(pid: int) -> float:

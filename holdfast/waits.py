@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 RUNS = "run"
 LOCK = "lock"  # of this process alone, and without a time limit: only its own threads can end it
-TIMED_LOCK = "lock for a time"
+TIMED_LOCK = "lock for a time"  # its thread will run again, and may release others
 SHARED_LOCK = "shared lock"  # another process can release it
 SLEEP = "sleep"
 POLL = "poll"

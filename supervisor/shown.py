@@ -26,7 +26,6 @@ LOCK, COLLECTIVE, UNKNOWN = "a lock", "a collective", "unknown"
 
 _BUSY_SHARE = 0.05  # of a core; less is a thread that wakes now and then
 _LOCKS = re.compile(r"\((threading|queue|concurrent/futures/\w+)\.py:\d+\)$")
-_QUIET = frozenset({waits.LOCK, waits.TIMED_LOCK})
 _OF_CALLS = (
     (waits.FILE, FILE),
     (waits.NETWORK, NETWORK),
@@ -71,14 +70,14 @@ def _kind(look: Look) -> str:
 
 
 def _locked(look: Look) -> bool:
-    """True when the main thread waits for a lock that only threads of its own could release, and none runs.
+    """True when the main thread waits for a lock, and so does every other thread, none of them for a time.
 
-    A wait inside of an extension is none of these: threads that Python does not know may end it.
+    A wait that ends by itself is none of these: its thread runs again, and may release the others. Nor is one
+    inside of an extension: threads that nobody can tell of may end it.
     """
     return (
         look.process_state[:1] == "S"
-        and look.calls[:1] == (waits.LOCK,)
-        and _QUIET.issuperset(look.calls)
+        and set(look.calls) == {waits.LOCK}
         and _LOCKS.search(look.at) is not None
     )
 
@@ -91,7 +90,7 @@ def _wait(look: Look) -> str:
         for call, kind in _OF_CALLS:
             if call in calls:
                 return kind
-    return LOCK if main and main[0] in (*_QUIET, waits.SHARED_LOCK) else UNKNOWN
+    return LOCK if main and main[0] in (waits.LOCK, waits.TIMED_LOCK, waits.SHARED_LOCK) else UNKNOWN
 
 
 def line(look: Look) -> str:

@@ -28,7 +28,7 @@ LIMIT_S = 120 + 20 * SECONDS
 RUNS = {
     "--members 2": (
         "sleeps", "stalled_file", "downloads", "downloads_in_a_thread", "saves_slowly", "evaluates_declared",
-        "logs",
+        "logs", "backs_off", "waits_for_a_timer", "waits_for_a_native_thread",
     ),
     "--nproc-per-node 2": (
         "late_first_batch", "evaluates", "recompiles", "new_workers", "collects_garbage", "accumulates",

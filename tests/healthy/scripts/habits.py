@@ -5,6 +5,7 @@ Each leaves a file of its name in the folder argv[1] when its work is done: how 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import socket
@@ -157,6 +158,41 @@ def _receive(count: int) -> None:
     with socket.create_connection(("127.0.0.1", int(os.environ["HABIT_PORT"]))) as line:
         for _ in range(count):
             assert line.recv(1) == b"x"
+
+
+def backs_off(here: Training) -> None:
+    """The main thread waits for a thread that tries again after a time, and can be stopped meanwhile."""
+    if here.rank == 0:
+        stop = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: [stop.wait(SECONDS / 2) for _ in range(2)]).result()
+
+
+def waits_for_a_timer(here: Training) -> None:
+    if here.rank == 0:
+        rung = threading.Event()
+        threading.Timer(SECONDS, rung.set).start()
+        rung.wait()
+
+
+def waits_for_a_native_thread(here: Training) -> None:
+    """Python does not know the thread that ends the wait until it calls."""
+    if here.rank == 0:
+        libc, rung = ctypes.CDLL(None), threading.Event()
+        call = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+
+        def begin(_: object) -> None:
+            rung.set()
+
+        ring = call(begin)
+        event = (ctypes.c_byte * 64)()
+        ctypes.c_int.from_buffer(event, 12).value = 2  # sigevent.sigev_notify: SIGEV_THREAD
+        ctypes.c_void_p.from_buffer(event, 16).value = ctypes.cast(ring, ctypes.c_void_p).value
+        timer = ctypes.c_void_p()
+        assert libc.timer_create(time.CLOCK_MONOTONIC, event, ctypes.byref(timer)) == 0
+        after = (ctypes.c_long * 4)(0, 0, int(SECONDS), 0)  # itimerspec
+        assert libc.timer_settime(timer, 0, after, None) == 0
+        rung.wait()
 
 
 def logs(here: Training) -> None:

@@ -13,11 +13,24 @@ from holdfast import looking, osproc, waits
 from holdfast.launcher_messages import Look
 from holdfast.looking import Target
 from holdfast.page import Page
+from supervisor import shown
 
 BEGIN = "import os, sys, threading, time, subprocess\nprint(flush=True)\n"
+NATIVE = """import ctypes
+libc, number = ctypes.CDLL(None), ctypes.c_ulong()
+start = ctypes.cast(libc.pause, ctypes.c_void_p)
+assert libc.pthread_create(ctypes.byref(number), None, start, None) == 0
+libc.pthread_setname_np(number, b"{name}")
+threading.Event().wait()
+"""
+BESIDE = "threading.Thread(target={target}, args=(600,), name='{name}').start(); threading.Event().wait()"
 HABITS = {
     "lock": "threading.Event().wait()",
     "sleep": "time.sleep(600)",
+    "backs off": BESIDE.format(target="threading.Event().wait", name="upload"),
+    "native": NATIVE.format(name="helper"),
+    "loop": NATIVE.format(name="gloo_tcp_loop"),
+    "ours": BESIDE.format(target="time.sleep", name="holdfast"),
     "pipe": "os.read(os.pipe()[0], 1)",
     "spin": "while True: pass",
     "child": "subprocess.run([sys.executable, '-c', 'while True: pass'])",
@@ -75,6 +88,26 @@ def test_what_a_process_waits_in_is_seen(pids: dict[str, int], habit: str, call:
         assert found.calls[:1] == (call,)
     assert (found.children, found.traced, found.moved) == (children, False, False)
     assert "<module>" in found.where or "<module>" in found.stack
+
+
+@pytest.mark.parametrize(
+    ("habit", "calls"),
+    [
+        ("lock", (waits.LOCK,)),
+        ("backs off", (waits.LOCK, waits.TIMED_LOCK)),
+        ("native", (waits.LOCK, waits.OTHER)),
+        ("loop", (waits.LOCK,)),
+        ("ours", (waits.LOCK,)),
+    ],
+)
+def test_all_threads_are_seen_but_our_own_and_the_loops_of_libraries(
+    pids: dict[str, int], habit: str, calls: tuple[str, ...]
+) -> None:
+    found = look_at(pids[habit])
+    while found.calls[:1] != (waits.LOCK,):  # which is the last that each does
+        found = look_at(pids[habit])
+    assert found.calls == calls
+    assert (shown.shown(found).role == shown.LOCKED) is (set(calls) == {waits.LOCK})
 
 
 def test_the_work_of_its_children_is_seen_with_it(pids: dict[str, int]) -> None:

@@ -79,7 +79,10 @@ def test_what_moves_is_evidence_of_work_also_where_others_are_waited_for() -> No
     ("given", "certain"),
     [
         ({}, True),
-        ({"calls": ("lock", "lock", "lock for a time")}, True),  # a progress bar's thread
+        ({"calls": ("lock", "lock")}, True),
+        ({"calls": ("lock", "lock for a time")}, False),  # a thread that backs off, a timer
+        ({"calls": ("lock", "sleep")}, False),
+        ({"calls": ("lock", "other")}, False),  # a native thread that waits for a signal
         ({"calls": ("lock for a time",)}, False),  # it will wake up
         ({"calls": ("shared lock",)}, False),  # another process may release it
         ({"calls": ("lock", "poll")}, False),  # a thread that may hear something
