@@ -17,6 +17,7 @@ kernel of the step that it commits, and judges that step's numbers when it commi
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _COMMIT = "commit(loss, grad_norm=..., samples=..., tokens=..., flops=..., position=...)"
 _PAUSE = 'pause("eval", limit_s=600)'
 _PHASES = {"eval": Phase.EVAL, "checkpoint": Phase.CHECKPOINT}
+_LEAST_LIMIT_S = 1e-3  # of a pause that has overrun its own: 0 would mean the run's
 
 
 class State:
@@ -53,6 +55,7 @@ class State:
         self.device = session.accelerator or accelerator.of(modules.values())
         self.gate = Gate(self.device)
         self._pausing = False
+        self._pauses: list[tuple[str, float, float]] = []  # those within each other: label, limit, begin
         self._prepared = -1  # the step whose private state has been stored
         self._random: Mapping[str, bytes] | None = None
         self._page = session.page
@@ -197,19 +200,30 @@ class State:
 
         `limit_s` is its own limit; 0 takes the run's (30 minutes unless told otherwise). Random generators
         are as before when it ends. Weights may be exchanged for others if they are put back before it ends.
+        After one within another, that one goes on, with what is left of its limit.
         """
         misuse.known_only(_PAUSE, unknown)
         misuse.pause_of(label, limit_s)
         self._settle()
         random = dict(self.private.random())
-        if self._page is not None:
-            self._page.pause(_PHASES.get(label, Phase.PAUSED), label, limit_s)
+        self._pauses.append((label, float(limit_s), time.monotonic()))
+        self._show_pause(label, limit_s)
         try:
             with self._kept_still(label):
                 yield
         finally:
             self.private.restore_random(random)
-            self._phase(Phase.TAIL if self._in_tail else Phase.DATA)
+            self._pauses.pop()
+            if self._pauses:
+                outer, limit_s, began_s = self._pauses[-1]
+                left_s = max(limit_s - (time.monotonic() - began_s), _LEAST_LIMIT_S)
+                self._show_pause(outer, left_s if limit_s else 0.0)
+            else:
+                self._phase(Phase.TAIL if self._in_tail else Phase.DATA)
+
+    def _show_pause(self, label: str, limit_s: float) -> None:
+        if self._page is not None:
+            self._page.pause(_PHASES.get(label, Phase.PAUSED), label, limit_s)
 
     @contextmanager
     def _kept_still(self, label: str) -> Iterator[None]:

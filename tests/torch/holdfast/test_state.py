@@ -301,6 +301,31 @@ def test_what_a_forked_child_does_is_not_the_rank_s(memory: Path, monkeypatch: p
     assert shown() != before
 
 
+def test_a_pause_within_another_gives_it_back(memory: Path) -> None:
+    """The end of the inner one was taken for the end of both: an evaluation was then a hang."""
+    session = supervised(memory, LAUNCH)
+    script = Script(session)
+
+    def shown() -> tuple[int, str, float]:
+        found = progress.read((memory / "page-0.bin").read_bytes())
+        assert found is not None
+        return found.phase, found.pause_label, found.pause_limit_s
+
+    with script.state.pause("eval", limit_s=600):
+        assert shown() == (page.Phase.EVAL, "eval", 600.0)
+        with script.state.pause("checkpoint"):
+            assert shown()[:2] == (page.Phase.CHECKPOINT, "checkpoint")
+        assert shown()[:2] == (page.Phase.EVAL, "eval")
+        with pytest.raises(KeyError), script.state.pause("checkpoint"):
+            raise KeyError
+        assert shown()[:2] == (page.Phase.EVAL, "eval")
+        assert 0.0 < shown()[2] < 600.0
+        with script.state.pause("log"), script.state.pause("checkpoint"):
+            pass
+        assert shown()[:2] == (page.Phase.EVAL, "eval")
+    assert shown()[0] == page.Phase.DATA
+
+
 @pytest.mark.parametrize("every", [1, 4])
 def test_a_resumed_run_is_the_run(memory: Path, every: int) -> None:
     undisturbed = Script(alone()).run(11).bits()
