@@ -9,13 +9,17 @@ meanwhile.
 from __future__ import annotations
 
 import gc
+import os
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
 
 _T = TypeVar("_T")
 _COLLECTS_WITHIN = sys.version_info < (3, 12)
+_one_at_a_time = threading.Lock()  # else the first to be done would switch the collector on for the others
+_switched_off: list[bool] = []  # not empty while we, and not the script, have switched the collector off
 
 
 def frames() -> dict[int, FrameType]:
@@ -30,10 +34,27 @@ def exceptions() -> dict[int, object]:
 
 
 def _uncollected(ask: Callable[[], dict[int, _T]]) -> dict[int, _T]:
-    if not (_COLLECTS_WITHIN and gc.isenabled()):
+    if not _COLLECTS_WITHIN:
         return ask()
-    gc.disable()
-    try:
-        return ask()
-    finally:
+    with _one_at_a_time:
+        if not gc.isenabled():
+            return ask()
+        _switched_off.append(True)
+        gc.disable()
+        try:
+            return ask()
+        finally:
+            gc.enable()
+            _switched_off.clear()
+
+
+def _forked() -> None:
+    """A child has none of the threads that held the lock, and the collector as it was within it."""
+    global _one_at_a_time
+    if _switched_off:
         gc.enable()
+        _switched_off.clear()
+    _one_at_a_time = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -58,3 +58,29 @@ def test_a_collector_that_the_script_has_switched_off_stays_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_two_threads_that_look_at_once_do_so_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first to be done switched the collector on while the other was still within."""
+    inside, seen = threading.Event(), threading.Event()
+    looks: list[bool] = []
+
+    def ask() -> dict[int, object]:
+        looks.append(gc.isenabled())
+        if len(looks) == 1:
+            inside.set()
+            assert not seen.wait(0.2), "the second came in beside the first"
+        else:
+            seen.set()
+        looks.append(gc.isenabled())
+        return {}
+
+    monkeypatch.setattr(threadview, "_COLLECTS_WITHIN", True)
+    threads = [threading.Thread(target=threadview._uncollected, args=(ask,)) for _ in range(2)]
+    threads[0].start()
+    assert inside.wait(30)
+    threads[1].start()
+    for each in threads:
+        each.join(30)
+    assert looks == [False] * 4
+    assert gc.isenabled()
