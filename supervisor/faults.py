@@ -165,7 +165,7 @@ def _of_rank(name: str, report: MemberReport, rank: RankState) -> list[Fault]:
             step,
             ending.failed_ns or ending.at_ns,
             blame.signature(as_exit),
-            f"rank {rank.rank} {_how(ending)}",
+            f"rank {rank.rank} {_how(ending) if _kind(as_exit) != 'victim' else _lost_peers(ending)}",
             ending.message,
             ending.code,
             ending.signal,
@@ -208,6 +208,12 @@ def _how(ending: Ending) -> str:
         last = ending.message.strip().splitlines()[-1:] or ["an exception"]
         return f"raised {last[0][:200]}"
     return f"exited with code {ending.code}"
+
+
+def _lost_peers(ending: Ending) -> str:
+    """Say it of a rank that failed because of another one, which may not be known yet."""
+    last = ending.message.strip().splitlines()[-1:]
+    return "lost its peers" + (f" ({last[0][:200]})" if last else "")
 
 
 def root(faults: tuple[Fault, ...]) -> Fault:
