@@ -81,9 +81,13 @@ def _tails(view: View) -> Iterator[tuple[MemberView, RankState, Progress]]:
 
 
 def _hung(view: View) -> frozenset[int]:
+    """Return the ranks that have had their time: named as hanging, or over a limit of their own."""
     known = view.memory.incident
     found = known.faults if known is not None and known.generation == view.memory.generation else ()
-    return frozenset(fault.rank for fault in found if fault.kind == "hang")
+    named = {fault.rank for fault in found if fault.kind == "hang"}
+    late = [each for report in reported.reports(view) for each in reported.stalls(view, report)]
+    untold = -1 in named  # the evidence did not tell apart those that stand still
+    return frozenset(named | {each.rank for each in late if each.limited or untold})
 
 
 def cut(view: View, found: tuple[Fault, ...]) -> tuple[Cut, ...]:

@@ -151,6 +151,33 @@ def test_a_rank_that_hangs_there_is_not_waited_for() -> None:
     assert unfinished.wait(replace(found, memory=replace(found.memory, incident=hung)), POLICY) is None
 
 
+@pytest.mark.parametrize(
+    ("named", "limited", "waited"),
+    [(1, True, False), (-1, False, False), (1, False, True)],
+    ids=["its own limit is over", "not told apart from it", "it is only late"],
+)
+def test_a_survivor_that_has_had_its_time_is_not_waited_for(named: int, limited: bool, waited: bool) -> None:
+    found = group((rank(0), at(0, tail_s=9.0, phase="eval")), (rank(1), at(1, tail_s=9.0, phase="eval")))
+    members = tuple(
+        replace(each, report=replace(each.report, stalls=(late(number, limited),)))
+        for number, each in enumerate(found.members)
+        if each.report is not None
+    )
+    assert found.memory.incident is not None
+    hung = replace(found.memory.incident, faults=(fault("hang", named, 20),))
+    seen = replace(found, members=members, memory=replace(found.memory, incident=hung))
+    assert (0 in ranks_waited_for(seen)) == waited
+
+
+def late(number: int, limited: bool) -> Stall:
+    return Stall(number, 1, 20, 6, 40, "eval", 9.0, 3.0, limited)
+
+
+def ranks_waited_for(seen: View) -> tuple[int, ...]:
+    action = unfinished.wait(seen, POLICY)
+    return tuple(number for number in (0, 1) if action is not None and str(number) in action.why)
+
+
 def test_a_declared_pause_has_what_it_declared_up_to_a_bound() -> None:
     declared = group((rank(0), at(0, tail_s=1.5, pause_left_s=200.0)), (rank(1, KILLED), at(1)))
     assert decide(declared, POLICY) == Wait(300 * S, "rank 0 may finish what it is doing outside of a step")
