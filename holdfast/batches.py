@@ -21,14 +21,18 @@ if TYPE_CHECKING:
     from holdfast.state import State
 
 _OURS = ("sampler", "batch_sampler", "shuffle", "generator")
+_ONE = (
+    "Batches: a second batch was asked for in one step, and each step has one batch. To accumulate gradients "
+    "over k batches, use a batch_size k times as large and x.chunk(k); to evaluate, use a DataLoader"
+)
 
 
 class Batches:
     """A rank's batches of a map-style dataset, in an order that is shuffled anew in each epoch.
 
-    `batch_size` is that of a rank. `len()` gives the steps of an epoch. Iterating, or `steps`, begins with
-    the batch of `state.step`. Further options go to torch's `DataLoader`: `num_workers`, `pin_memory`,
-    `collate_fn`, `worker_init_fn`, ...
+    `batch_size` is that of a rank. `len()` gives the steps of an epoch. `steps` yields each step with its
+    batch; iterating gives the batch of the step that the loop is in. Further options go to torch's
+    `DataLoader`: `num_workers`, `pin_memory`, `collate_fn`, `worker_init_fn`, ...
     """
 
     def __init__(
@@ -98,18 +102,30 @@ class Batches:
 
         A step that is yielded again, because it was not committed, has the same batch again.
         """
-        feed: Iterator[Any] | None = None
-        at, batch = -1, None
+        feed = _Feed(self, operator.index(count))
         for step in self.state.steps(count):
-            if feed is None:
-                feed = self._feed(step, operator.index(count))
-            if step != at:
-                at, batch = step, next(feed)
-            yield step, batch
+            yield step, feed.batch(step)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of `state.step`, of the next, and so on without end, for `zip` with the steps."""
-        return self._feed(self.state.step, sys.maxsize)
+        """Yield the batch of the step that the loop is in, or begins next: one for each step, without end.
+
+        For `zip` with `state.steps(n)`, in either order. A step that is begun again has its batch again.
+
+        Raises:
+            BadInput: a second batch is asked for in a step.
+        """
+        feed, drawn = _Feed(self, sys.maxsize), -1
+        while True:
+            if self.state.turn == drawn:
+                raise BadInput(_ONE)
+            drawn = self.state.turn
+            yield feed.batch(self.following(self.state.step))
+
+    def following(self, step: int) -> int:
+        """Return the first step from `step` on that is not skipped."""
+        while step in self.session.skip:
+            step += 1
+        return step
 
     def _ordered(self, epoch: int) -> Sequence[int]:
         import torch
@@ -120,7 +136,8 @@ class Batches:
         order: Sequence[int] = torch.randperm(self._samples, generator=generator)  # type: ignore[assignment]
         return order
 
-    def _feed(self, first: int, count: int) -> Iterator[Any]:
+    def load(self, first: int, count: int) -> Iterator[Any]:
+        """Yield the batches of the steps from `first` to below `count` that are not skipped."""
         import torch
         from torch.utils.data import DataLoader
 
@@ -135,6 +152,25 @@ class Batches:
                 **options,
             )
         )
+
+
+class _Feed:
+    """The batches of the steps that a loop asks for, loaded ahead in their order."""
+
+    def __init__(self, batches: Batches, count: int) -> None:
+        self._batches, self._count = batches, count
+        self._at = -1  # the step whose batch was given last
+        self._batch: Any = None
+        self._next = -1  # the step whose batch is the next that `_loaded` gives
+        self._loaded: Iterator[Any] = iter(())
+
+    def batch(self, step: int) -> Any:
+        if step != self._at:
+            if step != self._next:  # the first, or the loop took a step without its batch
+                self._loaded = self._batches.load(step, self._count)
+            self._batch = next(self._loaded)
+            self._at, self._next = step, self._batches.following(step + 1)
+        return self._batch
 
 
 class _Plan:

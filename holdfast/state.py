@@ -49,6 +49,7 @@ class State:
     def __init__(self, session: Session, objects: Mapping[str, Any]) -> None:
         self.session = session
         self.step = 0
+        self.turn = 0  # another one with each step that a loop yields, and when a loop ends
         modules, private, replicated = hooks.sort(objects)
         self.guard = LossGuard(factor=session.loss_jump) if session.loss_jump > 0 else None
         self.private = PrivateState(modules, private, session.device, self.guard)
@@ -120,11 +121,13 @@ class State:
                 self._phase(Phase.DATA)
                 if self.keeping is not None:
                     self.keeping.throttle()
+                self.turn += 1
                 yield step
                 if self._prepared > self.step and self.writing:
                     raise BadInput(f"step {step} was not committed: call state.commit(loss=...) in the loop")
             self._settle()
         finally:  # also when the script leaves the loop by `break`: what follows is no step
+            self.turn += 1
             self._phase(Phase.IDLE)
         if self.keeping is not None:
             self.keeping.ended(self.step)

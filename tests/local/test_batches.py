@@ -26,12 +26,14 @@ def digests(path: Path) -> list[str]:
     return [path.with_name(f"{path.name}.{rank}").read_text() for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    ("method", "loop"), [("fork", "steps"), ("spawn", "steps"), ("fork", "zip"), ("none", "piz")]
+)
 def test_the_weights_are_those_of_the_undisturbed_run_whoever_loads(
-    start: Start, tmp_path: Path, undisturbed: list[str], method: str
+    start: Start, tmp_path: Path, undisturbed: list[str], method: str, loop: str
 ) -> None:
     digest = tmp_path / "digest"
-    run = start("--nproc-per-node 2 --hang-floor 60s", "epochs.py", STEPS, method, digest)
+    run = start("--nproc-per-node 2 --hang-floor 60s", "epochs.py", STEPS, method, digest, loop)
     run.reach(20)
     run.hit(1, signal.SIGKILL)
     ended = run.finish()

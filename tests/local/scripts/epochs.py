@@ -1,4 +1,7 @@
-"""Epochs over augmented data, loaded by workers: python epochs.py STEPS fork|spawn|none DIGEST."""
+"""Epochs over augmented data, loaded by workers: python epochs.py STEPS fork|spawn|none DIGEST [LOOP].
+
+LOOP: steps (of the batches), or zip or piz (with the state's; every seventh step is begun twice).
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ class Noisy:
 
 def main() -> None:
     steps, method, digest = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    loop = sys.argv[4] if len(sys.argv) > 4 else "steps"
     torch.manual_seed(0)
     module = nn.Sequential(
         nn.Linear(32, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 4)
@@ -35,7 +39,16 @@ def main() -> None:
     state = session.protect(model=model, optimizer=optimizer)
     workers = {} if method == "none" else {"num_workers": 2, "multiprocessing_context": method}
     batches = holdfast.Batches(Noisy(), 8, session, state, **workers)
-    for step, batch in batches.steps(steps):
+    loops = {
+        "steps": lambda: batches.steps(steps),
+        "zip": lambda: zip(state.steps(steps), batches, strict=False),
+        "piz": lambda: ((step, batch) for batch, step in zip(batches, state.steps(steps), strict=False)),
+    }
+    twice = -1
+    for step, batch in loops[loop]():
+        if loop != "steps" and step % 7 == 3 and step != twice:
+            twice = step
+            continue
         loss = model(batch).pow(2).mean()
         loss.backward()
         optimizer.step()

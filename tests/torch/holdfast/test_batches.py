@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -140,13 +141,59 @@ def test_a_step_that_was_not_committed_has_the_same_batch_again() -> None:
     assert seen[1] == seen[2]
 
 
-def test_they_can_be_zipped_with_the_steps() -> None:
-    batches = batches_of(step=3)
-    seen = []
-    for step, (indices, _) in zip(batches.state.steps(7), batches, strict=False):
-        seen.append((step, indices.tolist()))
+def zipped(batches: Batches, until: int, batches_first: bool, given: Any = None) -> Iterator[tuple[int, Any]]:
+    feed = batches if given is None else given
+    if batches_first:
+        yield from ((step, batch) for batch, step in zip(feed, batches.state.steps(until), strict=False))
+    else:
+        yield from zip(batches.state.steps(until), feed, strict=False)
+
+
+@pytest.mark.parametrize("batches_first", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_they_can_be_zipped_with_the_steps_and_stay_with_them(batches_first: bool, workers: int) -> None:
+    batches = batches_of(step=3, skip=(3, 8, 12), num_workers=workers)
+    tried, seen = [], []
+    for step, (indices, _) in zipped(batches, 12, batches_first):
+        assert indices.tolist() == batches.indices(step)
+        tried.append(step)
+        if step in (4, 7) and tried.count(step) < 3:
+            continue  # a batch that cannot be used: the step is begun again
+        seen.append(step)
         batches.state.commit()
-    assert seen == [(step, batches.indices(step)) for step in range(3, 7)]
+    assert seen == [4, 5, 6, 7, 9, 10, 11]
+    assert tried.count(4) == tried.count(7) == 3
+
+
+@pytest.mark.parametrize("batches_first", [False, True])
+def test_one_iterator_may_serve_one_loop_after_the_other(batches_first: bool) -> None:
+    batches = batches_of()
+    feed, seen = iter(batches), []
+    for epoch in range(3):
+        for step, (indices, _) in zipped(batches, 3 * (epoch + 1), batches_first, feed):
+            assert indices.tolist() == batches.indices(step)
+            seen.append(step)
+            batches.state.commit()
+    assert seen == list(range(9))
+
+
+def test_a_step_that_takes_no_batch_passes_over_its_own() -> None:
+    batches = batches_of()
+    feed = iter(batches)
+    for step in batches.state.steps(9):
+        if step % 3:
+            assert next(feed)[0].tolist() == batches.indices(step)
+        batches.state.commit()
+
+
+def test_a_second_batch_in_one_step_is_refused_with_what_to_do() -> None:
+    batches = batches_of()
+    feed = iter(batches)
+    for _ in batches.state.steps(1):
+        next(feed)
+        with pytest.raises(BadInput, match=r"a second batch .* in one step.*x\.chunk\(k\)"):
+            next(feed)
+        batches.state.commit()
 
 
 def test_holdfast_has_them() -> None:
