@@ -25,6 +25,7 @@ from supervisor.view import (
     Past,
     Policy,
     Replace,
+    Resume,
     Save,
     Secure,
     Settle,
@@ -69,6 +70,7 @@ def apply(view: View, action: Action, policy: Policy) -> Memory:
             save_generation=action.resume.generation,
             save_member=action.member,
             sources=action.resume.sources,
+            cut=action.cut,
         )
     if isinstance(action, Replace):
         return replace(memory, lost=(*memory.lost, action.member)[-LOST:])
@@ -191,7 +193,7 @@ def _start(view: View, action: Start, policy: Policy) -> Memory:
         skip=action.skip,
         incident=_decided(view, action, policy) if memory.incident else None,
         settled=False,
-        missed=(*memory.missed, *_missed(memory, action))[-HISTORY:],
+        missed=(*_still_missed(memory, resumed), *_missed(memory, action))[-HISTORY:],
         lost=(*memory.lost, *_left_behind(view, action, policy))[-LOST:],
         equal=replicas.rolled_back(memory.equal, resumed.step) if restore else (),
         saved=memory.saved if restore else -1,
@@ -212,6 +214,11 @@ def _missed(memory: Memory, action: Start) -> tuple[Missed, ...]:
     number = memory.incident.number if memory.incident is not None else 0
     undone = unfinished.missed(action.cut, action.resume.step)
     return tuple(Missed(number, each.rank, each.step) for each in undone)
+
+
+def _still_missed(memory: Memory, resumed: Resume) -> tuple[Missed, ...]:
+    """Return what a group that begins at `resumed` does not come back to."""
+    return tuple(each for each in memory.missed if resumed.step >= each.step)
 
 
 def _decided(view: View, action: Start, policy: Policy) -> Open:
@@ -306,10 +313,9 @@ def _end(view: View, action: End, policy: Policy) -> Memory:
                 remedy="stop",
                 why=action.why,
             )
-    stopped = unfinished.cut(view, ()) if action.exit_code == closing.EXIT_INTERRUPTED else ()
     return replace(
-        _barred(view, policy),
-        missed=(*memory.missed, *(Missed(0, each.rank, each.step) for each in stopped))[-HISTORY:],
+        _barred(view, policy, action.back),
+        missed=(*memory.missed, *_cut_short(view, action))[-HISTORY:],
         phase="stopping",
         since_ns=view.now_ns,
         exit_code=action.exit_code,
@@ -320,13 +326,27 @@ def _end(view: View, action: End, policy: Policy) -> Memory:
     )
 
 
-def _barred(view: View, policy: Policy) -> Memory:
+def _cut_short(view: View, action: End) -> tuple[Missed, ...]:
+    """Return the work that a stop leaves undone, and that a state which is on storage is not before.
+
+    The next run drops what it comes back to all the same.
+    """
+    if action.exit_code != closing.EXIT_INTERRUPTED:
+        return ()
+    cuts = action.cut or unfinished.cut(view, ())
+    undone = cuts if action.back is None else unfinished.missed(cuts, action.back)
+    return tuple(Missed(0, each.rank, each.step) for each in undone)
+
+
+def _barred(view: View, policy: Policy, back: int | None) -> Memory:
     """Make void what is beyond the last good step, so that the next run in the directory does not use it.
 
-    It is as if a generation had resumed from there and done nothing.
+    It is as if a generation had resumed from there and done nothing. `back` is the step from which work that
+    is cut off is done again.
     """
     memory = view.memory
-    good = remedy.at_most(symptoms.gathered(view, policy))
+    bad = remedy.at_most(symptoms.gathered(view, policy))
+    good = min((each for each in (bad, back) if each is not None), default=None)
     if good is None:
         return memory
     barred = max(memory.generation, memory.seen) + 1

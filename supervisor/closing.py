@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from holdfast.messages import Durable
 from supervisor import presence, remedy, resume, unfinished
-from supervisor.view import Action, Done, End, Fault, Memory, Policy, Save, View, Wait
+from supervisor.view import Action, Cut, Done, End, Fault, Memory, Policy, Save, View, Wait
 
 EXIT_INTERRUPTED = 130
 EXIT_CUT_SHORT = 3  # the script finished, and not all that it did after its commits was done
@@ -22,8 +22,9 @@ def finished(view: View) -> End:
     missed = view.memory.missed
     if not missed:
         return End(0, _FINISHED)
-    why = f"{unfinished.described(missed)} (see holdfast explain {missed[0].incident})"
-    return End(EXIT_CUT_SHORT, f"{_FINISHED}; {why}")
+    known = next((each.incident for each in missed if each.incident), 0)
+    where = f" (see holdfast explain {known})" if known else " by a stop"
+    return End(EXIT_CUT_SHORT, f"{_FINISHED}; {unfinished.described(missed)}{where}")
 
 
 def last_line(memory: Memory) -> str:
@@ -42,21 +43,38 @@ def last_line(memory: Memory) -> str:
 def save_and_end(view: View, found: tuple[Fault, ...]) -> Action:
     """Have what is secured written to storage before the end, if it is not there.
 
-    A checkpoint is named only if storage was seen to hold it since the end was asked for.
+    Where the stop cuts off work after a commit, that is a state from before it, as for a restart: the next
+    run does it again. A checkpoint is named only if storage was seen to hold it since the end was asked for.
     """
-    resumed = remedy.resume_point(view, remedy.at_most(found))
+    cuts = unfinished.cut(view, found)
+    resumed = remedy.before(view, cuts, remedy.at_most(found))
     if resumed.source == "slot":
-        return Save(resumed.holders[0], resumed, "stop asked: a checkpoint of what is secured")
+        return Save(resumed.holders[0], resumed, "stop asked: a checkpoint of what is secured", cuts)
     deadline = view.memory.since_ns + int(CONFIRM_S * _S)
     asked = view.stored.error or view.stored.looked_ns < view.memory.since_ns
     if asked and view.now_ns < deadline:
         return Wait(deadline, "looking what is on storage")
     if asked:
         why = view.stored.error or "it does not answer"
-        return End(EXIT_INTERRUPTED, f"stopped, as asked, without a new checkpoint; storage: {why}")
+        return _interrupted(f"stopped, as asked, without a new checkpoint; storage: {why}", cuts)
     if resumed.source == "checkpoint":
-        return End(EXIT_INTERRUPTED, f"stopped, as asked; the newest checkpoint has step {resumed.step}")
-    return End(EXIT_INTERRUPTED, "stopped, as asked; no member holds a state to save")
+        why = f"stopped, as asked; the newest checkpoint has step {resumed.step}"
+        return _interrupted(why, cuts, resumed.step)
+    return _interrupted("stopped, as asked; no member holds a state to save", cuts)
+
+
+def _interrupted(why: str, cuts: tuple[Cut, ...], stored: int | None = None) -> End:
+    """End a run that was asked to stop. `stored`: a checkpoint of that step is on storage, and not void.
+
+    Only what that comes before is done again by the next run; then what is beyond it must not be used.
+    """
+    again = tuple(each for each in cuts if stored is not None and stored <= each.at_most)
+    if not again:
+        return End(EXIT_INTERRUPTED, why, cut=cuts)
+    named = ", ".join(f"rank {each.rank} after step {each.step}" for each in again[:1])
+    more = f" and {len(again) - 1} more" if len(again) > 1 else ""
+    why = f"{why}, from before the work after commit that was cut off ({named}{more}): it is done again"
+    return End(EXIT_INTERRUPTED, why, cut=cuts, back=stored)
 
 
 def saving(view: View, policy: Policy) -> Action:
@@ -67,24 +85,27 @@ def saving(view: View, policy: Policy) -> Action:
     deadline = memory.since_ns + int(policy.save_s * _S)
     if durable is not None and durable.asked >= memory.save:
         if durable.error:
-            return End(EXIT_INTERRUPTED, f"stopped; the last checkpoint failed: {durable.error}")
+            return _interrupted(f"stopped; the last checkpoint failed: {durable.error}", memory.cut)
         return _confirmed(view, durable, deadline)
     if member is None or view.now_ns >= deadline or presence.is_lost(view, member, policy):
-        return End(EXIT_INTERRUPTED, "stopped without its last checkpoint")
+        return _interrupted("stopped without its last checkpoint", memory.cut)
     return Wait(min(deadline, view.now_ns + int(policy.member_timeout_s * _S)), "saving")
 
 
 def _confirmed(view: View, durable: Durable, deadline: int) -> Action:
     """End with the name of a checkpoint that storage was seen to hold after it had been written."""
+    memory = view.memory
     named, stored = f"checkpoint of step {durable.step}", view.stored
-    if stored.heard >= view.memory.save and not stored.error:
+    if stored.heard >= memory.save and not stored.error:
         if resume.has_checkpoint(view, durable.generation, durable.step):
-            return End(EXIT_INTERRUPTED, f"stopped, as asked, with a {named}")
-        return End(EXIT_INTERRUPTED, f"stopped; the {named} was written, and is not on storage any more")
+            return _interrupted(f"stopped, as asked, with a {named}", memory.cut, durable.step)
+        why = f"stopped; the {named} was written, and is not on storage any more"
+        return _interrupted(why, memory.cut)
     if view.now_ns < deadline:
         return Wait(deadline, f"looking whether the {named} is on storage")
     why = stored.error or "it does not answer"
-    return End(EXIT_INTERRUPTED, f"stopped; the {named} was written, but storage could not be read: {why}")
+    why = f"stopped; the {named} was written, but storage could not be read: {why}"
+    return _interrupted(why, memory.cut)
 
 
 def stopping(view: View, policy: Policy) -> Action:

@@ -289,7 +289,7 @@ def _begin(policy: Policy, held: Memory | None, fresh: bool) -> Memory:
     """Return the memory to go on with: the same after our own death, a new one for a new run.
 
     A new run in an old directory keeps what fences and what was learned: generation, lineage, skips, that
-    there were checkpoints.
+    there were checkpoints, and which work after commits was not done.
     """
     world_size = policy.members * policy.nproc
     now_ns = time.monotonic_ns()
@@ -311,6 +311,7 @@ def _begin(policy: Policy, held: Memory | None, fresh: bool) -> Memory:
         seen=held.seen,
         saved=held.saved,
         equal=held.equal,
+        missed=held.missed,
     )
 
 

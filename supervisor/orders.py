@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from holdfast import lineage
 from holdfast.launcher_messages import RankStart
+from holdfast.lineage import Lineage
 from holdfast.messages import Drill, MemberOrder
 from supervisor.view import Memory, Policy
 
@@ -21,7 +23,18 @@ def order_for(
     order = _order_for(memory, member, policy, drill)
     looks = int(look and order.do == "run")
     proven = memory.equal[-1] if memory.equal else -1
-    return replace(order, keep=policy.keep, lineage=memory.lineage, proven=proven, look=looks)
+    return replace(order, keep=policy.keep, lineage=_lineage(memory), proven=proven, look=looks)
+
+
+def _lineage(memory: Memory) -> tuple[Lineage, ...]:
+    """Return what is void once the present work is done.
+
+    The last save of a run may go back behind work that it cuts off: else a newer checkpoint, which does not
+    count then, could push it off storage.
+    """
+    if memory.phase != "saving" or not any(memory.save_step <= each.at_most for each in memory.cut):
+        return memory.lineage
+    return lineage.extended(memory.lineage, max(memory.generation, memory.seen) + 1, memory.save_step)
 
 
 def _order_for(memory: Memory, member: str, policy: Policy, drill: Drill | None) -> MemberOrder:

@@ -191,10 +191,10 @@ def resumes(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault,
     """Return where the next generation begins; the first of a run is that without a cause."""
     if cause is None:
         return begin_at(view, policy)
-    return _before(view, unfinished.cut(view, found), at_most(found))
+    return before(view, unfinished.cut(view, found), at_most(found))
 
 
-def _before(view: View, cuts: tuple[Cut, ...], bound: int | None) -> Resume:
+def before(view: View, cuts: tuple[Cut, ...], bound: int | None) -> Resume:
     """Return where to resume so that what was cut off is done again, if there is such a state of this run."""
     limit = unfinished.at_most(cuts, bound)
     if limit == bound:

@@ -163,6 +163,7 @@ class Memory:
     message: str = ""
     lost: tuple[str, ...] = ()
     missed: tuple[Missed, ...] = ()  # work after commits that was cut off and not done again
+    cut: tuple[Cut, ...] = ()  # work that a stop cuts off
     before: int = 0  # incidents of earlier runs in the same directory
     learned: tuple[Learned, ...] = ()
     warned: tuple[Warned, ...] = ()
@@ -398,6 +399,7 @@ class Save:
     member: str
     resume: Resume
     why: str
+    cut: tuple[Cut, ...] = ()  # work that the stop cuts off
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +418,8 @@ class End:
     why: str
     message: str = ""
     cause: Fault | None = None
+    cut: tuple[Cut, ...] = ()  # work that the stop cuts off
+    back: int | None = None  # what is beyond this step becomes void: a checkpoint of it is on storage
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,27 @@ def test_work_after_a_commit_that_was_cut_off_is_done_again(start: Start, tmp_pa
     assert run.last_status()["cut_short"] == []
 
 
+def test_work_after_a_commit_that_a_stop_cuts_off_is_done_by_the_next_run(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "alone").mkdir()
+    assert start(OPTIONS, "tailing.py", tmp_path / "alone", "save", into="undisturbed").finish().code == 0
+    run = start(f"{OPTIONS} --grace 1s", "tailing.py", tmp_path, "save")
+    begun(run, tmp_path)
+    run.interrupt()
+    stopped = run.finish()
+    assert stopped.code == 130, stopped.output
+    assert "cut off (rank 0 after step 20): it is done again" in stopped.output
+    assert saved(tmp_path) != LINES
+    again = start(f"{OPTIONS} --run-dir {run.run_dir}", "tailing.py", tmp_path, "save")
+    ended = again.finish()
+    assert ended.code == 0, ended.output
+    assert (times(tmp_path), saved(tmp_path)) == (2, LINES)
+    for rank in (0, 1):
+        name = f"digest.{rank}"
+        assert (tmp_path / name).read_text() == (tmp_path / "alone" / name).read_text()
+
+
 @pytest.mark.parametrize(
     ("what", "says"), [("raise", "the evaluation failed"), ("interrupt", "KeyboardInterrupt")]
 )

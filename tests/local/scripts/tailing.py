@@ -40,4 +40,4 @@ def after(step: int, state: Any) -> None:
             raise RuntimeError("the evaluation failed")
 
 
-train(60, after=after)
+train(60, after=after, digest=folder / "digest")

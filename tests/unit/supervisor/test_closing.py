@@ -7,9 +7,10 @@ import pytest
 
 from holdfast.lineage import Lineage
 from holdfast.messages import Durable
-from supervisor import closing
-from supervisor.view import Checkpoint, Done, End, Policy, Save, Stored, Wait
-from tests.unit.supervisor.views import S, fault, holding, launcher, member, report, view
+from supervisor import closing, orders
+from supervisor.apply import apply
+from supervisor.view import Checkpoint, Cut, Done, End, Missed, Policy, Save, Stored, Wait
+from tests.unit.supervisor.views import S, fault, holding, launcher, member, progress, rank, report, view
 
 POLICY = Policy(members=2, save_s=50.0, grace_s=5.0)
 HELD = (
@@ -121,3 +122,85 @@ def test_members_are_waited_for_until_they_are_gone_or_their_time_is_up() -> Non
     assert isinstance(closing.stopping(view(*HELD, now_s=15.0), POLICY), Done)
     gone = [replace(each, exists=False) for each in HELD]
     assert closing.stopping(view(*gone), POLICY) == Done("no member is left")
+
+
+# -- work after a commit that a stop cuts off
+
+CUT = Cut(0, 9, 8, 3.0)
+AGAIN = ", from before the work after commit that was cut off (rank 0 after step 9): it is done again"
+
+
+def evaluating(*slots: int, **given: Any) -> Any:
+    """Return a view in which rank 0 works after the commit of step 9, and both hold `slots`."""
+    members = []
+    for number in (0, 1):
+        held = holding(f"m{number}", tuple((1, s) for s in slots), tuple((number, 1, s) for s in slots))
+        assert held.report is not None
+        where = replace(progress(number, 9), tail_s=3.0 if number == 0 else 0.0)
+        told = replace(held.report, launcher=launcher(rank(number)), progress=(where,), secured_for=1)
+        members.append(replace(held, report=told))
+    return view(*members, **{"phase": "securing", "since_ns": 99 * S, "stop": "graceful", **given})
+
+
+def test_a_stop_that_cuts_off_work_after_a_commit_saves_a_state_from_before_it() -> None:
+    seen = evaluating(9, 7)
+    action = closing.save_and_end(seen, ())
+    assert isinstance(action, Save)
+    assert (action.resume.step, action.cut) == (7, (CUT,))
+    memory = apply(seen, action, POLICY)
+    assert memory.lineage == (), "nothing is void before the older state is on storage"
+    order = orders.order_for(memory, "m0", POLICY, None)
+    assert order.lineage == (Lineage(2, 7),), "what is beyond it does not push it off storage"
+
+
+def test_once_the_older_state_is_on_storage_what_contains_the_cut_step_is_void() -> None:
+    seen = evaluating(9, 7, phase="saving", save=2, save_member="m0", save_step=7, cut=(CUT,))
+    first = seen.members[0]
+    told = replace(first.report, durable=Durable(7, 1, "p", 0.1, "", 2))
+    both = on_storage(Checkpoint(9, 1, 2, "k"), Checkpoint(7, 1, 2, "p"))
+    seen = replace(seen, members=(replace(first, report=told), seen.members[1]), stored=both)
+    action = closing.saving(seen, POLICY)
+    assert isinstance(action, End)
+    assert action.why == f"stopped, as asked, with a checkpoint of step 7{AGAIN}"
+    memory = apply(seen, action, POLICY)
+    assert (memory.lineage, memory.missed) == ((Lineage(2, 7),), ())
+    failed = replace(told, durable=Durable(9, 1, "k", 0.0, "disk full", 2))
+    seen = replace(seen, members=(replace(first, report=failed), seen.members[1]))
+    memory = apply(seen, closing.saving(seen, POLICY), POLICY)
+    assert (memory.lineage, memory.missed) == ((), (Missed(0, 0, 9),))
+
+
+def test_an_older_checkpoint_serves_where_no_older_snapshot_is() -> None:
+    seen = replace(evaluating(9), stored=on_storage(Checkpoint(6, 1, 2, "p")))
+    action = closing.save_and_end(seen, ())
+    assert isinstance(action, End)
+    assert (action.back, action.why) == (
+        6,
+        f"stopped, as asked; the newest checkpoint has step 6{AGAIN}",
+    )
+
+
+def test_without_an_older_state_what_was_cut_short_is_said_now_and_by_the_next_run() -> None:
+    seen = replace(evaluating(9), stored=on_storage())
+    saved = closing.save_and_end(seen, ())
+    assert isinstance(saved, Save)
+    assert saved.resume.step == 9
+    memory = apply(seen, saved, POLICY)
+    told = replace(seen.members[0].report, durable=Durable(9, 1, "p", 0.1, "", 1), progress=())
+    over = replace(
+        seen,
+        members=(replace(seen.members[0], report=told), seen.members[1]),
+        memory=memory,
+        stored=on_storage(Checkpoint(9, 1, 2, "p")),
+    )
+    ended = apply(over, closing.saving(over, POLICY), POLICY)
+    assert (ended.exit_code, ended.lineage, ended.missed) == (130, (), (Missed(0, 0, 9),))
+    assert closing.last_line(ended) == (
+        "stopped, as asked, with a checkpoint of step 9; "
+        "work after commit was cut short 1 time: rank 0 after step 9"
+    )
+    found = closing.finished(view(missed=ended.missed))
+    assert found == End(
+        closing.EXIT_CUT_SHORT,
+        "all ranks have finished; work after commit was cut short 1 time: rank 0 after step 9 by a stop",
+    )

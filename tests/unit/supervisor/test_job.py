@@ -15,7 +15,7 @@ from supervisor.job import Job
 from supervisor.journal import Journal
 from supervisor.records import Records
 from supervisor.rundir import RunDir
-from supervisor.view import Action, Memory, Policy, View, Wait
+from supervisor.view import Action, Memory, Missed, Policy, View, Wait
 from tests.unit.supervisor.views import report, view
 
 
@@ -139,3 +139,14 @@ def test_a_member_that_the_backend_no_longer_has_is_gone_until_it_is_counted_as_
     assert seen(job) == [("m1", True)]
     job.memory = replace(job.memory, lost=())  # of the last few alone is remembered that they are lost
     assert seen(job) == [("m1", True)], "whoever was given up does not come back as another loss"
+
+
+def test_the_next_run_in_the_directory_knows_what_a_stop_cut_short(tmp_path: Path) -> None:
+    before = view(generation=7, phase="ended", missed=(Missed(0, 1, 20),))
+    kept = Journal(tmp_path / "journal.jsonl")
+    kept.write(before, Policy(), Wait(1), before.memory, None)
+    kept.close()
+    connections = Connections(time.monotonic_ns, lambda: None)
+    job = Job(Policy(), tmp_path, Records(RunDir(tmp_path)), Backend(), connections, True, 5)
+    job.journal.close()
+    assert (job.memory.phase, job.memory.missed) == ("forming", (Missed(0, 1, 20),))

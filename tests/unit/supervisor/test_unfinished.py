@@ -12,7 +12,21 @@ from holdfast.messages import Progress, Stall
 from supervisor import closing, hanging, remedy, still, unfinished
 from supervisor.apply import apply
 from supervisor.decide import decide
-from supervisor.view import Cut, End, Fault, Memory, Missed, Open, Policy, Secure, Settle, Start, View, Wait
+from supervisor.view import (
+    Cut,
+    End,
+    Fault,
+    Memory,
+    Missed,
+    Open,
+    Policy,
+    Resume,
+    Secure,
+    Settle,
+    Start,
+    View,
+    Wait,
+)
 from tests.unit.supervisor.views import (
     S,
     fault,
@@ -236,6 +250,28 @@ def test_where_no_state_from_before_is_left_the_run_goes_on_and_says_so() -> Non
         "all ranks have finished; work after commit was cut short 1 time: rank 1 after step 20 "
         "(see holdfast explain 1)",
     )
+
+
+def test_a_hang_in_a_pause_that_no_state_is_before_is_said_at_the_end() -> None:
+    """All ranks evaluate, over the limit that they declared, and only the state of that step is left."""
+    hung = at(0, tail_s=3.1, phase="eval")
+    found = group((rank(0), hung), (rank(1), replace(hung, rank=1)), slots=(20,))
+    members = tuple(
+        replace(each, report=replace(each.report, stalls=(late(number, True),)))
+        for number, each in enumerate(found.members)
+        if each.report is not None
+    )
+    assert found.memory.incident is not None
+    opened = replace(found.memory.incident, faults=(fault("hang", 0, 20),))
+    seen = replace(found, members=members, memory=replace(found.memory, incident=opened))
+    action = decide(seen, POLICY)
+    assert isinstance(action, Start)
+    assert action.resume.step == 20
+    after = apply(seen, action, POLICY)
+    assert after.missed == (Missed(1, 0, 20), Missed(1, 1, 20))
+    assert closing.finished(replace(seen, memory=after)).exit_code == closing.EXIT_CUT_SHORT
+    again = Resume(15, 1, "slot")  # a later fault went back behind it: it is done again
+    assert apply(replace(seen, memory=after), replace(action, resume=again, cut=()), POLICY).missed == ()
 
 
 # -- exceptions
