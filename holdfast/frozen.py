@@ -3,8 +3,10 @@
 A frozen parameter is one of a module that needs no gradient and that no optimizer has. It need not be
 written into a slot whose last snapshot was written by this very process when nothing tells that it has
 changed since: version counter, place, and some bytes of its content. None of these tells of a few rows that
-are written through `.data` (a memory bank, a codebook), so each copy compares all that it leaves out with
-what the slot has, and writes what differs. After the first difference everything is copied, always.
+are written through `.data` (a memory bank, a codebook). So the kernel is asked which pages have been written
+since a moment before the slot's copy was made (see `holdfast.writes`), and these are compared with what the
+slot has; all that is left out, where the kernel cannot be asked. What differs is written, and from then on
+everything is copied, always.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from holdfast import capture
+from holdfast import capture, memcopy, writes
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +36,15 @@ class _Held:
     record: Record
     header: bytes
     looks: dict[str, _Look]
+    watch: writes.Watch | None  # which had begun before the slot was filled
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What need not be copied, and what of it must be compared with what the slot has."""
+
+    places: frozenset[int] = frozenset()  # in the list of tensors
+    compared: tuple[tuple[int, int, int], ...] = ()  # place, from byte, to byte
 
 
 @dataclass(slots=True)
@@ -47,47 +58,79 @@ class Frozen:
     _of: Tensors | None = None
     _candidates: list[int] = field(default_factory=list)  # places in `_of`
     _distrusted: bool = False
+    _watch: writes.Watch | None = None
+    _asked: bool = False  # for a watch of `_of`: once
 
-    def left_out(self, tensors: Tensors, before: Record | None, header: bytes) -> frozenset[int]:
-        """Return the places in `tensors` of those that a slot should hold already: to be compared.
+    def left_out(self, tensors: Tensors, before: Record | None, header: bytes) -> LeftOut:
+        """Return which of `tensors` a slot should hold already. To be called before any of them is copied.
 
         `before` is the snapshot that it had until now, None for none; `header` what its file begins with.
         """
         held = None if before is None else self._slots.pop(before.slot, None)
         looks = self._look(tensors)
         if held is None or held.record != before or held.header != header or self._distrusted:
-            return frozenset()
+            return LeftOut()
         same = {name for name, look in looks.items() if held.looks.get(name) == look}
-        return frozenset(n for n in self._candidates if tensors[n][0] in same)
+        places = [n for n in self._candidates if tensors[n][0] in same]
+        watch = held.watch if held.watch is self._watch else None
+        return LeftOut(
+            frozenset(places), tuple((n, *each) for n in places for each in _written(watch, tensors[n][1]))
+        )
 
     def distrust(self) -> None:
         """What was left out was not as the slot had it: from now on everything is copied, always."""
         self._distrusted, self.share = True, 1.0
         self._slots.clear()
+        self._watch_anew(None)
 
     def wrote(self, tensors: Tensors, record: Record, header: bytes) -> None:
         """A snapshot of `tensors` has been committed; they are as they were at the last look."""
-        if not self._distrusted and self._candidates and self._of is tensors:
-            self._slots[record.slot] = _Held(record, header, self._known)
+        self._hold(tensors, record, header, self._watch)
 
     def restored(self, tensors: Tensors, record: Record, header: bytes) -> None:
         """The objects have just been filled from this snapshot: it holds what they do."""
         self._look(tensors)
-        self.wrote(tensors, record, header)
+        self._hold(tensors, record, header, None)  # a watch that begins now has not seen them being filled
+
+    def _hold(self, tensors: Tensors, record: Record, header: bytes, watch: writes.Watch | None) -> None:
+        if not self._distrusted and self._candidates and self._of is tensors:
+            self._slots[record.slot] = _Held(record, header, self._known, watch)
 
     def _look(self, tensors: Tensors) -> dict[str, _Look]:
         """Look at the candidates; what is as it was the last time counts as what will not be copied again."""
         if self._of is not tensors:
-            self._of, self._candidates = tensors, _candidates(self.objects, tensors)
+            self._of, self._candidates, self._asked = tensors, _candidates(self.objects, tensors), False
+            self._watch_anew(None)
         looks = {tensors[n][0]: _look_at(tensors[n][1]) for n in self._candidates}
-        still = sum(tensors[n][1].nbytes for n in self._candidates if self._same(tensors[n][0], looks))
+        same = [tensors[n][1] for n in self._candidates if self._same(tensors[n][0], looks)]
+        still = sum(each.nbytes for each in same)
+        if still and not self._asked and not self._distrusted and _known_writers():
+            self._asked = True
+            self._watch_anew(writes.watch([(each.data_ptr(), each.nbytes) for each in same]))
         total = sum(tensor.nbytes for _, tensor in tensors)
         self.share = 1.0 if self._distrusted or not total else 1.0 - still / total
         self._known = looks
         return looks
 
+    def _watch_anew(self, watch: writes.Watch | None) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        self._watch = watch
+
     def _same(self, name: str, looks: Mapping[str, _Look]) -> bool:
         return self._known.get(name) == looks[name]
+
+
+def _known_writers() -> bool:
+    """True without a GPU in use: its driver writes to host memory past the kernel's notice."""
+    import torch
+
+    return not torch.cuda.is_initialized()
+
+
+def _written(watch: writes.Watch | None, tensor: torch.Tensor) -> tuple[tuple[int, int], ...]:
+    """Return what of a tensor may have been written since `watch` began: from byte, to byte."""
+    return ((0, tensor.nbytes),) if watch is None else watch.written((tensor.data_ptr(), tensor.nbytes))
 
 
 def _candidates(objects: Mapping[str, Any], tensors: Tensors) -> list[int]:
@@ -124,10 +167,4 @@ def _look_at(tensor: torch.Tensor) -> _Look:
         return -1, 0, ()
     step = tensor.nbytes // LOOKS
     places = torch.arange(LOOKS) * step + torch.arange(LOOKS) % tensor.itemsize
-    return tensor._version, tensor.data_ptr(), tuple(_bytes(tensor)[places].tolist())
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return tensor.detach().view(-1).view(torch.uint8)
+    return tensor._version, tensor.data_ptr(), tuple(memcopy.flat(tensor)[places].tolist())

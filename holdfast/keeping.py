@@ -37,6 +37,7 @@ RECENT = 32  # step times whose median the interval is chosen by
 SOON = 4  # steps after the start of a generation in which it takes its first own snapshot
 LOOK_CLOSELY = 4  # steps of a generation in which buffers on a device are compared, too
 NAMED = 3  # buffers in a warning of large ones
+MORE_COMPARED = 0.1  # of the state, than by the copies before: its cost is another
 _INSIDE = "inside the optimizer's writes"
 _PATIENCE_S = 10.0  # for a slot to restore from that is being written
 
@@ -95,7 +96,8 @@ class Keeping:
         self._ahead: set[str] = set()  # private objects that change there in every step
         self._cost_s = 0.0  # of a copy of the kind that the last one was, comparing what is frozen
         self._share = 1.0  # of the state that is not frozen
-        self._whole = True  # the copies whose cost is known compared nothing
+        self._whole = True  # the copies whose cost is known left nothing out
+        self._compared = 0.0  # of the state, by these copies
         self._private_s = 0.0  # what private state took in this step
         self._least_private_s = math.inf
         self._copy_s = 0.0  # what a copy of the state may take: for limits
@@ -552,9 +554,10 @@ class Keeping:
         """Record what a copy took, and how long the host was held up by it, if not for all of that."""
         self._walk = True
         share, whole = self._snapshots.frozen.share, self._snapshots.was_whole
-        if share > self._share or whole != self._whole:  # comparing takes another time than copying
-            self._cost_s = 0.0
-        self._share, self._whole = share, whole
+        compared = self._snapshots.was_compared
+        if share > self._share or whole != self._whole or compared > self._compared + MORE_COMPARED:
+            self._cost_s = 0.0  # comparing takes another time than copying, and than leaving out
+        self._share, self._whole, self._compared = share, whole, compared
         self._cost_s = min(cost_s, self._cost_s or cost_s)
         self._copy_s = max(self._copy_s, cost_s)
         self._state.session.note_snapshot(step, cost_s, cost_s if held_s is None else held_s)

@@ -58,12 +58,12 @@ class Copying:
         """
         self.differed: list[int] = []  # one entry for each stretch that a sparing copy had to write
         self._held = list(zip(targets, sources, strict=True))  # what the pieces point to
-        flat = [(t, s) for t, s in self._held if t.is_contiguous() and s.is_contiguous()]
+        lying = [(t, s) for t, s in self._held if t.is_contiguous() and s.is_contiguous()]
         self._odd = [(t, s) for t, s in self._held if not (t.is_contiguous() and s.is_contiguous())]
-        total = sum(source.nbytes for _, source in flat)
+        total = sum(source.nbytes for _, source in lying)
         ahead, threads = (AHEAD_BYTES, THREADS) if total > ALONE_BYTES else (0, 1)
         most = -(-max(total - ahead, 0) // threads)
-        shares = _shares(sorted(flat, key=_address), most + ahead, most) if flat else [[]]
+        shares = _shares(sorted(lying, key=_address), most + ahead, most) if lying else [[]]
         work: Callable[[list[_Pair]], _Work] = partial(_sparing, self.differed) if sparing else _work
         self._mine, *self._others = map(work, shares)
 
@@ -142,19 +142,20 @@ def _shares(pairs: Sequence[_Pair], first: int, most: int) -> list[list[_Pair]]:
     shares: list[list[_Pair]] = [[]]
     room = first
     for target, source in pairs:
-        flat = _bytes(target), _bytes(source)
+        pair = flat(target), flat(source)
         done, size = 0, source.nbytes
         while done < size:
             if room == 0:
                 shares.append([])
                 room = most
             part = min(room, size - done)
-            shares[-1].append((flat[0][done : done + part], flat[1][done : done + part]))
+            shares[-1].append((pair[0][done : done + part], pair[1][done : done + part]))
             done, room = done + part, room - part
     return shares
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a contiguous tensor, where they lie."""
     import torch
 
     return tensor.detach().view(-1).view(torch.uint8)

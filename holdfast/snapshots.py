@@ -12,7 +12,7 @@ from holdfast import capture, memcopy
 from holdfast.accelerator import Broken, Device, Host, Pinned
 from holdfast.arena import Arena
 from holdfast.capture import JSON_ENTRY
-from holdfast.frozen import Frozen
+from holdfast.frozen import Frozen, LeftOut
 from holdfast.offload import Division, Offload, Part
 from holdfast.records import SLOTS
 from holdfast.standing import Standing
@@ -45,7 +45,7 @@ class _Targets:
     layout: Layout
     views: list[torch.Tensor]
     copying: memcopy.Copying | None  # None: from a device
-    part: tuple[frozenset[int], memcopy.Copying, memcopy.Copying] | None = None  # these; the rest
+    part: tuple[LeftOut, memcopy.Copying, memcopy.Copying] | None = None  # compared; copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,8 @@ class Snapshots:
         self._base = base
         self._standing = Standing(objects)
         self.frozen = Frozen(objects)
-        self.was_whole = True  # the last copy compared nothing
+        self.was_whole = True  # the last copy left nothing out
+        self.was_compared = 0.0  # of the state's bytes, by the last copy
         self._world_size = world_size
         self._device: Device = device or Host()
         self._targets: dict[int, _Targets] = {}
@@ -129,20 +130,16 @@ class Snapshots:
         return cost_s
 
     def _copy(self, tensors: Tensors, draft: Draft) -> bool:
-        """Copy the host's tensors; those that the slot should have are compared. True if none were."""
+        """Copy the host's tensors, but for those that the slot has already. True if there were none."""
         targets = self._targets_of(tensors, draft)
         assert targets.copying is not None
         left_out = self.frozen.left_out(tensors, draft.before, draft.layout.header)
-        if not left_out:
+        self.was_compared = sum(to - at for _, at, to in left_out.compared) / draft.layout.total_bytes
+        if not left_out.places:
             targets.copying.run(self._moved)
             return True
         if targets.part is None or targets.part[0] != left_out:
-            rest = [n for n in range(len(tensors)) if n not in left_out]
-            comparing, copying = (
-                memcopy.Copying([targets.views[n] for n in ns], [tensors[n][1] for n in ns], sparing=sparing)
-                for ns, sparing in ((sorted(left_out), True), (rest, False))
-            )
-            targets.part = left_out, comparing, copying
+            targets.part = left_out, *_parted(left_out, targets.views, [tensor for _, tensor in tensors])
         _, comparing, copying = targets.part
         comparing.run(self._moved)
         copying.run(self._moved)
@@ -311,6 +308,20 @@ class Snapshots:
         if pinned is not None:
             pinned.release()
         self._pinned[slot] = draft.data, self._device.pin(draft.data)
+
+
+def _parted(
+    left_out: LeftOut, targets: list[torch.Tensor], sources: list[torch.Tensor]
+) -> tuple[memcopy.Copying, memcopy.Copying]:
+    """Return what compares the stretches that may differ, and what copies the rest."""
+    ours, theirs = (
+        [memcopy.flat(tensors[n])[at:to] for n, at, to in left_out.compared] for tensors in (targets, sources)
+    )
+    rest = [n for n in range(len(sources)) if n not in left_out.places]
+    return (
+        memcopy.Copying(ours, theirs, sparing=True),
+        memcopy.Copying([targets[n] for n in rest], [sources[n] for n in rest]),
+    )
 
 
 def _nothing() -> None:
