@@ -40,6 +40,7 @@ class Found:
     meta: Mapping[str, object]
     bytes: int
     lineage: tuple[Lineage, ...] = ()  # what its writer knew of the generations
+    epoch: int = 0  # of the supervisor by whose order it was written
 
 
 def load(path: Path | str) -> Found:
@@ -76,6 +77,7 @@ def load(path: Path | str) -> Found:
         manifest.meta,
         sum(entry.bytes for entry in manifest.files),
         manifest.lineage,
+        manifest.epoch,
     )
 
 

@@ -68,6 +68,7 @@ def write(
     created_at: float,
     checksums: Mapping[str, int] | None = None,
     known: tuple[Lineage, ...] = (),
+    epoch: int = 0,
 ) -> Path:
     """Write a checkpoint and return its directory, durable and named by `latest`.
 
@@ -84,13 +85,16 @@ def write(
         created_at: Seconds since the epoch.
         checksums: What the content checksums of some of the files must come to.
         known: The lineage of the group, which the checkpoint carries.
+        epoch: Fencing token of the supervisor whose order this is.
 
     Raises:
-        ValueError: A bad file name, meta that is not JSON, content of another checksum.
+        ValueError: A bad file name, meta that is not JSON, content of another checksum, or a supervisor of a
+            later epoch has had a checkpoint written here.
         OSError: Storage failed or is full; what was there still is, and readers see it.
     """
     root = Path(root)
     _check_names(files)
+    _check_epoch(root, epoch)
     final = root / f"step-{step:08d}"
     _make_root(root)
     if _stands(final, generation):
@@ -101,7 +105,7 @@ def write(
 
     def described(entries: tuple[FileEntry, ...]) -> Manifest:
         _compare(entries, checksums or {})
-        return Manifest(generation, step, world_size, created_at, entries, meta, known)
+        return Manifest(generation, step, world_size, created_at, entries, meta, known, epoch)
 
     _write(final, files, described)
     return final
@@ -113,6 +117,7 @@ def retain(
     whole: frozenset[Path] = frozenset(),
     known: tuple[Lineage, ...] = (),
     proven: int = -1,
+    epoch: int = 0,
 ) -> tuple[Path, ...]:
     """Delete the oldest checkpoints beyond `count`, void ones, and what dead writers left; return them.
 
@@ -126,6 +131,8 @@ def retain(
         whole: Directories that the caller knows to be whole, which saves reading them.
         known: The lineage of the group; what the checkpoints themselves tell of it is added.
         proven: The last step at which the replicas are known to have been equal; -1 for none.
+        epoch: Fencing token of the supervisor whose order this is: where a later one has had a checkpoint
+            written, nothing is deleted.
 
     Raises:
         OSError: Something could not be read or deleted.
@@ -137,6 +144,8 @@ def retain(
         return ()
     durable.remove_debris(root)
     found = tuple((path, what) for path, what in look(root) if not isinstance(what, NewerFormat))
+    if any(isinstance(what, Found) and what.epoch > epoch for _, what in found):
+        return ()
     told = [what.lineage for _, what in found if isinstance(what, Found)]
     void = _void(found, lineage.merged(known, *told))
     beyond = _beyond(tuple(each for each in found if each[0] not in void), count, whole, proven)
@@ -195,6 +204,7 @@ def _write(
         batch.write(hint, _hint(final))
         batch.add_directory(temporary)
         batch.settle()
+        _check_epoch(root, manifest.epoch)
         _publish(temporary, final, manifest.generation)
         os.replace(hint, root / LATEST)
     durable.sync_directory(root)
@@ -204,6 +214,16 @@ def _check_names(names: Iterable[str]) -> None:
     for name in names:
         if not is_file_name(name):
             raise ValueError(f"file name {name!r} in a checkpoint, accepted is {NAME_RULE}")
+
+
+def _check_epoch(root: Path, epoch: int) -> None:
+    """Raise `ValueError` where a supervisor of a later epoch has had a checkpoint written."""
+    newest = max((what.epoch for _, what in look(root) if isinstance(what, Found)), default=0)
+    if newest > epoch:
+        raise ValueError(
+            f"a supervisor of epoch {newest} has had checkpoints written to {str(root)!r}, and this member"
+            f" obeys epoch {epoch}: it is cut off from the run, or has not heard of the new one yet"
+        )
 
 
 def _hint(final: Path) -> bytes:

@@ -24,7 +24,7 @@ from holdfast.beat import left_s
 from holdfast.channel import Say
 from holdfast.crew import Crew
 from holdfast.launcher_messages import LauncherOrder, LauncherState, Look
-from holdfast.listeners import Listeners
+from holdfast.listeners import Listeners, Refused
 from holdfast.looking import Looker, Target
 from holdfast.nest import Nest, Process
 from holdfast.oom import MemoryGroup
@@ -52,6 +52,7 @@ class Launcher:
         self.offer = _listen_tcp()
         self.memory = MemoryGroup()
         self.stopping = False
+        self.epoch = 0  # of the newest supervisor that has had something done here
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._looker = Looker(self._has_looked)
         self._seen: deque[tuple[int, int, tuple[Look, ...]]] = deque()  # what the looker's thread has for us
@@ -113,12 +114,21 @@ class Launcher:
             stopped=self.stopping,
             looks=looks,
             looked=looked,
+            epoch=self.epoch,
         )
 
     # -- orders
 
     def obey(self, order: LauncherOrder) -> None:
-        """Carry out `order`, unless a newer generation is here already. Repeats are harmless."""
+        """Carry out `order`, unless a newer generation is here already. Repeats are harmless.
+
+        Raises:
+            Refused: It is of a supervisor that another has replaced.
+        """
+        if order.epoch < self.epoch:
+            newest = f"a supervisor of epoch {self.epoch} has taken the run over"
+            raise Refused(f"{order.do!r} of epoch {order.epoch}: {newest}")
+        self.epoch = order.epoch
         if order.do == "stop":
             self.stop(order.grace_s)
         elif order.do == "run" and order.launch is not None:

@@ -128,6 +128,7 @@ class LauncherState:
     stopped: bool = False
     looks: tuple[Look, ...] = ()  # the newest at each rank of the generation
     looked: int = 0  # the number of the newest look that is complete
+    epoch: int = 0  # the highest of which it has had an order
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,3 +191,4 @@ class LauncherOrder:
     grace_s: float = 0.0
     suspects: tuple[int, ...] = ()  # ranks that hang: not waited for as long as the others when they secure
     look: int = 0  # of "look": its number
+    epoch: int = 0  # of the supervisor that wants it

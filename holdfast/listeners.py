@@ -17,12 +17,17 @@ from holdfast.launcher_messages import LauncherOrder, LauncherState
 SIGN = b"\n"
 
 
+class Refused(Exception):
+    """An order that must not be carried out; says why."""
+
+
 class Listeners:
     """All ends of the socket that are open: one sidecar, or the one that died and its successor."""
 
     def __init__(
         self, path: Path, selector: selectors.BaseSelector, obey: Callable[[LauncherOrder], None]
     ) -> None:
+        """`obey` may raise `Refused`, which is printed."""
         self._path = path
         self._selector = selector
         self._obey = obey
@@ -84,7 +89,7 @@ class Listeners:
         for line in lines:
             try:
                 self._obey(wire.decode(LauncherOrder, line))
-            except wire.Malformed as error:
+            except (wire.Malformed, Refused) as error:
                 print(f"holdfast launch: refused: {error}", flush=True)
 
     def _drop(self, peer: socket.socket) -> None:

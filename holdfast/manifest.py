@@ -66,6 +66,7 @@ class Manifest:
     files: tuple[FileEntry, ...]
     meta: Mapping[str, object]
     lineage: tuple[Lineage, ...] = ()
+    epoch: int = 0  # of the supervisor by whose order it was written
 
 
 def is_file_name(name: str) -> bool:
@@ -97,6 +98,8 @@ def pack(manifest: Manifest) -> bytes:
     }
     if manifest.lineage:
         body["lineage"] = [[each.generation, each.step] for each in manifest.lineage]
+    if manifest.epoch:
+        body["epoch"] = manifest.epoch
     try:
         text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -133,6 +136,7 @@ def unpack(raw: bytes) -> Manifest:
         tuple(_file(name, value) for name, value in files.items()),
         meta,
         _lineage(body.get("lineage", [])),
+        _number(body, "epoch") if "epoch" in body else 0,
     )
 
 

@@ -3,6 +3,7 @@
 All links are level-triggered: one side sends its whole state whenever it changes, the other its whole
 wish. A message that is lost, late or repeated, and a peer that restarts, then need no case of their own.
 Everything carries the generation; whoever acts on a message refuses one older than what it has acted on.
+Orders carry the epoch of the supervisor too, which goes before: one that was replaced is obeyed by nobody.
 """
 
 from __future__ import annotations
@@ -151,6 +152,7 @@ class MemberReport:
     lag_s: float = 0.0  # the longest time in the last minute in which its event loop looked at nothing
     lag_p99_s: float = 0.0
     launcher_silent: str = ""  # why its launcher is given up: it is there and does nothing
+    epoch: int = 0  # the highest of which it has had an order
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,7 @@ class MemberOrder:
     )
     lineage: tuple[Lineage, ...] = ()  # tells the checkpoints that count from those that are void
     proven: int = -1  # the last step at which the replicas are known to have been equal
+    epoch: int = 0  # of the supervisor that sends it; a higher one takes its place
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from sidecar.config import Config
 from sidecar.hang import HangPolicy
 from sidecar.holdings import Holdings
 from sidecar.links import LauncherLink, SupervisorLink
+from sidecar.obeyed import Obeyed, Standing
 from sidecar.pages import Pages
 from sidecar.peers import Fetcher
 from sidecar.prepare import Preparer, Unprepared
@@ -70,6 +71,8 @@ class Member:
         self.checkpoints = Checkpoints(config.member, self.holdings, self.pages, self.saver)
         self.peer_url = ""
         self.order = MemberOrder("idle", 0)
+        self.obeyed = Obeyed(config.directory)
+        self.refused = ""  # why the last order that was refused was
         self.stalls: tuple[Stall, ...] = ()
         self._stalled_ns = 0  # when the stalls were found
         self._closely = Closely()
@@ -128,25 +131,43 @@ class Member:
             prepare_error=self.prepare_error,
             prepare_generation=self.prepare_generation,
             durable=self.saver.durable,
+            epoch=self.obeyed.newest.epoch,
+            notes=(self.refused,) if self.refused else (),
         )
 
     def _changed(self) -> None:
+        state = self.launcher.state
+        if (
+            state is not None and state.epoch > self.obeyed.newest.epoch
+        ):  # what this sidecar's folder has lost
+            self.obeyed.take(Standing(state.epoch, 0))
         self.supervisor.dirty.set()
         self._wake.set()
 
     # -- obeying
 
     async def obey(self, order: MemberOrder) -> None:
-        """Take `order` as the wish to pursue, unless it is older than what is pursued already."""
-        if order.generation < self.order.generation:
+        """Take `order` as the wish to pursue, unless it is older than what was obeyed before."""
+        asked = Standing(order.epoch, order.generation)
+        why = self.obeyed.refusal(asked)
+        if why:
+            self._refuse(why)
             return
-        if order.generation > self.order.generation:
+        self.obeyed.take(asked)
+        if order.generation != self.order.generation:
             self._launch, self.prepare_error = None, ""
         self.order = order
-        self.saver.retention = Retention(order.keep, order.lineage, order.proven)
+        self.saver.retention = Retention(order.keep, order.lineage, order.proven, order.epoch)
         if order.drill is not None:
             self._drill(order.drill)
         self._wake.set()
+
+    def _refuse(self, why: str) -> None:
+        """Say so once, also to whoever sent it."""
+        if why != self.refused:
+            log.warning("order refused", extra={"why": why})
+            self.refused = why
+            self._changed()
 
     async def pursue(self) -> None:
         """Do what the order lacks, at every change, for ever."""
@@ -162,7 +183,7 @@ class Member:
                 if not self.prepare_error:
                     self._begin(f"prepare-{order.generation}", self._run(order))
             elif order.settled:
-                self.launcher.send(LauncherOrder("settle", order.generation))
+                self._have_done(LauncherOrder("settle", order.generation))
         elif order.do == "secure":
             if self.secured_for < order.generation:
                 self._secure(order)
@@ -173,7 +194,7 @@ class Member:
             if order.room_bytes and order.room_bytes != self._room_bytes:
                 self._begin("room", self._make_room(order.room_bytes))
         elif order.do == "stop" and state is not None and not state.stopped:
-            self.launcher.send(LauncherOrder("stop", grace_s=order.grace_s))
+            self._have_done(LauncherOrder("stop", grace_s=order.grace_s))
         if order.save > self.saver.durable.asked:
             self._begin(f"save-{order.save}", self.checkpoints.asked(order))
 
@@ -212,8 +233,11 @@ class Member:
             return
         if self.order.generation == order.generation and self.order.do == "run":
             self.stalls = ()
-            self.launcher.send(LauncherOrder("run", order.generation, launch, ranks))
+            self._have_done(LauncherOrder("run", order.generation, launch, ranks))
             await asyncio.sleep(0.05)  # its new state comes by itself; if not, this is tried again
+
+    def _have_done(self, order: LauncherOrder) -> None:
+        self.launcher.send(replace(order, epoch=self.obeyed.newest.epoch))
 
     def _end_ranks_before(self, generation: int) -> None:
         """Kill the ranks of older generations: they have no say any more."""
@@ -221,7 +245,7 @@ class Member:
         if state is None or state.generation >= generation:
             return
         if any(rank.state != "exited" for rank in state.ranks):
-            self.launcher.send(LauncherOrder("kill", state.generation))
+            self._have_done(LauncherOrder("kill", state.generation))
 
     def _secure(self, order: MemberOrder) -> None:
         state = self.launcher.state
@@ -229,7 +253,7 @@ class Member:
             return
         waiting = state.generation == order.generation and not self.silent
         if waiting and order.just_in_time and state.secure_asked < order.generation:
-            self.launcher.send(LauncherOrder("secure", order.generation, suspects=order.suspects))
+            self._have_done(LauncherOrder("secure", order.generation, suspects=order.suspects))
             return
         self._privates = self.holdings.privates()
         self.secured_for = order.generation
@@ -246,7 +270,7 @@ class Member:
             if not tails and self.secured_for >= generation:
                 break
             if tails and rounds % ASK_ROUNDS == 0:
-                self.launcher.send(LauncherOrder("where", generation))
+                self._have_done(LauncherOrder("where", generation))
             rounds += 1
             await asyncio.sleep(SOONEST_S)
         self._followed = generation
@@ -268,7 +292,7 @@ class Member:
             os.kill(os.getpid(), 9)
         for rank in self.launcher.state.ranks:
             if rank.rank == drill.rank:
-                self.launcher.send(
+                self._have_done(
                     LauncherOrder("drill", rank.generation, local_rank=rank.local_rank, what=drill.what)
                 )
 
@@ -321,7 +345,7 @@ class Member:
         """Have the launcher look at its ranks while one of them, or another's, is late."""
         number = self._closely.due(self._is_to_look(), state.looked, time.monotonic())
         if number:
-            self.launcher.send(LauncherOrder("look", state.generation, look=number))
+            self._have_done(LauncherOrder("look", state.generation, look=number))
 
     def _is_to_look(self) -> bool:
         return bool(self.stalls) or (self.order.do == "run" and self.order.look > 0)

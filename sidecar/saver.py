@@ -27,6 +27,7 @@ class Retention:
     keep: int = 3
     lineage: tuple[Lineage, ...] = ()
     proven: int = -1
+    epoch: int = 0  # of the supervisor whose orders these are: a newer one's checkpoints are not ours
 
 
 class Saver:
@@ -130,11 +131,12 @@ class Saver:
                 meta=meta,
                 created_at=time.time(),
                 known=self.retention.lineage,
+                epoch=self.retention.epoch,
             )
         now = self.retention
         try:
             removed = checkpoint.retain(
-                self._root, now.keep, frozenset({written}), known=now.lineage, proven=now.proven
+                self._root, now.keep, frozenset({written}), now.lineage, now.proven, epoch=now.epoch
             )
         except OSError as error:  # what is written stands; the next one tries again
             log.warning("old checkpoints stay", extra={"error": str(error)})

@@ -23,6 +23,7 @@ from supervisor.accounts import Accounts
 from supervisor.backend import Backend
 from supervisor.connections import Connections
 from supervisor.decide import decide
+from supervisor.leading import Lead
 from supervisor.records import Records
 from supervisor.remembered import remembered
 from supervisor.storage import Storage
@@ -61,6 +62,7 @@ class Job:
         connections: Connections,
         fresh: bool,
         started_ns: int,
+        lead: Lead | None = None,
     ) -> None:
         self.policy = policy
         self.records = records
@@ -68,11 +70,13 @@ class Job:
         self.connections = connections
         self.wake = asyncio.Event()
         self.storage = Storage(run_dir / "checkpoints", self.wake.set)
+        self.lead = lead or Lead()
         held = journal.last(run_dir / "journal.jsonl")
+        self.lead.raise_above(held.epoch if held else -1)
         self._last = held.decision if held and not fresh else None
         self.memory = _begin(policy, held.memory if held else None, fresh)
         self.accounts = _accounts(started_ns, held.ledger if held and not fresh else None)
-        self.journal = journal.Journal(run_dir / "journal.jsonl")
+        self.journal = journal.Journal(run_dir / "journal.jsonl", self.lead)
         self.paper = FileWork("journal")
         self._line: Future[None] | None = None  # the newest of the journal's
         self.ended = asyncio.Event()
@@ -87,7 +91,10 @@ class Job:
     # -- the loop
 
     async def run(self) -> None:
-        """Decide at every event and deadline until the job has ended."""
+        """Decide at every event and deadline until the job has ended.
+
+        Raises `Deposed` when another supervisor has taken the run over.
+        """
         if self._last is not None:
             self._record(self._last.view, self._last.action, self._last.after)
         while self.memory.phase != "ended":
@@ -109,6 +116,7 @@ class Job:
 
     async def _round(self) -> None:
         self._take_stop()
+        await self._stay_ahead()
         for _ in range(ROUNDS):
             view = self.view()
             self.memory = view.memory
@@ -122,6 +130,18 @@ class Job:
             raise RuntimeError(f"{ROUNDS} decisions in one go, the last: {action}")
         self.storage.verify(remedy.doubted(view, self.policy))
         self._give_orders()
+
+    async def _stay_ahead(self) -> None:
+        """Have a higher epoch than members and checkpoints tell of, unless theirs is another supervisor's."""
+        lines = self.connections.lines.values()
+        told = (each.report.epoch for each in lines if each.report is not None)
+        known = max((self.storage.stored.epoch, *told))
+        if known <= self.lead.epoch:
+            return
+        try:
+            await offloop.answer(self.paper.submit(lambda: self.lead.raise_above(known)), JOURNAL_S)
+        except OSError as error:
+            log.error("epoch not raised", extra={"error": str(error)})
 
     async def _carry_out(self, view: View, action: Action) -> None:
         """Write the decision down, then make it so: the orders follow from the memory."""
@@ -200,7 +220,7 @@ class Job:
             order = orders.order_for(self.memory, name, policy, given, look=bool(self._watch.ranks))
             if order.do == "idle":
                 order = replace(order, room_bytes=self._state_bytes())
-            self.connections.order(name, order)
+            self.connections.order(name, replace(order, epoch=self.lead.epoch))
         self._drill = None
 
     def _state_bytes(self) -> int:

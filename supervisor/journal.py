@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from holdfast import wire
+from supervisor.leading import Lead
 from supervisor.view import Action, Memory, Policy, View
 
 log = logging.getLogger(__name__)
@@ -44,20 +45,23 @@ class Held:
     memory: Memory
     ledger: Any
     decision: Decision | None  # what its taker did about it, it may not have finished
+    epoch: int = 0  # of its taker
 
 
 class Journal:
-    """Appends lines. One writer at a time: the run directory is locked."""
+    """Appends lines. One writer at a time: the run directory is locked, and who is replaced has no lead."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, lead: Lead | None = None) -> None:
         """Open or create the journal, and cut off a line that a kill tore.
 
         One that cannot be opened is no reason not to supervise: each write tries again.
         """
         self._path = path
         self._descriptor = -1
+        self._lead = lead or Lead()
         try:
-            self._open()
+            with self._lead.acting():
+                self._open()
         except OSError as error:
             log.error("journal not opened", extra={"error": str(error)})
 
@@ -77,10 +81,16 @@ class Journal:
         """Write one decision.
 
         Raises `OSError` when it is not on disk on return; then it is not in the journal either, and the next
-        one can be written all the same.
+        one can be written all the same. Raises `Deposed`, with the journal as it was, when another supervisor
+        has taken the run over.
         """
+        with self._lead.acting():
+            self._write(view, policy, action, after, ledger)
+
+    def _write(self, view: View, policy: Policy, action: Action, after: Memory, ledger: Any) -> None:
         line = {
             "format": 1,
+            "epoch": self._lead.epoch,
             "wall_s": view.wall_s,
             "action": type(action).__name__,
             "what": asdict(action),
@@ -138,7 +148,8 @@ def _held(found: dict[str, Any]) -> Held:
     except ValueError as error:
         log.warning("decision in the journal not read", extra={"error": str(error)})
         decision = None
-    return Held(memory, found.get("ledger"), decision)
+    epoch = found.get("epoch")  # lines of earlier versions have none
+    return Held(memory, found.get("ledger"), decision, epoch if type(epoch) is int else 0)
 
 
 def has_lines_since(path: Path, offset_bytes: int) -> bool:

@@ -15,6 +15,7 @@ from holdfast.messages import MemberReport, Progress
 from supervisor import hanging, remedy, resume, room
 from supervisor import incident as incidents
 from supervisor.accounts import Accounts
+from supervisor.leading import Deposed, Lead
 from supervisor.rundir import RunDir
 from supervisor.slow import Slow, slow
 from supervisor.view import UNREAD, Checkpoint, MemberView, Policy, View
@@ -34,9 +35,10 @@ class Records:
         run: RunDir,
         lag: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
         policy: Policy | None = None,
+        lead: Lead | None = None,
     ) -> None:
         """`lag` gives the longest lag of the supervisor's own loop, and its p99. `policy` is what judges a
-        group that stands still."""
+        group that stands still. Without the `lead` nothing is written, and `deposed` says so."""
         self.run = run
         self._lag = lag
         self.policy = policy or Policy()
@@ -45,6 +47,8 @@ class Records:
         self._slow: tuple[Slow, ...] = ()
         self.journal_error = ""  # why the last decision is not on disk
         self.files = FileWork("records")
+        self.deposed: Deposed | None = None
+        self._lead = lead or Lead()
 
     def incident(self, found: dict[str, Any]) -> None:
         self.last = found
@@ -52,7 +56,10 @@ class Records:
 
     def _write_incident(self, found: dict[str, Any]) -> None:
         try:
-            self.run.write_incident(found)
+            with self._lead.acting():
+                self.run.write_incident(found)
+        except Deposed as error:
+            self.deposed = error
         except OSError as error:
             log.warning("incident not written", extra={"error": str(error)})
 
@@ -72,7 +79,10 @@ class Records:
 
     def _write_status(self, newest: dict[str, Any]) -> None:
         try:
-            self.run.write_status(newest)
+            with self._lead.acting():
+                self.run.write_status(newest)
+        except Deposed as error:
+            self.deposed = error
         except OSError as error:
             log.warning("status not written", extra={"error": str(error)})
 

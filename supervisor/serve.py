@@ -18,7 +18,7 @@ from aiohttp import web
 from holdfast import lag, logs, osproc, tasks, wire
 from holdfast.beat import left_s
 from holdfast.door import BACKLOG, Door
-from supervisor import journal
+from supervisor import journal, leading
 from supervisor.api import application
 from supervisor.backend import KeeperBackend
 from supervisor.connections import Connections
@@ -69,15 +69,17 @@ async def serve(settings: Settings, api: socket.socket, keeper: socket.socket, m
     connections = Connections(time.monotonic_ns, changed)
     listening = asyncio.create_task(backend.run(), name="keeper")
     await asyncio.wait_for(backend.known.wait(), 30.0)
+    lead = leading.take(run.path / leading.FILE)
     fresh = not journal.has_lines_since(run.journal, settings.journal_bytes)
     job = Job(
         settings.policy,
         run.path,
-        Records(run, measured.over_last_minute, settings.policy),
+        Records(run, measured.over_last_minute, settings.policy, lead),
         backend,
         connections,
         fresh,
         settings.started_ns,
+        lead,
     )
     wake.append(job)
     metrics, door = Metrics(), Door()
@@ -108,19 +110,23 @@ async def serve(settings: Settings, api: socket.socket, keeper: socket.socket, m
     await tasks.end(services - done)
     listening_api.close()
     await runner.cleanup()
-    for task in done:
-        task.result()
+    try:
+        for task in done:
+            task.result()
+    except leading.Deposed as error:
+        log.warning("another supervisor leads the run: this one ends", extra={"why": str(error)})
 
 
 async def _status(job: Job, metrics: Metrics) -> None:
-    """Keep status.json and the metrics' counters up to date, for ever."""
-    while True:
+    """Keep status.json and the metrics' counters up to date. Raises `Deposed` once another one does."""
+    while job.records.deposed is None:
         status = job.records.status(job.view(), job.accounts)
         metrics.take(status)
         last = status["last_incident"]
         if last is not None and not last["open"]:
             metrics.incident(last)
         await asyncio.sleep(left_s(STATUS_S))
+    raise job.records.deposed
 
 
 def main(argv: Sequence[str]) -> int:

@@ -114,7 +114,7 @@ class Storage:
         checkpoints: list[Checkpoint] = []
         unusable: list[Unusable] = []
         told: list[tuple[lineage.Lineage, ...]] = []
-        generation = 0
+        generation = epoch = 0
         for path, found in islice(catalogue.look(self._root), MOST):
             if isinstance(found, catalogue.Unreadable):
                 self._excuse(path, found)
@@ -123,12 +123,13 @@ class Storage:
                 continue
             told.append(found.lineage)
             generation = max(generation, found.generation, *(each.generation for each in found.lineage))
+            epoch = max(epoch, found.epoch)
             key = (path.name, found.created)
             if key in self._damaged:
                 unusable.append(_unusable(path, self._damaged[key]))
             else:
                 checkpoints.append(_checkpoint(found, key in self._verified or self._is_told(found)))
-        return Stored(tuple(checkpoints), tuple(unusable), lineage.merged(*told), generation)
+        return Stored(tuple(checkpoints), tuple(unusable), lineage.merged(*told), generation, epoch=epoch)
 
     def _is_told(self, found: catalogue.Found) -> bool:
         wanted = (found.step, found.generation)

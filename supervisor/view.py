@@ -227,6 +227,7 @@ class Stored:
     error: str = ""
     looked_ns: int = 0  # when the look began; 0: there was none yet
     heard: int = 0  # the last request for a checkpoint whose answer was known when the look began
+    epoch: int = 0  # the highest that the manifests tell of
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
+from supervisor import leading
 from tests.local.conftest import Start
 from tests.local.running import Run
 from tests.local.waiting import until
@@ -114,4 +117,56 @@ def test_a_signal_that_nohup_ignores_stops_nothing(start: Start) -> None:
     run.interrupt(signal.SIGHUP)
     run.trains(20)
     assert "stopping" not in run.output()
+    assert run.stop().code == 130
+
+
+STEPS = 400
+
+
+def taken_over(supervisor: int, path: Path) -> int:
+    """Stop a supervisor where it is in no write, take its run over, and return the new epoch."""
+    while True:
+        os.kill(supervisor, signal.SIGSTOP)
+        try:
+            return leading.take(path).epoch
+        except leading.Blocked:
+            os.kill(supervisor, signal.SIGCONT)
+
+
+def test_a_supervisor_that_was_replaced_and_runs_again_has_no_effect(start: Start, tmp_path: Path) -> None:
+    """The watchdog kills what it replaces; here another supervisor takes the run over beside the old one."""
+    undisturbed = tmp_path / "undisturbed"
+    assert start("--nproc-per-node 2", "epochs.py", STEPS, "none", undisturbed, into="a").finish().code == 0
+    digest = tmp_path / "digest"
+    run = start("--nproc-per-node 2", "epochs.py", STEPS, "none", digest, into="b")
+    before = run.steady()
+    old, journal = before["supervisor_pid"], run.run_dir / "journal.jsonl"
+    taken = taken_over(old, run.run_dir / leading.FILE)
+    known = journal.read_bytes()
+    os.kill(before["ranks"][1]["pid"], signal.SIGKILL)  # the old one hears of it as well
+    os.kill(old, signal.SIGCONT)
+    found = run.recovered(before["incidents"] + 1)
+    assert found["lost_steps"] <= 1
+    assert run.running()["supervisor_pid"] != old
+    written = [json.loads(line) for line in journal.read_bytes()[len(known) :].splitlines()]
+    assert journal.read_bytes().startswith(known)
+    assert {each["epoch"] for each in written} == {taken + 1}, "what has replaced the old one"
+    assert "another supervisor leads the run" in run.logs("supervisor.log")
+    assert run.finish().code == 0
+    assert len(run.incidents()) == 1
+    for rank in ("0", "1"):
+        weights = (Path(f"{path}.{rank}").read_text() for path in (digest, undisturbed))
+        assert len(set(weights)) == 1
+
+
+def test_a_supervisor_that_the_watchdog_has_replaced_does_not_come_back(start: Start, tmp_path: Path) -> None:
+    digest = tmp_path / "digest"
+    run = start("--nproc-per-node 2", "epochs.py", STEPS * 10, "none", digest)
+    old = run.steady()["supervisor_pid"]
+    os.kill(old, signal.SIGSTOP)
+    now = run.wait(lambda status: status["supervisor_pid"] != old, "another supervisor", 60)
+    with pytest.raises(ProcessLookupError):
+        os.kill(old, signal.SIGCONT)
+    assert int((run.run_dir / leading.FILE).read_text()) == 2
+    assert now["incidents"] == 0
     assert run.stop().code == 130

@@ -17,6 +17,7 @@ def save(
     generation: int = 1,
     more: Mapping[str, bytes] = MappingProxyType({}),
     known: tuple[Lineage, ...] = (),
+    epoch: int = 0,
 ) -> Path:
     files: dict[str, Path | bytes] = {STATE: state(step, generation), PRIVATE: b"private"}
     return write(
@@ -28,6 +29,7 @@ def save(
         meta={"model": "test", "generation": generation},
         created_at=1000.0 + step,
         known=known,
+        epoch=epoch,
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import retain
+from holdfast.checkpoint import retain, scan
 from holdfast.lineage import Lineage
 from tests.expendable import flip
 from tests.samples.checkpoints import STATE, save, steps
@@ -71,3 +71,24 @@ def test_a_void_one_proves_nothing(memory: Path) -> None:
     line(memory, 1, 100)
     retain(memory, 1, known=known, proven=150)
     assert steps(memory) == [170, 100]
+
+
+def test_a_member_that_is_cut_off_from_the_run_publishes_and_deletes_nothing(memory: Path) -> None:
+    save(memory, 100, epoch=1)
+    save(memory, 200, generation=2, epoch=2)
+    for cut_off in (0, 1):
+        with pytest.raises(ValueError, match="a supervisor of epoch 2 has had checkpoints written"):
+            save(memory, 300, epoch=cut_off)
+        assert retain(memory, 1, known=(), epoch=cut_off) == ()
+    assert steps(memory) == [200, 100]
+    newest = save(memory, 300, generation=2, epoch=3)
+    assert len(retain(memory, 1, frozenset({newest}), epoch=3)) == 2
+
+
+def test_checkpoints_of_versions_without_an_epoch_count_as_before(memory: Path) -> None:
+    line(memory, 1, 100, 200)
+    found = scan(memory)
+    assert [each.epoch for each in found] == [0, 0]
+    save(memory, 300, epoch=4)
+    assert scan(memory)[0].epoch == 4
+    assert len(retain(memory, 1, epoch=4)) == 2

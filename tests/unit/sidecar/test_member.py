@@ -107,6 +107,33 @@ async def test_an_older_order_is_refused(here: Path) -> None:
         assert place.sidecar.order == MemberOrder("idle", 5)
 
 
+async def test_a_supervisor_that_was_replaced_is_refused_by_a_restarted_sidecar_too(here: Path) -> None:
+    newer = replace(MemberOrder("idle", 3), epoch=2)
+    async with at_work(here) as place:
+        await place.sidecar.obey(replace(run(5), epoch=1))
+        assert (await place.heard()).epoch == 1, "the launcher hears whose order it is"
+        await place.sidecar.obey(newer)
+        assert place.sidecar.order == newer, "a newer epoch goes before any generation"
+        await place.sidecar.obey(replace(run(9), epoch=1))
+        assert place.sidecar.order == newer
+        assert "order of epoch 1 refused" in place.sidecar.report().notes[0]
+    async with at_work(here) as place:
+        assert place.sidecar.report().epoch == 2
+        await place.sidecar.obey(replace(MemberOrder("stop", 9), epoch=1))
+        await place.sidecar.obey(replace(run(2), epoch=2))
+        assert place.sidecar.order == MemberOrder("idle", 0), "generation 2 of epoch 2 was over before"
+        await place.sidecar.obey(newer)
+        assert place.sidecar.order == newer
+
+
+async def test_a_sidecar_whose_folder_has_lost_the_epoch_learns_it_from_its_launcher(here: Path) -> None:
+    async with at_work(here) as place:
+        await place.tells(replace(launcher(rank(0)), epoch=4))
+        await place.sidecar.obey(replace(run(9), epoch=3))
+        assert place.sidecar.order == MemberOrder("idle", 0)
+        assert place.sidecar.report().epoch == 4
+
+
 async def test_what_cannot_be_prepared_is_told_with_its_generation_and_forgotten_with_it(here: Path) -> None:
     record = snapshot(here, 1, 5)
     holdings(here).arena.seal(record)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor import offloop
+from supervisor import leading, offloop
 from supervisor.connections import Connections
 from supervisor.job import Job
 from supervisor.journal import Journal
@@ -150,3 +150,58 @@ def test_the_next_run_in_the_directory_knows_what_a_stop_cut_short(tmp_path: Pat
     job = Job(Policy(), tmp_path, Records(RunDir(tmp_path)), Backend(), connections, True, 5)
     job.journal.close()
     assert (job.memory.phase, job.memory.missed) == ("forming", (Missed(0, 1, 20),))
+
+
+def led(tmp_path: Path) -> Job:
+    lead = leading.take(tmp_path / leading.FILE)
+    records = Records(RunDir(tmp_path), lead=lead)
+    connections = Connections(time.monotonic_ns, lambda: None)
+    return Job(Policy(), tmp_path, records, Leaving(stop="graceful"), connections, True, 0, lead)
+
+
+async def test_a_supervisor_that_was_replaced_ends_and_nothing_of_it_has_an_effect(tmp_path: Path) -> None:
+    job = led(tmp_path)
+    assert leading.take(tmp_path / leading.FILE).epoch == 2
+    with pytest.raises(leading.Deposed):
+        await job.run()
+    assert not hasattr(job.backend, "told"), "nobody hears of an end"
+    job.records.status(job.view(), job.accounts)
+    await offloop.answer(job.records.files.submit(lambda: None), 30.0)
+    assert job.records.deposed is not None
+    assert not (tmp_path / "status.json").exists()
+    assert (tmp_path / "journal.jsonl").read_bytes() == b""
+    job.journal.close()
+
+
+async def test_a_supervisor_whose_epoch_is_below_what_a_member_obeys_takes_a_higher_one_or_ends(
+    tmp_path: Path,
+) -> None:
+    job = led(tmp_path)
+    job.connections.line("m0").report = report("m0", None, epoch=6)
+    await job._stay_ahead()
+    assert job.lead.epoch == 7, "the file was lost: there is no other supervisor"
+    other = leading.take(tmp_path / leading.FILE)
+    job.connections.line("m0").report = report("m0", None, epoch=other.epoch)
+    with pytest.raises(leading.Deposed):
+        await job._stay_ahead()
+    job.journal.close()
+
+
+def test_orders_carry_the_epoch_and_a_next_supervisor_has_a_higher_one_than_the_journal(
+    tmp_path: Path,
+) -> None:
+    job = led(tmp_path)
+    job.backend = Backend({"m0": "running"})
+    job.memory = replace(job.memory, phase="stopping", exit_code=0)
+    job._give_orders()
+    order = job.connections.line("m0").order
+    assert order is not None
+    assert order.epoch == 1
+    now = job.view()
+    job.lead.raise_above(8)
+    job.journal.write(now, Policy(), Wait(1), now.memory, None)
+    job.journal.close()
+    (tmp_path / leading.FILE).unlink()
+    again = led(tmp_path)
+    again.journal.close()
+    assert again.lead.epoch == 10

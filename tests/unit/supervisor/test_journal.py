@@ -7,6 +7,7 @@ import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -17,6 +18,7 @@ from supervisor import journal
 from supervisor.apply import apply
 from supervisor.decide import decide
 from supervisor.journal import Journal
+from supervisor.leading import FILE, Deposed, take
 from supervisor.view import (
     Action,
     Checkpoint,
@@ -315,3 +317,34 @@ def test_a_journal_of_before_all_checkpoints_were_in_it_is_read_with_the_one_it_
     _, none, one = journal.decisions(path)
     assert none.view.stored == Stored()
     assert one.view.stored == Stored((Checkpoint(9, 1, 2, "p", (4,)),))
+
+
+def test_a_supervisor_that_was_replaced_writes_nothing_and_cuts_off_nothing(tmp_path: Path) -> None:
+    path, now = tmp_path / "journal.jsonl", view(generation=3)
+    first = Journal(path, take(tmp_path / FILE))
+    first.write(now, POLICY, Wait(1), now.memory, None)
+    second = Journal(path, take(tmp_path / FILE))
+    newer = replace(now.memory, generation=4)
+    second.write(now, POLICY, Wait(1), newer, None)
+    before = path.read_bytes()
+    with pytest.raises(Deposed):  # without its lead it would cut the file to what it has written itself
+        first.write(now, POLICY, Wait(1), now.memory, None)
+    assert path.read_bytes() == before
+    held = journal.last(path)
+    assert held is not None
+    assert (held.memory, held.epoch) == (newer, 2)
+    first.close()
+    second.close()
+
+
+def test_lines_of_versions_without_an_epoch_are_of_epoch_0(tmp_path: Path) -> None:
+    path, now = tmp_path / "journal.jsonl", view(generation=3)
+    written = Journal(path)
+    written.write(now, POLICY, Wait(1), now.memory, None)
+    written.close()
+    line = json.loads(path.read_text())
+    del line["epoch"]
+    path.write_text(json.dumps(line) + "\n")
+    held = journal.last(path)
+    assert held is not None
+    assert (held.memory, held.epoch) == (now.memory, 0)
