@@ -120,7 +120,7 @@ def test_a_signal_that_nohup_ignores_stops_nothing(start: Start) -> None:
     assert run.stop().code == 130
 
 
-STEPS = 400
+STEPS = 1500
 
 
 def taken_over(supervisor: int, path: Path) -> int:
@@ -133,8 +133,11 @@ def taken_over(supervisor: int, path: Path) -> int:
             os.kill(supervisor, signal.SIGCONT)
 
 
-def test_a_supervisor_that_was_replaced_and_runs_again_has_no_effect(start: Start, tmp_path: Path) -> None:
+def test_a_supervisor_that_was_replaced_and_runs_again_has_no_effect(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The watchdog kills what it replaces; here another supervisor takes the run over beside the old one."""
+    monkeypatch.setattr(leading, "PATIENCE_S", 0.0)
     undisturbed = tmp_path / "undisturbed"
     assert start("--nproc-per-node 2", "epochs.py", STEPS, "none", undisturbed, into="a").finish().code == 0
     digest = tmp_path / "digest"
@@ -161,7 +164,7 @@ def test_a_supervisor_that_was_replaced_and_runs_again_has_no_effect(start: Star
 
 def test_a_supervisor_that_the_watchdog_has_replaced_does_not_come_back(start: Start, tmp_path: Path) -> None:
     digest = tmp_path / "digest"
-    run = start("--nproc-per-node 2", "epochs.py", STEPS * 10, "none", digest)
+    run = start("--nproc-per-node 2", "epochs.py", ENDLESS, "none", digest)
     old = run.steady()["supervisor_pid"]
     os.kill(old, signal.SIGSTOP)
     now = run.wait(lambda status: status["supervisor_pid"] != old, "another supervisor", 60)
