@@ -18,23 +18,12 @@ from holdfast.command import Program
 from holdfast.errors import BadInput, NumericFault, PeerLost
 from holdfast.launcher_messages import Ending
 from holdfast.runtime import Runtime
+from holdfast.victims import SIGNS, lost_peers
 
 _OURS = str(Path(__file__).parent)
 _STDLIB = str(Path(os.__file__).parent)
 _MAX_TEXT = 16_000  # of a traceback: the end of it is what tells
 _MAX_FLUSH_S = 5.0  # for a failed script's exit handlers, which may themselves wait for dead peers
-_DISTRIBUTED = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Connection refused",
-    "Broken pipe",
-    "Socket Timeout",
-    "Timed out waiting",
-    "NCCL",
-    "connectFullMesh",
-    "recvValue failed",
-    "wait timeout",
-)
 
 
 def run(program: Program, runtime: Runtime) -> int:
@@ -84,8 +73,8 @@ def _run_main(program: Program) -> None:
     if program.kind == "module":
         runpy._run_module_as_main(program.target, alter_argv=True)  # type: ignore[attr-defined]
         return
-    main.__file__ = program.target
-    code = compile(Path(program.target).read_bytes(), program.target, "exec", dont_inherit=True)
+    main.__file__ = str(Path.cwd() / program.target)  # as an interpreter does: the script may change folder
+    code = compile(Path(program.target).read_bytes(), main.__file__, "exec", dont_inherit=True)
     exec(code, main.__dict__)
 
 
@@ -112,8 +101,7 @@ def _fail(error: BaseException, runtime: Runtime) -> int:
         runtime.on_failing()
     _tell(runtime, ended)
     if kind == "distributed":  # a victim: the whole traceback is in the incident
-        first = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        print(f"holdfast: lost its peers: {first[0][:200]}", file=sys.stderr)
+        print(f"holdfast: {lost_peers(str(error) or type(error).__name__)}", file=sys.stderr)
     elif kind != "bad_input":  # that the supervisor says, once for all ranks
         sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
     _leave_quickly(code)
@@ -167,7 +155,7 @@ def kind_of(error: BaseException) -> str:
     if names & {"DistBackendError", "DistNetworkError", "DistStoreError"}:
         return "distributed"
     text = str(error)
-    if isinstance(error, RuntimeError) and any(sign in text for sign in _DISTRIBUTED):
+    if isinstance(error, RuntimeError) and any(sign in text for sign in SIGNS):
         return "distributed"
     return "exception"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 import sys
 import threading
 import time
@@ -38,6 +39,7 @@ SOON = 4  # steps after the start of a generation in which it takes its first ow
 LOOK_CLOSELY = 4  # steps of a generation in which buffers on a device are compared, too
 NAMED = 3  # buffers in a warning of large ones
 MORE_COMPARED = 0.1  # of the state, than by the copies before: its cost is another
+_NUMBER = re.compile(r"\d+")
 _INSIDE = "inside the optimizer's writes"
 _PATIENCE_S = 10.0  # for a slot to restore from that is being written
 
@@ -243,7 +245,7 @@ class Keeping:
 
     def prepare(self, step: int) -> None:
         """See that the private state of `step` has two homes before the optimizer makes it. Collective."""
-        if self._done <= LOOK_CLOSELY and (what := self._changed()) is not None:
+        if self._done <= LOOK_CLOSELY and not self._outside and (what := self._changed()) is not None:
             self._outside = True
             self._tell(
                 f"{what}, before optimizer.step(): a fault that comes then costs the steps since the last "
@@ -630,10 +632,15 @@ class Keeping:
                 return Secured(rank, step, False, NO_ROOM)
         return Secured(rank, step, True)
 
+    def misused(self) -> None:
+        """The script was warned of what makes the state change after a commit: that is not said as well."""
+        self._outside = True
+
     def _tell(self, text: str) -> None:
-        """Say something once, in the rank's own output."""
-        if text not in self._told:
-            self._told.add(text)
+        """Say something in the rank's own output, once, whatever the numbers in it."""
+        kind = _NUMBER.sub("#", text)
+        if kind not in self._told:
+            self._told.add(kind)
             print(f"holdfast: rank {self._rank.rank}: {text}", file=sys.stderr, flush=True)
 
 

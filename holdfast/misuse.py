@@ -66,7 +66,8 @@ class Order:
             )
         if self.place is Place.COMMITTED:
             raise BadInput(
-                f"commit() was called already in step {self._step}: once a step, after the optimizer's"
+                f"commit() was called already in step {self._step}: call it once in each step, after the "
+                "optimizer's step()"
             )
 
     def committed(self) -> None:
@@ -181,12 +182,12 @@ class Forgotten:
         self._seen: set[int] = set()
         self._hook = optimizer.register_optimizer_step_pre_hook(self._before)
 
-    def settle(self) -> None:
-        """Warn of what was found, once; the first step is over."""
+    def settle(self) -> bool:
+        """Warn of what was found, once, and say whether there was anything; the first step is over."""
         self._hook.remove()
         for text in self._found:
             self._say(text)
-        self._found.clear()
+        return bool(self._found)
 
     def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if id(optimizer) in self._seen:

@@ -162,6 +162,7 @@ class State:
         self._order.commit()
         misuse.single("loss", loss)
         misuse.single("grad_norm", grad_norm)
+        self._settle_forgotten()
         if self._spoilt or (self._poison is not None and self._poison < self.step):
             loss = math.nan
             if not self._spoilt:  # by a script whose forward passes are not seen
@@ -185,9 +186,6 @@ class State:
         if self.keeping is not None:
             self.keeping.mark(self.step)
         self.gate.open()
-        if self._forgotten is not None:
-            self._forgotten.settle()
-            self._forgotten = None
         self.session.settled()
         if self.keeping is not None:
             self.keeping.committed(self.step)
@@ -337,6 +335,12 @@ class State:
     def _prepare_once(self) -> None:
         if self._prepared <= self.step:
             self._prepare()
+
+    def _settle_forgotten(self) -> None:
+        """Warn of what is not protected before anything else: what else is noticed may come of it."""
+        forgotten, self._forgotten = self._forgotten, None
+        if forgotten is not None and forgotten.settle() and self.keeping is not None:
+            self.keeping.misused()
 
     def _close(self) -> None:
         keep = None

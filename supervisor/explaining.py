@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.printable import harmless
 from supervisor.style import BOLD, CYAN, DIM, Style
-from supervisor.wording import count, detail, outcome, what
+from supervisor.wording import count, detail, outcome, place, what
 
 _BAR = 40  # columns for the time from the fault to the first new step
 _SOURCES = {
@@ -45,9 +45,13 @@ def explain(incident: Mapping[str, Any], style: Style) -> list[str]:
 
 def _head(incident: Mapping[str, Any], style: Style) -> list[str]:
     return [
-        style.paint(f"{incident.get('id')}  {what(incident)}", BOLD),
+        style.paint(f"{incident.get('id')}  {what(incident)}{_where(incident)}", BOLD),
         style.paint(f"{_when(incident.get('at'))}  {outcome(incident)}".strip(), DIM),
     ]
+
+
+def _where(incident: Mapping[str, Any]) -> str:
+    return place(str(incident.get("message") or "")) if incident.get("kind") == "exception" else ""
 
 
 def _when(at: object) -> str:
@@ -67,9 +71,18 @@ def _seen(incident: Mapping[str, Any]) -> list[str]:
     cause = (incident.get("kind"), incident.get("rank"))
     faults = list(incident.get("faults") or [])
     faults.sort(key=lambda each: (each.get("kind"), each.get("rank")) != cause)
-    lines = [_one_line(each.get("detail")) for each in faults]
+    lines = [_of_fault(each, incident) for each in faults]
     lines += [_one_line(each) for each in incident.get("evidence") or []]
     return list(dict.fromkeys(line for line in lines if line))
+
+
+def _of_fault(fault: Mapping[str, Any], incident: Mapping[str, Any]) -> str:
+    cause = incident.get("rank")
+    if fault.get("kind") == "victim" and incident.get("kind") != "victim" and isinstance(cause, int):
+        return f"rank {fault.get('rank')} lost its peers" + f" (rank {cause} ended)" * (cause >= 0)
+    return _one_line(fault.get("detail")) + place(str(fault.get("message") or "")) * (
+        fault.get("kind") == "exception"
+    )
 
 
 def _decided(incident: Mapping[str, Any]) -> list[str]:

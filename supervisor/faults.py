@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from holdfast.launcher_messages import Ending, Flag, RankState
 from holdfast.messages import MemberReport
+from holdfast.victims import lost_peers
 from supervisor import blame, presence, replicas, reported, uneven
 from supervisor.view import Fault, MemberView, Policy, View
 
@@ -165,7 +166,7 @@ def _of_rank(name: str, report: MemberReport, rank: RankState) -> list[Fault]:
             step,
             ending.failed_ns or ending.at_ns,
             blame.signature(as_exit),
-            f"rank {rank.rank} {_how(ending) if _kind(as_exit) != 'victim' else _lost_peers(ending)}",
+            f"rank {rank.rank} {_how(ending) if _kind(as_exit) != 'victim' else lost_peers(ending.message)}",
             ending.message,
             ending.code,
             ending.signal,
@@ -208,12 +209,6 @@ def _how(ending: Ending) -> str:
         last = ending.message.strip().splitlines()[-1:] or ["an exception"]
         return f"raised {last[0][:200]}"
     return f"exited with code {ending.code}"
-
-
-def _lost_peers(ending: Ending) -> str:
-    """Say it of a rank that failed because of another one, which may not be known yet."""
-    last = ending.message.strip().splitlines()[-1:]
-    return "lost its peers" + (f" ({last[0][:200]})" if last else "")
 
 
 def root(faults: tuple[Fault, ...]) -> Fault:

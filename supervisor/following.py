@@ -6,6 +6,7 @@ answer must hold up neither.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -23,6 +24,30 @@ READ_S = 1.0  # for one small file
 END_S = 3.0  # for the last look
 
 Line = tuple[int, str]  # rank, text
+_WARNS = re.compile(r"holdfast: (?:(?P<of>warning: )(?:rank \d+: )?|rank \d+: )(?P<text>.*)")
+_NUMBER = re.compile(r"\d+")
+
+
+class Warned:
+    """Which warnings of Holdfast were shown: each rank gives them, and gives them again after a restart.
+
+    What concerns the script may differ in its numbers (the step, a time). What concerns a number of the
+    training (a loss that jumps) is another warning with another number.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def new(self, text: str) -> bool:
+        """Say whether a line is to be shown: it is no warning, or its kind has not been."""
+        found = _WARNS.match(text)
+        if found is None:
+            return True
+        kind = found["text"] if found["of"] else _NUMBER.sub("#", found["text"])
+        if kind in self._known:
+            return False
+        self._known.add(kind)
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +66,18 @@ class Following:
         self._files = FileWork("run directory")
         self._follower = Follower(run.path / "status.json")
         self._tails = Tails(run.logs, skip=True)
+        self._warned = Warned()
         self._looking: Future[_Seen] | None = None
         self._since_s = 0.0
         self._gone = False
         self._told = ""
 
     def poll(self, now_s: float) -> list[Line]:
-        """Return the lines that ranks have printed since the last call, and renew `status`."""
+        """Return the lines that ranks have printed since the last call, and renew `status`.
+
+        A warning of Holdfast that another rank, or an earlier generation, gave already is left out: the logs
+        have it.
+        """
         if self._looking is None:
             self._looking, self._since_s = self._files.submit(self._look), now_s
             wait([self._looking], SOON_S)
@@ -89,7 +119,7 @@ class Following:
 
     def _take(self, seen: _Seen) -> list[Line]:
         self.status, self._gone = seen.status, seen.gone
-        return seen.lines
+        return [line for line in seen.lines if self._warned.new(line[1])]
 
     def _look(self) -> _Seen:
         return _Seen(self._tails.poll(), self._follower.read() or {}, not self._run.path.exists())

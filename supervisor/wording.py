@@ -19,6 +19,8 @@ _KINDS = {
 }
 _MAX_DETAIL = 160
 _HANG = re.compile(r"(?P<who>rank \d+) hangs: (?P<why>.+)")
+_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|/import/holdfast/")
 _IT = re.compile(r"^rank \d+ (?=is|spins|sleeps|has|shows|does)")
 
 
@@ -52,6 +54,15 @@ def outcome(incident: Mapping[str, Any]) -> str:
     if incident.get("overtaken_by"):
         return f"{incident['overtaken_by']} came before it was over"
     return "not recovered yet" if incident.get("open", True) else "the run ended"
+
+
+def place(traceback: str) -> str:
+    """Return the line of the script that raised, such as " (train.py, line 12)"; "" when none is named."""
+    frames = _FRAME.findall(traceback)
+    theirs = [each for each in frames if not each[0].startswith("<") and not _LIBRARY.search(each[0])]
+    for name, line in (theirs or frames)[-1:]:
+        return f" ({name.rpartition('/')[2]}, line {line})"
+    return ""
 
 
 def slowness(rank: Mapping[str, Any]) -> str:

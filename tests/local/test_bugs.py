@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.local.conftest import Start
+from tests.local.ending import holdfast
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
 
@@ -26,6 +29,27 @@ def test_the_same_failure_three_times_ends_the_run_with_its_traceback(start: Sta
     assert told.count("OutOfOrder: step 7 never works") >= 1
     assert "buggy.py" in told
     assert not any(sign in told for sign in VICTIM)
+
+
+def test_a_traceback_names_the_script_as_an_interpreter_does_and_explain_its_line(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "wrong.py").write_text(
+        "import os\nimport holdfast\nholdfast.join()\nos.chdir('/')\n1 / 0  # the bug\n"
+    )
+    run = start("", "wrong.py")
+    ended = run.finish()
+    assert ended.code == 1
+    plain = subprocess.run(
+        [sys.executable, run.folder / "wrong.py"], cwd=run.folder, capture_output=True, text=True, check=False
+    )
+    where = f'  File "{run.folder / "wrong.py"}", line 5, in <module>'
+    assert where in plain.stderr
+    assert where in ended.output
+    assert "1 / 0  # the bug" in ended.output
+    told = holdfast("explain", "last", "--run-dir", run.run_dir, cwd=run.folder)
+    first = told.lines[0].partition("  ")[2]
+    assert first == "rank 0 raised ZeroDivisionError: division by zero at step 0 (wrong.py, line 5)"
 
 
 def test_a_deliberate_exit_code_is_the_run_s(start: Start) -> None:

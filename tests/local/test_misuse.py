@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
+
 import pytest
 
 from tests.local.conftest import Start
@@ -14,13 +17,13 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(120)]
     [
         (
             "before",
-            ("init_process_group(): holdfast.join() does this; remove the call", "misusing.py, line 16"),
+            ("init_process_group(): holdfast.join() does this; remove the call", "misusing.py, line 21"),
         ),
         (
             "after",
-            ("init_process_group(): holdfast.join() does this; remove the call", "misusing.py, line 19"),
+            ("init_process_group(): holdfast.join() does this; remove the call", "misusing.py, line 24"),
         ),
-        ("twice", ("commit() was called already in step 0", "misusing.py, line 32")),
+        ("twice", ("commit() was called already in step 0", "misusing.py, line 48")),
         (
             "uneven",
             ("rank 0 finished its loop at step 40 while rank 1 wants step 41", "all ranks must do the same"),
@@ -44,3 +47,26 @@ def test_a_rank_that_leaves_its_loop_with_0_is_named_and_not_its_victim(start: S
     assert ended.code == 1, ended.output
     assert "rank 1 exited with code 0 in the middle of its loop, after step 31" in ended.lines[-1]
     assert {each["rank"] for each in run.incidents()} == {1}
+
+
+@pytest.mark.parametrize(
+    ("what", "says", "never"),
+    [
+        ("forgets", "SGD steps but is not protected", "was written after the commit"),
+        ("late", "scheduler moved on after the commit of step", "is not protected"),
+    ],
+)
+def test_what_is_warned_of_is_said_once_in_a_run_whatever_is_restarted(
+    start: Start, tmp_path: Path, what: str, says: str, never: str
+) -> None:
+    run = start("--nproc-per-node 2", "misusing.py", what, tmp_path)
+    run.steady(8)
+    for _ in range(2):
+        run.broken(lambda: run.hit(1, signal.SIGKILL))
+        run.trains(8)
+    (tmp_path / "enough").touch()
+    ended = run.finish()
+    assert run.logs("gen-0003/rank-0.log").count(says) == 1
+    assert ended.output.count(says) == 1, ended.output
+    assert never not in ended.output
+    assert "pair.cc" not in ended.output, "what a library says of dead peers"

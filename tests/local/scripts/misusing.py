@@ -1,9 +1,14 @@
-"""Get one thing wrong: python misusing.py before|after|twice|uneven|early."""
+"""Get one thing wrong: python misusing.py before|after|twice|uneven|early|forgets|late FOLDER.
+
+The last two go on after a kill: the optimizer is not protected, a protected object changes after commit.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,8 +24,15 @@ if what == "after":
     dist.init_process_group("gloo")
 model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-state = session.protect(model=model, optimizer=optimizer)
-for step in state.steps(40 if what == "uneven" and session.rank == 0 else 60):
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+if what == "forgets":
+    state = session.protect(model=model)
+else:
+    state = session.protect(model=model, optimizer=optimizer, scheduler=scheduler)
+steps = {"uneven": 40 if session.rank == 0 else 60, "forgets": 100_000, "late": 100_000}.get(what, 60)
+for step in state.steps(steps):
+    if len(sys.argv) > 2 and Path(sys.argv[2], "enough").exists():
+        break
     if what == "early" and session.rank == 1 and step == 31:
         os._exit(0)
     loss = model(torch.ones(2, 4)).sum()
@@ -28,5 +40,9 @@ for step in state.steps(40 if what == "uneven" and session.rank == 0 else 60):
     optimizer.step()
     optimizer.zero_grad()
     state.commit()
+    if what == "late":
+        scheduler.step()
+    if steps > 60:
+        time.sleep(0.002)
     if what == "twice":
         state.commit()

@@ -174,6 +174,17 @@ def test_what_changes_too_late_is_named_with_what_it_costs(
     assert "costs the steps since the last snapshot" in said
 
 
+def test_what_is_changed_before_the_optimizer_is_named_once_whatever_the_step(
+    memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(supervised(memory, SELDOM))
+    for step in script.state.steps(6):
+        if step:
+            script.scheduler.step()
+        script.state.commit(loss=script.step())
+    assert capfd.readouterr().err.count("before optimizer.step(): a fault that comes then") == 1
+
+
 @pytest.mark.parametrize("changed", ["scheduler", "best", "nothing"])
 def test_what_an_evaluation_changes_after_the_commit_is_named_once(
     memory: Path, capfd: pytest.CaptureFixture[str], changed: str

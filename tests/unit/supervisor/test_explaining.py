@@ -29,11 +29,33 @@ def test_an_incident_is_explained_from_evidence_to_the_first_new_step() -> None:
 
 
 def test_the_cause_is_told_before_its_victims() -> None:
-    victim = {"kind": "victim", "rank": 0, "detail": "rank 0 raised ConnectionError"}
+    victim = {"kind": "victim", "rank": 0, "detail": "rank 0 lost its peers (connection closed by peer)"}
     found = incident(faults=[victim, *incident()["faults"]])
     assert section(explain(found, PLAIN), "What was seen")[:2] == [
         "rank 1 was killed by SIGKILL",
-        "rank 0 raised ConnectionError",
+        "rank 0 lost its peers (rank 1 ended)",
+    ]
+
+
+RAISED = """Traceback (most recent call last):
+  File "/home/u/train.py", line 31, in <module>
+    main()
+  File "/home/u/data.py", line 17, in batch
+    raise ValueError("no such shard")
+  File "/opt/venv/lib/python3.11/site-packages/torch/x.py", line 5, in f
+    pass
+ValueError: no such shard
+"""
+
+
+def test_an_exception_is_named_with_the_line_of_the_script_that_raised_it() -> None:
+    fault = {"kind": "exception", "rank": 1, "detail": "rank 1 raised ValueError: no", "message": RAISED}
+    victim = {"kind": "victim", "rank": 0, "detail": "rank 0 lost its peers", "message": RAISED}
+    lines = explain(incident(kind="exception", faults=[victim, fault], message=RAISED), PLAIN)
+    assert lines[0] == "i-0001  rank 1 raised ValueError: no at step 812 (data.py, line 17)"
+    assert section(lines, "What was seen")[:2] == [
+        "rank 1 raised ValueError: no (data.py, line 17)",
+        "rank 0 lost its peers (rank 1 ended)",
     ]
 
 

@@ -56,7 +56,7 @@ def seen(*endings: Ending | None, **given: Any) -> tuple[Fault, ...]:
             Ending(90 * S, 1, fail="distributed", message="Connection closed by peer"),
             "victim",
             "distributed 1",
-            "rank 1 lost its peers (Connection closed by peer)",
+            "rank 1 lost its peers (connection closed by peer)",
         ),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.following import HANGS_S, Following
+from supervisor.following import HANGS_S, Following, Warned
 from supervisor.rundir import RunDir, open_for_run
 
 
@@ -79,3 +79,18 @@ def test_a_run_directory_that_is_removed_is_told_once(run: RunDir) -> None:
     assert "is gone: the ranks train on" in following.news(1.0)
     polled(following)
     assert following.news(2.0) == ""
+
+
+LATE = "holdfast: rank {}: model.0.weight was written after the commit of step {}: put it right"
+
+
+def test_a_warning_that_another_rank_or_generation_gave_is_not_shown_again() -> None:
+    warned = Warned()
+    shown = [LATE.format(0, 1), "holdfast: warning: AdamW steps but is not protected", "loss 3 at step 4"]
+    jumps = [f"holdfast: warning: rank 0: loss {loss} at step 9" for loss in (50, 60)]
+    assert [line for line in (*shown, *jumps) if warned.new(line)] == [*shown, *jumps]
+    again = [LATE.format(1, 1), LATE.format(0, 77), shown[1], jumps[0]]
+    assert not [line for line in again if warned.new(line)]
+    assert warned.new(shown[2]), "what the script prints is shown as often as it is printed"
+    assert warned.new("holdfast: lost its peers (connection closed by peer)")
+    assert warned.new("holdfast: lost its peers (connection closed by peer)")
