@@ -122,15 +122,17 @@ def retain(
     """Delete the oldest checkpoints beyond `count`, void ones, and what dead writers left; return them.
 
     The newest whole one that is not void stays, however many newer ones are damaged; until there is
-    one, nothing is deleted. The newest one at or below the step `proven` stays, too. Void ones do not
-    count. Those of a newer format stay. Safe to call again.
+    one, nothing is deleted. The newest one at or below the step `proven` stays, too, and while there is
+    none, the oldest: if the replicas come to differ, it is what may still be from before. Void ones do
+    not count. Those of a newer format stay. Safe to call again.
 
     Args:
         root: The directory of checkpoints.
         count: How many to keep, at least 1.
         whole: Directories that the caller knows to be whole, which saves reading them.
         known: The lineage of the group; what the checkpoints themselves tell of it is added.
-        proven: The last step at which the replicas are known to have been equal; -1 for none.
+        proven: The last step at which the replicas are known to have been equal; 0 where they are not
+            yet, -1 where they are not compared.
         epoch: Fencing token of the supervisor whose order this is: where a later one has had a checkpoint
             written, nothing is deleted.
 
@@ -180,11 +182,16 @@ def _beyond(
             safe = safe or path in whole or verify(what) is None
     if not safe:
         return None
-    stays: Path | None = None
-    if not any(step <= proven for step in kept):
-        equal = (path for path, what in older if isinstance(what, Found) and what.step <= proven)
-        stays = next(equal, None)
+    stays = _before_differing([what for _, what in older if isinstance(what, Found)], proven)
+    if proven < 0 or any(step <= proven for step in kept):
+        stays = None
     return tuple(path for path, _ in older if path != stays)
+
+
+def _before_differing(older: list[Found], proven: int) -> Path | None:
+    """Return the newest, of these that are newest first, that is proven; the oldest where none is."""
+    equal = (found.path for found in older if found.step <= proven)
+    return next(equal, older[-1].path if older else None)
 
 
 def _write(

@@ -194,7 +194,7 @@ class MemberOrder:
         0  # of "idle": size of the snapshot that it may have to fetch, to make room for it ahead
     )
     lineage: tuple[Lineage, ...] = ()  # tells the checkpoints that count from those that are void
-    proven: int = -1  # the last step at which the replicas are known to have been equal
+    proven: int = -1  # the last step at which the replicas are known to have been equal; 0: none yet, -1: one
     epoch: int = 0  # of the supervisor that sends it; a higher one takes its place
 
 

@@ -22,8 +22,14 @@ def order_for(
     """
     order = _order_for(memory, member, policy, drill)
     looks = int(look and order.do == "run")
-    proven = memory.equal[-1] if memory.equal else -1
-    return replace(order, keep=policy.keep, lineage=_lineage(memory), proven=proven, look=looks)
+    return replace(order, keep=policy.keep, lineage=_lineage(memory), proven=_proven(memory), look=looks)
+
+
+def _proven(memory: Memory) -> int:
+    """Return the last step at which the replicas were equal; 0 for none yet, -1 where there is only one."""
+    if memory.equal:
+        return memory.equal[-1]
+    return 0 if memory.world_size > memory.nproc else -1
 
 
 def _lineage(memory: Memory) -> tuple[Lineage, ...]:

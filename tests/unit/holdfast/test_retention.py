@@ -92,3 +92,35 @@ def test_checkpoints_of_versions_without_an_epoch_count_as_before(memory: Path) 
     save(memory, 300, epoch=4)
     assert scan(memory)[0].epoch == 4
     assert len(retain(memory, 1, epoch=4)) == 2
+
+
+def saved(root: Path, step: int, keep: int, proven: int) -> list[int]:
+    """Write one checkpoint and return the steps of those that stay, newest first."""
+    written = save(root, step)
+    retain(root, keep, frozenset({written}), proven=proven)
+    return steps(root)
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_whenever_replicas_come_to_differ_a_checkpoint_from_before_is_there(memory: Path, keep: int) -> None:
+    """Proofs come late and seldom, a supervisor that dies forgets one, and checkpoints are frequent."""
+    proofs = {100: 0, 200: 0, 300: 0, 400: 110, 500: 110, 600: 110, 700: 510, 800: 110, 900: 110, 1000: 730}
+    known = -1
+    for step, proven in proofs.items():
+        there = saved(memory, step, keep, proven)
+        known = max(known, proven)
+        assert there[0] == step
+        assert len(there) <= keep + 1
+        assert any(each <= max(known, 100) for each in there), "what the group would go back to"
+
+
+def test_with_keep_1_the_oldest_stays_until_a_newer_one_is_proven(memory: Path) -> None:
+    assert [saved(memory, step, 1, 0) for step in (100, 200, 300)] == [[100], [200, 100], [300, 100]]
+    assert saved(memory, 400, 1, 350) == [400, 300]
+    assert saved(memory, 500, 1, 200) == [500, 300], "a supervisor has forgotten the proof"
+    assert saved(memory, 600, 1, 550) == [600, 500]
+    assert saved(memory, 700, 1, 700) == [700]
+
+
+def test_where_there_is_one_replica_keep_1_keeps_one(memory: Path) -> None:
+    assert [saved(memory, step, 1, -1) for step in (100, 200, 300)] == [[100], [200], [300]]

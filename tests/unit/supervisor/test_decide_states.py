@@ -90,6 +90,22 @@ def test_from_scratch_holds_for_the_first_start_only() -> None:
     assert started.resume.path == "step-9"
 
 
+def test_replicas_that_differ_without_storage_go_back_to_a_snapshot_or_the_run_says_what_there_is() -> None:
+    incident = Open(1, 1, 0, 0, 0.0, (fault("diverged", -1, 500),))
+    privates = tuple((rank, 1, step) for step in (500, 512) for rank in (0, 1))
+    held = [holding(f"m{n}", ((1, 512), (1, 500)), privates, secured_for=1) for n in range(2)]
+    seen = view(*held, phase="securing", since_ns=90 * S, incident=incident, held=512)
+    started = decide(replace(seen, stored=Stored(looked_ns=1)), TWO)
+    assert isinstance(started, Start)
+    assert (started.resume.source, started.resume.step) == ("slot", 500)
+    late = replace(incident, faults=(fault("diverged", -1, 256),))
+    ended = decide(replace(seen, memory=replace(seen.memory, incident=late), stored=Stored(looked_ns=1)), TWO)
+    assert isinstance(ended, End), "never from the beginning"
+    assert ended.exit_code == 1
+    assert "no checkpoint yet (--checkpoint-every)" in ended.why
+    assert "the snapshot of step 500 on m0, m1: it is beyond step 256" in ended.why
+
+
 def test_replicas_that_differ_cost_what_came_after_they_were_last_equal_and_no_more() -> None:
     """All snapshots and the newest checkpoints are beyond the last equal seal: an older one is not."""
     held = [

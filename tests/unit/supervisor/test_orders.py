@@ -37,6 +37,13 @@ def test_what_may_be_deleted_from_storage_goes_with_every_order(phase: str, memb
     assert (told.keep, told.lineage) == (4, (Lineage(2, 9),))
 
 
+def test_the_last_proof_of_equality_goes_with_every_order_and_that_there_is_none_yet() -> None:
+    assert order("m0", equal=(40, 60)).proven == 60
+    assert order("m0").proven == 0, "they will be compared"
+    alone = order_for(memory(nproc=2, world_size=2, placement=("m0",)), "m0", POLICY, None)
+    assert alone.proven == -1
+
+
 def test_members_without_ranks_stay_warm() -> None:
     assert order("m2").do == "idle"
     assert order("m0", phase="forming").do == "idle"
