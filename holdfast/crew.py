@@ -6,12 +6,13 @@ import json
 import os
 from dataclasses import asdict, replace
 
-from holdfast import channel, dealt, logfile
+from holdfast import channel, dealt, logfile, procstat
 from holdfast.channel import Do, Say
 from holdfast.launcher_messages import Ending, Launch, LauncherState, RankStart, RankState
 from holdfast.nest import Home, Process
 from holdfast.seat import Seat, survivors
 from holdfast.securing import Securing
+from holdfast.stops import Stops
 from holdfast.torchrun import rank_environment
 
 
@@ -24,6 +25,7 @@ class Crew:
         self.seats: tuple[Seat, ...] = ()
         self.dying: set[Process] = set()
         self.securing = Securing(home.directory, 0, ())
+        self._stops = Stops()
 
     @property
     def generation(self) -> int:
@@ -42,6 +44,7 @@ class Crew:
                 seat.marks,
                 seat.note,
                 seat.where,
+                seat.stopped and not seat.exited,
             )
             for seat in self.seats
         )
@@ -139,6 +142,13 @@ class Crew:
                 channel.send(process.control, Do("where"))
             except (channel.Closed, OSError):
                 continue
+
+    def look_for_stops(self, now_s: float) -> None:
+        """Find out who has been stopped by a signal. Cheap: one small file of /proc for each rank."""
+        pids = {process.pid: seat for seat, process in survivors(self.seats)}
+        stopped = self._stops.later([pid for pid in pids if procstat.is_stopped(pid)], now_s)
+        for pid, seat in pids.items():
+            seat.stopped = pid in stopped
 
     # -- ends
 

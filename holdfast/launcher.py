@@ -95,6 +95,7 @@ class Launcher:
 
     def _beat(self) -> None:
         self.sidecar.beat()
+        self.crew.look_for_stops(time.monotonic())
         self.after(left_s(BEAT_S), self._beat)
 
     # -- what is

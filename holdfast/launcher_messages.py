@@ -72,6 +72,7 @@ class RankState:
     marks: Marks = field(default_factory=Marks)
     note: str = ""  # its last warning, for people
     where: str = ""  # what its main thread does (`holdfast.whereabouts`), when it was last asked
+    stopped: bool = False  # by a signal, for seconds in which its launcher ran: see `holdfast.stops`
 
 
 @dataclass(frozen=True, slots=True)

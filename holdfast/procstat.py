@@ -70,6 +70,16 @@ def sample(pid: int) -> Sample:
     )
 
 
+def is_stopped(pid: int) -> bool:
+    """True while a signal has stopped `pid`, and no debugger: it does nothing until it is continued.
+
+    These files can be read whatever the process is at: no lock of its own is needed for them.
+    """
+    if _read(f"/proc/{pid}/stat").rpartition(") ")[2][:1] != "T":
+        return False
+    return _number(_named(_read(f"/proc/{pid}/status")), "TracerPid") == 0
+
+
 def wait_of(pid: int, tid: int) -> str:
     """Return what a thread of `pid` waits in: one of the words of `holdfast.waits`."""
     state = _read(f"/proc/{pid}/task/{tid}/stat").rpartition(") ")[2][:1]

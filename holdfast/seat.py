@@ -22,6 +22,7 @@ class Seat:
     exited: bool = False
     note: str = ""
     where: str = ""
+    stopped: bool = False
 
     @property
     def state(self) -> str:

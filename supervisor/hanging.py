@@ -1,10 +1,10 @@
 """Is a group in which no step ends hung, and who holds up the others? Pure.
 
-Time alone proves nothing. What is certain is acted on at once: a process that is stopped, a rank that waits
-for locks which nothing outside of it can release, a partner that has left. What may be work (loading,
-compiling, saving, a file system, a network) has a limit, counted from the last sign of work and learned from
-stalls that ended by themselves. While anybody is in time, in a pause that the script declared or in a
-debugger, nothing hangs: the others wait for it.
+Time alone proves nothing. What is certain is acted on at once: a process that is stopped, whatever it was
+at, a rank that waits for locks which nothing outside of it can release, a partner that has left. What may be
+work (loading, compiling, saving, a file system, a network) has a limit, counted from the last sign of work
+and learned from stalls that ended by themselves. While anybody is in time, in a pause that the script
+declared or in a debugger, nothing that may be work hangs: the others wait for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from holdfast.launcher_messages import Look, RankState
 from holdfast.messages import Stall
-from supervisor import reported, shown, still, suspect, uneven
+from supervisor import awaited, reported, shown, still, suspect, uneven
 from supervisor.view import Fault, Policy, Seen, View
 
 _S = 1_000_000_000
@@ -23,7 +23,11 @@ MOST_FACTOR = 10  # of the limit: for one that works, however much
 LEARNED_FACTOR = 3  # of the longest stall of the kind that ended by itself
 HINT_S = 5.0  # beyond the time for `finally` blocks: the rank itself tells that it is over
 SIDE_S = 0.3  # that a certain hang waits for the looks at the others, which are taken at the same time
-_PAUSES = frozenset({"eval", "checkpoint", "paused", "snapshot"})
+TOLD_S = 1.0  # the same, for one that is stopped and not late: nobody has been looked at yet
+LEFT_S = (
+    5.0  # that ranks wait, seen to do nothing, for one that has left, before it counts though none is late
+)
+_STEPS = frozenset({"data", "forward", "backward", "optimizer", "tail"})
 _AWAY = "exited"
 _LINE = re.compile(r":\d+\)$")
 
@@ -47,10 +51,18 @@ def judge(view: View, policy: Policy) -> Verdict | None:
     watch = view.watch
     if not watch.ranks or watch.generation != view.memory.generation:
         return None
-    stalls = _stalls(view)
-    pausing = [rank for rank, phase in _phases(view).items() if phase in _PAUSES and rank not in stalls]
+    stalls, phases = _stalls(view), _phases(view)
+    traced = _traced(view)
+    if traced is not None:
+        return Verdict(f"a debugger is attached to rank {traced}", traced)
+    pausing = [r for r, phase in phases.items() if phase in awaited.PAUSES and r not in stalls]
+    told = _told_stopped(view)
+    at_work = [r for r in pausing if r not in told and not _waits(view, r)]
+    if told and not at_work:
+        return _stopped(view, told)
     if pausing:
-        return _pausing(view, pausing)
+        first = (at_work or pausing)[0]
+        return Verdict(awaited.pausing(view, first, phases[first]), first)
     if not any(each.role == shown.STOPPED for each in watch.ranks):
         until_ns = view.now_ns - int((policy.unwind_s + HINT_S) * _S)
         hints = [each for each in watch.hints if each.since_ns > until_ns]
@@ -63,28 +75,62 @@ def judge(view: View, policy: Policy) -> Verdict | None:
     stopped = [each for each in watch.ranks if each.role == shown.STOPPED]
     if stopped:
         return _certain(view, stopped[0], "it is stopped (state T)")
-    traced = [each for each in watch.ranks if each.role == shown.TRACED]
-    if traced:
-        return Verdict(f"a debugger is attached to rank {traced[0].rank}", traced[0].rank)
     if any(each.phase == "starting" for each in watch.ranks):
         return Verdict("a process that was released has not begun yet")
-    in_time = [r for r, phase in _phases(view).items() if r not in stalls and phase not in still.ENDED]
+    abandoned = _abandoned(view)
+    if abandoned is not None:
+        return abandoned
+    in_time = [r for r, phase in phases.items() if r not in stalls and phase not in still.ENDED]
     if in_time:
-        return Verdict(f"rank {min(in_time)} is in time")
+        return Verdict(awaited.in_time(view, policy, min(in_time), phases[min(in_time)]))
     unseen = [each for each in watch.ranks if not each.role]
     if unseen and view.now_ns < watch.since_ns + int((_late_s(stalls) + policy.look_s) * _S):
         return Verdict(f"rank {unseen[0].rank} is being looked at")
     return _standstill(view, policy)
 
 
-def _pausing(view: View, pausing: list[int]) -> Verdict:
-    """Others wait for a rank that is in a pause: as the script wants it, unless it was stopped there."""
-    for look in _looks(view):
-        if look.rank in pausing and shown.shown(look).role == shown.STOPPED:
-            phase = _phases(view)[look.rank]
-            stopped = Seen(look.rank, look.step, phase, view.watch.since_ns, shown.STOPPED)
-            return _certain(view, stopped, f"it is stopped (state T) in {phase}")
-    return Verdict(f"rank {pausing[0]} is in a pause that is in time", pausing[0])
+def _stopped(view: View, told: frozenset[int]) -> Verdict:
+    """A rank is stopped by its launcher's word: it does nothing, and no limit of its phase will help it."""
+    named = next(each for each in view.watch.ranks if each.rank in told)
+    where = "" if named.phase in _STEPS else f" in {named.phase}"
+    found = _certain(view, named, f"it is stopped (state T){where}")
+    told_ns = max(view.now_ns, named.since_ns + int(TOLD_S * _S))
+    return found if _all_seen(view) else replace(found, act_ns=told_ns)
+
+
+def _told_stopped(view: View) -> frozenset[int]:
+    """Return the ranks that have been stopped for a while, by their launchers: late or not."""
+    watched = {each.rank for each in view.watch.ranks if each.role == shown.STOPPED}
+    return frozenset(each.rank for each in _ranks(view) if each.stopped and each.rank in watched)
+
+
+def _traced(view: View) -> int | None:
+    """Return a rank of those that live that a debugger is attached to."""
+    alive = _phases(view)
+    traced = {look.rank for look in _looks(view) if shown.shown(look).role == shown.TRACED}
+    return min((rank for rank in traced if rank in alive), default=None)
+
+
+def _waits(view: View, rank: int) -> bool:
+    """True when `rank`, where it is now, was seen to wait for other ranks."""
+    return any(
+        look.rank == rank
+        and look.step == reported.step_of_rank(view, rank)
+        and shown.shown(look).role == shown.WAITS
+        for look in _looks(view)
+    )
+
+
+def _abandoned(view: View) -> Verdict | None:
+    """A rank has ended well, and all others are seen to wait for others in a collective: nobody will come."""
+    left = [rank for rank in _ranks(view) if rank.state == _AWAY and _ended_well(rank)]
+    here = {each.rank: each for each in view.watch.ranks}
+    if not left or set(here) != set(_phases(view)):
+        return None
+    if not all(each.role == shown.WAITS and suspect.meets(each.at) for each in here.values()):
+        return None
+    still_ns = max(max(each.since_ns, each.worked_ns) for each in here.values())
+    return replace(_left(view, left[0], list(here.values())), act_ns=still_ns + int(LEFT_S * _S))
 
 
 def warning(view: View, found: Verdict) -> str:
@@ -206,8 +252,9 @@ def _signature(place: str, named: Seen) -> str:
 
 
 def _all_seen(view: View) -> bool:
-    """True when there are stacks of all ranks that live."""
-    return set(_phases(view)) <= {look.rank for look in _looks(view)}
+    """True when there are stacks of all ranks that live, of where they are now."""
+    there = {look.rank for look in _looks(view) if look.step in (reported.step_of_rank(view, look.rank), -1)}
+    return set(_phases(view)) <= there
 
 
 def _over(view: View, over: list[Stall]) -> Verdict:

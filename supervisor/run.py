@@ -70,6 +70,7 @@ def policy_of(options: RunOptions) -> Policy:
         checkpoint_every_s=options.checkpoint_every_s,
         hang_floor_s=options.hang_floor_s,
         stall_limit_s=options.stall_limit_s,
+        first_step_s=options.first_step_timeout_s,
         keep=options.keep_checkpoints,
         max_restarts=options.max_restarts,
         skip_bad_batches=options.skip_bad_batches,

@@ -14,6 +14,7 @@ from supervisor import reported, shown
 from supervisor.view import Hint, Learned, MemberView, Seen, View, Watch
 
 ENDED = frozenset({"idle", "done"})  # no step is asked for
+IN_LOOP = frozenset({"joining", "restoring", "data", "forward", "backward", "optimizer", "tail"})
 WORTH_S = 5.0  # a stall that ended by itself sooner than this teaches nothing that the limits do not know
 
 
@@ -36,8 +37,8 @@ def later(watch: Watch, view: View) -> Watch:
             _seen(before.get(stall.rank), view, member, stall, looks.get(stall.rank))
             for stall in reported.stalls(view, report)
         ]
-    if found:
-        found += _between_loops(before, view)
+    found += _others(before, view, frozenset(each.rank for each in found))
+    found = _with_stopped(found, before, view)
     ranks = tuple(sorted(found, key=lambda each: each.rank))
     if not ranks and watch.ranks:
         return replace(watch, ranks=(), passed=_passed(watch, view))
@@ -57,15 +58,37 @@ def _hints(watch: Watch, view: View) -> tuple[Hint, ...]:
     return tuple(found)
 
 
-def _between_loops(before: dict[int, Seen], view: View) -> list[Seen]:
-    """Return those that live and are in no loop: they are late for nothing, but others may wait for them."""
+def _with_stopped(found: list[Seen], before: dict[int, Seen], view: View) -> list[Seen]:
+    """Return `found` with those that are stopped, by their launchers' word, late or not: all will wait."""
+    known = {each.rank: each for each in found}
+    for report in reported.reports(view):
+        assert report.launcher is not None
+        phases = {each.rank: each.phase for each in report.progress}
+        for rank in report.launcher.ranks:
+            if not rank.stopped or rank.generation != view.memory.generation:
+                continue
+            was = before.get(rank.rank)
+            if was is None or was.role != shown.STOPPED:
+                step = reported.step_of(report, rank.rank)
+                was = Seen(rank.rank, step, phases.get(rank.rank, "starting"), view.now_ns)
+            known[rank.rank] = replace(known.get(rank.rank, was), role=shown.STOPPED)
+    return list(known.values())
+
+
+def _others(before: dict[int, Seen], view: View, late: frozenset[int]) -> list[Seen]:
+    """Return who is not late and matters all the same.
+
+    That is who lives and is in no loop, while others may wait for it; and who is still in its loop, when
+    another has left it for good.
+    """
+    phases = (ENDED if late else frozenset()) | (IN_LOOP if _has_left(view) else frozenset())
     found: list[Seen] = []
     for report in reported.reports(view):
         assert report.launcher is not None
         alive = {rank.rank for rank in report.launcher.ranks if rank.state == "running"}
         looks = {look.rank: look for look in reported.looks(view, report)}
         for at in report.progress:
-            if at.rank not in alive or at.phase not in ENDED:
+            if at.rank not in alive or at.rank in late or at.phase not in phases:
                 continue
             seen = before.get(at.rank)
             if seen is None or (seen.step, seen.phase) != (at.step, at.phase):
@@ -74,6 +97,17 @@ def _between_loops(before: dict[int, Seen], view: View) -> list[Seen]:
             fresh = look is not None and look.number != seen.look
             found.append(_looked(seen, look, view.now_ns) if look is not None and fresh else seen)
     return found
+
+
+def _has_left(view: View) -> bool:
+    """True when a rank of the group has ended well."""
+    return any(
+        rank.state == "exited" and rank.ending is not None and rank.ending.code == 0
+        for report in reported.reports(view)
+        if report.launcher is not None
+        for rank in report.launcher.ranks
+        if rank.generation == view.memory.generation
+    )
 
 
 def excused(watch: Watch, late_ns: int) -> Watch:

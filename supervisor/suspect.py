@@ -172,6 +172,19 @@ def waiting(stack: str) -> int:
     return COLLECTIVE if any(map(_NATIVE_WAIT.search, native)) else NOT_WAITING
 
 
+def meets(at: str) -> bool:
+    """True when the innermost function of a rank that waits, without its line, is where ranks meet others.
+
+    A wait for a device is none: the device may compute.
+    """
+    function, _, file = at.partition(" (")
+    return (
+        function.endswith("_engine_run_backward")
+        or "torch/distributed/" in file
+        or file.startswith(_EXCHANGE)
+    )
+
+
 def _waits_for_device(function: str, file: str) -> bool:
     """A GPU's queue comes to its end when the collectives in it do."""
     return file.startswith("holdfast/accelerator") or (

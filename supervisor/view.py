@@ -310,6 +310,7 @@ class Policy:
     hang_floor_s: float = 0.0  # as the user gave it: whoever is late by then hangs; 0: not given
     stall_limit_s: float = 60.0  # without a step, and without a sign of work
     look_s: float = 4.0  # for a look at a rank that is late
+    first_step_s: float = 600.0  # for joining, restoring and a first step, of a rank that is not stopped
     secure_s: float = 2.0
     victim_s: float = 0.3
     form_s: float = 600.0

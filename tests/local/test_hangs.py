@@ -113,6 +113,19 @@ def test_no_false_alarm_with_uneven_steps_and_declared_pauses(start: Start) -> N
     assert " is slow" not in ended.output
 
 
+def test_a_rank_that_is_stopped_long_before_it_is_late_is_found_wherever_it_is(
+    start: Start, tmp_path: Path
+) -> None:
+    """Joining, a first step, and a pause have minutes, and an end has all the time: nobody is late there."""
+    run = start("--members 2 --checkpoint-every 0", "stopping.py", tmp_path)
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    found = run.incidents()
+    assert [(each["kind"], each["rank"]) for each in found] == [("hang", 1)] * 4, found
+    assert all("stopped (state T)" in each["why"] for each in found)
+    assert [each["step"] for each in found[2:]] == [20, 40]
+
+
 def test_an_unmodified_script_may_evaluate_and_is_found_as_fast_when_it_is_stopped(
     start: Start, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.launcher_messages import Ending, Look
+from holdfast.launcher_messages import Ending, Look, Marks
 from holdfast.messages import Stall
 from supervisor import hanging, still
 from supervisor.hanging import Verdict
@@ -26,7 +26,8 @@ def there(number: int, look: Look | None, **given: Any) -> MemberView:
     """Return the member of a rank that is late, and how it looks; with `phase`, what its page says."""
     phase, stalled = given.pop("phase", "forward"), given.pop("stalled", True)
     limited, late_s = given.pop("limited", False), given.pop("late_s", LATE_S)
-    state = rank(number, given.pop("ending", None))
+    marks = Marks(first_step_ns=0 if given.pop("first_step", False) else 1)
+    state = rank(number, given.pop("ending", None), stopped=given.pop("stopped", False), marks=marks)
     stall = Stall(number, 1, 5, 3, 0, phase, late_s, 0.6, limited)
     looks = () if look is None else (replace(look, rank=number, number=given.pop("turn", 1)),)
     told = report(
@@ -93,12 +94,109 @@ def test_a_lock_on_all_ranks_is_certain_and_nobody_is_blamed_at_random() -> None
 
 @pytest.mark.parametrize("phase", ["eval", "checkpoint", "paused", "snapshot"])
 def test_a_pause_of_any_rank_that_is_in_time_is_a_hang_of_nobody(phase: str) -> None:
-    """Also of a stopped rank: nobody waits for it yet. One that is stopped in its pause is waited for."""
-    for other in (WAITS, LOCKED, STOPPED):
-        found = judged(there(0, SLEEPS, phase=phase, stalled=False), there(1, other))
+    """Also of a stopped rank: nobody waits for it yet."""
+    for other, stopped in ((WAITS, False), (LOCKED, False), (STOPPED, False), (STOPPED, True)):
+        there_1 = there(1, other, stopped=stopped)
+        found = judged(there(0, SLEEPS, phase=phase, stalled=False), there_1)
         assert found is not None
         assert found.act_ns is None
-    assert certain(judged(there(0, STOPPED, phase=phase, stalled=False), there(1, WAITS))) == 0
+        assert found.rank == 0
+
+
+PHASES = ["joining", "restoring", "data", "forward", "backward", "optimizer", "tail", "eval", "checkpoint"]
+PHASES += ["paused", "snapshot", "idle", "done"]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_rank_that_stays_stopped_is_certain_whatever_it_was_at_and_though_nobody_is_late(
+    phase: str,
+) -> None:
+    stopped = there(1, None, stalled=False, stopped=True, phase=phase, first_step=True)
+    other = there(0, None, stalled=False, first_step=True)
+    before = seen(other, stopped)
+    found = hanging.judge(before, POLICY)
+    assert found is not None
+    assert found.act_ns == before.now_ns + int(hanging.TOLD_S * S), "for a look at the others"
+    now = replace(before, now_ns=found.act_ns)
+    now = replace(now, watch=still.later(before.watch, now))
+    again = hanging.judge(now, POLICY)
+    assert again is not None
+    assert again.fault is not None
+    assert (again.fault.kind, again.fault.rank, again.act_ns) == ("hang", 1, now.now_ns)
+    assert "rank 1 hangs: it is stopped (state T)" in again.why
+    looked = (there(0, WAITS, stalled=False), there(1, STOPPED, stalled=False, stopped=True, phase=phase))
+    assert certain(judged(*looked)) == 1
+
+
+def test_a_rank_that_never_began_and_is_stopped_is_certain() -> None:
+    told = launcher(rank(1, state="starting", stopped=True))
+    found = judged(there(0, None, stalled=False), member("m1", report("m1", told)))
+    assert found is not None
+    assert found.fault is not None
+    assert (found.fault.rank, found.fault.step) == (1, -1)
+
+
+def test_one_that_is_continued_is_forgotten() -> None:
+    before = seen(there(0, None, stalled=False), there(1, None, stalled=False, stopped=True))
+    after = seen(there(0, None, stalled=False), there(1, None, stalled=False), watch=before.watch)
+    assert hanging.judge(after, POLICY) is None
+
+
+def test_a_stopped_rank_is_certain_while_another_waits_for_it_in_its_own_pause() -> None:
+    stopped = there(1, STOPPED, stalled=False, stopped=True, phase="eval")
+    assert certain(judged(there(0, WAITS, stalled=False, phase="eval"), stopped)) == 1
+    moved_on = replace(WAITS, step=4)
+    found = judged(there(0, moved_on, stalled=False, phase="eval"), stopped)
+    assert found is not None
+    assert found.act_ns is None, "that look is older than its pause"
+
+
+def test_nothing_is_certain_while_a_debugger_is_attached_to_another_rank() -> None:
+    traced = there(0, replace(PLAIN, traced=True), stalled=False)
+    found = judged(traced, there(1, STOPPED, stopped=True))
+    assert found is not None
+    assert (found.act_ns, found.why) == (None, "a debugger is attached to rank 0")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"phase": "joining"}, "is joining the group, in evaluate (train.py:42), which may take until"),
+        ({"phase": "restoring"}, "is restoring its state, in evaluate (train.py:42), which may take until"),
+        ({"first_step": True}, "is in its first step, in evaluate (train.py:42), which may take until"),
+        ({}, "is in forward of its own step, in evaluate (train.py:42), and is not late yet"),
+        ({"phase": "eval"}, "is in an evaluation that the script declared, in evaluate (train.py:42), until"),
+        ({"phase": "snapshot"}, "copies its state for Holdfast"),
+    ],
+)
+def test_whom_the_group_waits_for_is_told_with_its_place_and_its_limit(
+    given: dict[str, Any], says: str
+) -> None:
+    found = judged(there(0, WAITS), there(1, SLEEPS, stalled=False, **given))
+    assert found is not None
+    assert found.why.startswith(f"rank 1 {says}")
+    if "may take until" in says:
+        assert found.why.endswith("until --first-step-timeout (600 s)")
+
+
+def test_ranks_in_a_first_step_that_wait_for_one_that_has_left_have_not_all_its_time() -> None:
+    left = there(1, None, stalled=False, ending=Ending(1, 0))
+    meets = replace(WAITS, at="all_reduce (torch/distributed/distributed_c10d.py:9)")
+    before = seen(there(0, meets, stalled=False, first_step=True), left)
+    found = hanging.judge(before, POLICY)
+    assert found is not None
+    assert found.act_ns == before.now_ns + int(hanging.LEFT_S * S)
+    assert found.fault is not None
+    assert (found.fault.rank, found.fault.kind) == (1, "crash")
+    for other in (SLEEPS, WAITS, replace(meets, moved=True)):  # it works, waits for a device, or gets on
+        first = seen(there(0, other, stalled=False, first_step=True), left)
+        later = replace(first, now_ns=first.now_ns + int(2 * hanging.LEFT_S * S))
+        again = there(0, replace(other, phase_seq=2), turn=2, stalled=False, first_step=True)
+        later = replace(later, members=(again, left))
+        later = replace(later, watch=still.later(first.watch, later))
+        found = hanging.judge(later, POLICY)
+        assert found is not None
+        assert found.act_ns is None or found.act_ns > later.now_ns
 
 
 @pytest.mark.parametrize("state", ["X", "Z"])
