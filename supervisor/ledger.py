@@ -174,15 +174,21 @@ class Ledger:
 
         Of the step in flight the last `still_ns` do not count: nothing moves, and it may yet be a hang.
         """
-        good_ns = self.good_ns - min(max(0, still_ns), self._tail_ns)
-        return good_ns / self.total_ns if self.total_ns else 0.0
+        return self._moved_ns(still_ns) / self.total_ns if self.total_ns else 0.0
 
-    def ettr_over(self, window_s: float, now_ns: int) -> float:
-        """Return the ETTR of the last `window_s` seconds, a day at most, up to `now_ns`."""
+    def ettr_over(self, window_s: float, now_ns: int, still_ns: int = 0) -> float:
+        """Return the ETTR of the last `window_s` seconds, a day at most, up to `now_ns`.
+
+        The last `still_ns` are as in `ettr`.
+        """
         self.advance(now_ns)
         width_ns = min(int(window_s * _S), DAY_NS)
         window = self._hour if width_ns <= HOUR_NS else self._day
-        return window.share(width_ns, now_ns, self.good_ns)
+        return window.share(width_ns, now_ns, self._moved_ns(still_ns))
+
+    def _moved_ns(self, still_ns: int) -> int:
+        """Return the good time without that of the step in flight in which nothing moved."""
+        return self.good_ns - min(max(0, still_ns), self._tail_ns)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the whole ledger, for JSON."""

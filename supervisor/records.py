@@ -122,6 +122,7 @@ def build(
     opened = memory.incident if memory.phase not in ("stopping", "ended") else None
     standing = _standing(view, policy or Policy())
     no_step_s = standing["no_step_s"] or 0.0
+    still_ns = int(no_step_s * 1e9)
     moves = settled and no_step_s <= STEPS_STILL * step_s
     return {
         "schema": incidents.SCHEMA,
@@ -138,8 +139,8 @@ def build(
         "tokens_per_s": round(per_step[1] / step_s, 1) if step_s and moves else None,
         **standing,
         "warnings": [each.text for each in memory.warned],
-        "ettr": round(ledger.ettr(int(no_step_s * 1e9)), 6),
-        "ettr_hour": round(ledger.ettr_over(3600.0, ledger.at_ns), 6),
+        "ettr": round(ledger.ettr(still_ns), 6),
+        "ettr_hour": round(ledger.ettr_over(3600.0, ledger.at_ns, still_ns), 6),
         "buckets_s": {b.value: ns / 1e9 for b, ns in ledger.buckets_ns().items()},
         "pending_s": ledger.pending_ns / 1e9,
         "total_s": ledger.total_ns / 1e9,

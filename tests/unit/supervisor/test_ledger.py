@@ -150,3 +150,17 @@ def test_time_in_which_nothing_moves_does_not_raise_the_ratio() -> None:
     assert ledger.ettr() == 1.0
     assert ledger.ettr(20 * S) == 10 / 30
     assert ledger.ettr(99 * S) == 10 / 30, "what was trained stays"
+
+
+def test_nor_that_of_the_last_hour_though_all_of_it_is_a_stall() -> None:
+    ledger = Ledger(0, Bucket.PRODUCTIVE)
+    ledger.trained(1, 10 * S)
+    assert ledger.ettr_over(3600, 30 * S) == 1.0
+    assert ledger.ettr_over(3600, 30 * S, 20 * S) == pytest.approx(10 / 30)
+    for second in range(60, 7261, 60):
+        ledger.advance(second * S)
+    assert ledger.ettr_over(3600, 7260 * S) == 1.0
+    assert ledger.ettr_over(3600, 7260 * S, 7250 * S) == 0.0
+    assert ledger.ettr_over(86_400, 7260 * S, 7250 * S) == pytest.approx(10 / 7260)
+    ledger.trained(2, 7260 * S)
+    assert ledger.ettr_over(3600, 7260 * S, 0) == 1.0, "it was a long step"
