@@ -17,9 +17,12 @@ import mmap
 import os
 import threading
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 BLOCK_BYTES = 512  # the unit of st_blocks
+
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: one call instead of a fault for each page
 
 
 class Slot:
@@ -105,6 +108,9 @@ class Slot:
         """
         if not self._backed:
             os.posix_fallocate(self._descriptor, begin, end - begin)
+        if self._mapping is not None and begin % mmap.PAGESIZE == 0:
+            with suppress(OSError):  # kernels before 5.14: a fault for each page, as it is written
+                self._mapping.madvise(_POPULATE_WRITE, begin, end - begin)
 
     def put_header(self, header: bytes) -> memoryview:
         """Write `header` unless it is there already; return the data area behind it.
