@@ -118,7 +118,8 @@ class Room:
     slots_bytes: int = 0
     private_bytes: int = 0
     free_bytes: int = 0  # of the volume
-    available_bytes: int = 0  # of the host's memory
+    available_bytes: int = 0  # of the host's memory, or of what the limit of a cgroup leaves
+    limit_bytes: int = 0  # of the cgroup, where that is less than the host has; 0 where it is not
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from holdfast.messages import Room
 from holdfast.slot import BLOCK_BYTES
+from sidecar import cgroup
 
-_AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
 _MEMINFO = Path("/proc/meminfo")
 
 
@@ -33,13 +33,21 @@ def measure(directory: Path, state_bytes: int) -> Room:
     with suppress(OSError):
         found = os.statvfs(directory)
         volume, free = f"{socket.gethostname()}:{directory.stat().st_dev}", found.f_bavail * found.f_frsize
-    return Room(volume, state_bytes, slots, private, free, _available())
+    available, limit = _meminfo("MemAvailable", 2**63 - 1), 0
+    allowed = cgroup.allowance()
+    if allowed is not None:
+        left = allowed.left_bytes + _meminfo(
+            "SwapFree", 0
+        )  # a group may have all of that: refuse nobody for it
+        if left < available:
+            available, limit = left, allowed.limit_bytes
+    return Room(volume, state_bytes, slots, private, free, available, limit)
 
 
-def _available() -> int:
-    """Return the bytes of memory that this host can still give."""
+def _meminfo(name: str, unknown: int) -> int:
+    """Return the bytes that the kernel gives under `name`."""
     with suppress(OSError):
-        found = _AVAILABLE.search(_MEMINFO.read_text())
+        found = re.search(rf"^{name}:\s+(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
         if found is not None:
             return int(found[1]) << 10
-    return 2**63 - 1
+    return unknown

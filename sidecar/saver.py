@@ -88,7 +88,9 @@ class Saver:
         found: dict[str, bytes] = {}
         for rank in range(record.world_size):
             mine = tuple(source for source in sources if source.rank == rank)
-            blob = self._held(rank, record, mine) or await self._fetched(rank, record, mine)
+            blob = await background.run(self._held, rank, record, mine) or await self._fetched(
+                rank, record, mine
+            )
             if blob is None:
                 raise Unfetched(f"no private state of rank {rank} for step {record.step}")
             found[f"rank-{rank:05d}.bin"] = blob

@@ -24,6 +24,7 @@ class Volume:
     used_bytes: int
     available_bytes: int
     state_bytes: int
+    limit_bytes: int = 0  # of the cgroup whose limit it is that keeps it from giving more; 0: none does
 
     @property
     def fits(self) -> bool:
@@ -46,8 +47,11 @@ def _volume(view: View, volume: str, state_bytes: int) -> Volume:
         slots = SLOTS if name in view.memory.placement else STANDBY_SLOTS
         used += room.slots_bytes + room.private_bytes
         needed += max(slots * state_bytes, room.slots_bytes) + room.private_bytes
-    left = min(min(room.free_bytes, room.available_bytes) for _, room in members)
-    return Volume(volume, tuple(name for name, _ in members), needed, used, used + left, state_bytes)
+    free = min(room.free_bytes for _, room in members)
+    tightest = min((room for _, room in members), key=lambda room: room.available_bytes)
+    left = min(free, tightest.available_bytes)
+    limit = tightest.limit_bytes if tightest.available_bytes < free else 0
+    return Volume(volume, tuple(name for name, _ in members), needed, used, used + left, state_bytes, limit)
 
 
 def _rooms(view: View) -> list[tuple[str, Room]]:
@@ -75,10 +79,12 @@ def _sentence(volume: Volume, members: tuple[str, ...], view: View) -> str:
     standbys = len(members) - active
     who = f"{SLOTS} snapshots for each of {active} members"
     who += f" and {STANDBY_SLOTS} for each of {standbys} standbys" if standbys else ""
+    by = f" under the memory limit of {_size(volume.limit_bytes)} of its cgroup" if volume.limit_bytes else ""
+    more = "a higher memory limit" if by else "more room in /dev/shm (docker run --shm-size) and memory"
     return (
         f"not enough memory: a state of {_size(volume.state_bytes)} takes {_size(volume.needed_bytes)} in"
-        f" shared memory ({who}), {_size(volume.available_bytes)} can be had; take fewer members or standbys"
-        " on this host, or give it more room in /dev/shm (docker run --shm-size) and memory"
+        f" shared memory ({who}), {_size(volume.available_bytes)} can be had{by}; take fewer members or"
+        f" standbys on this host, or give it {more}"
     )
 
 

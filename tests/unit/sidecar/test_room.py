@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sidecar import room
+from sidecar.cgroup import Allowance
 from sidecar.peers import Fetcher
 from sidecar.prepare import Preparer
 from tests.unit.sidecar.memory import holdings, member, private, snapshot
@@ -34,6 +35,20 @@ def test_a_directory_that_is_not_there_refuses_nobody(tmp_path: Path) -> None:
     found = room.measure(tmp_path / "away", 1)
     assert (found.volume, found.slots_bytes, found.private_bytes) == ("", 0, 0)
     assert found.free_bytes > 1 << 60
+
+
+@pytest.mark.parametrize(("left", "limit"), [(1 << 20, 1 << 30), (1 << 61, 0), (None, 0)])
+def test_a_container_has_no_more_memory_than_its_cgroup_leaves(
+    here: Path, monkeypatch: pytest.MonkeyPatch, left: int | None, limit: int
+) -> None:
+    allowed = None if left is None else Allowance(left, 1 << 30)
+    monkeypatch.setattr("sidecar.cgroup.allowance", lambda: allowed)
+    monkeypatch.setattr(
+        "sidecar.room._meminfo", lambda name, _: {"MemAvailable": 1 << 40, "SwapFree": 0}[name]
+    )
+    found = room.measure(here, SIZE)
+    assert found.limit_bytes == limit
+    assert (found.available_bytes == left) == bool(limit)
 
 
 async def test_a_standby_has_memory_for_what_it_may_fetch(

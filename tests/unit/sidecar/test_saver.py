@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from holdfast import catalogue, checkpoint
 from holdfast.arena import Record
 from holdfast.lineage import Lineage
 from holdfast.messages import Source
+from holdfast.private import Blob
+from sidecar.holdings import Holdings
 from sidecar.saver import Retention, Saver
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
 from tests.unit.sidecar.peering import fetching, serving
@@ -206,16 +209,39 @@ async def test_one_that_newer_ones_leave_no_place_for_is_not_told_as_durable(
     assert [each.step for each in checkpoint.scan(tmp_path)] == [9]
 
 
-async def test_what_holds_when_it_is_written_decides_what_is_deleted(here: Path, tmp_path: Path) -> None:
+async def test_what_holds_when_it_is_written_decides_what_is_deleted(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An order that comes while gigabytes are written is newer than the one that asked for them."""
     for step in (60, 80):
         await saved(here, tmp_path, ready(here, step))
     async with fetching(here) as fetcher:
         saver = Saver(holdings(here), fetcher, tmp_path)
         saver.retention = Retention(1)
-        task = asyncio.create_task(saver.save(ready(here, 90), (), {}, asked=0))
-        await asyncio.sleep(0)
-        saver.retention = Retention(1, (Lineage(3, 70),))
-        await task
+        good = Holdings.good
+
+        def then_ordered(self: Holdings, record: Record) -> bool:
+            saver.retention = Retention(1, (Lineage(3, 70),))
+            return good(self, record)
+
+        monkeypatch.setattr(Holdings, "good", then_ordered)
+        await saver.save(ready(here, 90), (), {}, asked=0)
     assert saver.durable.step == -1
     assert [each.step for each in checkpoint.scan(tmp_path)] == [60]
+
+
+async def test_private_states_are_read_and_compared_off_the_event_loop(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[threading.Thread] = []
+    private_of = Holdings.private
+
+    def slow(self: Holdings, rank: int, generation: int, step: int) -> Blob | None:
+        read.append(threading.current_thread())
+        return private_of(self, rank, generation, step)
+
+    monkeypatch.setattr(Holdings, "private", slow)
+    saver = await saved(here, tmp_path, ready(here))
+    assert saver.durable.error == ""
+    assert len(read) == 2
+    assert threading.main_thread() not in read, "of gigabytes they hold up everything else"

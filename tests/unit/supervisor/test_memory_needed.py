@@ -53,6 +53,21 @@ def test_a_run_that_has_only_begun_is_refused_with_numbers_and_what_to_do(short:
     assert "--shm-size" in action.why
 
 
+def test_the_limit_of_a_cgroup_is_named_where_it_is_what_keeps_the_run_from_fitting() -> None:
+    members = [
+        at(f"m{n}", n, slots_bytes=GB, free_bytes=9 * GB, available_bytes=2 * GB, limit_bytes=5 * GB)
+        for n in range(2)
+    ]
+    found = room.refusal(seen(*members))
+    assert found is not None
+    assert "4.00 GB can be had under the memory limit of 5.00 GB of its cgroup" in found.why
+    assert "a higher memory limit" in found.why
+    volume = [at(f"m{n}", n, slots_bytes=GB, free_bytes=1, limit_bytes=5 * GB) for n in range(2)]
+    found = room.refusal(seen(*volume))
+    assert found is not None
+    assert ("cgroup" in found.why, "--shm-size" in found.why) == (False, True), "the volume is what is small"
+
+
 def test_a_run_that_has_something_to_lose_is_never_refused() -> None:
     late = [at(f"m{n}", n, step=room.EARLY_STEPS + 1, slots_bytes=0, free_bytes=1) for n in range(2)]
     assert room.refusal(seen(*late)) is None
