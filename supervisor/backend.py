@@ -30,6 +30,9 @@ class Backend(Protocol):
     def kill(self, member: str) -> None:
         """Power loss, for drills: the member and its memory are gone at once."""
 
+    def renew(self, member: str) -> None:
+        """See whether the sidecar of a member is stopped or stuck, and have another take its place if so."""
+
     def stop_asked(self, how: str) -> None:
         """Say that the user asked the supervisor itself for an end: "graceful" or "now"."""
 
@@ -79,6 +82,9 @@ class KeeperBackend:
 
     def kill(self, member: str) -> None:
         self._send({"do": "kill", "name": member})
+
+    def renew(self, member: str) -> None:
+        self._send({"do": "renew", "name": member})
 
     async def live(self) -> None:
         """Give the keeper a sign of life, for ever: that this process's event loop runs."""

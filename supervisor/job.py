@@ -18,7 +18,7 @@ from typing import Any
 from holdfast.filework import FileWork, Unresponsive
 from holdfast.launcher_messages import Marks
 from holdfast.messages import Drill
-from supervisor import apply, closing, incident, journal, offloop, orders, remedy, still
+from supervisor import apply, closing, incident, journal, offloop, orders, presence, remedy, still
 from supervisor.accounts import Accounts
 from supervisor.backend import Backend
 from supervisor.connections import Connections
@@ -87,6 +87,7 @@ class Job:
         self._step_s = 0.0
         self._room_bytes = 0  # that a standby is to have for a snapshot
         self._watch = Watch()
+        self._renewed_ns: dict[str, int] = {}  # when another sidecar was last asked for, by member
 
     # -- the loop
 
@@ -129,6 +130,7 @@ class Job:
         else:
             raise RuntimeError(f"{ROUNDS} decisions in one go, the last: {action}")
         self.storage.verify(remedy.doubted(view, self.policy))
+        self._renew(view)
         self._give_orders()
 
     async def _stay_ahead(self) -> None:
@@ -222,6 +224,14 @@ class Job:
                 order = replace(order, room_bytes=self._state_bytes())
             self.connections.order(name, replace(order, epoch=self.lead.epoch))
         self._drill = None
+
+    def _renew(self, view: View) -> None:
+        """Have sidecars looked at that say nothing, before their members count as lost."""
+        if self.memory.phase in ("saving", "stopping", "ended"):
+            return
+        for name in presence.mute(view, self._renewed_ns):
+            self._renewed_ns[name] = view.now_ns
+            self.backend.renew(name)
 
     def _state_bytes(self) -> int:
         """Return the size of the snapshots that there are; 0 while the group is not training."""

@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from holdfast import osproc
+from holdfast import osproc, procstat
 from holdfast.channel import Do
+from holdfast.stops import Stops
 from supervisor import memory_volume, plan
 from supervisor.children import Children, Part
 from supervisor.plan import PartStart, Plan
@@ -31,6 +32,8 @@ STOP_S = 8.0  # for a part to end after SIGTERM
 LATE_S = 0.1  # that a machine at work may be late: no excuse for anybody
 TELL_S = 0.5  # for a supervisor to take what it is told: one that does not is stuck
 EXIT_INTERRUPTED = 130
+IDLE_S = 0.5  # a sidecar whose loop runs looks at its ranks twice in this time
+NEW_S = 2.0  # for a sidecar to import and connect
 SUPERVISOR, MEMBERS = "supervisor", "another member"  # what is started again, beside sidecars
 
 FREE_S = 30.0  # for the memory of lost members to be given back, at the end
@@ -70,6 +73,8 @@ class Keeper:
     _freeing: list[threading.Thread] = field(default_factory=list)
     _restarts: Restarts = field(default_factory=Restarts)
     _watchdog: Watchdog = field(default_factory=Watchdog)
+    _stops: Stops = field(default_factory=Stops)  # of sidecars
+    _mute: dict[int, tuple[float, float]] = field(default_factory=dict)  # sidecar -> CPU time, and when
     _turned_s: float = 0.0  # when the last turn was over
     _hurry: bool = False
     _told_unkillable: bool = False
@@ -109,6 +114,7 @@ class Keeper:
         self._watchdog = self._watchdog.later(now_s, late_s)
         if self._supervisor is not None:
             self._check(self._supervisor, now_s)
+        self._look_at_sidecars(now_s)
         why = self._watchdog.overdue(now_s)
         if why:
             self.end(f"stopped without a last checkpoint: {why}")
@@ -127,6 +133,41 @@ class Keeper:
                 f"process {pid}, a supervisor that was killed, does not end: the kernel waits for a"
                 " device or a file system. The ranks train on, but no fault is recovered until it is gone"
             )
+
+    def _look_at_sidecars(self, now_s: float) -> None:
+        """Replace a sidecar that is stopped, or does nothing at all, as one that is dead.
+
+        Its ranks have no part in that. What is left alone is one that the machine holds up, and one whose
+        launcher is stopped as well: that is a host that does not run.
+        """
+        pids = {
+            m.sidecar.process.pid: m
+            for m in self.members.values()
+            if m.sidecar is not None and not m.gone and not _is_frozen(m)
+        }
+        for pid in self._stops.later([pid for pid in pids if procstat.is_stopped(pid)], now_s):
+            self._replace_sidecar(pids[pid], "it is stopped")
+        for pid, (cpu_s, at_s) in list(self._mute.items()):
+            if now_s - at_s < IDLE_S:
+                continue
+            del self._mute[pid]
+            found = procstat.sample(pid)
+            if pid in pids and found.state == "S" and not found.traced and found.cpu_s == cpu_s:
+                self._replace_sidecar(pids[pid], "it says nothing, and does nothing")
+
+    def _renew(self, name: str) -> None:
+        """The supervisor hears nothing of a sidecar: look at what that does for a moment."""
+        member, now_s = self.members.get(name), time.monotonic()
+        if member is None or member.sidecar is None or now_s - member.sidecar.born_s < NEW_S:
+            return
+        pid = member.sidecar.process.pid
+        self._mute[pid] = (procstat.sample(pid).cpu_s, now_s)
+
+    def _replace_sidecar(self, member: Member, why: str) -> None:
+        """Kill a sidecar. Only when it is gone another is started: two never speak for one member."""
+        assert member.sidecar is not None
+        self.news.append(f"{member.sidecar.name} is killed and replaced: {why}. The ranks train on")
+        member.sidecar.process.kill()
 
     def end(self, why: str) -> None:
         """End the run without a supervisor: `close` does the rest."""
@@ -182,6 +223,8 @@ class Keeper:
             self._want(int(str(said["count"])), {str(name) for name in discard})
         elif said["do"] == "kill":
             self._kill(str(said["name"]))
+        elif said["do"] == "renew":
+            self._renew(str(said["name"]))
         elif said["do"] == "stop":
             if self.stop != "now":
                 self.ask_stop(str(said["how"]))
@@ -375,6 +418,11 @@ class Keeper:
     def _hurry_to(self, signum: int) -> bool:
         """True when the next signal is to be sent at once."""
         return self._hurry and signum != signal.SIGKILL
+
+
+def _is_frozen(member: Member) -> bool:
+    """True for a member whose launcher is stopped."""
+    return member.launcher is not None and procstat.is_stopped(member.launcher.process.pid)
 
 
 def _has_failed(part: Part) -> bool:

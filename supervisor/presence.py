@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from supervisor.view import MemberView, Policy, View
 
 QUIET_S = 1.5  # a member reports every half second, and at once when it is asked for its state
+MUTE_S = 2.5  # so that another sidecar can speak before a member counts as lost
+AGAIN_S = 60.0  # a sidecar that is mute again so soon after another took its place is not what is wrong
 
 
 def speaks(member: MemberView) -> bool:
     """True when what a member has told is what it still is, as far as anybody can know."""
     return member.exists and member.connected and member.silent_s < QUIET_S
+
+
+def mute(view: View, renewed_ns: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the members whose sidecars should be looked at and replaced: none of their reports comes.
+
+    `renewed_ns` has when that was last asked for each.
+    """
+    return tuple(
+        member.name
+        for member in view.members
+        if member.exists and member.report is not None and member.silent_s > MUTE_S
+        if member.name not in renewed_ns or view.now_ns - renewed_ns[member.name] > AGAIN_S * 1e9
+    )
 
 
 def obeys(member: MemberView) -> bool:

@@ -32,6 +32,9 @@ class Backend:
     def kill(self, member: str) -> None:
         raise AssertionError
 
+    def renew(self, member: str) -> None:
+        raise AssertionError
+
     def stop_asked(self, how: str) -> None:
         self.stop = how
 

@@ -125,3 +125,15 @@ def test_at_a_stop_what_a_deaf_member_holds_is_saved_from_there(stop: str) -> No
 def test_the_end_does_not_wait_for_a_deaf_member() -> None:
     seen = view(deaf(here("m0", 0)), phase="stopping", since_ns=100 * S)
     assert isinstance(closing.stopping(seen, POLICY), Done)
+
+
+def test_a_sidecar_that_says_nothing_is_looked_at_before_its_member_counts_as_lost_and_not_again_soon() -> (
+    None
+):
+    quiet = replace(here("m0", 0), silent_s=presence.MUTE_S + 0.1)
+    new = member("m2", silent_s=9.0)  # nobody has heard of it yet: it imports
+    seen = view(quiet, here("m1", 1), new)
+    assert presence.mute(seen, {}) == ("m0",)
+    assert not presence.is_lost(seen, quiet, POLICY)
+    assert presence.mute(seen, {"m0": seen.now_ns - 1}) == ()
+    assert presence.mute(seen, {"m0": seen.now_ns - int((presence.AGAIN_S + 1) * S)}) == ("m0",)

@@ -1,0 +1,109 @@
+"""What the keeper does about sidecars that are there and do nothing, with real processes in their places."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast import osproc, procstat
+from supervisor import keeper
+from supervisor.children import Part
+from supervisor.keeper import Keeper, Member
+from supervisor.plan import Plan
+from tests.local.waiting import until
+
+WAITS = "import threading; print(flush=True); threading.Event().wait()"
+POLLS = "import time\nprint(flush=True)\nwhile True: time.sleep(0.05)"
+Make = Callable[[str, str], Part]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Make parts that were born long ago."""
+    made: list[subprocess.Popen[bytes]] = []
+
+    def part(name: str, program: str) -> Part:
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        made.append(process)
+        return Part(name, process, -1, 0.0)
+
+    yield part
+    for each in made:
+        each.kill()
+        each.wait()
+        assert each.stdout is not None
+        each.stdout.close()
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Keeper]:
+    plan = Plan(("train.py",), 1, 0, "auto", tmp_path, tmp_path, {}, ())
+    with socket.socket() as api:
+        yield Keeper(plan, api)
+
+
+def is_killed(part: Part) -> bool:
+    assert isinstance(part.process, subprocess.Popen)
+    return part.process.wait(30) == -signal.SIGKILL
+
+
+def stop(part: Part) -> None:
+    os.kill(part.process.pid, signal.SIGSTOP)
+    until(lambda: procstat.is_stopped(part.process.pid) or None, "it is stopped", 30.0)
+
+
+def look(kept: Keeper, *times_s: float) -> None:
+    for now_s in times_s:
+        kept._look_at_sidecars(now_s)
+
+
+def test_a_sidecar_that_stays_stopped_is_killed(kept: Keeper, make: Make) -> None:
+    part = make("sidecar m0", WAITS)
+    kept.members["m0"] = Member("m0", make("launcher m0", WAITS), part)
+    stop(part)
+    look(kept, 100.0, 101.0)
+    assert not kept.news, "a job that was stopped and continued as a whole is seen so for a moment"
+    look(kept, 102.0)
+    assert is_killed(part)
+    assert kept.news == ["sidecar m0 is killed and replaced: it is stopped. The ranks train on"]
+
+
+def test_a_member_of_which_all_is_stopped_is_a_host_that_does_not_run(kept: Keeper, make: Make) -> None:
+    member = Member("m0", make("launcher m0", WAITS), make("sidecar m0", WAITS))
+    kept.members["m0"] = member
+    for part in (member.launcher, member.sidecar):
+        assert part is not None
+        stop(part)
+    look(kept, 100.0, 101.0, 102.0, 103.0)
+    assert not kept.news
+
+
+@pytest.mark.parametrize(("program", "killed"), [(WAITS, True), (POLLS, False)])
+def test_a_mute_sidecar_is_killed_if_it_does_nothing_at_all(
+    kept: Keeper, make: Make, program: str, killed: bool
+) -> None:
+    part = make("sidecar m0", program)
+    kept.members["m0"] = Member("m0", make("launcher m0", WAITS), part)
+    until(lambda: osproc.state_of(part.process.pid)[0] == "S" or None, "it waits", 30.0)
+    kept._renew("m0")
+    kept._renew("m9")
+    look(kept, time.monotonic())
+    assert not kept.news
+    until(lambda: None if program == POLLS and not _has_run(kept, part) else True, "it has run", 30.0)
+    look(kept, time.monotonic() + keeper.IDLE_S)
+    assert bool(kept.news) == killed
+    assert not killed or is_killed(part)
+
+
+def _has_run(kept: Keeper, part: Part) -> bool:
+    return procstat.sample(part.process.pid).cpu_s > kept._mute[part.process.pid][0]
