@@ -27,6 +27,7 @@ TOLD_S = 1.0  # the same, for one that is stopped and not late: nobody has been 
 LEFT_S = (
     5.0  # that ranks wait, seen to do nothing, for one that has left, before it counts though none is late
 )
+_NAMED = 4  # ranks, in a line
 _STEPS = frozenset({"data", "forward", "backward", "optimizer", "tail"})
 _AWAY = "exited"
 _LINE = re.compile(r":\d+\)$")
@@ -332,9 +333,27 @@ def _again(view: View, named: Seen) -> bool:
 
 def _standing(view: View, named: Seen, untold: bool) -> str:
     if untold or named.rank < 0:
+        apart = _apart(view)
+        if apart:
+            return apart
         ranks = ", ".join(str(each.rank) for each in view.watch.ranks)
         return f"ranks {ranks} stand still after step {named.step}, and the evidence does not tell them apart"
     return f"rank {named.rank} has been {_doing(view, named)} since step {named.step}"
+
+
+def _apart(view: View) -> str:
+    """Say where ranks wait that are all in collectives, but at different places of the script; else "".
+
+    That alone is no proof that they will never meet: one may have its result before another, whose part is
+    still on its way through a network, and groups of ranks cannot be told apart from outside.
+    """
+    places = {each.rank: _where(view, each) for each in view.watch.ranks}
+    if len(set(places.values())) < 2 or not all(each.role == shown.WAITS for each in view.watch.ranks):
+        return ""
+    first = sorted(places)[:_NAMED]
+    named = ", ".join(f"rank {rank} in {places[rank] or 'an unknown place'}" for rank in first)
+    more = f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
+    return f"all ranks wait for each other in collectives at different places: {named}{more}"
 
 
 def _doing(view: View, named: Seen) -> str:

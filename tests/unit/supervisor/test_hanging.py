@@ -293,6 +293,18 @@ def test_ranks_that_all_wait_in_a_collective_are_the_networks_business_and_nobod
     assert (found.rank, found.work) == (-1, "a collective")
 
 
+def test_collectives_at_different_places_are_named_and_keep_their_limit() -> None:
+    """One may be done, and its rank further, before another has its result."""
+    evaluates = replace(WAITS, where="evaluate (train.py:42)")
+    found = judged(there(0, WAITS), there(1, evaluates))
+    assert waits_on(found) == 60.0
+    assert found is not None
+    assert found.why == (
+        "all ranks wait for each other in collectives at different places:"
+        " rank 0 in <module> (train.py:9), rank 1 in evaluate (train.py:42)"
+    )
+
+
 def test_a_rank_alone_is_left_to_what_may_be_work() -> None:
     lone: dict[str, Any] = {"placement": ("m0",), "world_size": 1}
     for late_s in (50.0, 5000.0):
