@@ -93,12 +93,15 @@ def test_what_may_be_work_is_warned_of_and_restarted_at_its_limit(run: Run, orde
 
 def test_a_rank_that_goes_on_while_it_is_looked_at_is_no_incident(run: Run) -> None:
     before = run.steady(30)
-    watcher = next(each["sidecar_pid"] for each in before["members"] if 0 in each["ranks"])
-    os.kill(watcher, signal.SIGSTOP)  # so that nobody can be certain
+    member = next(each for each in before["members"] if 0 in each["ranks"])
+    watchers = [member["launcher_pid"], member["sidecar_pid"]]
+    for pid in watchers:
+        os.kill(pid, signal.SIGSTOP)  # so that nobody can be certain
     run.hit(0, signal.SIGSTOP)
     held = run.wait(lambda status: status["no_step_s"], "rank 1 is late")
     run.hit(0, signal.SIGCONT)
-    os.kill(watcher, signal.SIGCONT)
+    for pid in watchers:
+        os.kill(pid, signal.SIGCONT)
     run.wait(lambda status: status["step"] > held["step"], "another step")
     after = run.trains()
     assert (after["generation"], after["incidents"]) == (before["generation"], before["incidents"])
