@@ -16,6 +16,7 @@ NAMES = {
     "start": "from a launcher's start to the first step; how long a killed part of ours is missed",
     "overhead": "what holdfast costs while nothing happens, against torchrun",
     "snapshot": "copying the state into memory and onto storage, against plain copies",
+    "frozen": "what a later snapshot costs beside frozen parameters: nearly nothing, or as much as a copy",
     "transfer": "a snapshot from one member to another, against a plain copy through a socket",
     "gpu": "on an NVIDIA GPU: copies beside a kernel that stands still, snapshots, what a commit waits for",
     "nodeagent": "the node agent: from an event to its verdict, what a poll and a quiet hour cost",

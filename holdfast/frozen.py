@@ -46,6 +46,11 @@ class LeftOut:
     places: frozenset[int] = frozenset()  # in the list of tensors
     compared: tuple[tuple[int, int, int], ...] = ()  # place, from byte, to byte
 
+    @property
+    def bytes(self) -> int:
+        """Return how many are compared."""
+        return sum(to - at for _, at, to in self.compared)
+
 
 @dataclass(slots=True)
 class Frozen:
@@ -53,6 +58,7 @@ class Frozen:
 
     objects: Mapping[str, Any]
     share: float = 1.0  # of the state's bytes that the next copies write without comparing
+    coming: float = 1.0  # of the state's bytes that copies read, once all slots have been filled
     _slots: dict[int, _Held] = field(default_factory=dict)
     _known: dict[str, _Look] = field(default_factory=dict)  # at the last look
     _of: Tensors | None = None
@@ -68,18 +74,18 @@ class Frozen:
         """
         held = None if before is None else self._slots.pop(before.slot, None)
         looks = self._look(tensors)
+        written = self._written(tensors)
         if held is None or held.record != before or held.header != header or self._distrusted:
             return LeftOut()
         same = {name for name, look in looks.items() if held.looks.get(name) == look}
         places = [n for n in self._candidates if tensors[n][0] in same]
-        watch = held.watch if held.watch is self._watch else None
-        return LeftOut(
-            frozenset(places), tuple((n, *each) for n in places for each in _written(watch, tensors[n][1]))
-        )
+        if held.watch is None or held.watch is not self._watch:
+            return LeftOut(frozenset(places), tuple((n, 0, tensors[n][1].nbytes) for n in places))
+        return LeftOut(frozenset(places), tuple((n, *each) for n in places for each in written[n]))
 
     def distrust(self) -> None:
         """What was left out was not as the slot had it: from now on everything is copied, always."""
-        self._distrusted, self.share = True, 1.0
+        self._distrusted, self.share, self.coming = True, 1.0, 1.0
         self._slots.clear()
         self._watch_anew(None)
 
@@ -112,6 +118,19 @@ class Frozen:
         self._known = looks
         return looks
 
+    def _written(self, tensors: Tensors) -> dict[int, tuple[writes.Stretch, ...]]:
+        """Return what the watch says of each candidate, by its place, and learn what copies will read."""
+        if (watch := self._watch) is None:
+            self.coming = 1.0
+            return {}
+        pairs = ((n, tensors[n][1]) for n in self._candidates)
+        found = {n: watch.written((each.data_ptr(), each.nbytes)) for n, each in pairs}
+        total = sum(tensor.nbytes for _, tensor in tensors)
+        frozen = sum(tensors[n][1].nbytes for n in self._candidates)
+        compared = sum(to - at for stretches in found.values() for at, to in stretches)
+        self.coming = 1.0 - (frozen - compared) / total
+        return found
+
     def _watch_anew(self, watch: writes.Watch | None) -> None:
         if self._watch is not None:
             self._watch.close()
@@ -126,11 +145,6 @@ def _known_writers() -> bool:
     import torch
 
     return not torch.cuda.is_initialized()
-
-
-def _written(watch: writes.Watch | None, tensor: torch.Tensor) -> tuple[tuple[int, int], ...]:
-    """Return what of a tensor may have been written since `watch` began: from byte, to byte."""
-    return ((0, tensor.nbytes),) if watch is None else watch.written((tensor.data_ptr(), tensor.nbytes))
 
 
 def _candidates(objects: Mapping[str, Any], tensors: Tensors) -> list[int]:

@@ -38,7 +38,7 @@ RECENT = 32  # step times whose median the interval is chosen by
 SOON = 4  # steps after the start of a generation in which it takes its first own snapshot
 LOOK_CLOSELY = 4  # steps of a generation in which buffers on a device are compared, too
 NAMED = 3  # buffers in a warning of large ones
-MORE_COMPARED = 0.1  # of the state, than by the copies before: its cost is another
+OTHER_KIND = 0.1  # of the state: a copy that reads so much more or less than the last is of another cost
 _NUMBER = re.compile(r"\d+")
 _INSIDE = "inside the optimizer's writes"
 _PATIENCE_S = 10.0  # for a slot to restore from that is being written
@@ -99,7 +99,7 @@ class Keeping:
         self._cost_s = 0.0  # of a copy of the kind that the last one was, comparing what is frozen
         self._share = 1.0  # of the state that is not frozen
         self._whole = True  # the copies whose cost is known left nothing out
-        self._compared = 0.0  # of the state, by these copies
+        self._read = 1.0  # of the state, by these copies
         self._private_s = 0.0  # what private state took in this step
         self._least_private_s = math.inf
         self._copy_s = 0.0  # what a copy of the state may take: for limits
@@ -556,11 +556,13 @@ class Keeping:
         """Record what a copy took, and how long the host was held up by it, if not for all of that."""
         self._walk = True
         share, whole = self._snapshots.frozen.share, self._snapshots.was_whole
-        compared = self._snapshots.was_compared
-        if share > self._share or whole != self._whole or compared > self._compared + MORE_COMPARED:
+        read, coming = self._snapshots.was_read, self._snapshots.frozen.coming
+        if share > self._share or whole != self._whole or abs(read - self._read) > OTHER_KIND:
             self._cost_s = 0.0  # comparing takes another time than copying, and than leaving out
-        self._share, self._whole, self._compared = share, whole, compared
-        self._cost_s = min(cost_s, self._cost_s or cost_s)
+        self._share, self._whole, self._read = share, whole, read
+        # The first copies read all that is frozen, those that follow only what is written of it.
+        expected_s = cost_s * min(coming / read, 1.0) if read else cost_s
+        self._cost_s = min(expected_s, self._cost_s or expected_s)
         self._copy_s = max(self._copy_s, cost_s)
         self._state.session.note_snapshot(step, cost_s, cost_s if held_s is None else held_s)
         if self._every and self._launch.snapshot_every < 0:

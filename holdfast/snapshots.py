@@ -80,7 +80,7 @@ class Snapshots:
         self._standing = Standing(objects)
         self.frozen = Frozen(objects)
         self.was_whole = True  # the last copy left nothing out
-        self.was_compared = 0.0  # of the state's bytes, by the last copy
+        self.was_read = 1.0  # of the state's bytes, by the last copy: copied or compared
         self._world_size = world_size
         self._device: Device = device or Host()
         self._targets: dict[int, _Targets] = {}
@@ -134,7 +134,9 @@ class Snapshots:
         targets = self._targets_of(tensors, draft)
         assert targets.copying is not None
         left_out = self.frozen.left_out(tensors, draft.before, draft.layout.header)
-        self.was_compared = sum(to - at for _, at, to in left_out.compared) / draft.layout.total_bytes
+        total = sum(tensor.nbytes for _, tensor in tensors) or 1
+        spared = sum(tensors[n][1].nbytes for n in left_out.places) - left_out.bytes
+        self.was_read = 1.0 - spared / total
         if not left_out.places:
             targets.copying.run(self._moved)
             return True

@@ -71,6 +71,24 @@ def test_the_next_generation_knows_what_a_copy_took_before_it_has_made_one(memor
     assert 7.0 < progress.copy_s(found) <= 8.0
 
 
+def test_the_interval_is_chosen_by_what_copies_take_once_the_slots_are_filled(memory: Path) -> None:
+    """The first copies of a large frozen part take a second; the next must not be an hour away."""
+    keeping = Script(supervised(memory, SELDOM)).run(1).state.keeping
+    assert keeping is not None
+    snapshots, keeping._cost_s = keeping._snapshots, 0.0
+    for read, coming, cost_s, expected_s in [
+        (1.0, 1.0, 1.0, 1.0),  # into the first slot
+        (1.0, 0.01, 1.1, 0.011),  # into the second: the kernel tells of writes
+        (1.0, 0.01, 0.6, 0.006),  # the first again, compared
+        (0.01, 0.01, 0.02, 0.02),  # nothing but the rest
+        (0.01, 0.01, 0.03, 0.02),
+        (1.0, 1.0, 0.7, 0.7),  # the kernel does not tell any more
+    ]:
+        snapshots.was_read, snapshots.frozen.coming = read, coming
+        keeping._note(5, cost_s)
+        assert keeping._cost_s == pytest.approx(expected_s)
+
+
 def test_a_private_state_without_room_does_not_stop_the_training(
     memory: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
