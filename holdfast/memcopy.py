@@ -31,6 +31,7 @@ PIECE_BYTES = (
 )  # moved in one go: more, and a copy that goes on could not be told from one that stopped
 
 
+_Memory = ctypes.c_ubyte * (1 << 47)  # a type for each size would take longer to make than it saves
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _memcmp.restype = ctypes.c_int
@@ -119,6 +120,12 @@ os.register_at_fork(after_in_child=_crew.clear)  # a child has none of its paren
 def same(one: int | bytes, other: int | bytes, size: int) -> bool:
     """Compare `size` bytes at two addresses, or of bytes, without the interpreter's lock."""
     return bool(_memcmp(one, other, size) == 0)
+
+
+def sampled(address: int, size: int, step: int) -> list[int]:
+    """Return the first of `size` bytes at an address, and each that is `step` further."""
+    found: list[int] = _Memory.from_address(address)[:size:step]
+    return found
 
 
 def _hand_over(work: Callable[[], None]) -> _Turn:

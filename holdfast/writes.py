@@ -29,6 +29,9 @@ import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from holdfast import memcopy
+
+MOST_RANGES = 4096  # each may cut a mapping in three, and a process may have some 65,000 mappings
 MOST_STRETCHES = 128  # of one range; what lies behind them counts as written
 
 _SYSCALL = {"x86_64": 323, "aarch64": 282}  # userfaultfd
@@ -56,7 +59,7 @@ class Watch:
     """Ranges of this process's memory, watched for writes from the moment that this was made."""
 
     def __init__(self, ranges: Iterable[Range]) -> None:
-        """Raises `OSError` when the kernel cannot, or does not let us."""
+        """Watch what can be watched of `ranges`, the largest first. Raises `OSError` when nothing can."""
         self._pid = os.getpid()
         self._files: list[int] = []
         weakref.finalize(self, _close, self._files)
@@ -66,7 +69,8 @@ class Watch:
             fcntl.ioctl(self._files[0], _API, bytearray(struct.pack("=3Q", 0xAA, _FEATURES, 0)))
             self._files.append(os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC))
             own = list(_anonymous())
-            self._watched = frozenset(each for each in ranges if _lies_in(own, each) and self._begin(each))
+            largest = sorted(ranges, key=_size, reverse=True)[:MOST_RANGES]
+            self._watched = frozenset(each for each in largest if _lies_in(own, each) and self._begin(each))
             for each in self._watched:
                 self._scan(*_pages(each), 1)  # an old kernel refuses here
         except BaseException:
@@ -191,6 +195,10 @@ def _anonymous() -> Iterator[Stretch]:
         yield begin, until
 
 
+def _size(what: Range) -> int:
+    return what[1]
+
+
 def _lies_in(spans: list[Stretch], what: Range) -> bool:
     start, end = _pages(what)
     return any(begin <= start and end <= until for begin, until in spans)
@@ -205,6 +213,6 @@ def _pages(what: Range) -> Stretch:
 def _touch(what: Range) -> None:
     """Read a byte of each table of pages, the first and the last one's too."""
     address, size = what
-    memory = (ctypes.c_ubyte * size).from_address(address)
-    memory[0]
-    memory[-address % _TABLE :: _TABLE]
+    memcopy.sampled(address, size, size)
+    ahead = -address % _TABLE
+    memcopy.sampled(address + ahead, max(size - ahead, 0), _TABLE)

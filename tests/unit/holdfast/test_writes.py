@@ -169,6 +169,16 @@ def test_stretches_are_bounded() -> None:
     assert written >= set(range(0, 4 * writes.MOST_STRETCHES, 2))
 
 
+def test_no_more_ranges_are_watched_than_the_kernel_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process has so many mappings and no more: without one that is left, it gets no more memory."""
+    monkeypatch.setattr(writes, "MOST_RANGES", 2)
+    memory = Memory()
+    address, _ = memory.range
+    ranges = [(address + 16 * n * PAGE, size * PAGE) for n, size in enumerate((1, 5, 3, 2))]
+    watch = watched(*ranges)
+    assert [watch.written(each) == () for each in ranges] == [False, True, True, False]
+
+
 def test_memory_that_nobody_has_touched_yet() -> None:
     memory = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = ctypes.addressof(ctypes.c_char.from_buffer(memory)), SIZE
