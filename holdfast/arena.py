@@ -301,7 +301,7 @@ def _check(generation: int, step: int, world_size: int) -> None:
     if not (0 <= generation < 2**63 and 0 <= step < 2**63 and 0 < world_size < 2**31):
         raise ValueError(
             f"a snapshot of generation {generation}, step {step}, world size {world_size}:"
-            " accepted are 0 to 2^63 - 1, and 1 to 2^31 - 1 ranks"
+            " expected 0 to 2^63 - 1, and 1 to 2^31 - 1 ranks"
         )
 
 

@@ -284,7 +284,7 @@ def _view(entry: Entry, data: memoryview | mmap.mmap, at: int) -> torch.Tensor:
 
     kind = dtypes().get(entry.dtype)
     if kind is None:
-        raise BadInput(f"{entry.name} is of type {entry.dtype}, accepted are {', '.join(dtypes())}")
+        raise BadInput(f"{entry.name} is of type {entry.dtype}, expected one of {', '.join(dtypes())}")
     count = math.prod(entry.shape)
     if count == 0:
         return torch.empty(entry.shape, dtype=kind)

@@ -220,7 +220,7 @@ def _write(
 def _check_names(names: Iterable[str]) -> None:
     for name in names:
         if not is_file_name(name):
-            raise ValueError(f"file name {name!r} in a checkpoint, accepted is {NAME_RULE}")
+            raise ValueError(f"file name {name!r} in a checkpoint, expected {NAME_RULE}")
 
 
 def _check_epoch(root: Path, epoch: int) -> None:

@@ -548,7 +548,7 @@ class Keeping:
         try:
             copy()
         except OSError as error:
-            self._tell(f"no snapshot: {error}; training goes on, checkpoints stay")
+            self._tell(f"no snapshot: {error}; training continues, and existing checkpoints are kept")
         finally:
             self._state.session.copy_ends()
 

@@ -122,12 +122,12 @@ def unpack(raw: bytes) -> Manifest:
     if type(version) is int and version > FORMAT:
         raise NewerFormat(f"has format {version}, this holdfast reads up to {FORMAT}: update it")
     if version != FORMAT or type(version) is not int:
-        raise Invalid(f"has format {brief(version)}, accepted is {FORMAT}")
+        raise Invalid(f"has format {brief(version)}, expected {FORMAT}")
     files, meta, created = body.get("files"), body.get("meta"), body.get("created")
     if not isinstance(files, dict) or not isinstance(meta, dict):
         raise Invalid("has files or meta that is not an object")
     if not isinstance(created, int | float) or not math.isfinite(created):
-        raise Invalid(f"has created {brief(created)}, accepted are seconds since the epoch")
+        raise Invalid(f"has created {brief(created)}, expected seconds since the epoch")
     return Manifest(
         _number(body, "generation"),
         _number(body, "step"),
@@ -173,13 +173,13 @@ def _checked(raw: bytes) -> dict[str, object]:
 def _number(body: Mapping[str, object], key: str, low: int = 0, high: int = MAX_NUMBER) -> int:
     value = body.get(key)
     if type(value) is not int or not low <= value <= high:
-        raise Invalid(f"has {key} {brief(value)}, accepted is {low} to {high}")
+        raise Invalid(f"has {key} {brief(value)}, expected {low} to {high}")
     return value
 
 
 def _file(name: str, value: object) -> FileEntry:
     if not is_file_name(name):
-        raise Invalid(f"has the file name {brief(name)}, accepted is {NAME_RULE}")
+        raise Invalid(f"has the file name {brief(name)}, expected {NAME_RULE}")
     if not isinstance(value, dict):
         raise Invalid(f"has a file {name} that is not an object")
     size = _number(value, "bytes")

@@ -290,7 +290,7 @@ def _with_room(length: int) -> int:
 def _rounded(capacity_bytes: int) -> int:
     """Return the capacity so that records stay aligned to a cache line."""
     if not 0 < capacity_bytes <= MAX_CAPACITY_BYTES:
-        raise ValueError(f"a private state of {capacity_bytes} bytes, accepted are 1 to 2^30")
+        raise ValueError(f"a private state of {capacity_bytes} bytes, expected 1 to 2^30")
     return -(-capacity_bytes // RECORD_BYTES) * RECORD_BYTES
 
 

@@ -170,7 +170,7 @@ def map_file(path: Path | str, writable: bool = False) -> tuple[Layout, mmap.mma
 def _tensor_bytes(name: str, dtype: object, shape: object) -> int:
     """Return the size of a tensor. Raises Malformed unless dtype and shape are sound."""
     if not isinstance(dtype, str) or dtype not in SIZES:
-        raise Malformed(f"tensor {brief(name)} has dtype {brief(dtype)}, accepted are {', '.join(SIZES)}")
+        raise Malformed(f"tensor {brief(name)} has dtype {brief(dtype)}, expected {', '.join(SIZES)}")
     if not isinstance(shape, list | tuple):
         raise Malformed(f"tensor {brief(name)} has a shape that is not a list of sizes")
     total = SIZES[dtype]

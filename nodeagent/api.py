@@ -102,5 +102,5 @@ def _number(request: web.Request, name: str, otherwise: float, most: float) -> f
     except ValueError:
         value = -1.0
     if not 0 <= value <= most:
-        raise web.HTTPBadRequest(text=f"{name}: {text[:40]!r}, accepted are 0 to {most:g}\n")
+        raise web.HTTPBadRequest(text=f"{name}: {text[:40]!r}, expected 0 to {most:g}\n")
     return value

@@ -127,9 +127,9 @@ def policy(path: Path | None) -> Policy:
             raise BadInput(f"--policy {path}: more than {MAX_POLICY_BYTES} bytes")
         return loading.load(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
-        raise BadInput(f"--policy {path}: {error.strerror}, accepted is a TOML file") from None
+        raise BadInput(f"--policy {path}: {error.strerror}, expected a TOML file") from None
     except UnicodeDecodeError:
-        raise BadInput(f"--policy {path}: not UTF-8, accepted is a TOML file") from None
+        raise BadInput(f"--policy {path}: not UTF-8, expected a TOML file") from None
     except BadPolicy as error:
         raise BadInput("\n".join(error.messages)) from None
 
@@ -164,7 +164,7 @@ def _taken(folder: Path) -> tuple[str, ...]:
 
 
 def _refused(folder: Path, error: OSError) -> BadInput:
-    return BadInput(f"--state-dir {folder}: {error.strerror}, accepted is a folder to write to")
+    return BadInput(f"--state-dir {folder}: {error.strerror}, expected a folder to write to")
 
 
 def _claim(folder: Path) -> None:
@@ -176,7 +176,7 @@ def _claim(folder: Path) -> None:
         owner = os.read(descriptor, 20).decode(errors="replace").strip()
         os.close(descriptor)
         used = f"in use by another agent, process {owner or 'unknown'}"
-        raise BadInput(f"--state-dir {folder}: {used}; accepted is a free one") from None
+        raise BadInput(f"--state-dir {folder}: {used}; expected a free one") from None
     with suppress(OSError):  # whose it is, for people; a full disk has no room for that
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -161,7 +161,7 @@ def clear(options: argparse.Namespace) -> int:
         near = difflib.get_close_matches(entity, known, 1)
         hint = f"did you mean {near[0]}? " if near else ""
         accepted = ", ".join(known) or "nothing yet: no agent has seen anything here"
-        raise BadInput(f"entity {name!r} is none that {folder} knows: {hint}accepted are {accepted}")
+        raise BadInput(f"unknown entity {name!r} ({folder}): {hint}expected {accepted}")
     try:
         operator_word.clear(folder, entity, options.why, time.time())
     except OSError as error:

@@ -33,20 +33,20 @@ def parse(asked: Mapping[str, Any], policy: Policy, lines: Lines, at_s: float) -
     entity = str(asked.get("entity", ""))[:200]
     if what == "xid":
         if not value.isdigit() or int(value) > 100_000:
-            raise ValueError(f"Xid {value[:40]!r}, accepted is a number")
+            raise ValueError(f"Xid {value[:40]!r}, expected a number")
         return (Observation(at_s, "xid", entity, SOURCE, float(value)),)
     if what == "sample":
         check, _, number = value.partition("=")
         rule = policy.rules.get(check)
         if rule is None or rule.kind is Kind.EVENT:
-            raise ValueError(f"check {check[:40]!r}, accepted is one that has samples: docs/signals.md")
+            raise ValueError(f"check {check[:40]!r}, expected one that has samples: docs/signals.md")
         try:
             return (Observation(at_s, check, entity, SOURCE, float(number)),)
         except ValueError:
-            raise ValueError(f"{check}={number[:40]!r}, accepted is a number") from None
+            raise ValueError(f"{check}={number[:40]!r}, expected a number") from None
     if what == "kernel":
         found = lines.read(value)
         if not found:
             raise ValueError("no pattern of ours is in that line")
         return tuple(each.at(at_s, SOURCE) for each in found)
-    raise ValueError(f"what: {str(what)[:40]!r}, accepted are xid, kernel, sample")
+    raise ValueError(f"what: {str(what)[:40]!r}, expected xid, kernel, sample")

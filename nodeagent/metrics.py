@@ -43,7 +43,7 @@ class NodeMetrics(Collector):
         levels = GaugeMetricFamily("holdfast_node_entity_level", "0, 1, 2 as above.", labels=["entity"])
         findings = GaugeMetricFamily(
             "holdfast_node_finding",
-            "1 for each finding that stands.",
+            "1 for each finding that is active.",
             labels=["entity", "check", "code", "level"],
         )
         for verdict in now.verdicts[:MAX_ENTITIES]:

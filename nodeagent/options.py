@@ -56,7 +56,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _near(word: str, known: Sequence[str] | dict[str, _Parser]) -> str:
     close = difflib.get_close_matches(word, list(known), 1, 0.5)
     hint = f"did you mean {close[0]}? " if close else ""
-    return f"{hint}accepted are {', '.join(known)}"
+    return f"{hint}expected {', '.join(known)}"
 
 
 def _parser() -> tuple[_Parser, dict[str, _Parser]]:
@@ -212,7 +212,7 @@ def _number(kind: Callable[[str], float], least: float, most: float, what: str) 
         except (ValueError, KeyError):
             value = least - 1
         if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text!r}, accepted are {least:g} to {most:g} {what}".strip())
+            raise argparse.ArgumentTypeError(f"{text!r}, expected {least:g} to {most:g} {what}".strip())
         return value
 
     return parsed
@@ -239,7 +239,7 @@ def _address(text: str) -> str:
     except ValueError:
         good = host == "localhost" and port.isdigit() and int(port) < 65536
     if not good:
-        raise argparse.ArgumentTypeError(f"{text!r}, accepted is an IP address and a port: {LISTEN}")
+        raise argparse.ArgumentTypeError(f"{text!r}, expected an IP address and a port: {LISTEN}")
     return text
 
 

@@ -42,15 +42,13 @@ class Range:
         """Read a Range header, such as "bytes=8388608-". Raises `Unaligned`."""
         first, dash, last = text.removeprefix("bytes=").partition("-")
         if not (text.startswith("bytes=") and dash and first.isdecimal() and len(text) < 64):
-            raise Unaligned(f"range {text[:64]!r}: accepted is bytes=FIRST-LAST")
+            raise Unaligned(f"range {text[:64]!r}: expected bytes=FIRST-LAST")
         if last and not last.isdecimal():
-            raise Unaligned(f"range {text[:64]!r}: accepted is bytes=FIRST-LAST")
+            raise Unaligned(f"range {text[:64]!r}: expected bytes=FIRST-LAST")
         found = cls(int(first), min(int(last) + 1, total_bytes) if last else total_bytes, total_bytes)
         whole = found.begin % CHUNK_BYTES == 0 and (found.end % CHUNK_BYTES == 0 or found.end == total_bytes)
         if not whole or not found.begin < found.end:
-            raise Unaligned(
-                f"range {text[:64]!r} of {total_bytes} bytes: accepted are chunks of {CHUNK_BYTES}"
-            )
+            raise Unaligned(f"range {text[:64]!r} of {total_bytes} bytes: expected chunks of {CHUNK_BYTES}")
         return found
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.errors import BadInput
 from supervisor import commands
 from supervisor.client import Api, Refused, Unreachable, api_of
+from supervisor.incident import SCHEMA
 from supervisor.printing import say, say_json
 from supervisor.rendering import PHASES
 from supervisor.rundir import RunDir
@@ -26,7 +27,7 @@ def stop(run: RunDir, command: commands.Stop) -> int:
     status = run.status() or {}
     if command.json:
         keys = ("exit_code", "message", "step", "checkpoint")
-        say_json({"ended": ended, **{key: status.get(key) for key in keys}})
+        say_json({"schema": SCHEMA, "ended": ended, **{key: status.get(key) for key in keys}})
     elif ended:
         message = str(status.get("message") or "").strip()
         say(f"ended: {message.splitlines()[0] if message else 'the run is over'}")
@@ -40,7 +41,7 @@ def inject(run: RunDir, command: commands.Inject) -> int:
     body = {"what": command.kind, "rank": command.rank}
     answer = tell(run, "inject", body, repeat=False)
     if command.json:
-        say_json({"injected": command.kind, "rank": command.rank, **answer})
+        say_json({"schema": SCHEMA, "injected": command.kind, "rank": command.rank, **answer})
         return 0
     where = {
         "supervisor": "the supervisor",

@@ -104,7 +104,7 @@ def _of_report(view: View, block: int, name: str, report: MemberReport, policy: 
 def _forgotten(view: View, block: int, name: str) -> Fault:
     """All ranks have done a step: a launcher that knows nothing of it is another one."""
     gone = _lost(view, block, name, None)
-    return replace(gone, detail=f"the ranks of member {name} are lost: its launcher was started anew")
+    return replace(gone, detail=f"the ranks of member {name} are lost: its launcher was restarted")
 
 
 def _unprepared(view: View, name: str, why: str) -> Fault:

@@ -44,16 +44,16 @@ class NodePolicy:
 
     def _relations(self) -> tuple[tuple[bool, str], ...]:
         return (
-            (0 <= self.max_share <= 1, "max_share: accepted is 0 to 1"),
-            (self.min_out >= 0 and self.min_serving >= 0, "min_out, min_serving: accepted is 0 or more"),
+            (0 <= self.max_share <= 1, "max_share: expected 0 to 1"),
+            (self.min_out >= 0 and self.min_serving >= 0, "min_out, min_serving: expected 0 or more"),
             (0 < self.confirm_s <= self.confirm_alone_s, "confirm_s: more than 0, at most confirm_alone_s"),
             (self.storm_nodes >= 2 and self.rack_nodes >= 2, "storm_nodes, rack_nodes: two or more"),
-            (0 <= self.storm_share <= 1 and 0 <= self.cohort_share <= 1, "shares: accepted is 0 to 1"),
+            (0 <= self.storm_share <= 1 and 0 <= self.cohort_share <= 1, "shares: expected 0 to 1"),
             (self.storm_window_s >= self.confirm_s, "storm_window_s: not less than confirm_s"),
             (self.stale_s > 0 and self.cooldown_s > 0, "stale_s, cooldown_s: more than 0"),
             (self.memory_s <= self.clean_s, "clean_s: not less than storm_window_s and cooldown_s together"),
             (self.clean_s <= self.max_clean_s, "max_clean_s: not less than clean_s"),
             (self.unremedied >= 1, "unremedied: 1 or more"),
             (self.half_life_s > 0 and self.relapse_s >= 0, "half_life_s: more than 0; relapse_s: 0 or more"),
-            (self.drain_for <= frozenset(ACTIONS), f"drain_for: accepted are {', '.join(ACTIONS)}"),
+            (self.drain_for <= frozenset(ACTIONS), f"drain_for: expected some of {', '.join(ACTIONS)}"),
         )

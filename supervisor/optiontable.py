@@ -33,7 +33,7 @@ class Foreign:
     check: Callable[[str], str] = lambda _: ""
 
 
-_ON = "one machine: every member stands for a node; run holdfast once, with --members N"
+_ON = "one machine: each member acts as one node; run holdfast once, with --members N"
 
 
 def _by_rank(_: str) -> str:
@@ -88,7 +88,7 @@ RUN = (
     Option(("--nproc-per-node",), "nproc_per_node", values.ranks, "N", _WHO,
            "ranks of each member: a number, or auto, cpu or gpu (default 1)"),
     Option(("--members", "--nnodes"), "members", values.nodes, "M", _WHO,
-           "members, each of which stands for a node (default 1)"),
+           "members, each acting as one node (default 1)"),
     Option(("--standby",), "standby", values.count(0, 64), "S", _WHO,
            "hot spares: warm members that take the place of a lost one (default 0)"),
     Option(("--warm",), "warm", values.choice(*WARM), "HOW", _WHO,
@@ -109,7 +109,7 @@ RUN = (
     Option(("--loss-jump",), "loss_jump", values.number(1.5, 1e12, "off"), "X", _FAULTS,
            "roll back a loss X times its spread above the usual, 0 for never (default: warn at 10)"),
     Option(("--hang-factor",), "hang_factor", values.number(1.5, 1000), "X", _FAULTS,
-           "a step that takes X times the p99 of the others hangs (default 3)"),
+           "a step that takes X times the p99 of the others is examined as late (default 3)"),
     Option(("--hang-floor",), "hang_floor_s", values.duration(0.05, 86_400), "TIME", _FAULTS,
            "a step that is this much later hangs, whatever it does (default: it is examined)"),
     Option(("--stall-limit",), "stall_limit_s", values.duration(1, 7 * 86_400), "TIME", _FAULTS,
@@ -121,7 +121,7 @@ RUN = (
     Option(("--member-timeout",), "member_timeout_s", values.duration(0.5, 3600), "TIME", _FAULTS,
            "silence after which a member is lost (default 5s)"),
     Option(("--grace",), "grace_s", values.duration(0, 86_400), "TIME", _FAULTS,
-           "time between SIGTERM and SIGKILL for what is left when a run has ended well (default 30s)"),
+           "for what is left at the end of a run, or at work after a commit at a stop (default 30s)"),
     Option(("--run-dir",), "run_dir", values.directory, "DIR", _SHOWN,
            "directory of this run; a run in it is resumed (default holdfast-runs/TIME)"),
     Option(("--resume",), "resume", None, "", _SHOWN,

@@ -172,10 +172,22 @@ class _News:
         if last and not last.get("open"):
             news += [line for found in (*self._missed(last), last) for line in self._ended(found)]
         number = _number(opened)
+        if opened:
+            news += self._before(number)
         if opened and number > self._over and ("open", number) not in self._told:
             self._told.add(("open", number))
             news += _line(opened, what(opened))
         return news
+
+    def _before(self, number: int) -> list[str]:
+        """Return the lines of those that were over when incident `number` began, and were not shown."""
+        lines: list[str] = []
+        for each in range(max(self._over + 1, number - _MAX_MISSED), number):
+            found = self._incidents.recall(each)
+            if found is None or found.get("open"):
+                break  # told when that is over
+            lines += self._ended(found)
+        return lines
 
     def _missed(self, last: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Return the incidents that came and went between two looks, before `last`."""

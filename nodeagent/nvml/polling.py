@@ -123,7 +123,7 @@ class NvmlPolling:
         yield from self._look(again=True)
         if self._roster.history.reloaded(session.load, session.after_loss):
             for pci in self._roster.listed:
-                yield self._tell("gpu_reset", observation.gpu(pci), 0.0, text="the driver was loaded anew")
+                yield self._tell("gpu_reset", observation.gpu(pci), 0.0, text="the driver was reloaded")
         self._began = session.number
 
     def _look(self, again: bool) -> Iterator[Observation]:

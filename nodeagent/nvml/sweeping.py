@@ -59,7 +59,7 @@ def _values(asker: Asker, known: GpuHistory, due: frozenset[str], reasons: list[
             continue
         for reading in probe.read(asker, known):
             if reading.check == "ecc_dbe" and known.take_uncorrected(reading.value):
-                reasons.append("its volatile counter of uncorrected errors began anew")
+                reasons.append("its volatile counter of uncorrected errors restarted from zero")
             if reading.check == "recovery_action" and known.take_recovery(int(reading.value)):
                 reasons.append("the driver asks for no reset any more")
             if reading.check in due:

@@ -31,7 +31,7 @@ def look_up(policy: Policy, subject: str, code: str) -> Described | Unknown:
         return _code(policy, subject, code)
     if subject not in SUBJECTS:
         return Unknown(
-            f"{subject} is no subject{near_miss(subject, SUBJECTS)}; accepted is {listed(SUBJECTS)}"
+            f"unknown subject {subject}{near_miss(subject, SUBJECTS)}; expected {listed(SUBJECTS)}"
         )
     prefix = KERNEL if subject == "kernel" else ""
     names = {
@@ -39,7 +39,7 @@ def look_up(policy: Policy, subject: str, code: str) -> Described | Unknown:
     }
     if code not in names:
         return Unknown(
-            f"{subject} {code[:80]!r} is not known{near_miss(code, names)}; accepted is {_all(names)}"
+            f"{subject} {code[:80]!r} is not known{near_miss(code, names)}; expected {_all(names)}"
         )
     rule = policy.rules[names[code]]
     section = "kernel" if prefix else "checks"
@@ -54,7 +54,7 @@ def _code(policy: Policy, subject: str, code: str) -> Described | Unknown:
     if not (code.isascii() and code.isdecimal() and len(code) <= 6):
         known = [str(each) for each in table]
         return Unknown(
-            f"{subject} {code[:80]!r} is no code{near_miss(code, known)}; accepted is {_spans(table)}"
+            f"{subject} {code[:80]!r} is not a code{near_miss(code, known)}; expected {_spans(table)}"
         )
     number = int(code)
     meaning = table.get(number)

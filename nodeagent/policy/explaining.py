@@ -125,7 +125,7 @@ def _together(variants: list[str]) -> str:
 
 
 def _level(level: str) -> str:
-    tells = {"healthy": "told, no more", "degraded": "told; the node keeps its work"}
+    tells = {"healthy": "reported, no more", "degraded": "reported; the node keeps its work"}
     return f"{level}: {tells.get(level, 'the node gets no new work')}"
 
 

@@ -42,12 +42,12 @@ class Mistakes:
         self.found.append(f"{self.file}: {key}: {message}")
 
     def wrong(self, key: str, value: object, accepted: str) -> None:
-        self.found.append(f"{self.file}: {key} = {_BRIEF.repr(value)}: accepted is {accepted}")
+        self.found.append(f"{self.file}: {key} = {_BRIEF.repr(value)}: expected {accepted}")
 
     def unknown(self, key: str, name: str, known: Iterable[str]) -> None:
         """Note that nothing is called `name`, with what comes near."""
         names = sorted(known)
-        self.note(key, f"not known{near_miss(name, names)}; accepted is {listed(names)}")
+        self.note(key, f"not known{near_miss(name, names)}; expected {listed(names)}")
 
     def end(self) -> None:
         """Raise BadPolicy if there was anything."""

@@ -49,7 +49,7 @@ def nvlink5_rows(text: str) -> tuple[Mapping[Pattern, Meaning], Mapping[Word, Me
             continue
         for pattern, meant in _patterns(mistakes, at, plain, meaning):
             if pattern in found:
-                mistakes.note(at, "stands there twice")
+                mistakes.note(at, "is given twice")
             found[pattern] = meant
     mistakes.end()
     return found, words

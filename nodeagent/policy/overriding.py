@@ -61,7 +61,7 @@ def overridden(policy: Policy, text: str, file: str) -> Policy:
 
 def _document(text: str, file: str) -> dict[str, Any]:
     if len(text) > MAX_CHARACTERS:
-        raise BadPolicy([f"{file}: {len(text)} characters; accepted are {MAX_CHARACTERS}"])
+        raise BadPolicy([f"{file}: {len(text)} characters; expected at most {MAX_CHARACTERS}"])
     try:
         return toml.loads(text)
     except ValueError as error:  # a number of thousands of digits is no TomlError
@@ -89,7 +89,7 @@ def _code(
     unknown: Meaning,
 ) -> None:
     if not (name.isascii() and name.isdecimal() and str(int(name[:6])) == name and int(name) <= HIGHEST_CODE):
-        mistakes.note(key, f"is no code; accepted is a whole number from 0 to {HIGHEST_CODE}")
+        mistakes.note(key, f"is not a code; expected a whole number from 0 to {HIGHEST_CODE}")
         return
     code = int(name)
     if key.startswith("xid") and code in _DECODED and not {"level", "action"} & raw.keys():

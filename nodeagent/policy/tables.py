@@ -95,4 +95,4 @@ def _code(mistakes: Mistakes, at: str, text: str, before: Mapping[int, Meaning])
 
 def _one(mistakes: Mistakes, unknown: list[Meaning]) -> None:
     if len(unknown) != 1:
-        mistakes.note(OTHERS, f"{len(unknown)} rows for all other codes; accepted is one")
+        mistakes.note(OTHERS, f"{len(unknown)} rows for all other codes; expected one")

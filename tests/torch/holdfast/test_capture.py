@@ -233,7 +233,7 @@ def test_files_of_others_are_refused() -> None:
     for text in (b"", b"{", b"[1]", b"\xff", b"[" * 100_000):
         with pytest.raises(BadInput, match="of the snapshot is not"):
             restoring.restore({}, *forged(text))
-    with pytest.raises(BadInput, match="x is of type C64, accepted are F64"):
+    with pytest.raises(BadInput, match="x is of type C64, expected one of F64"):
         restoring.restore({}, *forged({}, (("x", "C64", (1,)),)))
 
 

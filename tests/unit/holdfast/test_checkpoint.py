@@ -76,7 +76,7 @@ def test_content_that_is_not_what_it_should_be_is_not_published(memory: Path) ->
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", ".x", "a/b", "", "manifest.json"])
 def test_a_file_name_that_is_a_path_is_refused(memory: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="accepted is letters"):
+    with pytest.raises(ValueError, match="expected letters"):
         save(memory, 1, more={name: b""})
     assert names(memory) == set()
 

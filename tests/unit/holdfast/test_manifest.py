@@ -103,7 +103,7 @@ HOSTILE = {
     "in its lineage, expected a generation": signed({"lineage": [[1, -1]]}),
     "in its lineage, expected": signed({"lineage": [[True, 1]]}),
     "has generation 'x'": signed({"generation": "x"}),
-    "has world_size 0, accepted is 1 to": signed({"world_size": 0}),
+    "has world_size 0, expected 1 to": signed({"world_size": 0}),
     "has created 'now'": signed({"created": "now"}),
     "has Infinity": signed({"created": float("inf")}),
     "files or meta that is not": signed({"meta": []}),

@@ -130,7 +130,7 @@ def test_what_fills_cache_lines_starts_on_one_whatever_it_stands_between() -> No
     [
         ([("a", "F32", ()), ("a", "F32", ())], "'a' is used twice"),
         ([("__metadata__", "F32", ())], "reserved"),
-        ([("a", "F31", ())], "dtype 'F31', accepted are F64"),
+        ([("a", "F31", ())], "dtype 'F31', expected F64"),
         ([("a", "F32", (-1,))], "-1 in its shape"),
         ([("a", "F32", (2**62, 2))], "more than"),
     ],

@@ -32,7 +32,7 @@ class Shown:
 
     def inject(self, asked: Mapping[str, Any]) -> str:
         if "what" not in asked:
-            raise ValueError("what: accepted are xid, kernel, sample")
+            raise ValueError("what: expected xid, kernel, sample")
         self.injected.append(asked)
         return "done"
 
@@ -86,7 +86,7 @@ async def test_events_come_after_a_number_and_only_so_many(client_of: Make) -> N
 async def test_a_number_that_is_none_is_refused_with_what_is_accepted(client_of: Make, query: str) -> None:
     answer = await (await client_of(Shown())).get(f"/v1/events?{query}")
     assert answer.status == 400
-    assert "accepted are 0 to" in await answer.text()
+    assert "expected 0 to" in await answer.text()
 
 
 async def test_an_agent_that_no_longer_looks_is_not_alive(client_of: Make) -> None:

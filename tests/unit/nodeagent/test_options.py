@@ -11,17 +11,17 @@ from nodeagent import options
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["chek"], "did you mean check? accepted are check, watch, serve, history"),
+        (["chek"], "did you mean check? expected check, watch, serve, history"),
         (["check", "--jsn"], "'--jsn' is no option: did you mean --json?"),
         (["explain", "xyd", "79"], "invalid choice: 'xyd'"),
         (["explain", "xid"], "code"),
-        (["serve", "--listen", "9465"], "'9465', accepted is an IP address and a port: 127.0.0.1:9465"),
-        (["serve", "--listen", "127.0.0.1:99999"], "accepted is an IP address and a port"),
-        (["check", "--for", "0"], "accepted are 0.1 to 3600 seconds"),
-        (["check", "--for", "soon"], "'soon', accepted are 0.1 to 3600 seconds"),
-        (["check", "--ib-gbps", "fast"], "'fast', accepted are 1 to 10000 Gb/s"),
-        (["history", "--limit", "-3"], "accepted are 1 to 100000 in whole numbers"),
-        (["check", "--gpus", "1.5"], "accepted are 1 to 100000 in whole numbers"),
+        (["serve", "--listen", "9465"], "'9465', expected an IP address and a port: 127.0.0.1:9465"),
+        (["serve", "--listen", "127.0.0.1:99999"], "expected an IP address and a port"),
+        (["check", "--for", "0"], "expected 0.1 to 3600 seconds"),
+        (["check", "--for", "soon"], "'soon', expected 0.1 to 3600 seconds"),
+        (["check", "--ib-gbps", "fast"], "'fast', expected 1 to 10000 Gb/s"),
+        (["history", "--limit", "-3"], "expected 1 to 100000 in whole numbers"),
+        (["check", "--gpus", "1.5"], "expected 1 to 100000 in whole numbers"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_is_accepted(words: list[str], told: str) -> None:

@@ -276,6 +276,19 @@ def test_an_incident_that_is_over_is_not_told_as_open_again() -> None:
     assert ids(screen) == ["i-0001:"]
 
 
+def test_an_incident_that_begins_is_told_after_those_that_were_over_before() -> None:
+    screen = Terminal(columns=200, style=Style())
+    held = {1: incident(1), 2: incident(2), 3: incident(3, open=True)}
+    plain = Plain(screen, Incidents(held.get))
+    plain.update(status(last_incident=None), 0.0)
+    plain.update(status(last_incident=None, open_incident=opened(3)), 1.0)
+    assert ids(screen) == ["i-0001:", "i-0002:", "i-0003:"]
+    held[3] = incident(3)
+    plain.update(status(last_incident=None, open_incident=opened(4)), 2.0)
+    plain.update(status(last_incident=incident(4)), 3.0)
+    assert ids(screen)[3:] == ["i-0003:", "i-0004:", "i-0004:"]
+
+
 def test_incidents_that_came_and_went_between_two_looks_are_told_in_order() -> None:
     screen = Terminal(columns=200, style=Style())
     held = {number: incident(number) for number in range(1, 6)}

@@ -90,7 +90,7 @@ RATE = LEVEL.replace("level", "rate")
         (LEVEL + "below = true\ndegraded = { at = 5 }\nunhealthy = { at = 6 }", ["6 is reached before"]),
         (LEVEL + "degraded = { at = 5 }\nclear_at = 5", ["5 is on the bad side of the limit 5"]),
         (LEVEL + "below = true\ndegraded = { at = 5 }\nclear_at = 4", ["4 is on the bad side of"]),
-        (LEVEL + "degraded = 5", ["x.degraded = 5: accepted is a table such as"]),
+        (LEVEL + "degraded = 5", ["x.degraded = 5: expected a table such as"]),
         (LEVEL + "degraded = { at = 5 }\nwindow_s = 5", ["x.window_s: not known"]),
         (STATE, ["none is healthy"]),
         (STATE + 'states = [{ value = "0", word = "ok" }]', ["a value and a word, each once"]),

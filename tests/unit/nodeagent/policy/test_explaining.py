@@ -71,11 +71,11 @@ def test_a_check_tells_its_limits_and_what_ends_it() -> None:
 @pytest.mark.parametrize(
     ("subject", "code", "told"),
     [
-        ("xid", "7x", ["did you mean 7?", "accepted is 1-178, 185"]),
+        ("xid", "7x", ["did you mean 7?", "expected 1-178, 185"]),
         ("xid", "200", ["not in the table", "1-178, 185", "taken as degraded, contact_support"]),
-        ("xid", "-1", ["is no code"]),
-        ("xid", "9" * 5000, ["is no code"]),
-        ("xid", "٧٩", ["is no code"]),
+        ("xid", "-1", ["is not a code"]),
+        ("xid", "9" * 5000, ["is not a code"]),
+        ("xid", "٧٩", ["is not a code"]),
         ("sxid", "99", ["11000-11099", "taken as degraded, none"]),
         ("check", "ecc_sb", ["did you mean ecc_sbe?", "gpu_state"]),
         ("check", "kernel_oom", ["is not known"]),
