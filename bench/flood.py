@@ -142,7 +142,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--strict", action="store_true", help="exit code 1 when a target is missed")
     options = parser.parse_args(argv)
     if not len(XIDS) <= options.lines <= 10_000_000:
-        parser.error(f"--lines: {options.lines}; accepted is {len(XIDS)} to 10000000")
+        parser.error(f"--lines: {options.lines}; expected {len(XIDS)} to 10000000")
     if not 0 <= options.seconds <= 600:
-        parser.error(f"--seconds: {options.seconds:g}; accepted is 0 to 600")
+        parser.error(f"--seconds: {options.seconds:g}; expected 0 to 600")
     return options

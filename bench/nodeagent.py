@@ -127,5 +127,5 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--strict", action="store_true", help="exit code 1 when a target is missed")
     options = parser.parse_args(argv)
     if not 1 <= options.events <= GPUS * 178:
-        parser.error(f"--events: {options.events}; accepted is 1 to {GPUS * 178}")
+        parser.error(f"--events: {options.events}; expected 1 to {GPUS * 178}")
     return options

@@ -176,7 +176,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--strict", action="store_true", help="exit code 1 when a target is missed")
     options = parser.parse_args(argv)
     if options.steps < COLD + 4:
-        parser.error(f"--steps: {options.steps}; accepted is {COLD + 4} and more")
+        parser.error(f"--steps: {options.steps}; expected {COLD + 4} and more")
     if options.blocks < 2:
-        parser.error(f"--blocks: {options.blocks}; accepted is 2 and more")
+        parser.error(f"--blocks: {options.blocks}; expected 2 and more")
     return options

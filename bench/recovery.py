@@ -176,7 +176,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error("--kill member: accepted with --members 2, for another member must hold the state")
     for name in ("kills", "others"):
         if getattr(options, name) < 0:
-            parser.error(f"--{name}: {getattr(options, name)} kills; accepted is 0 or more")
+            parser.error(f"--{name}: {getattr(options, name)} kills; expected 0 or more")
     if options.rounds < 1:
-        parser.error(f"--rounds: {options.rounds}; accepted is 1 or more")
+        parser.error(f"--rounds: {options.rounds}; expected 1 or more")
     return options

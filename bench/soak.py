@@ -212,7 +212,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--strict", action="store_true", help="exit code 1 when a target is missed")
     options = parser.parse_args(argv)
     if options.members < 1 or options.standby < 0:
-        parser.error("--members: accepted is 1 or more; --standby: 0 or more")
+        parser.error("--members: expected 1 or more; --standby: 0 or more")
     if options.quiet_faults and not options.model and options.trainer == "gpt":
         options.model = shlex.split(QUIET_MODEL)
     return options

@@ -90,7 +90,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=8, metavar="N", help="of each part, forked and alone")
     options = parser.parse_args(argv)
     if options.rounds < 1:
-        parser.error(f"--rounds: {options.rounds}; accepted is 1 or more")
+        parser.error(f"--rounds: {options.rounds}; expected 1 or more")
     if options.kills < 0:
-        parser.error(f"--kills: {options.kills}; accepted is 0 or more")
+        parser.error(f"--kills: {options.kills}; expected 0 or more")
     return options

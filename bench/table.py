@@ -54,5 +54,5 @@ def size_of(text: str) -> int:
     """Return the bytes that a size such as 1.5G or 300M stands for. Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?", text.strip())
     if match is None:
-        raise ValueError(f"a size of {text!r}: accepted is a number with k, M or G, such as 1.5G")
+        raise ValueError(f"a size of {text!r}: expected a number with k, M or G, such as 1.5G")
     return int(float(match[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[match[2]])

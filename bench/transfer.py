@@ -214,5 +214,5 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"--state: {error}")
     for name in ("rounds", "holders"):
         if getattr(options, name) < 1:
-            parser.error(f"--{name}: {getattr(options, name)}; accepted is 1 or more")
+            parser.error(f"--{name}: {getattr(options, name)}; expected 1 or more")
     return options
