@@ -115,7 +115,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--strict", action="store_true", help="exit code 1 when a target is missed")
     options = parser.parse_args(argv)
     if options.nodes < 1 or options.rack < 1 or options.days <= 0:
-        parser.error("--nodes, --rack: expected 1 and more; --days: more than 0")
+        parser.error("--nodes, --rack: expected 1 or more; --days: more than 0")
     if not 0 <= options.max_share <= 1:
         parser.error(f"--max-share: {options.max_share}; expected 0 to 1")
     return options

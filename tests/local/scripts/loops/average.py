@@ -1,8 +1,12 @@
-"""An exponential average, swapped in for each evaluation; from step 15 on a stochastic one as well."""
+"""An exponential average, swapped in for each evaluation; from step 15 on a stochastic one as well.
+
+With the word `alone` only rank 0's evaluations take a while: rank 1 waits for it in the next step.
+"""
 
 from __future__ import annotations
 
 import copy
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,7 +58,8 @@ for step in loop.steps():
         with state.pause("eval"), averaged(), torch.no_grad():
             model(loop.batch(step))
             Path(f"evaluating-{state.session.rank}").write_text(str(step))
-            loop.rest(step % PLACES, 0.3)
+            if state.session.rank == 0 or "alone" not in sys.argv:
+                loop.rest(step % PLACES, 0.3)
             Path(f"evaluating-{state.session.rank}").unlink(missing_ok=True)
 loop.finish(
     model=module.state_dict(),
