@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 SAMPLED = 16  # tensors of each kind (trained, frozen) whose place and content are looked at
+RATES = 8  # groups of each optimizer whose learning rate is looked at
 WORDS = 32  # in all, at least, if there are fewer tensors
 
 _version = attrgetter("_version")
@@ -54,6 +55,7 @@ class Footprint:
     versions: list[int]
     words: list[int]
     plain: list[Any]  # of schedulers and scalers
+    rates: list[Any]  # learning rates of optimizers
 
 
 class Footprints:
@@ -69,6 +71,7 @@ class Footprints:
         self._objects = objects
         self._elsewhere = elsewhere
         self._plain = {name: value for name, value in objects.items() if _is_plain(value)}
+        self._optimizers = [value for value in map(capture.unwrap, objects.values()) if _has_groups(value)]
         self._walk: _Walk | None = None
 
     def take(self, step: int, walk: bool = False) -> Footprint:
@@ -79,21 +82,24 @@ class Footprints:
         if known is None or walk or _places(known.sampled) != known.sampled_places:
             with torch.no_grad():
                 known = self._walk = _walked(self._objects, self._elsewhere)
-        return Footprint(step, known, *_contents(known), self._values())
+        return Footprint(step, known, *_contents(known), self._values(), self._rates())
 
     def moved(self, since: Footprint) -> str | None:
         """Say what has been written since `since`; None when nothing was."""
+        return self.written(since) or self._differs(since)
+
+    def written(self, since: Footprint) -> str | None:
+        """Like `moved`, of writes by torch's operators to the parameters of then."""
         versions = list(map(_version, since.walk.tensors))
         if versions != since.versions:
             return f"{_first(since.walk.names, versions, since.versions)} was written"
-        return self._differs(since)
+        return None
 
     def quickly_moved(self, since: Footprint) -> str | None:
         """Like `moved`, for every step, where no parameter was replaced by another object."""
         walk = since.walk
-        versions = list(map(_version, walk.tensors))
-        if versions != since.versions:
-            return f"{_first(walk.names, versions, since.versions)} was written"
+        if (what := self.written(since)) is not None:
+            return what
         if _places(walk.sampled) != walk.sampled_places:
             return "parameters were replaced"
         return self._contents_differ(since)
@@ -112,7 +118,19 @@ class Footprints:
         """
         if self._differs(since) is not None:
             return None
-        return Footprint(since.step, since.walk, *_contents(since.walk), since.plain)
+        return Footprint(since.step, since.walk, *_contents(since.walk), since.plain, since.rates)
+
+    def late(self, since: Footprint) -> str | None:
+        """Like `plain_moved`, and of learning rates: for the end of the work after a commit.
+
+        Not for when a state is copied: many scripts set the rate at the beginning of each step.
+        """
+        if (what := self.plain_moved(since)) is not None:
+            return what
+        rates = self._rates()
+        if len(rates) != len(since.rates) or any(map(_unlike, rates, since.rates)):
+            return "a learning rate was changed"
+        return None
 
     def _differs(self, since: Footprint) -> str | None:
         walk = since.walk
@@ -135,6 +153,11 @@ class Footprints:
     def _values(self) -> list[Any]:
         """Return what the schedulers and scalers have, and the versions of the tensors among it."""
         found: list[Any] = list(chain.from_iterable(vars(each).values() for each in self._plain.values()))
+        return [*found, *(getattr(each, "_version", None) for each in found)]
+
+    def _rates(self) -> list[Any]:
+        groups = chain.from_iterable(each.param_groups[:RATES] for each in self._optimizers)
+        found = [group.get("lr") for group in groups]
         return [*found, *(getattr(each, "_version", None) for each in found)]
 
 
@@ -188,6 +211,12 @@ def _is_plain(value: Any) -> bool:
     import torch
 
     return isinstance(value, (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler))
+
+
+def _has_groups(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.optim.Optimizer)
 
 
 def _unlike(now: Any, then: Any) -> bool:

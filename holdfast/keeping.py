@@ -36,6 +36,9 @@ GATE_S = 0.8  # how long a just-in-time copy waits for the optimizer to finish i
 SNAPSHOT_SHARE = 0.3  # of the budget; the rest is for all else that we do in and beside the ranks
 RECENT = 32  # step times whose median the interval is chosen by
 SOON = 4  # steps after the start of a generation in which it takes its first own snapshot
+LONG_S = (
+    0.05  # of work after a commit: then it may be an evaluation, which changes what costs more to look at
+)
 LOOK_CLOSELY = 4  # steps of a generation in which buffers on a device are compared, too
 NAMED = 3  # buffers in a warning of large ones
 OTHER_KIND = 0.1  # of the state: a copy that reads so much more or less than the last is of another cost
@@ -58,6 +61,7 @@ class Keeping:
         self._state = state
         self._objects = replicated
         self._launch = launch
+        self._generation = launch.generation
         self._rank = rank
         base = (launch.restore.generation, launch.restore.step) if launch.restore else None
         page = state.session.page
@@ -95,6 +99,12 @@ class Keeping:
         self._looked = 0  # the same, when what the script does after a commit was looked at
         self._paused = False  # since the last commit
         self._outside = False  # told of a change there
+        self._committed_s = 0.0  # when the last commit was
+        self._defers = False  # copy the state when the work after the commit is over
+        self._deferred: int | None = None  # the step whose copy waits for that
+        self._instead = -1  # a step to copy for one of which no copy is kept
+        self._voided = -1  # the last step of which no copy is kept
+        self._stale: list[int] = []  # steps whose snapshots are to be forgotten and were being read
         self._ahead: set[str] = set()  # private objects that change there in every step
         self._cost_s = 0.0  # of a copy of the kind that the last one was, comparing what is frozen
         self._share = 1.0  # of the state that is not frozen
@@ -169,8 +179,9 @@ class Keeping:
         what = self._changed()
         if what is not None:  # by the script, since the last loop: that is what it goes on from
             self._warn_of_change(what, first)
-            if self._rank.local_rank == 0:
-                self._snapshots.forget(self._launch.generation, step)
+            whole = self._forgets(step) and not self._state.gate.frozen
+            if not first:
+                self._state.session.note_late(step, whole)
             self._walk = True
             self.mark(step)
             self._snapshot(step)
@@ -201,40 +212,109 @@ class Keeping:
 
     def throttle(self) -> None:
         """A step is about to begin: where a drill stops this rank."""
-        self._look_after_commit()
         self._early.begin()
         self._state.session.drill_point()
 
-    def _look_after_commit(self) -> None:
-        """Say once which protected object was changed between a commit and the next step: that can be lost.
+    def look_after_commit(self) -> None:
+        """The work after a commit is over: find out whether it has changed protected state, and act on it.
 
-        A loader may draw ahead there; so of private objects only those count that change after a
-        pause and not without one.
+        What all ranks share (a scheduler, an average) is from now on part of the state of that step: a copy
+        without it is made again. With any other change no copy has the state of that step: none is kept, and
+        the supervisor passes it over. Once it is said to the user.
         """
-        since, paused, new = self._footprint, self._paused, self._done > self._looked
-        self._paused, self._looked = False, self._done
-        if since is None or not new or self._outside:
+        since, new = self._footprint, self._done > self._looked
+        paused, self._paused, self._looked = self._paused, False, self._done
+        if since is None or not new:
             return
-        what = None
-        if paused:
-            what = self._footprints.moved(since)
-        elif self._done > LOOK_CLOSELY:  # until then it is looked at before the optimizer's write
-            what = self._footprints.plain_moved(since)
-        if (paused or self._done <= LOOK_CLOSELY) and self._proven:
-            now = [("objects", text)] if (text := self._state.private.objects()) else []
-            before = [section for section in self._core if section[0] == "objects"]
-            changed = changed_objects(before, now)
-            if not paused:
-                self._ahead |= changed
-            elif what is None and changed - self._ahead:
-                what = f"{min(changed - self._ahead)} was changed"
-        if what is not None:
+        self._stale = [step for step in self._stale if not self._snapshots.forget(self._generation, step)]
+        long = paused or time.monotonic() - self._committed_s > LONG_S
+        shared, own = self._shared_change(since, paused), self._own_change(paused, long)
+        self._defers = shared is not None
+        if own is not None:
+            self._void(since.step)
+        elif shared is not None:
+            self._amend(self._footprints.take(since.step, paused))
+        else:
+            self._copy_deferred(since.step)
+        if not self._outside and (own or shared) is not None:
             self._outside = True
             self._tell(
-                f"{what} after the commit of step {since.step} and before the next step: a stop, a checkpoint"
-                " or a fault just there loses the change. Do it in the next step: a scheduler's between"
-                " optimizer.step() and commit(), others before optimizer.step()"
+                f"{own or shared} after the commit of step {since.step} and before the next step: a fault or"
+                " a stop there may cost the steps since the last snapshot. Do it in the next step: a"
+                " scheduler's between optimizer.step() and commit(), others before optimizer.step()"
             )
+
+    def _shared_change(self, since: Footprint, paused: bool) -> str | None:
+        """Say what all ranks share and was changed since the commit."""
+        return (self._footprints.moved if paused else self._footprints.written)(since) or (
+            self._footprints.late(since)
+        )
+
+    def _own_change(self, paused: bool, long: bool) -> str | None:
+        """Say which private object was changed since the commit, where that is looked at.
+
+        A loader may draw ahead there: only those count that do not change without long work, too.
+        """
+        early = self._done <= LOOK_CLOSELY
+        if not (long or early) or not self._proven:
+            return None
+        text = self._state.private.objects()
+        before = [section for section in self._core if section[0] == "objects"]
+        changed = changed_objects(before, [("objects", text)] if text else [])
+        if early and not paused:
+            self._ahead |= changed
+            return None
+        return f"{min(changed - self._ahead)} was changed" if changed - self._ahead else None
+
+    def _amend(self, now: Footprint) -> None:
+        """Let the state of the last commit be the present one, in all copies."""
+        step, wanted = now.step, self._wanted(now.step)
+        with self._copying:
+            self._end_transfer()
+            whole = not self._state.gate.frozen and self._forgets(step)
+            if whole:
+                self._footprint = now
+        self._state.session.note_late(step, whole)
+        if wanted and whole:
+            self._copy_due(step)
+
+    def _void(self, step: int) -> None:
+        """Keep no copy of the state of `step`: it lacks what the script has changed since."""
+        wanted, self._voided = self._wanted(step), step
+        self._state.session.note_late(step, amended=False)
+        with self._copying:
+            self._end_transfer()
+            if not self._state.gate.frozen and not self._forgets(step):
+                self._stale.append(step)
+        self._due = self._deferred = None
+        if wanted:  # of a step whose private states are kept for long enough
+            unit = 1 << max(self._every // 2, 1).bit_length() - 1 if self._every else SOON
+            self._instead = (step // unit + 1) * unit
+
+    def _wanted(self, step: int) -> bool:
+        """True when a snapshot of this step is there, on its way, or due; whoever takes none wants none."""
+        if self._rank.local_rank:
+            return False
+        pending = self._transfer.step if self._transfer is not None else self._due[0] if self._due else -1
+        return step in (pending, self._deferred) or self._snapshots.held(self._generation, step)
+
+    def _forgets(self, step: int) -> bool:
+        """Forget the snapshot of `step`; False when it exists all the same."""
+        if self._rank.local_rank:  # its member's first rank does that
+            return True
+        return self._snapshots.forget(self._generation, step)
+
+    def _copy_deferred(self, step: int) -> None:
+        deferred, self._deferred = self._deferred, None
+        if deferred == step:
+            self._copy_due(step)
+
+    def _copy_due(self, step: int) -> None:
+        self._deferred = None
+        if self._device.queues:
+            self._due = step, self._device.mark()
+        else:
+            self._copy(step)
 
     def passed(self, step: int) -> None:
         """A forward pass on the way to `step` is over: give its private state away if it is final now."""
@@ -350,6 +430,7 @@ class Keeping:
         and the first copy just in time would have to fill memory that was never touched.
         """
         self._done += 1
+        self._committed_s = time.monotonic()
         self._early.begin()
         self._least_private_s = min(self._least_private_s, self._private_s)
         self._private_s = 0.0
@@ -360,11 +441,12 @@ class Keeping:
         if self._launch.snapshot_every < 0 and self._done == snapshots.MIN_SAMPLES:
             self._choose_interval()
         soon = step == self._began + SOON and self._launch.snapshot_every != 0
-        if (soon or (self._every and step % self._every == 0)) and self._rank.local_rank == 0:
-            if self._device.queues:
-                self._due = step, self._device.mark()
+        due = soon or step == self._instead or (self._every and step % self._every == 0)
+        if due and self._rank.local_rank == 0:
+            if self._defers:  # the script changed the state after the last commit, and perhaps does so again
+                self._deferred = step
             else:
-                self._copy(step)
+                self._copy_due(step)
 
     def _warn_of_private_bytes(self) -> None:
         """Say it when private state takes more of each step than all that Holdfast may take."""
@@ -483,10 +565,10 @@ class Keeping:
             if back is not None:
                 self._footprint = back
             else:
-                self._paused = False  # told here
+                self._outside = True  # told here
                 self._tell(
-                    f"{what}, in the pause {label!r}, and is not as it was: a restart from this step loses "
-                    "the change. Put back what was swapped in, or change it before commit()"
+                    f"{what}, in the pause {label!r}, and is not as it was: a fault there may cost the steps"
+                    " since the last snapshot. Put back what was swapped in, or change it before commit()"
                 )
         self._pauses.ended(time.monotonic())
 
@@ -504,6 +586,7 @@ class Keeping:
         long_enough = self._every and step - self._began >= self._every
         if (
             long_enough
+            and step != self._voided
             and not self._snapshots.held(self._launch.generation, step)
             and self._changed() is None
         ):
@@ -622,6 +705,10 @@ class Keeping:
             since = self._footprint if whole.part is None else None  # a part was looked at when it was kept
             if since is not None and since.step != step:
                 return Secured(rank, step, False, "between two steps")
+            if step == self._voided:
+                return Secured(rank, step, False, "changed after its commit")
+            if since is not None and self._defers and self._done > self._looked:
+                return Secured(rank, step, False, "in work after a commit that changes the state")
             if since is not None and (what := self._changed(since)) is not None:
                 return Secured(rank, step, False, what)
             cost_s = self._snapshots.write_just_in_time(

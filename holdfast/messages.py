@@ -48,6 +48,8 @@ class Progress:
     )
     tail_usual_s: float = 0.0  # median of such work
     pause_left_s: float = 0.0  # of the limit that the present pause declared
+    late: tuple[int, ...] = ()  # the last steps whose state was changed after the commit: no copy has that
+    amended: tuple[int, ...] = ()  # the same, where this rank's copies have it
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,7 @@ class Page:
                 + layout.SNAPSHOT.pack(-1, 0.0)
                 + layout.TAIL.pack(0)
                 + layout.STATE.pack(0, 0.0)
+                + bytes(layout.LATE.size)
             )
             self._store(layout.IDENTITY_AT, content)
 
@@ -346,6 +347,14 @@ class Page:
         content = layout.STATE.pack(state_bytes, copy_s)
         with self._lock:
             self._store(layout.STATE_AT, content)
+
+    def note_late(self, step: int, amended: bool) -> None:
+        """Record that the state of `step` was changed after its commit; `amended`: our copies have that."""
+        with self._lock:
+            known = layout.LATE.unpack_from(self.memory, layout.LATE_AT)
+            others = [word for word in known if word // 2 != step + 1]
+            latest = [layout.late_word(step, amended), *others, 0][: len(known)]
+            self._store(layout.LATE_AT, layout.LATE.pack(*latest))
 
     def copied(self) -> None:
         """A piece of a copy has been made. Any thread may say so: a count that is lost does no harm."""

@@ -90,8 +90,10 @@ TAIL_AT = SNAPSHOT_AT + SNAPSHOT.size
 TAIL = struct.Struct("<q")  # tail_since_ns
 STATE_AT = TAIL_AT + TAIL.size
 STATE = struct.Struct("<qd")  # bytes of the replicated state, seconds that a copy took before this generation
-_END = STATE_AT + STATE.size
-_ALL = struct.Struct(f"<Qqiiqqqqqqqqqddqqdqqdqqd{LABEL_BYTES}sqqqqdqqd")  # from the sequence on
+LATE_AT = STATE_AT + STATE.size
+LATE = struct.Struct("<8q")  # the last steps that were changed after their commit, see `late_word`; 0: none
+_END = LATE_AT + LATE.size
+_ALL = struct.Struct(f"<Qqiiqqqqqqqqqddqqdqqdqqd{LABEL_BYTES}sqqqqdqqd8q")  # from the sequence on
 # Of a copy that is being made: grows with each piece. Outside of the sequence: several threads write it.
 COPIED_INDEX = 960 // 8
 _RING_AT = 1024
@@ -142,6 +144,8 @@ class Progress:
     state_bytes: int = 0  # of the replicated state, 0: not known yet
     known_copy_s: float = 0.0  # what a copy took in earlier generations, 0: not known
     torn: bool = False  # read while a write was unfinished: single fields hold, not their relation
+    late: tuple[int, ...] = ()  # steps whose state the script changed after the commit: no copy has that
+    amended: tuple[int, ...] = ()  # the same, where this rank's copies have it
 
 
 def tail_began_ns(found: Progress) -> int:
@@ -237,5 +241,16 @@ def _progress(content: bytes, *, torn: bool) -> Progress | None:
     except ValueError:
         return None
     label = v[24].rstrip(b"\0").decode(errors="ignore")
-    values = [*v[1:5], phase, *v[6:24], label, v[25], kind, *v[27:], torn]
+    late, amended = _late(v[-8:])
+    values = [*v[1:5], phase, *v[6:24], label, v[25], kind, *v[27:-8], torn, late, amended]
     return Progress(*values)
+
+
+def late_word(step: int, amended: bool) -> int:
+    """Return what the page has for a step that was changed after its commit."""
+    return 2 * (step + 1) + amended
+
+
+def _late(words: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    late = tuple(sorted(word // 2 - 1 for word in words if word > 1 and not word & 1))
+    return late, tuple(sorted(word // 2 - 1 for word in words if word > 1 and word & 1))

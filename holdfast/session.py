@@ -119,6 +119,11 @@ class Session:
         if self.page is not None:
             self.page.note_state(state_bytes, copy_s)
 
+    def note_late(self, step: int, amended: bool) -> None:
+        """The state of `step` was changed after its commit; `amended`: our copies have the change."""
+        if self.page is not None:
+            self.page.note_late(step, amended)
+
     def copy_begins(self, total_bytes: int) -> None:
         """A snapshot begins: it is Holdfast's work, and no part of the rank's step."""
         if self.page is not None:

@@ -251,11 +251,15 @@ class Snapshots:
             return None
         return frozenset({self._base})
 
-    def forget(self, generation: int, step: int) -> None:
-        """Make the snapshot of this step not exist: the script has changed the state between two loops."""
+    def forget(self, generation: int, step: int) -> bool:
+        """Make the snapshot of this step not exist: the script has changed the state after its commit.
+
+        False when it exists on return: somebody reads it.
+        """
         for record in self.arena.records():
             if (record.generation, record.step) == (generation, step):
                 self.arena.forget(record)
+        return not self.held(generation, step)
 
     def write_just_in_time(
         self,

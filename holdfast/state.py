@@ -118,6 +118,8 @@ class State:
                 step = self.step
                 self._order.begin(step)
                 self._in_tail = False
+                if self.keeping is not None:  # before anybody sees that the work after the commit is over
+                    self.keeping.look_after_commit()
                 self._phase(Phase.DATA)
                 if self.keeping is not None:
                     self.keeping.throttle()
@@ -126,6 +128,8 @@ class State:
                 if self._prepared > self.step and self.writing:
                     raise BadInput(f"step {step} was not committed: call state.commit(loss=...) in the loop")
             self._settle()
+            if self.keeping is not None:
+                self.keeping.look_after_commit()
         finally:  # also when the script leaves the loop by `break`: what follows is no step
             self.turn += 1
             self._phase(Phase.IDLE)

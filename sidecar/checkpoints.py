@@ -40,10 +40,17 @@ class Checkpoints:
         return True
 
     async def _save_newest(self, order: MemberOrder) -> None:
-        """Save the newest snapshot that the whole group has gone beyond: then all found it good."""
-        steps = [each.step for each in self._pages.progress(order.generation)]
+        """Save the newest snapshot that the whole group has gone beyond: then all found it good.
+
+        None whose state was changed after its commit.
+        """
+        ranks = self._pages.progress(order.generation)
+        steps = [each.step for each in ranks]
+        late = {step for each in ranks for step in each.late}
         for record in self._holdings.arena.records():
             if record.generation != order.generation or not steps or record.step >= max(steps):
+                continue
+            if record.step in late:
                 continue
             durable = self._saver.durable
             if (record.step, record.generation) == (durable.step, durable.generation):

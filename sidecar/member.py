@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 
 from holdfast import lag, osproc, silence
+from holdfast.arena import Record
 from holdfast.beat import left_s
 from holdfast.launcher_messages import Launch, LauncherOrder, LauncherState, RankStart
 from holdfast.messages import PROTOCOL, Drill, MemberOrder, MemberReport, PrivateHeld, Slot, Stall
@@ -67,7 +68,7 @@ class Member:
         )
         self.preparer = Preparer(self.holdings, self.fetcher, config.checkpoints)
         self.saver = Saver(self.holdings, self.fetcher, config.checkpoints)
-        self.sealing = Sealing(self.holdings.arena, self._pace)
+        self.sealing = Sealing(self.holdings.arena, self._pace, self._is_final)
         self.checkpoints = Checkpoints(config.member, self.holdings, self.pages, self.saver)
         self.peer_url = ""
         self.order = MemberOrder("idle", 0)
@@ -364,6 +365,11 @@ class Member:
     def _pace(self) -> tuple[int, float]:
         every = self.order.launch.snapshot_every if self.order.launch is not None else 0
         return max(every, 0), self.pages.step_s()
+
+    def _is_final(self, record: Record) -> bool:
+        """False while a rank is in work after the commit of that step: it may change the state."""
+        found = self.pages.raw(record.generation)
+        return not any(each.step == record.step and tail_began_ns(each) for each in found)
 
     async def save(self) -> None:
         """Save at the interval, if this member has rank 0. For ever."""

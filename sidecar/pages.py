@@ -170,6 +170,8 @@ def _message(watched: Watched, found: pages.Progress, now_ns: int) -> messages.P
         tail_s=tail_s,
         tail_usual_s=usual_s,
         pause_left_s=left_s,
+        late=found.late,
+        amended=found.amended,
     )
 
 

@@ -30,10 +30,20 @@ MOST = 1 << 20
 class Sealing:
     """One member's. `seals` are the last of the newest generation, oldest first."""
 
-    def __init__(self, arena: Arena, pace: Callable[[], tuple[int, float]]) -> None:
-        """`pace` gives the steps of a fixed interval (0: there is none) and the seconds of a step."""
+    def __init__(
+        self,
+        arena: Arena,
+        pace: Callable[[], tuple[int, float]],
+        final: Callable[[Record], bool] = lambda _: True,
+    ) -> None:
+        """`pace` gives the steps of a fixed interval (0: there is none) and the seconds of a step.
+
+        `final` is False for a snapshot that may be made again with what the script changes after the commit:
+        members at different points of that have different ones.
+        """
         self._arena = arena
         self._pace = pace
+        self._final = final
         self._took_s = 0.0
         self._since: tuple[tuple[int, int], float] = ((0, -1), 0.0)
         self.seals: tuple[Seal, ...] = ()
@@ -58,7 +68,7 @@ class Sealing:
         self.seals = (*same, Seal(record.generation, record.step, record.total_bytes, crc))[-KEPT:]
 
     def _due(self, records: tuple[Record, ...], now_s: float) -> Record | None:
-        open_ones = [each for each in records if not self._arena.sealed(each)]
+        open_ones = [each for each in records if not self._arena.sealed(each) and self._final(each)]
         every = self.every()
         for record in open_ones:
             if record.step % every == 0:

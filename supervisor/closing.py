@@ -48,6 +48,7 @@ def save_and_end(view: View, found: tuple[Fault, ...]) -> Action:
     """
     cuts = unfinished.cut(view, found)
     resumed = remedy.before(view, cuts, remedy.at_most(found))
+    cuts = (*cuts, *unfinished.unamended(view, resumed))
     if resumed.source == "slot":
         return Save(resumed.holders[0], resumed, "stop asked: a checkpoint of what is secured", cuts)
     deadline = view.memory.since_ns + int(CONFIRM_S * _S)

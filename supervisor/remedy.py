@@ -148,6 +148,7 @@ def start(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, .
     skip, evidence = _skipped(view, policy, cause)
     cuts = unfinished.cut(view, found)
     resumed = resumes(view, policy, cause, found)
+    cuts = (*cuts, *(unfinished.unamended(view, resumed) if cause is not None else ()))
     undone = unfinished.missed(cuts, resumed.step)
     lost = next(
         (fault for fault in found for each in undone if each.raised and fault.rank == each.rank), None
@@ -196,10 +197,10 @@ def resumes(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault,
 
 def before(view: View, cuts: tuple[Cut, ...], bound: int | None) -> Resume:
     """Return where to resume so that what was cut off is done again, if there is such a state of this run."""
-    limit = unfinished.at_most(cuts, bound)
-    if limit == bound:
+    limit, late = unfinished.at_most(cuts, bound), unfinished.late(view)
+    if limit == bound and not late:
         return resume_point(view, bound)
-    resumed = resume_point(view, limit)
+    resumed = resume.point(view, limit, late)
     anew = limit == 0 and not resume.had_state(view.memory)
     return resumed if resumed.source != "none" or anew else resume_point(view, bound)
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast.launcher_messages import COLLECTIVE, RankState
-from holdfast.messages import Progress
+from holdfast.messages import MemberReport, Progress
 from supervisor import presence, reported
-from supervisor.view import Cut, Fault, MemberView, Missed, Policy, View, Wait
+from supervisor.view import Cut, Fault, MemberView, Missed, Policy, Resume, View, Wait
 
 LONG_S = 0.25  # a machine that is busy for a moment makes a tail of microseconds a tenth of a second long
 USUAL = 5.0  # times the median
@@ -107,6 +107,42 @@ def cut(view: View, found: tuple[Fault, ...]) -> tuple[Cut, ...]:
         if rank_number not in cuts and fault.step >= 0:
             cuts[rank_number] = Cut(rank_number, fault.step, fault.step, 0.0, True)
     return tuple(cuts[number] for number in sorted(cuts))
+
+
+def late(view: View) -> frozenset[int]:
+    """Return the steps of the present generation that the script changed after their commit: see `Progress`.
+
+    Not those of which every rank that can be heard has made its copies with the change. Of two ranks at one
+    such step, one may have copied it before; one that is beyond it has forgotten that.
+    """
+    ranks = [each for report in reported.reports(view) for each in _of_generation(view, report)]
+    found = {step for each in ranks for step in each.late}
+    amended = {step for each in ranks for step in each.amended}
+    partly = {
+        step
+        for step in amended
+        for each in ranks
+        if each.step >= step and step not in each.amended and max(each.amended, default=-1) < step
+    }
+    return frozenset(found | partly)
+
+
+def _of_generation(view: View, report: MemberReport) -> tuple[Progress, ...]:
+    launcher = report.launcher
+    return report.progress if launcher is not None and launcher.generation == view.memory.generation else ()
+
+
+def unamended(view: View, resumed: Resume) -> tuple[Cut, ...]:
+    """Return the changes after a commit that are lost with a group that resumes at `resumed` all the same."""
+    if resumed.generation != view.memory.generation or resumed.step not in late(view):
+        return ()
+    ranks = sorted(
+        each.rank
+        for report in reported.reports(view)
+        for each in _of_generation(view, report)
+        if resumed.step in (*each.late, *each.amended)
+    )
+    return tuple(Cut(rank, resumed.step, resumed.step - 1) for rank in ranks)
 
 
 def _is_long(at: Progress) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,88 @@ def test_what_an_evaluation_changes_after_the_commit_is_named_once(
         changed == "scheduler",
         changed == "best",
     )
+
+
+def evaluating(script: Script, until: int, changed: str, boundary: int = 4) -> Script:
+    """Train, and after each fourth commit evaluate and change something."""
+    for _ in script.state.steps(until):
+        script.state.commit(loss=script.step())
+        if script.state.step % boundary == 0:
+            with script.state.pause("eval"):
+                script.model.eval()(torch.randn(2, 4))
+                script.model.train()
+            if changed == "scheduler":
+                script.scheduler.step()
+            elif changed == "rate":
+                script.optimizer.param_groups[0]["lr"] *= 0.5
+            elif changed == "weights":
+                with torch.no_grad():
+                    next(script.model.parameters()).mul_(0.5)
+            elif changed == "data":
+                script.data.at += 1
+    return script
+
+
+def beginning(script: Script, until: int) -> Iterator[int]:
+    """Yield each step when it begins; after each eighth commit private state is changed."""
+    for step in script.state.steps(until):
+        yield step
+        script.state.commit(loss=script.step())
+        if script.state.step % 8 == 0:
+            with script.state.pause("eval"):
+                pass
+            script.data.at += 1
+
+
+@pytest.mark.parametrize("boundary", [4, 1], ids=["at times", "after each commit"])
+@pytest.mark.parametrize("changed", ["scheduler", "rate", "weights"])
+def test_what_all_ranks_share_and_change_after_a_commit_is_in_the_snapshot_of_that_step(
+    memory: Path, changed: str, boundary: int
+) -> None:
+    launch = replace(SELDOM, snapshot_every=4)
+    undisturbed = evaluating(Script(alone()), 20, changed, boundary).bits()
+    script = evaluating(Script(supervised(memory, launch)), 9, changed, boundary)
+    found = page_of(memory)
+    assert 8 in found.amended
+    assert found.late == ()
+    again = Script(resumed(memory, script, launch, 8))
+    assert evaluating(again, 20, changed, boundary).bits() == undisturbed
+
+
+def test_of_a_step_whose_private_state_changes_after_the_commit_no_copy_is_kept(memory: Path) -> None:
+    script = Script(supervised(memory, replace(SELDOM, snapshot_every=8)))
+    found = {step: steps_of(script) for step in beginning(script, 21)}
+    assert page_of(memory).late == (8, 16)
+    assert found[8] == {4}
+    assert found[12] == {4, 12}, "one is made instead, at a step whose private states are kept"
+    assert found[20] == {12, 20}
+    held = PrivateReader(memory / "arena" / "private-00000.bin").get(12)
+    assert held is not None
+    assert held.final
+
+
+def test_just_in_time_no_copy_is_made_of_a_state_that_lacks_a_change(memory: Path) -> None:
+    script = Script(supervised(memory, replace(SELDOM, snapshot_every=0)))
+    evaluating(script, 8, "data")
+    assert page_of(memory).late == (4, 8), "also where the loop ends"
+    assert script.state.keeping is not None
+    answer = script.state.keeping.secure(SELDOM.generation)
+    assert (answer.whole, answer.why) == (False, "changed after its commit")
+
+
+def test_a_copy_that_was_made_just_in_time_before_the_change_is_passed_over(memory: Path) -> None:
+    """The group is being secured while the script evaluates; what it changes then comes too late."""
+    script = Script(supervised(memory, replace(SELDOM, snapshot_every=0)))
+    assert script.state.keeping is not None
+    for step in script.state.steps(9):
+        if step == 8:
+            break
+        script.state.commit(loss=script.step())
+        if step == 7:
+            assert script.state.keeping.secure(SELDOM.generation).whole
+            script.scheduler.step()
+    assert 8 in steps_of(script)
+    assert page_of(memory).late == (8,)
 
 
 def test_a_loader_that_draws_before_the_step_begins_is_not_named(

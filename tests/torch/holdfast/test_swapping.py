@@ -156,4 +156,5 @@ def test_a_schedule_behind_the_commit_is_told(memory: Path, capsys: pytest.Captu
         script.state.commit(loss=script.step())
         script.scheduler.step()
     told: list[Any] = capsys.readouterr().err.splitlines()
-    assert "scheduler moved on after the commit of step 1, before optimizer.step()" in told[0]
+    assert "scheduler moved on after the commit of step 1 and before the next step" in told[0]
+    assert len(told) == 1

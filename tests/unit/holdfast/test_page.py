@@ -259,3 +259,20 @@ def test_a_commit_makes_no_system_call_s_worth_of_work(path: Path) -> None:
     clock = timeit.Timer(lambda: time.monotonic_ns())
     pairs = [(commit.timeit(200), clock.timeit(200)) for _ in range(60)]
     assert min(cost for cost, _ in pairs) < 60 * min(cost for _, cost in pairs)
+
+
+def test_steps_that_were_changed_after_their_commit_are_told_with_what_became_of_the_copies(
+    path: Path, clock: Clock
+) -> None:
+    page = started(path, clock)
+    for step in range(0, 12, 2):
+        page.note_late(step, amended=False)
+        page.note_late(step + 1, amended=True)
+    page.note_late(10, amended=True)
+    found = read(page.memory)
+    assert found is not None
+    assert (found.late, found.amended) == ((4, 6, 8), (5, 7, 9, 10, 11)), "the last eight"
+    page.begin(4, 0, 0, 1, 0)
+    found = read(page.memory)
+    assert found is not None
+    assert (found.late, found.amended) == ((), ())

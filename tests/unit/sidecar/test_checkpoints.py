@@ -117,3 +117,19 @@ async def test_a_request_is_answered_by_its_number_whether_it_can_be_met_or_not(
         await place.checkpoints.asked(replace(asked, save=5, save_step=2))
         assert place.saver.durable.asked == 5
         assert place.saver.durable.error == "the snapshot of step 2 is not here"
+
+
+async def test_a_snapshot_that_lacks_what_was_changed_after_its_commit_is_not_saved(
+    here: Path, tmp_path: Path
+) -> None:
+    hold(here, 3)
+    hold(here, 5)
+    page = Page.attach(here / "page-0.bin")
+    page.note_late(5, amended=False)
+    async with saving(here, tmp_path) as place:
+        await place.checkpoints.when_due(RUN, 100.0)
+        assert await place.checkpoints.when_due(RUN, 160.0)
+        assert place.saved == 3
+        page.note_late(5, amended=True)
+        assert await place.checkpoints.when_due(RUN, 220.0)
+        assert place.saved == 5

@@ -114,3 +114,14 @@ async def test_what_is_sealed_is_known_when_it_changes(here: Path, arena: Arena)
     assert holdings(here).good(record)
     flip(record)
     assert not holdings(here).good(record)
+
+
+async def test_a_snapshot_that_the_script_may_yet_change_is_not_sealed(here: Path, arena: Arena) -> None:
+    changing = {8}
+    sealing = Sealing(arena, lambda: (8, 0.1), lambda record: record.step not in changing)
+    newest = snapshot(here, 1, 8)
+    await sealing.look(0.0)
+    assert not arena.sealed(newest)
+    changing.clear()
+    await sealing.look(0.0)
+    assert [each.step for each in sealing.seals] == [8]

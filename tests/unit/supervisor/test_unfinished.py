@@ -21,6 +21,7 @@ from supervisor.view import (
     Open,
     Policy,
     Resume,
+    Save,
     Secure,
     Settle,
     Start,
@@ -272,6 +273,45 @@ def test_a_hang_in_a_pause_that_no_state_is_before_is_said_at_the_end() -> None:
     assert closing.finished(replace(seen, memory=after)).exit_code == closing.EXIT_CUT_SHORT
     again = Resume(15, 1, "slot")  # a later fault went back behind it: it is done again
     assert apply(replace(seen, memory=after), replace(action, resume=again, cut=()), POLICY).missed == ()
+
+
+# -- state that was changed after its commit
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "step"),
+    [
+        pytest.param({"late": (20,)}, {"late": (20,)}, 15, id="no copy has the change"),
+        pytest.param({"late": (20,)}, {}, 15, id="of one rank"),
+        pytest.param({"amended": (20,)}, {"amended": (20,)}, 20, id="all copies have it"),
+        pytest.param({"amended": (20,)}, {}, 15, id="one may not have it"),
+        pytest.param({"amended": (10, 20)}, {"amended": (10, 19)}, 15, id="and is on its way"),
+        pytest.param({"amended": (20,)}, {"step": 19}, 20, id="the other never came there"),
+        pytest.param({"amended": (20,)}, {"amended": (21,), "step": 21}, 20, id="the other has forgotten it"),
+        pytest.param({"late": (10, 19)}, {"late": (10, 19)}, 20, id="of another step"),
+    ],
+)
+def test_a_state_that_lacks_what_was_changed_after_its_commit_is_passed_over(
+    first: dict[str, Any], second: dict[str, Any], step: int
+) -> None:
+    found = group((rank(0), at(0, **first)), (rank(1, KILLED), at(1, **second)))
+    action = decide(found, POLICY)
+    assert isinstance(action, Start)
+    assert (action.resume.step, action.cut) == (step, ())
+    stopped = closing.save_and_end(found, ())
+    assert isinstance(stopped, Save)
+    assert (stopped.resume.step, stopped.cut) == (step, ())
+
+
+def test_a_change_that_no_state_is_before_is_named_as_missed() -> None:
+    found = group((rank(0), at(0, late=(20,))), (rank(1, KILLED), at(1)), slots=(20,))
+    action = decide(found, POLICY)
+    assert isinstance(action, Start)
+    assert (action.resume.step, action.cut) == (20, (Cut(0, 20, 19),))
+    assert apply(found, action, POLICY).missed == (Missed(1, 0, 20),)
+    stopped = closing.save_and_end(found, ())
+    assert isinstance(stopped, Save)
+    assert stopped.cut == (Cut(0, 20, 19),)
 
 
 # -- exceptions

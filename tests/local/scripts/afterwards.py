@@ -1,0 +1,74 @@
+"""Change protected state after commits: python afterwards.py FOLDER shared|both|average|often [hold].
+
+After every 20th commit it evaluates, and changes what the word says; `often` steps a scheduler after each. It
+leaves `begun.RANK` when the evaluation after step 40 begins, and what training has come to in `result.RANK`.
+With `hold` it stays in a step after that, the first time that it comes there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+
+import torch
+from tiny import once
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+import holdfast
+
+BOUNDARY, SHOWN, HELD, STEPS = 20, 40, 45, 90
+folder, what = Path(sys.argv[1]), sys.argv[2]
+pause = threading.Event()
+
+
+class Best:
+    """What was measured best: private to a rank."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def state_dict(self) -> dict[str, list[int]]:
+        return {"steps": list(self.steps)}
+
+    def load_state_dict(self, state: dict[str, list[int]]) -> None:
+        self.steps = list(state["steps"])
+
+
+torch.manual_seed(0)
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+every = 1 if what == "often" else BOUNDARY
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.97 if what == "often" else 0.5)
+best, average = Best(), AveragedModel(model)
+session = holdfast.join()
+replica = nn.parallel.DistributedDataParallel(model)
+torch.manual_seed(session.rank)
+state = session.protect(model=model, optimizer=optimizer, scheduler=scheduler, best=best, average=average)
+for _ in state.steps(STEPS):
+    if state.step == HELD and "hold" in sys.argv and once(folder / f"held.{session.rank}"):
+        pause.wait(60)
+    inputs = torch.randn(4, 8)
+    loss = (replica(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    pause.wait(0.005)
+    state.commit(loss=loss)
+    if state.step % BOUNDARY == 0:
+        with state.pause("eval"):
+            if state.step == SHOWN:
+                (folder / f"begun.{session.rank}").touch()
+                pause.wait(0.5)
+        if what == "both":
+            best.steps.append(state.step)
+        if what == "average":
+            average.update_parameters(model)
+    if state.step % every == 0 and what in ("shared", "both", "often"):
+        scheduler.step()
+
+found = [optimizer.param_groups[0]["lr"], best.steps, scheduler.last_epoch, int(average.n_averaged)]
+weights = [each.flatten().tolist() for each in (*model.parameters(), *average.parameters())]
+(folder / f"result.{session.rank}").write_text(json.dumps([found, weights]))
