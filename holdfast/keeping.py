@@ -39,6 +39,7 @@ SOON = 4  # steps after the start of a generation in which it takes its first ow
 LONG_S = (
     0.05  # of work after a commit: then it may be an evaluation, which changes what costs more to look at
 )
+IN_ROW = 8  # steps with such a change in a row: from then on it is taken for a loader's, which draws ahead
 LOOK_CLOSELY = 4  # steps of a generation in which buffers on a device are compared, too
 NAMED = 3  # buffers in a warning of large ones
 OTHER_KIND = 0.1  # of the state: a copy that reads so much more or less than the last is of another cost
@@ -103,6 +104,7 @@ class Keeping:
         self._defers = False  # copy the state when the work after the commit is over
         self._deferred: int | None = None  # the step whose copy waits for that
         self._instead = -1  # a step to copy for one of which no copy is kept
+        self._in_row = 0  # such steps, one after the other
         self._voided = -1  # the last step of which no copy is kept
         self._stale: list[int] = []  # steps whose snapshots are to be forgotten and were being read
         self._ahead: set[str] = set()  # private objects that change there in every step
@@ -264,7 +266,14 @@ class Keeping:
         if early and not paused:
             self._ahead |= changed
             return None
-        return f"{min(changed - self._ahead)} was changed" if changed - self._ahead else None
+        late = changed - self._ahead
+        if not late:
+            return None
+        self._in_row = self._in_row + 1 if self._voided == self._state.step - 1 else 1
+        if self._in_row > IN_ROW:  # without any snapshot a fault would cost all steps since then
+            self._ahead |= late
+            return None
+        return f"{min(late)} was changed"
 
     def _amend(self, now: Footprint) -> None:
         """Let the state of the last commit be the present one, in all copies."""
@@ -430,7 +439,6 @@ class Keeping:
         and the first copy just in time would have to fill memory that was never touched.
         """
         self._done += 1
-        self._committed_s = time.monotonic()
         self._early.begin()
         self._least_private_s = min(self._least_private_s, self._private_s)
         self._private_s = 0.0
@@ -447,6 +455,7 @@ class Keeping:
                 self._deferred = step
             else:
                 self._copy_due(step)
+        self._committed_s = time.monotonic()  # what a copy takes is no work of the script's
 
     def _warn_of_private_bytes(self) -> None:
         """Say it when private state takes more of each step than all that Holdfast may take."""

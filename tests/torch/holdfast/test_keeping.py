@@ -285,6 +285,17 @@ def test_of_a_step_whose_private_state_changes_after_the_commit_no_copy_is_kept(
     assert held.final
 
 
+def test_what_changes_privately_after_every_commit_does_not_keep_snapshots_from_being_made(
+    memory: Path,
+) -> None:
+    """It did not in the first steps, so it was not taken for a loader that draws ahead."""
+    script = Script(supervised(memory, replace(SELDOM, snapshot_every=4)))
+    script.run(5)
+    evaluating(script, 40, "data", 1)
+    assert page_of(memory).late == tuple(range(6, 14))
+    assert steps_of(script) == {36, 40}
+
+
 def test_just_in_time_no_copy_is_made_of_a_state_that_lacks_a_change(memory: Path) -> None:
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=0)))
     evaluating(script, 8, "data")
