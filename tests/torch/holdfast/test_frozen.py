@@ -16,6 +16,7 @@ from torch import nn
 from holdfast import writes
 from holdfast.frozen import Frozen
 from holdfast.snapshots import Snapshots
+from tests.expendable import in_child
 from tests.torch.holdfast.test_snapshots import contents
 
 torch.set_num_threads(1)
@@ -240,11 +241,7 @@ def test_what_another_process_may_write_is_compared_wholly(memory: Path) -> None
     snapshots = Snapshots(memory / "a", objects, 1)
     for step in range(5):
         snapshots.write(1, step)
-    child = os.fork()
-    if child == 0:
-        ctypes.memmove(where(objects), b"12345678", 8)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    assert in_child(lambda: ctypes.memmove(where(objects), b"12345678", 8)) == 0
     snapshots.write(1, 5)
     assert is_what_there_is(snapshots, objects, memory / "b", 5)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import writes
+from tests.expendable import in_child
 
 PAGE = mmap.PAGESIZE
 SIZE = 64 * PAGE
@@ -258,13 +259,13 @@ def test_nothing_is_watched_while_memory_is_pinned() -> None:
 def test_a_child_does_not_ask_for_its_parents_memory() -> None:
     memory = Memory()
     watch = watched(memory.range)
-    child = os.fork()
-    if child == 0:
-        everything = watch.written(memory.range) == ((0, SIZE),)
+
+    def child() -> None:
+        assert watch.written(memory.range) == ((0, SIZE),)
         memory.map[40 * PAGE] = 1  # its own copy
         watch.close()
-        os._exit(0 if everything else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    assert in_child(child) == 0
     assert watch.written(memory.range) == ()  # the parent's goes on
     memory.map[AT] = 1  # of a page that both had
     assert watch.written(memory.range) == NINTH
