@@ -133,7 +133,7 @@ class MemberReport:
     node: str
     sidecar_pid: int
     sequence: int
-    now_ns: int
+    now_ns: int  # CLOCK_MONOTONIC of the member, as are all times that its launcher tells
     nproc: int
     launcher: LauncherState | None  # None: the sidecar has lost its launcher
     peer_url: str
@@ -156,6 +156,7 @@ class MemberReport:
     lag_p99_s: float = 0.0
     launcher_silent: str = ""  # why its launcher is given up: it is there and does nothing
     epoch: int = 0  # the highest of which it has had an order
+    clock: str = ""  # whose clock that is (`holdfast.hostclock`)
 
 
 @dataclass(frozen=True, slots=True)

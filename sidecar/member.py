@@ -15,7 +15,7 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from holdfast import lag, osproc, silence
+from holdfast import hostclock, lag, osproc, silence
 from holdfast.arena import Record
 from holdfast.beat import left_s
 from holdfast.launcher_messages import Launch, LauncherOrder, LauncherState, RankStart
@@ -73,6 +73,7 @@ class Member:
         self.peer_url = ""
         self.order = MemberOrder("idle", 0)
         self.obeyed = Obeyed(config.directory)
+        self._clock = hostclock.identity()
         self.refused = ""  # why the last order that was refused was
         self.stalls: tuple[Stall, ...] = ()
         self._stalled_ns = 0  # when the stalls were found
@@ -133,6 +134,7 @@ class Member:
             prepare_generation=self.prepare_generation,
             durable=self.saver.durable,
             epoch=self.obeyed.newest.epoch,
+            clock=self._clock,
             notes=(self.refused,) if self.refused else (),
         )
 

@@ -159,7 +159,9 @@ def _start(view: View, action: Start, policy: Policy) -> Memory:
     resumed = action.resume
     restore = None
     if resumed.source != "none":
-        restore = Restore(resumed.step, resumed.generation, resumed.source, resumed.path)
+        # The name alone: where it lies on a member is the member's business.
+        name = resumed.path.rpartition("/")[2]
+        restore = Restore(resumed.step, resumed.generation, resumed.source, name)
     launch = Launch(
         generation=generation,
         world_size=memory.world_size,

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from aiohttp import WSMsgType, web
 
-from holdfast import wire
+from holdfast import hostclock, wire
 from holdfast.messages import PROTOCOL, MemberOrder, MemberReport
+from supervisor import clocks
+from supervisor.clocks import Offset
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +30,19 @@ class Line:
     order: MemberOrder | None = None
     sent: MemberOrder | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    offset: Offset = field(default_factory=Offset)  # of its clock
     owner: object = None  # the socket that speaks for the member now
 
 
 class Connections:
     """All lines of one run."""
 
-    def __init__(self, now_ns: Callable[[], int], changed: Callable[[], None]) -> None:
+    def __init__(
+        self, now_ns: Callable[[], int], changed: Callable[[], None], clock: str | None = None
+    ) -> None:
+        """`clock` says whose `now_ns` is; that of this process by default."""
         self._now_ns = now_ns
+        self._clock = hostclock.identity() if clock is None else clock
         self._changed = changed
         self.lines: dict[str, Line] = {}
 
@@ -82,7 +89,7 @@ class Connections:
                     sender = asyncio.create_task(self._send(socket, line))
                 if line.owner is not socket or report.member != line.member:
                     break
-                line.report, line.connected, line.heard_ns = report, True, self._now_ns()
+                self._take(line, report)
                 self._changed()
         finally:
             if sender is not None:
@@ -91,6 +98,11 @@ class Connections:
                 line.connected = False
                 self._changed()
         return socket
+
+    def _take(self, line: Line, report: MemberReport) -> None:
+        now_ns = self._now_ns()
+        line.offset = line.offset.heard(report, self._clock, now_ns)
+        line.report, line.connected, line.heard_ns = clocks.on_ours(report, line.offset), True, now_ns
 
     def _read(self, data: str) -> MemberReport | None:
         try:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from holdfast.launcher_messages import Restore
 from holdfast.lineage import Lineage
 from holdfast.messages import Look as Looked
 from supervisor.apply import LOST, apply, asked_to_stop
@@ -88,6 +89,14 @@ def test_a_fault_before_the_first_new_step_is_another_incident() -> None:
     )
     assert after.incident is not None
     assert (after.incident.number, after.incident.generation, after.incidents) == (4, 2, 4)
+
+
+def test_a_checkpoint_goes_to_members_by_its_name() -> None:
+    """Each has a folder of its own for them: no path of the supervisor means anything there."""
+    stored = Resume(5, 1, "checkpoint", "/the/supervisors/own/step-00000005")
+    after = apply(view(*HELD), start(stored), POLICY)
+    assert after.launch is not None
+    assert after.launch.restore == Restore(5, 1, "checkpoint", "step-00000005")
 
 
 def test_a_start_makes_the_next_generation_and_remembers_the_cause() -> None:
