@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from holdfast.arena import Arena, Corrupt, Incoming, Record
@@ -33,6 +36,9 @@ CONNECT_S = 2.0
 HEAD_S = 2.0  # for the first lines, where somebody else holds the snapshot as well
 STALLED_S = 1.0  # without a byte: its part goes to the others, if there are any
 LEAST_BYTES = 4 * CHUNK_BYTES  # of a part that is worth a connection of its own
+
+
+_Asker: TypeAlias = "Callable[[Source, int, int, float], _Line]"  # _ask
 
 
 class Unfetched(Exception):
@@ -64,7 +70,9 @@ class _Line:
         self.socket.close()
 
 
-def gather(arena: Arena, sources: Sequence[Source], token: str, silence_s: float) -> Record:
+def gather(
+    arena: Arena, sources: Sequence[Source], token: str, silence_s: float, tls: ssl.SSLContext | None = None
+) -> Record:
     """Return the snapshot that all of `sources` name, taken into the arena. Blocks: call it in a thread.
 
     Raises:
@@ -73,10 +81,11 @@ def gather(arena: Arena, sources: Sequence[Source], token: str, silence_s: float
         OSError: there is no room for it.
     """
     left = list(sources)
+    ask = partial(_ask, token=token, tls=tls)
     while True:
-        first = _first(left, token, silence_s)
+        first = _first(left, ask, silence_s)
         try:
-            return _from(first, arena, left, token, silence_s)
+            return _from(first, arena, left, ask, silence_s)
         except Unfetched:
             # Without a seal nothing tells whether another holder has the same: it is taken whole or not.
             left = [each for each in left if each is not first.source] if first.seal is None else []
@@ -84,7 +93,7 @@ def gather(arena: Arena, sources: Sequence[Source], token: str, silence_s: float
                 raise
 
 
-def _from(first: _Line, arena: Arena, sources: Sequence[Source], token: str, silence_s: float) -> Record:
+def _from(first: _Line, arena: Arena, sources: Sequence[Source], ask: _Asker, silence_s: float) -> Record:
     """Take in what `first` has begun to give. Raises as `gather` does."""
     wanted = first.source
     try:
@@ -97,19 +106,19 @@ def _from(first: _Line, arena: Arena, sources: Sequence[Source], token: str, sil
         raise
     holders = sources if first.seal is not None else (wanted,)
     try:
-        return _Gathering(incoming, first, holders, token, silence_s).run()
+        return _Gathering(incoming, first, holders, ask, silence_s).run()
     except (Corrupt, Malformed) as error:
         raise Unfetched(f"{first.url}: {error}") from None
     finally:
         incoming.abandon()
 
 
-def _first(sources: Sequence[Source], token: str, silence_s: float) -> _Line:
+def _first(sources: Sequence[Source], ask: _Asker, silence_s: float) -> _Line:
     why = Unfetched("nobody holds it")
     for number, source in enumerate(sources):
         limit_s = silence_s if number == len(sources) - 1 else min(HEAD_S, silence_s)
         try:
-            return _ask(source, 0, 0, token, limit_s)
+            return ask(source, 0, 0, limit_s)
         except Unfetched as error:
             why = error
     raise why
@@ -119,12 +128,12 @@ class _Gathering:
     """One snapshot on its way to us."""
 
     def __init__(
-        self, incoming: Incoming, first: _Line, sources: Sequence[Source], token: str, silence_s: float
+        self, incoming: Incoming, first: _Line, sources: Sequence[Source], ask: _Asker, silence_s: float
     ) -> None:
         self._incoming = incoming
         self._first = first
         self._sources = sources
-        self._token = token
+        self._ask = ask
         self._silence_s = silence_s
         self._crcs = [0] * -(-first.total_bytes // CHUNK_BYTES)
         self._change = threading.Condition()
@@ -243,7 +252,7 @@ class _Gathering:
     def _bring(self, part: _Part, holder: Source) -> None:
         """Receive what is left of a part. Raises Unfetched, OSError, Corrupt."""
         if part.line is None:
-            line = _ask(holder, part.at, part.end, self._token, min(HEAD_S, self._silence_s))
+            line = self._ask(holder, part.at, part.end, min(HEAD_S, self._silence_s))
             first = self._first
             if (line.total_bytes, line.seal) != (first.total_bytes, first.seal):
                 line.close()
@@ -287,7 +296,9 @@ class _Gathering:
         return crc
 
 
-def _ask(source: Source, begin: int, end: int, token: str, limit_s: float) -> _Line:
+def _ask(
+    source: Source, begin: int, end: int, limit_s: float, *, token: str, tls: ssl.SSLContext | None
+) -> _Line:
     """Return a connection on which the snapshot's bytes from `begin` follow. Raises Unfetched."""
     url = f"{source.url}/v1/slot/{source.generation}/{source.step}"
     place = urlsplit(source.url)
@@ -302,6 +313,8 @@ def _ask(source: Source, begin: int, end: int, token: str, limit_s: float) -> _L
         raise Unfetched(f"{url}: {error!r}") from None
     try:
         line.settimeout(limit_s)
+        if place.scheme == "https":
+            line = (tls or ssl.create_default_context()).wrap_socket(line, server_hostname=place.hostname)
         line.sendall(request.encode())
         return _begun(source, url, line, begin)
     except (OSError, ValueError, KeyError) as error:
@@ -337,6 +350,8 @@ def _begun(source: Source, url: str, line: socket.socket, begin: int) -> _Line:
 
 def _until_end(line: socket.socket) -> int:
     """Return how many bytes of the first lines can be taken without one of what follows them."""
+    if isinstance(line, ssl.SSLSocket):  # which cannot look ahead
+        return 1
     seen = line.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
     end = seen.find(b"\r\n\r\n")
     if end >= 0:
@@ -356,6 +371,7 @@ def _exactly(line: socket.socket, size: int) -> bytes:
 
 def _hang_up(line: _Line) -> None:
     try:
-        line.socket.shutdown(socket.SHUT_RDWR)
+        # Of the plain socket: TLS would end first, and what is encrypted be taken for content.
+        socket.socket.shutdown(line.socket, socket.SHUT_RDWR)
     except OSError:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -84,7 +85,10 @@ class SupervisorLink:
         report: Callable[[], MemberReport],
         obey: Callable[[MemberOrder], Awaitable[None]],
         interval_s: float,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        """`tls` says which supervisor is believed if its address begins with https."""
+        self._tls = tls
         self._url = url
         self._headers = {"Authorization": f"Bearer {token}"}
         self._report = report
@@ -102,6 +106,7 @@ class SupervisorLink:
                         f"{self._url}/v1/member",
                         heartbeat=HEARTBEAT_S,
                         max_msg_size=wire.MAX_MESSAGE_BYTES,
+                        ssl=self._tls or True,
                     ) as socket:
                         failures = 0
                         await self._talk(socket)

@@ -9,11 +9,13 @@ import asyncio
 import hmac
 import logging
 import os
+import ssl
 import time
 import zlib
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import TypeAlias
 
 import aiohttp
@@ -98,6 +100,8 @@ async def _send_slot(
         raise web.HTTPGone(text="the connection is gone")
     with holdings.arena.pin(record) as path:
         seal = holdings.arena.checksum(record)
+        if transport.get_extra_info("ssl_object") is not None:
+            return await _send_through(request, path, record, part, seal, silence_s)
         first = sending.head(record, part, seal)
         transport.pause_reading()  # from here on nobody but the thread uses the socket
         try:
@@ -110,10 +114,38 @@ async def _send_slot(
     return web.Response()  # to nobody: the connection is closed
 
 
+async def _send_through(
+    request: web.Request, path: Path, record: Record, part: Range, seal: int | None, silence_s: float
+) -> web.StreamResponse:
+    """Give a range through the transport, which encrypts it, a piece at a time."""
+    response = web.StreamResponse(status=206, headers=dict(sending.fields(record, part, seal)))
+    loop = asyncio.get_running_loop()
+    try:
+        await asyncio.wait_for(response.prepare(request), silence_s)
+        for chunk in part.chunks:
+            content = await loop.run_in_executor(_senders, sending.read, path, part, chunk, seal is None)
+            for at in range(0, len(content), PIECE_BYTES):
+                await asyncio.wait_for(response.write(content[at : at + PIECE_BYTES]), silence_s)
+        await asyncio.wait_for(response.write_eof(), silence_s)
+    except (OSError, asyncio.TimeoutError) as error:  # as without TLS
+        log.debug("range not sent", extra={"step": record.step, "error": str(error)})
+        if request.transport is not None:
+            request.transport.abort()
+    return response
+
+
 class Fetcher:
     """The other side: one HTTP session for the life of the sidecar."""
 
-    def __init__(self, holdings: Holdings, token: str, silence_s: float = SILENCE_S) -> None:
+    def __init__(
+        self,
+        holdings: Holdings,
+        token: str,
+        silence_s: float = SILENCE_S,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`tls` says which peers are believed whose address begins with https."""
+        self._tls = tls
         self._holdings = holdings
         self._silence_s = silence_s
         self._token = token
@@ -126,7 +158,7 @@ class Fetcher:
         """
         arena, sources = self._holdings.arena, (source, *others)
         began_s = time.monotonic()
-        work = partial(gathering.gather, arena, sources, self._token, self._silence_s)
+        work = partial(gathering.gather, arena, sources, self._token, self._silence_s, self._tls)
         record = await asyncio.get_running_loop().run_in_executor(_gatherers, work)
         took_s = round(time.monotonic() - began_s, 3)
         log.info(
@@ -159,7 +191,9 @@ class Fetcher:
         if self._session is None:
             headers = {"Authorization": f"Bearer {self._token}"}
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=self._silence_s)
-            self._session = aiohttp.ClientSession(headers=headers, timeout=timeout)
+            self._session = aiohttp.ClientSession(
+                headers=headers, timeout=timeout, connector=aiohttp.TCPConnector(ssl=self._tls or True)
+            )
         return self._session
 
 

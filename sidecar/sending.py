@@ -2,7 +2,8 @@
 
 The bytes go from the slot's file to the socket by sendfile, past the interpreter and the event loop. Behind
 each chunk of 8 MiB comes its CRC32, unless the snapshot has a seal: then the receiver compares with that, and
-so finds also what has changed in the memory of this member since.
+so finds also what has changed in the memory of this member since. Over TLS, where sendfile would send in
+clear, a thread reads the chunks, and the server's transport takes them.
 """
 
 from __future__ import annotations
@@ -59,16 +60,33 @@ class Range:
 
 def head(record: Record, part: Range, seal: int | None) -> bytes:
     """Return the answer's first lines. Without a seal the sums of the chunks follow them."""
-    size = part.end - part.begin + (0 if seal is not None else SUM.size * len(part.chunks))
     lines = (
         "HTTP/1.1 206 Partial Content",
-        f"Content-Length: {size}",
-        f"Content-Range: bytes {part.begin}-{part.end - 1}/{part.total_bytes}",
-        f"X-Holdfast-World-Size: {record.world_size}",
-        f"X-Holdfast-Seal: {'none' if seal is None else f'{seal:08x}'}",
-        "Connection: close",
+        *(f"{name}: {said}" for name, said in fields(record, part, seal)),
     )
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+def fields(record: Record, part: Range, seal: int | None) -> tuple[tuple[str, str], ...]:
+    """Return the answer's fields, by name."""
+    size = part.end - part.begin + (0 if seal is not None else SUM.size * len(part.chunks))
+    return (
+        ("Content-Length", str(size)),
+        ("Content-Range", f"bytes {part.begin}-{part.end - 1}/{part.total_bytes}"),
+        ("X-Holdfast-World-Size", str(record.world_size)),
+        ("X-Holdfast-Seal", "none" if seal is None else f"{seal:08x}"),
+        ("Connection", "close"),
+    )
+
+
+def read(path: Path, part: Range, chunk: int, sums: bool) -> bytes:
+    """Return a chunk of the range, and its sum behind it if those are wanted. Raises `OSError`."""
+    at, end = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, part.end)
+    with path.open("rb") as file:
+        content = os.pread(file.fileno(), end - at, at)
+    if len(content) < end - at:
+        raise OSError("the snapshot has lost its file")
+    return content + SUM.pack(zlib.crc32(content)) if sums else content
 
 
 def pour(descriptor: int, path: Path, first: bytes, part: Range, sums: bool, silence_s: float) -> None:

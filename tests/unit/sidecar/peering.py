@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,23 +19,28 @@ TOKEN = "secret"
 
 
 @asynccontextmanager
-async def serving(path: Path, silence_s: float = 5.0) -> AsyncIterator[str]:
+async def serving(
+    path: Path, silence_s: float = 5.0, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[str]:
     """Serve the member at `path` to its peers; give its URL."""
     runner = web.AppRunner(
         peers.application(holdings(path), TOKEN, Door(), silence_s), access_log=None, handle_signals=False
     )
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
     await site.start()
     try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        scheme = "http" if tls is None else "https"
+        yield f"{scheme}://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
 
 
 @asynccontextmanager
-async def fetching(path: Path, token: str = TOKEN, silence_s: float = 5.0) -> AsyncIterator[Fetcher]:
-    fetcher = Fetcher(holdings(path), token, silence_s)
+async def fetching(
+    path: Path, token: str = TOKEN, silence_s: float = 5.0, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Fetcher]:
+    fetcher = Fetcher(holdings(path), token, silence_s, tls)
     try:
         yield fetcher
     finally:
