@@ -338,7 +338,8 @@ class Keeper:
                     self._restart(part)
             elif part is member.launcher and not member.gone:
                 self._kill(member.name)
-                if not self._closing and _has_failed(part):
+                told = part.process.returncode == 0  # a launcher ends so when it is told to, and only then
+                if not self._closing and not told and _has_failed(part):
                     self._put_off_members(part)
                 self._tell()
 

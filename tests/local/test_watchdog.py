@@ -97,6 +97,13 @@ def test_members_that_fail_at_their_start_are_made_less_and_less_often(start: St
     assert run.stop().code == 130
 
 
+def test_members_that_end_with_a_short_run_have_not_failed(start: Start) -> None:
+    run = start("--members 2 --standby 1 --checkpoint-every 0", "steady.py", 40)
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    assert "in a row" not in ended.output
+
+
 def test_a_status_that_cannot_be_shown_ends_no_run(start: Start) -> None:
     run = start(OPTIONS, "steady.py", ENDLESS)
     pid = run.steady()["supervisor_pid"]
