@@ -16,7 +16,7 @@ from supervisor.journal import Journal
 from supervisor.records import Records
 from supervisor.rundir import RunDir
 from supervisor.view import Action, Memory, Missed, Policy, View, Wait
-from tests.unit.supervisor.views import report, view
+from tests.unit.supervisor.views import member, report, view
 
 
 @dataclass
@@ -25,6 +25,7 @@ class Backend:
 
     members: dict[str, str] = field(default_factory=dict)
     stop: str = ""
+    renewed: list[str] = field(default_factory=list)
 
     def want(self, count: int, discard: tuple[str, ...]) -> None:
         raise AssertionError
@@ -33,7 +34,7 @@ class Backend:
         raise AssertionError
 
     def renew(self, member: str) -> None:
-        raise AssertionError
+        self.renewed.append(member)
 
     def stop_asked(self, how: str) -> None:
         self.stop = how
@@ -63,6 +64,15 @@ def test_a_ledger_that_cannot_be_read_costs_the_ledger_and_not_the_memory(
     job.journal.close()
     assert job.memory == before.memory
     assert job.accounts.ledger.at_ns == 5
+
+
+def test_a_sidecar_that_says_nothing_is_asked_after_once_and_not_at_the_end(job: Job) -> None:
+    seen = view(member("m0", report("m0", None), silent_s=3.0), member("m1", report("m1", None)))
+    for phase in ("stopping", "saving", "running", "running"):
+        job.memory = replace(seen.memory, phase=phase)
+        job._renew(seen)
+        assert isinstance(job.backend, Backend)
+        assert job.backend.renewed == ["m0"] * (phase == "running")
 
 
 class Leaving(Backend):

@@ -95,8 +95,8 @@ def test_a_mute_sidecar_is_killed_if_it_does_nothing_at_all(
     part = make("sidecar m0", program)
     kept.members["m0"] = Member("m0", make("launcher m0", WAITS), part)
     until(lambda: osproc.state_of(part.process.pid)[0] == "S" or None, "it waits", 30.0)
-    kept._renew("m0")
-    kept._renew("m9")
+    for name in ("m0", "m9"):
+        kept._obey({"do": "renew", "name": name})
     look(kept, time.monotonic())
     assert not kept.news
     until(lambda: None if program == POLLS and not _has_run(kept, part) else True, "it has run", 30.0)
