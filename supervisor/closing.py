@@ -99,7 +99,9 @@ def _confirmed(view: View, durable: Durable, deadline: int) -> Action:
     named, stored = f"checkpoint of step {durable.step}", view.stored
     if stored.heard >= memory.save and not stored.error:
         if resume.has_checkpoint(view, durable.generation, durable.step):
-            return _interrupted(f"stopped, as asked, with a {named}", memory.cut, durable.step)
+            passed = unfinished.passed_over(view, durable.step)
+            end = _interrupted(f"stopped, as asked, with a {named}", memory.cut, durable.step)
+            return replace(end, why=f"{end.why}; {passed}") if passed else end
         why = f"stopped; the {named} was written, and is not on storage any more"
         return _interrupted(why, memory.cut)
     if view.now_ns < deadline:

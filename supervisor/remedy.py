@@ -149,6 +149,7 @@ def start(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, .
     cuts = unfinished.cut(view, found)
     resumed = resumes(view, policy, cause, found)
     cuts = (*cuts, *(unfinished.unamended(view, resumed) if cause is not None else ()))
+    passed = [line] if cause is not None and (line := unfinished.passed_over(view, resumed.step)) else []
     undone = unfinished.missed(cuts, resumed.step)
     lost = next(
         (fault for fault in found for each in undone if each.raised and fault.rank == each.rank), None
@@ -182,7 +183,7 @@ def start(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, .
         master_port=master.report.launcher.port,
         cause=cause,
         remedy=_remedy(cause, bool(moved)),
-        evidence=(*evidence, *(_said(each, undone) for each in cuts if each.after_s)),
+        evidence=(*evidence, *passed, *(_said(each, undone) for each in cuts if each.after_s)),
         why=_why(cause, resumed, moved, policy.from_scratch),
         cut=cuts,
     )

@@ -127,6 +127,12 @@ def late(view: View) -> frozenset[int]:
     return frozenset(found | partly)
 
 
+def passed_over(view: View, step: int) -> str:
+    """Say which state beyond `step` cannot be used for that, "" for none."""
+    beyond = [each for each in late(view) if each > step]
+    return f"the state of step {max(beyond)} was changed after its commit and is not used" if beyond else ""
+
+
 def _of_generation(view: View, report: MemberReport) -> tuple[Progress, ...]:
     launcher = report.launcher
     return report.progress if launcher is not None and launcher.generation == view.memory.generation else ()

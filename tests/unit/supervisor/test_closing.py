@@ -204,3 +204,17 @@ def test_without_an_older_state_what_was_cut_short_is_said_now_and_by_the_next_r
         closing.EXIT_CUT_SHORT,
         "all ranks have finished; work after commit was cut short 1 time: rank 0 after step 9 by a stop",
     )
+
+
+def test_a_stop_says_which_newer_state_it_does_not_use() -> None:
+    seen = evaluating(7, phase="saving", save=2, save_member="m0", save_step=7)
+    first = seen.members[0]
+    where = replace(progress(0, 9), late=(9,))
+    told = replace(first.report, durable=Durable(7, 1, "p", 0.1, "", 2), progress=(where,))
+    seen = replace(seen, members=(replace(first, report=told), seen.members[1]))
+    seen = replace(seen, stored=on_storage(Checkpoint(7, 1, 2, "p")))
+    assert closing.saving(seen, POLICY) == End(
+        closing.EXIT_INTERRUPTED,
+        "stopped, as asked, with a checkpoint of step 7; "
+        "the state of step 9 was changed after its commit and is not used",
+    )

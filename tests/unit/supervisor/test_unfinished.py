@@ -298,6 +298,8 @@ def test_a_state_that_lacks_what_was_changed_after_its_commit_is_passed_over(
     action = decide(found, POLICY)
     assert isinstance(action, Start)
     assert (action.resume.step, action.cut) == (step, ())
+    said = "the state of step 20 was changed after its commit and is not used"
+    assert (said in action.evidence) == (step == 15)
     stopped = closing.save_and_end(found, ())
     assert isinstance(stopped, Save)
     assert (stopped.resume.step, stopped.cut) == (step, ())
