@@ -242,7 +242,10 @@ class Page:
             self._step, self._phase, self._phase_seq, self._working = step, phase, 0, True
             self._started_ns = self._since_ns = now_ns
             self._carried_ns = 0
-            if self._tail_ns:
+            if phase == _TAIL:
+                self._tail_ns = 0
+                self._store(layout.TAIL_AT, layout.TAIL.pack(-now_ns))  # until `tail_begins`
+            elif self._tail_ns:
                 self._keep_tail(0)
             self._write_seq = write_seq = (self._write_seq + 1) & ~1
             block = _pack_step(
@@ -256,6 +259,21 @@ class Page:
             words[_SEQ] = busy + 1
         finally:
             self._release()
+
+    def tail_begins(self) -> None:
+        """From here on it is the script that works after a commit: what Holdfast does there is over."""
+        with self._lock:
+            self._store(layout.TAIL_AT, layout.TAIL.pack(0))
+
+    def tail_is_over(self) -> None:
+        """The script has done what it does after a commit: the rest until the next step is Holdfast's.
+
+        Without that a rank which is killed in these microseconds looks like one at work until its memory is
+        freed, which takes a large process half a second.
+        """
+        with self._lock:
+            if self._phase == _TAIL:
+                self._store(layout.TAIL_AT, layout.TAIL.pack(-self._clock()))
 
     def disown(self) -> None:
         """Do not count what has passed since the last commit as the rank's own time: it may have waited."""

@@ -140,7 +140,9 @@ class Progress:
     fail_code: int
     snapshot_step: int  # -1: none
     snapshot_cost_s: float
-    tail_since_ns: int = 0  # the commit that a pause, or the end of a loop, came after; 0: it came in a step
+    # The commit that a pause, or the end of a loop, came after; 0: it came in a step. Below 0 in a TAIL: minus
+    # the time when the script had done all that it does there, or had not begun; the rest is Holdfast's.
+    tail_since_ns: int = 0
     state_bytes: int = 0  # of the replicated state, 0: not known yet
     known_copy_s: float = 0.0  # what a copy took in earlier generations, 0: not known
     torn: bool = False  # read while a write was unfinished: single fields hold, not their relation
@@ -153,9 +155,10 @@ def tail_began_ns(found: Progress) -> int:
 
     It lasts until the loop asks for the next step: pauses within it, and what follows a loop, are part of it.
     """
+    since_ns = max(0, found.tail_since_ns)
     if found.phase is Phase.TAIL:
-        return found.tail_since_ns or found.phase_since_ns
-    return found.tail_since_ns if found.phase in _OUTSIDE else 0
+        return since_ns or found.phase_since_ns
+    return since_ns if found.phase in _OUTSIDE else 0
 
 
 def spoken(phase: Phase) -> str:

@@ -118,7 +118,9 @@ class State:
                 step = self.step
                 self._order.begin(step)
                 self._in_tail = False
-                if self.keeping is not None:  # before anybody sees that the work after the commit is over
+                if self._page is not None:
+                    self._page.tail_is_over()
+                if self.keeping is not None:  # before anybody sees that the step after it has begun
                     self.keeping.look_after_commit()
                 self._phase(Phase.DATA)
                 if self.keeping is not None:
@@ -128,6 +130,8 @@ class State:
                 if self._prepared > self.step and self.writing:
                     raise BadInput(f"step {step} was not committed: call state.commit(loss=...) in the loop")
             self._settle()
+            if self._page is not None:
+                self._page.tail_is_over()
             if self.keeping is not None:
                 self.keeping.look_after_commit()
         finally:  # also when the script leaves the loop by `break`: what follows is no step
@@ -193,6 +197,8 @@ class State:
         self.session.settled()
         if self.keeping is not None:
             self.keeping.committed(self.step)
+        if self._page is not None:
+            self._page.tail_begins()
 
     @property
     def writing(self) -> bool:

@@ -185,4 +185,6 @@ def _tail(watched: Watched, found: pages.Progress, now_ns: int) -> tuple[float, 
     left_s = found.pause_limit_s - (now_ns - found.phase_since_ns) / 1e9 if found.phase in PAUSES else 0.0
     # A copy is no work of the script's: a rank that is killed within one leaves none undone.
     until_ns = found.phase_since_ns if found.phase is pages.Phase.SNAPSHOT else now_ns
+    if found.tail_since_ns < 0:
+        until_ns = min(until_ns, -found.tail_since_ns)
     return max(1e-6, round((until_ns - began_ns) / 1e9, 6)), round(usual_s, 6), round(max(0.0, left_s), 3)

@@ -197,3 +197,26 @@ def test_a_copy_of_ours_is_no_work_after_a_commit(here: Path) -> None:
     rank.now_ns += S
     [found] = pages.progress(1, rank.now_ns)
     assert found.tail_s == pytest.approx(2.0)
+
+
+def test_only_what_the_script_does_after_a_commit_counts_as_its_work(here: Path) -> None:
+    """A large process that is killed there takes long to end, and its page stands still meanwhile."""
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+
+    def tail_s() -> float:
+        """Return what is said of a rank that was killed just now and whose end is noticed a second later."""
+        [found] = pages.progress(1, 0, {0: rank.now_ns + S})
+        return found.tail_s
+
+    rank.page.commit(1, 0.5, 0.5, 8, 64, 0.0, 0, -1, Phase.TAIL)
+    rank.now_ns += S // 10
+    assert 0 < tail_s() < 0.001  # within commit()
+    rank.page.tail_begins()
+    rank.now_ns += S
+    assert tail_s() == pytest.approx(2.1)
+    rank.page.tail_is_over()
+    assert tail_s() == pytest.approx(1.1)
+    rank.page.phase(Phase.DATA)
+    assert tail_s() == 0.0
+    rank.page.tail_is_over()
+    assert tail_s() == 0.0
