@@ -140,8 +140,8 @@ class Progress:
     fail_code: int
     snapshot_step: int  # -1: none
     snapshot_cost_s: float
-    # The commit that a pause, or the end of a loop, came after; 0: it came in a step. Below 0 in a TAIL: minus
-    # the time when the script had done all that it does there, or had not begun; the rest is Holdfast's.
+    # The commit that a pause, or the end of a loop, came after; 0: it came in a step. Below 0 in a TAIL:
+    # minus the time when the script had done all that it does there, or had not begun; the rest is ours.
     tail_since_ns: int = 0
     state_bytes: int = 0  # of the replicated state, 0: not known yet
     known_copy_s: float = 0.0  # what a copy took in earlier generations, 0: not known
