@@ -12,6 +12,7 @@ import mmap
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import BadInput
@@ -28,6 +29,7 @@ STRIDE = "stride"  # beside it, for a tensor that does not lie row by row
 HOST = "host"  # beside it, for a tensor in main memory whose parameter is on a device
 TUPLE = "holdfast.tuple"  # a tuple: an optimizer's betas are one, and stay one
 PAIRS = "holdfast.pairs"  # a mapping whose keys are not all texts
+_counter = attrgetter("_version")
 # Some schedulers keep the function that they were made with (SWALR).
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, staticmethod)
 
@@ -245,6 +247,26 @@ def _reference(name: str, tensor: torch.Tensor, beside: torch.device | None) -> 
     if beside is not None and beside.type != "cpu" and tensor.device.type == "cpu":
         found[HOST] = True
     return found
+
+
+def version(value: object) -> int | None:
+    """Return how often torch's operators have written to a tensor; None for what is no tensor.
+
+    -1 for one that was made in torch.inference_mode(): it has no counter, and is written in that mode only.
+    """
+    try:
+        found: int | None = getattr(value, "_version", None)
+    except RuntimeError:
+        return -1
+    return found
+
+
+def versions(tensors: Sequence[torch.Tensor]) -> list[int | None]:
+    """Return the `version` of each: a fraction of the time, where all have a counter."""
+    try:
+        return list(map(_counter, tensors))
+    except RuntimeError:
+        return list(map(version, tensors))
 
 
 def fills(shape: Sequence[int], stride: Sequence[int]) -> bool:

@@ -14,7 +14,7 @@ read, for that would wait for it.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, is_not, ne
@@ -29,7 +29,6 @@ SAMPLED = 16  # tensors of each kind (trained, frozen) whose place and content a
 RATES = 8  # groups of each optimizer whose learning rate is looked at
 WORDS = 32  # in all, at least, if there are fewer tensors
 
-_version = attrgetter("_version")
 _content = attrgetter("value")
 
 
@@ -52,7 +51,7 @@ class Footprint:
 
     step: int
     walk: _Walk
-    versions: list[int]
+    versions: list[int | None]
     words: list[int]
     plain: list[Any]  # of schedulers and scalers
     rates: list[Any]  # learning rates of optimizers
@@ -90,7 +89,7 @@ class Footprints:
 
     def written(self, since: Footprint) -> str | None:
         """Like `moved`, of writes by torch's operators to the parameters of then."""
-        versions = list(map(_version, since.walk.tensors))
+        versions = capture.versions(since.walk.tensors)
         if versions != since.versions:
             return f"{_first(since.walk.names, versions, since.versions)} was written"
         return None
@@ -153,16 +152,16 @@ class Footprints:
     def _values(self) -> list[Any]:
         """Return what the schedulers and scalers have, and the versions of the tensors among it."""
         found: list[Any] = list(chain.from_iterable(vars(each).values() for each in self._plain.values()))
-        return [*found, *(getattr(each, "_version", None) for each in found)]
+        return [*found, *map(capture.version, found)]
 
     def _rates(self) -> list[Any]:
         groups = chain.from_iterable(each.param_groups[:RATES] for each in self._optimizers)
         found = [group.get("lr") for group in groups]
-        return [*found, *(getattr(each, "_version", None) for each in found)]
+        return [*found, *map(capture.version, found)]
 
 
-def _contents(walk: _Walk) -> tuple[list[int], list[int]]:
-    return list(map(_version, walk.tensors)), list(map(_content, walk.words))
+def _contents(walk: _Walk) -> tuple[list[int | None], list[int]]:
+    return capture.versions(walk.tensors), list(map(_content, walk.words))
 
 
 def _places(tensors: list[torch.Tensor]) -> list[int]:
@@ -171,7 +170,7 @@ def _places(tensors: list[torch.Tensor]) -> list[int]:
     return list(map(torch.Tensor.data_ptr, tensors))
 
 
-def _first(names: list[str], now: list[int], then: list[int]) -> str:
+def _first(names: list[str], now: Sequence[int | None], then: Sequence[int | None]) -> str:
     return next(name for name, here, there in zip(names, now, then, strict=True) if here != there)
 
 

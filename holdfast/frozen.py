@@ -179,4 +179,4 @@ def _look_at(tensor: torch.Tensor) -> _Look:
         return -1, 0, ()
     address = tensor.data_ptr()
     step = tensor.nbytes // LOOKS + 1  # and so each is another one of its element's bytes
-    return tensor._version, address, tuple(memcopy.sampled(address, tensor.nbytes, step))
+    return capture.version(tensor) or 0, address, tuple(memcopy.sampled(address, tensor.nbytes, step))

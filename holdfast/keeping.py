@@ -87,7 +87,7 @@ class Keeping:
         self._pauses = Pauses()
         self._blob = b""
         self._core: list[Section] = []
-        self._versions: list[tuple[int, int]] = []  # of the buffers, when `_core` was collected
+        self._versions: list[tuple[int, int | None]] = []  # of the buffers, when `_core` was collected
         self._early = Early()
         self._began = 0  # the step that the loop started from
         self._sent = -1  # the step whose private state is on its way, or was

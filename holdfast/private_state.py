@@ -30,6 +30,7 @@ _PLAIN = {int, str, type(None)}  # nothing changes within, and what is equal has
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 _Table = dict[str, "torch.Tensor | None"]
+_Look = tuple[int, "int | None"]  # which tensor, and how often it was written
 _Place = tuple[str, _Table, str]  # a buffer's name, the table that has it, its key there
 
 
@@ -62,7 +63,7 @@ class PrivateState:
                 places = {"kept": self._buffers, "transient": self._transient, "count": self._counts}
                 places[kind].append((f"{name}.{path}", table, key))
         self._started = {name: _shape(table[key]) for name, table, key in self._buffers}
-        self._looks: dict[int, list[tuple[int, int]]] = {}  # at the transient ones, by step
+        self._looks: dict[int, list[_Look]] = {}  # at the transient ones, by step
 
     def collect(self) -> bytes:
         """Return the blob of this instant."""
@@ -111,7 +112,7 @@ class PrivateState:
         sizes = [(name, b.nbytes) for name, table, key in self._buffers if (b := table[key]) is not None]
         return sorted(sizes, key=lambda each: -each[1])[:count]
 
-    def versions(self) -> list[tuple[int, int]]:
+    def versions(self) -> list[_Look]:
         """Return what tells that a buffer was written or replaced, at the cost of a look at each."""
         return _looked_at(self._buffers)
 
@@ -298,9 +299,9 @@ def _buffers(module: torch.nn.Module) -> Iterator[tuple[str, _Table, str, str]]:
                 yield f"{path}.{key}" if path else key, each._buffers, key, kind
 
 
-def _looked_at(places: list[_Place]) -> list[tuple[int, int]]:
+def _looked_at(places: list[_Place]) -> list[_Look]:
     """Return of each buffer which tensor it is, and how often that was written."""
-    return [(id(table[key]), getattr(table[key], "_version", 0)) for _, table, key in places]
+    return [(id(table[key]), capture.version(table[key])) for _, table, key in places]
 
 
 def _shape(buffer: torch.Tensor | None) -> list[Any] | None:

@@ -208,3 +208,19 @@ def test_tiny_odd_and_empty_parameters_are_looked_at_as_well() -> None:
     assert footprints.moved(taken) is None
     model.get_parameter("slim").data += 1
     assert footprints.moved(taken) == "parameters were written"
+
+
+def test_a_parameter_that_was_made_in_inference_mode_has_a_footprint_too() -> None:
+    model = nn.Linear(6, 40)
+    with torch.inference_mode():
+        model.bias = nn.Parameter(torch.zeros(40), requires_grad=False)
+    footprints = Footprints({"model": model})
+    since = footprints.take(1)
+    assert footprints.quickly_moved(since) is None
+    with torch.no_grad():
+        model.weight.add_(1)
+    assert footprints.moved(since) == "model.weight was written"
+    since = footprints.take(2)
+    with torch.inference_mode():
+        model.bias.add_(1)
+    assert footprints.moved(since) == "parameters were written"

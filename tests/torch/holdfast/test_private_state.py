@@ -316,3 +316,18 @@ def test_the_largest_buffers_are_named() -> None:
         ("model.norm.running_mean", 12),
         ("model.norm.running_var", 12),
     ]
+
+
+def test_a_buffer_that_is_assigned_in_inference_mode_is_kept_and_its_changes_are_seen() -> None:
+    one, other = Growing(), Growing()
+    kept = PrivateState({"model": one}, {}, CPU)
+    core, versions = kept.core(), kept.versions()
+    with torch.inference_mode():
+        one.table = torch.ones(2) + 1
+    assert kept.versions() != versions
+    assert not kept.is_still(core, closely=False)
+    core, versions = kept.core(), kept.versions()
+    assert kept.versions() == versions
+    assert kept.is_still(core, closely=True)
+    PrivateState({"model": other}, {}, CPU).restore(kept.collect())
+    assert other.table.tolist() == [2.0, 2.0]
