@@ -3,12 +3,16 @@
 A state that is copied later than at its commit is what the memory holds by then. A script may have swapped
 in averaged weights for an evaluation, merged adapters, or moved its weights to look around (SAM), all without
 a call that we see. So at each commit a footprint is taken, at the cost of some microseconds: the version
-counter of every parameter, where some of them lie, and a few words of their content. Before a state is
-believed, and again when it has been copied, the footprint is compared.
+counter of every parameter and of every tensor that an optimizer keeps for one, where some of them lie, a few
+words of their content, the options of the optimizers, and what other objects show in their state_dict. Before
+a state is believed, and again when it has been copied, the footprint is compared.
 
 Version counters tell of every write by torch's operators, but not of one through `.data`; for that there are
 the words: a write that leaves all of them as they were is no swap of weights. On a device the words are not
 read, for that would wait for it.
+
+An object whose state_dict gives copies of its tensors shows no write: `Footprints.unseen` names it. One that
+can be iterated over is data, which may be drawn ahead, and is not looked at.
 """
 
 from __future__ import annotations
@@ -17,8 +21,8 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter, is_not, ne
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter, is_, is_not, methodcaller, ne
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from holdfast import capture
 
@@ -26,15 +30,17 @@ if TYPE_CHECKING:
     import torch
 
 SAMPLED = 16  # tensors of each kind (trained, frozen) whose place and content are looked at
-RATES = 8  # groups of each optimizer whose learning rate is looked at
+FEW = 32  # tensors of an object whose state_dict makes others for them in each call: it takes time for each
 WORDS = 32  # in all, at least, if there are fewer tensors
 
 _content = attrgetter("value")
+_values, _flat = methodcaller("values"), chain.from_iterable
+_FIXED = (bool, int, float, str, type(None))  # nothing changes within
 
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """The parameters as they were found, and how to look at a few of them quickly."""
+    """Parameters and optimizers' tensors as they were found, and how to look at a few of them quickly."""
 
     names: list[str]
     tensors: list[torch.Tensor]
@@ -43,6 +49,9 @@ class _Walk:
     sampled_places: list[int]
     held: list[torch.Tensor]  # keep the memory that the words are in, whatever becomes of the parameters
     words: list[Any]
+    kept: list[tuple[torch.optim.Optimizer, torch.Tensor]]  # parameters whose states are looked at
+    lists: list[torch.Tensor]  # of objects with more tensors than `FEW`: they share their version counters
+    called: dict[str, Any]  # objects whose state_dict is looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,18 @@ class Footprint:
     versions: list[int | None]
     words: list[int]
     plain: list[Any]  # of schedulers and scalers
-    rates: list[Any]  # learning rates of optimizers
+    options: list[Any]  # of the optimizers' groups
+    states: _States
+    shown: dict[str, list[Any]]  # by other objects
+
+
+@dataclass(frozen=True, slots=True)
+class _States:
+    """What some parameters have in their optimizers' states."""
+
+    counts: list[int]  # of parameters with a state
+    tensors: list[int]  # which they are
+    rest: list[Any]  # their versions, and what is no tensor
 
 
 class Footprints:
@@ -71,17 +91,36 @@ class Footprints:
         self._elsewhere = elsewhere
         self._plain = {name: value for name, value in objects.items() if _is_plain(value)}
         self._optimizers = [value for value in map(capture.unwrap, objects.values()) if _has_groups(value)]
+        self._others = {name: value for name, value in objects.items() if _is_other(value)}
         self._walk: _Walk | None = None
+        self._walked_states: _States | None = None  # as they were then
+        self._replaced = -1  # the last step that put other tensors into an optimizer's state
+        self._loose = False  # each step does: those that it leaves behind shall not be held
+        self.unseen: list[str] = []  # objects in which no write can be seen
 
     def take(self, step: int, walk: bool = False) -> Footprint:
         """Return the footprint of this instant; with `walk`, look for other parameters first."""
         import torch
 
         known = self._walk
-        if known is None or walk or _places(known.sampled) != known.sampled_places:
+        if known is not None and not walk:
+            walk = _places(known.sampled) != known.sampled_places or self._outgrown(known, step)
+        if known is None or walk:
             with torch.no_grad():
-                known = self._walk = _walked(self._objects, self._elsewhere)
-        return Footprint(step, known, *_contents(known), self._values(), self._rates())
+                known = self._walk = self._walk_all()
+            self._walked_states = self._states(known)
+        states, shown = self._states(known), _shown(known.called)
+        return Footprint(step, known, *_contents(known), self._values(), self._options(), states, shown)
+
+    def _outgrown(self, known: _Walk, step: int) -> bool:
+        """Say whether the optimizers keep other tensors than when they were walked."""
+        now, then = self._states(known), self._walked_states
+        if then is None or self._loose or (now.counts, now.tensors) == (then.counts, then.tensors):
+            return False
+        if now.counts == then.counts:
+            self._loose = self._replaced == step - 1
+            self._replaced = step
+        return True
 
     def moved(self, since: Footprint) -> str | None:
         """Say what has been written since `since`; None when nothing was."""
@@ -89,9 +128,12 @@ class Footprints:
 
     def written(self, since: Footprint) -> str | None:
         """Like `moved`, of writes by torch's operators to the parameters of then."""
-        versions = capture.versions(since.walk.tensors)
+        walk = since.walk
+        versions = _versions(walk)
         if versions != since.versions:
-            return f"{_first(since.walk.names, versions, since.versions)} was written"
+            return f"{_first(walk.names, versions, since.versions)} was written"
+        if self._states(walk) != since.states:
+            return "an optimizer's state was written"
         return None
 
     def quickly_moved(self, since: Footprint) -> str | None:
@@ -104,11 +146,12 @@ class Footprints:
         return self._contents_differ(since)
 
     def plain_moved(self, since: Footprint) -> str | None:
-        """Like `moved`, of schedulers and scalers alone: a few microseconds."""
+        """Like `moved`, of what is neither module nor optimizer: a few microseconds."""
         values = self._values()
         if len(values) != len(since.plain) or any(map(_unlike, values, since.plain)):
             return f"{' or '.join(self._plain)} moved on"
-        return None
+        shown = _shown(since.walk.called)
+        return next((f"{name} moved on" for name, was in since.shown.items() if shown[name] != was), None)
 
     def returned(self, since: Footprint) -> Footprint | None:
         """Return a footprint of the present for `since`, if content and places are the same again.
@@ -117,24 +160,29 @@ class Footprints:
         """
         if self._differs(since) is not None:
             return None
-        return Footprint(since.step, since.walk, *_contents(since.walk), since.plain, since.rates)
+        contents, states = _contents(since.walk), self._states(since.walk)
+        return Footprint(since.step, since.walk, *contents, since.plain, since.options, states, since.shown)
 
     def late(self, since: Footprint) -> str | None:
-        """Like `plain_moved`, and of learning rates: for the end of the work after a commit.
+        """Like `plain_moved`, and of the optimizers' options: for the end of the work after a commit.
 
         Not for when a state is copied: many scripts set the rate at the beginning of each step.
         """
         if (what := self.plain_moved(since)) is not None:
             return what
-        rates = self._rates()
-        if len(rates) != len(since.rates) or any(map(_unlike, rates, since.rates)):
-            return "a learning rate was changed"
-        return None
+        return "a learning rate or another option of an optimizer was changed" if self._set(since) else None
+
+    def _set(self, since: Footprint) -> bool:
+        now, then = self._options(), since.options
+        try:
+            return now != then  # identical ones are not compared with each other
+        except RuntimeError:  # other tensors
+            return len(now) != len(then) or any(map(_unlike, now, then))
 
     def _differs(self, since: Footprint) -> str | None:
         walk = since.walk
-        now = dict(_parameters(self._objects))
-        for name, tensor in zip(walk.names, walk.tensors, strict=True):
+        now = dict(self._tensors())
+        for name, tensor in zip(walk.names, walk.tensors, strict=False):  # those of `lists` follow
             if now.pop(name, None) is not tensor:
                 return f"{name} was replaced"
         if now:
@@ -154,14 +202,70 @@ class Footprints:
         found: list[Any] = list(chain.from_iterable(vars(each).values() for each in self._plain.values()))
         return [*found, *map(capture.version, found)]
 
-    def _rates(self) -> list[Any]:
-        groups = chain.from_iterable(each.param_groups[:RATES] for each in self._optimizers)
-        found = [group.get("lr") for group in groups]
-        return [*found, *map(capture.version, found)]
+    def _options(self) -> list[Any]:
+        """Return what the optimizers' groups have, and the versions of learning rates that are tensors."""
+        groups = [group for each in self._optimizers for group in each.param_groups]
+        rates = [group.get("lr") for group in groups]
+        return [*_flat(map(_values, groups)), *map(capture.version, rates)]
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what is looked at in modules and optimizers, by name."""
+        yield from _parameters(self._objects)
+        if not self._loose:
+            yield from _kept_by_optimizers(self._objects)
+
+    def _walk_all(self) -> _Walk:
+        parameters = [tensor for _, tensor in _parameters(self._objects)]
+        named = list(self._tensors())
+        trained, frozen = ([t for t in parameters if t.requires_grad is kind] for kind in (True, False))
+        kept = [
+            (each, own)
+            for top in self._optimizers
+            for each in (top, *capture.within(top).values())
+            for own in _spread([p for p, has in each.state.items() if _is_tensor(p) and has], SAMPLED)
+        ]
+        sampled = [*_spread(trained, SAMPLED), *_spread(frozen, SAMPLED)]
+        others = [] if self._loose else _spread([t for _, t in named[len(parameters) :]], SAMPLED)
+        held = [tensor.detach() for tensor in (*sampled, *others)]
+        each_has = max(1, WORDS // max(1, len(held)))
+        words = [word for tensor in held if not self._elsewhere(tensor) for word in _words(tensor, each_has)]
+        names, tensors = [name for name, _ in named], [tensor for _, tensor in named]
+        lists, called = self._look_at_others(names)
+        places = _places(tensors)
+        return _Walk(names, tensors, places, sampled, _places(sampled), held, words, kept, lists, called)
+
+    def _look_at_others(self, names: list[str]) -> tuple[list[torch.Tensor], dict[str, Any]]:
+        """Find out how each object that is neither of torch's shows its state. Adds to `names`."""
+        lists: list[torch.Tensor] = []
+        called: dict[str, Any] = {}
+        self.unseen = []
+        for name, value in self._others.items():
+            first, second = list(_leaves(value.state_dict())), list(_leaves(value.state_dict()))
+            ours, theirs = ([t for t in each if _is_tensor(t)] for each in (first, second))
+            if _places(ours) != _places(theirs):
+                self.unseen.append(name)
+            elif len(ours) <= FEW or all(map(is_, ours, theirs)):
+                called[name] = value
+            else:
+                lists += ours
+                names += [name] * len(ours)
+        return lists, called
+
+    def _states(self, walk: _Walk) -> _States:
+        """Return what some of the parameters have in their optimizers' states: a few microseconds."""
+        found = list(_flat(optimizer.state.get(own, {}).values() for optimizer, own in walk.kept))
+        tensors = [each for each in found if _is_tensor(each)]
+        rest = [each for each in found if isinstance(each, _FIXED)]
+        counts = [len(each.state) for each in self._optimizers]
+        return _States(counts, list(map(id, tensors)), [*capture.versions(tensors), *rest])
 
 
 def _contents(walk: _Walk) -> tuple[list[int | None], list[int]]:
-    return capture.versions(walk.tensors), list(map(_content, walk.words))
+    return _versions(walk), list(map(_content, walk.words))
+
+
+def _versions(walk: _Walk) -> list[int | None]:
+    return capture.versions([*walk.tensors, *walk.lists] if walk.lists else walk.tensors)
 
 
 def _places(tensors: list[torch.Tensor]) -> list[int]:
@@ -171,19 +275,7 @@ def _places(tensors: list[torch.Tensor]) -> list[int]:
 
 
 def _first(names: list[str], now: Sequence[int | None], then: Sequence[int | None]) -> str:
-    return next(name for name, here, there in zip(names, now, then, strict=True) if here != there)
-
-
-def _walked(objects: Mapping[str, Any], elsewhere: Callable[[torch.Tensor], bool]) -> _Walk:
-    named = list(_parameters(objects))
-    tensors = [tensor for _, tensor in named]
-    trained, frozen = ([t for t in tensors if t.requires_grad is kind] for kind in (True, False))
-    sampled = [*_spread(trained, SAMPLED), *_spread(frozen, SAMPLED)]
-    held = [tensor.detach() for tensor in sampled]
-    each = max(1, WORDS // max(1, len(sampled)))
-    words = [word for tensor in held if not elsewhere(tensor) for word in _words(tensor, each)]
-    names = [name for name, _ in named]
-    return _Walk(names, tensors, _places(tensors), sampled, _places(sampled), held, words)
+    return next(name for name, here, there in zip(names, now, then, strict=False) if here != there)
 
 
 def _parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -206,6 +298,58 @@ def _parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]
                 yield f"{name}.param.{n}", own
 
 
+def _kept_by_optimizers(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors that optimizers keep for their parameters, and the counts of averages."""
+    import torch
+
+    for name, value in objects.items():
+        value = capture.unwrap(value)
+        if isinstance(value, torch.nn.Module):
+            yield from capture.counts(name, value)
+        elif isinstance(value, torch.optim.Optimizer):
+            for optimizer in (value, *capture.within(value).values()):
+                for n, own in enumerate(capture.parameters(optimizer)):
+                    for key, each in optimizer.state.get(own, {}).items():
+                        if _is_tensor(each):
+                            yield f"{name}.state.{n}.{key}", each
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield the tensors and plain values of an object's state."""
+    if _is_tensor(value) or isinstance(value, _FIXED):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _leaves(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _leaves(each)
+
+
+def _shown(objects: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return what the objects show: plain values, and where each tensor is and how often it was written."""
+    return {name: list(map(_seen, _leaves(value.state_dict()))) for name, value in objects.items()}
+
+
+def _seen(leaf: Any) -> Any:
+    return (leaf.data_ptr(), *capture.versions([leaf])) if _is_tensor(leaf) else leaf
+
+
+def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
+    import torch
+
+    return isinstance(value, torch.Tensor)
+
+
+def _is_other(value: Any) -> bool:
+    """Say whether `value` is an object of the script's own that is no data."""
+    import torch
+
+    ours = (torch.nn.Module, torch.optim.Optimizer)
+    data = any(hasattr(type(value), each) for each in ("__iter__", "__next__"))
+    return not (data or isinstance(capture.unwrap(value), ours) or _is_plain(value))
+
+
 def _is_plain(value: Any) -> bool:
     import torch
 
@@ -220,8 +364,8 @@ def _has_groups(value: Any) -> bool:
 
 def _unlike(now: Any, then: Any) -> bool:
     """Say whether two values differ; of those that can change within, whether they are two."""
-    fixed = (bool, int, float, str, type(None))
-    compare: Callable[[Any, Any], bool] = ne if isinstance(now, fixed) and isinstance(then, fixed) else is_not
+    plain = isinstance(now, _FIXED) and isinstance(then, _FIXED)
+    compare: Callable[[Any, Any], bool] = ne if plain else is_not
     return compare(now, then)
 
 

@@ -539,6 +539,11 @@ class Keeping:
         """Remember what the state of `step` looks like: a copy that is made later must find it so."""
         self._footprint = self._footprints.take(step, self._walk)
         self._walk = False
+        for name in self._footprints.unseen:
+            self._tell(
+                f"the state_dict() of {name} gives copies of its tensors, so a change after commit() is not"
+                f" noticed, and is lost by a fault: change {name} before commit()"
+            )
 
     def _changed(self, since: Footprint | None = None) -> str | None:
         """Say what has been written into the state since it was committed, None when nothing was."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -224,3 +225,120 @@ def test_a_parameter_that_was_made_in_inference_mode_has_a_footprint_too() -> No
     with torch.inference_mode():
         model.bias.add_(1)
     assert footprints.moved(since) == "parameters were written"
+
+
+class Average:
+    """As torch_ema's: no module, and its state_dict gives the tensors themselves."""
+
+    def __init__(self, model: nn.Module, tensors: int = 0) -> None:
+        self.shadow = [p.detach().clone() for p in model.parameters()]
+        self.shadow += [torch.zeros(2) for _ in range(tensors)]
+        self.n = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"shadow": self.shadow, "n": self.n}
+
+    def load_state_dict(self, _state: dict[str, Any]) -> None: ...
+
+
+class Detached(Average):
+    def state_dict(self) -> dict[str, Any]:
+        return {"shadow": [each.detach() for each in self.shadow]}
+
+
+class Copied(Average):
+    def state_dict(self) -> dict[str, Any]:
+        return {"shadow": [each.clone() for each in self.shadow]}
+
+
+class Drawn(Average):
+    def __iter__(self) -> Any:
+        return iter(self.shadow)
+
+
+def test_an_average_that_is_no_module_is_looked_at() -> None:
+    model = nn.Linear(3, 3)
+    for kind, more in ((Average, 0), (Average, 200), (Detached, 0), (Detached, 200)):
+        average = kind(model, more)
+        footprints = Footprints({"model": model, "ema": average})
+        taken = footprints.take(1)
+        assert footprints.moved(taken) is footprints.late(taken) is footprints.written(taken) is None
+        average.shadow[-1].mul_(0.5)
+        assert (footprints.written(taken) or footprints.late(taken) or "").startswith("ema "), (kind, more)
+        assert not footprints.unseen
+    average = Average(model)
+    taken = (footprints := Footprints({"ema": average})).take(1)
+    average.n += 1
+    assert footprints.late(taken) == "ema moved on"
+
+
+def test_copies_are_named_as_what_is_not_seen_and_data_is_no_concern() -> None:
+    model = nn.Linear(3, 3)
+    footprints = Footprints({"ema": Copied(model), "data": Drawn(model)})
+    assert footprints.moved(footprints.take(1)) is None
+    assert footprints.unseen == ["ema"]
+
+
+def reset_in_place(optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["exp_avg"].zero_()
+
+
+def reset_by_others(optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["exp_avg"] = torch.zeros_like(state["exp_avg"])
+
+
+def reset_at_once(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state.clear()
+
+
+def reset_through_data(optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["exp_avg"].data.add_(1)
+
+
+def decay(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[-1]["weight_decay"] = 0.7
+
+
+def rate(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[-1]["lr"] /= 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [reset_in_place, reset_by_others, reset_at_once, reset_through_data, decay, rate],
+    ids=lambda change: change.__name__,
+)
+def test_what_an_optimizer_has_is_looked_at(change: Callable[[torch.optim.Optimizer], None]) -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(12)))
+    optimizer = torch.optim.AdamW([{"params": [p]} for p in model.parameters()], lr=0.1)
+    footprints = Footprints({"model": model, "optimizer": optimizer})
+    footprints.take(0)
+    for step in (1, 2, 3):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        taken = footprints.take(step)  # not walked: the state has come with the first step
+        assert footprints.written(taken) is footprints.late(taken) is footprints.moved(taken) is None
+    change(optimizer)
+    seen = footprints.moved(taken) if change is reset_through_data else footprints.written(taken)
+    assert seen or footprints.late(taken)
+
+
+def test_an_optimizer_that_puts_other_tensors_into_its_state_in_each_step_is_followed_without_a_hold() -> (
+    None
+):
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    footprints = Footprints({"model": model, "optimizer": optimizer})
+    for step in range(6):
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        before = [weakref.ref(state["momentum_buffer"]) for state in optimizer.state.values()]
+        taken = footprints.take(step)
+        assert footprints.moved(taken) is None
+        for state in optimizer.state.values():
+            state["momentum_buffer"] = state["momentum_buffer"] * 1.0
+        assert footprints.written(taken) is not None
+    assert not any(each() for each in before)
