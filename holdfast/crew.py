@@ -170,9 +170,9 @@ class Crew:
     def has(self, process: Process) -> bool:
         return any(seat.process is process for seat in self.seats)
 
-    def pids(self) -> set[int]:
-        mine = {seat.process.pid for seat in self.seats if seat.process}
-        return mine | {process.pid for process in self.dying}
+    def present(self) -> set[int]:
+        """Return the pids of this generation's processes, those that have ended included."""
+        return {seat.process.pid for seat in self.seats if seat.process}
 
     def kill_all(self) -> None:
         self.signal_all(9)

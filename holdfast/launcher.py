@@ -14,12 +14,12 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from holdfast import logfile, nest, osproc, ports, progress
+from holdfast import logfile, nest, orphans, osproc, ports, procstat, progress
 from holdfast.beat import left_s
 from holdfast.channel import Say
 from holdfast.crew import Crew
@@ -53,6 +53,7 @@ class Launcher:
         self.memory = MemoryGroup()
         self.stopping = False
         self.epoch = 0  # of the newest supervisor that has had something done here
+        self._began: dict[int, int] = {}  # when those began that have ended, in ticks, by pid
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._looker = Looker(self._has_looked)
         self._seen: deque[tuple[int, int, tuple[Look, ...]]] = deque()  # what the looker's thread has for us
@@ -249,6 +250,7 @@ class Launcher:
     def on_gone(self, process: Process) -> None:
         if process.pidfd >= 0:
             self.selector.unregister(process.pidfd)
+        self._began |= _began([process.pid])
         ended = self.memory.explain(nest.reap(process))
         if self.nest.warm.get(process.local_rank) is process:
             del self.nest.warm[process.local_rank]
@@ -265,14 +267,24 @@ class Launcher:
         process.close()
 
     def sweep(self) -> None:
-        """Kill what dead ranks left behind (data loader workers), and reap what has no owner."""
-        known = self.crew.pids() | {process.pid for process in self.nest.warm.values()}
+        """Kill what dead ranks left behind (data loader workers), and reap what has no owner.
+
+        What a rank that lives has put in the background is its own.
+        """
+        present = self.crew.present() | {process.pid for process in self.nest.warm.values()}
+        dying = {process.pid for process in self.crew.dying}
+        past = {pid: began for pid, began in self._began.items() if pid not in present} | _began(dying)
+        began = {pid: self._began[pid] for pid in present & self._began.keys()} | _began(present)
         for pid in osproc.children():
-            if pid in known or self.nest.owns(pid):
+            if pid in present or pid in dying or self.nest.owns(pid):
                 continue
-            if osproc.state_of(pid)[0] != "Z":
-                osproc.kill_group(pid)
-            _reap(pid)
+            found = orphans.origin(pid)
+            if osproc.state_of(pid)[0] == "Z":
+                _reap(pid)
+            elif found is not None and orphans.is_left(found, began, past, self.crew.generation):
+                for each in (pid, *procstat.descendants(pid)):
+                    osproc.kill_group(each)
+                _reap(pid)
 
     def _on_signals(self) -> socket.socket:
         """Make SIGTERM and SIGINT events of the loop."""
@@ -310,6 +322,12 @@ _OF_THE_PRESENT: Mapping[str, Callable[[Launcher, LauncherOrder], None]] = Mappi
 def _listen_tcp() -> socket.socket:
     """Hold a port open for the next rendezvous: it cannot be taken between choice and use."""
     return ports.listen(os.environ.get("HOLDFAST_BIND", "127.0.0.1"))
+
+
+def _began(pids: Iterable[int]) -> dict[int, int]:
+    """Return when those of `pids` began that are there, zombies included."""
+    found = {pid: orphans.origin(pid) for pid in pids if pid}
+    return {pid: each.began for pid, each in found.items() if each is not None}
 
 
 def _reap(pid: int) -> None:

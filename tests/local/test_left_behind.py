@@ -1,0 +1,32 @@
+"""What ranks start beside them: it ends with its rank, and no sooner."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from holdfast import osproc
+from tests.local.conftest import Start
+from tests.local.waiting import WAIT_S, until
+
+pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
+
+
+def test_a_helper_in_the_background_lives_as_long_as_its_rank(start: Start, tmp_path: Path) -> None:
+    """It was killed at the first step of the group, as if a dead rank had left it."""
+    run = start("--nproc-per-node 2", "helping.py", tmp_path, 300)
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    assert (tmp_path / "alive").exists()
+
+
+def test_the_workers_of_a_rank_that_was_killed_are_gone(start: Start, tmp_path: Path) -> None:
+    run = start("--nproc-per-node 2", "helping.py", tmp_path, 10_000_000)
+    run.steady()
+    until((tmp_path / "workers.1").exists, "the workers of rank 1", WAIT_S)
+    workers = [int(word) for word in (tmp_path / "workers.1").read_text().split()]
+    run.broken(lambda: run.hit(1, signal.SIGKILL))
+    until(lambda: all(osproc.state_of(pid)[0] in "ZX" for pid in workers) or None, "their end", WAIT_S)
+    assert run.stop().code == 130
