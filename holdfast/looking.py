@@ -121,6 +121,8 @@ def _calls(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> tuple[s
     """Return what the rank's Python threads wait in, and then what each kind of native thread does."""
     known = {each.tid for each in found} | ours
     calls = [procstat.wait_of(pid, each.tid) if each.tid else waits.UNKNOWN for each in found]
+    if calls[:1] == [waits.LOCK] and procstat.signal_may_end(pid):  # Python runs handlers in the main thread
+        calls[0] = waits.SIGNALLED_LOCK
     names = procstat.threads(pid)
     native = {
         procstat.wait_of(pid, tid)

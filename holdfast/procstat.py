@@ -14,6 +14,7 @@ from holdfast import waits
 
 MAX_PROCESSES = 256  # descendants of one rank that are looked at
 MAX_THREADS = 512  # of one process
+_LOADERS = "pt_data_"  # processes of torch's data loaders: its handler of SIGCHLD tells only of their deaths
 _MACHINE = platform.machine()
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -99,6 +100,16 @@ def _of_what(pid: int, call: str) -> str:
     if target.startswith("socket:"):
         return waits.NETWORK
     return waits.POLL if target.startswith(("pipe:", "anon_inode:")) else waits.FILE
+
+
+def signal_may_end(pid: int) -> bool:
+    """Say whether a signal handler of `pid` may end what its main thread waits in."""
+    caught = _named(_read(f"/proc/{pid}/status")).get("SigCgt", "0")
+    own = [each for each in descendants(pid) if not _read(f"/proc/{each}/comm").startswith(_LOADERS)]
+    try:
+        return waits.may_be_ended(int(caught, 16), children=bool(own))
+    except ValueError:
+        return False
 
 
 def waits_of(pid: int) -> tuple[str, ...]:

@@ -6,12 +6,14 @@ process can end the wait is what matters: a lock of this process alone cannot be
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from types import MappingProxyType
 
 RUNS = "run"
 LOCK = "lock"  # of this process alone, and without a time limit: only its own threads can end it
 TIMED_LOCK = "lock for a time"  # its thread will run again, and may release others
+SIGNALLED_LOCK = "lock that a signal handler may release"  # of a process that catches such a signal
 SHARED_LOCK = "shared lock"  # another process can release it
 SLEEP = "sleep"
 POLL = "poll"
@@ -48,6 +50,30 @@ _CALLS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
         },
     }
 )
+
+# Signals whose handlers end no wait for good: of crashes (faulthandler catches those), of a request to stop
+# (Python catches SIGINT, and whoever sends one is about to end the process), of the terminal, of CPU time,
+# which a wait uses none of, and the two that the C library keeps for its threads.
+_ENDS_NO_WAIT = frozenset(
+    {
+        *(signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV),
+        *(signal.SIGSYS, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGXCPU),
+        *(signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP),
+        *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT, signal.SIGWINCH),
+        *(signal.SIGVTALRM, signal.SIGPROF),
+        *(32, 33),
+    }
+)
+
+
+def may_be_ended(caught: int, children: bool) -> bool:
+    """Say whether a signal handler may end a wait of the main thread.
+
+    `caught` is the mask SigCgt of /proc/PID/status. `children`: there are processes whose end would send
+    SIGCHLD. torch catches that one for its data loaders for as long as the process lives.
+    """
+    found = {number for number in range(1, 65) if caught >> (number - 1) & 1} - _ENDS_NO_WAIT
+    return bool(found if children else found - {signal.SIGCHLD})
 
 
 def of(syscall: str, machine: str) -> str:

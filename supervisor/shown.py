@@ -26,6 +26,7 @@ LOCK, COLLECTIVE, UNKNOWN = "a lock", "a collective", "unknown"
 
 _BUSY_SHARE = 0.05  # of a core; less is a thread that wakes now and then
 _LOCKS = re.compile(r"\((threading|queue|concurrent/futures/\w+)\.py:\d+\)$")
+_ALL_LOCKS = (waits.LOCK, waits.TIMED_LOCK, waits.SIGNALLED_LOCK, waits.SHARED_LOCK)
 _OF_CALLS = (
     (waits.FILE, FILE),
     (waits.NETWORK, NETWORK),
@@ -73,7 +74,8 @@ def _locked(look: Look) -> bool:
     """True when the main thread waits for a lock, and so does every other thread, none of them for a time.
 
     A wait that ends by itself is none of these: its thread runs again, and may release the others. Nor is one
-    inside of an extension: threads that nobody can tell of may end it.
+    that a signal handler of the script may end (`waits.SIGNALLED_LOCK`), nor one inside of an extension:
+    threads that nobody can tell of may end it.
     """
     return (
         look.process_state[:1] == "S"
@@ -90,7 +92,7 @@ def _wait(look: Look) -> str:
         for call, kind in _OF_CALLS:
             if call in calls:
                 return kind
-    return LOCK if main and main[0] in (waits.LOCK, waits.TIMED_LOCK, waits.SHARED_LOCK) else UNKNOWN
+    return LOCK if main and main[0] in _ALL_LOCKS else UNKNOWN
 
 
 def line(look: Look) -> str:

@@ -29,6 +29,7 @@ RUNS = {
     "--members 2": (
         "sleeps", "stalled_file", "downloads", "downloads_in_a_thread", "saves_slowly", "evaluates_declared",
         "logs", "backs_off", "waits_for_a_timer", "waits_for_a_native_thread",
+        "waits_for_a_signal",
     ),
     "--nproc-per-node 2": (
         "late_first_batch", "evaluates", "recompiles", "new_workers", "collects_garbage", "accumulates",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -173,6 +174,15 @@ def waits_for_a_timer(here: Training) -> None:
         rung = threading.Event()
         threading.Timer(SECONDS, rung.set).start()
         rung.wait()
+
+
+def waits_for_a_signal(here: Training) -> None:
+    if here.rank == 0:
+        rung = threading.Event()
+        before = signal.signal(signal.SIGALRM, lambda *_: rung.set())
+        signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        rung.wait()
+        signal.signal(signal.SIGALRM, before)
 
 
 def waits_for_a_native_thread(here: Training) -> None:

@@ -31,6 +31,9 @@ HABITS = {
     "native": NATIVE.format(name="helper"),
     "loop": NATIVE.format(name="gloo_tcp_loop"),
     "ours": BESIDE.format(target="time.sleep", name="holdfast"),
+    "handler": "import signal; signal.signal(signal.SIGALRM, print); threading.Event().wait()",
+    "asked to stop": "import signal; signal.signal(signal.SIGTERM, print); threading.Event().wait()",
+    "crashes": "import faulthandler; faulthandler.enable(); threading.Event().wait()",
     "pipe": "os.read(os.pipe()[0], 1)",
     "spin": "while True: pass",
     "child": "subprocess.run([sys.executable, '-c', 'while True: pass'])",
@@ -98,13 +101,16 @@ def test_what_a_process_waits_in_is_seen(pids: dict[str, int], habit: str, call:
         ("native", (waits.LOCK, waits.OTHER)),
         ("loop", (waits.LOCK,)),
         ("ours", (waits.LOCK,)),
+        ("handler", (waits.SIGNALLED_LOCK,)),
+        ("asked to stop", (waits.LOCK,)),
+        ("crashes", (waits.LOCK,)),
     ],
 )
 def test_all_threads_are_seen_but_our_own_and_the_loops_of_libraries(
     pids: dict[str, int], habit: str, calls: tuple[str, ...]
 ) -> None:
     found = look_at(pids[habit])
-    while found.calls[:1] != (waits.LOCK,):  # which is the last that each does
+    while found.calls[:1] != calls[:1]:  # which is the last that each does
         found = look_at(pids[habit])
     assert found.calls == calls
     assert (shown.shown(found).role == shown.LOCKED) is (set(calls) == {waits.LOCK})

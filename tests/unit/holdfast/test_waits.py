@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from holdfast import waits
@@ -37,3 +39,27 @@ from holdfast import waits
 )
 def test_a_wait_is_known_by_its_system_call(line: str, machine: str, expected: str) -> None:
     assert waits.of(line, machine) == expected
+
+
+@pytest.mark.parametrize(
+    ("caught", "children", "expected"),
+    [
+        ((), True, False),
+        ((signal.SIGINT, 32, 33), True, False),  # a plain Python and its C library
+        ((signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT, signal.SIGILL), True, False),
+        ((signal.SIGTERM, signal.SIGPROF, signal.SIGWINCH), True, False),
+        ((signal.SIGALRM,), False, True),
+        ((signal.SIGINT, signal.SIGUSR1), False, True),
+        ((signal.SIGUSR2,), False, True),
+        ((signal.SIGIO,), False, True),
+        ((signal.SIGRTMIN,), False, True),
+        ((64,), False, True),
+        ((signal.SIGCHLD,), False, False),
+        ((signal.SIGCHLD,), True, True),
+    ],
+)
+def test_only_a_handler_that_may_release_the_main_thread_counts(
+    caught: tuple[int, ...], children: bool, expected: bool
+) -> None:
+    mask = sum(1 << (number - 1) for number in caught)
+    assert waits.may_be_ended(mask, children) is expected

@@ -57,6 +57,11 @@ def seen(look: Look = PLAIN, **given: Any) -> shown.Shown:
         pytest.param(replace(PLAIN, calls=("network",)), shown.IDLE, shown.NETWORK, id="a download"),
         pytest.param(replace(PLAIN, calls=("sleep",)), shown.IDLE, shown.SLEEP, id="sleeps"),
         pytest.param(replace(PLAIN, calls=("child",)), shown.IDLE, shown.CHILD, id="a child"),
+        pytest.param(
+            replace(LOCKED, calls=("lock that a signal handler may release", "lock")),
+            *(shown.IDLE, shown.LOCK),
+            id="with a handler",
+        ),
         pytest.param(replace(PLAIN, calls=("shared lock",)), shown.IDLE, shown.LOCK, id="of another process"),
         pytest.param(replace(PLAIN, calls=()), shown.IDLE, shown.UNKNOWN, id="nobody can say"),
     ],
