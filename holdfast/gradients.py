@@ -3,6 +3,9 @@
 A loss that is no number makes every gradient on its way back one: the sums over the batch do the rest, and
 the all-reduce of DDP carries it to all ranks. So two small tensors tell, in microseconds. What they miss
 (a branch that they are no part of) the loss tells at the commit, after the write.
+
+Bad ones are a fault only if they reached the state: an optimizer with a loss scale of its own leaves such a
+step out, and others clean the gradients first. That is looked at once the step is over, for no other step.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from holdfast import capture
 from holdfast.accelerator import Device, Host
 
 if TYPE_CHECKING:
@@ -80,3 +84,50 @@ def _sum(parameter: torch.Tensor) -> float:
     if grad is None or grad.is_sparse:
         return 0.0
     return float(grad.double().sum()) if grad.dtype.itemsize < 4 else float(grad.sum())
+
+
+def reached(modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> bool:
+    """Return True when what the optimizers write, or a module holds, has numbers that are not finite.
+
+    Reads all of it. Of buffers only a NaN counts: a mask holds infinities by design.
+    """
+    import torch
+
+    buffers = (each for module in modules for each in module.buffers())
+    with torch.no_grad():
+        return not all(map(_is_finite, _written(modules, optimizers))) or any(map(_has_nan, buffers))
+
+
+def _written(
+    modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
+) -> Iterator[torch.Tensor]:
+    import torch
+
+    for module in modules:
+        yield from module.parameters()
+    for outer in optimizers:
+        for each in (outer, *capture.within(outer).values()):
+            yield from capture.parameters(each)
+            for values in each.state.values():
+                if isinstance(values, dict):
+                    yield from (value for value in values.values() if isinstance(value, torch.Tensor))
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return not _is_float(tensor) or bool(_wide(tensor).isfinite().all())
+
+
+def _has_nan(tensor: torch.Tensor) -> bool:
+    return _is_float(tensor) and bool(_wide(tensor).isnan().any())
+
+
+def _is_float(tensor: torch.Tensor) -> bool:
+    return (tensor.is_floating_point() or tensor.is_complex()) and tensor.device.type != "meta"
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values in a type that can be asked: not all types of a byte can."""
+    values = tensor.detach()
+    if values.is_sparse:
+        values = values.coalesce().values()
+    return values.float() if values.dtype.itemsize < 2 else values

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from holdfast import accelerator, hooks, misuse
+from holdfast import accelerator, gradients, hooks, misuse
 from holdfast.errors import BadInput, NumericFault
 from holdfast.gate import Gate
 from holdfast.gradients import Gradients
@@ -63,6 +63,7 @@ class State:
         self._poison: int | None = None  # the step in which a drill asked for a bad number
         self._spoilt = False
         self._optimizers = [o for o in replicated.values() if hooks.is_optimizer(o)]
+        self._modules = tuple(modules.values())
         self._gradients = Gradients(self._optimizers, self.device)
         self._bad_gradient = False
         self._probe: torch.Tensor | None = None  # of this step's gradients, on the device
@@ -185,7 +186,7 @@ class State:
         self._order.committed()
         if self._page is not None:
             shown = numbers if self._judged is None else self._judged
-            norm = math.nan if shown.norm is None else shown.norm
+            norm = math.nan if shown.norm is None or not math.isfinite(shown.norm) else shown.norm
             if self._ahead:  # a launch that finds the queue full waits for a collective of the step before
                 self._page.disown()
             self._in_tail = True
@@ -298,6 +299,7 @@ class State:
     def _secure_from_gradients(self) -> None:
         """A step that is about to spoil the state costs nothing but itself: the state is copied before.
 
+        Whether it did is known when it is over (`_judge`).
         Where a GradScaler leaves it to the optimizer's kernel to skip a step with bad gradients (fused
         optimizers do that), they are no fault: they are how the scaler finds its scale.
         """
@@ -402,8 +404,11 @@ class State:
 
     def _judge(self, numbers: Numbers) -> None:
         loss, norm, given = numbers.loss if numbers.has_loss else 0.0, numbers.norm, numbers.has_loss
+        bad, self._bad_gradient = self._bad_gradient or not numbers.gradients_finite, False
+        if (bad or (norm is not None and not math.isfinite(norm))) and not self._is_spoilt():
+            norm, bad = None, False  # the optimizer left the step out, or had the gradients cleaned
         verdict = self._verdict(numbers.step, loss, norm, given)
-        if verdict == "ok" and (self._bad_gradient or not numbers.gradients_finite):
+        if verdict == "ok" and bad:
             verdict = "nan"
         self._judged = numbers
         if verdict == "ok":
@@ -418,6 +423,11 @@ class State:
         self.session.flag(verdict, numbers.step, loss, numbers.position, why)
         where = f"(batch position {numbers.position})"
         raise NumericFault(f"step {numbers.step}: loss {loss:g} is {_name(verdict)} {where}")
+
+    def _is_spoilt(self) -> bool:
+        """Say whether bad gradients have reached the state. Waits for all that is queued."""
+        self.device.wait(self.device.mark())
+        return gradients.reached(self._modules, self._optimizers)
 
     def _verdict(self, step: int, loss: float, norm: float | None, given: bool) -> str:
         if self.guard is not None and given:

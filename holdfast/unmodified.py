@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from holdfast import accelerator, channel, page, wire
+from holdfast import accelerator, channel, gradients, page, wire
 from holdfast.accelerator import Brought, Device
 from holdfast.channel import Do, Say
 from holdfast.launcher_messages import Flag, Launch, Marks, RankStart, Secured
@@ -79,6 +79,9 @@ class Watch:
             threading.Event().wait()
         while self._drill == "spin":
             pass
+        bad = self._looks.settled(optimizer)
+        if bad is not None:
+            self._flag(bad)
         if self._drill == "nan":
             self._drill = ""
             _poison(optimizer)
@@ -88,15 +91,19 @@ class Watch:
         if id(optimizer) != self._first or self._joined is not None or not self._mine.is_ours:
             return  # a script with several optimizers: the first one counts the steps
         bad = self._looks.bad(optimizer, self._step)
-        flags = 0 if bad is None else page.FLAG_NONFINITE
-        self._page.commit(self._step + (bad is None), math.nan, math.nan, 0, 0, 0.0, flags, -1)
         if bad is not None:
-            self._mine.say(Say("flag", flag=Flag("nan", bad, "nan", -1, self._now())))
-            threading.Event().wait(FLAG_WAIT_S)  # to be started again from the script's own checkpoint
+            self._flag(bad)
+        self._page.commit(self._step + 1, math.nan, math.nan, 0, 0, 0.0, 0, -1)
         self._step += 1
         if self._step == 1:
             stamps = Marks(self._marks.started_ns, self._now(), self._now(), self._now())
             self._mine.say(Say("settled", marks=stamps))
+
+    def _flag(self, bad: int) -> None:
+        """Report that step `bad` spoilt the parameters, and wait to be started again."""
+        self._page.commit(self._step, math.nan, math.nan, 0, 0, 0.0, page.FLAG_NONFINITE, -1)
+        self._mine.say(Say("flag", flag=Flag("nan", bad, "nan", -1, self._now())))
+        threading.Event().wait(FLAG_WAIT_S)  # to be started again from the script's own checkpoint
 
     def _listen(self) -> None:
         while True:
@@ -127,24 +134,35 @@ def _poison(optimizer: Any) -> None:
 class Looks:
     """Looks at one gradient of each step: a NaN that the group shares is in all of them.
 
-    On a GPU the answer is on its way while the host goes on, and is there at the next step's.
+    It is a fault if the parameters are spoilt when the next step is about to be written: an optimizer may
+    leave out such a step, and a script may undo it. On a GPU the answer is on its way while the host goes
+    on, and is there after the next step.
     """
 
     def __init__(self, device_of: Callable[[torch.Tensor], Device] | None = None) -> None:
         self._device_of = device_of or _device_of
         self._device: Device | None = None
         self._coming: tuple[int, Brought] | None = None
+        self._suspect: int | None = None  # the step that may have spoilt the parameters
+
+    def settled(self, optimizer: Any) -> int | None:
+        """Return the earlier step that spoilt the parameters; None where there is none."""
+        suspect, self._suspect = self._suspect, None
+        return suspect if suspect is not None and gradients.reached((), (optimizer,)) else None
 
     def bad(self, optimizer: Any, step: int) -> int | None:
-        """Return the step whose gradient was not finite, this or the one before; None if none is known."""
+        """Look at the gradient of `step`, which is over; return the step before if that spoilt the state."""
         found = self._arrived()
+        if found is not None and not gradients.reached((), (optimizer,)):
+            found = None
         grad = _gradient(optimizer)
         # A gradient scaler that leaves it to the optimizer to skip a step with bad gradients has looked.
         if grad is None or getattr(optimizer, "found_inf", None) is not None:
             return found
         self._device = self._device or self._device_of(grad)
         if not self._device.queues or grad.is_sparse:
-            return found if found is not None or _finite(grad) else step
+            self._suspect = None if _finite(grad) else step
+            return found
         self._coming = step, self._device.bring([_sum(grad)])
         return found
 

@@ -6,7 +6,6 @@ process can end the wait is what matters: a lock of this process alone cannot be
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -56,24 +55,24 @@ _CALLS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
 # which a wait uses none of, and the two that the C library keeps for its threads.
 _ENDS_NO_WAIT = frozenset(
     {
-        *(signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV),
-        *(signal.SIGSYS, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGXCPU),
-        *(signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP),
-        *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT, signal.SIGWINCH),
-        *(signal.SIGVTALRM, signal.SIGPROF),
+        *(4, 5, 6, 7, 8, 11, 31, 13, 24, 25),  # ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS, PIPE, XCPU, XFSZ
+        *(2, 15, 3, 1),  # INT, TERM, QUIT, HUP
+        *(20, 21, 22, 18, 28),  # TSTP, TTIN, TTOU, CONT, WINCH
+        *(26, 27),  # VTALRM, PROF
         *(32, 33),
     }
 )
+_CHILD_ENDED = 17  # CHLD
 
 
 def may_be_ended(caught: int, children: bool) -> bool:
     """Say whether a signal handler may end a wait of the main thread.
 
     `caught` is the mask SigCgt of /proc/PID/status. `children`: there are processes whose end would send
-    SIGCHLD. torch catches that one for its data loaders for as long as the process lives.
+    SIGCHLD; torch catches that one for its data loaders for as long as the process lives.
     """
     found = {number for number in range(1, 65) if caught >> (number - 1) & 1} - _ENDS_NO_WAIT
-    return bool(found if children else found - {signal.SIGCHLD})
+    return bool(found if children else found - {_CHILD_ENDED})
 
 
 def of(syscall: str, machine: str) -> str:

@@ -43,6 +43,11 @@ def run(options: RunOptions) -> int:
     if wrong is not None:
         print(wrong, file=sys.stderr)
         return 1
+    if options.skip_bad_batches and not program.joins and program.kind != "other":
+        raise BadInput(
+            "--skip-bad-batches needs a script that calls holdfast.join: for one that does not import"
+            " holdfast no batch can be passed over. Leave the option out"
+        )
     api = _listen(options.port)
     run_dir = open_for_run(options.run_dir, time.time(), must_exist=options.resume)
     policy = policy_of(options)

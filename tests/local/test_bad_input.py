@@ -35,6 +35,7 @@ def refused(ended: Ended, *words: str) -> None:
         ("run --nproc-per-nod 2 -- {steady} 5", ("--nproc-per-nod", "--nproc-per-node")),
         ("run --standbye 2 -- {steady} 5", ("--standbye", "--standby")),
         ("run -- python no_such.py", ("no_such.py",)),
+        ("run --skip-bad-batches -- python plain.py", ("--skip-bad-batches", "holdfast.join")),
         ("run", ("no command",)),
         ("run -m nosuch.module 5", ("module 'nosuch.module' not found",)),
         ("run --resume --run-dir mistyped -- {steady} 5", ("--resume", "mistyped", "--run-dir")),
@@ -55,6 +56,7 @@ def refused(ended: Ended, *words: str) -> None:
 )
 def test_one_line_says_what_and_nothing_is_done(words: str, said: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "a-file").write_text("mine")
+    (tmp_path / "plain.py").write_text("import torch\n")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "thesis.tex").write_text("mine")
     (tmp_path / "newer").mkdir()

@@ -105,9 +105,32 @@ def test_a_loss_that_jumps_is_judged_by_those_before_it(device: Simulated) -> No
 
 def test_a_bad_norm_and_a_bad_gradient_at_a_good_loss_are_found_too(device: Simulated) -> None:
     with pytest.raises(NumericFault, match="step 0"):
-        list(Alone(device).run([3.0, 2.0], norm=math.inf))
+        list(Alone(device).run([3.0, 2.0], lambda _: math.inf, norm=math.inf))
     with pytest.raises(NumericFault, match="step 1"):
         list(Alone(device).run([3.0, 2.0, 1.0], gradient=lambda step: math.nan if step == 1 else 0.1))
+
+
+def test_bad_gradients_that_the_optimizer_left_out_are_no_fault(device: Simulated) -> None:
+    alone = Alone(device)
+    [optimizer] = alone.state._optimizers
+    parameters = list(alone.model.parameters())
+    step = optimizer.step
+    writes = iter((True, False, True))
+
+    def skips() -> None:  # what the device decides by a flag of its own
+        grads = [parameter.grad for parameter in parameters]
+        if not next(writes):
+            for parameter in parameters:
+                parameter.grad = torch.zeros_like(parameter)
+        step()
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad
+
+    optimizer.step = skips
+    done = list(
+        alone.run([3.0, 2.0, 1.0], gradient=lambda step: math.nan if step == 1 else 0.1, norm=math.inf)
+    )
+    assert done == [0, 1, 2]
 
 
 def test_gradients_that_a_scaler_looks_at_itself_are_not_asked(device: Simulated) -> None:

@@ -21,8 +21,26 @@ def optimizer_with(gradient: float, device: Simulated | None = None) -> torch.op
 
 
 @pytest.mark.parametrize(("gradient", "bad"), [(0.5, None), (math.nan, 7), (-math.inf, 7)])
-def test_on_the_host_a_bad_gradient_is_found_in_its_step(gradient: float, bad: int | None) -> None:
-    assert Looks().bad(optimizer_with(gradient), 7) == bad
+def test_on_the_host_a_bad_gradient_is_found_before_the_next_step(gradient: float, bad: int | None) -> None:
+    looks, optimizer = Looks(), optimizer_with(gradient)
+    optimizer.step()
+    assert looks.bad(optimizer, 7) is None
+    assert looks.settled(optimizer) == bad
+    assert looks.settled(optimizer) is None
+
+
+@pytest.mark.parametrize("gradient", [math.nan, math.inf])
+def test_a_bad_gradient_that_was_not_written_or_was_undone_is_no_fault(gradient: float) -> None:
+    looks, optimizer = Looks(), optimizer_with(gradient)
+    assert looks.bad(optimizer, 7) is None  # left out
+    assert looks.settled(optimizer) is None
+    parameter = optimizer.param_groups[0]["params"][1]
+    before = parameter.detach().clone()
+    optimizer.step()
+    assert looks.bad(optimizer, 8) is None
+    with torch.no_grad():
+        parameter.copy_(before)
+    assert looks.settled(optimizer) is None
 
 
 def test_on_a_device_it_is_found_one_step_later_and_nothing_is_waited_for_before() -> None:
@@ -33,7 +51,10 @@ def test_on_a_device_it_is_found_one_step_later_and_nothing_is_waited_for_before
     device.drain()
     assert looks.bad(optimizer_with(math.inf, device), 7) is None
     device.drain()
-    assert looks.bad(optimizer_with(0.5, device), 8) == 7
+    spoilt = optimizer_with(0.5, device)
+    with torch.no_grad():
+        spoilt.param_groups[0]["params"][1].fill_(math.nan)
+    assert looks.bad(spoilt, 8) == 7
     assert device.waits == 0
     with pytest.raises(Stuck):  # the host is a step ahead at most
         looks.bad(optimizer_with(0.5, device), 9)
