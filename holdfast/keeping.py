@@ -85,6 +85,7 @@ class Keeping:
         self._footprint: Footprint | None = None  # of the last commit
         self._walk = True  # look for other parameters at the next footprint
         self._pauses = Pauses()
+        self._before_pause: str | None = None  # what had been written when it began
         self._blob = b""
         self._core: list[Section] = []
         self._versions: list[tuple[int, int | None]] = []  # of the buffers, when `_core` was collected
@@ -108,6 +109,7 @@ class Keeping:
         self._voided = -1  # the last step of which no copy is kept
         self._stale: list[int] = []  # steps whose snapshots are to be forgotten and were being read
         self._ahead: set[str] = set()  # private objects that change there in every step
+        self._alike: set[str] | None = None  # those that have in each of the first steps so far
         self._cost_s = 0.0  # of a copy of the kind that the last one was, comparing what is frozen
         self._share = 1.0  # of the state that is not frozen
         self._whole = True  # the copies whose cost is known left nothing out
@@ -238,12 +240,25 @@ class Keeping:
             self._amend(self._footprints.take(since.step, paused))
         else:
             self._copy_deferred(since.step)
+        if shared is not None and self._done == LOOK_CLOSELY:
+            self._warn_of_private_part()
         if not self._outside and (own or shared) is not None:
             self._outside = True
             self._tell(
                 f"{own or shared} after the commit of step {since.step} and before the next step: a fault or"
                 " a stop there may cost the steps since the last snapshot. Do it in the next step: a"
                 " scheduler's between optimizer.step() and commit(), others before optimizer.step()"
+            )
+
+    def _warn_of_private_part(self) -> None:
+        """Say which private object follows each commit beside what is shared: it is taken for data."""
+        follows = self._state.private.no_data(self._alike or set())
+        if follows:
+            self._tell(
+                f"{' and '.join(follows)}, private to a rank, is changed after each commit, too: a fault"
+                " there takes the change since the last commit back (what draws data draws it again). If it"
+                " follows the steps, as a scheduler does, change it before commit(), or set its attribute"
+                " holdfast_private = False if it is the same on all ranks"
             )
 
     def _shared_change(self, since: Footprint, paused: bool) -> str | None:
@@ -263,10 +278,9 @@ class Keeping:
         text = self._state.private.objects()
         before = [section for section in self._core if section[0] == "objects"]
         changed = changed_objects(before, [("objects", text)] if text else [])
-        if early and not paused:
-            self._ahead |= changed
-            return None
-        late = changed - self._ahead
+        late = (
+            self._changed_early(changed, paused) if early else changed - self._ahead - (self._alike or set())
+        )
         if not late:
             return None
         self._in_row = self._in_row + 1 if self._voided == self._state.step - 1 else 1
@@ -274,6 +288,18 @@ class Keeping:
             self._ahead |= late
             return None
         return f"{min(late)} was changed"
+
+    def _changed_early(self, changed: set[str], paused: bool) -> set[str]:
+        """Return which of the objects that changed after one of the first commits did so in that step alone.
+
+        One that changes there in each of them draws ahead, as a loader does, or follows the steps.
+        """
+        so_far = self._alike
+        if not paused:
+            self._alike = changed if so_far is None else so_far & changed
+        if so_far is None:
+            return changed if paused else set()
+        return changed - so_far
 
     def _amend(self, now: Footprint) -> None:
         """Let the state of the last commit be the present one, in all copies."""
@@ -561,7 +587,8 @@ class Keeping:
             self.proceed(must=True)
         wanted = self._launch.snapshot_every != 0 and self._pauses.wants_copy(label, self._copy_s)
         held = not wanted or self._snapshots.held(self._launch.generation, step)
-        if not held and self._changed() is None and not self._state.gate.frozen:
+        self._before_pause = self._changed()
+        if not held and self._before_pause is None and not self._state.gate.frozen:
             self._copy(step)
 
     def pause_passes(self) -> None:
@@ -573,7 +600,7 @@ class Keeping:
         """Learn from it; what was exchanged and put back is the state again."""
         what, since = self._changed(), self._footprint
         self._paused = True
-        if what is not None and since is not None:
+        if what is not None and since is not None and self._before_pause is None:
             self._pauses.writes()
             back = self._footprints.returned(since)
             if back is not None:

@@ -133,6 +133,11 @@ class PrivateState:
         """Return the objects' states as JSON, empty without objects."""
         return self._described() if self._objects else b""
 
+    def no_data(self, names: set[str]) -> list[str]:
+        """Return those of the objects `names` that nobody can iterate over, as one can over a loader."""
+        data = ("__iter__", "__next__")
+        return [n for n in sorted(names) if not any(hasattr(type(self._objects[n]), each) for each in data)]
+
     def _described(self) -> bytes:
         """Return the objects' states as JSON, written anew unless they are known to be the same."""
         states = {name: value.state_dict() for name, value in self._objects.items()}

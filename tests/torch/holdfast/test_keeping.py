@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel
 
-from holdfast import progress, restoring
+from holdfast import keeping, progress, restoring
 from holdfast.keeping import SOON
 from holdfast.launcher_messages import Launch, Secured
 from holdfast.private import PrivateReader
@@ -294,6 +294,46 @@ def test_what_changes_privately_after_every_commit_does_not_keep_snapshots_from_
     evaluating(script, 40, "data", 1)
     assert page_of(memory).late == tuple(range(6, 14))
     assert steps_of(script) == {36, 40}
+
+
+@pytest.mark.parametrize("first", [1, 2, 4])
+def test_what_an_evaluation_without_a_pause_changes_early_is_no_loader_that_draws_ahead(
+    memory: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    monkeypatch.setattr(keeping, "LONG_S", 0.0)  # all work after a commit is an evaluation
+    script = Script(supervised(memory, replace(SELDOM, snapshot_every=4)))
+    for _ in script.state.steps(22):
+        script.state.commit(loss=script.step())
+        if script.state.step % 10 == first:
+            script.data.at += 1
+    assert {10 + first, 20 + first} & set(range(22)) <= set(page_of(memory).late)
+    assert capfd.readouterr().err.count("data was changed after the commit of step") == 1
+
+
+def test_what_changes_after_each_of_the_first_commits_is_taken_for_a_loader(
+    memory: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "LONG_S", 0.0)
+    script = Script(supervised(memory, replace(SELDOM, snapshot_every=4)))
+    for _ in script.state.steps(12):
+        script.state.commit(loss=script.step())
+        script.data.at += 1
+    assert page_of(memory).late == ()
+    assert steps_of(script) == {8, 12}
+    assert capfd.readouterr().err == ""
+
+
+def test_a_private_part_of_a_scheduler_that_steps_after_each_commit_is_named(
+    memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(supervised(memory, replace(SELDOM, snapshot_every=4)))
+    for step in script.state.steps(12):
+        script.state.commit(loss=script.step())
+        script.data.at += 1
+        script.optimizer.param_groups[0]["lr"] = 0.01 / (step + 1)
+    said = capfd.readouterr().err
+    assert said.count("data, private to a rank, is changed after each commit, too") == 1
+    assert "holdfast_private = False" in said
 
 
 def test_just_in_time_no_copy_is_made_of_a_state_that_lacks_a_change(memory: Path) -> None:

@@ -158,3 +158,17 @@ def test_a_schedule_behind_the_commit_is_told(memory: Path, capsys: pytest.Captu
     told: list[Any] = capsys.readouterr().err.splitlines()
     assert "scheduler moved on after the commit of step 1 and before the next step" in told[0]
     assert len(told) == 1
+
+
+def test_what_was_written_before_a_pause_is_not_said_of_the_pause(
+    memory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(supervised(memory, LAUNCH))
+    for _ in script.state.steps(3):
+        script.state.commit(loss=script.step())
+        script.scheduler.step()
+        with script.state.pause("eval"):
+            pass
+    told = capsys.readouterr().err
+    assert "in the pause" not in told
+    assert told.count("before the next step") == 1
