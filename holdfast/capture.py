@@ -50,6 +50,10 @@ class Tree:
             self.tensors.append((name, tensor))
         return known
 
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        """Return the name that `tensor` is listed by, if it is."""
+        return self._names.get(id(tensor))
+
 
 def unwrap(value: Any) -> Any:
     """Return the module inside of a DDP wrapper, or `value` itself."""
@@ -150,6 +154,12 @@ def _optimizer(name: str, optimizer: torch.optim.Optimizer, tree: Tree, kept: fr
     found |= {"inner": inner} if inner else {}
     rest = extra_state(optimizer)
     found |= {"own": flatten(f"{name}.own", rest, tree)} if rest else {}
+    # A script may add groups as it goes: who restores them has to know which parameters they are of.
+    homes = [
+        [tree.name_of(p) if id(p) in kept else None for p in group["params"]]
+        for group in optimizer.param_groups[1:]
+    ]
+    found |= {"homes": homes} if homes else {}
     return {**found, "param_groups": groups(name, optimizer, tree)}
 
 
@@ -162,6 +172,7 @@ def _inner(
     found = _optimizer(name, inner, tree, kept)
     if shares:
         del found["param_groups"]
+        found.pop("homes", None)
     return found
 
 

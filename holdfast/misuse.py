@@ -167,6 +167,38 @@ def _odd(value: Any, path: str) -> tuple[str, Any] | None:
     return next((each for each in below if each is not None), None)
 
 
+GROUPS = (
+    "a group that is added in the run can be made again only of parameters of a protected module that require"
+    " a gradient when protect is called: make all groups before protect, with lr=0 until they are trained"
+)
+
+
+class Added:
+    """Groups that an optimizer gains in the run, of which some could not be made again after a fault."""
+
+    def __init__(
+        self, modules: Iterable[Any], optimizers: Iterable[torch.optim.Optimizer], say: Callable[[str], None]
+    ) -> None:
+        self._optimizers = list(optimizers)
+        self._say = say
+        self._trained = {id(p) for module in modules for p in module.parameters() if p.requires_grad}
+        self._counts = [len(each.param_groups) for each in self._optimizers]
+
+    def look(self, step: int) -> None:
+        """Warn, once, of a group that was added by `step` and that a fault would end the run for."""
+        counts = [len(each.param_groups) for each in self._optimizers]
+        if counts == self._counts:
+            return
+        for optimizer, before in zip(self._optimizers, self._counts, strict=True):
+            new = [p for group in optimizer.param_groups[before:] for p in group["params"]]
+            if not all(id(p) in self._trained for p in new):
+                kind = type(optimizer).__name__
+                self._say(
+                    f"{kind} has gained a group by step {step}, and a fault would end the run: {GROUPS}"
+                )
+        self._counts = counts
+
+
 class Forgotten:
     """What trains and is not protected, seen at the first step that an optimizer makes.
 

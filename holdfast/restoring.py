@@ -12,7 +12,7 @@ import mmap
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from holdfast import capture
+from holdfast import capture, misuse
 from holdfast.capture import HOST, JSON_ENTRY, PAIRS, STRIDE, TENSOR, TUPLE, Tree, dtype_of, unwrap
 from holdfast.errors import BadInput
 from holdfast.safetensors import Layout
@@ -72,6 +72,10 @@ class _Held:
             tensor.detach().copy_(self.views[name])
         self._placed[name] = tensor
         self._taken.add(id(tensor))
+
+    def live(self, name: str | None) -> torch.Tensor | None:
+        """Return the live tensor that has the content of the snapshot's `name` already."""
+        return self._placed.get(name) if name is not None else None
 
     def filled(self, tensor: torch.Tensor) -> bool:
         """Say whether this very tensor has its content from the snapshot already."""
@@ -181,6 +185,7 @@ def _restore_object(name: str, value: Any, saved: Any, held: _Held) -> list[str]
     import torch
 
     if isinstance(value, torch.optim.Optimizer):
+        _add_groups(value, saved, held)
         _check_optimizer(name, value, saved)
         return _restore_optimizer(name, value, saved, held)
     value.load_state_dict(held.value(saved))
@@ -224,6 +229,24 @@ def _same_bits(tensor: torch.Tensor, view: torch.Tensor) -> bool:
     return bool(torch.equal(here, there)) if view.numel() else True
 
 
+def _add_groups(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], held: _Held) -> None:
+    """Make the groups again that the script has added since its start, as in gradual unfreezing.
+
+    Only of parameters of a protected module that can be trained as it stands: DDP reduces the gradients of no
+    others, and whatever else the script did when it thawed them it has not done here.
+    """
+    here, there = len(optimizer.param_groups), len(saved.get("param_groups", ()))
+    missing = [[held.live(name) for name in names] for names in saved.get("homes", [])[here - 1 :]]
+    if there <= here or len(missing) != there - here:
+        return
+    if all(each is not None and each.requires_grad for group in missing for each in group):
+        for group, known in zip(missing, saved["param_groups"][here:], strict=True):
+            optimizer.add_param_group({"params": group})
+            made = optimizer.param_groups[-1]
+            # In the order of the snapshot, whose values follow.
+            made.update({key: made.pop(key, None) for key in known if key != "params"})
+
+
 def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     there, here = saved["kind"], type(optimizer).__name__
     if there != here:
@@ -234,7 +257,9 @@ def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, saved: Mapping
             for groups in (saved["param_groups"], optimizer.param_groups)
         ]
         if sizes[0] != sizes[1]:
-            raise BadInput(f"{name}: its groups have {sizes[0]} parameters in the snapshot, {sizes[1]} here")
+            advice = f"; {misuse.GROUPS}" if len(sizes[0]) > len(sizes[1]) else ""
+            found = f"its groups have {sizes[0]} parameters in the snapshot, {sizes[1]} here"
+            raise BadInput(f"{name}: {found}{advice}")
 
 
 def _restore_optimizer(

@@ -82,6 +82,9 @@ class State:
             self.step, self._random = self.keeping.restore()
             self.keeping.mark(self.step)
             session.restored(self.step)
+        self._added = misuse.Added(
+            self._modules, self._optimizers, lambda text: misuse.warn(session.rank, text)
+        )
         self.gate.start(self.step)
 
     # -- the loop
@@ -172,6 +175,7 @@ class State:
         misuse.single("loss", loss)
         misuse.single("grad_norm", grad_norm)
         self._settle_forgotten()
+        self._added.look(self.step)
         if self._spoilt or (self._poison is not None and self._poison < self.step):
             loss = math.nan
             if not self._spoilt:  # by a script whose forward passes are not seen

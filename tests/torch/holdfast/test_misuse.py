@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import holdfast
+from holdfast import misuse
 from holdfast.errors import BadInput
 from holdfast.launcher_messages import Launch, RankStart
 from holdfast.session import Session
@@ -261,3 +262,21 @@ def test_masters_that_belong_to_no_module_and_inner_optimizers_are_no_mistake(
         outer.step()
         state.commit()
     assert capsys.readouterr().err == ""
+
+
+def test_a_group_that_a_fault_could_not_make_again_is_named_once() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    said: list[str] = []
+    added = misuse.Added([model], [optimizer], said.append)
+    added.look(0)
+    optimizer.add_param_group({"params": list(model[1].parameters())})
+    added.look(3)
+    assert said == []
+    model[0].requires_grad_(True)
+    optimizer.add_param_group({"params": list(model[0].parameters())})
+    added.look(9)
+    added.look(10)
+    (text,) = said
+    assert text.startswith("SGD has gained a group by step 9, and a fault would end the run: ")

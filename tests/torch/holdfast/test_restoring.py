@@ -273,3 +273,39 @@ def test_a_snapshot_without_the_inner_optimizer_says_so() -> None:
     data[at : at + entry.end - entry.begin] = text.ljust(entry.end - entry.begin)
     [warning] = restoring.restore(other, layout, data)
     assert warning == "optimizer.base_optimizer is not in the snapshot, and starts without its state"
+
+
+def unfreezing(seed: int, head_only: bool = True) -> dict[str, Any]:
+    model = model_of(seed)
+    trained = [*model[2].parameters()] if head_only else [*model.parameters()]
+    return {"model": model, "optimizer": torch.optim.AdamW(trained, lr=0.01)}
+
+
+def test_groups_that_were_added_in_the_run_are_made_again() -> None:
+    one, other = unfreezing(1), unfreezing(2)
+    train(one, 3)
+    for n, lr in ((0, 0.003), (1, 0.002)):
+        given = list(one["model"][0].parameters())[n : n + 1]
+        one["optimizer"].add_param_group(
+            {"params": given, "lr": lr, "weight_decay": 0.3, "name": f"base {n}"}
+        )
+    train(one, 3)
+    assert restoring.restore(other, *snapshot(one)) == []
+    assert bits(other) == bits(one)
+    assert other["optimizer"].param_groups[1]["params"][0] is other["model"][0].weight
+    train(one, 4)
+    train(other, 4)
+    assert bits(other) == bits(one)
+
+
+def test_groups_of_what_is_frozen_when_it_is_restored_or_is_no_module_s_are_refused_with_what_to_do() -> None:
+    for frozen, given in ((True, None), (False, torch.ones(3, requires_grad=True))):
+        one, other = unfreezing(1), unfreezing(2)
+        given_ = list(one["model"][0].parameters()) if given is None else [given]
+        one["optimizer"].add_param_group({"params": given_})
+        other["model"][0].requires_grad_(not frozen)
+        with pytest.raises(
+            BadInput, match=r"\[2, \d\] parameters .*: make all groups before protect, with lr=0"
+        ):
+            restoring.restore(other, *snapshot(one))
+        assert len(other["optimizer"].param_groups) == 1
