@@ -150,6 +150,7 @@ class MemberReport:
     prepare_error: str = ""
     prepare_generation: int = 0  # whose start `prepare_error` kept from happening
     durable: Durable = field(default_factory=Durable)
+    publishing: int = -1  # step of the present generation of which it would write a checkpoint; -1: none
     notes: tuple[str, ...] = ()
     room: Room = field(default_factory=Room)
     lag_s: float = 0.0  # the longest time in the last minute in which its event loop looked at nothing
@@ -200,6 +201,10 @@ class MemberOrder:
     lineage: tuple[Lineage, ...] = ()  # tells the checkpoints that count from those that are void
     proven: int = -1  # the last step at which the replicas are known to have been equal; 0: none yet, -1: one
     epoch: int = 0  # of the supervisor that sends it; a higher one takes its place
+    void: tuple[
+        int, ...
+    ] = ()  # steps of `generation` that some rank changed after its commit: no copy has that
+    good: int = -1  # the step of `publishing`, once no rank can make it void any more, and none has
 
 
 @dataclass(frozen=True, slots=True)

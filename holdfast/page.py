@@ -133,7 +133,7 @@ class Page:
                 + layout.SNAPSHOT.pack(-1, 0.0)
                 + layout.TAIL.pack(0)
                 + layout.STATE.pack(0, 0.0)
-                + bytes(layout.LATE.size)
+                + bytes(layout.AMENDED.size + layout.VOID.size)
             )
             self._store(layout.IDENTITY_AT, content)
 
@@ -369,10 +369,10 @@ class Page:
     def note_late(self, step: int, amended: bool) -> None:
         """Record that the state of `step` was changed after its commit; `amended`: our copies have that."""
         with self._lock:
-            known = layout.LATE.unpack_from(self.memory, layout.LATE_AT)
-            others = [word for word in known if word // 2 != step + 1]
-            latest = [layout.late_word(step, amended), *others, 0][: len(known)]
-            self._store(layout.LATE_AT, layout.LATE.pack(*latest))
+            old = layout.AMENDED.unpack_from(self.memory, layout.AMENDED_AT)
+            void = layout.VOID.unpack_from(self.memory, layout.VOID_AT)
+            old, void = (_with(old, step, amended), _with(void, step, not amended))
+            self._store(layout.AMENDED_AT, layout.AMENDED.pack(*old) + layout.VOID.pack(*void))
 
     def copied(self) -> None:
         """A piece of a copy has been made. Any thread may say so: a count that is lost does no harm."""
@@ -416,3 +416,9 @@ class Page:
         words[_SEQ] = busy = words[_SEQ] | 1
         self._bytes[at : at + len(content)] = content
         words[_SEQ] = busy + 1
+
+
+def _with(words: tuple[int, ...], step: int, wanted: bool) -> tuple[int, ...]:
+    """Return the steps of a page with `step` as the newest, or without it."""
+    others = [word for word in words if word not in (0, step + 1)]
+    return (*([step + 1] if wanted else []), *others, *([0] * len(words)))[: len(words)]

@@ -90,10 +90,13 @@ TAIL_AT = SNAPSHOT_AT + SNAPSHOT.size
 TAIL = struct.Struct("<q")  # tail_since_ns
 STATE_AT = TAIL_AT + TAIL.size
 STATE = struct.Struct("<qd")  # bytes of the replicated state, seconds that a copy took before this generation
-LATE_AT = STATE_AT + STATE.size
-LATE = struct.Struct("<8q")  # the last steps that were changed after their commit, see `late_word`; 0: none
-_END = LATE_AT + LATE.size
-_ALL = struct.Struct(f"<Qqiiqqqqqqqqqddqqdqqdqqd{LABEL_BYTES}sqqqqdqqd8q")  # from the sequence on
+AMENDED_AT = STATE_AT + STATE.size
+AMENDED = struct.Struct("<8q")  # see `Progress`; a step + 1, newest first; 0: none
+# Apart from those: a scheduler that is stepped after each commit amends every step.
+VOID_AT = AMENDED_AT + AMENDED.size
+VOID = struct.Struct("<64q")
+_END = VOID_AT + VOID.size
+_ALL = struct.Struct(f"<Qqiiqqqqqqqqqddqqdqqdqqd{LABEL_BYTES}sqqqqdqqd8q64q")  # from the sequence on
 # Of a copy that is being made: grows with each piece. Outside of the sequence: several threads write it.
 COPIED_INDEX = 960 // 8
 _RING_AT = 1024
@@ -244,16 +247,10 @@ def _progress(content: bytes, *, torn: bool) -> Progress | None:
     except ValueError:
         return None
     label = v[24].rstrip(b"\0").decode(errors="ignore")
-    late, amended = _late(v[-8:])
-    values = [*v[1:5], phase, *v[6:24], label, v[25], kind, *v[27:-8], torn, late, amended]
+    amended, void = _steps(v[-72:-64]), _steps(v[-64:])
+    values = [*v[1:5], phase, *v[6:24], label, v[25], kind, *v[27:-72], torn, void, amended]
     return Progress(*values)
 
 
-def late_word(step: int, amended: bool) -> int:
-    """Return what the page has for a step that was changed after its commit."""
-    return 2 * (step + 1) + amended
-
-
-def _late(words: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    late = tuple(sorted(word // 2 - 1 for word in words if word > 1 and not word & 1))
-    return late, tuple(sorted(word // 2 - 1 for word in words if word > 1 and word & 1))
+def _steps(words: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(word - 1 for word in words if word > 0))

@@ -69,7 +69,7 @@ class Member:
         self.preparer = Preparer(self.holdings, self.fetcher, config.checkpoints)
         self.saver = Saver(self.holdings, self.fetcher, config.checkpoints)
         self.sealing = Sealing(self.holdings.arena, self._pace, self._is_final)
-        self.checkpoints = Checkpoints(config.member, self.holdings, self.pages, self.saver)
+        self.checkpoints = Checkpoints(config.member, self.holdings, self.pages, self.saver, self._changed)
         self.peer_url = ""
         self.order = MemberOrder("idle", 0)
         self.obeyed = Obeyed(config.directory)
@@ -133,6 +133,7 @@ class Member:
             prepare_error=self.prepare_error,
             prepare_generation=self.prepare_generation,
             durable=self.saver.durable,
+            publishing=self.checkpoints.publishing,
             epoch=self.obeyed.newest.epoch,
             clock=self._clock,
             notes=(self.refused,) if self.refused else (),
@@ -160,6 +161,7 @@ class Member:
         if order.generation != self.order.generation:
             self._launch, self.prepare_error = None, ""
         self.order = order
+        self.checkpoints.answered(order)
         self.saver.retention = Retention(order.keep, order.lineage, order.proven, order.epoch)
         if order.drill is not None:
             self._drill(order.drill)
@@ -181,6 +183,7 @@ class Member:
 
     def _pursue(self) -> None:
         order, state = self.order, self.launcher.state
+        self._forget_void()
         if order.do == "run" and order.launch is not None and state is not None:
             if state.generation < order.generation:
                 if not self.prepare_error:
@@ -337,12 +340,31 @@ class Member:
         now_ns = time.monotonic_ns()
         alive = {r.rank for r in state.ranks if r.state in ("starting", "running")}
         found = self.pages.poll(state.generation, now_ns, lateness_s)
+        self._forget_void()
         late = (*found, *self._starts.late(state, now_ns, lateness_s))
         stalls = tuple(stall for stall in late if stall.rank in alive)
         if {_what(each) for each in stalls} != {_what(each) for each in self.stalls}:
             self.stalls, self._stalled_ns = stalls, now_ns
             self._changed()
         self._look(state)
+
+    def _forget_void(self) -> None:
+        """Forget snapshots of steps that a rank has changed after their commit: its own or another member's.
+
+        One that is being read is forgotten later; nobody resumes from it, for the supervisor knows. The last
+        one stays: when no other state is left anywhere, that is still better than none.
+        """
+        generation = self.order.generation
+        if self.order.do != "run":
+            return
+        ranks = self.pages.raw(generation)
+        void = {step for each in ranks for step in each.late}
+        void |= set(self.order.void) - {step for each in ranks for step in each.amended}
+        records = self.holdings.arena.records() if void else ()
+        for record in records if len(records) > 1 else ():
+            if record.generation == generation and record.step in void:
+                self.holdings.arena.forget(record)
+                return
 
     def _look(self, state: LauncherState) -> None:
         """Have the launcher look at its ranks while one of them, or another's, is late."""

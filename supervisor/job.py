@@ -18,7 +18,7 @@ from typing import Any
 from holdfast.filework import FileWork, Unresponsive
 from holdfast.launcher_messages import Marks
 from holdfast.messages import Drill
-from supervisor import apply, closing, incident, journal, offloop, orders, presence, remedy, still
+from supervisor import apply, closing, incident, journal, offloop, orders, presence, remedy, still, unfinished
 from supervisor.accounts import Accounts
 from supervisor.backend import Backend
 from supervisor.connections import Connections
@@ -131,7 +131,7 @@ class Job:
             raise RuntimeError(f"{ROUNDS} decisions in one go, the last: {action}")
         self.storage.verify(remedy.doubted(view, self.policy))
         self._renew(view)
-        self._give_orders()
+        self._give_orders(view)
 
     async def _stay_ahead(self) -> None:
         """Have a higher epoch than members and checkpoints tell of, unless theirs is another supervisor's."""
@@ -212,7 +212,7 @@ class Job:
             marks = _marks(view) if isinstance(action, Settle) else None
             self.records.incident(incident.record(known, marks))
 
-    def _give_orders(self) -> None:
+    def _give_orders(self, view: View) -> None:
         policy = self.policy
         if orders.wants_members(self.memory, time.monotonic_ns()):
             self.backend.want(policy.members + policy.standby, self.memory.lost)
@@ -220,6 +220,9 @@ class Job:
         for name in self.backend.members:
             given = drill if name == drill_for else None
             order = orders.order_for(self.memory, name, policy, given, look=bool(self._watch.ranks))
+            asks = view.member(name)
+            if asks is not None and order.do in ("run", "secure"):
+                order = replace(order, good=unfinished.good(view, asks))
             if order.do == "idle":
                 order = replace(order, room_bytes=self._state_bytes())
             self.connections.order(name, replace(order, epoch=self.lead.epoch))

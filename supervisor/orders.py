@@ -8,6 +8,7 @@ from holdfast import lineage
 from holdfast.launcher_messages import RankStart
 from holdfast.lineage import Lineage
 from holdfast.messages import Drill, MemberOrder
+from supervisor import unfinished
 from supervisor.view import Memory, Policy
 
 BUSY_S = 10.0  # a generation that has done no step by then no longer keeps new members from being made
@@ -22,7 +23,14 @@ def order_for(
     """
     order = _order_for(memory, member, policy, drill)
     looks = int(look and order.do == "run")
-    return replace(order, keep=policy.keep, lineage=_lineage(memory), proven=_proven(memory), look=looks)
+    return replace(
+        order,
+        keep=policy.keep,
+        lineage=_lineage(memory),
+        proven=_proven(memory),
+        look=looks,
+        void=unfinished.void_now(memory),
+    )
 
 
 def _proven(memory: Memory) -> int:

@@ -198,10 +198,10 @@ def resumes(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault,
 
 def before(view: View, cuts: tuple[Cut, ...], bound: int | None) -> Resume:
     """Return where to resume so that what was cut off is done again, if there is such a state of this run."""
-    limit, late = unfinished.at_most(cuts, bound), unfinished.late(view)
-    if limit == bound and not late:
+    limit, void = unfinished.at_most(cuts, bound), unfinished.void(view)
+    if limit == bound and not void:
         return resume_point(view, bound)
-    resumed = resume.point(view, limit, late)
+    resumed = resume.point(view, limit, void)
     anew = limit == 0 and not resume.had_state(view.memory)
     return resumed if resumed.source != "none" or anew else resume_point(view, bound)
 

@@ -11,8 +11,10 @@ from dataclasses import replace
 
 from holdfast.lineage import merged, valid
 from holdfast.messages import MemberReport
-from supervisor import replicas, reported
-from supervisor.view import Memory, View
+from supervisor import replicas, reported, unfinished
+from supervisor.view import Memory, View, Void
+
+VOIDS = 128  # the newest are kept; of older ones those of which there is a state
 
 
 def remembered(view: View) -> Memory:
@@ -28,6 +30,7 @@ def remembered(view: View) -> Memory:
         saved=max((memory.saved, *saved)),
         held=max(memory.held, _held(view)),
         equal=replicas.equal(view),
+        void=_void(view),
     )
     return memory if after == memory else after
 
@@ -53,3 +56,23 @@ def _held(view: View) -> int:
         return -1
     steps, snapshot = [each.step for each in progress], max(each.snapshot_step for each in progress)
     return snapshot if min(steps) > snapshot else -1
+
+
+def _void(view: View) -> tuple[Void, ...]:
+    """Return the steps that a rank made void and has not made whole again.
+
+    They outlive its page, and its member: others may hold a copy that lacks what the rank changed.
+    """
+    generation, known = view.memory.generation, set(view.memory.void)
+    for report in reported.reports(view):
+        for each in unfinished.of_generation(view, report):
+            known -= {Void(generation, step, each.rank) for step in each.amended}
+            known |= {Void(generation, step, each.rank) for step in each.late}
+    if not known:
+        return ()
+    ordered = sorted(known, key=lambda each: (each.generation, each.step, each.rank))
+    slots = (slot for member in view.members if member.report for slot in member.report.slots)
+    states = {(slot.generation, slot.step) for slot in slots}
+    states |= {(stored.generation, stored.step) for stored in view.stored.checkpoints}
+    old = (each for each in ordered[:-VOIDS] if (each.generation, each.step) in states)
+    return (*old, *ordered[-VOIDS:])

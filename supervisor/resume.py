@@ -21,16 +21,16 @@ FROM_THE_BEGINNING = Resume(0, 0, "none")
 TRIES = 4  # to restore one and the same state
 
 
-def point(view: View, at_most: int | None, late: frozenset[int] = frozenset()) -> Resume:
+def point(view: View, at_most: int | None, void: frozenset[tuple[int, int]] = frozenset()) -> Resume:
     """Return the resume point with no more than `at_most` steps (None: no bound).
 
-    `late` are steps of the present generation that are passed over.
+    `void` are states that are passed over, by generation and step.
 
     All snapshots and all checkpoints are looked at. A snapshot in memory goes before a checkpoint of the same
     step. Without either it is the beginning.
     """
-    slot = _newest_slot(view, at_most, late)
-    durable = _newest_checkpoint(view, at_most, late)
+    slot = _newest_slot(view, at_most, void)
+    durable = _newest_checkpoint(view, at_most, void)
     if slot is not None and (durable is None or slot.step >= durable.step):
         return slot
     return durable or FROM_THE_BEGINNING
@@ -44,7 +44,7 @@ def _given_up(memory: Memory) -> frozenset[str]:
     return frozenset(signature for signature, count in failed.items() if count >= TRIES)
 
 
-def _newest_slot(view: View, at_most: int | None, late: frozenset[int]) -> Resume | None:
+def _newest_slot(view: View, at_most: int | None, void: frozenset[tuple[int, int]]) -> Resume | None:
     reports = [m.report for m in view.members if m.report is not None and can_give(view, m)]
     bad = {(s.generation, s.step, r.member) for r in reports for s in r.unusable}
     found: dict[tuple[int, int], list[MemberReport]] = {}
@@ -52,7 +52,7 @@ def _newest_slot(view: View, at_most: int | None, late: frozenset[int]) -> Resum
         for slot in report.slots:
             if (slot.generation, slot.step, report.member) in bad:
                 continue
-            if not why_not(view, slot, at_most) and not _is_late(view, slot, late):
+            if not why_not(view, slot, at_most) and (slot.generation, slot.step) not in void:
                 found.setdefault((slot.step, slot.generation), []).append(report)
     for (step, generation), holders in sorted(found.items(), reverse=True):
         private = _private_sources(view, reports, step)
@@ -96,21 +96,17 @@ def _fits(private: PrivateHeld, rank: int, step: int, lineage: tuple[Lineage, ..
     )
 
 
-def _newest_checkpoint(view: View, at_most: int | None, late: frozenset[int]) -> Resume | None:
+def _newest_checkpoint(view: View, at_most: int | None, void: frozenset[tuple[int, int]]) -> Resume | None:
     usable = [
         each
         for each in view.stored.checkpoints
-        if not why_not(view, each, at_most) and not _is_late(view, each, late)
+        if not why_not(view, each, at_most) and (each.generation, each.step) not in void
     ]
     if not usable:
         return None
     found = max(usable, key=lambda each: (each.step, each.generation))
     notes = tuple(each.note for each in view.stored.unusable if each.step >= found.step)
     return Resume(found.step, found.generation, "checkpoint", found.path, notes=notes)
-
-
-def _is_late(view: View, state: Slot | Checkpoint, late: frozenset[int]) -> bool:
-    return state.generation == view.memory.generation and state.step in late
 
 
 def checkpoint_of(view: View, resumed: Resume) -> Checkpoint | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from holdfast.launcher_messages import COLLECTIVE, RankState
 from holdfast.messages import MemberReport, Progress
 from supervisor import presence, reported
-from supervisor.view import Cut, Fault, MemberView, Missed, Policy, Resume, View, Wait
+from supervisor.view import Cut, Fault, MemberView, Memory, Missed, Policy, Resume, View, Wait
 
 LONG_S = 0.25  # a machine that is busy for a moment makes a tail of microseconds a tenth of a second long
 USUAL = 5.0  # times the median
@@ -115,8 +115,8 @@ def late(view: View) -> frozenset[int]:
     Not those of which every rank that can be heard has made its copies with the change. Of two ranks at one
     such step, one may have copied it before; one that is beyond it has forgotten that.
     """
-    ranks = [each for report in reported.reports(view) for each in _of_generation(view, report)]
-    found = {step for each in ranks for step in each.late}
+    ranks = [each for report in reported.reports(view) for each in of_generation(view, report)]
+    found = {step for each in ranks for step in each.late} | set(void_now(view.memory))
     amended = {step for each in ranks for step in each.amended}
     partly = {
         step
@@ -127,13 +127,41 @@ def late(view: View) -> frozenset[int]:
     return frozenset(found | partly)
 
 
+def void_now(memory: Memory) -> tuple[int, ...]:
+    """Return the steps of the present generation of which no copy is to be used."""
+    return tuple(sorted({each.step for each in memory.void if each.generation == memory.generation}))
+
+
+def void(view: View) -> frozenset[tuple[int, int]]:
+    """Return generation and step of the states that are passed over."""
+    now = view.memory.generation
+    before = {(each.generation, each.step) for each in view.memory.void if each.generation != now}
+    return frozenset(before | {(now, step) for step in late(view)})
+
+
+def good(view: View, member: MemberView) -> int:
+    """Return the step of which `member` would write a checkpoint, -1 while some rank may make it void yet.
+
+    A rank that has committed the next step has looked before that at what the script did after this one.
+    """
+    report = member.report
+    if report is None or report.publishing < 0:
+        return -1
+    ranks = {each.rank: each for found in reported.reports(view) for each in of_generation(view, found)}
+    beyond = all(each.step > report.publishing for each in ranks.values())
+    if len(ranks) < view.memory.world_size or not beyond or report.publishing in late(view):
+        return -1
+    return report.publishing
+
+
 def passed_over(view: View, step: int) -> str:
     """Say which state beyond `step` cannot be used for that, "" for none."""
     beyond = [each for each in late(view) if each > step]
     return f"the state of step {max(beyond)} was changed after its commit and is not used" if beyond else ""
 
 
-def _of_generation(view: View, report: MemberReport) -> tuple[Progress, ...]:
+def of_generation(view: View, report: MemberReport) -> tuple[Progress, ...]:
+    """Return where the member's ranks are, if they are of the present generation."""
     launcher = report.launcher
     return report.progress if launcher is not None and launcher.generation == view.memory.generation else ()
 
@@ -142,13 +170,15 @@ def unamended(view: View, resumed: Resume) -> tuple[Cut, ...]:
     """Return the changes after a commit that are lost with a group that resumes at `resumed` all the same."""
     if resumed.generation != view.memory.generation or resumed.step not in late(view):
         return ()
-    ranks = sorted(
+    ranks = {
         each.rank
         for report in reported.reports(view)
-        for each in _of_generation(view, report)
+        for each in of_generation(view, report)
         if resumed.step in (*each.late, *each.amended)
-    )
-    return tuple(Cut(rank, resumed.step, resumed.step - 1) for rank in ranks)
+    }
+    known = (each for each in view.memory.void if each.step == resumed.step)
+    ranks |= {each.rank for each in known if each.generation == resumed.generation}
+    return tuple(Cut(rank, resumed.step, resumed.step - 1) for rank in sorted(ranks))
 
 
 def _is_long(at: Progress) -> bool:

@@ -95,6 +95,15 @@ class Missed:
 
 
 @dataclass(frozen=True, slots=True)
+class Void:
+    """A step after whose commit a rank changed what only it has: no copy has the state of that step."""
+
+    generation: int
+    step: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class Resume:
     """The newest state that can be made whole, and who has it."""
 
@@ -171,6 +180,7 @@ class Memory:
     saved: int = -1  # the newest step that was on storage and is not void
     held: int = -1  # the newest step whose snapshot some member held, and that the group went beyond
     equal: tuple[int, ...] = ()  # the last steps at which the replicas were equal on all members
+    void: tuple[Void, ...] = ()  # oldest first
 
 
 @dataclass(frozen=True, slots=True)

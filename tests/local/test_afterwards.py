@@ -16,7 +16,8 @@ from tests.local.waiting import WAIT_S, until
 pytestmark = [pytest.mark.local, pytest.mark.timeout(180)]
 
 OPTIONS = "--members 2 --hang-floor 60s --snapshot-every 20"  # each snapshot is due where it is changed
-KINDS = ["shared", "both", "average", "often"]
+KINDS = ["shared", "both", "average", "often", "first", "second"]
+HELD = 52  # more than eight steps after the evaluation: changes that all copies have come after it
 
 
 def result(folder: Path) -> list[Any]:
@@ -71,7 +72,7 @@ def test_a_snapshot_that_is_due_there_has_the_change_or_is_none(
 ) -> None:
     """All ranks die at once: nobody is left to copy its state."""
     run = start(OPTIONS, "afterwards.py", tmp_path, what, "hold")
-    run.reach(45)
+    run.reach(HELD)
     run.kill_ranks(0, 1)
     ended = run.finish()
     assert ended.code == 0, ended.output
@@ -83,7 +84,7 @@ def test_a_checkpoint_that_is_due_there_has_the_change_or_is_none(
     start: Start, tmp_path: Path, undisturbed: dict[str, list[Any]], what: str
 ) -> None:
     run = start(f"{OPTIONS} --checkpoint-every 1s", "afterwards.py", tmp_path, what, "hold")
-    run.reach(45)
+    run.reach(HELD)
     run.wait(lambda status: status["checkpoint"] and status["checkpoint"]["step"] >= 20, "a checkpoint")
     run.stop()  # at once: without a last one
     ended = start(f"{OPTIONS} --run-dir {run.run_dir}", "afterwards.py", tmp_path, what).finish()

@@ -1,8 +1,9 @@
-"""Change protected state after commits: python afterwards.py FOLDER shared|both|average|often [hold].
+"""Change protected state after commits: python afterwards.py FOLDER WHAT [hold].
 
-After every 20th commit it evaluates, and changes what the word says; `often` steps a scheduler after each. It
-leaves `begun.RANK` when the evaluation after step 40 begins, and what training has come to in `result.RANK`.
-With `hold` it stays in a step after that, the first time that it comes there.
+WHAT is shared, both, average, often, first or second. After every 20th commit it evaluates, and changes what
+the word says; `often` steps a scheduler after each, as do `first` and `second`, where that rank alone changes
+what is private to it. It leaves `begun.RANK` when the evaluation after step 40 begins, and what training has
+come to in `result.RANK`. With `hold` it stays in a step after that, the first time that it comes there.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from torch.optim.swa_utils import AveragedModel
 
 import holdfast
 
-BOUNDARY, SHOWN, HELD, STEPS = 20, 40, 45, 90
+BOUNDARY, SHOWN, HELD, STEPS = 20, 40, 52, 90
+LONE = ("first", "second")
 folder, what = Path(sys.argv[1]), sys.argv[2]
+often = what in ("often", *LONE)
 pause = threading.Event()
 
 
@@ -40,8 +43,8 @@ class Best:
 torch.manual_seed(0)
 model = nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-every = 1 if what == "often" else BOUNDARY
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.97 if what == "often" else 0.5)
+every = 1 if often else BOUNDARY
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.97 if often else 0.5)
 best, average = Best(), AveragedModel(model)
 session = holdfast.join()
 replica = nn.parallel.DistributedDataParallel(model)
@@ -62,11 +65,11 @@ for _ in state.steps(STEPS):
             if state.step == SHOWN:
                 (folder / f"begun.{session.rank}").touch()
                 pause.wait(0.5)
-        if what == "both":
+        if what == "both" or (what in LONE and session.rank == LONE.index(what)):
             best.steps.append(state.step)
         if what == "average":
             average.update_parameters(model)
-    if state.step % every == 0 and what in ("shared", "both", "often"):
+    if state.step % every == 0 and (often or what in ("shared", "both")):
         scheduler.step()
 
 found = [optimizer.param_groups[0]["lr"], best.steps, scheduler.last_epoch, int(average.n_averaged)]

@@ -269,9 +269,21 @@ def test_steps_that_were_changed_after_their_commit_are_told_with_what_became_of
         page.note_late(step, amended=False)
         page.note_late(step + 1, amended=True)
     page.note_late(10, amended=True)
+    page.note_late(11, amended=False)
     found = read(page.memory)
     assert found is not None
-    assert (found.late, found.amended) == ((4, 6, 8), (5, 7, 9, 10, 11)), "the last eight"
+    assert (found.late, found.amended) == ((0, 2, 4, 6, 8, 11), (1, 3, 5, 7, 9, 10))
+    for step in range(12, 40):
+        page.note_late(step, amended=True)
+    found = read(page.memory)
+    assert found is not None
+    assert found.late == (0, 2, 4, 6, 8, 11), "steps of which no copy is good outlive those of which all are"
+    assert found.amended == tuple(range(32, 40))
+    for step in range(40, 140):
+        page.note_late(step, amended=False)
+    found = read(page.memory)
+    assert found is not None
+    assert (found.late, found.amended) == (tuple(range(76, 140)), tuple(range(32, 40)))
     page.begin(4, 0, 0, 1, 0)
     found = read(page.memory)
     assert found is not None

@@ -11,6 +11,7 @@ from holdfast import catalogue
 from holdfast.launcher_messages import Launch
 from holdfast.messages import MemberOrder
 from holdfast.page import Page
+from sidecar import checkpoints
 from sidecar.checkpoints import RETRY_S, Checkpoints
 from sidecar.hang import HangPolicy
 from sidecar.pages import Pages
@@ -27,6 +28,7 @@ class Place:
     checkpoints: Checkpoints
     saver: Saver
     root: Path
+    asked: list[int]
 
     @property
     def saved(self) -> int:
@@ -43,11 +45,23 @@ def here() -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def saving(here: Path, root: Path) -> AsyncIterator[Place]:
+async def saving(
+    here: Path, root: Path, void: tuple[int, ...] = (), silent: bool = False, ranks: int = 1
+) -> AsyncIterator[Place]:
+    """The supervisor answers that nothing but `void` is void, unless it is `silent`."""
     async with fetching(here) as fetcher:
         saver = Saver(holdings(here), fetcher, root)
-        pages = Pages(here, 1, HangPolicy())
-        yield Place(Checkpoints("m0", holdings(here), pages, saver), saver, root)
+        pages = Pages(here, ranks, HangPolicy())
+        asked: list[int] = []
+
+        def answer() -> None:
+            asked.append(place.checkpoints.publishing)
+            if not silent:
+                order = replace(RUN, void=void, good=-1 if asked[-1] in void else asked[-1])
+                place.checkpoints.answered(order)
+
+        place = Place(Checkpoints("m0", holdings(here), pages, saver, answer), saver, root, asked)
+        yield place
 
 
 def hold(here: Path, step: int, generation: int = 1) -> None:
@@ -133,3 +147,47 @@ async def test_a_snapshot_that_lacks_what_was_changed_after_its_commit_is_not_sa
         page.note_late(5, amended=True)
         assert await place.checkpoints.when_due(RUN, 220.0)
         assert place.saved == 5
+
+
+async def test_a_snapshot_that_another_members_rank_has_made_void_is_not_saved(
+    here: Path, tmp_path: Path
+) -> None:
+    hold(here, 3)
+    hold(here, 5)
+    async with saving(here, tmp_path, void=(5,)) as place:
+        await place.checkpoints.when_due(RUN, 100.0)
+        assert await place.checkpoints.when_due(RUN, 160.0)
+        assert (place.saved, place.asked) == (3, [5, -1, 3, -1])
+
+
+async def test_a_snapshot_of_which_nobody_knows_whether_it_is_void_is_not_saved_and_tried_again_soon(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "ANSWER_S", 0.01)
+    hold(here, 5)
+    async with saving(here, tmp_path, silent=True) as place:
+        place.checkpoints.answered(RUN)
+        await place.checkpoints.when_due(RUN, 100.0)
+        assert await place.checkpoints.when_due(RUN, 160.0)
+        assert (place.saved, place.asked) == (-1, [5, -1])
+        place.checkpoints.answered(replace(RUN, good=5))
+        assert await place.checkpoints.when_due(RUN, 160.0 + RETRY_S)
+        assert place.saved == 5
+
+
+async def test_a_member_with_all_ranks_asks_nobody(here: Path, tmp_path: Path) -> None:
+    hold(here, 5)
+    page = Page.create(here / "page-1.bin")
+    page.begin(1, 1, 1, 78, 0)
+    page.commit(STEPS, 0.5, 0.5, 8, 64, 0.0, 0)
+    async with saving(here, tmp_path, silent=True, ranks=2) as place:
+        await place.checkpoints.when_due(RUN, 100.0)
+        assert await place.checkpoints.when_due(RUN, 160.0)
+        assert (place.saved, place.asked) == (5, [])
+        hold(here, STEPS - 1)
+        page.begin(1, 1, 1, 78, STEPS - 1)
+        assert await place.checkpoints.when_due(RUN, 220.0)
+        assert place.saved == 5, "the second rank may be in work after that commit"
+        page.commit(STEPS, 0.5, 0.5, 8, 64, 0.0, 0)
+        assert await place.checkpoints.when_due(RUN, 220.0 + RETRY_S)
+        assert place.saved == STEPS - 1

@@ -15,6 +15,7 @@ import pytest
 from holdfast import tasks, wire
 from holdfast.launcher_messages import Launch, LauncherOrder, LauncherState, Look, RankStart, Restore
 from holdfast.messages import Drill, MemberOrder, MemberReport, Slot, Source, Stall
+from holdfast.page import Page
 from sidecar.config import Config
 from sidecar.member import LATE_S, SOONEST_S, Member
 from tests.unit.sidecar.launching import LIMIT_S, Launcher
@@ -98,6 +99,29 @@ async def test_a_generation_is_started_once_its_state_is_at_hand(here: Path) -> 
         await place.tells(launcher(rank(0, generation=2), generation=2))
         await place.sidecar.obey(replace(run(2), settled=True))
         assert (await place.heard()).do == "settle"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "left"),
+    [((), (5,), (3,)), ((5,), (), (3,)), ((), (4,), (5, 3)), ((), (5, 3), (3,))],
+    ids=["another member's rank", "a rank of this member", "another step", "the last one stays"],
+)
+async def test_snapshots_of_steps_that_a_rank_has_made_void_are_forgotten(
+    here: Path, ours: tuple[int, ...], theirs: tuple[int, ...], left: tuple[int, ...]
+) -> None:
+    for step in (3, 5):
+        snapshot(here, 2, step)
+    page = Page.create(here / "page-0.bin")
+    page.begin(2, 0, 0, 77, 5)
+    for step in ours:
+        page.note_late(step, amended=False)
+    async with at_work(here) as place:
+        await place.tells(launcher(rank(0, generation=2), generation=2))
+        await place.sidecar.obey(replace(run(2), void=theirs, do="secure"))
+        assert [slot.step for slot in place.sidecar.report().slots] == [5, 3], "it may be all that is left"
+        await place.sidecar.obey(replace(run(2), void=theirs))
+        place.sidecar._pursue()
+        assert tuple(slot.step for slot in place.sidecar.report().slots) == left
 
 
 async def test_an_older_order_is_refused(here: Path) -> None:

@@ -206,7 +206,7 @@ def test_orders_carry_the_epoch_and_a_next_supervisor_has_a_higher_one_than_the_
     job = led(tmp_path)
     job.backend = Backend({"m0": "running"})
     job.memory = replace(job.memory, phase="stopping", exit_code=0)
-    job._give_orders()
+    job._give_orders(job.view())
     order = job.connections.line("m0").order
     assert order is not None
     assert order.epoch == 1

@@ -7,8 +7,8 @@ import pytest
 
 from holdfast.lineage import Lineage
 from holdfast.messages import Durable, Seal, Slot
-from supervisor.remembered import remembered
-from supervisor.view import Checkpoint, MemberView, Memory, Stored
+from supervisor.remembered import VOIDS, remembered
+from supervisor.view import Checkpoint, MemberView, Memory, Stored, Void
 from tests.unit.supervisor.views import launcher, member, progress, report, view
 
 
@@ -77,3 +77,25 @@ def test_the_last_steps_at_which_all_were_equal_are_remembered() -> None:
     assert taught(sealed("m0", 1), sealed("m1", 1), equal=(8, 12)).equal == (12, 16)
     alone: dict[str, Any] = {"world_size": 1, "placement": ("m0",)}
     assert taught(sealed("m0", 1, 2, 3), **alone).equal == (), "a member alone is equal to nobody"
+
+
+def changed(number: int, late: tuple[int, ...] = (), amended: tuple[int, ...] = ()) -> MemberView:
+    told = replace(progress(number, 90), late=late, amended=amended)
+    return member(f"m{number}", report(f"m{number}", launcher(), progress=(told,)))
+
+
+def test_a_void_step_is_remembered_until_the_rank_that_made_it_void_has_made_it_whole() -> None:
+    void = taught(changed(0, late=(32,)), changed(1)).void
+    assert void == (Void(1, 32, 0),)
+    assert taught(changed(0, amended=(40, 41)), changed(1), void=void).void == void
+    assert taught(changed(1), void=void).void == void, "its member is gone"
+    assert taught(changed(0), changed(1, amended=(32,)), void=void).void == void
+    assert taught(changed(0, amended=(32,)), changed(1), void=void).void == ()
+
+
+def test_of_many_void_steps_the_newest_are_remembered_and_those_of_which_there_is_a_state() -> None:
+    many = tuple(Void(1, step, 0) for step in range(VOIDS))
+    stored = Stored((Checkpoint(0, 1, 2, "a"),))
+    holding = member("m1", report("m1", launcher(), progress=(progress(1, 200),), slots=(Slot(1, 2, 8),)))
+    found = taught(changed(0, late=(200, 201, 202)), holding, stored=stored, void=many).void
+    assert [each.step for each in found] == [0, 2, *range(3, VOIDS), 200, 201, 202]

@@ -26,6 +26,7 @@ from supervisor.view import (
     Settle,
     Start,
     View,
+    Void,
     Wait,
 )
 from tests.unit.supervisor.views import (
@@ -303,6 +304,39 @@ def test_a_state_that_lacks_what_was_changed_after_its_commit_is_passed_over(
     stopped = closing.save_and_end(found, ())
     assert isinstance(stopped, Save)
     assert (stopped.resume.step, stopped.cut) == (step, ())
+
+
+def test_a_step_that_is_remembered_as_void_is_passed_over_in_all_generations() -> None:
+    found = group((rank(0), at(0)), (rank(1, KILLED), at(1)))
+    for void, step in ((Void(1, 20, 1), 15), (Void(2, 20, 1), 20), (Void(1, 19, 1), 20)):
+        action = decide(replace(found, memory=replace(found.memory, void=(void,))), POLICY)
+        assert isinstance(action, Start)
+        assert action.resume.step == step
+    resumed = Resume(20, 1, "slot")
+    known = replace(found, memory=replace(found.memory, void=(Void(1, 20, 1),)))
+    assert unfinished.unamended(known, resumed) == (Cut(1, 20, 19),)
+
+
+@pytest.mark.parametrize(
+    ("publishing", "first", "second", "void", "good"),
+    [
+        pytest.param(20, {"step": 21}, {"step": 21}, (), 20, id="all have gone beyond it"),
+        pytest.param(20, {"step": 21}, {"step": 20}, (), -1, id="one may be in work after that commit"),
+        pytest.param(20, {"step": 21}, {"step": 22, "late": (20,)}, (), -1, id="one has made it void"),
+        pytest.param(20, {"step": 21}, {"step": 22}, (Void(1, 20, 1),), -1, id="one had made it void"),
+        pytest.param(-1, {"step": 21}, {"step": 22}, (), -1, id="nobody asks"),
+    ],
+)
+def test_a_member_may_write_a_checkpoint_of_what_no_rank_can_make_void_any_more(
+    publishing: int, first: dict[str, Any], second: dict[str, Any], void: tuple[Void, ...], good: int
+) -> None:
+    found = group((rank(0), at(0, **first)), (rank(1), at(1, **second)))
+    asks = found.members[0]
+    assert asks.report is not None
+    asks = replace(asks, report=replace(asks.report, publishing=publishing))
+    found = replace(found, memory=replace(found.memory, void=void), members=(asks, *found.members[1:]))
+    assert unfinished.good(found, asks) == good
+    assert unfinished.good(replace(found, members=(asks,)), asks) == -1, "the other's ranks are not known"
 
 
 def test_a_change_that_no_state_is_before_is_named_as_missed() -> None:
