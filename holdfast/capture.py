@@ -92,6 +92,23 @@ def collect(objects: Mapping[str, Any]) -> Tree:
     return tree
 
 
+def refuse_kinds(objects: Mapping[str, Any]) -> None:
+    """Raise BadInput for the first parameter or buffer of a type that cannot be kept."""
+    import torch
+
+    for name, value in objects.items():
+        value = unwrap(value)
+        if isinstance(value, torch.nn.Module):
+            for key, parameter in value.named_parameters():
+                dtype_of(f"{name}.{key}", parameter)
+            for key, buffer in value.named_buffers():
+                if buffer.is_quantized:
+                    raise BadInput(f"{name}.{key}: a buffer of type {buffer.dtype} cannot be kept")
+        elif isinstance(value, torch.optim.Optimizer):
+            for n, own in enumerate(parameters(value)):
+                dtype_of(f"{name}.param.{n}", own)
+
+
 def counts(name: str, module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Return how many updates each average of weights in `module` has had, by name.
 
@@ -352,4 +369,7 @@ def dtype_of(name: str, tensor: torch.Tensor) -> str:
     try:
         return _names[tensor.dtype]
     except KeyError:
-        raise BadInput(f"{name}: a tensor of type {tensor.dtype} cannot be kept in a snapshot") from None
+        instead = ": keep the real numbers that torch.view_as_real() gives" if tensor.is_complex() else ""
+        raise BadInput(
+            f"{name}: a tensor of type {tensor.dtype} cannot be kept in a snapshot{instead}"
+        ) from None

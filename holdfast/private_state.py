@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from holdfast import capture, memcopy, misuse
+from holdfast.capture import PAIRS, TUPLE
 from holdfast.errors import BadInput
 from holdfast.randomness import Generators, Section, raw
 
@@ -27,6 +28,8 @@ _MAGIC = b"HFPS\x01"
 _SECTION = struct.Struct("<HQ")  # length of the name, length of the content
 LOOKS = (2, 4)  # steps of a generation between which a buffer that is not kept should not change
 _PLAIN = {int, str, type(None)}  # nothing changes within, and what is equal has the same text
+_SCALARS = {bool, int, float, str, type(None)}
+_TEXT = {str}
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 _Table = dict[str, "torch.Tensor | None"]
@@ -58,11 +61,22 @@ class PrivateState:
         self._buffers: list[_Place] = []
         self._transient: list[_Place] = []  # not persistent: not kept
         self._counts: list[_Place] = []  # replicated; private in the blobs of earlier versions
+        self._again: list[tuple[_Place, _Place]] = []  # where one of `_buffers` is a second time, and that
+        first: dict[int, _Place] = {}
         for name, module in modules.items():
             for path, table, key, kind in _buffers(module):
+                place = (f"{name}.{path}", table, key)
                 places = {"kept": self._buffers, "transient": self._transient, "count": self._counts}
-                places[kind].append((f"{name}.{path}", table, key))
-        self._started = {name: _shape(table[key]) for name, table, key in self._buffers}
+                buffer = table[key]
+                if kind != "kept" or buffer is None:
+                    places[kind].append(place)
+                elif (known := first.setdefault(id(buffer), place)) is place:
+                    self._buffers.append(place)
+                else:
+                    self._again.append((place, known))
+        self._tied = _tied(modules, self._buffers)
+        everywhere = [*self._buffers, *(place for place, _ in self._again)]
+        self._started = {name: _shape(table[key]) for name, table, key in everywhere}
         self._looks: dict[int, list[_Look]] = {}  # at the transient ones, by step
 
     def collect(self) -> bytes:
@@ -93,7 +107,7 @@ class PrivateState:
         if found != core[: len(found)]:
             return False
         rest = dict(core[len(found) :])
-        for name, table, key in self._buffers:
+        for name, table, key in self._own():
             buffer, content = table[key], rest.pop(f"buffer:{name}", None)
             shape = _shape(buffer)
             text = rest.pop(f"shape:{name}", None)
@@ -144,7 +158,7 @@ class PrivateState:
         plain = all(map(_is_plain, states.values()))
         if not plain or states != self._plain:
             try:
-                self._text = _encode(states).encode()
+                self._text = _encode(states if plain else _tagged(states)).encode()
             except (TypeError, ValueError, RecursionError):
                 raise BadInput(misuse.not_json(states)) from None
             self._plain = {name: dict(each) for name, each in states.items()} if plain else None
@@ -163,25 +177,34 @@ class PrivateState:
     def restore(self, blob: bytes) -> dict[str, bytes]:
         """Put buffers and objects back; return the sections, for `restore_random` later.
 
-        Raises `BadInput` when the blob is of another model.
+        To be called when the parameters are back: a buffer that has a parameter's memory comes with it.
+        A buffer that cannot be written in place, or shares memory with what it did not share it with, is
+        replaced by one of its own. Raises `BadInput` when the blob is of another model.
         """
-        import torch
-
         sections = parse(blob)
         held = {name: content for name, content in sections.items() if name.startswith("buffer:")}
         counts = [place for place in self._counts if f"buffer:{place[0]}" in held]
-        for name, table, key in [*self._buffers, *counts]:
-            buffer, content = table[key], held.pop(f"buffer:{name}", None)
+        filled: list[tuple[_Place, torch.Tensor, bytes]] = []
+        for place in [*self._buffers, *counts]:
+            name, table, key = place
+            content = held.pop(f"buffer:{name}", None)
+            if content is None and name in self._tied:
+                continue  # it came with its parameter
             if f"shape:{name}" in sections:
-                buffer = table[key] = _made(name, sections[f"shape:{name}"], content or b"", self._device)
+                table[key] = self._made(place, sections[f"shape:{name}"], content or b"")
+            buffer = table[key]
             if content is None and buffer is None:
                 continue
             if content is None or buffer is None or len(content) != buffer.nbytes:
                 raise BadInput(f"the snapshot is of another model: {name} differs")
-            if content:
-                flat = torch.frombuffer(bytearray(content), dtype=buffer.dtype)
-                with torch.no_grad():
-                    buffer.copy_(flat.view(buffer.shape))
+            filled.append((place, buffer, content))
+            if name not in self._tied:  # otherwise it was a parameter's, and may be no more
+                _fill(buffer, content)
+        for (_, table, key), buffer, content in filled:
+            if not _holds(buffer, content):
+                table[key] = _fresh(buffer, content)
+        for place, known in self._again:
+            self._restore_again(place, known, held.pop(f"buffer:{place[0]}", None), sections)
         if held:
             name = next(iter(held))[7:]
             raise BadInput(f"the snapshot is of another model: {name} is not in the model here")
@@ -189,10 +212,29 @@ class PrivateState:
         self._restore_guard(sections)
         return sections
 
+    def _restore_again(
+        self, place: _Place, known: _Place, content: bytes | None, sections: Mapping[str, bytes]
+    ) -> None:
+        """Let the buffer be the one that `known` has; with `content` of its own it may have been another."""
+        name, table, key = place
+        one: torch.Tensor | None = known[1][known[2]]
+        table[key] = one
+        if content is None:
+            return
+        if f"shape:{name}" in sections:
+            table[key] = _fresh(self._made(place, sections[f"shape:{name}"], content), content)
+        elif one is None or _shape(one) != self._started[name] or not _holds(one, content):
+            table[key] = _fresh(self._made(place, _encode(self._started[name]).encode(), content), content)
+
+    def _made(self, place: _Place, shape: bytes, content: bytes) -> torch.Tensor:
+        name, table, key = place
+        old = table[key]
+        return _made(name, shape, content, self._device if old is None else old.device)
+
     def _restore_objects(self, text: bytes) -> None:
         try:
-            state = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            state = _untagged(json.loads(text))
+        except (ValueError, TypeError, RecursionError) as error:
             raise BadInput(f"private state: its objects are not JSON: {error}") from None
         if not isinstance(state, dict):
             raise BadInput("private state: its objects are not an object of JSON")
@@ -220,9 +262,18 @@ class PrivateState:
         """Set every generator to where it was. Raises `BadInput` when one cannot be."""
         self._generators.restore(sections)
 
+    def _own(self) -> Iterator[_Place]:
+        """Yield the buffers that have content of their own: neither a parameter's, nor that of one before."""
+        for place in self._buffers:
+            if place[0] not in self._tied or not _is_tied(place, self._tied[place[0]]):
+                yield place
+        for place, known in self._again:
+            if place[1][place[2]] is not known[1][known[2]]:
+                yield place
+
     def _buffer_sections(self) -> list[Section]:
         found: list[Section] = []
-        for name, table, key in self._buffers:
+        for name, table, key in self._own():
             buffer = table[key]
             if buffer is None:
                 continue
@@ -253,16 +304,86 @@ def changed_objects(before: list[Section], now: list[Section]) -> set[str]:
     return {key for key, state in json.loads(is_).items() if old.get(key) != state}
 
 
+def _fill(buffer: torch.Tensor, content: bytes) -> None:
+    """Write `content` to the buffer, if it can be written: one may lie several times on the same memory."""
+    import torch
+
+    if not content or buffer.is_inference():
+        return
+    source = torch.frombuffer(bytearray(content), dtype=buffer.dtype).view(buffer.shape)
+    target = buffer.detach()
+    for at, stride in enumerate(buffer.stride()):
+        if stride == 0 and buffer.shape[at] > 1:  # expanded: all along it are the same elements
+            source, target = source.narrow(at, 0, 1), target.narrow(at, 0, 1)
+    if source.shape == buffer.shape or raw(source.expand(buffer.shape)) == content:
+        with torch.no_grad():
+            target.copy_(source)
+
+
+def _fresh(like: torch.Tensor, content: bytes) -> torch.Tensor:
+    """Return a tensor of the kind of `like`, with `content` in memory of its own."""
+    import torch
+
+    with torch.no_grad():
+        found = torch.empty_like(like.detach(), memory_format=torch.preserve_format)
+        found = found if capture.fills(found.shape, found.stride()) else torch.empty_like(found)
+    _fill(found, content)
+    return found
+
+
 def _holds(buffer: torch.Tensor, content: bytes) -> bool:
     if buffer.nbytes != len(content):
         return False
-    if buffer.device.type != "cpu" or not buffer.is_contiguous():
+    if buffer.device.type != "cpu" or not buffer.is_contiguous() or buffer.is_conj() or buffer.is_neg():
         return raw(buffer) == content
     return memcopy.same(buffer.data_ptr(), content, len(content))
 
 
 def _is_plain(state: object) -> bool:
-    return type(state) is dict and _PLAIN.issuperset(map(type, state.values()))
+    return (
+        type(state) is dict
+        and _TEXT.issuperset(map(type, state))
+        and _PLAIN.issuperset(map(type, state.values()))
+    )
+
+
+def _tagged(value: Any) -> Any:
+    """Return `value` with what JSON has no form for marked: tuples, and mappings with keys other than texts.
+
+    Raises TypeError for a key that JSON cannot hold.
+    """
+    if isinstance(value, dict):
+        pairs = value.items()
+        if not _SCALARS.issuperset(map(type, value.values())):
+            pairs = {key: _tagged(each) for key, each in pairs}.items()
+        if _TEXT.issuperset(map(type, value)) and not value.keys() & {PAIRS, TUPLE}:
+            return dict(pairs)
+        if odd := next((k for k in value if not isinstance(k, (bool, int, float, str, type(None)))), None):
+            raise TypeError(f"a key {odd!r}")
+        return {PAIRS: [list(pair) for pair in pairs]}
+    if isinstance(value, (list, tuple)):
+        plain = _SCALARS.issuperset(map(type, value))
+        items = value if plain else [_tagged(each) for each in value]
+        return {TUPLE: items} if isinstance(value, tuple) else items
+    return value
+
+
+def _untagged(value: Any) -> Any:
+    """Return what `_tagged` was given. Raises ValueError and TypeError for what it never returns."""
+    if isinstance(value, list):
+        return value if _SCALARS.issuperset(map(type, value)) else [_untagged(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {TUPLE}:
+        return tuple(_untagged(_listed(value[TUPLE])))
+    pairs = value.items() if value.keys() != {PAIRS} else _listed(value[PAIRS])
+    return {key: _untagged(each) for key, each in pairs}
+
+
+def _listed(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{value!r:.60} is not a list")
+    return value
 
 
 def _framed(sections: list[Section]) -> list[bytes]:
@@ -294,14 +415,40 @@ def parse(blob: bytes) -> dict[str, bytes]:
 
 def _buffers(module: torch.nn.Module) -> Iterator[tuple[str, _Table, str, str]]:
     """Yield where each buffer is: its name, the table that has it, its key there, and how it is kept."""
-    seen: set[int] = set()  # one that two modules share is yielded once
     for path, each in module.named_modules():
-        for key, buffer in each._buffers.items():
-            if buffer is None or id(buffer) not in seen:
-                seen.add(id(buffer))
-                kind = "transient" if key in each._non_persistent_buffers_set else "kept"
-                kind = "count" if capture.is_count(each, key) else kind
-                yield f"{path}.{key}" if path else key, each._buffers, key, kind
+        for key in each._buffers:
+            kind = "transient" if key in each._non_persistent_buffers_set else "kept"
+            kind = "count" if capture.is_count(each, key) else kind
+            yield f"{path}.{key}" if path else key, each._buffers, key, kind
+
+
+def _tied(modules: Mapping[str, Any], places: list[_Place]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the buffers whose memory is a parameter's, by name, with that parameter."""
+    homes: dict[int, list[torch.Tensor]] = {}
+    for module in modules.values():
+        for parameter in module.parameters():
+            homes.setdefault(parameter.untyped_storage().data_ptr(), []).append(parameter)
+    found: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    for name, table, key in places:
+        if (buffer := table[key]) is not None:
+            here = homes.get(buffer.untyped_storage().data_ptr(), [])
+            if (parameter := next((each for each in here if _lies_in(buffer, each)), None)) is not None:
+                found[name] = buffer, parameter
+    return found
+
+
+def _is_tied(place: _Place, pair: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    return place[1][place[2]] is pair[0] and _lies_in(*pair)
+
+
+def _lies_in(buffer: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Say whether all of the buffer's memory is the parameter's: one storage may have both, side by side."""
+    if not buffer.nbytes or not capture.fills(parameter.shape, parameter.stride()):
+        return False
+    last = sum((size - 1) * step for size, step in zip(buffer.shape, buffer.stride(), strict=True))
+    at = buffer.data_ptr() - parameter.data_ptr()
+    within = 0 <= at <= parameter.nbytes - (last + 1) * buffer.itemsize
+    return within and buffer.device == parameter.device
 
 
 def _looked_at(places: list[_Place]) -> list[_Look]:

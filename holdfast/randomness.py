@@ -122,6 +122,8 @@ def _words_of(generator: Any) -> int:
 def raw(tensor: torch.Tensor) -> bytes:
     """Return the bytes of a tensor, in its order."""
     tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():  # its memory has the numbers without their sign
+        tensor = tensor.resolve_conj().resolve_neg()
     if tensor.device.type != "cpu":
         tensor = tensor.cpu()
     if not tensor.is_contiguous():

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from holdfast import accelerator, gradients, hooks, misuse
+from holdfast import accelerator, capture, gradients, hooks, misuse
 from holdfast.errors import BadInput, NumericFault
 from holdfast.gate import Gate
 from holdfast.gradients import Gradients
@@ -79,6 +79,7 @@ class State:
         self.keeping: Keeping | None = session.keeping(self, replicated)
         hooks.attach(modules, self._optimizers, self, self._after_write if self.device.queues else None)
         if self.keeping is not None:
+            capture.refuse_kinds(replicated)
             self.step, self._random = self.keeping.restore()
             self.keeping.mark(self.step)
             session.restored(self.step)

@@ -15,8 +15,9 @@ from collections.abc import Hashable, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
-MAX_MESSAGE_BYTES = 4 << 20  # a report of 512 ranks with stacks is about 1 MiB
-MAX_ITEMS = 16_384
+MAX_MESSAGE_BYTES = 4 << 20
+MAX_ITEMS = 16_384  # a report lists some 30 private states for each rank of its member
+MAX_RANKS = 512  # of one member: its report stays within both
 MAX_TEXT = 1 << 20
 MAX_FLOAT = sys.float_info.max
 

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast import wire
+
 Reader = Callable[[str], object]
 
 _DURATION = re.compile(r"(?P<count>\d+(?:\.\d+)?|\.\d+)\s?(?P<unit>ms|s|sec|m|min|h|d)?", re.ASCII)
@@ -104,7 +106,7 @@ def ranks(text: str) -> int | str:
     """Accept a number of ranks, or torchrun's words for as many as there are devices."""
     if text in ("auto", "cpu", "gpu"):
         return text
-    return whole(text, 1, 4096, ", or auto, cpu or gpu")
+    return whole(text, 1, wire.MAX_RANKS, ", or auto, cpu or gpu")
 
 
 def nodes(text: str) -> int:

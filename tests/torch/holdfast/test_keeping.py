@@ -12,6 +12,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from holdfast import keeping, progress, restoring
+from holdfast.errors import BadInput
 from holdfast.keeping import SOON
 from holdfast.launcher_messages import Launch, Secured
 from holdfast.private import PrivateReader
@@ -417,3 +418,23 @@ def test_large_buffers_are_named_once_with_what_they_take(
     assert "model.mask of 16.8 MB" in said
     assert "persistent=False" in said
     assert script.state.step == 20
+
+
+@pytest.mark.parametrize("kind", [torch.complex64, torch.uint32], ids=str)
+def test_parameters_of_a_type_that_no_snapshot_has_are_refused_when_they_are_protected(
+    memory: Path, kind: torch.dtype
+) -> None:
+    model = torch.nn.Linear(2, 2)
+    model.odd = torch.nn.Parameter(torch.zeros(2).to(kind), requires_grad=False)
+    with pytest.raises(BadInput, match=rf"^model\.odd: a tensor of type {kind} cannot be kept in a snapshot"):
+        supervised(memory, SELDOM).protect(model=model)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_a_quantized_buffer_is_refused_when_it_is_protected(memory: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer(
+        "table", torch._empty_affine_quantized([2], scale=0.1, zero_point=0, dtype=torch.qint8)
+    )
+    with pytest.raises(BadInput, match=r"^model\.table: a buffer of type torch\.qint8 cannot be kept"):
+        supervised(memory, SELDOM).protect(model=model)

@@ -331,3 +331,180 @@ def test_a_buffer_that_is_assigned_in_inference_mode_is_kept_and_its_changes_are
     assert kept.is_still(core, closely=True)
     PrivateState({"model": other}, {}, CPU).restore(kept.collect())
     assert other.table.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {0: 5, 1: 7},
+        {True: 1, None: 2, 1.5: 3, "a": 4},
+        (1, (2, [3, ("a",)])),
+        [[1, 2], ({3: (4,)},)],
+        {"holdfast.tuple": [1], "holdfast.pairs": {}},
+        {"holdfast.pairs": [[1, 2]]},
+        {"holdfast.tuple": (1,)},
+        {},
+        (),
+        {"seen": {}, "where": ()},
+    ],
+    ids=repr,
+)
+def test_keys_and_tuples_come_back_as_they_were(value: Any) -> None:
+    one, other = Given(value=value), Given()
+    blob = PrivateState({}, {"data": one}, CPU).collect()
+    PrivateState({}, {"data": other}, CPU).restore(blob)
+    assert repr(other.state) == repr({"value": value})
+
+
+def test_a_state_whose_own_keys_are_numbers_comes_back_as_it_was() -> None:
+    one, other = Given(), Given()
+    one.state = {0: 5, 1: 7}  # type: ignore[dict-item]
+    PrivateState({}, {"data": other}, CPU).restore(PrivateState({}, {"data": one}, CPU).collect())
+    assert repr(other.state) == "{0: 5, 1: 7}"
+
+
+@pytest.mark.parametrize(
+    "inner", ['{"holdfast.pairs":5}', '{"holdfast.pairs":[[[1],2]]}', '{"holdfast.tuple":{}}']
+)
+def test_marks_that_no_rank_wrote_are_bad_input(inner: str) -> None:
+    blob = framed(objects=f'{{"data":{inner}}}'.encode())
+    with pytest.raises(BadInput, match="its objects are not JSON"):
+        PrivateState({}, {"data": Given()}, CPU).restore(blob)
+
+
+class Tables(nn.Module):
+    """Buffers of one kind, however they lie in memory."""
+
+    table: torch.Tensor
+
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("table", table)
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "whole": lambda each: each,
+    "expanded": lambda each: each[:1, :1].expand(4, 6),
+    "expanded along one": lambda each: each[:, :1].expand(4, 6),
+    "windows": lambda each: each.flatten().unfold(0, 6, 2)[:4],
+    "strided": lambda each: each.t().contiguous().t(),
+    "every other": lambda each: torch.cat([each, each], 1)[:, ::2],
+    "channels last": lambda each: each.view(1, 4, 2, 3).to(memory_format=torch.channels_last),
+    "empty": lambda each: each[:0],
+    "complex": lambda each: torch.complex(each, each + 1),
+    "conjugate": lambda each: torch.complex(each, each + 1).conj(),
+    "negative": lambda each: torch.complex(each, each + 1).conj().imag,
+    "bool": lambda each: each > 1,
+}
+
+
+@pytest.mark.parametrize("there", LAYOUTS)
+@pytest.mark.parametrize("here", LAYOUTS)
+def test_a_buffer_is_restored_to_the_bit_however_it_lies(there: str, here: str) -> None:
+    saved = LAYOUTS[there](torch.randn(4, 6))
+    live = LAYOUTS[here](torch.zeros(4, 6))
+    if (saved.shape, saved.dtype) != (live.shape, live.dtype):
+        return
+    blob = PrivateState({"model": Tables(saved)}, {}, CPU).collect()
+    other = Tables(live)
+    PrivateState({"model": other}, {}, CPU).restore(blob)
+    assert torch.equal(other.table, saved)
+    if there == here:
+        assert other.table.stride() == saved.stride()
+
+
+def test_an_expanded_buffer_that_was_replaced_by_a_whole_one_comes_back_whole() -> None:
+    one, other = (Tables(torch.ones(1, 1).expand(8, 8)) for _ in range(2))
+    kept = PrivateState({"model": one}, {}, CPU)
+    one.table = torch.randn(8, 8)
+    PrivateState({"model": other}, {}, CPU).restore(kept.collect())
+    assert torch.equal(other.table, one.table)
+    other.table.add_(1)
+
+
+def test_a_buffer_of_inference_mode_in_the_model_here_is_replaced() -> None:
+    with torch.inference_mode():
+        other = Tables(torch.zeros(3))
+    PrivateState({"model": other}, {}, CPU).restore(
+        PrivateState({"model": Tables(torch.ones(3))}, {}, CPU).collect()
+    )
+    assert other.table.tolist() == [1.0] * 3
+
+
+class Shared(nn.Module):
+    """Buffers that are a parameter's memory, one another, and parts of one another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4))
+        table = torch.zeros(4)
+        self.register_buffer("tied", self.weight.data)
+        self.register_buffer("scratch", table, persistent=False)
+        self.register_buffer("table", table)
+        self.register_buffer("same", table)
+        self.register_buffer("part", table[1:])
+
+    def buffers_of(self) -> dict[str, list[float]]:
+        return {name: buffer.tolist() for name, buffer in self.named_buffers(remove_duplicate=False)}
+
+
+def test_buffers_that_share_memory_share_it_still() -> None:
+    one, other = Shared(), Shared()
+    kept = PrivateState({"model": one}, {}, CPU)
+    one.get_buffer("table").copy_(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    core = kept.core()
+    with torch.no_grad():
+        one.weight.add_(1)  # the optimizer: no business of the private state
+        other.weight.copy_(one.weight)
+    assert kept.is_still(core, closely=True)
+    PrivateState({"model": other}, {}, CPU).restore(kept.collect())
+    assert other.buffers_of() == one.buffers_of()
+    with torch.no_grad():
+        other.weight.add_(1)
+    other.get_buffer("same").add_(1)
+    assert other.get_buffer("tied").tolist() == [2.0] * 4
+    assert other.get_buffer("table").tolist() == [2.0, 3.0, 4.0, 5.0]
+    assert other.get_buffer("part").tolist() == [3.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize("name", ["tied", "table", "same", "part"])
+def test_buffers_that_no_longer_share_memory_do_not_when_they_are_restored(name: str) -> None:
+    one, other = Shared(), Shared()
+    kept = PrivateState({"model": one}, {}, CPU)
+    setattr(one, name, one.get_buffer(name) + 5)
+    PrivateState({"model": other}, {}, CPU).restore(kept.collect())
+    assert {**other.buffers_of(), "scratch": 0} == {**one.buffers_of(), "scratch": 0}
+    assert other.weight.tolist() == [0.0] * 4
+    other.get_buffer(name).add_(1)
+    assert other.weight.tolist() == [0.0] * 4
+
+
+def test_a_blob_of_an_earlier_version_that_has_a_parameters_buffer_leaves_it_tied() -> None:
+    other = Shared()
+    with torch.no_grad():
+        other.weight.fill_(7)
+    raw_of = {f"buffer:model.{n}": b.numpy().tobytes() for n, b in other.named_buffers() if n != "scratch"}
+    raw_of.pop("buffer:model.same", None)
+    raw_of["buffer:model.table"] = bytes(16)
+    PrivateState({"model": other}, {}, CPU).restore(framed(**raw_of))
+    with torch.no_grad():
+        other.weight.add_(1)
+    assert other.get_buffer("tied").tolist() == [8.0] * 4
+
+
+class Flat(nn.Module):
+    """One storage that has a parameter and a buffer, side by side, as a file of weights is loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        both = torch.zeros(8)
+        self.weight = nn.Parameter(both[:4])
+        self.register_buffer("table", both[4:])
+
+
+def test_a_buffer_beside_a_parameter_in_one_storage_is_kept() -> None:
+    one, other = Flat(), Flat()
+    one.get_buffer("table").fill_(3)
+    PrivateState({"model": other}, {}, CPU).restore(PrivateState({"model": one}, {}, CPU).collect())
+    assert other.get_buffer("table").tolist() == [3.0] * 4
+    assert other.weight.tolist() == [0.0] * 4

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast import channel, launcher_messages, messages, wire
 from holdfast.launcher_messages import Flag, LauncherState
-from holdfast.messages import MemberOrder, MemberReport, Progress, Source
+from holdfast.messages import MemberOrder, MemberReport, PrivateHeld, Progress, Source
 
 KINDS: dict[str, type[Any]] = {
     name: kind
@@ -167,3 +167,42 @@ def test_a_class_that_refuses_its_values_makes_them_malformed() -> None:
 
     with pytest.raises(wire.Malformed, match="Picky: size: -1 is below 0"):
         wire.decode(Picky, '{"size":-1}')
+
+
+def test_the_report_of_the_largest_member_is_accepted() -> None:
+    ranks = range(wire.MAX_RANKS)
+    text, late = "x" * 32, tuple(range(10**9, 10**9 + 8))
+    report = MemberReport(
+        protocol=1,
+        member="member-0",
+        node="",
+        sidecar_pid=1,
+        sequence=1,
+        now_ns=1,
+        nproc=wire.MAX_RANKS,
+        launcher=None,
+        peer_url="",
+        progress=tuple(
+            Progress(
+                rank=rank,
+                step=10**9,
+                phase="forward",
+                label=text,
+                loss=text,
+                grad_norm=text,
+                samples=10**12,
+                tokens=10**12,
+                flops=1e18 / 7,
+                step_s=1 / 7,
+                p99_s=1 / 7,
+                snapshot_step=10**9,
+                late=late,
+                amended=late,
+            )
+            for rank in ranks
+        ),
+        privates=tuple(
+            PrivateHeld(rank, 100, 10**9 + each, final=True) for rank in ranks for each in range(32)
+        ),
+    )
+    assert wire.decode(MemberReport, wire.encode(report)) == report

@@ -180,7 +180,8 @@ def test_options_of_one_command_are_unknown_to_another(here: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "names"),
     [
-        ("run --nproc-per-node 0 train.py", ("--nproc-per-node '0'", "1 to 4096")),
+        ("run --nproc-per-node 0 train.py", ("--nproc-per-node '0'", "1 to 512")),
+        ("run --nproc-per-node 513 train.py", ("--nproc-per-node '513'", "1 to 512")),
         ("run --nproc-per-node gpu train.py", ("--nproc-per-node 'gpu'", "no GPU here")),
         ("run --members 0 train.py", ("--members '0'", "1 to 4096")),
         ("run --members= train.py", ("--members ''", "1 to 4096")),
