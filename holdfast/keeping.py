@@ -443,6 +443,12 @@ class Keeping:
                 "restart begins with a new one"
             )
 
+        if (name := private.added(self._done)) is not None:
+            self._tell(
+                f"{name} is a buffer that was registered after protect: it is not kept, so a restart begins "
+                "without it. Register it before protect, as None if it has no content yet"
+            )
+
     def _changed_late(self, step: int, what: str) -> None:
         """Put it right here; from now on send it later, or if it was sent late, as not final."""
         self._blob = self._state.private.collect()

@@ -52,6 +52,7 @@ class PrivateState:
         guard: LossGuard | None = None,
     ) -> None:
         self._guard = guard
+        self._modules = modules
         self._objects = dict(objects)
         self._plain: dict[str, dict[str, Any]] | None = None  # the states that `_text` is of
         self._text = b""
@@ -142,6 +143,19 @@ class PrivateState:
             return None
         pairs = zip(self._transient, *(self._looks[n] for n in LOOKS), strict=True)
         return next((place[0] for place, then, now in pairs if then != now), None)
+
+    def added(self, done: int) -> str | None:
+        """Name a buffer that was registered later, so is not kept; to be asked like `transient`."""
+        if done not in LOOKS:
+            return None
+        again = (place for place, _ in self._again)
+        places = (*self._buffers, *again, *self._transient, *self._counts)
+        known = {(id(table), key) for _, table, key in places}
+        for name, module in self._modules.items():
+            for path, table, key, kind in _buffers(module):
+                if kind == "kept" and (id(table), key) not in known:
+                    return f"{name}.{path}"
+        return None
 
     def objects(self) -> bytes:
         """Return the objects' states as JSON, empty without objects."""

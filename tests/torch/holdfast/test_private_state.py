@@ -14,7 +14,7 @@ from torch import nn
 
 from holdfast.errors import BadInput
 from holdfast.guard import LossGuard
-from holdfast.private_state import PrivateState, parse
+from holdfast.private_state import LOOKS, PrivateState, parse
 
 CPU = torch.device("cpu")
 
@@ -508,3 +508,14 @@ def test_a_buffer_beside_a_parameter_in_one_storage_is_kept() -> None:
     PrivateState({"model": other}, {}, CPU).restore(PrivateState({"model": one}, {}, CPU).collect())
     assert other.get_buffer("table").tolist() == [3.0] * 4
     assert other.weight.tolist() == [0.0] * 4
+
+
+def test_a_buffer_that_is_registered_later_is_named() -> None:
+    model = Shared()
+    kept = PrivateState({"model": model}, {}, CPU)
+    assert kept.added(LOOKS[0]) is None
+    model.register_buffer("later", torch.zeros(2), persistent=False)
+    assert kept.added(LOOKS[1]) is None
+    model.register_buffer("table_of_later", torch.zeros(2))
+    assert kept.added(LOOKS[0] + 1) is None
+    assert kept.added(LOOKS[1]) == "model.table_of_later"
