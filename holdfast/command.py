@@ -64,7 +64,7 @@ def parse(argv: list[str], directory: Path) -> Program:
         raise BadInput("no command: give one after --, such as `-- python train.py`")
     found = shutil.which(argv[0])
     if found is None:
-        raise BadInput(f"command {argv[0]!r} not found: give a program on PATH or a path to one")
+        raise BadInput(_not_a_command(argv[0], directory))
     if not _PYTHON.fullmatch(Path(argv[0]).name):
         return Program("other", found, (), "", (), tuple(argv))
     flags, rest = _split_flags(argv[1:])
@@ -73,6 +73,17 @@ def parse(argv: list[str], directory: Path) -> Program:
     if not rest or rest[0].startswith("-"):
         return Program("other", found, (), "", (), tuple(argv))
     return _script(found, flags, rest[0], rest[1:], argv, directory)
+
+
+def _not_a_command(name: str, directory: Path) -> str:
+    here = directory / name
+    if here.is_dir():
+        return f"command {name!r} is a directory: give a program, or a Python file (.py)"
+    if here.is_file():
+        return (
+            f"command {name!r} is a file that cannot be executed: a Python script is given as `python {name}`"
+        )
+    return f"command {name!r} not found: give a program on PATH or a path to one"
 
 
 def _split_flags(words: list[str]) -> tuple[list[str], list[str]]:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType, TracebackType
 
@@ -23,6 +24,7 @@ from holdfast.victims import SIGNS, lost_peers
 _OURS = str(Path(__file__).parent)
 _STDLIB = str(Path(os.__file__).parent)
 _MAX_TEXT = 16_000  # of a traceback: the end of it is what tells
+_EXIT_NOT_FLUSHED = 120  # an interpreter's own code for what it could not write at its end
 _MAX_FLUSH_S = 5.0  # for a failed script's exit handlers, which may themselves wait for dead peers
 
 
@@ -60,9 +62,21 @@ def _end_well(code: int) -> int:
         return code
     threading._shutdown()  # type: ignore[attr-defined]  # joins what is no daemon, and thread pools
     atexit._run_exitfuncs()
+    os._exit(code if _flush() else _EXIT_NOT_FLUSHED)
+
+
+def _flush() -> bool:
+    """Flush what the script prints to, but for what it closed or took away; False if that cannot be done."""
+    flushed = True
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code)
+        try:
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
+        except Exception:  # a script may put there what it likes
+            flushed = False
+            with suppress(Exception):
+                print(f"holdfast: {stream!r} cannot be flushed:\n{traceback.format_exc()}", file=sys.stderr)
+    return flushed
 
 
 def _run_main(program: Program) -> None:
@@ -81,7 +95,8 @@ def _run_main(program: Program) -> None:
 def _leave(error: SystemExit, runtime: Runtime) -> int:
     """Translate `sys.exit` as the interpreter does."""
     if error.code is not None and not isinstance(error.code, int):
-        print(error.code, file=sys.stderr)
+        with suppress(Exception):  # as the interpreter does: it may have been closed
+            print(error.code, file=sys.stderr)
     ended = of(error, _now(), "")
     if ended is None:
         return 0
@@ -101,7 +116,8 @@ def _fail(error: BaseException, runtime: Runtime) -> int:
         runtime.on_failing()
     _tell(runtime, ended)
     if kind == "distributed":  # a victim: the whole traceback is in the incident
-        print(f"holdfast: {lost_peers(str(error) or type(error).__name__)}", file=sys.stderr)
+        with suppress(Exception):  # it may have been closed
+            print(f"holdfast: {lost_peers(str(error) or type(error).__name__)}", file=sys.stderr)
     elif kind != "bad_input":  # that the supervisor says, once for all ranks
         sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
     _leave_quickly(code)
@@ -186,11 +202,9 @@ def _leave_quickly(code: int) -> None:
     timer = threading.Timer(_MAX_FLUSH_S, os._exit, (code,))
     timer.daemon = True
     timer.start()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    _flush()
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    _flush()
     os._exit(code)
 
 

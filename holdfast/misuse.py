@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,13 @@ class Order:
             raise BadInput(
                 f"commit() was called already in step {self._step}: call it once in each step, after the "
                 "optimizer's step()"
+            )
+
+    def write(self) -> None:
+        """An optimizer is about to write."""
+        if self.place is Place.COMMITTED:
+            raise BadInput(
+                f"optimizer.step() was called after commit() in step {self._step}: call commit() after it"
             )
 
     def committed(self) -> None:
@@ -134,7 +142,7 @@ def unkeepable(name: str, value: Any) -> str:
             '(see "Epochs and DataLoader" in the user guide), and do not protect it'
         )
     return (
-        f"protect({name}=...): a {kind} has no state_dict and load_state_dict: "
+        f"protect({name}=...): the type {kind} has no state_dict and load_state_dict: "
         "give a module, an optimizer, a scheduler, or an object that has both"
     )
 
@@ -249,4 +257,5 @@ def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[torch.T
 def warn(rank: int, text: str) -> None:
     """Print a warning, on one rank: all have the same."""
     if rank == 0:
-        print(f"holdfast: warning: {text}", file=sys.stderr, flush=True)
+        with suppress(ValueError, OSError):  # the script may have closed it
+            print(f"holdfast: warning: {text}", file=sys.stderr, flush=True)

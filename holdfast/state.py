@@ -283,6 +283,7 @@ class State:
         if self.writing:
             self._write_more()
             return
+        self._order.write()
         self._prepare()
         self._secure_from_gradients()
         self._close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -264,7 +265,9 @@ def _arguments(name: str, entry: Entry, read: _Read) -> None:
     extra = read.words[len(entry.arguments) :]
     if extra:
         usage = " ".join(["holdfast", name, *(argument[0] for argument in entry.arguments), "[OPTIONS]"])
-        raise BadInput(f"unexpected argument {extra[0]!r}; usage: {usage}")
+        is_place = Path(extra[0]).is_dir() and _find("--run-dir", entry) is not None
+        meant = f"did you mean --run-dir {shlex.quote(extra[0])}? " if is_place else ""
+        raise BadInput(f"unexpected argument {extra[0]!r}; {meant}usage: {usage}")
 
 
 def _what(name: str, reader: object) -> str:

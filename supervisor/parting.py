@@ -1,4 +1,4 @@
-"""What `run` says before its last line: how to resume, or that there was nothing to do. Pure."""
+"""What `run` says of what was, and is to come, in a run directory: at its start, and before its last line. Pure."""
 
 from __future__ import annotations
 
@@ -24,6 +24,26 @@ def lines(status: Mapping[str, Any], code: int, given: Sequence[str], run_dir: P
     if code == _BAD_INPUT or (status.get("checkpoint") or {}).get("step") is None:
         return []
     return [f"resume with: holdfast run --run-dir {shlex.quote(str(run_dir))} {shlex.join(given)}"]
+
+
+def again(before: Mapping[str, Any] | None, run_dir: PurePath) -> list[str]:
+    """Return what to say before a run starts where one has ended well: steps that are trained again.
+
+    Args:
+        before: The last status of the run that was there, None if there was none.
+        run_dir: Its directory.
+    """
+    step = before.get("step") if before is not None and before.get("exit_code") == 0 else None
+    if before is None or type(step) is not int:
+        return []
+    saved = (before.get("checkpoint") or {}).get("step")
+    begins = saved if type(saved) is int else 0
+    if begins >= step:
+        return []
+    held = f"its newest checkpoint has step {begins:,}" if begins else "it has no checkpoint"
+    return [
+        f"the run in {run_dir} has finished already, at step {step:,}; {held}, and what follows is trained again"
+    ]
 
 
 def _nothing_to_do(status: Mapping[str, Any], run_dir: PurePath) -> list[str]:

@@ -170,7 +170,7 @@ class _Watch:
 
     def until_end(self) -> int:
         self._take_signals()
-        for note in self.notes:
+        for note in (*self.notes, *self._trained_before()):
             self.view.say(f"holdfast: {note}")
         self.keeper.start()
         try:
@@ -180,6 +180,9 @@ class _Watch:
             return self._end(self.keeper.finished)
         finally:
             self.view.close()
+
+    def _trained_before(self) -> list[str]:
+        return [] if self.options.from_scratch else parting.again(self.run_dir.before, self.run_dir.path)
 
     def _show(self) -> None:
         now_s = time.monotonic()

@@ -25,6 +25,9 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.before: dict[str, Any] | None = (
+            None  # the last status of the run that was here, of one opened for a run
+        )
         self._lock = -1  # held by the process that opened the directory for a run, until it ends
 
     @property
@@ -229,6 +232,7 @@ def _claim(run: RunDir) -> None:
             f"run directory {str(path)!r} is in use by {_user(run)}: stop that run, or name another directory"
         )
     durable.remove_debris(path)
+    run.before = run.status()
     (path / "status.json").unlink(missing_ok=True)  # an earlier run's: it would pass for ours
     smallfile.replace_secret(run.token_file, secrets.token_hex(_TOKEN_BYTES))
     for folder in ("incidents", "logs"):

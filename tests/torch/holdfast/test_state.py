@@ -112,6 +112,17 @@ def test_a_step_whose_optimizer_ran_but_that_was_not_committed_is_an_error() -> 
         next(steps)
 
 
+def test_an_optimizer_that_steps_after_the_commit_is_an_error_at_its_line() -> None:
+    script = Script(alone())
+    steps = script.state.steps(3)
+    next(steps)
+    script.state.commit()
+    with pytest.raises(
+        BadInput, match=r"step\(\) was called after commit\(\) in step 0: call commit\(\) after"
+    ):
+        script.step()
+
+
 def test_a_step_without_an_optimizer_can_be_committed_too() -> None:
     script = Script(alone())
     for _ in script.state.steps(3):
@@ -283,7 +294,7 @@ def test_a_step_that_a_scaler_leaves_out_is_no_fault(fused: bool) -> None:
 
 
 def test_objects_without_state_are_named() -> None:
-    with pytest.raises(BadInput, match=r"protect\(data=\.\.\.\): a int has no state_dict"):
+    with pytest.raises(BadInput, match=r"protect\(data=\.\.\.\): the type int has no state_dict"):
         alone().protect(data=3)
 
 

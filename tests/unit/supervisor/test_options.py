@@ -203,6 +203,10 @@ def test_options_of_one_command_are_unknown_to_another(here: Path) -> None:
         ("inject member --member 1", ("--member '1'", "`holdfast inject member --rank R`")),
         ("inject kill --rank x", ("--rank 'x'", "0 to 1000000")),
         ("explain", ("explain needs ID", "i-0001")),
+        ("run a-file", ("command 'a-file' is a file that cannot be executed", "python a-file")),
+        ("run a-folder", ("command 'a-folder' is a directory", "a Python file")),
+        ("status a-folder", ("unexpected argument 'a-folder'; did you mean --run-dir a-folder? usage: ",)),
+        ("explain last a-folder", ("did you mean --run-dir a-folder?", "usage: holdfast explain ID")),
         ("status now", ("unexpected argument 'now'", "usage: holdfast status [OPTIONS]")),
         ("stauts", ("'stauts'", "did you mean 'status'?", "run, status")),
         ("frobnicate", ("'frobnicate'", "run, status")),
@@ -214,6 +218,8 @@ def test_options_of_one_command_are_unknown_to_another(here: Path) -> None:
 def test_a_mistake_is_one_line_with_the_thing_the_value_and_what_is_expected(
     here: Path, line: str, names: tuple[str, ...]
 ) -> None:
+    (here / "a-folder").mkdir()
+    (here / "a-file").touch()
     said = refused(here, line)
     assert all(name in said for name in names), said
 

@@ -35,3 +35,19 @@ def test_a_run_that_resumed_at_its_end_says_that_there_was_nothing_to_do() -> No
     assert said(0, resumed=done, step=1235) == []
     assert said(0, resumed=None, step=0) == []
     assert said(0, resumed={"step": 1234, "source": "slot"}, step=1234) == []
+
+
+def test_a_run_that_has_finished_is_not_trained_again_without_a_word() -> None:
+    ended = {"exit_code": 0, "step": 1200, "checkpoint": {"step": 1050}}
+    [line] = parting.again(ended, HERE)
+    assert "finished already, at step 1,200; its newest checkpoint has step 1,050" in line
+    assert "what follows is trained again" in line
+    [line] = parting.again({**ended, "checkpoint": None}, HERE)
+    assert "it has no checkpoint" in line
+    assert parting.again({**ended, "checkpoint": {"step": 1200}}, HERE) == [], (
+        "nothing to do, as its end says"
+    )
+    assert parting.again({**ended, "exit_code": 1}, HERE) == []
+    assert parting.again({**ended, "exit_code": None}, HERE) == []
+    assert parting.again({**ended, "step": "x"}, HERE) == []
+    assert parting.again(None, HERE) == []

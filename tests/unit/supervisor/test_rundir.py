@@ -117,6 +117,16 @@ def test_an_existing_run_is_gone_on_with_and_keeps_what_it_had(tmp_path: Path) -
     again.close()
 
 
+def test_a_run_is_told_how_the_one_before_it_ended(tmp_path: Path) -> None:
+    first = open_for_run(tmp_path / "a", NOW)
+    assert first.before is None
+    first.write_status({"exit_code": 0, "step": 12})
+    first.close()
+    again = open_for_run(tmp_path / "a", NOW)
+    assert again.before == {"exit_code": 0, "step": 12}
+    assert again.status() is None
+
+
 def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     run = open_for_run(Path("d"), NOW, tmp_path)
