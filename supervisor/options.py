@@ -91,7 +91,7 @@ def parse(
             environment=environment,
             directory=here,
         )
-    _arguments(name, entry, read)
+    _arguments(name, entry, read, directory or Path())
     made: Any = _MADE[name]
     asked: Command = made(**read.values)
     return asked
@@ -250,7 +250,7 @@ def _near(name: str, known: Sequence[str]) -> str:
     return next(iter([*begun, *close, *alike, *loose]), "")
 
 
-def _arguments(name: str, entry: Entry, read: _Read) -> None:
+def _arguments(name: str, entry: Entry, read: _Read, directory: Path) -> None:
     """Move the words into the fields of their arguments."""
     for position, (metavar, target, reader) in enumerate(entry.arguments):
         if position >= len(read.words):
@@ -265,7 +265,7 @@ def _arguments(name: str, entry: Entry, read: _Read) -> None:
     extra = read.words[len(entry.arguments) :]
     if extra:
         usage = " ".join(["holdfast", name, *(argument[0] for argument in entry.arguments), "[OPTIONS]"])
-        is_place = Path(extra[0]).is_dir() and _find("--run-dir", entry) is not None
+        is_place = (directory / extra[0]).is_dir() and _find("--run-dir", entry) is not None
         meant = f"did you mean --run-dir {shlex.quote(extra[0])}? " if is_place else ""
         raise BadInput(f"unexpected argument {extra[0]!r}; {meant}usage: {usage}")
 

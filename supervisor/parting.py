@@ -1,4 +1,4 @@
-"""What `run` says of what was, and is to come, in a run directory: at its start, and before its last line. Pure."""
+"""What `run` says of the run that was there before it, and before its last line: how to resume. Pure."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ def again(before: Mapping[str, Any] | None, run_dir: PurePath) -> list[str]:
     if begins >= step:
         return []
     held = f"its newest checkpoint has step {begins:,}" if begins else "it has no checkpoint"
-    return [
-        f"the run in {run_dir} has finished already, at step {step:,}; {held}, and what follows is trained again"
-    ]
+    done = f"the run in {run_dir} has finished already, at step {step:,}"
+    return [f"{done}; {held}, and what follows is trained again"]
 
 
 def _nothing_to_do(status: Mapping[str, Any], run_dir: PurePath) -> list[str]:
