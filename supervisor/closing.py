@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.messages import Durable
-from supervisor import presence, remedy, resume, unfinished
+from supervisor import presence, remedy, resume, uneven, unfinished
 from supervisor.view import Action, Cut, Done, End, Fault, Memory, Policy, Save, View, Wait
 
 EXIT_INTERRUPTED = 130
@@ -21,10 +21,19 @@ def finished(view: View) -> End:
     """End a run whose ranks have all finished, with 0 only if nothing of the script's work is missing."""
     missed = view.memory.missed
     if not missed:
-        return End(0, _FINISHED)
+        return End(0, f"{_FINISHED}{_left(view.memory)}")
     known = next((each.incident for each in missed if each.incident), 0)
     where = f" (see holdfast explain {known})" if known else " by a stop"
     return End(EXIT_CUT_SHORT, f"{_FINISHED}; {unfinished.described(missed)}{where}")
+
+
+def _left(memory: Memory) -> str:
+    """Name the first rank that left its loop by itself, and was restarted; "" if none did."""
+    left = next((each for each in memory.history if each.signature == uneven.LEFT), None)
+    if left is None:
+        return ""
+    said = f"rank {left.rank} left its loop by itself at step {left.step}, and was restarted"
+    return f"; {said}: all ranks must leave"
 
 
 def last_line(memory: Memory) -> str:

@@ -11,6 +11,7 @@ from holdfast.messages import Progress
 from supervisor import reported
 from supervisor.view import Fault, View
 
+LEFT = "exit 0"  # the signature of a rank that ended well in the middle of its loop
 _STEPS = frozenset({"data", "forward", "backward", "optimizer"})
 
 
@@ -37,7 +38,7 @@ def found(view: View) -> tuple[Fault, ...]:
         common = (rank.rank, member, here.step, rank.ending.at_ns)
         if _in_step(here, began):
             what = f"rank {rank.rank} exited with code 0 in the middle of its loop, after step {here.step}"
-            return (Fault("crash", *common, "exit 0", what, code=1),)
+            return (Fault("crash", *common, LEFT, what, code=1),)
         waits = next((other for other in in_step if other.step >= here.step > began), None)
         if waits is not None:
             what = (

@@ -7,9 +7,9 @@ import pytest
 
 from holdfast.lineage import Lineage
 from holdfast.messages import Durable
-from supervisor import closing, orders
+from supervisor import closing, orders, uneven
 from supervisor.apply import apply
-from supervisor.view import Checkpoint, Cut, Done, End, Missed, Policy, Save, Stored, Wait
+from supervisor.view import Checkpoint, Cut, Done, End, Missed, Past, Policy, Save, Stored, Wait
 from tests.unit.supervisor.views import S, fault, holding, launcher, member, progress, rank, report, view
 
 POLICY = Policy(members=2, save_s=50.0, grace_s=5.0)
@@ -218,3 +218,14 @@ def test_a_stop_says_which_newer_state_it_does_not_use() -> None:
         "stopped, as asked, with a checkpoint of step 7; "
         "the state of step 9 was changed after its commit and is not used",
     )
+
+
+def test_a_rank_that_left_its_loop_by_itself_is_named_where_the_run_ended_well() -> None:
+    past = Past("crash", 1, "m1", 20, uneven.LEFT, 90 * S, 3)
+    found = view(history=(replace(past, signature="other"), past))
+    end = closing.finished(found)
+    assert end.exit_code == 0
+    line = "; rank 1 left its loop by itself at step 20, and was restarted: all ranks must leave"
+    assert end.why == f"all ranks have finished{line}"
+    ended = replace(found.memory, why=end.why, exit_code=0, incidents=2, before=0)
+    assert closing.last_line(ended) == f"all ranks have finished after 2 incidents{line}"
