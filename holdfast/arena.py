@@ -53,6 +53,11 @@ class Arena:
         found.sort(key=_age, reverse=True)
         return tuple(found)
 
+    def steps(self) -> tuple[int, ...]:
+        """Return the steps of the snapshots that there are, without a system call."""
+        found = (self._page.read(slot) for slot in range(SLOTS))
+        return tuple(record.step for record in found if record is not None)
+
     def begin(
         self,
         layout: Layout,

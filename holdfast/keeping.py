@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,9 +70,7 @@ class Keeping:
         self._device = state.device
         self._snapshots = Snapshots(directory, replicated, launch.world_size, base, moved, self._device)
         every = max(launch.snapshot_every, 0)
-        # What can be resumed from must have its private states however long no newer snapshot is made.
-        first = launch.restore.step if launch.restore else 0
-        pins = (first, first + SOON)
+        pins = self._snapshots.arena.steps  # what can be resumed from must have its private states
         own = directory / f"private-{rank.rank:05d}.bin"
         self._own = PrivateStore(own, rank.rank, every=every, pins=pins)
         self._peer, self._kept = _peer_of(rank.rank, launch, directory, every, pins)
@@ -647,9 +645,6 @@ class Keeping:
         # A rank alone has no survivor that could copy just in time: then the budget alone decides.
         seldom_s = snapshots.SELDOM_S if self._launch.world_size > 1 else 0.0
         self._every = snapshots.interval(self._cost_s, step_s, budget, seldom_s)
-        for store in (self._own, self._kept):
-            if store is not None:
-                store.every = self._every
 
     def _median_step_s(self) -> float | None:
         page = self._state.session.page
@@ -781,7 +776,7 @@ class Keeping:
 
 
 def _peer_of(
-    rank: int, launch: Launch, directory: Path, every: int, pins: tuple[int, int]
+    rank: int, launch: Launch, directory: Path, every: int, pins: Callable[[], Collection[int]]
 ) -> tuple[Exchange | Beside | None, PrivateStore | None]:
     """Return who gives this rank its private state, and where that is kept; None for nobody, and nowhere."""
     if launch.world_size == 1:

@@ -6,7 +6,8 @@ record fails its CRC is not held.
 
 File: a header page, then an entry for each place of the ruler: a record of 64 bytes and room
 for `capacity` bytes. States of more than 1 MiB have few places: the file is at most some nine times as
-large as one of them.
+large as one of them. An entry of a step that is pinned moves to one of the last places before
+another takes its own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,9 +27,10 @@ RECORD_BYTES = 64
 DEFAULT_CAPACITY_BYTES = 32 << 10  # RNG states are about 8 KiB, data positions less than 1
 MAX_CAPACITY_BYTES = 1 << 30  # also what a peer gives and takes
 FEW_BYTES = 1 << 20  # more than that is large
-_MAGIC = b"HFPRIV02"
+_MAGIC = b"HFPRIV03"
 _HEADER = struct.Struct("<8sIIQ")  # magic, rank, every, capacity
 _RECORD = struct.Struct("<IIQQQI24x")  # magic, flags, generation, step, length, CRC32 of the blob
+_STEP = struct.Struct("<16xQ")  # of a record
 _RECORD_MAGIC = 0x50524956
 _FINAL = 1
 _CRC = struct.Struct("<I")
@@ -123,7 +125,7 @@ class PrivateReader:
         content, shape = self._map, self._shape
         if content is None:
             return None
-        at = HEADER_BYTES + ruler.places(step, shape.every, few=shape.few)[0] * shape.stride_bytes
+        at = HEADER_BYTES + ruler.places(step, shape.every, shape.few)[0] * shape.stride_bytes
         record = _unpack(content[at : at + RECORD_BYTES])
         if record is None or record[0].generation != generation or record[0].step < step:
             return None
@@ -183,7 +185,7 @@ class PrivateStore(PrivateReader):
         rank: int,
         capacity_bytes: int = DEFAULT_CAPACITY_BYTES,
         every: int = 0,
-        pins: Sequence[int] = (),
+        pins: Callable[[], Collection[int]] = tuple,
     ) -> None:
         """Open the store at `path`, or create it.
 
@@ -193,15 +195,15 @@ class PrivateStore(PrivateReader):
             path: The file; its directory exists.
             rank: Whose state it is.
             capacity_bytes: Largest blob that needs no new file.
-            every: Keep the last 4 multiples of this besides the ruler's (2 of large states); 0 for off.
-            pins: Steps whose states stay whatever comes after them: of snapshots that may be resumed from.
+            every: Keep the last 4 multiples of this besides the ruler's, of small states; 0 for off.
+            pins: Returns the steps, one or two, whose states stay for as long as it does: of the snapshots
+                that there are. Asked at each `put`, when a step is at least three steps old.
 
         Raises:
             OSError: No room (ENOSPC); a store that was there is as it was.
         """
         super().__init__(path)
-        self.pins = tuple(pins)
-        self.every = every  # may change later; of small states the ruler keeps all that it can become
+        self._pins = pins
         self._look_again()
         old = self._shape if self._map is not None else None
         capacity = _rounded(capacity_bytes)
@@ -235,13 +237,40 @@ class PrivateStore(PrivateReader):
         assert content is not None
         body = _RECORD.pack(_RECORD_MAGIC, _FINAL if final else 0, generation, step, length, zlib.crc32(blob))
         record = body + _CRC.pack(zlib.crc32(body))
-        every = self.every if shape.few else shape.every
-        for place in ruler.places(step, every, self.pins, shape.few):
+        places = ruler.places(step, shape.every, shape.few)
+        self._save_pinned(HEADER_BYTES + places[0] * shape.stride_bytes, generation, step)
+        for place in places:
             begin = HEADER_BYTES + place * shape.stride_bytes
             after = begin + RECORD_BYTES
             content[begin:after] = _NONE  # a kill within the copy leaves no entry, not a mixed one
             content[after : after + length] = blob
             content[begin:after] = record
+
+    def _save_pinned(self, begin: int, generation: int, step: int) -> None:
+        """Move the entry at `begin` if it is of a step that is pinned, and not the one that is put there."""
+        content, shape = self._map, self._shape
+        assert content is not None
+        pinned = self._pins()
+        if _STEP.unpack_from(content, begin)[0] not in pinned:
+            return
+        found = _unpack(content[begin : begin + RECORD_BYTES])
+        if found is None or (found[0].generation, found[0].step) == (generation, step):
+            return
+        first = shape.file_bytes - ruler.PIN_PLACES * shape.stride_bytes
+        places = range(first, shape.file_bytes, shape.stride_bytes)
+        there = min(places, key=lambda place: self._worth(place, found[0].step, pinned))
+        content[there : there + RECORD_BYTES] = _NONE
+        content.move(there + RECORD_BYTES, begin + RECORD_BYTES, found[0].length)
+        content[there : there + RECORD_BYTES] = content[begin : begin + RECORD_BYTES]
+
+    def _worth(self, begin: int, new: int, pinned: Collection[int]) -> tuple[bool, bool, int, int]:
+        """Order what is at `begin` by how much it is needed, when an entry of step `new` comes."""
+        assert self._map is not None
+        found = _unpack(self._map[begin : begin + RECORD_BYTES])
+        if found is None:
+            return False, False, -1, -1
+        held = found[0]
+        return held.step != new, held.step in pinned, held.generation, held.step
 
     def _rebuild(self, shape: _Shape, copied: bool) -> None:
         """Replace the file, atomically, by one of `shape`, with what is held if `copied`."""
@@ -255,7 +284,7 @@ class PrivateStore(PrivateReader):
                 file.write(shape.pack())
             fresh = PrivateStore.__new__(PrivateStore)
             PrivateReader.__init__(fresh, temporary)
-            fresh.pins, fresh.every = self.pins, self.every
+            fresh._pins = self._pins
             fresh._map_writable()
             for held, offset in entries:
                 data = self._bytes(held, offset)

@@ -35,6 +35,18 @@ def test_a_bad_gradient_at_a_good_loss_is_rolled_back_before_it_is_written(
     assert "a gradient that is not finite" in found["why"]
 
 
+@pytest.mark.parametrize("members", ["--nproc-per-node 2", "--members 2"])
+def test_the_snapshot_before_a_pause_is_resumed_from_however_many_steps_later(
+    start: Start, tmp_path: Path, members: str
+) -> None:
+    """Its private states were given up soon: a bad loss then ended the run, or cost nearly all."""
+    run = start(f"{members} --snapshot-every 1000", "elapsed.py", tmp_path / "spoiled")
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    (found,) = run.incidents()
+    assert (found["kind"], found["step"], found["resume"]["step"]) == ("nan", 95, 50)
+
+
 def test_a_batch_that_fails_again_is_named_and_ends_the_run(start: Start, tmp_path: Path) -> None:
     ended = start("--nproc-per-node 2", "spoiled.py", 120, "nan!@30", tmp_path).finish()
     assert ended.code == 1

@@ -56,6 +56,30 @@ def test_what_can_be_resumed_from_has_its_private_states_however_many_steps_foll
     assert steps_of(script) == {37, 37 + SOON}
 
 
+@pytest.mark.parametrize("mask_bytes", [0, 2 << 20], ids=["small", "large"])
+def test_a_snapshot_of_any_step_has_its_private_states_for_as_long_as_it_is_there(
+    memory: Path, mask_bytes: int
+) -> None:
+    """Weights are swapped in pauses: the copies before them are of steps that are no multiple of anything."""
+    script = Script(supervised(memory, SELDOM), mask_bytes)
+    kept = PrivateReader(memory / "arena" / "private-00000.bin")
+    snapshots: set[int] = set()
+    for step in script.state.steps(260):
+        script.state.commit(loss=script.step())
+        if step + 1 in (13, 29, 30, 101):
+            with script.state.pause(f"evaluation {step}"):
+                weights = {name: tensor.clone() for name, tensor in script.model.state_dict().items()}
+                script.model.load_state_dict({name: tensor * 0 for name, tensor in weights.items()})
+                script.model.load_state_dict(weights)
+        there = steps_of(script)
+        snapshots |= there
+        for each in there:
+            found = kept.get(each)
+            assert found is not None, f"after step {step} that of {each} could not be resumed from"
+            assert found.final
+    assert snapshots == {0, SOON, 13, 29, 30, 101}
+
+
 def test_how_large_the_state_is_stands_on_the_page_from_the_first_step_on(memory: Path) -> None:
     script = Script(supervised(memory, SELDOM)).run(2)
     with_moments = sum(p.nbytes for p in script.model.parameters()) * 3

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from holdfast.private import Blob, Held, PrivateReader, PrivateStore
+from holdfast.private import FEW_BYTES, Blob, Held, PrivateReader, PrivateStore
 from tests.expendable import in_child, limit_file_size
 from tests.samples.privates import put, state, steps_of
 
@@ -154,19 +157,59 @@ def test_no_room_to_grow_is_an_error_and_everything_stays(memory: Path) -> None:
 
 def test_states_that_are_large_take_less_than_ten_times_their_size(memory: Path) -> None:
     size = 8 << 20
-    store = PrivateStore(memory / "rank-0", 0, pins=(3, 7))
-    store.every = 16
+    store = PrivateStore(memory / "rank-0", 0, pins=lambda: (3, 7))
     blob = bytes(size)
     for step in range(40):
         store.put(1, step, blob)
     assert (memory / "rank-0").stat().st_blocks * 512 < 10 * size
-    assert {39, 38, 37, 32, 16, 7, 3} <= set(steps_of(PrivateReader(memory / "rank-0")))
+    assert {39, 38, 37, 36, 7, 3} <= set(steps_of(PrivateReader(memory / "rank-0")))
 
 
 def test_a_pinned_state_stays_however_many_follow(memory: Path) -> None:
-    store = PrivateStore(memory / "rank-0", 0, pins=(483, 487))
+    store = PrivateStore(memory / "rank-0", 0, pins=lambda: (483, 487))
     put(store, range(483, 3000))
     found = store.get(483)
     assert found is not None
     assert found.data == state(483)
     assert 487 in steps_of(store)
+
+
+@pytest.mark.parametrize("large", [False, True])
+@settings(max_examples=60, deadline=None)
+@given(gaps=st.lists(st.integers(1, 150), min_size=1, max_size=12), again=st.booleans())
+def test_every_snapshot_has_its_private_state_whatever_step_it_is_of(
+    gaps: list[int], again: bool, large: bool
+) -> None:
+    """Two slots, the older is overwritten; snapshots lie at any distance, as those before pauses do."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "rank"
+        slots: list[int] = []
+        pins = slots.copy  # what it holds when it is asked
+        capacity = FEW_BYTES + 1 if large else 512
+        store = PrivateStore(path, 0, capacity_bytes=capacity, pins=pins)
+        step = 0
+        for gap in gaps:
+            for _ in range(gap):
+                step += 1
+                store.put(1, step, state(step))
+                for each in slots:
+                    found = store.get(each)
+                    assert found is not None
+                    assert found.data == state(each)
+            slots[:] = [*slots[-1:], step]
+            if again:  # the next generation's process, with room for larger states
+                store.close()
+                capacity += 4096
+                store = PrivateStore(path, 0, capacity_bytes=capacity, pins=pins)
+        assert set(slots) <= set(steps_of(store))
+        store.close()
+
+
+def test_a_step_that_is_done_again_replaces_the_pinned_state_of_before(memory: Path) -> None:
+    store = PrivateStore(memory / "rank-0", 0, capacity_bytes=512, pins=lambda: (13, 17))
+    put(store, range(100))
+    for generation in range(2, 8):
+        for step in range(13, 100):
+            store.put(generation, step, state(step))
+        found = {(held.generation, held.step) for held in store.held()}
+        assert {(generation, 13), (generation, 17)} <= found

@@ -65,25 +65,8 @@ def test_any_step_has_a_place(step: int, every: int) -> None:
     assert all(0 <= place < ruler.count(every) for place in ruler.places(step, every))
 
 
-@given(st.integers(0, 3000), st.integers(0, 3000), st.integers(0, 50), st.booleans())
-def test_a_step_that_is_pinned_stays(last: int, pin: int, every: int, few: bool) -> None:
-    held: dict[int, int] = {}
-    for step in range(last + 1):
-        for place in ruler.places(step, every, (5, pin), few):
-            assert 0 <= place < ruler.count(every, few)
-            held[place] = step
-    assert {step for step in (5, pin) if step <= last} <= set(held.values())
-
-
 @given(st.integers(3, 3000), st.integers(0, 50))
 def test_of_large_states_the_three_before_a_step_stay_while_it_is_written(step: int, every: int) -> None:
     written = set(ruler.places(step, every, few=True))
     for before in (step - 1, step - 2, step - 3):
         assert set(ruler.places(before, every, few=True)) - written
-
-
-@given(st.integers(0, 3000), st.integers(1, 400))
-def test_of_large_states_the_last_two_multiples_of_every_are_held(last: int, every: int) -> None:
-    places = {place: step for step in range(last + 1) for place in ruler.places(step, every, few=True)}
-    newest = last // every * every
-    assert {newest - back * every for back in range(2) if newest >= back * every} <= set(places.values())
