@@ -103,18 +103,19 @@ class Footprints:
         import torch
 
         known = self._walk
-        if known is not None and not walk:
-            walk = _places(known.sampled) != known.sampled_places or self._outgrown(known, step)
-        if known is None or walk:
+        states = None if known is None or walk else self._states(known)
+        if known is not None and states is not None:
+            walk = _places(known.sampled) != known.sampled_places or self._outgrown(states, step)
+        if known is None or states is None or walk:
             with torch.no_grad():
                 known = self._walk = self._walk_all()
-            self._walked_states = self._states(known)
-        states, shown = self._states(known), _shown(known.called)
+            states = self._walked_states = self._states(known)
+        shown = _shown(known.called)
         return Footprint(step, known, *_contents(known), self._values(), self._options(), states, shown)
 
-    def _outgrown(self, known: _Walk, step: int) -> bool:
+    def _outgrown(self, now: _States, step: int) -> bool:
         """Say whether the optimizers keep other tensors than when they were walked."""
-        now, then = self._states(known), self._walked_states
+        then = self._walked_states
         if then is None or self._loose or (now.counts, now.tensors) == (then.counts, then.tensors):
             return False
         if now.counts == then.counts:
@@ -253,9 +254,12 @@ class Footprints:
 
     def _states(self, walk: _Walk) -> _States:
         """Return what some of the parameters have in their optimizers' states: a few microseconds."""
+        import torch
+
         found = list(_flat(optimizer.state.get(own, {}).values() for optimizer, own in walk.kept))
-        tensors = [each for each in found if _is_tensor(each)]
-        rest = [each for each in found if isinstance(each, _FIXED)]
+        tensor, plain = torch.Tensor, _FIXED
+        tensors = [each for each in found if isinstance(each, tensor)]
+        rest = [each for each in found if type(each) in plain]
         counts = [len(each.state) for each in self._optimizers]
         return _States(counts, list(map(id, tensors)), [*capture.versions(tensors), *rest])
 
