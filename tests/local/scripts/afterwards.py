@@ -1,8 +1,8 @@
 """Change protected state after commits: python afterwards.py FOLDER WHAT [hold].
 
-WHAT is shared, both, average, often, first or second. After every 20th commit it evaluates, and changes what
+WHAT is shared, both, average, often, first or second. After every 20th (or 32nd) commit it evaluates, and changes what
 the word says; `often` steps a scheduler after each, as do `first` and `second`, where that rank alone changes
-what is private to it. It leaves `begun.RANK` when the evaluation after step 40 begins, and what training has
+what is private to it. It leaves `begun.RANK` when the evaluation after step SHOWN begins, and what training has
 come to in `result.RANK`. With `hold` it stays in a step after that, the first time that it comes there.
 """
 
@@ -20,9 +20,9 @@ from torch.optim.swa_utils import AveragedModel
 
 import holdfast
 
-BOUNDARY, SHOWN, HELD, STEPS = 20, 40, 52, 90
 LONE = ("first", "second")
 folder, what = Path(sys.argv[1]), sys.argv[2]
+BOUNDARY, SHOWN, HELD, STEPS = (32, 32, 44, 90) if what in LONE else (20, 40, 45, 90)
 often = what in ("often", *LONE)
 pause = threading.Event()
 
