@@ -1,9 +1,9 @@
 """Change protected state after commits: python afterwards.py FOLDER WHAT [hold].
 
-WHAT is shared, both, average, often, first or second. After every 20th (or 32nd) commit it evaluates, and changes what
-the word says; `often` steps a scheduler after each, as do `first` and `second`, where that rank alone changes
-what is private to it. It leaves `begun.RANK` when the evaluation after step SHOWN begins, and what training has
-come to in `result.RANK`. With `hold` it stays in a step after that, the first time that it comes there.
+WHAT is shared, both, average, often, first or second. After every 20th (or 32nd) commit it evaluates, and
+changes what the word says; `often` steps a scheduler after each, as do `first` and `second`, where that rank
+alone changes what is private to it. It leaves `begun.RANK` when that of step SHOWN begins, and what training
+has come to in `result.RANK`. With `hold` it stays in a step after that, the first time that it comes there.
 """
 
 from __future__ import annotations
