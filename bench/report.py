@@ -117,10 +117,12 @@ def _lost(turns: Sequence[Turn]) -> str:
 
 
 def ettr_of(turns: Iterable[Turn], mode: str) -> float:
-    """Return productive over total time of all turns of a mode; NaN when nothing is known."""
+    """Return productive over total time of all turns of a mode; NaN when that of one of them is not known."""
     good_s = total_s = 0.0
     for turn in turns:
         if turn.mode == mode and turn.status is not None and turn.status.get("total_s"):
+            if turn.status.get("ettr", 0.0) is None:
+                return math.nan
             good_s += turn.status["buckets_s"]["productive"] + turn.status["pending_s"]
             total_s += turn.status["total_s"]
     return ratio(good_s, total_s)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.launcher_messages import Marks
+from supervisor import reported
 from supervisor.ledger import Bucket, Ledger
 from supervisor.view import Memory, Open, View
 
@@ -40,7 +41,8 @@ class Accounts:
         if step != self._step:
             self.ledger.trained(step, now_ns)
             self._step = step
-            self.ledger.secured(step if len(memory.placement) > 1 else _durable(view, step))
+            if not reported.keeps_itself(view):
+                self.ledger.secured(step if len(memory.placement) > 1 else _durable(view, step))
         else:
             self.ledger.advance(now_ns)
 
@@ -72,17 +74,21 @@ class Accounts:
         self.ledger.trained(resumed + 1, at_ns, int(step_s * 1e9) or None)
         self._step = resumed + 1
 
-    def stopped(self, at_ns: int, incident: Open | None = None) -> None:
-        """The run is over, perhaps in the middle of an incident."""
+    def stopped(self, at_ns: int, incident: Open | None = None, *, finished: bool = False) -> None:
+        """The run is over, perhaps in the middle of an incident. `finished`: its script was done."""
         self._decided(incident)
         self.ledger.enter(Bucket.STOP, max(at_ns, self.ledger.at_ns))
+        if finished:
+            self.ledger.finished(self.ledger.at_ns)
 
     def _decided(self, incident: Open | None) -> None:
         """Book what was rolled back, and the time up to the decision."""
         if incident is None:
             return
         resumed = incident.resume
-        if resumed is not None and (resumed.source != "none" or incident.lost):
+        if resumed is not None and incident.lost is None:
+            self.ledger.begun_again(self.ledger.at_ns)
+        elif resumed is not None and (resumed.source != "none" or incident.lost):
             self.ledger.rolled_back(resumed.step, self.ledger.at_ns)
         self._split(((incident.noticed_ns, Bucket.DECIDE),))
         if incident.decided_ns:

@@ -100,6 +100,7 @@ def _opened(view: View, found: tuple[Fault, ...]) -> Open:
         wall_s=view.wall_s,
         faults=found,
         reached=reported.reached(view),
+        own_state=reported.keeps_itself(view),
     )
 
 
@@ -229,6 +230,7 @@ def _decided(view: View, action: Start, policy: Policy) -> Open:
     assert incident is not None
     reached = max(incident.reached, reported.reached(view))
     lost = max(0, reached - resumed.step)
+    known = reached == 0 or not reported.keeps_itself(view)
     return replace(
         incident,
         faults=symptoms.gathered(view, policy),
@@ -240,7 +242,7 @@ def _decided(view: View, action: Start, policy: Policy) -> Open:
         resume=resumed,
         evidence=(*incident.evidence, *action.evidence, *resumed.notes),
         reached=reached,
-        lost=lost if lost == 0 or reported.kept(view) else None,
+        lost=lost if known else None,
         cut=action.cut,
     )
 

@@ -27,6 +27,11 @@ def finished(view: View) -> End:
     return End(EXIT_CUT_SHORT, f"{_FINISHED}; {unfinished.described(missed)}{where}")
 
 
+def is_finish(end: End) -> bool:
+    """True when the script was done, and not stopped or given up, though not all of its work may be there."""
+    return end.exit_code == 0 or end.why.startswith(_FINISHED)
+
+
 def _left(memory: Memory) -> str:
     """Name the first rank that left its loop by itself, and was restarted; "" if none did."""
     left = next((each for each in memory.history if each.signature == uneven.LEFT), None)

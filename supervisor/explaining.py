@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.printable import harmless
 from supervisor.style import BOLD, CYAN, DIM, Style
-from supervisor.wording import count, detail, outcome, place, what
+from supervisor.wording import count, detail, is_cost_unknown, outcome, place, what
 
 _BAR = 40  # columns for the time from the fault to the first new step
 _SOURCES = {
@@ -97,12 +97,19 @@ def _decided(incident: Mapping[str, Any]) -> list[str]:
             f"resumed at step {resume.get('step')} in generation {resume.get('generation')},"
             f" from {_SOURCES.get(source, source)}"
             if source != "none"
-            else f"resumed from {_SOURCES['none']}"
+            else _from_the_beginning(incident)
         )
     lost = incident.get("lost_steps")
     if lost is not None:
         lines.append(f"{count(int(lost), 'step')} lost")
     return [line for line in lines if line]
+
+
+def _from_the_beginning(incident: Mapping[str, Any]) -> str:
+    if not incident.get("own_state"):
+        return f"resumed from {_SOURCES['none']}"
+    again = "; how many steps it does again is not known" if is_cost_unknown(incident) else ""
+    return f"started the script from its first line: it keeps its own state{again}"
 
 
 def _timeline(incident: Mapping[str, Any], style: Style) -> list[str]:

@@ -89,7 +89,7 @@ def _of_report(view: View, block: int, name: str, report: MemberReport, policy: 
     if launcher is not None:
         for rank in launcher.ranks:
             if rank.generation == memory.generation:
-                faults += _of_rank(name, report, rank)
+                faults += _of_rank(view, name, report, rank)
         if launcher.generation < memory.generation and memory.settled:
             faults.append(_forgotten(view, block, name))
         elif report.prepare_error and report.prepare_generation == memory.generation:
@@ -125,16 +125,19 @@ def restore_signature(source: str, generation: int, step: int) -> str:
     return f"restore of {source} {generation}/{step}"
 
 
-def _bad(flag: Flag) -> str:
+def _bad(view: View, flag: Flag) -> str:
+    if reported.keeps_itself(view):  # its loss is not known
+        return "a gradient that is not finite"
     if flag.kind != "jump" and math.isfinite(float(flag.loss)):
         return f"a gradient that is not finite, at a loss of {flag.loss},"
     return f"a loss of {flag.loss}" + (f" ({flag.why})" if flag.why else "")
 
 
-def _of_rank(name: str, report: MemberReport, rank: RankState) -> list[Fault]:
+def _of_rank(view: View, name: str, report: MemberReport, rank: RankState) -> list[Fault]:
     step = reported.step_of(report, rank.rank)
     faults: list[Fault] = []
     if rank.flag is not None:
+        at = reported.at_step(view, rank.flag.step)
         kind = "loss_jump" if rank.flag.kind == "jump" else rank.flag.kind
         faults.append(
             Fault(
@@ -144,7 +147,7 @@ def _of_rank(name: str, report: MemberReport, rank: RankState) -> list[Fault]:
                 rank.flag.step,
                 rank.flag.at_ns,
                 f"{kind} at step {rank.flag.step}",
-                f"rank {rank.rank} computed {_bad(rank.flag)} at step {rank.flag.step}"
+                f"rank {rank.rank} computed {_bad(view, rank.flag)} at {at}"
                 + (f", batch position {rank.flag.position}" if rank.flag.position >= 0 else ""),
                 position=rank.flag.position,
                 value=rank.flag.loss,

@@ -197,7 +197,7 @@ class Job:
         elif isinstance(action, Settle):
             self.accounts.closed(before, before.incident, _marks(view), self._step_s)
         elif isinstance(action, End):
-            self.accounts.stopped(view.now_ns, before.incident)
+            self.accounts.stopped(view.now_ns, before.incident, finished=closing.is_finish(action))
 
     def _record(self, view: View, action: Action, after: Memory) -> None:
         """Write the incident's file: at every decision about it, and whole when it is over.

@@ -4,7 +4,8 @@ Three facts shape this module. Training time is only *productive* once the step 
 secured: a fault turns what is not into rework. Prometheus counters cannot go down. And buckets have
 to add up to the clock exactly, so time is whole nanoseconds. Hence trained time is kept pending, by
 the step that it belongs to, and settles into exactly one bucket when that step is secured or rolled
-back. The step in flight is the tail of what is pending: only when it ends is its number known.
+back; that of a script that keeps its own state, when it is started again or the run ends well. The
+step in flight is the tail of what is pending: only when it ends is its number known.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ HOUR_NS, DAY_NS = 3600 * _S, 86_400 * _S
 class Bucket(str, Enum):
     PRODUCTIVE = "productive"  # as an activity: training
     LOST = "lost"  # trained, then rolled back; never an activity
+    UNKNOWN = "unknown"  # trained before a restart by a script that keeps its own state; never an activity
     CHECKPOINT = "checkpoint"  # training blocked by a save
     DETECT = "detect"  # the fault was there, but not yet noticed
     DECIDE = "decide"
@@ -130,6 +132,17 @@ class Ledger:
         if self._secured_step is not None:
             self._secured_step = min(self._secured_step, step)
 
+    def begun_again(self, at_ns: int) -> None:
+        """Settle as unknown what is pending: how much of it is done again, only the script knows."""
+        self.advance(at_ns)
+        self._settle_all(Bucket.UNKNOWN)
+        self._secured_step = None
+
+    def finished(self, at_ns: int) -> None:
+        """Settle as productive what is pending: the run has its result, and no fault can lose it any more."""
+        self.advance(at_ns)
+        self._settle_all(Bucket.PRODUCTIVE)
+
     def noticed(self, since_ns: int, at_ns: int) -> None:
         """Book as detection the time since the fault's symptom at `since_ns`, and enter DETECT.
 
@@ -169,19 +182,24 @@ class Ledger:
         """Return the settled time of each bucket: counters, which never fall."""
         return dict(self._settled)
 
-    def ettr(self, still_ns: int = 0) -> float:
+    def ettr(self, still_ns: int = 0) -> float | None:
         """Return the effective training time ratio of the run, what is pending counted as good.
 
-        Of the step in flight the last `still_ns` do not count: nothing moves, and it may yet be a hang.
+        None when it is not known how much was trained again. Of the step in flight the last `still_ns` do not
+        count: nothing moves, and it may yet be a hang.
         """
+        if self._settled[Bucket.UNKNOWN]:
+            return None
         return self._moved_ns(still_ns) / self.total_ns if self.total_ns else 0.0
 
-    def ettr_over(self, window_s: float, now_ns: int, still_ns: int = 0) -> float:
+    def ettr_over(self, window_s: float, now_ns: int, still_ns: int = 0) -> float | None:
         """Return the ETTR of the last `window_s` seconds, a day at most, up to `now_ns`.
 
-        The last `still_ns` are as in `ettr`.
+        The last `still_ns` are as in `ettr`, and so is None: what is trained again may take days.
         """
         self.advance(now_ns)
+        if self._settled[Bucket.UNKNOWN]:
+            return None
         width_ns = min(int(window_s * _S), DAY_NS)
         window = self._hour if width_ns <= HOUR_NS else self._day
         return window.share(width_ns, now_ns, self._moved_ns(still_ns))
@@ -219,14 +237,15 @@ class Ledger:
         opened_ns, at_ns, stretch_ns, tail_ns = integers(state, "opened_ns", "at_ns", "stretch_ns", "tail_ns")
         try:
             ledger = cls(opened_ns, Bucket(state.get("activity")))
-            ledger._settled = {bucket: state["settled_ns"][bucket.value] for bucket in Bucket}
+            settled_ns = {Bucket.UNKNOWN.value: 0, **state["settled_ns"]}  # older journals do not have it
+            ledger._settled = {bucket: settled_ns[bucket.value] for bucket in Bucket}
             ledger._pending = [_Trained(*map(int, entry)) for entry in state["pending"]]
             ledger._pending_ns = sum(entry.took_ns for entry in ledger._pending)
             ledger._hour.restore(state["hour"])
             ledger._day.restore(state["day"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"ledger: incomplete, {error!r}") from error
-        integers(state["settled_ns"], *(bucket.value for bucket in Bucket))
+        integers(settled_ns, *(bucket.value for bucket in Bucket))
         ledger._at_ns, ledger._stretch_ns, ledger._tail_ns = at_ns, stretch_ns, tail_ns
         if state.get("secured_step") is not None:
             [ledger._secured_step] = integers(state, "secured_step")
@@ -247,6 +266,10 @@ class Ledger:
         self._pending = kept
         self._pending_ns = sum(entry.took_ns for entry in kept)
 
+    def _settle_all(self, bucket: Bucket) -> None:
+        self._settled[bucket] += self.pending_ns
+        self._pending, self._pending_ns, self._tail_ns = [], 0, 0
+
     def _merge(self) -> None:
         """Join the older half in pairs: recent steps, which are rolled back, stay exact."""
         half = MAX_PENDING // 4 * 2
@@ -258,6 +281,6 @@ class Ledger:
 
 
 def _allowed(activity: Bucket) -> Bucket:
-    if activity is Bucket.LOST:
-        raise ValueError("activity: lost is where rolled back time goes, not something to do")
+    if activity in (Bucket.LOST, Bucket.UNKNOWN):
+        raise ValueError(f"activity: {activity.value} is where trained time goes later, not something to do")
     return activity

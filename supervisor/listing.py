@@ -8,12 +8,23 @@ from typing import Any
 
 from supervisor import rendering
 from supervisor.rendering import phase
-from supervisor.wording import number, part, percent, seconds, sentence, slowness, table, what
+from supervisor.wording import (
+    is_cost_unknown,
+    number,
+    part,
+    percent,
+    seconds,
+    sentence,
+    slowness,
+    table,
+    what,
+)
 
 _RIGHT = frozenset({2, 3, 4, 5, 6})
 MAX_SLOW = 5  # that are told one by one
 _WASTE = {
     "lost": "lost (trained, then rolled back)",
+    "unknown": "trained before a restart (how much was kept is not known)",
     "checkpoint": "waiting for checkpoints",
     "detect": "noticing faults",
     "decide": "deciding",
@@ -91,6 +102,8 @@ def _safety(found: Mapping[str, Any]) -> str:
 def _ettr(found: Mapping[str, Any]) -> str:
     if not found.get("total_s"):
         return ""
+    if rendering.is_ettr_unknown(found):
+        return "not known (the script keeps its own state)"
     whole = percent(float(found.get("ettr") or 0.0))
     hour = percent(float(found.get("ettr_hour") or 0.0))
     return f"{whole} of {seconds(float(found['total_s']))}; {hour} of the last hour"
@@ -175,7 +188,7 @@ def incidents(found: list[dict[str, Any]]) -> list[str]:
             str(each.get("step") if each.get("step") is not None else "-"),
             _time(each.get("detected_s")),
             _time(each.get("recovered_s")),
-            str(each.get("lost_steps") if each.get("lost_steps") is not None else "-"),
+            _lost(each),
             str(each.get("remedy") or "-"),
             what(each, with_step=False),
         )
@@ -188,6 +201,11 @@ def incidents(found: list[dict[str, Any]]) -> list[str]:
 def _rank(incident: Mapping[str, Any]) -> str:
     rank = incident.get("rank")
     return str(rank) if isinstance(rank, int) and rank >= 0 else "-"
+
+
+def _lost(incident: Mapping[str, Any]) -> str:
+    lost = incident.get("lost_steps")
+    return str(lost) if lost is not None else "?" if is_cost_unknown(incident) else "-"
 
 
 def _time(value: object) -> str:

@@ -70,6 +70,7 @@ class Metrics:
         )
         self._booked = dict.fromkeys((b.value for b in Bucket), 0.0)
         self._seen: set[str] = set()
+        self._hidden: set[Gauge] = set()
         for bucket in Bucket:  # zeros at once, so that rate() sees the first event
             self._seconds.labels(bucket.value)
         for kind in KINDS:
@@ -82,7 +83,7 @@ class Metrics:
             if grown > 0:
                 self._seconds.labels(bucket).inc(grown)
                 self._booked[bucket] = seconds
-        self._ettr.set(status["ettr"])
+        self._show(self._ettr, status["ettr"])
         self._generation.set(status["generation"])
         for gauge, key in ((self._step, "step"), (self._loss, "loss"), (self._step_s, "step_s")):
             if status[key] is not None:
@@ -107,6 +108,17 @@ class Metrics:
         saved = status["checkpoint"] or {}
         self._checkpoint.set(saved.get("step") or 0)
         self._failing.set(bool(saved.get("error")))
+
+    def _show(self, gauge: Gauge, value: float | None) -> None:
+        """Set a gauge; one whose value is not known is not there at all, which is not 0."""
+        if gauge not in self._hidden and value is None:
+            self.registry.unregister(gauge)
+            self._hidden.add(gauge)
+        elif gauge in self._hidden and value is not None:
+            self.registry.register(gauge)
+            self._hidden.discard(gauge)
+        if value is not None:
+            gauge.set(value)
 
     def incident(self, found: Mapping[str, Any]) -> None:
         """Count an incident once, when it is over."""

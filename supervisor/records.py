@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.filework import FileWork
 from holdfast.launcher_messages import RankState
 from holdfast.messages import MemberReport, Progress
-from supervisor import hanging, remedy, resume, room
+from supervisor import hanging, remedy, reported, resume, room
 from supervisor import incident as incidents
 from supervisor.accounts import Accounts
 from supervisor.leading import Deposed, Lead
@@ -94,6 +94,9 @@ class Records:
             if view.memory.phase in _ENDING:  # a rank may have done one more than it last said
                 done = max((self.newest["step"] or 0, view.memory.save_step))
                 self.newest |= {"step": done or None, "secured_step": done or None}
+            self.newest["own_state"] |= bool(before.get("own_state"))
+            if self.newest["own_state"]:
+                self.newest["secured_step"] = None
         if not any(each.rank == 0 for each in _progress(view)):
             self.newest["loss"] = before.get("loss")
 
@@ -123,6 +126,7 @@ def build(
     standing = _standing(view, policy or Policy())
     no_step_s = standing["no_step_s"] or 0.0
     still_ns = int(no_step_s * 1e9)
+    own_state = reported.keeps_itself(view)
     moves = settled and no_step_s <= STEPS_STILL * step_s
     return {
         "schema": incidents.SCHEMA,
@@ -139,8 +143,8 @@ def build(
         "tokens_per_s": round(per_step[1] / step_s, 1) if step_s and moves else None,
         **standing,
         "warnings": [each.text for each in memory.warned],
-        "ettr": round(ledger.ettr(still_ns), 6),
-        "ettr_hour": round(ledger.ettr_over(3600.0, ledger.at_ns, still_ns), 6),
+        "ettr": _rounded(ledger.ettr(still_ns)),
+        "ettr_hour": _rounded(ledger.ettr_over(3600.0, ledger.at_ns, still_ns)),
         "buckets_s": {b.value: ns / 1e9 for b, ns in ledger.buckets_ns().items()},
         "pending_s": ledger.pending_ns / 1e9,
         "total_s": ledger.total_ns / 1e9,
@@ -149,7 +153,8 @@ def build(
         "incidents": memory.incidents,
         "last_incident": last,
         "open_incident": incidents.record(opened, None) if opened else None,
-        "secured_step": min(steps) if steps else None,
+        "own_state": own_state,
+        "secured_step": min(steps) if steps and not own_state else None,
         "snapshot_step": max((each.snapshot_step for each in progress), default=None),
         "proven_step": memory.equal[-1] if memory.equal else None,
         "checkpoint": _checkpoint(view, resume.newest_checkpoint(view)),
@@ -233,6 +238,10 @@ def _per_step(progress: list[Progress], steps: list[int], base: int) -> tuple[fl
     if done <= 0:
         return 0.0, 0.0
     return max(p.samples for p in progress) / done, max(p.tokens for p in progress) / done
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 6)
 
 
 def _finite(text: str) -> float | None:

@@ -6,7 +6,7 @@ import re
 
 from holdfast.launcher_messages import OUT_OF_MEMORY, LauncherState
 from supervisor import faults as symptoms
-from supervisor import placing, refusal, replicas, resume, unfinished
+from supervisor import placing, refusal, replicas, reported, resume, unfinished
 from supervisor.view import Checkpoint, Cut, End, Fault, Past, Policy, Resume, Start, View
 
 NUMERIC = frozenset({"nan", "inf", "loss_jump"})
@@ -61,15 +61,15 @@ def verdict(view: View, policy: Policy, cause: Fault) -> End | None:
     if cause.kind == "exit":
         return End(code, f"{cause.detail}: not restarted, because the script chose to exit", "", cause)
     if cause.kind in NUMERIC and _again(view, cause) and not policy.skip_bad_batches:
-        hint = "; --skip-bad-batches would pass over it"
+        hint = "" if reported.keeps_itself(view) else "; --skip-bad-batches would pass over it"
         hint += ", --loss-jump 0 would not judge it" if cause.kind == "loss_jump" else ""
-        return End(1, _names_batch(cause) + hint, "", cause)
+        return End(1, _names_batch(view, cause) + hint, "", cause)
     same = _identical(view, cause)
     limit = policy.identical_failures if cause.kind == "exception" else policy.identical_crashes
     if _is_typo(view, cause):
         limit = min(limit, MAX_TYPOS)
     if cause.kind in ("exception", "crash", "victim", "hang") and not cause.work and same + 1 >= limit:
-        where = f"at step {cause.step}" if cause.step >= 0 else "before the first step"
+        where = f"at {reported.at_step(view, cause.step)}" if cause.step >= 0 else "before the first step"
         why = f"{cause.detail}: {same + 1} times the same, {where}; a bug, not a fault"
         return End(code, why, cause.message, cause)
     recent = [p for p in history if view.now_ns - p.at_ns < policy.restart_window_s * _S]
@@ -126,9 +126,10 @@ def _again(view: View, cause: Fault) -> bool:
     return any(p.kind in NUMERIC and p.step == cause.step for p in view.memory.history)
 
 
-def _names_batch(cause: Fault) -> str:
+def _names_batch(view: View, cause: Fault) -> str:
     where = f" (batch position {cause.position})" if cause.position >= 0 else ""
-    return f"step {cause.step} of rank {cause.rank}{where} gives a bad number again: {cause.detail}"
+    step = reported.at_step(view, cause.step)
+    return f"{step} of rank {cause.rank}{where} gives a bad number again: {cause.detail}"
 
 
 def at_most(found: tuple[Fault, ...]) -> int | None:
@@ -184,7 +185,7 @@ def start(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, .
         cause=cause,
         remedy=_remedy(cause, bool(moved)),
         evidence=(*evidence, *passed, *(_said(each, undone) for each in cuts if each.after_s)),
-        why=_why(cause, resumed, moved, policy.from_scratch),
+        why=_why(view, policy, cause, resumed, moved),
         cut=cuts,
     )
 
@@ -240,7 +241,7 @@ def _skipped(view: View, policy: Policy, cause: Fault | None) -> tuple[tuple[int
     skip = view.memory.skip
     if cause is None or cause.kind not in NUMERIC or not _again(view, cause) or not policy.skip_bad_batches:
         return skip, ()
-    line = f"{_names_batch(cause)}: step {cause.step} will be skipped"
+    line = f"{_names_batch(view, cause)}: step {cause.step} will be skipped"
     return tuple(sorted({*skip, cause.step})), (line,)
 
 
@@ -258,12 +259,15 @@ def _remedy(cause: Fault | None, moved: bool) -> str:
     return "swap" if moved else "restart"
 
 
-def _why(cause: Fault | None, resumed: Resume, moved: list[str], from_scratch: bool) -> str:
-    anew = "as asked" if cause is None and from_scratch else "as nothing has been saved yet"
+def _why(view: View, policy: Policy, cause: Fault | None, resumed: Resume, moved: list[str]) -> str:
+    anew = "as asked" if cause is None and policy.from_scratch else "as nothing has been saved yet"
+    begins = f"from the beginning, {anew}"
+    if reported.keeps_itself(view):
+        begins = "from the script's first line: it keeps its own state"
     state = {
         "slot": f"from the snapshot of step {resumed.step}",
         "checkpoint": f"from the checkpoint of step {resumed.step}",
-        "none": f"from the beginning, {anew}",
+        "none": begins,
     }[resumed.source]
     if cause is None:
         return f"all members are ready: start {state}"

@@ -62,8 +62,17 @@ def progress(status: Status) -> str:
     if stalled(status):
         parts.append(f"{stalled(status)}: {_held_up(status)}")
     parts.append(f"generation {status.get('generation', 0)}")
-    parts.append(f"ETTR {percent(float(status.get('ettr') or 0.0))}")
+    parts.append(_ettr(status))
     return "  ".join(parts)
+
+
+def is_ettr_unknown(status: Status) -> bool:
+    """True when the script keeps its own state and was started again: only that knows what it did again."""
+    return "ettr" in status and status["ettr"] is None
+
+
+def _ettr(status: Status) -> str:
+    return f"ETTR {'not known' if is_ettr_unknown(status) else percent(float(status.get('ettr') or 0.0))}"
 
 
 def _step(status: Status) -> str:
@@ -71,6 +80,8 @@ def _step(status: Status) -> str:
     if status.get("step") is None:
         return ""
     total = status.get("total_steps")
+    if status.get("own_state") and int(status.get("generation") or 0) > 1:
+        return f"optimizer step {status['step']:,} since the restart"
     return f"step {status['step']:,}" + (f" of {total:,}" if total and total >= status["step"] else "")
 
 
@@ -128,7 +139,7 @@ def _headline(status: Status, width: int, style: Style, silent_s: float) -> str:
     if stalled(status):
         cells.append((stalled(status), (YELLOW,)))
     if status.get("total_s"):
-        cells.append((f"ETTR {percent(float(status.get('ettr') or 0.0))}", (CYAN,)))
+        cells.append((_ettr(status), (CYAN,)))
     return join(cells, width, style, "   ")
 
 

@@ -6,6 +6,7 @@ from holdfast.launcher_messages import Look, RankState
 from holdfast.messages import MemberReport, Stall
 from supervisor import suspect
 from supervisor.view import View
+from supervisor.wording import step_in_words
 
 
 def evidence(view: View) -> tuple[suspect.Evidence, ...]:
@@ -84,6 +85,17 @@ def kept(view: View) -> bool:
         report.slots or report.privates or any(each.snapshot_step >= 0 for each in report.progress)
         for report in reports(view)
     )
+
+
+def keeps_itself(view: View) -> bool:
+    """True when the script never joins, so that only the script knows where it begins after a restart."""
+    known = (member.report.launcher for member in view.members if member.report is not None)
+    return any(launcher is not None and not launcher.joins for launcher in known) and not kept(view)
+
+
+def at_step(view: View, step: int) -> str:
+    """Name a step of the present generation, for people."""
+    return step_in_words(step, own_state=keeps_itself(view), generation=view.memory.generation)
 
 
 def copy_s(view: View) -> float:

@@ -139,6 +139,7 @@ class Open:
     lost: int | None = None  # steps to do again; None while undecided, or when the script keeps its own state
     closed_ns: int = 0  # over without a first new step: the run ended
     cut: tuple[Cut, ...] = ()  # work that it cut off; what `resume` is not before is not done again
+    own_state: bool = False  # the script keeps its own: its steps are counted from its last start
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def what(incident: Mapping[str, Any], *, with_step: bool = True) -> str:
     """Say what failed, and at which step, without what was done about it."""
     said = detail(incident) or _generic(incident)
     step = incident.get("step")
-    at = f" at step {step}" if with_step and isinstance(step, int) and step >= 0 else ""
+    at = f" at {_step(incident, step)}" if with_step and isinstance(step, int) and step >= 0 else ""
     hang = _HANG.fullmatch(said)
     if hang is not None:
         return f"{hang['who']} hung{at}: {_IT.sub('it ', hang['why'])}"
@@ -48,12 +48,34 @@ def outcome(incident: Mapping[str, Any]) -> str:
     recovered_s, lost = incident.get("recovered_s"), incident.get("lost_steps")
     if recovered_s is not None:
         end = f"back in {seconds(float(recovered_s))}"
-        return end if lost is None else f"{end}, {count(int(lost), 'step')} lost"
+        if lost is None:
+            return end + ", steps lost not known" * is_cost_unknown(incident)
+        return f"{end}, {count(int(lost), 'step')} lost"
     if incident.get("remedy") == "stop":
         return "the run stopped"
     if incident.get("overtaken_by"):
         return f"{incident['overtaken_by']} came before it was over"
     return "not recovered yet" if incident.get("open", True) else "the run ended"
+
+
+def is_cost_unknown(incident: Mapping[str, Any]) -> bool:
+    """True when a script that keeps its own state was started again: only that knows what it does again."""
+    resumed = incident.get("resume") or {}
+    its_own = incident.get("own_state") or resumed.get("source") == "none"
+    return bool(resumed and its_own) and incident.get("lost_steps") is None
+
+
+def _step(incident: Mapping[str, Any], step: int) -> str:
+    generation = int(incident.get("generation") or 0)
+    return step_in_words(step, own_state=bool(incident.get("own_state")), generation=generation)
+
+
+def step_in_words(step: int, *, own_state: bool, generation: int) -> str:
+    """Return "step 12", or what that is of a script that keeps its own state and was started again.
+
+    Then the steps that we see begin at 0, wherever the script itself goes on from.
+    """
+    return f"optimizer step {step} since the restart" if own_state and generation > 1 else f"step {step}"
 
 
 def place(traceback: str) -> str:

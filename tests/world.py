@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from holdfast.launcher_messages import Marks
-from supervisor import orders, still
+from supervisor import closing, orders, still
 from supervisor.accounts import Accounts
 from supervisor.apply import apply, asked_to_stop
 from supervisor.decide import decide
@@ -223,7 +223,7 @@ class World:
             last = Marks(*(max(getattr(each, name) for each in marks) for name in Marks.__slots__))
             accounts.closed(before, before.incident, last, self.step_ms / 1000)
         elif isinstance(action, End):
-            accounts.stopped(view.now_ns, before.incident)
+            accounts.stopped(view.now_ns, before.incident, finished=closing.is_finish(action))
 
     def _give_orders(self, memory: Memory) -> None:
         wanted = (self.policy.members + self.policy.standby, memory.lost)

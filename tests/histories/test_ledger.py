@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from supervisor.ledger import Bucket, Ledger
 
 S = 1_000_000_000
-ACTIVITIES = st.sampled_from([bucket for bucket in Bucket if bucket is not Bucket.LOST])
+ACTIVITIES = st.sampled_from([each for each in Bucket if each not in (Bucket.LOST, Bucket.UNKNOWN)])
 STEPS = st.integers(0, 12)
 PASSED = st.integers(0, 3000 * S)
 EVENTS = st.lists(
@@ -23,6 +24,8 @@ EVENTS = st.lists(
         st.tuples(st.just("rolled_back"), PASSED, STEPS),
         st.tuples(st.just("noticed"), PASSED, st.integers(0, 5000 * S)),
         st.tuples(st.just("restarted"), PASSED, st.none()),
+        st.tuples(st.just("begun_again"), PASSED, st.none()),
+        st.tuples(st.just("finished"), PASSED, st.none()),
         st.tuples(st.just("backwards"), PASSED, st.none()),
     ),
     max_size=60,
@@ -51,6 +54,10 @@ def play(ledger: Ledger, now_ns: int, verb: str, detail: Any) -> Ledger:
             ledger.rolled_back(detail, now_ns)
         case "noticed":
             ledger.noticed(now_ns - detail, now_ns)
+        case "begun_again":
+            ledger.begun_again(now_ns)
+        case "finished":
+            ledger.finished(now_ns)
         case "restarted":
             ledger = again(ledger)
             ledger.advance(now_ns)
@@ -81,20 +88,24 @@ def test_for_any_history_the_buckets_are_the_clock_and_counters_never_fall(
         ledger = play(ledger, now_ns, verb, detail)
         holds(ledger, now_ns - opened_ns)
         assert all(ledger.buckets_ns()[bucket] >= spent for bucket, spent in counted.items())
-        assert 0 <= ledger.ettr() <= 1
-        assert 0 <= ledger.ettr_over(3600, now_ns) <= 1
+        for ratio in (ledger.ettr(), ledger.ettr_over(3600, now_ns)):
+            assert (ratio is None) == (ledger.buckets_ns()[Bucket.UNKNOWN] > 0)
+            assert ratio is None or 0 <= ratio <= 1
         assert again(ledger).snapshot() == ledger.snapshot()
 
 
 def refuses_the_past(ledger: Ledger, at_ns: int) -> None:
-    for call in (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: ledger.advance(at_ns),
         lambda: ledger.enter(Bucket.STOP, at_ns),
         lambda: ledger.trained(3, at_ns),
         lambda: ledger.rolled_back(3, at_ns),
+        lambda: ledger.begun_again(at_ns),
+        lambda: ledger.finished(at_ns),
         lambda: ledger.noticed(at_ns, at_ns),
         lambda: ledger.ettr_over(60, at_ns),
-    ):
+    )
+    for call in calls:
         with pytest.raises(ValueError, match="backwards"):
             call()
 

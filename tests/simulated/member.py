@@ -122,7 +122,8 @@ class Member:
 
     def launcher_state(self) -> LauncherState:
         ranks, parked = tuple(rank.told() for rank in self.ranks), tuple(sorted(self.parked))
-        return LauncherState(1, self.generation, ranks, parked, 4000, self.secure_asked)
+        joins = not self.world.keeps_itself
+        return LauncherState(1, self.generation, ranks, parked, 4000, self.secure_asked, joins=joins)
 
     # -- processes
 

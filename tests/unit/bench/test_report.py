@@ -97,3 +97,10 @@ def test_the_summary_has_each_mode() -> None:
     found = report.summaries(GOOD)
     assert found["torchrun"]["recovered"] == 1
     assert found["holdfast"]["took_s"]["median"] == 0.2
+
+
+def test_ettr_is_not_known_where_that_of_a_turn_is_not() -> None:
+    unknown = turn("holdfast", 0.1)
+    assert unknown.status is not None
+    unknown.status["ettr"] = None
+    assert math.isnan(report.ettr_of([GOOD[0], unknown], "holdfast"))

@@ -99,13 +99,32 @@ def test_what_was_trained_beyond_the_resume_point_is_lost() -> None:
     assert seconds(accounts)["lost"] == 20.0
 
 
-def test_a_script_that_keeps_its_own_state_loses_nothing_that_we_know_of() -> None:
+def its_own(step: int, name: str = "m0") -> MemberView:
+    """Return a member whose script never joins."""
+    told = progress(int(name[1:]), step, -1)
+    return member(name, report(name, launcher(joins=False), progress=(told,)))
+
+
+def test_what_a_script_that_keeps_its_own_state_had_trained_before_a_restart_is_not_training() -> None:
     accounts = begun()
-    look(accounts, 30.0, 20)
-    incident = opened(resume=Resume(0, 0, "none"), lost=None)
+    accounts.observe(view(its_own(20), its_own(20, "m1"), now_s=30.0, settled=True))
+    assert accounts.ledger.pending_ns == 27 * S, "two members hold nothing of it"
+    incident = opened(resume=Resume(0, 0, "none"), lost=None, own_state=True)
     accounts.opened(incident)
     accounts.closed(memory(), incident, Marks(*[34 * S] * 4), 0.0)
-    assert "lost" not in seconds(accounts)
+    accounts.observe(view(its_own(20), its_own(20, "m1"), now_s=54.0, settled=True))
+    accounts.stopped(55 * S, finished=True)
+    spent = seconds(accounts)
+    assert (spent["unknown"], spent["productive"], accounts.ledger.ettr()) == (27.0, 21.0, None)
+    assert "lost" not in spent
+
+
+def test_what_one_member_had_not_saved_is_productive_once_the_run_has_finished() -> None:
+    accounts = begun()
+    alone: dict[str, Any] = {"placement": ("m0",), "world_size": 1, "settled": True}
+    accounts.observe(view(trained(20), now_s=30.0, **alone))
+    accounts.stopped(31 * S, finished=True)
+    assert (seconds(accounts)["productive"], accounts.ledger.pending_ns) == (28.0, 0)
 
 
 def test_a_fault_before_the_first_new_step_is_booked_after_the_one_that_it_overtakes() -> None:

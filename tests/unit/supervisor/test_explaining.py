@@ -111,3 +111,10 @@ def test_what_a_script_prints_cannot_move_the_cursor() -> None:
 
 def test_titles_are_bold_where_there_is_colour() -> None:
     assert "\x1b[1mWhat was seen\x1b[0m" in "\n".join(explain(incident(), Style(True, True)))
+
+
+def test_a_script_that_keeps_its_own_state_is_said_to_begin_again_with_it() -> None:
+    resume = {"step": 0, "source": "none", "generation": 0}
+    lines = explain(incident(resume=resume, lost_steps=None, own_state=True), PLAIN)
+    began = "started the script from its first line: it keeps its own state"
+    assert f"  {began}; how many steps it does again is not known" in lines

@@ -170,3 +170,23 @@ def test_victims_may_be_those_of_a_member_that_does_not_speak() -> None:
     assert explained is not None
     assert (explained.kind, explained.member) == ("member_lost", "m1")
     assert faults.silent(view(WELL, member("m1", report("m1", None)))) is None
+
+
+def test_a_bad_number_of_a_script_that_keeps_its_own_state_is_counted_from_its_last_start() -> None:
+    def said(generation: int) -> str:
+        bad = rank(1, generation=generation, flag=Flag("nan", 754, "nan", -1, 90 * S))
+        told = progress(1, 754, -1)
+        state = launcher(bad, generation=generation, joins=False)
+        [found] = faults.found(
+            view(
+                member("m1", report("m1", state, progress=(told,))),
+                placement=("m1",),
+                generation=generation,
+                world_size=1,
+            ),
+            POLICY,
+        )
+        return found.detail
+
+    assert said(1) == "rank 1 computed a gradient that is not finite at step 754"
+    assert said(2) == "rank 1 computed a gradient that is not finite at optimizer step 754 since the restart"

@@ -114,11 +114,36 @@ def test_a_window_of_a_young_run_is_the_run() -> None:
     assert ledger.ettr_over(3600, 9 * S) == pytest.approx(0.75)
 
 
-def test_lost_is_not_an_activity() -> None:
+@pytest.mark.parametrize("bucket", [Bucket.LOST, Bucket.UNKNOWN])
+def test_where_trained_time_goes_later_is_not_an_activity(bucket: Bucket) -> None:
     ledger = Ledger(0)
-    with pytest.raises(ValueError, match="lost"):
-        ledger.enter(Bucket.LOST, 1)
+    with pytest.raises(ValueError, match=bucket.value):
+        ledger.enter(bucket, 1)
     assert ledger.at_ns == 0
+
+
+def test_what_was_trained_before_the_script_began_again_is_not_known_to_be_good_nor_lost() -> None:
+    ledger = training(10)
+    ledger.begun_again(11 * S)
+    assert spent_s(ledger) == {"unknown": 11}
+    assert (ledger.pending_ns, ledger.ettr(), ledger.ettr_over(3600, 11 * S)) == (0, None, None)
+    ledger.trained(1, 12 * S)
+    ledger.finished(13 * S)
+    assert spent_s(ledger) == {"productive": 2, "unknown": 11}
+
+
+def test_a_journal_of_before_there_was_the_unknown_is_read() -> None:
+    state = training(3).snapshot()
+    del state["settled_ns"]["unknown"]
+    assert Ledger.restore(state).snapshot() == training(3).snapshot()
+
+
+def test_a_finished_run_has_nothing_pending() -> None:
+    ledger = training(10)
+    ledger.enter(Bucket.STOP, 11 * S)
+    ledger.finished(12 * S)
+    assert spent_s(ledger) == {"productive": 11, "stop": 1}
+    assert ledger.ettr() == 11 / 12
 
 
 @pytest.mark.parametrize(

@@ -101,3 +101,23 @@ def test_incidents_are_a_table() -> None:
         "i-0002  member_lost     -     -     3 ms        -     -  restart  member m-1 is lost",
     ]
     assert listing.incidents([]) == ["no incidents"]
+
+
+def test_what_is_not_known_of_a_script_that_keeps_its_own_state_is_said() -> None:
+    buckets = {"productive": 35.0, "unknown": 50.0, "start": 15.0}
+    its_own: dict[str, Any] = {"ettr": None, "ettr_hour": None, "own_state": True, "secured_step": None}
+    lines = page(**its_own, buckets_s=buckets, pending_s=0.0)
+    assert "  ETTR        not known (the script keeps its own state)" in lines
+    assert any(line.startswith("  progress    optimizer step 1,234 since the restart") for line in lines)
+    assert not any("secured" in line for line in lines)
+    [told] = [line.split() for line in lines if "before a restart" in line]
+    assert told[-4:] == ["50", "s", "50.0", "%"]
+
+
+def test_what_a_restart_of_a_script_that_keeps_its_own_state_cost_is_a_question_mark() -> None:
+    resume = {"step": 0, "source": "none", "generation": 2}
+    old = incident(lost_steps=None, resume=resume)  # as of a version that did not say whose state it is
+    new = incident(lost_steps=None, resume={**resume, "source": "checkpoint"}, own_state=True)
+    ended = incident(lost_steps=None, resume=None, remedy="stop", own_state=True)
+    rows = listing.incidents([old, new, ended])[1:]
+    assert [row[row.index("0.13 s") :].split()[2] for row in rows] == ["?", "?", "-"]

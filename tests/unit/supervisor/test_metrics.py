@@ -67,3 +67,14 @@ def test_the_list_of_kinds_has_all_that_are_made() -> None:
     found = {*made(), *remedy.SPOILING, replicas.KIND}
     assert found >= {"lost_track", "hang", "restore", "diverged"}
     assert found <= set(KINDS)
+
+
+def test_a_ratio_that_is_not_known_is_not_there_rather_than_0() -> None:
+    metrics = Metrics()
+
+    def ratio() -> float | None:
+        return metrics.registry.get_sample_value("holdfast_ettr_ratio")
+
+    for value in (0.9, None, None, 0.5):
+        metrics.take(status(ettr=value))
+        assert ratio() == value

@@ -6,6 +6,7 @@ from typing import Any
 
 from holdfast.launcher_messages import Marks
 from supervisor.accounts import Accounts
+from supervisor.ledger import Bucket
 from supervisor.records import Records
 from supervisor.rundir import RunDir
 from supervisor.view import UNREAD, Checkpoint, Policy, Stored, View, Warned
@@ -139,3 +140,21 @@ def test_a_group_that_waits_for_storage_says_so(tmp_path: Path) -> None:
     assert waiting(away, phase="running") == ""
     unread = Stored((Checkpoint(9, 1, 2, "p"),), looked_ns=1)
     assert waiting(unread) == "reading the checkpoint of step 9 whole before it is used"
+
+
+def test_of_a_script_that_keeps_its_own_state_nothing_is_secured_and_a_restart_makes_its_ratio_unknown(
+    tmp_path: Path,
+) -> None:
+    def its_own(step: int) -> View:
+        told = replace(progress(0, step), snapshot_step=-1)
+        return view(member("m0", report("m0", launcher(rank(0), joins=False), progress=(told,))))
+
+    records, accounts = Records(RunDir(tmp_path)), Accounts(0, None)
+    first = records.status(its_own(9), accounts)
+    assert (first["own_state"], first["secured_step"], first["step"]) == (True, None, 9)
+    assert first["ettr"] == first["ettr_hour"] == 0.0, "it is known until the first restart"
+    accounts.ledger.enter(Bucket.PRODUCTIVE, 1)
+    accounts.ledger.begun_again(2)
+    again = records.status(its_own(3), accounts)
+    assert (again["ettr"], again["ettr_hour"]) == (None, None)
+    assert told_by(records, doing(0, 1))["own_state"] is False, "this one has a snapshot"

@@ -7,8 +7,19 @@ import pytest
 
 from holdfast.launcher_messages import Ending, Restore
 from supervisor import faults, remedy
-from supervisor.view import Checkpoint, End, Fault, Past, Policy, Start, Stored
-from tests.unit.supervisor.views import LAUNCH, S, fault, holding, launcher, member, rank, report, view
+from supervisor.view import Checkpoint, End, Fault, MemberView, Past, Policy, Start, Stored
+from tests.unit.supervisor.views import (
+    LAUNCH,
+    S,
+    fault,
+    holding,
+    launcher,
+    member,
+    progress,
+    rank,
+    report,
+    view,
+)
 
 POLICY = Policy(members=2)
 TWO = (
@@ -207,3 +218,19 @@ def test_when_no_state_is_left_the_run_ends_instead_of_beginning_anew() -> None:
     action = remedy.start(view(*TWO), POLICY, fault("restore"), ())
     assert isinstance(action, End)
     assert (action.exit_code, "no state is left to resume from" in action.why) == (1, True)
+
+
+def test_a_script_that_keeps_its_own_state_is_started_from_its_first_line_and_can_skip_nothing() -> None:
+    def its_own(name: str) -> MemberView:
+        number = int(name[1:])
+        state = launcher(rank(number), joins=False)
+        return member(name, report(name, state, progress=(progress(number, 5, -1),)))
+
+    two, cause = (its_own("m0"), its_own("m1")), fault("nan")
+    action = remedy.start(view(*two), POLICY, cause, (cause,))
+    assert isinstance(action, Start)
+    assert action.why.endswith("from the script's first line: it keeps its own state")
+    seen = view(*two, history=(past(cause),))
+    ended = remedy.verdict(seen, POLICY, cause)
+    assert ended is not None
+    assert ended.why == "step 5 of rank 1 gives a bad number again: rank 1 failed"

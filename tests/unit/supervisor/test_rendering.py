@@ -163,3 +163,14 @@ def test_while_no_step_ends_the_screen_and_the_log_say_so_and_until_when() -> No
 def test_a_moment_without_a_step_and_a_recovery_are_not_worth_a_word() -> None:
     for changed in ({"no_step_s": None}, {"no_step_s": 1.0}, {"phase": "securing"}):
         assert rendering.stalled(status(**HELD | changed)) == ""
+
+
+def test_the_steps_of_a_script_that_keeps_its_own_state_begin_again_with_it() -> None:
+    its_own = {"own_state": True, "ettr": None, "total_steps": None}
+    again = rendering.progress(status(**its_own))
+    assert again == (
+        "optimizer step 1,234 since the restart  loss 2.413  14.2 steps/s  generation 3  ETTR not known"
+    )
+    first = rendering.progress(status(**{**its_own, "ettr": 0.5}, generation=1))
+    assert first == "step 1,234  loss 2.413  14.2 steps/s  generation 1  ETTR 50.0 %"
+    assert "ETTR not known" in rendering.frame(status(**its_own), 120, PLAIN)[1]

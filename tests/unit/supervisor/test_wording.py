@@ -116,3 +116,14 @@ def test_a_table_is_aligned() -> None:
         "a      1  x",
         "long  22",
     ]
+
+
+def test_of_a_script_that_keeps_its_own_state_it_is_said_what_is_not_known() -> None:
+    resume = {"step": 0, "source": "none", "generation": 3}
+    said = wording.sentence(incident(lost_steps=None, resume=resume, own_state=True))
+    assert said == (
+        "rank 1 was killed by SIGKILL at optimizer step 812 since the restart;"
+        " back in 0.13 s, steps lost not known"
+    )
+    first = incident(own_state=True, generation=1)
+    assert wording.what(first) == "rank 1 was killed by SIGKILL at step 812"
