@@ -180,7 +180,7 @@ def _start(view: View, action: Start, policy: Policy) -> Memory:
     )
     history = memory.history
     if action.cause is not None:
-        history = (*history, _past(view, action.cause))[-HISTORY:]
+        history = (*history, _past(view, policy, action.cause))[-HISTORY:]
     return replace(
         memory,
         phase="running",
@@ -287,7 +287,7 @@ def _peers(view: View, placement: tuple[str, ...]) -> tuple[Source, ...]:
     return tuple(Source(urls[rank // view.memory.nproc], rank) for rank in ranks)
 
 
-def _past(view: View, cause: Fault) -> Past:
+def _past(view: View, policy: Policy, cause: Fault) -> Past:
     return Past(
         cause.kind,
         cause.rank,
@@ -300,6 +300,7 @@ def _past(view: View, cause: Fault) -> Past:
         cause.value,
         cause.place,
         cause.work,
+        remedy.is_everywhere(view, policy, cause),
     )
 
 

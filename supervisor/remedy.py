@@ -14,7 +14,9 @@ SPOILING = NUMERIC | {replicas.KIND}  # of which the survivors' state is no bett
 _SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): ", re.MULTILINE)
 _FROM_OUTSIDE = (9, 15)  # SIGKILL and SIGTERM
 MAX_TYPOS = 2  # the second time says that it was no accident
-_TYPOS = frozenset({"TypeError", "AttributeError", "NameError", "ImportError", "ModuleNotFoundError"})
+_TYPOS = frozenset(  # of the program, and of nothing outside of it
+    {"TypeError", "AttributeError", "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"}
+)
 MAX_WARM_FAILURES = 3  # processes in a row that died before they joined
 WORKED_S = 60.0  # a generation that lived so long did something, though it may show no steps
 _S = 1_000_000_000
@@ -66,7 +68,7 @@ def verdict(view: View, policy: Policy, cause: Fault) -> End | None:
         return End(1, _names_batch(view, cause) + hint, "", cause)
     same = _identical(view, cause)
     limit = policy.identical_failures if cause.kind == "exception" else policy.identical_crashes
-    if _is_typo(view, cause):
+    if _is_typo(view, policy, cause):
         limit = min(limit, MAX_TYPOS)
     if cause.kind in ("exception", "crash", "victim", "hang") and not cause.work and same + 1 >= limit:
         where = f"at {reported.at_step(view, cause.step)}" if cause.step >= 0 else "before the first step"
@@ -81,11 +83,23 @@ def verdict(view: View, policy: Policy, cause: Fault) -> End | None:
     return None
 
 
-def _is_typo(view: View, cause: Fault) -> bool:
-    """True for an error that a program makes each time, in a run that has never done a step."""
-    trained = worked(view, cause) or any(past.worked for past in view.memory.history)
-    name = cause.signature.split(" ")[1:2]
-    return cause.kind == "exception" and not trained and name != [] and name[0] in _TYPOS
+def _is_typo(view: View, policy: Policy, cause: Fault) -> bool:
+    """True for an error that a program makes each time: before any step was done, or on all ranks again."""
+    if cause.kind != "exception" or not _TYPOS.intersection(cause.signature.split(" ")[1:2]):
+        return False
+    if not (worked(view, cause) or any(past.worked for past in view.memory.history)):
+        return True
+    last = view.memory.history[-1:]
+    before = bool(last) and last[0].everywhere and _is_same(view, last[0], cause)
+    return before and is_everywhere(view, policy, cause)
+
+
+def is_everywhere(view: View, policy: Policy, cause: Fault) -> bool:
+    """True when each rank of the group has the same fault at the same step."""
+    same = (cause.kind, cause.signature, cause.step)
+    found = symptoms.gathered(view, policy)
+    ranks = {each.rank for each in found if (each.kind, each.signature, each.step) == same}
+    return len(ranks) == view.memory.world_size
 
 
 def _exit_code(cause: Fault) -> int:

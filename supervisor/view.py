@@ -56,6 +56,7 @@ class Past:
     value: str = ""  # the number that was bad
     place: str = ""
     work: str = ""
+    everywhere: bool = False  # all ranks had the same
 
 
 @dataclass(frozen=True, slots=True)

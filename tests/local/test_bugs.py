@@ -52,6 +52,17 @@ def test_a_traceback_names_the_script_as_an_interpreter_does_and_explain_its_lin
     assert first == "rank 0 raised ZeroDivisionError: division by zero at step 0 (wrong.py, line 5)"
 
 
+@pytest.mark.parametrize(("options", "who", "times"), [("", "all", 2), ("--members 2", "one", 3)])
+def test_what_the_program_itself_does_wrong_on_all_ranks_is_tried_once_more(
+    start: Start, options: str, who: str, times: int
+) -> None:
+    run = start(options, "misnamed.py", who)
+    ended = run.finish()
+    assert ended.code == 1
+    assert f"{times} times the same, at step 7; a bug, not a fault" in ended.lines[-1]
+    assert len(run.incidents()) == times
+
+
 def test_a_deliberate_exit_code_is_the_run_s(start: Start) -> None:
     run = start("--nproc-per-node 2", "buggy.py", "exit")
     assert run.finish().code == 3

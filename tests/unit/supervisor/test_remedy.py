@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from holdfast.launcher_messages import Ending, Restore
-from supervisor import faults, remedy
-from supervisor.view import Checkpoint, End, Fault, MemberView, Past, Policy, Start, Stored
+from supervisor import apply, faults, remedy
+from supervisor.view import Checkpoint, End, Fault, MemberView, Past, Policy, Start, Stored, View
 from tests.unit.supervisor.views import (
     LAUNCH,
     S,
@@ -22,6 +22,7 @@ from tests.unit.supervisor.views import (
 )
 
 POLICY = Policy(members=2)
+STORED = Stored((Checkpoint(4, 1, 2, "p"),))
 TWO = (
     member("m0", report("m0", launcher(rank(0)))),
     member("m1", report("m1", launcher(rank(1)))),
@@ -102,6 +103,59 @@ def test_the_same_failure_at_the_same_step_is_a_bug_in_the_end(kind: str, times:
     for before in range(8):
         ended = remedy.verdict(view(history=(past(cause),) * before), POLICY, cause)
         assert (ended is not None) == (times is not None and before + 1 >= times)
+
+
+def raising(*names: str) -> tuple[View, Fault]:
+    """Return two ranks that raise these in step 6, and the fault of the first."""
+    raised = [
+        Ending(90 * S, 1, fail="exception", message=f'  File "train.py", line 7\n{name}: bad\n')
+        if name
+        else None
+        for name in names
+    ]
+    seen = view(
+        *(
+            member(f"m{n}", report(f"m{n}", launcher(rank(n, each)), progress=(progress(n, 5),)))
+            for n, each in enumerate(raised)
+        )
+    )
+    return seen, next(each for each in faults.found(seen, POLICY) if each.rank == 0)
+
+
+@pytest.mark.parametrize(
+    ("names", "before", "ends"),
+    [
+        (("TypeError", "TypeError"), {}, True),
+        (("UnboundLocalError", "UnboundLocalError"), {}, True),
+        (("TypeError", ""), {}, False),
+        (("TypeError", "NameError"), {}, False),
+        (("OSError", "OSError"), {}, False),
+        (("TypeError", "TypeError"), {"everywhere": False}, False),
+        (("TypeError", "TypeError"), {"signature": "another"}, False),
+        (("TypeError", "TypeError"), {"step": 4}, False),
+    ],
+)
+def test_what_a_program_does_wrong_on_all_ranks_twice_in_a_row_needs_no_third_time(
+    names: tuple[str, str], before: dict[str, Any], ends: bool
+) -> None:
+    seen, cause = raising(*names)
+    assert remedy.verdict(seen, POLICY, cause) is None
+    known = past(cause, **{"everywhere": True, "worked": True, **before})
+    again = replace(seen, memory=replace(seen.memory, history=(known,)))
+    assert (remedy.verdict(again, POLICY, cause) is not None) == ends
+    between = replace(seen.memory, history=(known, past(fault("crash"))))
+    assert remedy.verdict(replace(seen, memory=between), POLICY, cause) is None
+
+
+def test_whether_all_ranks_had_it_is_remembered() -> None:
+    def history(*names: str) -> tuple[Past, ...]:
+        seen, cause = raising(*names)
+        action = remedy.start(replace(seen, stored=STORED), POLICY, cause, (cause,))
+        assert isinstance(action, Start)
+        return apply.apply(seen, action, POLICY).history
+
+    assert [each.everywhere for each in history("KeyError", "KeyError")] == [True]
+    assert [each.everywhere for each in history("KeyError", "")] == [False]
 
 
 @pytest.mark.parametrize(
