@@ -9,15 +9,17 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.errors import BadInput
 
 if TYPE_CHECKING:
     import torch
 
+_R = TypeVar("_R")
 TRIES = 3  # a step may be begun so often: a `continue` for a batch that cannot be used is no mistake
 
 
@@ -130,6 +132,50 @@ def pause_of(label: Any, limit_s: Any) -> None:
         raise BadInput(f'pause({label!r}): expected a label first, as in state.pause("eval", limit_s=600)')
     if isinstance(limit_s, bool) or not isinstance(limit_s, (int, float)) or not limit_s >= 0:
         raise BadInput(f"pause(limit_s={limit_s!r}): expected seconds, 0 for the run's --pause-timeout")
+
+
+class Pause:
+    """What `state.pause` returns: a context manager, and a decorator of functions.
+
+    One that is thrown away without having been either has declared nothing: `unused` is called with words
+    that name the line of the call.
+    """
+
+    def __init__(
+        self, label: Any, begin: Callable[[], AbstractContextManager[None]], unused: Callable[[str], None]
+    ) -> None:
+        caller = sys._getframe(2)  # of `state.pause`
+        self._place = caller.f_code.co_filename.rpartition("/")[2], caller.f_lineno
+        self._label, self._begin, self._unused = label, begin, unused
+        self._open: list[AbstractContextManager[None]] = []
+        self._used = False
+
+    def __enter__(self) -> None:
+        self._used = True
+        pause = self._begin()
+        pause.__enter__()
+        self._open.append(pause)
+
+    def __exit__(self, *raised: Any) -> bool | None:
+        return self._open.pop().__exit__(*raised)
+
+    def __call__(self, function: Callable[..., _R]) -> Callable[..., _R]:
+        self._used = True
+
+        @wraps(function)
+        def paused(*args: Any, **kwargs: Any) -> _R:
+            with self._begin():
+                return function(*args, **kwargs)
+
+        return paused
+
+    def __del__(self) -> None:
+        if not self._used and not sys.is_finalizing():
+            name, line = self._place
+            call = f"state.pause({self._label!r})"
+            self._unused(
+                f"{call} without `with` declares no pause ({name}, line {line}): write `with {call}:`"
+            )
 
 
 def unkeepable(name: str, value: Any) -> str:

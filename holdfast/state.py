@@ -57,6 +57,7 @@ class State:
         self.gate = Gate(self.device)
         self._pausing = False
         self._pauses: list[tuple[str, float, float]] = []  # those within each other: label, limit, begin
+        self._unused: set[str] = set()  # warnings of pauses that were no `with`
         self._prepared = -1  # the step whose private state has been stored
         self._random: Mapping[str, bytes] | None = None
         self._page = session.page
@@ -211,14 +212,23 @@ class State:
         """True from the optimizer's first write of a step to its commit, as the host calls them."""
         return self.gate.writing
 
-    @contextmanager
-    def pause(self, label: str = "pause", limit_s: float = 0.0, **unknown: NoReturn) -> Iterator[None]:
+    def pause(self, label: str = "pause", limit_s: float = 0.0, **unknown: NoReturn) -> misuse.Pause:
         """Declare work that is no step ("eval", "checkpoint", or any word), so that it is no hang.
 
         `limit_s` is its own limit; 0 takes the run's (30 minutes unless told otherwise). Random generators
         are as before when it ends. Weights may be exchanged for others if they are put back before it ends.
-        After one within another, that one goes on, with what is left of its limit.
+        After one within another, that one goes on, with what is left of its limit. It is for `with`, or
+        decorates a function; one that is neither is warned of, once for each line.
         """
+        return misuse.Pause(label, lambda: self._paused(label, limit_s, unknown), self._pause_unused)
+
+    def _pause_unused(self, text: str) -> None:
+        if text not in self._unused:
+            self._unused.add(text)
+            misuse.warn(self.session.rank, text)
+
+    @contextmanager
+    def _paused(self, label: str, limit_s: float, unknown: Mapping[str, Any]) -> Iterator[None]:
         misuse.known_only(_PAUSE, unknown)
         misuse.pause_of(label, limit_s)
         self._settle()

@@ -159,6 +159,40 @@ def test_a_pause_without_a_label_is_one() -> None:
     step_of(paused)
 
 
+def test_a_pause_that_is_no_with_is_told_once_for_each_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def paused(state: State) -> None:
+        for _ in range(3):
+            state.pause("eval")
+
+    step_of(paused)
+    line = paused.__code__.co_firstlineno + 2
+    assert capsys.readouterr().err == (
+        "holdfast: warning: state.pause('eval') without `with` declares no pause"
+        f" (test_misuse.py, line {line}): write `with state.pause('eval'):`\n"
+    )
+
+
+def test_a_pause_may_decorate_and_be_kept_for_later(capsys: pytest.CaptureFixture[str]) -> None:
+    def paused(state: State) -> None:
+        drawn: list[torch.Tensor] = []
+
+        @state.pause("eval")
+        def evaluate(count: int) -> int:
+            """Draw."""
+            drawn.append(torch.rand(count))
+            return count
+
+        assert (evaluate(2), evaluate(count=3), evaluate.__doc__) == (2, 3, "Draw.")
+        assert drawn[0].equal(drawn[1][:2]), "what is drawn in a pause changes nothing"
+        later = state.pause("checkpoint")
+        for _ in range(2):
+            with later, later, pytest.raises(KeyError), state.pause("save"):
+                raise KeyError
+
+    step_of(paused)
+    assert capsys.readouterr().err == ""
+
+
 def test_protect_takes_names() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(BadInput, match=r"given Linear, SGD without a name: write protect\(model=model"):
