@@ -8,7 +8,18 @@ from typing import TypedDict
 from holdfast import lineage
 from holdfast.launcher_messages import Jump, Launch, Restore
 from holdfast.messages import Source
-from supervisor import closing, lost_track, presence, remedy, replicas, reported, shown, suspect, unfinished
+from supervisor import (
+    closing,
+    lost_track,
+    presence,
+    remedy,
+    replicas,
+    reported,
+    shown,
+    suspect,
+    unbegun,
+    unfinished,
+)
 from supervisor import faults as symptoms
 from supervisor.view import (
     Action,
@@ -59,7 +70,7 @@ def apply(view: View, action: Action, policy: Policy) -> Memory:
     if isinstance(action, Start):
         return _start(view, action, policy)
     if isinstance(action, Settle):
-        return replace(memory, settled=True, incident=None)
+        return replace(memory, settled=True, incident=None, unbegun=None)
     if isinstance(action, Save):
         return replace(
             memory,
@@ -105,7 +116,7 @@ def _opened(view: View, found: tuple[Fault, ...]) -> Open:
 
 
 def _secure(view: View, action: Secure) -> Memory:
-    memory = view.memory
+    memory = unbegun.taken_back(view) if action.faults else view.memory
     incident = memory.incident
     if action.faults:
         incident = _opened(view, action.faults)
@@ -157,7 +168,7 @@ def _with_evidence(view: View, incident: Open) -> Open:
 def _start(view: View, action: Start, policy: Policy) -> Memory:
     memory = view.memory
     generation = max(memory.generation, memory.seen) + 1
-    resumed = action.resume
+    resumed, found = action.resume, symptoms.gathered(view, policy)
     restore = None
     if resumed.source != "none":
         # The name alone: where it lies on a member is the member's business.
@@ -201,6 +212,13 @@ def _start(view: View, action: Start, policy: Policy) -> Memory:
         equal=replicas.rolled_back(memory.equal, resumed.step) if restore else (),
         saved=memory.saved if restore else -1,
         held=memory.held if restore else -1,
+        unbegun=unbegun.start(
+            view,
+            resumed.step,
+            0 if action.cause is None and policy.from_scratch else remedy.at_most(found),
+            action.cut,
+            tuple(fault for fault in found if fault.kind == "exception"),
+        ),
         **_emergency(memory, action),
     )
 
@@ -305,7 +323,8 @@ def _past(view: View, policy: Policy, cause: Fault) -> Past:
 
 
 def _end(view: View, action: End, policy: Policy) -> Memory:
-    memory = view.memory
+    failed = action.exit_code not in (0, closing.EXIT_CUT_SHORT, closing.EXIT_INTERRUPTED)
+    memory = unbegun.taken_back(view) if failed else view.memory
     incident = memory.incident
     if incident is not None:
         incident = replace(incident, closed_ns=view.now_ns)
@@ -319,8 +338,8 @@ def _end(view: View, action: End, policy: Policy) -> Memory:
                 why=action.why,
             )
     return replace(
-        _barred(view, policy, action.back),
-        missed=(*memory.missed, *_cut_short(view, action))[-HISTORY:],
+        _barred(view, memory, policy, action.back),
+        missed=(*memory.missed, *_cut_short(view, memory, action))[-HISTORY:],
         phase="stopping",
         since_ns=view.now_ns,
         exit_code=action.exit_code,
@@ -331,25 +350,25 @@ def _end(view: View, action: End, policy: Policy) -> Memory:
     )
 
 
-def _cut_short(view: View, action: End) -> tuple[Missed, ...]:
+def _cut_short(view: View, memory: Memory, action: End) -> tuple[Missed, ...]:
     """Return the work that a stop leaves undone, and that a state which is on storage is not before.
 
     The next run drops what it comes back to all the same.
     """
     if action.exit_code != closing.EXIT_INTERRUPTED:
-        return ()
+        left = unbegun.cut(memory)
+        return tuple(Missed(0, each.rank, each.step) for each in left)
     cuts = action.cut or unfinished.cut(view, ())
     undone = cuts if action.back is None else unfinished.missed(cuts, action.back)
     return tuple(Missed(0, each.rank, each.step) for each in undone)
 
 
-def _barred(view: View, policy: Policy, back: int | None) -> Memory:
+def _barred(view: View, memory: Memory, policy: Policy, back: int | None) -> Memory:
     """Make void what is beyond the last good step, so that the next run in the directory does not use it.
 
     It is as if a generation had resumed from there and done nothing. `back` is the step from which work that
     is cut off is done again.
     """
-    memory = view.memory
     bad = remedy.at_most(symptoms.gathered(view, policy))
     good = min((each for each in (bad, back) if each is not None), default=None)
     if good is None:

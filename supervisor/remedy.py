@@ -6,7 +6,7 @@ import re
 
 from holdfast.launcher_messages import OUT_OF_MEMORY, LauncherState
 from supervisor import faults as symptoms
-from supervisor import placing, refusal, replicas, reported, resume, unfinished
+from supervisor import placing, refusal, replicas, reported, resume, unbegun, unfinished
 from supervisor.view import Checkpoint, Cut, End, Fault, Past, Policy, Resume, Start, View
 
 NUMERIC = frozenset({"nan", "inf", "loss_jump"})
@@ -167,7 +167,13 @@ def start(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, .
     passed = [line] if cause is not None and (line := unfinished.passed_over(view, resumed.step)) else []
     undone = unfinished.missed(cuts, resumed.step)
     lost = next(
-        (fault for fault in found for each in undone if each.raised and fault.rank == each.rank), None
+        (
+            fault
+            for fault in (*found, *unbegun.raised(view.memory))
+            for each in undone
+            if each.raised and (fault.rank, fault.kind) == (each.rank, "exception")
+        ),
+        None,
     )
     if lost is not None and cause is not None:  # to go on would be to pass over it
         why = (

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from holdfast.launcher_messages import COLLECTIVE, RankState
 from holdfast.messages import MemberReport, Progress
-from supervisor import presence, reported
+from supervisor import presence, reported, unbegun
 from supervisor.view import Cut, Fault, MemberView, Memory, Missed, Policy, Resume, View, Wait
 
 LONG_S = 0.25  # a machine that is busy for a moment makes a tail of microseconds a tenth of a second long
@@ -106,7 +106,7 @@ def cut(view: View, found: tuple[Fault, ...]) -> tuple[Cut, ...]:
     for rank_number, fault in raised.items():
         if rank_number not in cuts and fault.step >= 0:
             cuts[rank_number] = Cut(rank_number, fault.step, fault.step, 0.0, True)
-    return tuple(cuts[number] for number in sorted(cuts))
+    return (*(cuts[number] for number in sorted(cuts)), *unbegun.cut(view.memory))
 
 
 def late(view: View) -> frozenset[int]:
@@ -168,16 +168,16 @@ def of_generation(view: View, report: MemberReport) -> tuple[Progress, ...]:
 
 def unamended(view: View, resumed: Resume) -> tuple[Cut, ...]:
     """Return the changes after a commit that are lost with a group that resumes at `resumed` all the same."""
-    if resumed.generation != view.memory.generation or resumed.step not in late(view):
+    state = (resumed.generation, resumed.step)
+    if resumed.source == "none" or state not in void(view):
         return ()
     ranks = {
         each.rank
         for report in reported.reports(view)
         for each in of_generation(view, report)
-        if resumed.step in (*each.late, *each.amended)
+        if resumed.generation == view.memory.generation and resumed.step in (*each.late, *each.amended)
     }
-    known = (each for each in view.memory.void if each.step == resumed.step)
-    ranks |= {each.rank for each in known if each.generation == resumed.generation}
+    ranks |= {each.rank for each in view.memory.void if (each.generation, each.step) == state}
     return tuple(Cut(rank, resumed.step, resumed.step - 1) for rank in sorted(ranks))
 
 

@@ -105,6 +105,21 @@ class Void:
 
 
 @dataclass(frozen=True, slots=True)
+class Unbegun:
+    """What the start of a generation changed, until its group has done a step. `failed`: it is taken back."""
+
+    generation: int
+    step: int  # where it begins
+    lineage: tuple[Lineage, ...] = ()  # this and the next two: from before the start
+    missed: tuple[Missed, ...] = ()
+    equal: tuple[int, ...] = ()
+    bound: int | None = None  # the most steps that a good state may have
+    cut: tuple[Cut, ...] = ()  # by the fault before
+    raised: tuple[Fault, ...] = ()  # before
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Resume:
     """The newest state that can be made whole, and who has it."""
 
@@ -183,6 +198,7 @@ class Memory:
     held: int = -1  # the newest step whose snapshot some member held, and that the group went beyond
     equal: tuple[int, ...] = ()  # the last steps at which the replicas were equal on all members
     void: tuple[Void, ...] = ()  # oldest first
+    unbegun: Unbegun | None = None  # while the present generation has not done a step
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,11 +104,20 @@ def test_members_that_end_with_a_short_run_have_not_failed(start: Start) -> None
     assert "in a row" not in ended.output
 
 
+def _stands_still(pid: int) -> bool:
+    """A thread that is in a system call, such as a rename, is stopped only after it."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return all((task / "stat").read_text().rpartition(") ")[2].startswith("T") for task in tasks)
+
+
 def test_a_status_that_cannot_be_shown_ends_no_run(start: Start) -> None:
     run = start(OPTIONS, "steady.py", ENDLESS)
     pid = run.steady()["supervisor_pid"]
     os.kill(pid, signal.SIGSTOP)  # or it would be written over at once
-    (run.run_dir / "status.json").write_text('{"members": [7], "ranks": 3, "step": "x", "phase": []}')
+    until(lambda: _stands_still(pid) or None, "each thread is stopped", 60)
+    ours = run.run_dir / "ours.json"
+    ours.write_text('{"members": [7], "ranks": 3, "step": "x", "phase": []}')
+    ours.replace(run.run_dir / "status.json")
     until(lambda: "the status cannot be shown" in run.output() or None, "it is told", 60)
     run.running()
     assert run.stop().code == 130

@@ -1,0 +1,73 @@
+"""A generation that fails before its first step: what its start changed is taken back. Pure.
+
+To go back to an older state makes void what was done beyond it. That is right once the group has gone on from
+there, and not before: where the older state cannot be restored (it is damaged, its holder dies), the newer
+one is what is left. Why the group went back stays known: a bad number bounds the states that may be used as
+before, and work that was cut off is done again from before it, or named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast import lineage
+from supervisor import lost_track, replicas, reported
+from supervisor.view import Cut, Fault, Memory, Unbegun, View
+
+
+def start(
+    view: View, step: int, bound: int | None, cut: tuple[Cut, ...], raised: tuple[Fault, ...]
+) -> Unbegun:
+    """Return what is to be known of a start until its group has done a step.
+
+    Args:
+        step: Where the group begins.
+        bound: The most steps that a good state may have.
+        cut: The work that the fault before has cut off.
+        raised: The exceptions among the faults before.
+    """
+    memory, before = view.memory, _failed(view.memory)
+    limits = [each for each in (bound, before.bound if before else None) if each is not None]
+    return Unbegun(
+        generation=max(memory.generation, memory.seen) + 1,
+        step=step,
+        lineage=memory.lineage,
+        missed=memory.missed,
+        equal=memory.equal,
+        bound=min(limits, default=None),
+        cut=cut,
+        raised=(*(before.raised if before else ()), *raised),
+    )
+
+
+def taken_back(view: View) -> Memory:
+    """Return the memory without what the start of a generation changed that has not done a step."""
+    memory = view.memory
+    known = memory.unbegun
+    if known is None or known.failed or memory.settled or known.generation != memory.generation:
+        return memory
+    if lost_track.ahead(view) or reported.reached(view) > known.step:
+        return memory
+    before, equal = known.lineage, known.equal
+    if known.bound is not None:
+        before = lineage.extended(before, known.generation, known.bound)
+        equal = replicas.rolled_back(equal, known.bound)
+    return replace(
+        memory, lineage=before, missed=known.missed, equal=equal, unbegun=replace(known, failed=True)
+    )
+
+
+def cut(memory: Memory) -> tuple[Cut, ...]:
+    """Return the work that the fault before the failed start has cut off."""
+    known = _failed(memory)
+    return known.cut if known is not None else ()
+
+
+def raised(memory: Memory) -> tuple[Fault, ...]:
+    """Return the exceptions before the failed start."""
+    known = _failed(memory)
+    return known.raised if known is not None else ()
+
+
+def _failed(memory: Memory) -> Unbegun | None:
+    return memory.unbegun if memory.unbegun is not None and memory.unbegun.failed else None

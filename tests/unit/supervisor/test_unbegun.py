@@ -1,0 +1,139 @@
+"""A group goes back to an older state, and cannot begin there: the newer state is not lost by that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.lineage import Lineage
+from holdfast.messages import PrivateHeld, Progress, Slot
+from supervisor import remedy
+from supervisor.apply import apply
+from supervisor.view import Cut, End, Fault, Memory, Missed, Open, Policy, Secure, Settle, Start, View
+from tests.unit.supervisor.views import S, fault, launcher, member, memory, progress, rank, report
+
+POLICY = Policy(members=2)
+NEW, OLD = 35, 23
+CUT = Cut(0, NEW, NEW - 1, 9.0)
+RESTORE = fault("restore", step=OLD, signature="slot 1 23")
+
+
+def seen(found: Memory, *steps: int, at: int = -1, now_s: float = 100.0) -> View:
+    """Return what is seen of two members that hold whole states of `steps` of the first generation."""
+    members = []
+    for number in (0, 1):
+        name = f"m{number}"
+        told = report(
+            name,
+            launcher(rank(number, generation=found.generation), generation=found.generation),
+            slots=tuple(Slot(1, step, 8) for step in steps),
+            privates=tuple(PrivateHeld(r, 1, step, True) for r in (0, 1) for step in steps),
+            progress=(progress(number, at),) if at >= 0 else (),
+            secured_for=found.generation,
+        )
+        members.append(member(name, told))
+    return View(int(now_s * S), 0.0, found, tuple(members))
+
+
+def secured(found: Memory, *faults: Fault, steps: tuple[int, ...] = (NEW, OLD), at: int = -1) -> Memory:
+    return apply(seen(found, *steps, at=at), Secure(faults, True, "a fault"), POLICY)
+
+
+def gone_back(*faults: Fault, progressed: Progress | None = None) -> Memory:
+    """Return the memory of a group that goes back to `OLD`, and has not begun there."""
+    opened = Open(1, 1, 90 * S, 91 * S, 0.0, faults)
+    known = memory(phase="securing", incident=opened, incidents=1, settled=True)
+    looked = seen(known, NEW, OLD, at=NEW)
+    if progressed is not None:
+        told = looked.members[0].report
+        assert told is not None
+        first = replace(looked.members[0], report=replace(told, progress=(progressed,)))
+        looked = replace(looked, members=(first, looked.members[1]))
+    action = remedy.start(looked, POLICY, faults[0], faults)
+    assert isinstance(action, Start)
+    assert action.resume.step == OLD
+    return apply(looked, action, POLICY)
+
+
+IN_EVALUATION = replace(progress(0, NEW), tail_s=9.0)
+
+
+def test_the_newer_state_is_used_where_the_older_one_cannot_be_restored() -> None:
+    back = gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION)
+    assert back.lineage == (Lineage(2, OLD),)
+    assert back.missed == ()
+    failed = secured(back, RESTORE, steps=(NEW,))
+    action = remedy.start(seen(failed, NEW), POLICY, RESTORE, (RESTORE,))
+    assert isinstance(action, Start)
+    assert (action.resume.step, action.cut) == (NEW, (replace(CUT, after_s=9.0),))
+    went_on = apply(seen(failed, NEW), action, POLICY)
+    assert [(each.rank, each.step) for each in went_on.missed] == [(0, NEW)]
+
+
+def test_an_older_state_that_is_still_there_is_tried_before() -> None:
+    back = gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION)
+    failed = secured(back, RESTORE, steps=(NEW, 12))
+    action = remedy.start(seen(failed, NEW, 12), POLICY, RESTORE, (RESTORE,))
+    assert isinstance(action, Start)
+    assert action.resume.step == 12
+    assert apply(seen(failed, NEW, 12), action, POLICY).missed == ()
+
+
+def test_a_holder_that_dies_before_the_first_step_takes_nothing_with_it_but_its_own() -> None:
+    back = gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION)
+    killed = fault("crash", 1, OLD)
+    failed = secured(back, killed, steps=(NEW,), at=OLD)
+    action = remedy.start(seen(failed, NEW, at=OLD), POLICY, killed, (killed,))
+    assert isinstance(action, Start)
+    assert action.resume.step == NEW
+
+
+def test_a_group_that_has_done_a_step_is_not_taken_back() -> None:
+    back = gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION)
+    killed = fault("crash", 1, OLD + 1)
+    assert secured(back, killed, at=OLD + 1).lineage == (Lineage(2, OLD),)
+    settled = apply(seen(back, OLD, at=OLD + 1), Settle(99 * S, "a step"), POLICY)
+    assert settled.unbegun is None
+    assert secured(settled, killed).lineage == (Lineage(2, OLD),)
+
+
+def test_a_bad_number_bounds_what_may_be_used_as_before() -> None:
+    bad = fault("nan", 0, 30)
+    back = gone_back(bad)
+    failed = secured(back, RESTORE, steps=(NEW, 28))
+    assert failed.lineage == (Lineage(2, 30),)
+    action = remedy.start(seen(failed, NEW, 28), POLICY, RESTORE, (RESTORE,))
+    assert isinstance(action, Start)
+    assert action.resume.step == 28
+    again = secured(apply(seen(failed, NEW, 28), action, POLICY), RESTORE, steps=(NEW,))
+    ended = remedy.start(seen(again, NEW), POLICY, RESTORE, (RESTORE,))
+    assert isinstance(ended, End)  # each time that it is taken back
+    assert "the run went back to step 30 later" in ended.why
+
+
+def test_a_run_that_starts_over_does_not_take_that_back() -> None:
+    anew = replace(POLICY, from_scratch=True)
+    looked = seen(memory(phase="forming", generation=1), NEW)
+    action = remedy.start(looked, anew, None, ())
+    assert isinstance(action, Start)
+    failed = secured(apply(looked, action, anew), fault("crash", 0, -1), steps=(NEW,))
+    assert failed.lineage == (Lineage(2, 0),)
+
+
+def test_an_exception_that_only_newer_states_are_left_behind_ends_the_run() -> None:
+    raised = fault("exception", 0, NEW, message="RuntimeError: eval failed", code=1)
+    back = gone_back(raised, progressed=IN_EVALUATION)
+    failed = secured(back, RESTORE, steps=(NEW,))
+    ended = remedy.start(seen(failed, NEW), POLICY, RESTORE, (RESTORE,))
+    assert isinstance(ended, End)
+    assert ended.message == "RuntimeError: eval failed"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_run_that_ends_there_leaves_the_newer_state_to_the_next_and_names_the_work(times: int) -> None:
+    failed = secured(gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION), RESTORE, steps=(NEW,))
+    for _ in range(times):  # End comes once; what it does holds when it is done again
+        failed = apply(seen(failed, NEW), End(1, "the storage is gone"), POLICY)
+    assert failed.lineage == ()
+    assert failed.missed[-1] == Missed(0, 0, NEW)
