@@ -53,10 +53,12 @@ class Arena:
         found.sort(key=_age, reverse=True)
         return tuple(found)
 
-    def steps(self) -> tuple[int, ...]:
-        """Return the steps of the snapshots that there are, without a system call."""
+    def steps(self, generation: int | None = None) -> tuple[int, ...]:
+        """Return the steps of the snapshots that there are, all or of `generation`, without a system call."""
         found = (self._page.read(slot) for slot in range(SLOTS))
-        return tuple(record.step for record in found if record is not None)
+        return tuple(
+            record.step for record in found if record is not None and generation in (None, record.generation)
+        )
 
     def begin(
         self,

@@ -26,6 +26,7 @@ from holdfast.pausing import Pauses
 from holdfast.private import FEW_BYTES, PrivateStore
 from holdfast.private_state import changed_objects, first_changed
 from holdfast.randomness import Section
+from holdfast.retake import SOON, Retake
 from holdfast.slot import lock_shared, unlock
 from holdfast.snapshots import Snapshots, Torn, Transfer
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 GATE_S = 0.8  # how long a just-in-time copy waits for the optimizer to finish its writes
 SNAPSHOT_SHARE = 0.3  # of the budget; the rest is for all else that we do in and beside the ranks
 RECENT = 32  # step times whose median the interval is chosen by
-SOON = 4  # steps after the start of a generation in which it takes its first own snapshot
 LONG_S = (
     0.05  # of work after a commit: then it may be an evaluation, which changes what costs more to look at
 )
@@ -102,7 +102,8 @@ class Keeping:
         self._committed_s = 0.0  # when the last commit was
         self._defers = False  # copy the state when the work after the commit is over
         self._deferred: int | None = None  # the step whose copy waits for that
-        self._instead = -1  # a step to copy for one of which no copy is kept
+        self._retake = Retake(launch.world_size <= 2 * launch.nproc)
+        self._extra = -1  # the step of a copy that other members may not have
         self._in_row = 0  # such steps, one after the other
         self._voided = -1  # the last step of which no copy is kept
         self._stale: list[int] = []  # steps whose snapshots are to be forgotten and were being read
@@ -228,7 +229,7 @@ class Keeping:
         paused, self._paused, self._looked = self._paused, False, self._done
         if since is None or not new:
             return
-        self._stale = [step for step in self._stale if not self._snapshots.forget(self._generation, step)]
+        self._stale = [step for step in self._stale if not self._forgets(step)]
         long = paused or time.monotonic() - self._committed_s > LONG_S
         shared, own = self._shared_change(since, paused), self._own_change(paused, long)
         self._defers = shared is not None
@@ -320,9 +321,8 @@ class Keeping:
             if not self._state.gate.frozen and not self._forgets(step):
                 self._stale.append(step)
         self._due = self._deferred = None
-        if wanted:  # of a step whose private states are kept for long enough
-            unit = 1 << max(self._every // 2, 1).bit_length() - 1 if self._every else SOON
-            self._instead = (step // unit + 1) * unit
+        if wanted and self._launch.snapshot_every:
+            self._retake.voided(step, self._every)
 
     def _wanted(self, step: int) -> bool:
         """True when a snapshot of this step is there, on its way, or due; whoever takes none wants none."""
@@ -335,7 +335,9 @@ class Keeping:
         """Forget the snapshot of `step`; False when it exists all the same."""
         if self._rank.local_rank:  # its member's first rank does that
             return True
-        return self._snapshots.forget(self._generation, step)
+        forgotten = self._snapshots.forget(self._generation, step)
+        self._retake.forgot(self._snapshots.arena.steps(self._generation))
+        return forgotten
 
     def _copy_deferred(self, step: int) -> None:
         deferred, self._deferred = self._deferred, None
@@ -478,14 +480,25 @@ class Keeping:
             self._expect(self._snapshots.state_bytes())  # an optimizer has no state before its first step
         if self._launch.snapshot_every < 0 and self._done == snapshots.MIN_SAMPLES:
             self._choose_interval()
-        soon = step == self._began + SOON and self._launch.snapshot_every != 0
-        due = soon or step == self._instead or (self._every and step % self._every == 0)
-        if due and self._rank.local_rank == 0:
+        if self._launch.snapshot_every and self._rank.local_rank == 0:
+            self._copy_if_due(step)
+        self._committed_s = time.monotonic()  # what a copy takes is no work of the script's
+
+    def _copy_if_due(self, step: int) -> None:
+        retake, due = self._retake, bool(self._every) and step % self._every == 0
+        if self._transfer is None:  # else its slot is empty as yet
+            retake.look(step, self._snapshots.arena.steps(self._generation), self._every)
+        if due:
+            retake.regular()
+        if due or step == self._began + SOON or retake.meets(step):
             if self._defers:  # the script changed the state after the last commit, and perhaps does so again
                 self._deferred = step
             else:
                 self._copy_due(step)
-        self._committed_s = time.monotonic()  # what a copy takes is no work of the script's
+        elif retake.is_due(step) and not self._stale:  # the newest is void: the other must not be overwritten
+            self._deferred = step
+            if retake.is_extra:
+                self._extra = step
 
     def _warn_of_private_bytes(self) -> None:
         """Say it when private state takes more of each step than all that Holdfast may take."""
@@ -680,6 +693,9 @@ class Keeping:
     def _note(self, step: int, cost_s: float, held_s: float | None = None) -> None:
         """Record what a copy took, and how long the host was held up by it, if not for all of that."""
         self._walk = True
+        self._retake.made(step, self._snapshots.arena.steps(self._generation))
+        if step == self._extra:
+            self._snapshots.extra = self._generation, step
         share, whole = self._snapshots.frozen.share, self._snapshots.was_whole
         read, coming = self._snapshots.was_read, self._snapshots.frozen.coming
         if share > self._share or whole != self._whole or abs(read - self._read) > OTHER_KIND:

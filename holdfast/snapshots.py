@@ -89,6 +89,7 @@ class Snapshots:
         self._division: Division | None = None
         self._pinned: dict[int, tuple[memoryview, Pinned | None]] = {}
         self._peers_failed = False
+        self.extra: tuple[int, int] | None = None  # one that is overwritten before any other
 
     def held(self, generation: int, step: int) -> bool:
         """True when another rank of the member has written this very state already."""
@@ -247,6 +248,10 @@ class Snapshots:
 
     def _kept(self, generation: int) -> frozenset[tuple[int, int]] | None:
         """Protect the base from newer but rolled back snapshots of the generation before."""
+        if self.extra is not None:
+            found = {(record.generation, record.step) for record in self.arena.records()}
+            if self.extra in found and len(found) > 1:
+                return frozenset(found - {self.extra})
         if self._base is None or any(r.generation == generation for r in self.arena.records()):
             return None
         return frozenset({self._base})

@@ -88,6 +88,7 @@ class Member:
         self._silence = Silence()
         self._launch: tuple[Launch, tuple[RankStart, ...]] | None = None
         self._privates: tuple[PrivateHeld, ...] = ()
+        self._late: frozenset[int] = frozenset()  # steps that its ranks have made void
         self._sequence = 0
         self._room_bytes = 0  # of the snapshot that there is room for
         self._wake = asyncio.Event()
@@ -352,14 +353,18 @@ class Member:
         """Forget snapshots of steps that a rank has changed after their commit: its own or another member's.
 
         One that is being read is forgotten later; nobody resumes from it, for the supervisor knows. The last
-        one stays: when no other state is left anywhere, that is still better than none.
+        one stays: when no other state is left anywhere, that is still better than none. The rank that made it
+        sees that it is gone, and makes another. The members of the others are to hear of it soon.
         """
         generation = self.order.generation
         if self.order.do != "run":
             return
         ranks = self.pages.raw(generation)
-        void = {step for each in ranks for step in each.late}
-        void |= set(self.order.void) - {step for each in ranks for step in each.amended}
+        late = frozenset(step for each in ranks for step in each.late)
+        if late != self._late:
+            self._late = late
+            self._changed()
+        void = late | (set(self.order.void) - {step for each in ranks for step in each.amended})
         records = self.holdings.arena.records() if void else ()
         for record in records if len(records) > 1 else ():
             if record.generation == generation and record.step in void:

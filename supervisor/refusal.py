@@ -5,6 +5,7 @@ Nothing is started over without having been asked for. A message names what ther
 
 from __future__ import annotations
 
+from holdfast.messages import Slot
 from supervisor import resume
 from supervisor.view import End, Fault, MemberView, View
 
@@ -46,17 +47,19 @@ def refused(view: View, good: int | None) -> tuple[str, ...]:
     holders: dict[tuple[int, str], list[str]] = {}
     for member in view.members:
         for slot in member.report.slots if member.report is not None else ():
-            why = resume.why_not(view, slot, good) or _why_not_whole(view, member)
+            why = resume.why_not(view, slot, good) or _why_not_whole(view, member, slot)
             holders.setdefault((slot.step, why), []).append(member.name)
     for (step, why), names in sorted(holders.items(), reverse=True):
         lines.append(f"the snapshot of step {step} on {', '.join(names)}: {why}")
     return tuple(lines)
 
 
-def _why_not_whole(view: View, member: MemberView) -> str:
-    if not resume.can_give(view, member):
+def _why_not_whole(view: View, member: MemberView, slot: Slot) -> str:
+    if member.report is None or not resume.can_give(view, member):
         return "the member is lost"
-    return "it is damaged, or the private state of a rank is missing"
+    if resume.is_damaged(member.report, slot):
+        return "it is damaged"
+    return resume.incomplete(view, slot.step) or "a run begins with what is on storage"
 
 
 def _some(listed: tuple[str, ...]) -> str:

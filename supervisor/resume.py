@@ -45,12 +45,11 @@ def _given_up(memory: Memory) -> frozenset[str]:
 
 
 def _newest_slot(view: View, at_most: int | None, void: frozenset[tuple[int, int]]) -> Resume | None:
-    reports = [m.report for m in view.members if m.report is not None and can_give(view, m)]
-    bad = {(s.generation, s.step, r.member) for r in reports for s in r.unusable}
+    reports = _reports(view)
     found: dict[tuple[int, int], list[MemberReport]] = {}
     for report in reports:
         for slot in report.slots:
-            if (slot.generation, slot.step, report.member) in bad:
+            if is_damaged(report, slot):
                 continue
             if not why_not(view, slot, at_most) and (slot.generation, slot.step) not in void:
                 found.setdefault((slot.step, slot.generation), []).append(report)
@@ -61,6 +60,30 @@ def _newest_slot(view: View, at_most: int | None, void: frozenset[tuple[int, int
             names = tuple(h.member for h in holders)
             return Resume(step, generation, "slot", "", (*where, *private), names)
     return None
+
+
+def _reports(view: View) -> list[MemberReport]:
+    return [m.report for m in view.members if m.report is not None and can_give(view, m)]
+
+
+def is_damaged(report: MemberReport, slot: Slot) -> bool:
+    """True for a snapshot whose checksum was wrong when the member was to restore from it."""
+    return any((bad.generation, bad.step) == (slot.generation, slot.step) for bad in report.unusable)
+
+
+def incomplete(view: View, step: int) -> str:
+    """Say whose private state of `step` keeps all snapshots of it from being used; "" for nobody's."""
+    reports, lineage = _reports(view), view.memory.lineage
+    held = [each for report in reports for each in report.privates if each.step == step]
+    given = {each.rank for each in held if _fits(each, each.rank, step, lineage)}
+    lacking = [rank for rank in range(view.memory.world_size) if rank not in given]
+    early = {each.rank for each in held if not each.final and valid(each.generation, step, lineage)}
+    missing = [rank for rank in lacking if rank not in early]
+    named = ", ".join(map(str, missing or lacking))
+    if not lacking:
+        return ""
+    why = "is missing" if missing else "is held only as it was before its commit"
+    return f"the private state of rank {named} {why}"
 
 
 def can_give(view: View, member: MemberView) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.arena import Arena
 from tests.local.conftest import Start
 from tests.local.running import Run
 from tests.local.waiting import WAIT_S, until
@@ -103,3 +104,26 @@ def test_a_checkpoint_that_is_due_there_has_the_change_or_is_none(
     assert ended.code == 0, ended.output
     assert "from step" in ended.output or what in LONE
     assert result(tmp_path) == undisturbed[what]
+
+
+def test_where_each_snapshot_that_is_due_is_void_for_one_rank_each_member_has_one_all_the_same(
+    start: Start, tmp_path: Path
+) -> None:
+    """The rank's own member copies the next step, the other one the step at which it hears of it."""
+    given = f"{options('each')} --snapshot-every 64"
+    assert start(given, "afterwards.py", tmp_path, "each", into="undisturbed").finish().code == 0
+    undisturbed = result(tmp_path)
+    run = start(given, "afterwards.py", tmp_path, "each", "hold", into="broken")
+    run.steady()
+    run.reach(232)
+    assert run.runtime is not None
+    own, other = (Arena(run.runtime / member / "arena") for member in ("m0", "m1"))
+    until(lambda: 193 in own.steps() or None, "m0 has the next step", WAIT_S)
+    until(lambda: any(step > 64 and step % 64 for step in other.steps()) or None, "m1 has another", WAIT_S)
+    own.close()
+    other.close()
+    found = run.broken(lambda: run.kill_ranks(0, 1))
+    assert found["resume"]["step"] >= 193, found
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    assert result(tmp_path) == undisturbed

@@ -1,9 +1,10 @@
 """Change protected state after commits: python afterwards.py FOLDER WHAT [hold].
 
-WHAT is shared, both, average, often, first or second. After every 20th (or 32nd) commit it evaluates, and
-changes what the word says; `often` steps a scheduler after each, as do `first` and `second`, where that rank
-alone changes what is private to it. It leaves `begun.RANK` when that of step SHOWN begins, and what training
-has come to in `result.RANK`. With `hold` it stays in a step after that, the first time that it comes there.
+WHAT is shared, both, average, often, first, second or each. After every 20th (or 32nd, 64th) commit it
+evaluates, and changes what the word says; `often` steps a scheduler after each, as do `first` and `second`,
+where that rank alone changes what is private to it, and `each`, where rank 0 does, at a slower pace. It
+leaves `begun.RANK` when that of step SHOWN begins, and what training has come to in `result.RANK`. With `hold`
+it stays in a step after that, the first time that it comes there.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from torch.optim.swa_utils import AveragedModel
 
 import holdfast
 
-LONE = ("first", "second")
+LONE = ("first", "second", "each")
 folder, what = Path(sys.argv[1]), sys.argv[2]
 BOUNDARY, SHOWN, HELD, STEPS = (32, 32, 44, 90) if what in LONE else (20, 40, 45, 90)
+PACE_S = 0.005
+if what == "each":
+    BOUNDARY, SHOWN, HELD, STEPS, PACE_S = 64, 64, 232, 250, 0.02
 often = what in ("often", *LONE)
 pause = threading.Event()
 
@@ -58,14 +62,14 @@ for _ in state.steps(STEPS):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    pause.wait(0.005)
+    pause.wait(PACE_S)
     state.commit(loss=loss)
     if state.step % BOUNDARY == 0:
         with state.pause("eval"):
             if state.step == SHOWN:
                 (folder / f"begun.{session.rank}").touch()
                 pause.wait(0.5)
-        if what == "both" or (what in LONE and session.rank == LONE.index(what)):
+        if what == "both" or (what in LONE and session.rank == LONE.index(what) % 2):
             best.steps.append(state.step)
         if what == "average":
             average.update_parameters(model)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.optim.swa_utils import AveragedModel
 
 from holdfast import keeping, progress, restoring
 from holdfast.errors import BadInput
-from holdfast.keeping import SOON
 from holdfast.launcher_messages import Launch, Secured
 from holdfast.private import PrivateReader
 from holdfast.private_state import PrivateState
+from holdfast.retake import SOON
 from holdfast.session import Session
 from holdfast.snapshots import Snapshots
 from tests.expendable import in_child, limit_file_size
@@ -303,11 +307,101 @@ def test_of_a_step_whose_private_state_changes_after_the_commit_no_copy_is_kept(
     found = {step: steps_of(script) for step in beginning(script, 21)}
     assert page_of(memory).late == (8, 16)
     assert found[8] == {4}
-    assert found[12] == {4, 12}, "one is made instead, at a step whose private states are kept"
-    assert found[20] == {12, 20}
-    held = PrivateReader(memory / "arena" / "private-00000.bin").get(12)
-    assert held is not None
-    assert held.final
+    assert found[9] == found[15] == {4, 9}, "the next step is copied in its place"
+    assert found[17] == found[20] == {9, 17}
+    for step in (9, 17):
+        held = PrivateReader(memory / "arena" / "private-00000.bin").get(step)
+        assert held is not None
+        assert held.final
+
+
+@settings(max_examples=20, deadline=None)
+@given(void=st.sets(st.integers(5, 40)), shared=st.sets(st.integers(1, 40)))
+def test_the_first_step_that_is_not_void_is_copied_in_the_place_of_one_that_is(
+    void: set[int], shared: set[int]
+) -> None:
+    """At any step, whatever else is changed after a commit; no copy is made in vain."""
+    with TemporaryDirectory(dir="/dev/shm", prefix="holdfast-test-") as folder:
+        memory = Path(folder)
+        session = supervised(memory, replace(SELDOM, snapshot_every=8))
+        copies: list[int] = []
+        session.note_snapshot = lambda step, *_: copies.append(step)  # type: ignore[method-assign]
+        script = Script(session)
+        kept = PrivateReader(memory / "arena" / "private-00000.bin")
+        for step in script.state.steps(41):
+            late = set(page_of(memory).late)
+            due = max(each for each in (0, SOON, step - step % 8) if each <= step)
+            good = next((each for each in range(due, step + 1) if each not in late), 0)
+            there = steps_of(script)
+            assert max(there) >= good, f"of step {good} there is no snapshot at the beginning of {step}"
+            assert not there & late
+            for each in there:
+                found = kept.get(each)
+                assert found is not None
+                assert found.final
+            script.state.commit(loss=script.step())
+            if script.state.step in void:
+                with script.state.pause("eval"):
+                    pass
+                script.data.at += 1
+            if script.state.step in shared:
+                script.scheduler.step()
+        assert len([each for each in copies if each % 8]) <= 2 + len(copies) // 2, "one for each at most"
+
+
+def test_where_each_step_is_void_no_more_is_copied(memory: Path) -> None:
+    session = supervised(memory, replace(SELDOM, snapshot_every=8))
+    copies: list[int] = []
+    session.note_snapshot = lambda step, *_: copies.append(step)  # type: ignore[method-assign]
+    script = Script(session).run(5)
+    del copies[:]
+    evaluating(script, 41, "data", 1)
+    late = page_of(memory).late
+    assert late == tuple(range(6, 14))
+    assert copies == [5, 6, 8, 9, 14, 16, 24, 32, 40, 41], "5, 9 and 41: begin, soon, end; 6: before a pause"
+
+
+def test_a_snapshot_that_was_forgotten_for_another_rank_is_made_again_at_the_next_step(memory: Path) -> None:
+    """The sidecar forgets it, by order: the rank hears of nothing."""
+    session = supervised(memory, replace(SELDOM, snapshot_every=16))
+    copies: list[int] = []
+    session.note_snapshot = lambda step, *_: copies.append(step)  # type: ignore[method-assign]
+    script = Script(session)
+    assert script.state.keeping is not None
+    arena = script.state.keeping._snapshots.arena
+    for step in script.state.steps(60):
+        if step == 58:
+            break
+        if step in (17, 33, 49, 54):
+            arena.forget(arena.records()[0])
+        script.state.commit(loss=script.step())
+    kept = PrivateReader(memory / "arena" / "private-00000.bin")
+    assert copies == [0, 4, 16, 18, 32, 34, 48, 50, 55]
+    assert all(kept.get(step) is not None for step in steps_of(script))
+
+
+def test_a_snapshot_that_is_being_read_when_its_step_becomes_void_costs_no_other(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(supervised(memory, replace(SELDOM, snapshot_every=8)))
+    assert script.state.keeping is not None
+    arena = script.state.keeping._snapshots.arena
+    with ExitStack() as reading:
+        copy = script.state.keeping._copy_now
+
+        def read(step: int) -> None:
+            copy(step)
+            if step == 8:
+                reading.enter_context(arena.pin(arena.records()[0]))
+
+        monkeypatch.setattr(script.state.keeping, "_copy_now", read)
+        for step in beginning(script, 20):
+            if step == 10:
+                assert steps_of(script) == {4, 8}, "the other is the only one that may be used"
+                reading.close()
+            if step == 12:
+                assert steps_of(script) == {4, 12}
+                break
 
 
 def test_what_changes_privately_after_every_commit_does_not_keep_snapshots_from_being_made(

@@ -124,6 +124,21 @@ async def test_snapshots_of_steps_that_a_rank_has_made_void_are_forgotten(
         assert tuple(slot.step for slot in place.sidecar.report().slots) == left
 
 
+async def test_a_step_that_a_rank_makes_void_is_reported_when_it_is_seen(here: Path) -> None:
+    page = Page.create(here / "page-0.bin")
+    page.begin(2, 0, 0, 77, 5)
+    async with at_work(here) as place:
+        await place.tells(launcher(rank(0, generation=2), generation=2))
+        await place.sidecar.obey(run(2))
+        place.sidecar._look_for_stalls(0.0)
+        place.sidecar.supervisor.dirty.clear()
+        place.sidecar._look_for_stalls(0.0)
+        assert not place.sidecar.supervisor.dirty.is_set()
+        page.note_late(5, amended=False)
+        place.sidecar._look_for_stalls(0.0)
+        assert place.sidecar.supervisor.dirty.is_set()
+
+
 async def test_an_older_order_is_refused(here: Path) -> None:
     async with at_work(here) as place:
         await place.sidecar.obey(MemberOrder("idle", 5))

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from holdfast.lineage import Lineage
+from holdfast.messages import PrivateHeld, Slot
 from supervisor import faults, refusal, resume
 from supervisor.view import Checkpoint, Past, Stored, Unusable
-from tests.unit.supervisor.views import fault, holding, view
+from tests.unit.supervisor.views import fault, holding, launcher, member, report, view
 
 CRASH = fault("crash")
 
@@ -62,11 +63,27 @@ def test_a_fault_that_leaves_nothing_ends_the_run_with_what_there_is_and_why_it_
     )
 
 
-def test_a_snapshot_that_is_not_whole_is_named_as_such() -> None:
-    seen = view(holding("m0", ((1, 6),), ()), held=6)
-    assert refusal.refused(seen, None) == (
-        "the snapshot of step 6 on m0: it is damaged, or the private state of a rank is missing",
-    )
+WHOLE = (PrivateHeld(0, 1, 6, True), PrivateHeld(1, 1, 6, True))
+
+
+@pytest.mark.parametrize(
+    ("privates", "unusable", "why"),
+    [
+        ((), (), "the private state of rank 0, 1 is missing"),
+        ((WHOLE[0], PrivateHeld(1, 1, 5, True)), (), "the private state of rank 1 is missing"),
+        ((WHOLE[0], replace(WHOLE[1], final=False)), (), "rank 1 is held only as it was before its commit"),
+        (WHOLE, (Slot(1, 6, 8),), "it is damaged"),
+        (WHOLE, (), "a run begins with what is on storage"),
+    ],
+)
+def test_a_snapshot_that_is_not_whole_is_named_with_what_is_wrong_with_it(
+    privates: tuple[PrivateHeld, ...], unusable: tuple[Slot, ...], why: str
+) -> None:
+    told = report("m0", launcher(), slots=(Slot(1, 6, 8),), privates=privates, unusable=unusable)
+    seen = view(member("m0", told), held=6)
+    [said] = refusal.refused(seen, None)
+    assert said.startswith("the snapshot of step 6 on m0: ")
+    assert said.endswith(why)
     gone = replace(seen, members=(replace(seen.members[0], exists=False),))
     assert refusal.refused(gone, None) == ("the snapshot of step 6 on m0: the member is lost",)
 
