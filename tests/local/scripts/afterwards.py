@@ -3,8 +3,8 @@
 WHAT is shared, both, average, often, first, second or each. After every 20th (or 32nd, 64th) commit it
 evaluates, and changes what the word says; `often` steps a scheduler after each, as do `first` and `second`,
 where that rank alone changes what is private to it, and `each`, where rank 0 does, at a slower pace. It
-leaves `begun.RANK` when that of step SHOWN begins, and what training has come to in `result.RANK`. With `hold`
-it stays in a step after that, the first time that it comes there.
+leaves `begun.RANK` when that of step SHOWN begins, and what training has come to in `result.RANK`. With
+`hold` it stays in a step after that, the first time that it comes there.
 """
 
 from __future__ import annotations
