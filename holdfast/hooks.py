@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,8 +30,9 @@ def sort(
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Return modules, objects private to a rank, and replicated objects (modules among them), by name.
 
-    Private is what keeps no tensors and is no scheduler or scaler: a sampler, a data loader, a counter. An
-    attribute `holdfast_private` (bool) on the object decides otherwise.
+    Private is what keeps no tensors and is no scheduler or scaler: a sampler, a data loader, a counter. A
+    scheduler of any class is replicated, see `schedules`. An attribute `holdfast_private` (bool) on the
+    object decides otherwise.
 
     Raises:
         BadInput: an object has no state_dict and load_state_dict, or is spread over the ranks.
@@ -46,21 +49,55 @@ def sort(
             raise BadInput(misuse.unkeepable(name, value))
         if isinstance(value, torch.nn.Module):
             modules[name] = replicated[name] = value
-        elif _is_private(value):
+        elif _is_private(value, objects):
             private[name] = value
         else:
             replicated[name] = value
     return modules, private, replicated
 
 
-def _is_private(value: Any) -> bool:
+def schedules(value: Any, objects: Mapping[str, Any]) -> bool:
+    """Say whether `value` is a scheduler of a class of its own: it sets what all ranks share.
+
+    It has a `step` and one of the optimizers among `objects`, and beside that nothing but plain values,
+    torch's schedulers and functions: whoever has a model or data as well may keep what is a rank's own.
+    """
+    data = any(hasattr(type(value), each) for each in ("__iter__", "__next__"))
+    if data or not callable(getattr(type(value), "step", None)) or hasattr(value, "holdfast_private"):
+        return False
+    held = [*_spread(list(getattr(value, "__dict__", {}).values()))]
+    optimizers = [each for each in map(capture.unwrap, objects.values()) if is_optimizer(each)]
+    sets = [each for each in held if any(capture.unwrap(each) is optimizer for optimizer in optimizers)]
+    return bool(sets) and all(any(each is one for one in sets) or _is_simple(each) for each in held)
+
+
+def _spread(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple, set, frozenset)):
+        for each in value:
+            yield from _spread(each)
+    elif type(value) is dict:
+        yield from _spread([*value, *value.values()])
+    else:
+        yield value
+
+
+def _is_simple(value: Any) -> bool:
+    import torch
+
+    simple = (bool, int, float, str, type(None), Enum, torch.optim.lr_scheduler.LRScheduler)
+    return isinstance(value, simple) or inspect.isroutine(value) or inspect.isclass(value)
+
+
+def _is_private(value: Any, objects: Mapping[str, Any]) -> bool:
     import torch
 
     said = getattr(value, "holdfast_private", None)
     if said is not None:
         return bool(said)
     shared = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
-    return not isinstance(value, shared) and not _has_tensor(value.state_dict())
+    if isinstance(value, shared) or schedules(value, objects):
+        return False
+    return not _has_tensor(value.state_dict())
 
 
 def _has_tensor(value: Any) -> bool:

@@ -50,8 +50,11 @@ class PrivateState:
         objects: Mapping[str, Any],
         device: torch.device,
         guard: LossGuard | None = None,
+        moved: Mapping[str, Any] | None = None,
     ) -> None:
+        """`moved` are objects that are replicated, and private in the blobs of earlier versions."""
         self._guard = guard
+        self.moved = dict(moved or {})
         self._modules = modules
         self._objects = dict(objects)
         self._plain: dict[str, dict[str, Any]] | None = None  # the states that `_text` is of
@@ -252,7 +255,7 @@ class PrivateState:
             raise BadInput(f"private state: its objects are not JSON: {error}") from None
         if not isinstance(state, dict):
             raise BadInput("private state: its objects are not an object of JSON")
-        for name, value in self._objects.items():
+        for name, value in {**self._objects, **self.moved}.items():
             if name not in state:
                 continue
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from holdfast import capture, misuse
@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 _REFERENCE = {TENSOR, STRIDE, HOST}
 
 
-def restore(objects: Mapping[str, Any], layout: Layout, data: mmap.mmap) -> list[str]:
+def restore(
+    objects: Mapping[str, Any], layout: Layout, data: mmap.mmap, private: Collection[str] = ()
+) -> list[str]:
     """Put the snapshot in `data` into the live objects. Nothing of ours stays mapped by them.
+
+    Those named in `private` need not be in it: earlier versions kept them as private state.
 
     Returns a sentence for each object that, asked after its own load_state_dict, does not hold what was
     saved.
@@ -43,6 +47,8 @@ def restore(objects: Mapping[str, Any], layout: Layout, data: mmap.mmap) -> list
     warnings = []
     for name, value in values.items():
         if isinstance(value, torch.nn.Module):
+            continue
+        if name not in document and name in private:
             continue
         if name not in document:
             raise BadInput(f"{name} is not in the snapshot, which has {sorted(document)}")

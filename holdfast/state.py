@@ -52,7 +52,8 @@ class State:
         self.turn = 0  # another one with each step that a loop yields, and when a loop ends
         modules, private, replicated = hooks.sort(objects)
         self.guard = LossGuard(factor=session.loss_jump) if session.loss_jump > 0 else None
-        self.private = PrivateState(modules, private, session.device, self.guard)
+        moved = {name: each for name, each in replicated.items() if hooks.schedules(each, objects)}
+        self.private = PrivateState(modules, private, session.device, self.guard, moved)
         self.device = session.accelerator or accelerator.of(modules.values())
         self.gate = Gate(self.device)
         self._pausing = False

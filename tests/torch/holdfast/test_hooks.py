@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -66,3 +67,52 @@ def test_the_optimizer_within_another_tells_as_well() -> None:
 def test_after_ddp_has_waited_for_buffers_the_module_says_again_that_it_begins(module: nn.Module) -> None:
     waits = next(module.buffers(), None) is not None
     assert told_by(DistributedDataParallel(module)) == ["forward"] * (1 + waits) + ["backward", "write"]
+
+
+class Ramp:
+    """A scheduler of the script's own, in the style of timm: it keeps numbers, and has its optimizer."""
+
+    def __init__(self, optimizer: object, **more: Any) -> None:
+        self.optimizer, self.count, self.marks = optimizer, 0, [1, (2, "x")]
+        self.shape, self.more = abs, more
+
+    def step(self) -> None:
+        self.count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+class Drawing(Ramp):
+    def __iter__(self) -> Iterator[int]:
+        return iter([])
+
+
+class Counter(Ramp):
+    step = None  # type: ignore[assignment]
+
+
+def test_a_scheduler_of_any_class_is_what_all_ranks_share_and_nothing_that_may_be_a_rank_s_own() -> None:
+    model = nn.Linear(2, 2)
+    optimizer, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    said = Ramp(optimizer)
+    said.holdfast_private = True  # type: ignore[attr-defined]
+    within = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    given = {
+        "model": model,
+        "optimizer": optimizer,
+        "ramp": Ramp(optimizer),
+        "several": Ramp([optimizer], torch={"within": within}),
+        "engine": Ramp(optimizer, model=model),
+        "feeder": Ramp(optimizer, data=iter([1])),
+        "stranger": Ramp(other),
+        "counter": Counter(optimizer),
+        "drawing": Drawing(optimizer),
+        "said": said,
+    }
+    _, private, replicated = hooks.sort(given)
+    assert set(replicated) == {"model", "optimizer", "ramp", "several"}
+    assert set(private) == {"engine", "feeder", "stranger", "counter", "drawing", "said"}

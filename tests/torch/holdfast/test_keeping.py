@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim.swa_utils import AveragedModel
 
-from holdfast import keeping, progress, restoring
+from holdfast import hooks, keeping, progress, restoring
 from holdfast.errors import BadInput
 from holdfast.launcher_messages import Launch, Secured
 from holdfast.private import PrivateReader
@@ -156,6 +156,75 @@ def test_a_state_that_is_still_being_restored_is_not_taken_for_whole(
     assert [(each.whole, each.why) for each in answers] == [(False, "its state is still being restored")]
     assert script.state.keeping is not None
     assert script.state.keeping.secure(session.generation).whole
+
+
+class Ramped(Script):
+    """One with a scheduler of its own class, stepped after each commit, as many scripts do."""
+
+    def __init__(self, session: Session) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.ramp = Ramp(self.optimizer)
+        self.state = session.protect(model=self.model, optimizer=self.optimizer, ramp=self.ramp)
+
+    def run(self, until: int) -> Ramped:
+        for _ in self.state.steps(until):
+            self.optimizer.zero_grad()
+            loss = self.model(torch.randn(6, 4)).pow(2).mean()
+            loss.backward()
+            self.optimizer.step()
+            self.state.commit(loss=loss)
+            self.ramp.step()
+        return self
+
+    def bits(self) -> list[Any]:
+        return [self.written(), self.ramp.count, self.optimizer.param_groups[0]["lr"]]
+
+
+class Ramp:
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.count = optimizer, 0
+
+    def step(self) -> None:
+        self.count += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.01 * min(1.0, (self.count + 1) / 30)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+@pytest.mark.parametrize("just_in_time", [False, True])
+def test_a_scheduler_of_any_class_that_steps_after_each_commit_loses_nothing(
+    memory: Path, capfd: pytest.CaptureFixture[str], just_in_time: bool
+) -> None:
+    launch = replace(SELDOM, snapshot_every=4)
+    script = Ramped(supervised(memory, launch)).run(11)
+    step = 11 if just_in_time else 8
+    if just_in_time:
+        assert script.state.keeping is not None
+        assert script.state.keeping.secure(launch.generation).whole
+    assert "private to a rank" not in capfd.readouterr().err
+    again = Ramped(resumed(memory, script, launch, step))
+    assert again.ramp.count == step
+    assert again.run(40).bits() == Ramped(alone()).run(40).bits()
+
+
+def test_a_state_of_earlier_versions_has_such_a_scheduler_in_the_private_state(memory: Path) -> None:
+    launch = replace(SELDOM, snapshot_every=4)
+
+    def before(session: Session) -> Ramped:
+        """As they sorted it."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hooks, "schedules", lambda *_: False)
+            return Ramped(session)
+
+    session = resumed(memory, before(supervised(memory, launch)).run(9), launch, 8)
+    assert Ramped(session).ramp.count == 7, "what follows a commit was not in it"
 
 
 class Averaged(Script):
