@@ -11,13 +11,17 @@ from typing import Any, Protocol, TextIO, cast
 
 from holdfast.printable import harmless
 from supervisor import rendering
-from supervisor.screen import Screen
+from supervisor.screen import BUSY_BYTES, FULL_BYTES, Screen
 from supervisor.style import DIM, RANKS, Style, style_for, width_of
 from supervisor.wording import count, sentence, slowness, what
 
 FRAME_S = 0.2  # faster than this nobody reads
 PROGRESS_S = 10.0
-MAX_LINES = 5000  # kept for a reader that is behind; the files have them all
+LIVE_BYTES = 512 << 10  # of lines kept for a terminal that is behind: more nobody reads there
+PLAIN_BYTES = (
+    FULL_BYTES - 4 * BUSY_BYTES
+)  # for a file or a pipe: with what is being written, the output takes it
+PIECE_BYTES = BUSY_BYTES // 4  # at a time: a burst goes out while it comes in
 _MAX_MISSED = 20  # incidents that came between two looks
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # shown all at once, where the terminal knows that
 
@@ -89,12 +93,17 @@ def _output(out: TextIO | Output) -> Output:
 
 
 class _Lines:
-    """Lines on their way to the output, the oldest dropped when they become too many."""
+    """Lines on their way to the output, the oldest dropped when they become more than `most_bytes`.
 
-    def __init__(self, style: Style) -> None:
+    `size` is how many bytes they have.
+    """
+
+    def __init__(self, style: Style, most_bytes: int) -> None:
         self._style = style
+        self._most = most_bytes
         self._held: deque[str] = deque()
         self._dropped = 0
+        self.size = 0
 
     def add_rank(self, rank: int, text: str) -> None:
         prefix = self._style.paint(f"[rank {rank}]", RANKS[rank % len(RANKS)])
@@ -109,21 +118,34 @@ class _Lines:
 
     def add(self, line: str) -> None:
         self._held.append(line)
-        if len(self._held) > MAX_LINES:
-            self._held.popleft()
+        self.size += _size(line)
+        while self.size > self._most and len(self._held) > 1:
+            self._pop()
             self._dropped += 1
 
-    def take(self) -> list[str]:
-        lines = list(self._held)
+    def take(self, most_bytes: int | None = None) -> list[str]:
+        """Return the oldest lines, all of them or about `most_bytes`, and a note if some were dropped."""
+        lines = []
         if self._dropped:
             note = f"[{count(self._dropped, 'line')} not shown: the run's logs have them]"
-            lines.insert(0, self._style.paint(note, DIM))
-        self._held.clear()
-        self._dropped = 0
+            lines.append(self._style.paint(note, DIM))
+            self._dropped = 0
+        rest = 0 if most_bytes is None else max(0, self.size - most_bytes)
+        while self._held and self.size > rest:
+            lines.append(self._pop())
         return lines
+
+    def _pop(self) -> str:
+        line = self._held.popleft()
+        self.size -= _size(line)
+        return line
 
     def __len__(self) -> int:
         return len(self._held)
+
+
+def _size(line: str) -> int:
+    return len(line.encode(errors="replace")) + 1
 
 
 class _SlowNews:
@@ -226,7 +248,7 @@ class Live:
 
     def __init__(self, out: TextIO | Output, incidents: Incidents = NO_INCIDENTS) -> None:
         self._out = _output(out)
-        self._lines = _Lines(self._out.style)
+        self._lines = _Lines(self._out.style, LIVE_BYTES)
         self._news = _News(incidents)
         self._drawn: list[str] = []
         self._size = (0, 0)
@@ -297,7 +319,7 @@ class Plain:
     ) -> None:
         self._out = _output(out)
         self._quiet = quiet
-        self._lines = _Lines(self._out.style)
+        self._lines = _Lines(self._out.style, PLAIN_BYTES)
         self._news = _News(incidents)
         self._station: tuple[object, ...] = ()
         self._due_s = float("-inf")
@@ -325,6 +347,8 @@ class Plain:
 
     def line(self, rank: int, text: str) -> None:
         self._lines.add_rank(rank, text)
+        if self._lines.size > PIECE_BYTES:
+            self._flush()
 
     def say(self, text: str) -> None:
         self._lines.add_text(text)
@@ -335,9 +359,13 @@ class Plain:
         self._out.flush()
 
     def close(self) -> None:
-        self._flush()
+        while len(self._lines):  # busy or not: closing waits a moment for all that was written
+            self._write()
         self._out.close()
 
     def _flush(self) -> None:
-        if len(self._lines) and not self._out.busy:
-            self._out.write("".join(f"{line}\n" for line in self._lines.take()))
+        while len(self._lines) and not self._out.busy:
+            self._write()
+
+    def _write(self) -> None:
+        self._out.write("".join(f"{line}\n" for line in self._lines.take(PIECE_BYTES)))

@@ -121,6 +121,9 @@ def test_megabytes_of_output_are_in_the_files_whole(start: Start) -> None:
         lines = run.logs(f"gen-0001/rank-{rank}.log").splitlines()
         assert len([line for line in lines if line.startswith(f"{rank} ")]) == 100 * 300
     assert "1 99 xxx" in ended.output
+    assert "not shown" not in ended.output
+    for rank in (0, 1):
+        assert ended.output.count(f"[rank {rank}] {rank} ") == 100 * 300
 
 
 def test_a_script_that_does_not_know_holdfast_is_restarted(start: Start) -> None:

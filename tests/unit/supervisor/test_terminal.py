@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from supervisor import screen as screens
 from supervisor import terminal
 from supervisor.style import Style
 from supervisor.terminal import Incidents, Live, Plain
@@ -9,6 +12,13 @@ from tests.unit.supervisor.room import Terminal, incident, opened, rank, status
 
 PLAIN = Style(False, True)
 RULE = "─"
+
+
+class Pipe(Terminal):
+    """Keeps what it is given."""
+
+    def write(self, text: str) -> None:
+        self.writes.append(text)
 
 
 def frame_of(shown: list[str]) -> list[str]:
@@ -179,19 +189,46 @@ def test_a_supervisor_that_says_nothing_new_is_told_as_silent() -> None:
 def test_while_the_reader_is_behind_nothing_is_drawn_and_lines_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(terminal, "MAX_LINES", 20)
+    monkeypatch.setattr(terminal, "LIVE_BYTES", 20 * len("[rank 0] line 00\n"))
     screen = Terminal()
     live = Live(screen)
     screen.busy = True
-    for number in range(terminal.MAX_LINES + 10):
+    for number in range(10, 40):
         live.line(0, f"line {number}")
         live.update(status(), number * 1.0)
     assert screen.writes == []
     screen.busy = False
     live.update(status(), 1e6)
     shown = screen.shown()
-    assert "10 lines not shown" in shown[0] or "11 lines not shown" in shown[0]
-    assert f"[rank 0] line {terminal.MAX_LINES + 9}" in shown
+    assert re.match(r"\[1\d lines not shown: the run's logs have them\]", shown[0])
+    assert "[rank 0] line 39" in shown
+
+
+def test_a_file_or_a_pipe_that_keeps_up_gets_every_line_of_a_burst() -> None:
+    screen = Pipe(style=PLAIN)
+    plain = Plain(screen)
+    lines = [f"{number:06d} {'x' * 100}" for number in range(20_000)]
+    for number, line in enumerate(lines):
+        screen.busy = number % 3 == 0
+        plain.line(0, line)
+    screen.busy = True
+    plain.close()
+    assert "".join(screen.writes) == "".join(f"[rank 0] {line}\n" for line in lines)
+    assert max(map(len, screen.writes)) < 2 * terminal.PIECE_BYTES
+
+
+def test_a_pipe_that_nobody_reads_gets_what_there_is_room_for_and_how_much_is_missing() -> None:
+    screen = Pipe(style=PLAIN)
+    plain = Plain(screen)
+    screen.busy = True
+    line = "[rank 0] " + "é" * 1000
+    for _ in range(terminal.PLAIN_BYTES // len(line.encode()) + 100):
+        plain.line(0, "é" * 1000)
+    assert screen.writes == []
+    plain.close()
+    written = "".join(screen.writes)
+    assert len(written.encode()) <= screens.FULL_BYTES - screens.BUSY_BYTES, "the output takes it"
+    assert re.match(r"\[1\d\d lines not shown: the run's logs have them\]\n", written)
 
 
 def test_ranks_have_colours_of_their_own_and_none_without_colour() -> None:
