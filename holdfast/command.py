@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast import executable
 from holdfast.errors import BadInput
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?(\.exe)?")
@@ -79,6 +81,8 @@ def _not_a_command(name: str, directory: Path) -> str:
     here = directory / name
     if here.is_dir():
         return f"command {name!r} is a directory: give a program, or a Python file (.py)"
+    if here.is_file() and os.access(here, os.X_OK):
+        return f"command {name!r} is not on PATH: the file here is started as `./{name}`"
     if here.is_file():
         return (
             f"command {name!r} is a file that cannot be executed: a Python script is given as `python {name}`"
@@ -120,6 +124,12 @@ def _module(
     return Program("module", python, tuple(flags), name, tuple(args), tuple(argv), joins, imports, source)
 
 
+def check_start(program: Program) -> str:
+    """Return why the command's first word certainly cannot be started; "" when it may be."""
+    path = shutil.which(program.argv[0])
+    return executable.refusal(program.argv[0], Path(path)) if path is not None else ""
+
+
 def check_syntax(program: Program) -> str | None:
     """Return what Python says of a program that it cannot compile, None when it can.
 
@@ -131,7 +141,10 @@ def check_syntax(program: Program) -> str | None:
         compile(Path(program.source).read_bytes(), program.source, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, OSError):
         words = [program.interpreter, "-c", _COMPILE, program.source]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+        except OSError:  # the launcher says what is wrong with the interpreter
+            return None
         return done.stderr.strip() if done.returncode else None
     return None
 

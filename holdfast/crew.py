@@ -88,6 +88,11 @@ class Crew:
         if logfile.moved(process.log, target):  # storage that is full or away costs the log its place
             process.log = target
 
+    def unstarted(self, seat: Seat, ended: Ending) -> None:
+        """Note that no process can be had for `seat`."""
+        seat.ending, seat.exited = ended, True
+        self.securing.someone_left()
+
     def environment(self, seat: Seat) -> dict[str, str]:
         """Return the environment of a rank that no warm process carries."""
         assert self.launch is not None

@@ -23,7 +23,8 @@ from holdfast import logfile, nest, orphans, osproc, ports, procstat, progress
 from holdfast.beat import left_s
 from holdfast.channel import Say
 from holdfast.crew import Crew
-from holdfast.launcher_messages import LauncherOrder, LauncherState, Look
+from holdfast.executable import Unstartable
+from holdfast.launcher_messages import Ending, LauncherOrder, LauncherState, Look
 from holdfast.listeners import Listeners, Refused
 from holdfast.looking import Looker, Target
 from holdfast.nest import Nest, Process
@@ -38,6 +39,7 @@ SECURE_S = 1.0  # the whole wait for survivors; a late copy is of no use to a fa
 SECURE_FIRST_S = 0.15  # for those at the lowest step, before the others are asked too
 SECURE_SUSPECT_S = 0.25  # for those that hang: named wrongly, they answer in a tenth of it
 SECURE_WATCH_S = 0.1  # between two looks at the copies under way
+CANNOT_START = 126  # the exit code that a shell gives a command that it cannot execute
 SECURE_STUCK_S = 0.6  # then who does not answer is in the way of who does
 
 
@@ -53,6 +55,7 @@ class Launcher:
         self.memory = MemoryGroup()
         self.stopping = False
         self.epoch = 0  # of the newest supervisor that has had something done here
+        self._has_started = False  # the command, once at least
         self._began: dict[int, int] = {}  # when those began that have ended, in ticks, by pid
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._looker = Looker(self._has_looked)
@@ -160,13 +163,27 @@ class Launcher:
                     self.offer.close()
                     self.offer = _listen_tcp()
                 environment = self.crew.environment(slot)
-                process = self.nest.make_cold(slot.local_rank, self.nest.program.argv, environment)
+                try:
+                    process = self.nest.make_cold(slot.local_rank, self.nest.program.argv, environment)
+                except Unstartable as error:
+                    self.crew.unstarted(slot, self._unstarted(error))
+                    continue
+                self._has_started = True
                 self.crew.take(slot, process)
                 continue
             found = self._take(slot.local_rank)
             if found is not None and self.crew.start(slot, found, descriptors) and descriptors:
                 self.offer.close()
                 self.offer = _listen_tcp()
+
+    def _unstarted(self, error: Unstartable) -> Ending:
+        """Say why a rank has no process. Where the command has run before, that may pass: no bad input."""
+        now_ns = time.monotonic_ns()
+        launch = self.crew.launch
+        ran = self._has_started or (launch is not None and launch.restore is not None)
+        if ran:
+            return Ending(now_ns, CANNOT_START, failed_ns=now_ns, message=str(error))
+        return Ending(now_ns, 2, fail="bad_input", failed_ns=now_ns, message=str(error))
 
     def _take(self, local_rank: int) -> Process | None:
         """Return a parked process that runs; one that somebody has stopped is ended, and another made."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import selectors
+import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from holdfast import channel, logfile, osproc, warm
+from holdfast import channel, executable, logfile, osproc, warm
 from holdfast.channel import Say
 from holdfast.command import Program
+from holdfast.executable import Unstartable
 from holdfast.launcher_messages import Ending
 from holdfast.zygote import Zygote
 
@@ -81,8 +84,13 @@ class Nest:
             return
         if self.zygote is None:
             ours, theirs = channel.pair()
-            child = self._spawn(single=False, control=theirs, log=None, local_rank=-1)
-            theirs.close()
+            try:
+                with theirs:
+                    child = self._spawn(single=False, control=theirs, log=None, local_rank=-1)
+            except Unstartable as error:
+                ours.close()
+                self._give_up(error)
+                return
             self.zygote = Zygote(child.pid, ours)
             child.returncode = 0  # we collect it; Popen must not
         self.selector.register(self.zygote.line, selectors.EVENT_READ, self._on_zygote)
@@ -108,21 +116,28 @@ class Nest:
         return self.warm.pop(local_rank)
 
     def make_cold(self, local_rank: int, argv: tuple[str, ...], environment: dict[str, str]) -> Process:
-        """Start `argv` as it stands, in the rank's environment, and return it running."""
+        """Start `argv` as it stands, in the rank's environment, and return it running.
+
+        Raises `Unstartable` where the program is to blame, `OSError` where the machine is.
+        """
         ours, theirs = channel.pair()
         process = self._process(local_rank, ours)
         environment = {**environment, "HOLDFAST_CONTROL": str(theirs.fileno())}
-        with logfile.opened(process.log) as log:
-            child = subprocess.Popen(
-                argv,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        theirs.close()
+        try:
+            with theirs, logfile.opened(process.log) as log:
+                child = self._started(
+                    argv,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+        except BaseException:
+            self.selector.unregister(ours)
+            ours.close()
+            raise
         self._adopt(process, child.pid)
         child.returncode = 0  # we reap it by its pidfd; Popen must not
         return process
@@ -159,8 +174,14 @@ class Nest:
         else:
             ours, theirs = channel.pair()
             process = self._process(local_rank, ours)
-            child = self._spawn(single=True, control=theirs, log=process.log, local_rank=local_rank)
-            theirs.close()
+            try:
+                with theirs:
+                    child = self._spawn(single=True, control=theirs, log=process.log, local_rank=local_rank)
+            except Unstartable as error:
+                self.selector.unregister(ours)
+                ours.close()
+                self._give_up(error)
+                return
             child.returncode = 0
         self.warm[local_rank] = process
 
@@ -181,16 +202,33 @@ class Nest:
                 log=number,
                 local_rank=local_rank,
             )
-            child = subprocess.Popen(
-                self.program.entered(warm.BOOT, self.home.import_root),
-                env={**os.environ, warm.SPEC: given},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                pass_fds=(control.fileno(), number),
-            )
-            os.close(number)
-        return child
+            try:
+                return self._started(
+                    self.program.entered(warm.BOOT, self.home.import_root),
+                    env={**os.environ, warm.SPEC: given},
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    pass_fds=(control.fileno(), number),
+                )
+            finally:
+                os.close(number)
+
+    def _give_up(self, error: Unstartable) -> None:
+        """The interpreter is to blame: it would be no better the next time."""
+        now_ns = time.monotonic_ns()
+        self.failures = MAX_FAILURES
+        self.last_ending = Ending(now_ns, 2, fail="bad_input", failed_ns=now_ns, message=str(error))
+
+    def _started(self, argv: Sequence[str], **given: Any) -> subprocess.Popen[bytes]:
+        """Start a process. Raises `Unstartable`, `OSError`."""
+        try:
+            return subprocess.Popen(argv, **given)
+        except OSError as error:
+            if not executable.is_for_good(error):
+                raise
+            path = Path(shutil.which(argv[0]) or argv[0])
+            raise Unstartable(executable.explained(argv[0], path, error)) from None
 
     def _process(self, local_rank: int, ours: socket.socket) -> Process:
         process = Process(local_rank, ours, self._new_log(str(local_rank)))

@@ -87,8 +87,9 @@ def gather(
         try:
             return _from(first, arena, left, ask, silence_s)
         except Unfetched:
-            # Without a seal nothing tells whether another holder has the same: it is taken whole or not.
-            left = [each for each in left if each is not first.source] if first.seal is None else []
+            # Another holder may have been slow to answer only, or, without a seal, not been asked: nothing
+            # tells then whether it has the same, and it is taken whole or not.
+            left = [each for each in left if each is not first.source]
             if not left:
                 raise
 

@@ -36,8 +36,8 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 def run(options: RunOptions) -> int:
     """Run to the end and return the exit code. Raises `BadInput` before anything is started."""
     program = command.parse(list(options.command), Path.cwd())
-    missing = command.check_module(program, Path.cwd())
-    if missing is not None:
+    missing = command.check_start(program) or command.check_module(program, Path.cwd())
+    if missing:
         raise BadInput(missing)
     wrong = command.check_syntax(program)
     if wrong is not None:

@@ -44,7 +44,11 @@ class Template:
             if start is None:
                 ours.close()
                 return self._settled()
-            self._part = self._children.spawn(self._name, start)
+            try:
+                self._part = self._children.spawn(self._name, start)
+            except OSError:  # without it each imports for itself, or says why it cannot
+                ours.close()
+                return self._settled()
         self._line, self._limit_s, self.importing = ours, now_s + self._import_s, True
         self._children.selector.register(ours, selectors.EVENT_READ, self._hear)
         return None

@@ -35,6 +35,10 @@ def refused(ended: Ended, *words: str) -> None:
         ("run --nproc-per-nod 2 -- {steady} 5", ("--nproc-per-nod", "--nproc-per-node")),
         ("run --standbye 2 -- {steady} 5", ("--standbye", "--standby")),
         ("run -- python no_such.py", ("no_such.py",)),
+        ("run ./a-script", ("'./a-script'", "'/no/such'", "does not exist")),
+        ("run ./an-empty-one", ("'./an-empty-one'", "is an empty file")),
+        ("run ./a-text", ("'./a-text'", "is a text file without an interpreter")),
+        ("run .", ("'.' is a directory",)),
         ("run --skip-bad-batches -- python plain.py", ("--skip-bad-batches", "holdfast.join")),
         ("run", ("no command",)),
         ("run -m nosuch.module 5", ("module 'nosuch.module' not found",)),
@@ -57,6 +61,9 @@ def refused(ended: Ended, *words: str) -> None:
 def test_one_line_says_what_and_nothing_is_done(words: str, said: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "a-file").write_text("mine")
     (tmp_path / "plain.py").write_text("import torch\n")
+    for name, content in (("a-script", "#!/no/such\n"), ("an-empty-one", ""), ("a-text", "print(1)\n")):
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(0o755)
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "thesis.tex").write_text("mine")
     (tmp_path / "newer").mkdir()
@@ -75,6 +82,22 @@ def last_line(ended: Ended, *words: str) -> None:
     *before, last = ended.lines
     assert all(word in last for word in words), ended.output
     assert not any(word in line for word in words for line in before), ended.output
+
+
+@pytest.mark.parametrize("words", ["./job", "./python3 plain.py", "--warm cold ./python3 plain.py"])
+def test_a_program_that_the_kernel_refuses_ends_the_run_at_once(words: str, tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("import torch\n")
+    for name in ("job", "python3"):
+        (tmp_path / name).write_bytes(b"\x7fELF\x02\x01\x01" + b"\0" * 9 + b"\x02\x00\xf3\x00" + b"\0" * 44)
+        (tmp_path / name).chmod(0o755)
+    ended = holdfast("run", "--plain", *words.split(), cwd=tmp_path)
+    assert ended.code == 2, ended.output
+    assert sum("is no program for this machine" in line for line in ended.lines) == 1, ended.output
+    assert not any("in a row" in line or "came before" in line for line in ended.lines), ended.output
+    run = newest(tmp_path)
+    assert run is not None
+    status = json.loads((run / "status.json").read_text())
+    assert status["generation"] <= 1, "it was tried again"
 
 
 def checkpoints(run: Run) -> list[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -14,6 +15,7 @@ from holdfast.arena import Arena, Record
 from holdfast.checksum import chunk_crcs, combine
 from holdfast.messages import Source
 from holdfast.safetensors import plan
+from holdfast.tasks import end
 from sidecar import gathering, sending
 from sidecar.peers import Unfetched
 from sidecar.sending import Range, Unaligned
@@ -21,7 +23,10 @@ from tests.unit.sidecar.memory import WORLD_SIZE, flip, holdings, member
 from tests.unit.sidecar.peering import fetching, serving
 
 CHUNK_BYTES = 64 << 10
+SILENCE_S = 20.0  # a machine that is busy answers late, and no test waits for as long
 SIZE = 20 * CHUNK_BYTES + 12_345
+
+Answer: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @pytest.fixture
@@ -57,31 +62,80 @@ def made(path: Path, seed: int = 0) -> Record:
 @asynccontextmanager
 async def cut(url: str, after: int, then_silent: bool) -> AsyncIterator[str]:
     """Stand between a holder and whoever asks: pass on `after` bytes of each answer, and then no more."""
-    host, _, port = url.removeprefix("http://").partition(":")
     over = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, ask = await asyncio.open_connection(host, int(port))
-        ask.write(await reader.readuntil(b"\r\n\r\n"))
-        left = after
-        while left > 0 and (piece := await there.read(min(left, 1 << 16))):
-            writer.write(piece)
-            left -= len(piece)
-            try:
+        async with asked(url, await reader.readuntil(b"\r\n\r\n")) as there:
+            left = after
+            while left > 0 and (piece := await there.read(min(left, 1 << 16))):
+                writer.write(piece)
+                left -= len(piece)
                 await writer.drain()
-            except ConnectionError:
-                break
-        if then_silent:
-            await over.wait()
-        ask.close()
-        writer.close()
+            if then_silent:
+                await over.wait()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with answering_with(answer) as place:
+        yield place
+
+
+@asynccontextmanager
+async def deaf_once(url: str) -> AsyncIterator[str]:
+    """Stand before a holder, and pass nothing on until one who asks has given up."""
+    given_up = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await reader.readuntil(b"\r\n\r\n")
+        if not given_up.is_set():
+            await reader.read()
+            given_up.set()
+            return
+        async with asked(url, request) as there:
+            while piece := await there.read(1 << 16):
+                writer.write(piece)
+                await writer.drain()
+
+    async with answering_with(answer) as place:
+        yield place
+
+
+@asynccontextmanager
+async def asked(url: str, request: bytes) -> AsyncIterator[asyncio.StreamReader]:
+    host, _, port = url.removeprefix("http://").partition(":")
+    there, ask = await asyncio.open_connection(host, int(port))
+    try:
+        ask.write(request)
+        yield there
+    finally:
+        ask.close()
+
+
+@asynccontextmanager
+async def answering_with(answer: Answer) -> AsyncIterator[str]:
+    """Serve every connection by `answer`, and end what is left of that.
+
+    The tasks are held here: asyncio's server does not, and one that waits for another connection than its own
+    could be collected by the garbage collector once its peer has hung up, with the sockets that it has.
+    """
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with suppress(OSError, asyncio.IncompleteReadError):
+                await answer(reader, writer)
+        finally:
+            writer.close()
+
+    def come(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(one(reader, writer))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    server = await asyncio.start_server(come, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
-        over.set()
         server.close()
+        await end(tasks)
         await server.wait_closed()
 
 
@@ -119,13 +173,29 @@ async def test_what_one_holder_leaves_comes_from_the_other(
     sent, _ = made(one), made(other)
     if sealed:
         seal(one, other)
+    silence_s = SILENCE_S if sealed else 3.0  # without a seal it is taken from one alone, to the end of that
     async with (
         serving(one) as first,
         serving(other) as second,
         cut(first, after, then_silent) as broken,
-        fetching(here, silence_s=1.0) as fetcher,
+        fetching(here, silence_s=silence_s) as fetcher,
     ):
         record = await fetcher.snapshot(*sources(broken, second))
+    assert record.path.read_bytes() == sent.path.read_bytes()
+
+
+async def test_who_was_slow_to_answer_is_asked_again_before_all_is_given_up(folders: list[Path]) -> None:
+    one, other, here = folders
+    sent, _ = made(one), made(other)
+    seal(one, other)
+    async with (
+        serving(one) as first,
+        serving(other) as second,
+        cut(first, 3 * CHUNK_BYTES, False) as broken,
+        deaf_once(second) as slow,
+        fetching(here, silence_s=SILENCE_S) as fetcher,
+    ):
+        record = await fetcher.snapshot(*sources(broken, slow))
     assert record.path.read_bytes() == sent.path.read_bytes()
 
 

@@ -1,0 +1,124 @@
+"""Why the kernel does not start a file: seen beforehand where that is certain, else told from its refusal."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import shutil
+import stat
+from pathlib import Path
+
+_HEAD_BYTES = 256  # that Linux looks at, the first line of a script included
+_NESTED = 4  # interpreters of interpreters, as Linux follows them
+_ELF = b"\x7fELF"
+_FORMATS = Path("/proc/sys/fs/binfmt_misc")
+_FOR_GOOD = frozenset(
+    {
+        errno.E2BIG,
+        errno.EACCES,
+        errno.EINVAL,
+        errno.EISDIR,
+        errno.ELIBBAD,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOEXEC,
+        errno.ENOTDIR,
+        errno.EPERM,
+    }
+)
+
+
+class Unstartable(Exception):
+    """The kernel does not start the command, and will not when it is asked again; the message is one line."""
+
+
+def refusal(name: str, path: Path, formats: Path = _FORMATS) -> str:
+    """Return why the command `name`, found at `path`, certainly cannot be started; "" when it may be.
+
+    What only the kernel can judge (a program for other machines, which an emulator may run) is not judged.
+    """
+    why = _wrong(path, _NESTED, _has_others(formats))
+    return f"command {name!r} {why}" if why else ""
+
+
+def explained(name: str, path: Path, error: OSError) -> str:
+    """Return in one line why the kernel refused to start the command `name`, found at `path`."""
+    why = _wrong(path, _NESTED, False)
+    if not why and error.errno == errno.ENOEXEC:
+        why = f"is no program for this machine ({platform.machine()}), or is damaged"
+    if not why and error.errno == errno.ENOENT and _head(path).startswith(_ELF):
+        why = "is a program whose loader (dynamic linker) is not on this machine"
+    return f"command {name!r} {why or f'cannot be started: {error.strerror}'}"
+
+
+def is_for_good(error: OSError) -> bool:
+    """True for a refusal of the program itself; else the machine had no room for a process, or the like."""
+    return error.errno in _FOR_GOOD and error.filename is not None
+
+
+def _wrong(path: Path, depth: int, others: bool) -> str:
+    """Return what is wrong with a file. `others`: the kernel knows formats that we do not."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a named pipe would wait for its other end
+            return "is no regular file: give a program, or a Python file (.py)"
+    except OSError:
+        return ""
+    head = _head(path)
+    if head.startswith(b"#!"):
+        return _wrong_interpreter(path, head, depth, others)
+    if head == b"" and _is_empty(path):
+        return "is an empty file: give a program, or a Python file (.py)"
+    if others or not _is_text(head):
+        return ""
+    return (
+        "is a text file without an interpreter in its first line: begin it with `#!`, such as"
+        f" `#!/bin/sh`, or give its interpreter, such as `python {path}`"
+    )
+
+
+def _wrong_interpreter(path: Path, head: bytes, depth: int, others: bool) -> str:
+    line = head[2:].partition(b"\n")[0].partition(b"\0")[0].strip(b" \t").replace(b"\t", b" ")
+    name, _, argument = os.fsdecode(line).partition(" ")
+    if not name:
+        return "has no interpreter after the `#!` in its first line"
+    ending = ": the line ends as on Windows (CR LF)" if line.endswith(b"\r") else ""
+    if not os.access(name, os.F_OK):
+        return f"names an interpreter that does not exist, {name!r}{ending}"
+    if Path(name).is_dir() or not os.access(name, os.X_OK):
+        return f"names an interpreter that cannot be executed, {name!r}"
+    wanted = argument.split(" ")[0]
+    by_env = Path(name).name == "env" and wanted and not wanted.startswith("-") and "=" not in wanted
+    if by_env and shutil.which(wanted) is None:
+        return f"names an interpreter that is not on PATH, {wanted!r}{ending}"
+    why = _wrong(Path(name), depth - 1, others) if depth else ""
+    return f"names the interpreter {name!r}, which {why}" if why else ""
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_HEAD_BYTES)
+    except OSError:  # it may be executed all the same
+        return b""
+
+
+def _is_empty(path: Path) -> bool:
+    try:
+        return path.stat().st_size == 0
+    except OSError:
+        return False
+
+
+def _is_text(head: bytes) -> bool:
+    text = bool(head) and b"\0" not in head
+    return text and all(byte >= 32 or byte in b"\t\n\r\f\v\x1b" for byte in head)
+
+
+def _has_others(formats: Path) -> bool:
+    """True when somebody has told the kernel of more formats (binfmt_misc)."""
+    try:
+        return any(each.name not in ("register", "status") for each in formats.iterdir())
+    except OSError:
+        return False
