@@ -206,6 +206,14 @@ class Arena:
         finally:
             self._slots[slot].release()
 
+    def whole(self, total_bytes: int) -> tuple[mmap.mmap, ...]:
+        """Return the mappings of those slots that a snapshot of so many bytes can be written to as they are.
+
+        Not beside another thread that uses this arena. Raises OSError.
+        """
+        found = (slot.whole(total_bytes) for slot in self._slots)
+        return tuple(mapping for mapping in found if mapping is not None)
+
     def install(
         self,
         generation: int,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 CHUNK_BYTES = 8 << 20
@@ -37,6 +37,20 @@ def chunk_crcs(content: memoryview, chunk_bytes: int = CHUNK_BYTES) -> tuple[int
         return tuple(pool.map(one, begins))
 
 
+def stretch_crc(
+    descriptor: int, begin: int, end: int, crc32: Callable[[memoryview, int], int] = zlib.crc32
+) -> int:
+    """Return the CRC32 of a stretch of a file, as far as it is there. Raises OSError.
+
+    Read with pread: to map the same bytes for one look at them takes longer than to copy them.
+    """
+    crc, piece = 0, memoryview(bytearray(PIECE_BYTES))
+    while begin < end and (count := os.preadv(descriptor, [piece[: end - begin]], begin)):
+        crc = crc32(piece[:count], crc)
+        begin += count
+    return crc
+
+
 def file_crcs(descriptor: int, size_bytes: int, chunk_bytes: int, threads: int = THREADS) -> tuple[int, ...]:
     """Return the CRC32 of each chunk of the first `size_bytes` of a file, read with pread.
 
@@ -45,12 +59,7 @@ def file_crcs(descriptor: int, size_bytes: int, chunk_bytes: int, threads: int =
     """
 
     def one(begin: int) -> int:
-        end = min(begin + chunk_bytes, size_bytes)
-        crc, piece = 0, memoryview(bytearray(PIECE_BYTES))
-        while begin < end and (count := os.preadv(descriptor, [piece[: end - begin]], begin)):
-            crc = zlib.crc32(piece[:count], crc)
-            begin += count
-        return crc
+        return stretch_crc(descriptor, begin, min(begin + chunk_bytes, size_bytes))
 
     begins = range(0, size_bytes, chunk_bytes)
     if len(begins) < 2 or threads < 2:

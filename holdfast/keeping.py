@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast import progress, restoring, safetensors, snapshots
+from holdfast import ahead, progress, restoring, safetensors, snapshots
 from holdfast.accelerator import Broken, Mark
 from holdfast.beside import Beside
 from holdfast.early import Early
@@ -477,7 +477,9 @@ class Keeping:
         if self._done == snapshots.MIN_SAMPLES and len(self._blob) > FEW_BYTES:
             self._warn_of_private_bytes()
         if self._done == 1:
-            self._expect(self._snapshots.state_bytes())  # an optimizer has no state before its first step
+            state_bytes = self._snapshots.state_bytes()  # an optimizer has no state before its first step
+            self._expect(state_bytes)
+            self._meet_slots(state_bytes)
         if self._launch.snapshot_every < 0 and self._done == snapshots.MIN_SAMPLES:
             self._choose_interval()
         if self._launch.snapshot_every and self._rank.local_rank == 0:
@@ -499,6 +501,18 @@ class Keeping:
             self._deferred = step
             if retake.is_extra:
                 self._extra = step
+
+    def _meet_slots(self, state_bytes: int) -> None:
+        """Let the copies of this process find the pages of the slots: the first may be one just in time."""
+        if self._rank.local_rank or self._device.queues:  # a device's slots are pinned, and so met
+            return
+        if self._copying.acquire(blocking=False):
+            try:
+                ahead.meet(self._snapshots.arena, state_bytes)
+            except OSError:  # then the copy says what is wrong, if it is still so
+                return
+            finally:
+                self._copying.release()
 
     def _warn_of_private_bytes(self) -> None:
         """Say it when private state takes more of each step than all that Holdfast may take."""

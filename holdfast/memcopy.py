@@ -10,6 +10,7 @@ are handed to torch in one call, as tensors to concatenate.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import queue
 import threading
@@ -25,6 +26,7 @@ THREADS = min(4, os.cpu_count() or 1)  # more do not help: memory is the bound
 ALONE_BYTES = 4 << 20  # less is copied before a thread has woken up
 AHEAD_BYTES = 1 << 20  # that the calling thread has copied by the time the others are awake
 SMALL_BYTES = 128 << 10  # of a piece: copied in about the time that the interpreter's lock changes hands
+FRESH_BYTES = 1 << 20  # of memory that nobody has touched, in one go: written while it is still in the cache
 COMPARED_BYTES = 1 << 20  # in one go: what differs is copied while it is still in the cache
 PIECE_BYTES = (
     64 << 20
@@ -35,6 +37,10 @@ _Memory = ctypes.c_ubyte * (1 << 47)  # a type for each size would take longer t
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _memcmp.restype = ctypes.c_int
+_madvise = ctypes.CDLL(None).madvise  # mmap's own keeps the interpreter's lock meanwhile
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_madvise.restype = ctypes.c_int
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: one call instead of a fault for each page
 
 
 def _nothing() -> None:
@@ -50,12 +56,17 @@ class Copying:
     """A copy that may be made again and again, as long as the tensors stay where they are."""
 
     def __init__(
-        self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], *, sparing: bool = False
+        self,
+        targets: Sequence[torch.Tensor],
+        sources: Sequence[torch.Tensor],
+        *,
+        sparing: bool = False,
+        fresh: bool = False,
     ) -> None:
         """Prepare to copy each source into its target: same type and shape, both on the CPU.
 
         `sparing`: the targets are thought to be the sources already. All is compared; only what differs is
-        written.
+        written. `fresh`: nobody may have touched the targets' memory yet.
         """
         self.differed: list[int] = []  # one entry for each stretch that a sparing copy had to write
         self._held = list(zip(targets, sources, strict=True))  # what the pieces point to
@@ -65,7 +76,8 @@ class Copying:
         ahead, threads = (AHEAD_BYTES, THREADS) if total > ALONE_BYTES else (0, 1)
         most = -(-max(total - ahead, 0) // threads)
         shares = _shares(sorted(lying, key=_address), most + ahead, most) if lying else [[]]
-        work: Callable[[list[_Pair]], _Work] = partial(_sparing, self.differed) if sparing else _work
+        work: Callable[[list[_Pair]], _Work] = _fresh if fresh else _work
+        work = partial(_sparing, self.differed) if sparing else work
         self._mine, *self._others = map(work, shares)
 
     def run(self, moved: Callable[[], None] = _nothing) -> None:
@@ -120,6 +132,21 @@ os.register_at_fork(after_in_child=_crew.clear)  # a child has none of its paren
 def same(one: int | bytes, other: int | bytes, size: int) -> bool:
     """Compare `size` bytes at two addresses, or of bytes, without the interpreter's lock."""
     return bool(_memcmp(one, other, size) == 0)
+
+
+def populate(address: int, size: int) -> bool:
+    """Have memory behind a range, in one call instead of a fault for each page, and change nothing of it.
+
+    False where that cannot be: there is no room, or the kernel is older than 5.14. Then, too, a fault gives
+    each page when it is written.
+    """
+    begin = address // mmap.PAGESIZE * mmap.PAGESIZE
+    return bool(_madvise(begin, address + size - begin, _POPULATE_WRITE) == 0)
+
+
+def address_of(mapping: mmap.mmap) -> int:
+    """Return where a writable mapping lies; whoever uses that keeps it alive."""
+    return ctypes.addressof(ctypes.c_ubyte.from_buffer(mapping))
 
 
 def sampled(address: int, size: int, step: int) -> list[int]:
@@ -185,6 +212,10 @@ def _sparing(differed: list[int], share: list[_Pair]) -> _Work:
     return partial(_renew, _pieces(share), differed)
 
 
+def _fresh(share: list[_Pair]) -> _Work:
+    return partial(_fill, _pieces(share))
+
+
 def _pieces(share: list[_Pair]) -> list[_Piece]:
     return [(target.data_ptr(), source.data_ptr(), source.nbytes) for target, source in share]
 
@@ -214,6 +245,15 @@ def _move(pieces: list[_Piece], moved: Callable[[], None]) -> None:
             if since >= PIECE_BYTES:
                 since = 0
                 moved()
+
+
+def _fill(pieces: list[_Piece], moved: Callable[[], None]) -> None:
+    for target, source, size in pieces:
+        for at in range(0, size, FRESH_BYTES):
+            part = min(FRESH_BYTES, size - at)
+            populate(target + at, part)
+            ctypes.memmove(target + at, source + at, part)
+            moved()
 
 
 def _renew(pieces: list[_Piece], differed: list[int], moved: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ import mmap
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from holdfast import capture, misuse
+from holdfast import capture, memcopy, misuse
 from holdfast.capture import HOST, JSON_ENTRY, PAIRS, STRIDE, TENSOR, TUPLE, Tree, dtype_of, unwrap
 from holdfast.errors import BadInput
 from holdfast.safetensors import Layout
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 _REFERENCE = {TENSOR, STRIDE, HOST}
+_LARGE_BYTES = 1 << 20  # of a tensor: its memory is likely to be new, and to fill it alone takes long
 
 
 def restore(
@@ -58,26 +59,42 @@ def restore(
             raise
         except Exception as error:  # whatever a class makes of a state that is not its own
             raise BadInput(f"{name}: a {type(value).__name__} cannot take this state: {error!r}") from error
+    held.settle()
     return warnings
 
 
 class _Held:
-    """The snapshot's tensors, and which live tensor each of them has been copied into."""
+    """The snapshot's tensors, and which live tensor each of them has been copied into.
+
+    Large ones are copied together, by several threads: `settle` is owed before anybody looks at them.
+    """
 
     def __init__(self, layout: Layout, views: Mapping[str, torch.Tensor]) -> None:
         self.layout = layout
         self.views = views
         self._placed: dict[str, torch.Tensor] = {}
         self._taken: set[int] = set()  # identities of those in `_placed`
+        self._owed: list[tuple[torch.Tensor, torch.Tensor]] = []  # target, source
 
     def fill(self, name: str, tensor: torch.Tensor) -> None:
         """Copy into `tensor`, which is of the same type and shape."""
         import torch
 
+        target, view = tensor.detach(), self.views[name]
         with torch.no_grad():
-            tensor.detach().copy_(self.views[name])
+            if _plain(tensor) and view.nbytes >= _LARGE_BYTES:
+                self._owed.append((target, view))
+                target.view(-1)[:0].copy_(view.view(-1)[:0])  # for torch it is written now
+            else:
+                target.copy_(view)
         self._placed[name] = tensor
         self._taken.add(id(tensor))
+
+    def settle(self) -> None:
+        """See that everything that was filled has its content."""
+        owed, self._owed = self._owed, []
+        if owed:
+            memcopy.Copying([target for target, _ in owed], [view for _, view in owed], fresh=True).run()
 
     def live(self, name: str | None) -> torch.Tensor | None:
         """Return the live tensor that has the content of the snapshot's `name` already."""
@@ -127,6 +144,14 @@ def _at(value: object, key: Any) -> object:
         found: object = value[key]
         return found
     return None
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """Say whether its content lies in main memory, byte by byte as in a snapshot."""
+    import torch
+
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    return type(tensor) in kinds and tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
 def _alike(old: torch.Tensor, view: torch.Tensor, stride: tuple[int, ...]) -> bool:
@@ -194,7 +219,9 @@ def _restore_object(name: str, value: Any, saved: Any, held: _Held) -> list[str]
         _add_groups(value, saved, held)
         _check_optimizer(name, value, saved)
         return _restore_optimizer(name, value, saved, held)
-    value.load_state_dict(held.value(saved))
+    state = held.value(saved)
+    held.settle()
+    value.load_state_dict(state)
     return _doubts(name, value, saved, held)
 
 
@@ -273,7 +300,9 @@ def _restore_optimizer(
 ) -> list[str]:
     """Fill the optimizer's own tables; what its class keeps elsewhere, its load_state_dict takes first."""
     if "own" in saved:
-        optimizer.load_state_dict({**optimizer.state_dict(), **held.value(saved["own"])})
+        own = held.value(saved["own"])
+        held.settle()
+        optimizer.load_state_dict({**optimizer.state_dict(), **own})
     parameters = list(capture.parameters(optimizer))
     _restore_parameters(name, parameters, held)
     for group, there in zip(optimizer.param_groups, saved.get("param_groups", []), strict=False):

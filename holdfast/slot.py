@@ -17,12 +17,11 @@ import mmap
 import os
 import threading
 import weakref
-from contextlib import suppress
 from pathlib import Path
 
-BLOCK_BYTES = 512  # the unit of st_blocks
+from holdfast.memcopy import address_of, populate
 
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: one call instead of a fault for each page
+BLOCK_BYTES = 512  # the unit of st_blocks
 
 
 class Slot:
@@ -108,9 +107,30 @@ class Slot:
         """
         if not self._backed:
             os.posix_fallocate(self._descriptor, begin, end - begin)
-        if self._mapping is not None and begin % mmap.PAGESIZE == 0:
-            with suppress(OSError):  # kernels before 5.14: a fault for each page, as it is written
-                self._mapping.madvise(_POPULATE_WRITE, begin, end - begin)
+        if self._mapping is not None:
+            populate(address_of(self._mapping) + begin, end - begin)
+
+    def whole(self, total_bytes: int) -> mmap.mmap | None:
+        """Return a mapping of the file as it is, for the next `fit`; None if that would have to change it.
+
+        Needs no lock, for nothing is read or written. Not beside another thread that uses this slot.
+
+        Raises:
+            OSError: It cannot be mapped.
+        """
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            return None
+        if status.st_size != total_bytes or status.st_blocks * BLOCK_BYTES < total_bytes:
+            return None
+        self._open()
+        if os.fstat(self._descriptor).st_size != total_bytes:  # changed meanwhile
+            return None
+        if self._mapping is None or len(self._mapping) != total_bytes:
+            self._unmap()
+            self._mapping = _map(self._descriptor, total_bytes)
+        return self._mapping
 
     def put_header(self, header: bytes) -> memoryview:
         """Write `header` unless it is there already; return the data area behind it.

@@ -14,7 +14,6 @@ import socket
 import ssl
 import threading
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +24,7 @@ from holdfast.arena import Arena, Corrupt, Incoming, Record
 from holdfast.checksum import CHUNK_BYTES
 from holdfast.messages import Source
 from holdfast.safetensors import Malformed
+from sidecar.fastcrc import crc32
 from sidecar.sending import PATIENCE_S, SLOWEST_BYTES_S, SUM
 
 STREAMS = max(2, min(4, os.cpu_count() or 1))
@@ -287,7 +287,7 @@ class _Gathering:
                 if not count:
                     raise Unfetched(f"{line.url}: the connection was closed at byte {part.at + at}")
                 with piece[:count] as come:
-                    crc = zlib.crc32(come, crc)
+                    crc = crc32(come, crc)
             at += count
             part.moved_s = time.monotonic()
         if line.seal is None:

@@ -8,18 +8,17 @@ clear, a thread reads the chunks, and the server's transport takes them.
 
 from __future__ import annotations
 
-import mmap
 import os
 import select
 import socket
 import struct
 import time
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.arena import Record
-from holdfast.checksum import CHUNK_BYTES
+from holdfast.checksum import CHUNK_BYTES, stretch_crc
+from sidecar.fastcrc import crc32
 
 SUM = struct.Struct("<I")
 SLOWEST_BYTES_S = 4 << 20
@@ -86,7 +85,7 @@ def read(path: Path, part: Range, chunk: int, sums: bool) -> bytes:
         content = os.pread(file.fileno(), end - at, at)
     if len(content) < end - at:
         raise OSError("the snapshot has lost its file")
-    return content + SUM.pack(zlib.crc32(content)) if sums else content
+    return content + SUM.pack(crc32(content)) if sums else content
 
 
 def pour(descriptor: int, path: Path, first: bytes, part: Range, sums: bool, silence_s: float) -> None:
@@ -102,16 +101,7 @@ def pour(descriptor: int, path: Path, first: bytes, part: Range, sums: bool, sil
             at, end = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, part.end)
             _pour_bytes(line, file.fileno(), at, end, give_up_at)
             if sums:  # while the peer empties the socket
-                line.sendall(SUM.pack(_sum(file.fileno(), at, end - at)))
-
-
-def _sum(file: int, at: int, size: int) -> int:
-    """Return the CRC32 of a chunk, mapped alone: to unmap gigabytes at once holds up all threads."""
-    with (
-        mmap.mmap(file, size, access=mmap.ACCESS_READ, offset=at) as mapping,
-        memoryview(mapping) as content,
-    ):
-        return zlib.crc32(content)
+                line.sendall(SUM.pack(stretch_crc(file.fileno(), at, end, crc32)))
 
 
 def _pour_bytes(line: socket.socket, file: int, at: int, end: int, give_up_at: float) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim.swa_utils import AveragedModel
 
-from holdfast import hooks, keeping, progress, restoring
+from holdfast import ahead, hooks, keeping, progress, restoring
 from holdfast.errors import BadInput
 from holdfast.launcher_messages import Launch, Secured
 from holdfast.private import PrivateReader
@@ -42,6 +42,18 @@ def page_of(memory: Path) -> progress.Progress:
 
 def test_a_generation_takes_a_snapshot_soon_after_its_start(memory: Path) -> None:
     assert steps_of(Script(supervised(memory, SELDOM)).run(SOON + 40)) == {0, SOON}
+
+
+def test_a_new_process_meets_the_pages_of_the_slots_before_it_copies(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Script(supervised(memory, SELDOM)).run(SOON)
+    [of_state] = [r.total_bytes for r in Snapshots(memory / "arena", {}, 1).arena.records() if r.step == SOON]
+    met: list[tuple[object, int]] = []
+    monkeypatch.setattr(ahead, "meet", lambda arena, total_bytes: met.append((arena, total_bytes)))
+    script = Script(resumed(memory, first, SELDOM, SOON)).run(SOON + 3)
+    assert script.state.keeping is not None
+    assert met == [(script.state.keeping._snapshots.arena, of_state)]
 
 
 def test_with_only_the_first_snapshot_asked_for_there_is_no_other(memory: Path) -> None:

@@ -13,17 +13,19 @@ from holdfast import memcopy
 @pytest.mark.parametrize("alone_bytes", [0, 1 << 30], ids=["shared out", "alone"])
 @pytest.mark.parametrize("small_bytes", [0, 1 << 30], ids=["piece by piece", "in one call"])
 @pytest.mark.parametrize("adjacent", [True, False], ids=["as in a slot", "each elsewhere"])
+@pytest.mark.parametrize("fresh", [True, False], ids=["into new memory", "into used memory"])
 def test_what_is_copied_is_equal_whatever_its_size_and_layout(
-    monkeypatch: pytest.MonkeyPatch, alone_bytes: int, small_bytes: int, adjacent: bool
+    monkeypatch: pytest.MonkeyPatch, alone_bytes: int, small_bytes: int, adjacent: bool, fresh: bool
 ) -> None:
     monkeypatch.setattr(memcopy, "ALONE_BYTES", alone_bytes)
     monkeypatch.setattr(memcopy, "AHEAD_BYTES", 1000)
     monkeypatch.setattr(memcopy, "SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(memcopy, "FRESH_BYTES", 5000)
     monkeypatch.setattr(memcopy, "THREADS", 3)
     sources = [torch.randn(n) for n in (0, 1, 7, 100_003)]
     sources += [torch.randn(40, 30).t(), torch.tensor(3.0), torch.randn(5, 5).bfloat16()]
     targets = _one_behind_the_other(sources) if adjacent else [torch.full_like(s, -1.0) for s in sources]
-    copying = memcopy.Copying(targets, sources)
+    copying = memcopy.Copying(targets, sources, fresh=fresh)
     for _ in range(2):
         copying.run()
         assert all(torch.equal(target, source) for target, source in zip(targets, sources, strict=True))
