@@ -34,6 +34,12 @@ class Beside:
         """Nothing is sent: what the own store holds is seen there. A `finish` is owed."""
         self._step = step
 
+    def again(self, _step: int, _blob: bytes) -> None:
+        """Nothing is sent: see `start`."""
+
+    def take_again(self) -> None:
+        """Nothing comes."""
+
     def finish(self) -> None:
         """Wait until `source` has stored its state of the step, or of a later one. Raises `PeerLost`."""
         deadline = 0.0

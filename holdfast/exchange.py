@@ -17,15 +17,18 @@ import select
 import selectors
 import socket
 import struct
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from holdfast.errors import PeerLost
 from holdfast.private import MAX_CAPACITY_BYTES
 
 STRANGERS = 16  # that have connected and said nothing: the oldest makes room
 LIMIT_S = 86_400.0  # for a peer whose process lives, unless said otherwise; a group that is broken is ended
-_HEADER = struct.Struct("<qqq")  # step, bytes that follow, 1 when they may change after all
+_HEADER = struct.Struct("<qqq")  # step, bytes that follow, kind
+_FINAL, _LATE, _AGAIN = 0, 1, 2  # kinds; late: it may change after all; again: it is what has come of that
 _ADDRESS = struct.Struct("<46sH16s")  # host, port, secret
 _PIECE_BYTES = 64 << 10  # more than most states have
 
@@ -33,8 +36,18 @@ _PIECE_BYTES = 64 << 10  # more than most states have
 class Exchange:
     """One rank's side. All ranks must begin equally many exchanges, in the same order; when is up to each."""
 
-    def __init__(self, rank: int, world_size: int, nproc: int, limit_s: float = LIMIT_S) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        nproc: int,
+        limit_s: float = LIMIT_S,
+        came_again: Callable[[int, bytes], None] = lambda _step, _blob: None,
+    ) -> None:
+        """`came_again` is called with each blob that its rank has given `again`, and its step."""
         self._limit_s = limit_s
+        self._came_again = came_again
+        self._lock = threading.Lock()  # of all that comes in
         self._rank = rank
         self._world_size = world_size
         self.to = (rank + nproc) % world_size
@@ -73,7 +86,30 @@ class Exchange:
     def start(self, step: int, blob: bytes, late: bool) -> None:
         """Begin to send `blob`; a `finish` is owed. Never waits. Raises `PeerLost`."""
         self._step = step
-        header = _HEADER.pack(step, len(blob), late)
+        self._give(_HEADER.pack(step, len(blob), _LATE if late else _FINAL), blob)
+
+    def again(self, step: int, blob: bytes) -> None:
+        """Begin to send what has come of a blob that was sent late. Never waits.
+
+        A peer that is lost is noticed by the next `start`.
+        """
+        with suppress(PeerLost):
+            self._give(_HEADER.pack(step, len(blob), _AGAIN), blob)
+
+    def take_again(self) -> None:
+        """Take in what has come `again`, from any thread. Never waits, and raises nothing."""
+        with self._lock, suppress(PeerLost):
+            while self._in is not None:
+                moved = self._pull()
+                if self._begun >= _HEADER.size and _HEADER.unpack_from(self._room)[2] != _AGAIN:
+                    return
+                if self._message() is None and not moved:
+                    return
+
+    def _give(self, header: bytes, blob: bytes) -> None:
+        if self._rest:
+            self._rest = memoryview(b"".join((self._rest, header, blob)))
+            return
         sent = self._send(header, blob)
         if sent < len(header) + len(blob):
             self._rest = memoryview(header + blob)[sent:]
@@ -84,12 +120,14 @@ class Exchange:
         Raises `PeerLost`.
         """
         deadline = time.monotonic() + self._limit_s
-        found = self._taken()
+        with self._lock:
+            found = self._taken()
         while found is None or self._rest:
-            moved = self._push() or (found is None and self._pull())
+            with self._lock:
+                moved = self._push() or (found is None and self._pull())
+                found = found or self._taken()
             if not moved:
                 self._wait(deadline, found is None)
-            found = found or self._taken()
         return found
 
     def _push(self) -> bool:
@@ -125,12 +163,21 @@ class Exchange:
         return True
 
     def _taken(self) -> tuple[bytes, bool] | None:
+        """Take the blob of this step out of what has come; None while it is not whole."""
+        while (found := self._message()) is not None:
+            blob, kind = found
+            if kind != _AGAIN:
+                return blob, kind == _LATE
+        return None
+
+    def _message(self) -> tuple[bytes, int] | None:
         """Take one message out of what has come; None while it is not whole."""
         room, begun = self._room, self._begun
         if begun < _HEADER.size:
             return None
-        step, length, late = _HEADER.unpack_from(room)
-        if step != self._step or not 0 <= length <= MAX_CAPACITY_BYTES:
+        step, length, kind = _HEADER.unpack_from(room)
+        due = 0 <= step <= self._step if kind == _AGAIN else step == self._step
+        if not due or not 0 <= length <= MAX_CAPACITY_BYTES:
             raise PeerLost(f"rank {self.source} sent step {step} of {length} bytes, this is {self._step}")
         end = _HEADER.size + length
         if begun < end:
@@ -141,7 +188,9 @@ class Exchange:
         blob = bytes(room[_HEADER.size : end])
         room[: begun - end] = bytes(room[end:begun])  # what has come of the next one
         self._begun = begun - end
-        return blob, bool(late)
+        if kind == _AGAIN:
+            self._came_again(step, blob)
+        return blob, kind
 
     def _wait(self, deadline: float, expecting: bool) -> None:
         assert self._in is not None

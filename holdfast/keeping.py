@@ -44,6 +44,7 @@ LOOK_CLOSELY = 4  # steps of a generation in which buffers on a device are compa
 NAMED = 3  # buffers in a warning of large ones
 OTHER_KIND = 0.1  # of the state: a copy that reads so much more or less than the last is of another cost
 _NUMBER = re.compile(r"\d+")
+_COPY_IT = ", or let it become a copy of a model's buffer, as in an AveragedModel without use_buffers"
 _INSIDE = "inside the optimizer's writes"
 _PATIENCE_S = 10.0  # for a slot to restore from that is being written
 
@@ -73,7 +74,8 @@ class Keeping:
         pins = self._snapshots.arena.steps  # what can be resumed from must have its private states
         own = directory / f"private-{rank.rank:05d}.bin"
         self._own = PrivateStore(own, rank.rank, every=every, pins=pins)
-        self._peer, self._kept = _peer_of(rank.rank, launch, directory, every, pins)
+        self._peer, self._kept = _peer_of(rank.rank, launch, directory, every, pins, self._take_again)
+        self._kept_lock = threading.Lock()
         self._copying = threading.Lock()
         self._due: tuple[int, Mark] | None = None  # a snapshot of that step, once the device has come there
         self._transfer: Transfer | None = None  # the copy that goes on
@@ -376,7 +378,7 @@ class Keeping:
     def _collect(self) -> None:
         began = time.perf_counter()
         self._versions = self._state.private.versions()
-        self._core = self._state.private.core()
+        self._core = self._state.private.core(expected=True)
         self._blob = self._state.private.blob(self._core)
         self._private_s += time.perf_counter() - began
 
@@ -398,10 +400,18 @@ class Keeping:
         found = None if self._peer is None else self._peer.finish()
         if found is not None and self._kept is not None:
             blob, late = found
-            if late and self._peer_sure:  # what it gave away the step before did change
-                self._store(self._kept, self._peer_step, b"", final=False)
-            self._peer_sure, self._peer_step = not late, self._sent
-            self._store(self._kept, self._sent, blob, final=not late)
+            with self._kept_lock:
+                if late and self._peer_sure:  # what it gave away the step before did change
+                    self._store(self._kept, self._peer_step, b"", final=False)
+                self._peer_sure, self._peer_step = not late, self._sent
+                self._store(self._kept, self._sent, blob, final=not late)
+
+    def _take_again(self, step: int, blob: bytes) -> None:
+        """Keep what another rank says is final: on the main thread, or when the state is secured."""
+        if self._kept is not None:
+            with self._kept_lock:
+                self._peer_sure = self._peer_sure and step != self._peer_step
+                self._store(self._kept, step, blob, final=True)
 
     def _store(self, store: PrivateStore, step: int, blob: bytes, final: bool) -> None:
         """Put a private state into its store. One that finds no room is missing there, nothing else."""
@@ -431,12 +441,17 @@ class Keeping:
         began = time.perf_counter()
         as_sent = private.is_still(self._core, closely)
         self._private_s += time.perf_counter() - began
-        if not as_sent:
-            self._changed_late(step, first_changed(self._core, private.core()))
-        else:
+        if as_sent:
             if self._late or not self._proven:
-                self._store(self._own, step, self._blob, final=True)
+                self._give_again(step)
             self._proven = True
+        else:
+            known = not self._late and private.explains(self._core)
+            now = private.core()
+            if not known:
+                self._changed_late(first_changed(self._core, now))
+            self._blob, self._proven = private.blob(now), False
+            self._give_again(step)
         if (name := private.transient(self._done)) is not None:
             self._tell(
                 f"{name} is a buffer that is not persistent, and changes in training: it is not kept, so a "
@@ -449,17 +464,20 @@ class Keeping:
                 "without it. Register it before protect, as None if it has no content yet"
             )
 
-    def _changed_late(self, step: int, what: str) -> None:
-        """Put it right here; from now on send it later, or if it was sent late, as not final."""
-        self._blob = self._state.private.collect()
+    def _give_again(self, step: int) -> None:
+        """Store the private state of `step`, and send it, as final."""
         self._store(self._own, step, self._blob, final=True)
+        if self._peer is not None:
+            self._peer.again(step, self._blob)
+
+    def _changed_late(self, what: str) -> None:
+        """From now on give it away later, or if it was given late, as not final."""
         self._late = not self._early.known
-        self._proven = False
         self._early.give_up()
         self._tell(
             f"{what} changes between optimizer.step() and commit(): it is private to each rank and was given "
             "away before, so a rank that is lost there costs the steps since the last snapshot. Change it "
-            "before optimizer.step()"
+            f"before optimizer.step(){_COPY_IT if what.startswith('the buffer') else ''}"
             if self._late
             else f"{what} changes between the forward pass and commit(): from now on it is given away later"
         )
@@ -738,9 +756,13 @@ class Keeping:
             return Secured(rank, -1, False, "its state is still being restored")
         limit_s = GATE_S + (progress.COPIES - 1) * self._copy_s  # and the copy is yet to come
         give_up_at = time.monotonic() + limit_s
-        if not self._state.gate.freeze(limit_s):
-            return Secured(rank, self._state.step, False, _INSIDE)
-        return self._write_whole(give_up_at)
+        try:
+            if not self._state.gate.freeze(limit_s):
+                return Secured(rank, self._state.step, False, _INSIDE)
+            return self._write_whole(give_up_at)
+        finally:
+            if self._peer is not None:
+                self._peer.take_again()
 
     def secure_before_write(self) -> None:
         """The optimizer is about to write what is no number: keep the state that is whole."""
@@ -806,13 +828,18 @@ class Keeping:
 
 
 def _peer_of(
-    rank: int, launch: Launch, directory: Path, every: int, pins: Callable[[], Collection[int]]
+    rank: int,
+    launch: Launch,
+    directory: Path,
+    every: int,
+    pins: Callable[[], Collection[int]],
+    again: Callable[[int, bytes], None],
 ) -> tuple[Exchange | Beside | None, PrivateStore | None]:
     """Return who gives this rank its private state, and where that is kept; None for nobody, and nowhere."""
     if launch.world_size == 1:
         return None, None
     if launch.nproc < launch.world_size:
-        apart = Exchange(rank, launch.world_size, launch.nproc, launch.patience_s)
+        apart = Exchange(rank, launch.world_size, launch.nproc, launch.patience_s, again)
         path = directory / f"kept-{apart.source:05d}.bin"
         return apart, PrivateStore(path, apart.source, every=every, pins=pins)
     source = (rank - 1) % launch.world_size

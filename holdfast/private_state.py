@@ -12,6 +12,7 @@ import math
 import struct
 from array import array
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from holdfast import capture, memcopy, misuse
@@ -80,6 +81,8 @@ class PrivateState:
                     self._again.append((place, known))
         self._tied = _tied(modules, self._buffers)
         everywhere = [*self._buffers, *(place for place, _ in self._again)]
+        self._copies: dict[str, str] = {}  # sections that will be copies of others after the optimizer's step
+        self._no_copies: set[str] = set()  # those that were expected to be, and were not
         self._started = {name: _shape(table[key]) for name, table, key in everywhere}
         self._looks: dict[int, list[_Look]] = {}  # at the transient ones, by step
 
@@ -91,9 +94,39 @@ class PrivateState:
         """Return the blob made of `core` as it was, and what the guard has learned since."""
         return b"".join([_MAGIC, *_framed(core), *_framed(self._learned())])
 
-    def core(self) -> list[Section]:
-        """Return all that must not change between the optimizer's first write and commit."""
-        return [*self.quick(), *self._buffer_sections()]
+    def core(self, expected: bool = False) -> list[Section]:
+        """Return all that must not change between the optimizer's first write and commit.
+
+        `expected`: of buffers that have been copies of others at the commit, as they will be then.
+        """
+        sections = [*self.quick(), *self._buffer_sections()]
+        if not expected or not self._copies:
+            return sections
+        there = dict(sections)
+        return [(key, there.get(self._copies.get(key, key), content)) for key, content in sections]
+
+    def explains(self, core: list[Section]) -> bool:
+        """Find out which buffers have become copies of others since `core`: that is expected from now on.
+
+        An average that takes its model's buffers over does that. False when something else has changed. What
+        is no such copy at a commit is never expected to be one again.
+        """
+        before, now = dict(core), dict(self.core())
+        changed = {key for key in (*before, *now) if before.get(key) != now.get(key)}
+        buffers: dict[bytes, list[str]] = {}
+        for key, content in now.items():
+            if key.startswith("buffer:") and key not in changed:
+                buffers.setdefault(content, []).append(key)
+        explained = True
+        for key in changed:
+            alike = [] if key in self._no_copies else buffers.get(now.get(key, b""), [])
+            if self._copies.pop(key, None) is not None:
+                self._no_copies.add(key)
+            elif alike and key.startswith("buffer:"):
+                self._copies[key] = max(alike, key=lambda each: _common_end(each, key))
+            else:
+                explained = False
+        return explained
 
     def quick(self) -> list[Section]:
         """Return the first sections of `core`: those that may change without a forward pass."""
@@ -319,6 +352,12 @@ def changed_objects(before: list[Section], now: list[Section]) -> set[str]:
         return set()
     old = json.loads(was)
     return {key for key, state in json.loads(is_).items() if old.get(key) != state}
+
+
+def _common_end(one: str, other: str) -> int:
+    """Return how many of the last parts of two names are the same."""
+    pairs = zip(reversed(one.split(".")), reversed(other.split(".")), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _fill(buffer: torch.Tensor, content: bytes) -> None:

@@ -27,6 +27,13 @@ def test_it_is_told_once_and_the_end_is_the_undisturbed_runs(start: Start, tmp_p
         assert ended.code == 0, ended.output
         # once in the run, though each rank of each generation finds it
         assert ended.output.count("changes between optimizer.step() and commit()") == 1
+    run = start("--members 2 --snapshot-every 16", "late.py", STEPS, tmp_path / "lost", into="lost")
+    run.steady()
+    run.reach(STEPS // 3)
+    found = run.broken(lambda: run.inject("member", 1))
+    assert found["resume"]["source"] == "slot", "its private state is final on the other member"
+    assert run.finish().code == 0
+    assert digests(tmp_path, "lost") == digests(tmp_path, "apart")
     whole = start("--nproc-per-node 2", "late.py", STEPS, tmp_path / "whole", into="whole")
     assert whole.finish().code == 0
     assert digests(tmp_path, "beside") == digests(tmp_path, "apart") == digests(tmp_path, "whole")

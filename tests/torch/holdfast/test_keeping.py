@@ -19,7 +19,7 @@ from holdfast import ahead, hooks, keeping, progress, restoring
 from holdfast.errors import BadInput
 from holdfast.launcher_messages import Launch, Secured
 from holdfast.private import PrivateReader
-from holdfast.private_state import PrivateState
+from holdfast.private_state import PrivateState, parse
 from holdfast.retake import SOON
 from holdfast.session import Session
 from holdfast.snapshots import Snapshots
@@ -288,6 +288,85 @@ def test_the_count_of_an_average_is_found_where_earlier_versions_kept_it() -> No
     count = torch.tensor(7).numpy().tobytes()
     private.restore(private.blob([*private.core(), ("buffer:ema.n_averaged", count)]))
     assert average.n_averaged == 7
+
+
+class Normed(Script):
+    """One with an average of a model that has buffers."""
+
+    def __init__(self, session: Session, use_buffers: bool = False) -> None:
+        torch.manual_seed(0)
+        layers = [
+            torch.nn.Linear(4, 8),
+            torch.nn.BatchNorm1d(8),
+            torch.nn.BatchNorm1d(8),
+            torch.nn.Linear(8, 1),
+        ]
+        self.model = torch.nn.Sequential(*layers)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.ema = AveragedModel(self.model, use_buffers=use_buffers)
+        self.state = session.protect(model=self.model, optimizer=self.optimizer, ema=self.ema)
+        self.every = 1
+
+    def step(self) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss: torch.Tensor = self.model(torch.randn(6, 4)).pow(2).mean()
+        loss.backward()
+        self.optimizer.step()
+        if self.state.step % self.every == 0:
+            self.ema.update_parameters(self.model)
+        return loss
+
+    def bits(self) -> list[Any]:
+        values = [
+            *self.ema.parameters(),
+            *self.ema.buffers(),
+            *self.model.parameters(),
+            *self.model.buffers(),
+        ]
+        return [each.tolist() for each in values]
+
+
+def core_of(blob: bytes) -> dict[str, bytes]:
+    """Return all but what the guard has learned, which knows the loss of the step when it is committed."""
+    return {name: content for name, content in parse(blob).items() if not name.startswith("guard:")}
+
+
+def test_buffers_that_an_average_copies_are_final_before_they_are_copied(
+    memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Normed(supervised(memory, SELDOM))
+    kept = PrivateReader(memory / "arena" / "private-00000.bin")
+    for step in script.state.steps(9):
+        loss = script.step()
+        found = kept.get(step + 1)
+        assert found is not None
+        assert found.final or step < 2, "the copying shows in the first step, and in the second that it stays"
+        script.state.commit(loss=loss)
+        if step >= 2:
+            assert core_of(found.data) == dict(script.state.private.core())
+    assert capfd.readouterr().err == ""
+    assert script.state.keeping is not None
+    assert script.state.keeping.secure(SELDOM.generation).whole
+    again = Normed(resumed(memory, script, SELDOM, 9))
+    assert again.run(20).bits() == Normed(alone()).run(20).bits()
+
+
+@pytest.mark.parametrize(("use_buffers", "every"), [(True, 1), (False, 3)], ids=["averaged", "at times"])
+def test_buffers_that_are_no_such_copies_are_given_again_at_the_commit_and_named_with_what_to_do(
+    memory: Path, capfd: pytest.CaptureFixture[str], use_buffers: bool, every: int
+) -> None:
+    script = Normed(supervised(memory, SELDOM), use_buffers)
+    script.every = every
+    kept = PrivateReader(memory / "arena" / "private-00000.bin")
+    for step in script.state.steps(20):
+        script.state.commit(loss=script.step())
+        found = kept.get(step + 1)
+        assert found is not None
+        assert found.final
+        assert core_of(found.data) == dict(script.state.private.core())
+    said = capfd.readouterr().err
+    assert said.count("changes between") == 1
+    assert "as in an AveragedModel without use_buffers" in said or every == 3
 
 
 def test_what_changes_too_late_is_named_with_what_it_costs(

@@ -81,6 +81,72 @@ def test_a_state_that_comes_byte_by_byte_across_the_next_is_told_from_it(ring: R
     assert taken == [b"first", b"second"]
 
 
+AGAIN = 2
+
+
+@pytest.mark.parametrize("size", [0, 5, (64 << 10) - 24, 200_000])
+@pytest.mark.parametrize("secured", [False, True])
+def test_what_is_given_again_is_taken_in_with_the_next_or_when_the_state_is_secured(
+    ring: Ring, size: int, secured: bool
+) -> None:
+    side, theirs, feeding = ring
+    came: list[tuple[int, bytes]] = []
+    side._came_again = lambda step, blob: came.append((step, blob))
+    side.start(7, b"mine", late=True)
+    feeding.sendall(message(7, b"early", late=1))
+    assert side.finish() == (b"early", True)
+    last = os.urandom(size)
+    peer = threading.Thread(target=feeding.sendall, args=(message(7, last, AGAIN) + message(8, b"next"),))
+    peer.start()
+    if secured:
+        while not came:
+            side.take_again()
+        assert came == [(7, last)]
+        side.take_again()
+    side.again(7, b"ours")
+    side.start(8, b"mine", late=False)
+    assert side.finish() == (b"next", False)
+    peer.join()
+    assert came == [(7, last)]
+    sent: list[bytes] = []
+    expected = message(7, b"mine", 1) + message(7, b"ours", AGAIN) + message(8, b"mine")
+    received(theirs, len(expected), sent)
+    assert b"".join(sent) == expected
+
+
+def test_what_does_not_go_at_once_is_sent_in_order(ring: Ring) -> None:
+    side, theirs, feeding = ring
+    large, sent = os.urandom(3_000_000), list[bytes]()
+    feeding.sendall(message(2, b"theirs"))
+    side.start(1, b"first", late=True)
+    side.again(1, large)
+    side.start(2, b"second", late=False)
+    expected = message(1, b"first", 1) + message(1, large, AGAIN) + message(2, b"second")
+    drain = threading.Thread(target=lambda: received(theirs, len(expected), sent))
+    drain.start()
+    assert side.finish() == (b"theirs", False)
+    drain.join()
+    assert b"".join(sent) == expected
+
+
+def test_a_peer_that_is_gone_is_no_error_of_what_is_given_again(ring: Ring) -> None:
+    side, theirs, feeding = ring
+    theirs.close()
+    feeding.close()
+    side.again(1, b"ours")
+    side.take_again()
+    with pytest.raises(PeerLost):
+        side.start(2, b"mine", late=False)
+
+
+def test_what_is_given_again_of_a_step_to_come_is_a_lost_peer(ring: Ring) -> None:
+    side, _, feeding = ring
+    side.start(1, b"mine", late=False)
+    feeding.sendall(message(2, b"", AGAIN))
+    with pytest.raises(PeerLost):
+        side.finish()
+
+
 def test_what_is_announced_takes_no_memory_before_it_is_here(ring: Ring) -> None:
     side, _, feeding = ring
     side._step = 1
