@@ -506,7 +506,8 @@ class Keeping:
 
     def _copy_if_due(self, step: int) -> None:
         retake, due = self._retake, bool(self._every) and step % self._every == 0
-        if self._transfer is None:  # else its slot is empty as yet
+        pending = self._transfer is not None or self._due is not None  # its slot may be empty as yet
+        if not pending:
             retake.look(step, self._snapshots.arena.steps(self._generation), self._every)
         if due:
             retake.regular()
@@ -515,7 +516,7 @@ class Keeping:
                 self._deferred = step
             else:
                 self._copy_due(step)
-        elif retake.is_due(step) and not self._stale:  # the newest is void: the other must not be overwritten
+        elif retake.is_due(step) and not pending and not self._stale:  # else the void one is the newest
             self._deferred = step
             if retake.is_extra:
                 self._extra = step

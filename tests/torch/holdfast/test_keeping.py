@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from holdfast.private_state import PrivateState, parse
 from holdfast.retake import SOON
 from holdfast.session import Session
 from holdfast.snapshots import Snapshots
-from tests.expendable import in_child, limit_file_size
+from tests.expendable import in_child, limit_file_size, memory_directory
 from tests.torch.holdfast.test_state import Script, alone, resumed, supervised
 
 SELDOM = Launch(3, 1, 1, "", 0, 4096, 0.0)  # snapshots by the interval come never
@@ -481,8 +480,7 @@ def test_the_first_step_that_is_not_void_is_copied_in_the_place_of_one_that_is(
     void: set[int], shared: set[int]
 ) -> None:
     """At any step, whatever else is changed after a commit; no copy is made in vain."""
-    with TemporaryDirectory(dir="/dev/shm", prefix="holdfast-test-") as folder:
-        memory = Path(folder)
+    with memory_directory() as memory:
         session = supervised(memory, replace(SELDOM, snapshot_every=8))
         copies: list[int] = []
         session.note_snapshot = lambda step, *_: copies.append(step)  # type: ignore[method-assign]
