@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, kind_of
 from holdfast.safetensors import Entry, Layout, plan
 from holdfast.sharded import refuse_tensor
 
@@ -263,7 +263,7 @@ def flatten(name: str, value: Any, tree: Tree, beside: torch.device | None = Non
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise BadInput(
-        f"{name}: a {type(value).__name__} cannot be kept in a snapshot: "
+        f"{name}: {kind_of(value)} cannot be kept in a snapshot: "
         "a state may hold tensors, numbers, texts, lists and mappings of them"
     )
 

@@ -21,3 +21,13 @@ class Fenced(HoldfastError):
 
 class PeerLost(HoldfastError, ConnectionError):
     """Another rank is gone in the middle of an exchange: this one is its victim."""
+
+
+def kind_of(value: object) -> str:
+    """Return the type of `value` with its article, for a message: "a Linear", "an int64", "an SGD"."""
+    return with_article(type(value).__name__)
+
+
+def with_article(name: str) -> str:
+    spelt = name.isupper() and name[:1] in "FHLMNRSX"  # letter by letter: an ess
+    return f"an {name}" if spelt or name[:1].lower() in ("a", "e", "i", "o") else f"a {name}"

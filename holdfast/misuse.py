@@ -14,7 +14,7 @@ from enum import Enum
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, kind_of
 
 if TYPE_CHECKING:
     import torch
@@ -180,15 +180,15 @@ class Pause:
 
 def unkeepable(name: str, value: Any) -> str:
     """Say what to give to `protect` in the place of an object without a state."""
-    kind = type(value).__name__
-    if kind in ("DistributedSampler", "DataLoader"):
+    name_of = type(value).__name__
+    if name_of in ("DistributedSampler", "DataLoader"):
         return (
-            f"protect({name}=...): a {kind} does not know where it is in its data: use "
+            f"protect({name}=...): a {name_of} does not know where it is in its data: use "
             "holdfast.Batches(dataset, batch_size, session, state), which begins at state.step "
             '(see "Epochs and DataLoader" in the user guide), and do not protect it'
         )
     return (
-        f"protect({name}=...): the type {kind} has no state_dict and load_state_dict: "
+        f"protect({name}=...): the type {name_of} has no state_dict and load_state_dict: "
         "give a module, an optimizer, a scheduler, or an object that has both"
     )
 
@@ -200,7 +200,7 @@ def not_json(states: Mapping[str, Any]) -> str:
         if found is not None:
             path, value = found
             return (
-                f"{path} is a {type(value).__name__}: state that is private to a rank must be JSON "
+                f"{path} is {kind_of(value)}: state that is private to a rank must be JSON "
                 "(numbers, texts, lists, dicts). Let state_dict() give a list, or None, in its place"
             )
     return "state that is private to a rank must be JSON"

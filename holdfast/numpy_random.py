@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from holdfast import twister
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, kind_of
 
 TWISTER, OTHER = "numpy", "numpy:other"  # sections
 _ARRAYS = ("uint8", "uint16", "uint32", "uint64")
@@ -102,7 +102,7 @@ def _described(numpy: Any) -> bytes:
         if isinstance(found, numpy.ndarray) and str(found.dtype) in _ARRAYS:
             return {str(found.dtype): found.tolist()}
         where = f"NumPy's global generator {state.get('bit_generator')!r}"
-        raise BadInput(f"private state: {where} has a {type(found).__name__} in its state, not numbers alone")
+        raise BadInput(f"private state: {where} has {kind_of(found)} in its state, not numbers alone")
 
     return json.dumps(state, default=plain).encode()
 

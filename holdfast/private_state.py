@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import capture, memcopy, misuse
 from holdfast.capture import PAIRS, TUPLE
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, kind_of
 from holdfast.randomness import Generators, Section, raw
 
 if TYPE_CHECKING:
@@ -294,8 +294,7 @@ class PrivateState:
             try:
                 value.load_state_dict(state[name])
             except Exception as error:  # whatever a class makes of a state that is not its own
-                kind = type(value).__name__
-                raise BadInput(f"{name}: a {kind} cannot take this state: {error!r}") from error
+                raise BadInput(f"{name}: {kind_of(value)} cannot take this state: {error!r}") from error
 
     def _restore_guard(self, sections: Mapping[str, bytes]) -> None:
         if self._guard is None:

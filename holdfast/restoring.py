@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import capture, memcopy, misuse
 from holdfast.capture import HOST, JSON_ENTRY, PAIRS, STRIDE, TENSOR, TUPLE, Tree, dtype_of, unwrap
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, kind_of, with_article
 from holdfast.safetensors import Layout
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def restore(
         except BadInput:
             raise
         except Exception as error:  # whatever a class makes of a state that is not its own
-            raise BadInput(f"{name}: a {type(value).__name__} cannot take this state: {error!r}") from error
+            raise BadInput(f"{name}: {kind_of(value)} cannot take this state: {error!r}") from error
     held.settle()
     return warnings
 
@@ -283,7 +283,7 @@ def _add_groups(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], held
 def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     there, here = saved["kind"], type(optimizer).__name__
     if there != here:
-        raise BadInput(f"{name} is a {there} in the snapshot, a {here} here")
+        raise BadInput(f"{name} is {with_article(there)} in the snapshot, {with_article(here)} here")
     if "param_groups" in saved:
         sizes = [
             [len(group["params"]) for group in groups]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, kind_of
 
 if TYPE_CHECKING:
     import torch
@@ -60,22 +60,23 @@ def refuse_tensor(name: str, tensor: torch.Tensor) -> None:
         if tensor.is_meta:
             raise BadInput(f"{name} is on the device meta and has no content: materialize it before protect")
         return
-    kind = type(tensor).__name__
     if any(each.startswith(_TENSORS) for each in _descent(tensor)):
-        raise BadInput(f"{name} is a {kind}, of which each rank has a part: {_ADVICE}")
+        raise BadInput(f"{name} is {kind_of(tensor)}, of which each rank has a part: {_ADVICE}")
     if is_lazy(tensor):
         raise BadInput(f"{name} has no shape yet: run one forward pass of the module before protect")
     if tensor.layout != torch.strided:
         raise BadInput(f"{name} is a sparse tensor ({tensor.layout}): only dense ones can be kept")
     if is_traceable_wrapper_subclass(tensor):
-        raise BadInput(f"{name} is a {kind}, a tensor made of others: only plain tensors can be kept")
+        raise BadInput(
+            f"{name} is {kind_of(tensor)}, a tensor made of others: only plain tensors can be kept"
+        )
 
 
 def _refuse_class(name: str, part: Any) -> None:
     for descent in _descent(part):
         for start, what in _CLASSES:
             if descent.startswith(start):
-                raise BadInput(f"protect({name}=...): a {type(part).__name__} {what}: {_ADVICE}")
+                raise BadInput(f"protect({name}=...): {kind_of(part)} {what}: {_ADVICE}")
 
 
 def _descent(value: object) -> Iterator[str]:

@@ -191,7 +191,7 @@ def test_a_snapshot_of_another_model_names_the_first_tensor_that_differs(
 def test_another_optimizer_is_named() -> None:
     one, other = group(1, "adamw", "step"), group(1, "sgd", "step")
     train(one, 1)
-    with pytest.raises(BadInput, match="optimizer is a AdamW in the snapshot, a SGD here"):
+    with pytest.raises(BadInput, match="optimizer is an AdamW in the snapshot, an SGD here"):
         restoring.restore(other, *snapshot(one))
     model = Small()
     whole, part = torch.optim.SGD(model.parameters()), torch.optim.SGD(model.first.parameters())
@@ -207,7 +207,7 @@ def test_what_no_snapshot_can_hold_is_named(value: object) -> None:
         def state_dict(self) -> dict[str, object]:
             return {"deep": [0, value]}
 
-    with pytest.raises(BadInput, match=r"^odd\.deep\.1: a .* cannot be kept in a snapshot"):
+    with pytest.raises(BadInput, match=r"^odd\.deep\.1: an? .* cannot be kept in a snapshot"):
         snapshot({"odd": Odd()})
 
 
