@@ -115,7 +115,9 @@ def _from_the_beginning(incident: Mapping[str, Any]) -> str:
 def _timeline(incident: Mapping[str, Any], style: Style) -> list[str]:
     """Return a line per station: when, and as a bar what came before it took."""
     stations = [
-        (str(each.get("what")), float(each.get("at_s") or 0.0)) for each in incident.get("timeline") or []
+        (str(each.get("what")), float(each.get("at_s") or 0.0))
+        for each in incident.get("timeline") or []
+        if not (incident.get("own_state") and each.get("what") == "secured")  # nothing is, of such a script
     ]
     stations.sort(key=lambda each: each[1])  # stable: stations of one instant stay in their order
     if not stations:

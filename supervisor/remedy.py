@@ -291,7 +291,7 @@ def _why(view: View, policy: Policy, cause: Fault | None, resumed: Resume, moved
     }[resumed.source]
     if cause is None:
         return f"all members are ready: start {state}"
-    if cause.kind in SPOILING:
+    if cause.kind in SPOILING and not reported.keeps_itself(view):
         return f"{cause.detail}: roll back to before it, {state}"
     where = f"on {', '.join(moved)}" if moved else "where they are"
     return f"{cause.detail}: restart the processes {where}, {state}"

@@ -115,6 +115,9 @@ def test_titles_are_bold_where_there_is_colour() -> None:
 
 def test_a_script_that_keeps_its_own_state_is_said_to_begin_again_with_it() -> None:
     resume = {"step": 0, "source": "none", "generation": 0}
-    lines = explain(incident(resume=resume, lost_steps=None, own_state=True), PLAIN)
+    timeline = [{"what": what, "at_s": 0.01} for what in ("fault", "secured", "decided")]
+    found = incident(resume=resume, lost_steps=None, own_state=True, timeline=timeline)
+    lines = explain(found, PLAIN)
+    assert "secured" not in "".join(lines)
     began = "started the script from its first line: it keeps its own state"
     assert f"  {began}; how many steps it does again is not known" in lines

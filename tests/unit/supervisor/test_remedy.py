@@ -283,7 +283,8 @@ def test_a_script_that_keeps_its_own_state_is_started_from_its_first_line_and_ca
     two, cause = (its_own("m0"), its_own("m1")), fault("nan")
     action = remedy.start(view(*two), POLICY, cause, (cause,))
     assert isinstance(action, Start)
-    assert action.why.endswith("from the script's first line: it keeps its own state")
+    first = "restart the processes where they are, from the script's first line: it keeps its own state"
+    assert action.why == f"{cause.detail}: {first}"
     seen = view(*two, history=(past(cause),))
     ended = remedy.verdict(seen, POLICY, cause)
     assert ended is not None
