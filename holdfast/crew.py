@@ -179,9 +179,12 @@ class Crew:
         """Return the pids of this generation's processes, those that have ended included."""
         return {seat.process.pid for seat in self.seats if seat.process}
 
-    def kill_all(self) -> None:
-        self.signal_all(9)
+    def end(self, signum: int) -> None:
+        """Signal all but those that have said that they end: their exit handlers run."""
+        for seat, process in survivors(self.seats):
+            if seat.ending is None or seat.ending.unwinding:
+                process.kill(signum)
 
-    def signal_all(self, signum: int) -> None:
+    def kill_all(self) -> None:
         for _, process in survivors(self.seats):
-            process.kill(signum)
+            process.kill(9)

@@ -25,7 +25,7 @@ _OURS = str(Path(__file__).parent)
 _STDLIB = str(Path(os.__file__).parent)
 _MAX_TEXT = 16_000  # of a traceback: the end of it is what tells
 _EXIT_NOT_FLUSHED = 120  # an interpreter's own code for what it could not write at its end
-_MAX_FLUSH_S = 5.0  # for a failed script's exit handlers, which may themselves wait for dead peers
+_VICTIM_S = 5.0  # for the exit handlers of one that has lost its peers: they may wait for them, too
 
 
 def run(program: Program, runtime: Runtime) -> int:
@@ -40,7 +40,7 @@ def run(program: Program, runtime: Runtime) -> int:
     try:
         _run_main(program)
     except SystemExit as error:
-        return _end_well(_leave(error, runtime))
+        return _end_well(_exit_code(error, runtime))
     except BaseException as error:
         # Whatever ends a script must be told: also KeyboardInterrupt and torch's own exceptions.
         if not runtime.is_ours:
@@ -92,7 +92,7 @@ def _run_main(program: Program) -> None:
     exec(code, main.__dict__)
 
 
-def _leave(error: SystemExit, runtime: Runtime) -> int:
+def _exit_code(error: SystemExit, runtime: Runtime) -> int:
     """Translate `sys.exit` as the interpreter does."""
     if error.code is not None and not isinstance(error.code, int):
         with suppress(Exception):  # as the interpreter does: it may have been closed
@@ -120,7 +120,7 @@ def _fail(error: BaseException, runtime: Runtime) -> int:
             print(f"holdfast: {lost_peers(str(error) or type(error).__name__)}", file=sys.stderr)
     elif kind != "bad_input":  # that the supervisor says, once for all ranks
         sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
-    _leave_quickly(code)
+    _leave(code, _VICTIM_S if kind == "distributed" else None)
     return code
 
 
@@ -197,15 +197,22 @@ def _trim(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _leave_quickly(code: int) -> None:
-    """Run the exit handlers, bounded: a backend's own may wait for peers that are dead."""
-    timer = threading.Timer(_MAX_FLUSH_S, os._exit, (code,))
-    timer.daemon = True
-    timer.start()
-    _flush()
-    atexit._run_exitfuncs()
-    _flush()
-    os._exit(code)
+def _leave(code: int, limit_s: float | None) -> None:
+    """Do what an interpreter does at its end: wait for threads that are no daemons, run the exit handlers.
+
+    Without a limit it is the launcher's: a restart kills this process at once, an end after `--grace`.
+    """
+    if limit_s is not None:
+        timer = threading.Timer(limit_s, os._exit, (code,))
+        timer.daemon = True
+        timer.start()
+    try:
+        _flush()
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        _flush()
+    finally:
+        os._exit(code)
 
 
 def _now() -> int:

@@ -33,6 +33,7 @@ from holdfast.seat import survivors
 from holdfast.securing import Securing
 
 BEAT_S = 1.0  # between signs of life: its sidecar misses five before it gives us up
+AGAIN_S = 0.05  # between two looks at what is left at the end
 REFILL_S = 5.0  # a generation that has not settled by then no longer delays the next warm processes
 TAIL_BYTES = 16_000  # of what a script printed that ended before it joined
 SECURE_S = 1.0  # the whole wait for survivors; a late copy is of no use to a fast recovery
@@ -54,6 +55,9 @@ class Launcher:
         self.offer = _listen_tcp()
         self.memory = MemoryGroup()
         self.stopping = False
+        self._end_s = 0.0  # when what is left then is killed
+        self._told: set[int] = set()  # to end: what the ranks had started
+        self._looks_again = False
         self.epoch = 0  # of the newest supervisor that has had something done here
         self._has_started = False  # the command, once at least
         self._began: dict[int, int] = {}  # when those began that have ended, in ticks, by pid
@@ -72,7 +76,7 @@ class Launcher:
         self.nest.fill()
         self._beat()
         try:
-            while not (self.stopping and not self.crew.alive()):
+            while not (self.stopping and not self.crew.alive() and self._is_empty()):
                 self._turn()
         finally:
             self.crew.kill_all()
@@ -135,7 +139,7 @@ class Launcher:
             raise Refused(f"{order.do!r} of epoch {order.epoch}: {newest}")
         self.epoch = order.epoch
         if order.do == "stop":
-            self.stop(order.grace_s)
+            self.stop(order.grace_s, order.ending_only)
         elif order.do == "run" and order.launch is not None:
             self._run(order)
         elif order.do in _OF_THE_PRESENT and order.generation == self.crew.generation:
@@ -246,15 +250,41 @@ class Launcher:
 
         self.after(seconds, due)
 
-    def stop(self, grace_s: float) -> None:
-        """Begin to end: SIGTERM now, SIGKILL after `grace_s`."""
-        if grace_s > 0 and not self.stopping:
-            self.crew.signal_all(signal.SIGTERM)
+    def stop(self, grace_s: float, ending_only: bool = False) -> None:
+        """Begin to end: SIGTERM now, SIGKILL after `grace_s`, and at once when there is none.
+
+        Ranks that are ending by themselves are not signalled; with `ending_only` all others are killed.
+        """
+        if self.stopping and grace_s > 0:
+            return
+        self.stopping = True
+        self._end_s = time.monotonic() + grace_s
+        self.nest.close()
+        if grace_s > 0:
+            self.crew.end(signal.SIGKILL if ending_only else signal.SIGTERM)
             self.after(grace_s, self.crew.kill_all)
         else:
             self.crew.kill_all()
-        self.stopping = True
-        self.nest.close()
+
+    def _is_empty(self) -> bool:
+        """True when nothing is left of what the ranks have started, or its time to end is over."""
+        if time.monotonic() >= self._end_s:
+            return True
+        for pid in osproc.children():
+            _reap(pid)
+        left = set(osproc.children())
+        for pid in left - self._told:
+            osproc.kill_group(pid, signal.SIGTERM)
+        self._told = left
+        if not left:
+            return True
+        if not self._looks_again:
+            self._looks_again = True
+            self.after(AGAIN_S, self._look_again)
+        return False
+
+    def _look_again(self) -> None:
+        self._looks_again = False
 
     # -- the processes' side
 

@@ -190,6 +190,7 @@ class LauncherOrder:
     local_rank: int = -1
     what: str = ""
     grace_s: float = 0.0
+    ending_only: bool = False  # of "stop": the grace is for ranks that are ending; others are killed at once
     suspects: tuple[int, ...] = ()  # ranks that hang: not waited for as long as the others when they secure
     look: int = 0  # of "look": its number
     epoch: int = 0  # of the supervisor that wants it

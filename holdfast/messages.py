@@ -175,7 +175,8 @@ class MemberOrder:
     """What the supervisor wants of a member. It holds until a newer one replaces it.
 
     do: "idle" (stay warm), "run" (`launch` and `ranks`), "secure" (the state of `generation`, unless
-    `just_in_time` is false), "stop" (end everything within `grace_s`).
+    `just_in_time` is false), "stop" (end everything within `grace_s`; with
+    `ending_only` that is for ranks that are ending by themselves, and all others are killed at once).
     `save` counts the requests for a checkpoint of the newest snapshot at or below `save_step`.
     """
 
@@ -187,6 +188,7 @@ class MemberOrder:
     just_in_time: bool = True
     settled: bool = False
     grace_s: float = 0.0
+    ending_only: bool = False
     checkpoint_every_s: float = 0.0
     keep: int = 3
     save: int = 0

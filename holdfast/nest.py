@@ -77,6 +77,7 @@ class Nest:
     zygote: Zygote | None = None
     _forkable: bool = True
     _count: int = 0
+    _closed: bool = False
 
     def open(self) -> None:
         """Listen to the zygote, started now unless there is one; none if processes are made one by one."""
@@ -97,7 +98,7 @@ class Nest:
 
     def fill(self) -> None:
         """Begin a warm process for every local rank that has none. Returns at once."""
-        if self.failures >= MAX_FAILURES or self.program.kind == "other":
+        if self._closed or self.failures >= MAX_FAILURES or self.program.kind == "other":
             return
         if self.strategy == "cold":
             return
@@ -143,7 +144,8 @@ class Nest:
         return process
 
     def close(self) -> None:
-        """Kill the zygote and all that is warm; they are reaped by the launcher's sweep."""
+        """Kill the zygote and all that is warm, and make no more; the launcher reaps them."""
+        self._closed = True
         for process in self.warm.values():
             process.kill(9)
         if self.zygote is not None:

@@ -74,6 +74,7 @@ class Member:
         self.order = MemberOrder("idle", 0)
         self.obeyed = Obeyed(config.directory)
         self._clock = hostclock.identity()
+        self._stop_grace_s = math.inf  # of the last order to stop that was passed on
         self.refused = ""  # why the last order that was refused was
         self.stalls: tuple[Stall, ...] = ()
         self._stalled_ns = 0  # when the stalls were found
@@ -200,10 +201,16 @@ class Member:
             self._end_ranks_before(order.generation)
             if order.room_bytes and order.room_bytes != self._room_bytes:
                 self._begin("room", self._make_room(order.room_bytes))
-        elif order.do == "stop" and state is not None and not state.stopped:
-            self._have_done(LauncherOrder("stop", grace_s=order.grace_s))
+        elif order.do == "stop" and state is not None:
+            self._stop(order, state)
         if order.save > self.saver.durable.asked:
             self._begin(f"save-{order.save}", self.checkpoints.asked(order))
+
+    def _stop(self, order: MemberOrder, state: LauncherState) -> None:
+        """Pass the order on, and once more when it is to be faster than asked before."""
+        if not state.stopped or order.grace_s < self._stop_grace_s:
+            self._stop_grace_s = order.grace_s
+            self._have_done(LauncherOrder("stop", grace_s=order.grace_s, ending_only=order.ending_only))
 
     def _begin(self, name: str, work: object) -> None:
         """Run `work` once at a time under `name`; it is looked at again at the next change."""

@@ -98,12 +98,20 @@ def test_ranks_are_looked_at_while_one_is_late() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "grace_s"),
-    [({"exit_code": 0}, 6.0), ({"exit_code": 1}, 0.0), ({"exit_code": 0, "stop": "now"}, 0.0)],
+    ("given", "grace_s", "ending_only"),
+    [
+        ({"exit_code": 0}, 6.0, False),
+        ({"exit_code": 130}, 6.0, False),
+        ({"exit_code": 3}, 6.0, True),
+        ({"exit_code": 0, "stop": "now"}, 0.0, False),
+        ({"exit_code": 1, "stop": "now"}, 0.0, True),
+    ],
 )
-def test_the_end_has_a_grace_only_if_it_is_a_good_one(given: dict[str, Any], grace_s: float) -> None:
+def test_an_end_for_a_fault_has_a_grace_only_for_who_is_ending(
+    given: dict[str, Any], grace_s: float, ending_only: bool
+) -> None:
     told = order("m2", phase="stopping", **given)
-    assert (told.do, told.grace_s) == ("stop", grace_s)
+    assert (told.do, told.grace_s, told.ending_only) == ("stop", grace_s, ending_only)
 
 
 def test_a_drill_is_passed_on() -> None:
