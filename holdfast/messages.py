@@ -158,6 +158,7 @@ class MemberReport:
     launcher_silent: str = ""  # why its launcher is given up: it is there and does nothing
     epoch: int = 0  # the highest of which it has had an order
     clock: str = ""  # whose clock that is (`holdfast.hostclock`)
+    drilled: int = 0  # number of the newest drill that it, or the sidecar before it, has carried out
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,14 @@ from holdfast import hostclock, lag, osproc, silence
 from holdfast.arena import Record
 from holdfast.beat import left_s
 from holdfast.launcher_messages import Launch, LauncherOrder, LauncherState, RankStart
-from holdfast.messages import PROTOCOL, Drill, MemberOrder, MemberReport, PrivateHeld, Slot, Stall
+from holdfast.messages import PROTOCOL, MemberOrder, MemberReport, PrivateHeld, Slot, Stall
 from holdfast.progress import tail_began_ns
 from holdfast.silence import Silence
 from sidecar import room
 from sidecar.checkpoints import Checkpoints
 from sidecar.closely import Closely
 from sidecar.config import Config
+from sidecar.drilled import Drilled
 from sidecar.hang import HangPolicy
 from sidecar.holdings import Holdings
 from sidecar.links import LauncherLink, SupervisorLink
@@ -94,7 +95,7 @@ class Member:
         self._room_bytes = 0  # of the snapshot that there is room for
         self._wake = asyncio.Event()
         self._busy: dict[str, asyncio.Task[None]] = {}
-        self._drilled = 0
+        self._drilled = Drilled(config.directory)
 
     # -- telling
 
@@ -138,6 +139,7 @@ class Member:
             publishing=self.checkpoints.publishing,
             epoch=self.obeyed.newest.epoch,
             clock=self._clock,
+            drilled=self._drilled.newest,
             notes=(self.refused,) if self.refused else (),
         )
 
@@ -165,8 +167,7 @@ class Member:
         self.order = order
         self.checkpoints.answered(order)
         self.saver.retention = Retention(order.keep, order.lineage, order.proven, order.epoch)
-        if order.drill is not None:
-            self._drill(order.drill)
+        self._drill()
         self._wake.set()
 
     def _refuse(self, why: str) -> None:
@@ -186,6 +187,7 @@ class Member:
     def _pursue(self) -> None:
         order, state = self.order, self.launcher.state
         self._forget_void()
+        self._drill()
         if order.do == "run" and order.launch is not None and state is not None:
             if state.generation < order.generation:
                 if not self.prepare_error:
@@ -297,14 +299,18 @@ class Member:
         found = self.pages.raw(generation)
         return frozenset(each.rank for each in found if each.rank in alive and tail_began_ns(each))
 
-    def _drill(self, drill: Drill) -> None:
-        """Carry out a fault on purpose, once."""
-        if drill.number <= self._drilled or self.launcher.state is None:
+    def _drill(self) -> None:
+        """Carry out the fault on purpose that the order has, once, when the ranks it is for are there."""
+        drill, state = self.order.drill, self.launcher.state
+        if drill is None or drill.number <= self._drilled.newest or state is None:
             return
-        self._drilled = drill.number
+        if self.order.do == "run" and state.generation != self.order.generation:
+            return
+        self._drilled.take(drill.number)
+        self.supervisor.dirty.set()
         if drill.what == "sidecar":
             os.kill(os.getpid(), 9)
-        for rank in self.launcher.state.ranks:
+        for rank in state.ranks:
             if rank.rank == drill.rank:
                 self._have_done(
                     LauncherOrder("drill", rank.generation, local_rank=rank.local_rank, what=drill.what)

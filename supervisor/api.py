@@ -13,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from holdfast.door import Door
 from supervisor import offloop
 from supervisor.connections import Connections
+from supervisor.drills import LIMIT_S
 from supervisor.job import Job
 from supervisor.metrics import Metrics
 
@@ -61,9 +62,12 @@ def application(
         if what not in DRILLS or type(rank) is not int:
             raise web.HTTPBadRequest(text=f"what: one of {', '.join(DRILLS)}; rank: a whole number")
         try:
-            job.inject(str(what), rank)
+            sent = job.inject(str(what), rank)
         except ValueError as error:
             raise web.HTTPConflict(text=str(error)) from None
+        if sent is not None and not await job.drills.carried_out(sent):
+            late = f"the sidecar of member {sent.member} has not carried it out within {LIMIT_S:g} s"
+            raise web.HTTPConflict(text=f"{late}: it is withdrawn")
         return web.json_response({"injected": what, "rank": rank}, status=202)
 
     async def healthz(_: web.Request) -> web.Response:

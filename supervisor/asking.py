@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.errors import BadInput
 from supervisor import commands
 from supervisor.client import Api, Refused, Unreachable, api_of
+from supervisor.drills import LIMIT_S
 from supervisor.incident import SCHEMA
 from supervisor.printing import say, say_json
 from supervisor.rendering import PHASES
@@ -84,7 +85,7 @@ def _ended(run: RunDir) -> str:
 
 def _once(api: Api, what: str, body: dict[str, object]) -> dict[str, Any]:
     try:
-        answer = api.post(f"/v1/{what}", body)
+        answer = api.post(f"/v1/{what}", body, LIMIT_S if what == "inject" else 0.0)
     except Unreachable as error:
         if error.sent and body.get("what") == "supervisor":
             return {}  # it died of it before it could answer

@@ -39,8 +39,8 @@ class Api:
         """Return the JSON at `path`. Raises `Unreachable` or `Refused`."""
         return self._ask(urllib.request.Request(self.url + path, headers=self._headers()))
 
-    def post(self, path: str, body: Mapping[str, object]) -> Any:
-        """Send `body` to `path` and return the JSON of the answer.
+    def post(self, path: str, body: Mapping[str, object], more_s: float = 0.0) -> Any:
+        """Send `body` to `path` and return the JSON of the answer, which may take `more_s` longer than usual.
 
         Raises:
             Unreachable: Nobody answered; it may have been done all the same.
@@ -48,16 +48,16 @@ class Api:
         """
         headers = {**self._headers(), "Content-Type": "application/json"}
         data = json.dumps(body).encode()
-        return self._ask(urllib.request.Request(self.url + path, data, headers, method="POST"))
+        return self._ask(urllib.request.Request(self.url + path, data, headers, method="POST"), more_s)
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.token}"}
 
-    def _ask(self, request: urllib.request.Request) -> Any:
+    def _ask(self, request: urllib.request.Request, more_s: float = 0.0) -> Any:
         # No proxy: the address is this machine's own.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=TIMEOUT_S) as answer:
+            with opener.open(request, timeout=TIMEOUT_S + more_s) as answer:
                 raw = answer.read(_MAX_BYTES)
         except urllib.error.HTTPError as error:
             with error:

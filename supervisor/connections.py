@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from aiohttp import WSMsgType, web
 
@@ -57,15 +57,9 @@ class Connections:
             line.heard_ns = min(self._now_ns(), line.heard_ns + late_ns)
 
     def order(self, member: str, order: MemberOrder) -> None:
-        """Send `order` unless it is what the member has been sent already.
-
-        A drill whose order has not left yet goes along with the one that takes its place.
-        """
+        """Send `order` unless it is what the member has been sent already."""
         line = self.line(member)
-        before = line.order
-        if before is not None and before is not line.sent and _goes_on(before, order):
-            order = replace(order, drill=order.drill or before.drill)
-        if before != order:
+        if line.order != order:
             line.order = order
             line.changed.set()
 
@@ -125,7 +119,3 @@ class Connections:
                     await socket.send_str(wire.encode(line.order).decode())
                 except ConnectionError:
                     return
-
-
-def _goes_on(before: MemberOrder, now: MemberOrder) -> bool:
-    return before.do == now.do == "run" and before.generation == now.generation

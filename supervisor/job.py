@@ -17,12 +17,12 @@ from typing import Any
 
 from holdfast.filework import FileWork, Unresponsive
 from holdfast.launcher_messages import Marks
-from holdfast.messages import Drill
 from supervisor import apply, closing, incident, journal, offloop, orders, presence, remedy, still, unfinished
 from supervisor.accounts import Accounts
 from supervisor.backend import Backend
 from supervisor.connections import Connections
 from supervisor.decide import decide
+from supervisor.drills import Asked, Drills
 from supervisor.leading import Lead
 from supervisor.records import Records
 from supervisor.remembered import remembered
@@ -81,7 +81,7 @@ class Job:
         self._line: Future[None] | None = None  # the newest of the journal's
         self.ended = asyncio.Event()
         self._existed: tuple[str, ...] = ()  # members that the backend has told of and nobody has given up
-        self._drill: tuple[str, Drill] | None = None
+        self.drills = Drills()
         self._asked = ""  # to stop, over the API
         self._deadline_ns = 0
         self._step_s = 0.0
@@ -216,9 +216,10 @@ class Job:
         policy = self.policy
         if orders.wants_members(self.memory, time.monotonic_ns()):
             self.backend.want(policy.members + policy.standby, self.memory.lost)
-        drill_for, drill = self._drill or ("", None)
+        told = [member for member in view.members if member.report is not None]
+        self.drills.heard({member.name: member.report.drilled for member in told if member.report})
         for name in self.backend.members:
-            given = drill if name == drill_for else None
+            given = self.drills.due(name, self.memory.generation)
             order = orders.order_for(self.memory, name, policy, given, look=bool(self._watch.ranks))
             asks = view.member(name)
             if asks is not None and order.do in ("run", "secure"):
@@ -226,7 +227,6 @@ class Job:
             if order.do == "idle":
                 order = replace(order, room_bytes=self._state_bytes())
             self.connections.order(name, replace(order, epoch=self.lead.epoch))
-        self._drill = None
 
     def _renew(self, view: View) -> None:
         """Have sidecars looked at that say nothing, before their members count as lost."""
@@ -293,8 +293,11 @@ class Job:
         self.backend.stop_asked(self._asked)
         self.wake.set()
 
-    def inject(self, what: str, rank: int) -> None:
-        """Make a fault on purpose. Raises `ValueError` when the group is not running."""
+    def inject(self, what: str, rank: int) -> Asked | None:
+        """Make a fault on purpose: return what a sidecar is asked for, None where it is done already.
+
+        Raises `ValueError` when the group is not running.
+        """
         if self.memory.phase != "running":
             raise ValueError(f"the run is {self.memory.phase}: a drill needs a running group")
         if not 0 <= rank < self.memory.world_size:
@@ -304,9 +307,10 @@ class Job:
             os.kill(os.getpid(), 9)
         if what == "member":
             self.backend.kill(member)
-            return
-        self._drill = (member, Drill(time.time_ns() // 1000, what, rank))
+            return None
+        asked = self.drills.ask(member, self.memory.generation, what, rank)
         self.wake.set()
+        return asked
 
 
 def _accounts(started_ns: int, held: Any) -> Accounts:

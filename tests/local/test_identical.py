@@ -72,15 +72,9 @@ def lives(pid: int | None) -> bool:
         return False
 
 
-def has_sidecar(status: Json, rank: int) -> bool:
-    """Tell whether a drill would be heard: what is told to a sidecar that has just been killed is lost."""
-    return any(lives(member["sidecar_pid"]) for member in status["members"] if rank in member["ranks"])
-
-
 def drill(run: Run, kind: str, rank: int) -> None:
     """Ask for a drill; again when the fault before, noticed only now, had the group stopped meanwhile."""
     for _ in range(ASKED):
-        run.wait(lambda status: has_sidecar(status, rank), f"a living sidecar for {kind}")
         try:
             return run.inject(kind, rank)
         except urllib.error.HTTPError as refused:

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
 ENDLESS = 10_000_000
 KILLS = 20
 SECOND_FAULTS = 8
+DRILLS = 5
 WINDOW_S = 0.35  # a recovery takes 0.1 to 0.3 s
 
 
@@ -62,3 +63,13 @@ def test_a_second_fault_in_a_recovery_is_recovered_from_too(run: Run) -> None:
         run.after(before["generation"])
         assert run.trains(5)["step"] >= before["step"]
     assert not any(each["open"] for each in run.incidents())
+
+
+def test_a_drill_told_to_a_sidecar_that_has_just_died_is_carried_out_by_the_next_one(run: Run) -> None:
+    """It was lost without a word: the order had left, and nobody was there to read it."""
+    for _ in range(DRILLS):
+        before = run.steady()
+        pid = next(member["sidecar_pid"] for member in before["members"] if 0 in member["ranks"])
+        os.kill(pid, signal.SIGKILL)
+        run.inject("kill", 0)
+        run.after(before["generation"])

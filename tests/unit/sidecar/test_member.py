@@ -321,6 +321,24 @@ async def test_a_drill_is_carried_out_once(here: Path) -> None:
         assert await place.heard() == LauncherOrder("stop", grace_s=2.0)
 
 
+async def test_a_drill_waits_for_its_ranks_and_the_next_sidecar_does_not_repeat_it(here: Path) -> None:
+    order = replace(run(1), drill=Drill(7, "stop", 0))
+    new = replace(launcher(rank(0)), generation=1)
+    async with at_work(here) as place:
+        await place.tells(replace(new, generation=0))
+        await place.sidecar.obey(order)
+        assert place.sidecar.report().drilled == 0, "those ranks are not there yet"
+        await place.tells(new)
+        await place.until(lambda report: report.drilled == 7)
+        while await place.heard() != LauncherOrder("drill", 1, local_rank=0, what="stop"):
+            continue
+    async with at_work(here) as place:
+        assert place.sidecar.report().drilled == 7
+        await place.sidecar.obey(order)
+        await place.sidecar.obey(MemberOrder("stop", 1, grace_s=2.0))
+        assert await place.heard() == LauncherOrder("stop", grace_s=2.0)
+
+
 async def test_a_checkpoint_that_is_asked_for_is_answered_by_its_number(here: Path) -> None:
     snapshot(here, 1, 5)
     for each in (0, 1):

@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from holdfast.door import Door
 from supervisor import api
 from supervisor.connections import Connections
+from supervisor.drills import Drills
 from supervisor.job import Job
 from supervisor.metrics import Metrics
 from supervisor.records import Records
@@ -53,6 +54,19 @@ async def test_only_probes_and_scrapers_need_no_token(serve: Serve) -> None:
         assert (await client.get(path, headers={"Authorization": "Bearer wrong"})).status == 401
     assert (await client.get("/v1/status", headers=KNOWN)).status == 200
     assert await (await client.get("/v1/incidents", headers=KNOWN)).json() == []
+
+
+async def test_a_drill_that_no_sidecar_takes_is_refused(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Drills.carried_out, "__defaults__", (0.01,))
+    monkeypatch.setattr(Job, "inject", lambda job, what, rank: job.drills.ask("m0", 1, what, rank))
+    client = await serve()
+    answer = await client.post("/v1/inject", json={"what": "kill"}, headers=KNOWN)
+    assert answer.status == 409
+    assert (
+        "the sidecar of member m0 has not carried it out within 4 s: it is withdrawn" in await answer.text()
+    )
 
 
 async def test_drills_can_be_switched_off(serve: Serve) -> None:
