@@ -41,6 +41,7 @@ LONG_S = (
 )
 IN_ROW = 8  # steps with such a change in a row: from then on it is taken for a loader's, which draws ahead
 LOOK_CLOSELY = 4  # steps of a generation in which buffers on a device are compared, too
+AFTER = 2  # steps in a row in which buffers are changed after the commit: then they are in each
 NAMED = 3  # buffers in a warning of large ones
 OTHER_KIND = 0.1  # of the state: a copy that reads so much more or less than the last is of another cost
 _NUMBER = re.compile(r"\d+")
@@ -93,6 +94,7 @@ class Keeping:
         self._began = 0  # the step that the loop started from
         self._sent = -1  # the step whose private state is on its way, or was
         self._late = False
+        self._after = 0  # steps in a row in which buffers were changed after the commit
         self._proven = False  # what was stored of the last step was still so at its commit
         self._peer_sure = False  # and the peer's was
         self._peer_step = -1
@@ -234,6 +236,8 @@ class Keeping:
         self._stale = [step for step in self._stale if not self._forgets(step)]
         long = paused or time.monotonic() - self._committed_s > LONG_S
         shared, own = self._shared_change(since, paused), self._own_change(paused, long)
+        if self._after >= AFTER or (self._done <= LOOK_CLOSELY and not paused):
+            self._look_at_buffers(since.step)
         self._defers = shared is not None
         if own is not None:
             self._void(since.step)
@@ -250,6 +254,26 @@ class Keeping:
                 " a stop there may cost the steps since the last snapshot. Do it in the next step: a"
                 " scheduler's between optimizer.step() and commit(), others before optimizer.step()"
             )
+
+    def _look_at_buffers(self, step: int) -> None:
+        """Give the private state away with buffers that the script writes after each commit, as an average's.
+
+        It does if it has in some of the first steps: from then on what was given before is not final.
+        """
+        private = self._state.private
+        if self._after < AFTER:
+            what = private.changed_after(self._core)
+            self._after = self._after + 1 if what is not None else 0
+            if self._after < AFTER:
+                return
+            self._tell(
+                f"the buffer {what} is changed after commit(): it is private to each rank, so a rank that is"
+                " lost between optimizer.step() and the next step costs the steps since the last snapshot."
+                f" Change it before optimizer.step(){_COPY_IT}"
+            )
+        self._core = private.with_buffers(self._core)
+        self._blob = private.blob(self._core)
+        self._give_again(step)
 
     def _warn_of_private_part(self) -> None:
         """Say which private object follows each commit beside what is shared: it is taken for data."""
@@ -388,7 +412,7 @@ class Keeping:
         It is not sure in the first step of a generation, and after a step in which it has changed.
         """
         self._sent = step
-        sure = self._proven and not self._late if sure is None else sure
+        sure = self._proven and not self._late and self._after < AFTER if sure is None else sure
         began = time.perf_counter()
         self._store(self._own, step, self._blob, final=sure)
         if self._peer is not None:
@@ -442,7 +466,7 @@ class Keeping:
         as_sent = private.is_still(self._core, closely)
         self._private_s += time.perf_counter() - began
         if as_sent:
-            if self._late or not self._proven:
+            if (self._late or not self._proven) and self._after < AFTER:
                 self._give_again(step)
             self._proven = True
         else:
@@ -450,8 +474,9 @@ class Keeping:
             now = private.core()
             if not known:
                 self._changed_late(first_changed(self._core, now))
-            self._blob, self._proven = private.blob(now), False
-            self._give_again(step)
+            self._core, self._blob, self._proven = now, private.blob(now), False
+            if self._after < AFTER:
+                self._give_again(step)
         if (name := private.transient(self._done)) is not None:
             self._tell(
                 f"{name} is a buffer that is not persistent, and changes in training: it is not kept, so a "

@@ -135,6 +135,19 @@ class PrivateState:
             sections.append(("objects", self._described()))
         return sections
 
+    def with_buffers(self, core: list[Section]) -> list[Section]:
+        """Return `core` with the buffers as they are now."""
+        return [*(each for each in core if not _is_buffer(each[0])), *self._buffer_sections()]
+
+    def changed_after(self, core: list[Section]) -> str | None:
+        """Name a buffer that is not as in `core`; one that is a copy of another by now will be one again."""
+        before, now = dict(core), dict(self._buffer_sections())
+        changed = {key: content for key, content in now.items() if before.get(key) != content}
+        others = {content for key, content in now.items() if key not in changed}
+        return next(
+            (key.partition(":")[2] for key, content in changed.items() if content not in others), None
+        )
+
     def is_still(self, core: list[Section], closely: bool) -> bool:
         """True when all is as in `core`. Buffers are compared where they lie: `.data` moves no counter.
 
@@ -351,6 +364,10 @@ def changed_objects(before: list[Section], now: list[Section]) -> set[str]:
         return set()
     old = json.loads(was)
     return {key for key, state in json.loads(is_).items() if old.get(key) != state}
+
+
+def _is_buffer(name: str) -> bool:
+    return name.startswith(("buffer:", "shape:"))
 
 
 def _common_end(one: str, other: str) -> int:

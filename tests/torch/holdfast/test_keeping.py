@@ -368,6 +368,49 @@ def test_buffers_that_are_no_such_copies_are_given_again_at_the_commit_and_named
     assert "as in an AveragedModel without use_buffers" in said or every == 3
 
 
+@pytest.mark.parametrize("use_buffers", [True, False], ids=["averaged", "copied"])
+def test_buffers_that_an_average_changes_after_the_commit_belong_to_that_step(
+    memory: Path, capfd: pytest.CaptureFixture[str], use_buffers: bool
+) -> None:
+    def trained(session: Session, until: int) -> Normed:
+        script = Normed(session, use_buffers)
+        script.every, first = 1000, script.state.step
+        for step in script.state.steps(until):
+            if script.state.keeping is not None and step >= first + 4 and use_buffers:
+                found = PrivateReader(memory / "arena" / "private-00000.bin").get(step)
+                assert found is not None
+                assert found.final
+                assert core_of(found.data) == dict(script.state.private.core())
+            loss = script.step()
+            script.state.commit(loss=loss)
+            if script.state.keeping is not None and step >= first + 4:
+                found = PrivateReader(memory / "arena" / "private-00000.bin").get(step + 1)
+                assert found is not None
+                assert found.final is not use_buffers, "what comes after the commit belongs to it"
+            script.ema.update_parameters(script.model)
+        return script
+
+    launch = replace(SELDOM, snapshot_every=4)
+    script = trained(supervised(memory, launch), 9)
+    said = capfd.readouterr().err
+    assert said.count("is changed after commit()") == use_buffers
+    assert trained(resumed(memory, script, launch, 8), 30).bits() == trained(alone(), 30).bits()
+
+
+def test_buffers_that_an_early_evaluation_changes_are_no_average_s(
+    memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Normed(supervised(memory, SELDOM))
+    for step in script.state.steps(8):
+        script.state.commit(loss=script.step())
+        if step in (0, 3):
+            script.model(torch.randn(6, 4))  # without eval()
+        found = PrivateReader(memory / "arena" / "private-00000.bin").get(step + 1)
+        assert found is not None
+        assert found.final
+    assert "is changed after commit()" not in capfd.readouterr().err
+
+
 def test_what_changes_too_late_is_named_with_what_it_costs(
     memory: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
