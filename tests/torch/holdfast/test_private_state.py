@@ -519,3 +519,43 @@ def test_a_buffer_that_is_registered_later_is_named() -> None:
     model.register_buffer("table_of_later", torch.zeros(2))
     assert kept.added(LOOKS[0] + 1) is None
     assert kept.added(LOOKS[1]) == "model.table_of_later"
+
+
+def test_a_buffer_that_becomes_a_copy_of_another_is_expected_to_until_it_does_not() -> None:
+    model, average = (nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2)) for _ in range(2))
+    kept = PrivateState({"model": model, "ema": average}, {}, CPU)
+
+    def learn(*copied: int) -> tuple[bool, bool]:
+        """Return whether the change of these layers is explained, and whether it was expected."""
+        model(torch.randn(5, 2))
+        core = kept.core(expected=True)
+        for n in copied:
+            average[n].load_state_dict(model[n].state_dict())
+        still = kept.is_still(core, closely=True)
+        return still or kept.explains(core), still
+
+    assert learn() == (True, True)
+    assert learn(0) == (True, False), "all counts are the same, each is that of its own layer"
+    assert learn(0) == (True, True)
+    assert learn(0, 1) == (True, False)
+    assert learn(0, 1) == (True, True)
+    assert learn(1) == (True, False), "that of the other layer is not expected any more"
+    assert learn(1) == (True, True)
+    assert learn(0, 1) == (False, False)
+    average[0].running_mean.fill_(7.0)  # type: ignore[operator]
+    core = kept.core(expected=True)
+    average[0].running_var.mul_(0.5)  # type: ignore[operator]
+    assert not kept.explains(core), "no other buffer has that"
+
+
+def test_of_buffers_that_change_after_a_commit_those_are_named_that_are_no_copies() -> None:
+    model, average = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+    kept = PrivateState({"model": model, "ema": average}, {}, CPU)
+    model(torch.randn(5, 2))
+    core = kept.core()
+    assert kept.changed_after(core) is None
+    average.load_state_dict(model.state_dict())
+    assert kept.changed_after(core) is None
+    average.running_mean.mul_(0.5)  # type: ignore[union-attr]
+    assert kept.changed_after(core) == "ema.running_mean"
+    assert kept.changed_after(kept.with_buffers(core)) is None

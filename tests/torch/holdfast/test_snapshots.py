@@ -58,6 +58,23 @@ def test_the_last_two_snapshots_are_held(memory: Path) -> None:
     mapping.close()
 
 
+def test_an_extra_snapshot_is_overwritten_before_any_other(memory: Path) -> None:
+    snapshots = Snapshots(memory, {"model": nn.Linear(3, 2)}, 1)
+    for step in (4, 33):
+        snapshots.write(1, step)
+    snapshots.extra = 1, 33
+    snapshots.write(1, 48)
+    assert held(snapshots) == [(1, 48), (1, 4)]
+    snapshots.write(1, 64)
+    assert held(snapshots) == [(1, 64), (1, 48)]
+    snapshots.extra = 1, 64
+    assert snapshots.forget(1, 48)
+    snapshots.write_just_in_time(1, 70)
+    assert held(snapshots) == [(1, 70), (1, 64)], "an empty slot goes first"
+    snapshots.write_just_in_time(1, 71)
+    assert held(snapshots) == [(1, 71), (1, 70)]
+
+
 def contents(snapshots: Snapshots) -> dict[str, bytes]:
     """Return what the newest snapshot has, by name."""
     layout, mapping = map_file(snapshots.arena.records()[0].path)
