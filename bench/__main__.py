@@ -25,6 +25,8 @@ NAMES = {
     "soak": "random faults for a long time: weights stay equal, nothing grows",
 }
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 def main(argv: Sequence[str]) -> int:
     """Run one bench and return its exit code; 2 for a command line that is no good."""
@@ -37,7 +39,9 @@ def main(argv: Sequence[str]) -> int:
     if argv[0] not in NAMES:
         sys.stderr.write(f"bench: no bench {argv[0]!r}; there are {', '.join(NAMES)}\n")
         return 2
-    signal.signal(signal.SIGTERM, _terminated)  # so that what was started is ended
+    for signum in _ENDING:
+        if signal.getsignal(signum) != signal.SIG_IGN:  # nohup
+            signal.signal(signum, _terminated)  # so that what was started is ended, and its memory given back
     try:
         code: int = importlib.import_module(f"bench.{argv[0]}").main(list(argv[1:]))
     except Failed as error:
@@ -49,6 +53,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _terminated(_signum: int, _frame: FrameType | None) -> None:
+    """End the bench. A second signal must not cut off what the first one has begun: gigabytes would stay."""
+    for signum in _ENDING:
+        signal.signal(signum, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from bench import copying, results
+from bench import copying, needs, results
 from bench.figures import ratio, summary
 from bench.frozen_training import BYTES, COPIES, STEP_S, Beside
 from bench.launching import Failed, holdfast_run, launch
@@ -47,9 +47,11 @@ COLD = 20  # steps
 
 def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
+    frozen_bytes = size_of(options.frozen)
+    # Two arenas of two slots; the frozen part itself, and a copy of what is compared.
+    needs.check("--frozen", frozen_bytes, shared=4, beside=2, other_bytes=int(options.evict * 1e6))
     found = results.begin("frozen")
     torch.set_num_threads(1)
-    frozen_bytes = size_of(options.frozen)
     took = _in_turns(frozen_bytes, options)
     say(table((f"a snapshot, {size(frozen_bytes)} frozen", "median", "best", "worst"), _rows(took)))
     runs = {}

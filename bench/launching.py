@@ -17,6 +17,8 @@ from bench import processes
 from bench.results import ROOT
 from bench.ticks import VARIABLE, Follower
 from holdfast import osproc
+from supervisor import memory_volume
+from supervisor.rundir import RunDir
 
 STOP_S = 15.0  # a clean end after SIGTERM; a launcher that hangs is killed then
 SWEEPS = 50
@@ -86,6 +88,9 @@ class Running:
         """Kill what is left and remove its files."""
         if self.process.poll() is None:
             self.kill()
+        memory = memory_volume.of_run((RunDir(self.folder / "run").run() or {}).get("runtime"))
+        if memory is not None and not memory_volume.in_use(memory):
+            shutil.rmtree(memory, ignore_errors=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from bench import killing, modes, report, results, transfer
+from bench import killing, modes, needs, report, results, transfer
 from bench.killing import Manner
 from bench.launching import Failed
 from bench.modes import Mode
@@ -40,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
     standby = 1 if options.kill == "member" else 0
     all_modes = modes.modes(options.members, size_of(options.state), standby)
     chosen = [mode for mode in all_modes if mode.name in options.modes]
+    _check_room(options, chosen)
     found = results.begin("recovery")
     for mode in chosen:
         say(f"  {mode.name}: {mode.about}")
@@ -50,12 +51,24 @@ def main(argv: Sequence[str]) -> int:
     chance = random.Random(options.seed)
     manner = Manner(options.patience, options.back_to_back, chance, options.kill == "member")
     turns: list[Turn] = []
+    copy_s = math.nan
     try:
         for mode, count in plan(chosen, options.kills, options.others, options.rounds):
             turns += _turns(mode, count, manner)
+        copy_s = _plain_copy(options)
     except KeyboardInterrupt:
         say("interrupted: what was measured so far")
-    return _end(found, turns, options)
+    return _end(found, turns, options, copy_s)
+
+
+def _check_room(options: argparse.Namespace, chosen: Sequence[Mode]) -> None:
+    """Refuse a state that does not fit: each rank has its own, and each member of holdfast two snapshots.
+
+    A standby makes room for one, and of a member that is killed the memory goes while another is made.
+    """
+    members = options.members if any(mode.name.startswith("holdfast") for mode in chosen) else 0
+    shared = 2 * members + (3 if members and options.kill == "member" else 0)
+    needs.check("--state", size_of(options.state), shared=max(2, shared), beside=modes.RANKS)
 
 
 def plan(chosen: Sequence[Mode], kills: int, others: int, rounds: int) -> list[tuple[Mode, int]]:
@@ -108,8 +121,8 @@ def _tell(kill: Kill) -> None:
         say(f"  NOTE {kill.detail.strip().splitlines()[-1][:200] if kill.detail.strip() else ''}")
 
 
-def _end(found: dict[str, Any], turns: list[Turn], options: argparse.Namespace) -> int:
-    copy_s = found["plain_copy_s"] = _plain_copy(options)
+def _end(found: dict[str, Any], turns: list[Turn], options: argparse.Namespace, copy_s: float) -> int:
+    found["plain_copy_s"] = copy_s
     verdicts = report.verdicts(turns, options.kills, copy_s)
     say()
     for line in report.lines(turns):

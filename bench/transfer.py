@@ -24,8 +24,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import results
+from bench import needs, results
 from bench.launching import Failed
+from bench.needs import MEMORY
 from bench.options import make_parser
 from bench.say import say
 from bench.table import seconds, size, size_of, table
@@ -36,7 +37,6 @@ from holdfast.messages import Source
 from sidecar.holdings import Holdings
 from sidecar.peers import Fetcher
 
-MEMORY = Path("/dev/shm")
 PLAIN, FRESH, READY = "plain socket copy", "into a fresh slot", "into a slot that is there"
 TARGET = 0.8
 LAG_S = 0.05
@@ -47,22 +47,19 @@ START_S = 60.0
 def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     total = size_of(options.state)
-    room = os.statvfs(MEMORY)
-    needed = int(total * (2.1 + options.holders - 1))
-    if needed > room.f_bavail * room.f_frsize:
-        raise Failed(
-            f"{size(total)} take {size(needed)} in {MEMORY}, there are {size(room.f_bavail * room.f_frsize)}"
-        )
+    needs.check("--state", total, shared=options.holders + 2, beside=0)  # a slot, and beside it a plain copy
     found = results.begin("transfer")
-    with tempfile.TemporaryDirectory(prefix="bench-transfer-", dir=MEMORY) as name:
+    with tempfile.TemporaryDirectory(prefix=f"bench-transfer-{os.getpid()}-", dir=MEMORY) as name:
         folder = Path(name)
         for number in range(options.holders):
             fill(folder / f"holder-{number}", total)
-        servers = [_serve(folder / f"holder-{n}") for n in range(options.holders)]
+        servers: list[_Server] = []
         try:
+            servers.extend(_serve(folder / f"holder-{number}") for number in range(options.holders))
             times, here_s = _rounds(folder, servers, options.rounds)
         finally:
-            there_s = max(_lag_of(server) for server, _, _ in servers)
+            lags_s = [_lag_of(server) for server, _, _ in servers]
+        there_s = max(lags_s)
     return _end(found, times, total, here_s, there_s, options)
 
 
@@ -89,6 +86,7 @@ def _serve(folder: Path) -> _Server:
     assert server.stdout is not None
     ports = server.stdout.readline().split()
     if len(ports) != 2:
+        _lag_of(server)
         raise Failed("the holder did not start")
     return server, int(ports[0]), int(ports[1])
 

@@ -25,7 +25,7 @@ def create() -> tuple[Path, int]:
     another run that starts now could take it for such a one. Raises `OSError`.
     """
     root = next(each for each in _ROOTS if os.access(each, os.W_OK))
-    prefix = f"holdfast-{os.getuid()}-"
+    prefix = _prefix()
     _remove_abandoned(root, prefix)
     name = f"{prefix}{secrets.token_hex(4)}"
     hidden = root / f".{name}"
@@ -34,6 +34,18 @@ def create() -> tuple[Path, int]:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     hidden.rename(root / name)
     return root / name, descriptor
+
+
+def of_run(named: object) -> Path | None:
+    """Return the folder that a run's description names, if it is one that `create` makes and is there."""
+    folder = Path(named) if isinstance(named, str) else None
+    if folder is None or folder.parent not in _ROOTS or not folder.name.startswith(_prefix()):
+        return None
+    return folder if folder.is_dir() else None
+
+
+def _prefix() -> str:
+    return f"holdfast-{os.getuid()}-"
 
 
 def _remove_abandoned(root: Path, prefix: str) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
 import pytest
 
+from bench.launching import holdfast_run, launch
 from holdfast import osproc
 from tests.local.conftest import Start
-from tests.local.waiting import WAIT_S, until
+from tests.local.running import SCRIPTS
+from tests.local.waiting import START_S, WAIT_S, until
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
 
@@ -30,3 +33,17 @@ def test_the_workers_of_a_rank_that_was_killed_are_gone(start: Start, tmp_path: 
     run.broken(lambda: run.hit(1, signal.SIGKILL))
     until(lambda: all(osproc.state_of(pid)[0] in "ZX" for pid in workers) or None, "their end", WAIT_S)
     assert run.stop().code == 130
+
+
+def test_a_run_that_a_bench_ends_in_the_middle_leaves_no_memory_behind() -> None:
+    """All of its processes are killed at once, and nobody was left to give its memory back."""
+    running = launch("left", holdfast_run((), (str(SCRIPTS / "steady.py"), "10000000")))
+    try:
+        status = running.run_dir / "status.json"
+        until(lambda: (status.exists() and json.loads(status.read_text())["step"]) or None, "a step", START_S)
+        memory = Path(json.loads((running.run_dir / "run.json").read_text())["runtime"])
+        assert memory.exists()
+    finally:
+        running.close()
+    assert not memory.exists()
+    assert not running.folder.exists()
