@@ -106,6 +106,21 @@ def test_a_checkpoint_that_is_due_there_has_the_change_or_is_none(
     assert result(tmp_path) == undisturbed[what]
 
 
+def test_where_each_step_is_void_few_snapshots_are_made(start: Start, tmp_path: Path) -> None:
+    run = start("--members 2 --snapshot-every 16", "afterwards.py", tmp_path, "always", "hold")
+    run.steady()
+    run.reach(130)
+    assert run.runtime is not None
+    for member in ("m0", "m1"):
+        arena = Arena(run.runtime / member / "arena")
+        written = max(each.sequence for each in arena.records())
+        arena.close()
+        assert written <= 130 // 16 + 12, f"{member}: those that are due, and a few at the beginning"
+    found = run.broken(lambda: run.kill_ranks(0, 1))
+    assert found["resume"]["step"] == 128, "it changes after each commit, as what draws data ahead does"
+    assert run.finish().code == 0
+
+
 def test_where_each_snapshot_that_is_due_is_void_for_one_rank_each_member_has_one_all_the_same(
     start: Start, tmp_path: Path
 ) -> None:

@@ -1,10 +1,12 @@
 """Change protected state after commits: python afterwards.py FOLDER WHAT [hold].
 
-WHAT is shared, both, average, often, first, second or each. After every 20th (or 32nd, 64th) commit it
-evaluates, and changes what the word says; `often` steps a scheduler after each, as do `first` and `second`,
-where that rank alone changes what is private to it, and `each`, where rank 0 does, at a slower pace. It
-leaves `begun.RANK` when that of step SHOWN begins, and what training has come to in `result.RANK`. With
-`hold` it stays in a step after that, the first time that it comes there.
+WHAT is one of the words below. After every 20th (or 32nd, 64th) commit it evaluates, and changes
+what the word says; `often` steps a scheduler after each, as do `first`, `second` and `each`, where
+one rank alone changes what is private to it. With `always` rank 0 does that after each commit. It
+leaves `begun.RANK` when the evaluation of step SHOWN begins, and what training has come to in
+`result.RANK`. With `hold` it stays in a step after that, the first time that it comes there.
+
+shared, both, average, often, first, second, each, always
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ BOUNDARY, SHOWN, HELD, STEPS = (32, 32, 44, 90) if what in LONE else (20, 40, 45
 PACE_S = 0.005
 if what == "each":
     BOUNDARY, SHOWN, HELD, STEPS, PACE_S = 64, 64, 232, 250, 0.02
+if what == "always":
+    BOUNDARY, HELD, STEPS = 1, 130, 140
 often = what in ("often", *LONE)
 pause = threading.Event()
 
@@ -69,7 +73,8 @@ for _ in state.steps(STEPS):
             if state.step == SHOWN:
                 (folder / f"begun.{session.rank}").touch()
                 pause.wait(0.5)
-        if what == "both" or (what in LONE and session.rank == LONE.index(what) % 2):
+        alone = what in LONE and session.rank == LONE.index(what) % 2
+        if what == "both" or alone or (what == "always" and session.rank == 0):
             best.steps.append(state.step)
         if what == "average":
             average.update_parameters(model)
