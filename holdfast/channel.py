@@ -59,10 +59,13 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def send(sock: socket.socket, message: Say | Do, descriptors: tuple[int, ...] = ()) -> None:
+def send(
+    sock: socket.socket, message: Say | Do, descriptors: tuple[int, ...] = (), *, wait: bool = True
+) -> None:
     """Send one message. What a rank says that is too long loses the end of its longest text.
 
     Raises:
+        BlockingIOError: The other end has not read for long; raised unless told to `wait`. Nothing was sent.
         Closed: The other end is gone.
         Malformed: An order is too long: nothing of one can be left out.
     """
@@ -74,7 +77,7 @@ def send(sock: socket.socket, message: Say | Do, descriptors: tuple[int, ...] = 
         data = wire.encode(message)
     passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())]
     try:
-        sock.sendmsg([data], passed if descriptors else [])
+        sock.sendmsg([data], passed if descriptors else [], 0 if wait else socket.MSG_DONTWAIT)
     except (BrokenPipeError, ConnectionError):
         raise Closed from None
 

@@ -144,7 +144,7 @@ class Crew:
         """Ask all who live what they are doing: a wait for a dead peer is no work to be waited for."""
         for _, process in survivors(self.seats):
             try:
-                channel.send(process.control, Do("where"))
+                channel.send(process.control, Do("where"), wait=False)
             except (channel.Closed, OSError):
                 continue
 
@@ -165,7 +165,7 @@ class Crew:
                 os.kill(process.pid, 9 if what == "kill" else 19)
                 continue
             try:
-                channel.send(process.control, Do("drill", drill=what))
+                channel.send(process.control, Do("drill", drill=what), wait=False)
             except (channel.Closed, OSError):
                 continue
 

@@ -40,6 +40,7 @@ SECURE_S = 1.0  # the whole wait for survivors; a late copy is of no use to a fa
 SECURE_FIRST_S = 0.15  # for those at the lowest step, before the others are asked too
 SECURE_SUSPECT_S = 0.25  # for those that hang: named wrongly, they answer in a tenth of it
 SECURE_WATCH_S = 0.1  # between two looks at the copies under way
+END_S = 5.0  # for what was killed to be gone: to give gigabytes back takes the kernel a second and more
 CANNOT_START = 126  # the exit code that a shell gives a command that it cannot execute
 SECURE_STUCK_S = 0.6  # then who does not answer is in the way of who does
 
@@ -385,15 +386,18 @@ def _reap(pid: int) -> None:
 
 
 def _reap_all() -> None:
-    """Kill and wait for whatever is still below us, so that nothing outlives the launcher."""
-    while True:
-        found = osproc.children()
-        for pid in found:
+    """Kill and wait for whatever is still below us, so that nothing outlives the launcher.
+
+    What the kernel does not let go within `END_S`, because it waits for a device or a file system, goes to
+    whoever adopts our orphans.
+    """
+    dead: set[int] = set()
+    give_up_at = time.monotonic() + END_S
+    while left := set(osproc.children()) - dead:
+        for pid in left:
             osproc.kill_group(pid)
-        if not found:
+            if osproc.collected(pid) is not None:
+                dead.add(pid)
+        if time.monotonic() > give_up_at:
             return
-        for pid in found:
-            try:
-                os.waitpid(pid, 0)
-            except ChildProcessError:
-                continue
+        time.sleep(osproc.PAUSE_S)

@@ -314,10 +314,8 @@ def reap(process: Process) -> Ending:
     """
     now_ns, code, signum = time.monotonic_ns(), None, None
     _end_orphans(process.pid)
-    try:
-        _, status = os.waitpid(process.pid, 0) if process.pid else (0, 0xFF00)
-    except ChildProcessError:
-        status = 0xFF00
+    found = osproc.collected(process.pid) if process.pid else None
+    status = 0xFF00 if found is None else found
     if os.WIFSIGNALED(status):
         signum = os.WTERMSIG(status)
     else:
@@ -337,8 +335,12 @@ def _end_orphans(pid: int) -> None:
     if not pid:
         return
     try:
-        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     except ChildProcessError:
         return
-    if found is not None and (found.si_code != os.CLD_EXITED or found.si_status != 0):
+    if found is None:  # a debugger is attached
+        failed = bool(osproc.status_of_dead(pid))
+    else:
+        failed = found.si_code != os.CLD_EXITED or found.si_status != 0
+    if failed:
         osproc.kill_group(pid)

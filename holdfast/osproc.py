@@ -5,12 +5,16 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 from pathlib import Path
+
+PAUSE_S = 0.002  # between two looks at whether a process that was killed has ended
 
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
+_EXIT_CODE = 49  # of the fields of /proc/PID/stat, the state being the first: proc(5)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -58,15 +62,48 @@ def children() -> list[int]:
     return found
 
 
+def collected(pid: int) -> int | None:
+    """Collect `pid`, a child of ours that has ended, and return its wait status. Never waits.
+
+    None: it has not ended, or is no child of ours. The end of one that a debugger is attached to is the
+    debugger's to hear first, whenever that looks: its status is returned, and it stays to be collected.
+    """
+    try:
+        found, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return status if found else status_of_dead(pid)
+
+
+def collect_killed(pid: int, limit_s: float) -> None:
+    """Collect a child of ours that was killed. One that does not end is waited for `limit_s` at most."""
+    give_up_at = time.monotonic() + limit_s
+    while collected(pid) is None and state_of(pid)[0] != "X" and time.monotonic() < give_up_at:
+        time.sleep(PAUSE_S)
+
+
+def status_of_dead(pid: int) -> int | None:
+    """Return the wait status of a process that has ended and is not collected yet; else None."""
+    fields = _stat(pid)
+    return int(fields[_EXIT_CODE]) if fields[:1] == ["Z"] and len(fields) > _EXIT_CODE else None
+
+
 def state_of(pid: int) -> tuple[str, float]:
     """Return the state letter of `pid` (X when it is gone) and the CPU seconds it has used."""
+    fields = _stat(pid)
+    if not fields:
+        return "X", 0.0
+    ticks = int(fields[11]) + int(fields[12])  # utime, stime: proc(5)
+    return fields[0], ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state on; none when there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return "X", 0.0
-    fields = text[text.rindex(")") + 2 :].split()
-    ticks = int(fields[11]) + int(fields[12])  # utime, stime: proc(5)
-    return fields[0], ticks / os.sysconf("SC_CLK_TCK")
+        return []
+    return text[text.rindex(")") + 2 :].split()
 
 
 def kill_group(pid: int, signum: int = signal.SIGKILL) -> None:

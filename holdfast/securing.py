@@ -133,7 +133,8 @@ class Securing:
             assert seat.process is not None
             self._asked.add(seat.rank)
             try:
-                channel.send(seat.process.control, Do("secure", generation=self._generation))
+                order = Do("secure", generation=self._generation)
+                channel.send(seat.process.control, order, wait=False)
             except (channel.Closed, OSError):
                 continue
         self._finish()

@@ -8,8 +8,10 @@ import signal
 import socket
 from dataclasses import dataclass
 
-from holdfast import channel
+from holdfast import channel, osproc
 from holdfast.channel import Do
+
+END_S = 2.0  # after SIGKILL; one that the kernel holds for longer is collected by a sweep
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +37,5 @@ class Zygote:
     def end(self) -> None:
         """Kill it and collect it. The line is closed."""
         self.kill()
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+        osproc.collect_killed(self.pid, END_S)
         self.line.close()

@@ -14,6 +14,8 @@ from pathlib import Path
 from holdfast import logfile, osproc
 from supervisor.plan import Start
 
+GONE_S = 5.0  # for what was killed: to give gigabytes back takes the kernel a second and more
+
 
 class Adopted:
     """A process that another forked for us: our child all the same. Used as `subprocess.Popen` is."""
@@ -22,9 +24,10 @@ class Adopted:
         self.pid = pid
         self.returncode: int | None = None
 
-    def wait(self) -> int:
-        if self.returncode is None:
-            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+    def poll(self) -> int | None:
+        status = None if self.returncode is not None else osproc.collected(self.pid)
+        if status is not None:
+            self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
     def send_signal(self, signum: int) -> None:
@@ -53,6 +56,7 @@ class Children:
     selector: selectors.BaseSelector
     ended: Callable[[Part], None]
     _parts: list[Part] = field(default_factory=list)
+    _held: set[int] = field(default_factory=set)  # killed, and not to be collected yet
 
     def spawn(self, name: str, start: Start) -> Part:
         """Start a process. Raises `OSError`, and there is none."""
@@ -74,7 +78,8 @@ class Children:
             pidfd = os.pidfd_open(process.pid)
         except OSError:
             process.kill()
-            process.wait()
+            osproc.collect_killed(process.pid, GONE_S)
+            _settle(process)
             raise
         part = Part(name, process, pidfd, time.monotonic())
         self._parts.append(part)
@@ -88,23 +93,35 @@ class Children:
         return [part for part in self._parts if part.process.returncode is None]
 
     def sweep(self) -> None:
-        """Kill what a dead part left behind: it came to us as an orphan."""
+        """Kill what a dead part left behind: it came to us as an orphan.
+
+        What the kernel does not let go within `GONE_S`, because it waits for a device or a file system, and
+        what a debugger has to collect first, is left to later sweeps. They do not wait for it again.
+        """
         mine = {part.process.pid for part in self.alive()}
-        for _ in range(20):
-            strays = [pid for pid in osproc.children() if pid not in mine]
-            if not strays:
-                return
+        give_up_at = time.monotonic() + GONE_S
+        while True:
+            strays = set(osproc.children()) - mine
+            self._held &= strays  # the others are gone
             for pid in strays:
                 osproc.kill_group(pid)
-                try:
-                    os.waitpid(pid, 0)
-                except ChildProcessError:
-                    continue
+                if osproc.collected(pid) is not None or time.monotonic() > give_up_at:
+                    self._held.add(pid)
+            if strays <= self._held:
+                return
+            time.sleep(osproc.PAUSE_S)
 
     def _end(self, part: Part) -> None:
         self.selector.unregister(part.pidfd)
         os.close(part.pidfd)
         self._parts.remove(part)
-        part.process.wait()
+        _settle(part.process)
         self.sweep()
         self.ended(part)
+
+
+def _settle(process: subprocess.Popen[bytes] | Adopted) -> None:
+    """Take note of the end of a process, whoever else has to hear of it first."""
+    if process.poll() is None:
+        status = osproc.status_of_dead(process.pid)
+        process.returncode = -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)

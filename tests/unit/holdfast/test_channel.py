@@ -1,10 +1,18 @@
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
 import pytest
 
 from holdfast import channel, wire
 from holdfast.channel import Do, Say
-from holdfast.launcher_messages import Ending, Flag, Secured
+from holdfast.crew import Crew
+from holdfast.launcher_messages import Ending, Flag, RankStart, Secured
+from holdfast.nest import Home, Process
+from holdfast.seat import Seat
 
 
 def carried(message: Say) -> Say:
@@ -44,3 +52,27 @@ def test_nothing_is_left_out_of_an_order() -> None:
     ours, theirs = channel.pair()
     with ours, theirs, pytest.raises(wire.Malformed, match="do not fit in a packet"):
         channel.send(ours, Do("member", argv=("x" * 200_000,)))
+
+
+def test_one_that_does_not_read_is_not_waited_for_where_nobody_may_wait() -> None:
+    """A launcher that blocked there would hold up all of its ranks."""
+    ours, theirs = channel.pair()
+    with ours, theirs:
+        with pytest.raises(BlockingIOError):
+            for _ in range(100_000):
+                channel.send(ours, Do("where"), wait=False)
+        assert channel.receive(theirs, Do)[0] == Do("where")
+
+
+@pytest.mark.parametrize("ask", [Crew.ask_where, lambda crew: crew.drill(0, "nan")], ids=["where", "drill"])
+def test_a_rank_that_reads_nothing_holds_up_no_launcher(ask: Callable[[Crew], None], tmp_path: Path) -> None:
+    ours, theirs = channel.pair()
+    with ours, theirs:
+        crew = Crew(Home(tmp_path, tmp_path, "m0", 1, tmp_path, 0))
+        with suppress(BlockingIOError):
+            while True:
+                channel.send(ours, Do("where"), wait=False)
+        rank = RankStart(0, 0)
+        crew.seats = (Seat(0, 0, rank, Process(0, ours, tmp_path / "log", pid=os.getpid())),)
+        ask(crew)
+        assert channel.receive(theirs, Do)[0] == Do("where")

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast import channel, osproc
+from holdfast.nest import Process, reap
+from tests.unit.tracing import SLEEPS, held
+
+LIMIT_S = 30.0
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(SLEEPS, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ended(pid: int) -> None:
+    """Wait for the end of a process, which is not collected by that."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        assert select.select([descriptor], [], [], LIMIT_S)[0]
+    finally:
+        os.close(descriptor)
+
+
+def test_a_child_is_collected_with_its_status_once_it_has_ended(child: subprocess.Popen[str]) -> None:
+    assert osproc.collected(child.pid) is None
+    assert osproc.status_of_dead(child.pid) is None
+    child.kill()
+    ended(child.pid)
+    assert osproc.status_of_dead(child.pid) == signal.SIGKILL
+    assert osproc.collected(child.pid) == signal.SIGKILL
+    assert osproc.collected(child.pid) is None
+    assert osproc.state_of(child.pid)[0] == "X"
+
+
+def test_the_end_of_one_that_a_debugger_holds_is_told_without_waiting(child: subprocess.Popen[str]) -> None:
+    """To wait for it would hold up the launcher, and then the whole run, until the debugger looks."""
+    ours, theirs = channel.pair()
+    with ours, theirs, held(child.pid):
+        process = Process(0, ours, Path(os.devnull), pid=child.pid)
+        process.kill(signal.SIGKILL)
+        ended(child.pid)
+        found = reap(process)
+        assert (found.signal, found.code, found.ours) == (signal.SIGKILL, None, True)
+        assert osproc.state_of(child.pid)[0] == "Z"
+    osproc.collect_killed(child.pid, LIMIT_S)
+    assert osproc.state_of(child.pid)[0] == "X"
+
+
+def test_one_that_does_not_end_is_waited_for_within_the_limit(child: subprocess.Popen[str]) -> None:
+    osproc.collect_killed(child.pid, 0.01)
+    assert osproc.state_of(child.pid)[0] in "RS"
+
+
+_LAUNCHER = """
+import subprocess, sys, time
+from holdfast import launcher
+child = subprocess.Popen(sys.argv[1:])
+print(child.pid, flush=True)
+sys.stdin.readline()
+launcher._reap_all()
+print("ended", flush=True)
+"""
+_KEEPER = """
+import selectors, subprocess, sys, time
+from pathlib import Path
+from supervisor.children import Children
+children = Children(Path("."), selectors.DefaultSelector(), lambda part: None)
+stray = subprocess.Popen(sys.argv[1:])
+print(stray.pid, flush=True)
+sys.stdin.readline()
+children.sweep()
+children.sweep()
+print("ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize("of", [_LAUNCHER, _KEEPER], ids=["launcher", "keeper"])
+def test_what_a_debugger_holds_keeps_nobody_from_ending(of: str) -> None:
+    words = [sys.executable, "-c", of, *SLEEPS]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as ours:
+        try:
+            assert ours.stdin is not None
+            assert ours.stdout is not None
+            said = {ours.stdout.readline().strip(), ours.stdout.readline().strip()}
+            pid = int((said - {"ready"}).pop())
+            with held(pid):
+                ours.stdin.write("go\n")
+                ours.stdin.flush()
+                ended(pid)
+                assert select.select([ours.stdout], [], [], LIMIT_S)[0], "it waits for the debugger"
+                assert ours.stdout.readline() == "ended\n"
+                assert osproc.state_of(pid)[0] == "Z", "the debugger has it"
+        finally:
+            ours.kill()
