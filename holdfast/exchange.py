@@ -98,7 +98,7 @@ class Exchange:
 
     def take_again(self) -> None:
         """Take in what has come `again`, from any thread. Never waits, and raises nothing."""
-        with self._lock, suppress(PeerLost):
+        with self._lock, suppress(PeerLost, OSError, ValueError):
             while self._in is not None:
                 moved = self._pull()
                 if self._begun >= _HEADER.size and _HEADER.unpack_from(self._room)[2] != _AGAIN:

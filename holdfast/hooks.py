@@ -60,15 +60,24 @@ def schedules(value: Any, objects: Mapping[str, Any]) -> bool:
     """Say whether `value` is a scheduler of a class of its own: it sets what all ranks share.
 
     It has a `step` and one of the optimizers among `objects`, and beside that nothing but plain values,
-    torch's schedulers and functions: whoever has a model or data as well may keep what is a rank's own.
+    torch's schedulers and functions: whoever has a model or data as well may keep what is a rank's own. An
+    object whose state has tensors is shared anyway.
     """
+    import torch
+
+    if isinstance(value, (torch.nn.Module, *_shared())):
+        return False
     data = any(hasattr(type(value), each) for each in ("__iter__", "__next__"))
     if data or not callable(getattr(type(value), "step", None)) or hasattr(value, "holdfast_private"):
         return False
-    held = [*_spread(list(getattr(value, "__dict__", {}).values()))]
+    try:
+        held = [*_spread(list(getattr(value, "__dict__", {}).values()))]
+    except RecursionError:  # something within itself
+        return False
     optimizers = [each for each in map(capture.unwrap, objects.values()) if is_optimizer(each)]
-    sets = [each for each in held if any(capture.unwrap(each) is optimizer for optimizer in optimizers)]
-    return bool(sets) and all(any(each is one for one in sets) or _is_simple(each) for each in held)
+    sets = [each for each in held if any(each is optimizer for optimizer in optimizers)]
+    simple = bool(sets) and all(any(each is one for one in sets) or _is_simple(each) for each in held)
+    return simple and not _has_tensor(value.state_dict())
 
 
 def _spread(value: Any) -> Iterator[Any]:
@@ -88,14 +97,17 @@ def _is_simple(value: Any) -> bool:
     return isinstance(value, simple) or inspect.isroutine(value) or inspect.isclass(value)
 
 
-def _is_private(value: Any, objects: Mapping[str, Any]) -> bool:
+def _shared() -> tuple[type, ...]:
     import torch
 
+    return torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler
+
+
+def _is_private(value: Any, objects: Mapping[str, Any]) -> bool:
     said = getattr(value, "holdfast_private", None)
     if said is not None:
         return bool(said)
-    shared = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
-    if isinstance(value, shared) or schedules(value, objects):
+    if isinstance(value, _shared()) or schedules(value, objects):
         return False
     return not _has_tensor(value.state_dict())
 

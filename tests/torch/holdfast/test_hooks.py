@@ -101,6 +101,8 @@ def test_a_scheduler_of_any_class_is_what_all_ranks_share_and_nothing_that_may_b
     said = Ramp(optimizer)
     said.holdfast_private = True  # type: ignore[attr-defined]
     within = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    endless: list[Any] = []
+    endless.append(endless)
     given = {
         "model": model,
         "optimizer": optimizer,
@@ -109,10 +111,12 @@ def test_a_scheduler_of_any_class_is_what_all_ranks_share_and_nothing_that_may_b
         "engine": Ramp(optimizer, model=model),
         "feeder": Ramp(optimizer, data=iter([1])),
         "stranger": Ramp(other),
+        "endless": Ramp(optimizer, more=endless),
         "counter": Counter(optimizer),
         "drawing": Drawing(optimizer),
         "said": said,
     }
     _, private, replicated = hooks.sort(given)
     assert set(replicated) == {"model", "optimizer", "ramp", "several"}
-    assert set(private) == {"engine", "feeder", "stranger", "counter", "drawing", "said"}
+    assert not any(hooks.schedules(each, given) for each in (model, optimizer, within)), "they always were"
+    assert set(private) == {"engine", "feeder", "stranger", "endless", "counter", "drawing", "said"}
