@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LEAST_BYTES = 64 << 20  # of a state: the faults of a smaller one take less than what a recovery takes anyway
 PIECE_BYTES = 1 << 20  # takes about 0.3 ms
-PAUSE_S = 0.001  # between two pieces
+PAUSES = 2.0  # times what a piece took, until the next one: of what is met already, hardly any
 
 
 def meet(arena: Arena, total_bytes: int) -> threading.Thread | None:
@@ -42,6 +42,7 @@ def _meet(mappings: Sequence[mmap.mmap]) -> None:
     for mapping in mappings:
         address = address_of(mapping)
         for at in range(0, len(mapping), PIECE_BYTES):
+            began = time.perf_counter()
             if not populate(address + at, min(PIECE_BYTES, len(mapping) - at)):
                 break  # the file is shorter by now, or the kernel cannot
-            time.sleep(PAUSE_S)
+            time.sleep(PAUSES * (time.perf_counter() - began))
