@@ -50,11 +50,15 @@ class Part:
 
 @dataclass(slots=True)
 class Children:
-    """Calls `ended` once for each part, at its end, when nothing that it left behind is alive."""
+    """Calls `ended` once for each part, at its end, when nothing that it left behind is alive.
+
+    And `left` before that: all of it is killed, but the kernel may not have taken it down yet.
+    """
 
     logs: Path
     selector: selectors.BaseSelector
     ended: Callable[[Part], None]
+    left: Callable[[Part], None] = lambda _: None
     _parts: list[Part] = field(default_factory=list)
     _held: set[int] = field(default_factory=set)  # killed, and not to be collected yet
 
@@ -111,11 +115,18 @@ class Children:
                 return
             time.sleep(osproc.PAUSE_S)
 
+    def _kill_strays(self) -> None:
+        mine = {part.process.pid for part in self.alive()}
+        for pid in set(osproc.children()) - mine:
+            osproc.kill_group(pid)
+
     def _end(self, part: Part) -> None:
         self.selector.unregister(part.pidfd)
         os.close(part.pidfd)
         self._parts.remove(part)
         _settle(part.process)
+        self._kill_strays()
+        self.left(part)
         self.sweep()
         self.ended(part)
 

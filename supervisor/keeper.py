@@ -44,6 +44,7 @@ class Member:
     name: str
     launcher: Part | None = None  # until the template has imported
     sidecar: Part | None = None
+    lost: bool = False  # it is to be gone in a moment: the supervisor knows
     gone: bool = False
 
 
@@ -83,7 +84,7 @@ class Keeper:
     _parts: Template = field(init=False)  # of our own
 
     def __post_init__(self) -> None:
-        self._children = Children(self.plan.logs, self.selector, self._ended)
+        self._children = Children(self.plan.logs, self.selector, self._ended, self._left)
         self._template = Template("template", self._children, self._launch_waiting)
         self._parts = Template("parts", self._children, lambda: self._start_again(SUPERVISOR), PARTS_S)
 
@@ -233,7 +234,7 @@ class Keeper:
         self._tell()
 
     def _tell(self) -> None:
-        alive = {name: "running" for name, member in self.members.items() if not member.gone}
+        alive = {name: "running" for name, member in self.members.items() if not (member.gone or member.lost)}
         if self._line is not None:
             try:
                 self._line.sendall(json.dumps({"members": alive, "stop": self.stop}).encode() + b"\n")
@@ -323,6 +324,19 @@ class Keeper:
         self._freeing.append(memory_volume.free(self.plan.directory(name)))
 
     # -- processes
+
+    def _left(self, part: Part) -> None:
+        """Tell of the loss of a member while the kernel takes down its ranks: gigabytes take it a while.
+
+        They are killed and do nothing any more. Where there are GPUs the loss is told when they are gone: only
+        then has a device its memory back, and who takes their place needs it.
+        """
+        for member in self.members.values():
+            if part is member.launcher and not member.gone and not self._closing and not self.plan.gpus:
+                if member.sidecar is not None:
+                    member.sidecar.process.kill()
+                member.lost = True
+                self._tell()
 
     def _ended(self, part: Part) -> None:
         if part is self._supervisor:

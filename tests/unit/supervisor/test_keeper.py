@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -9,13 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from holdfast import osproc, procstat
 from supervisor import keeper
-from supervisor.children import Part
+from supervisor.children import Children, Part
 from supervisor.keeper import Keeper, Member
 from supervisor.plan import Plan
 from tests.local.waiting import until
@@ -103,6 +105,39 @@ def test_a_mute_sidecar_is_killed_if_it_does_nothing_at_all(
     look(kept, time.monotonic() + keeper.IDLE_S)
     assert bool(kept.news) == killed
     assert not killed or is_killed(part)
+
+
+@pytest.mark.parametrize(("gpus", "told_first"), [(None, True), (0, True), (2, False)])
+def test_the_loss_of_a_member_is_told_before_the_kernel_has_taken_down_its_ranks(
+    kept: Keeper, make: Make, monkeypatch: pytest.MonkeyPatch, gpus: int | None, told_first: bool
+) -> None:
+    """They may hold gigabytes, for which that takes a while. A device must have its memory back first."""
+    kept.plan = replace(kept.plan, gpus=gpus)
+    member = Member("m0", make("launcher m0", WAITS), make("sidecar m0", WAITS))
+    kept.members["m0"] = member
+    assert member.launcher is not None
+    assert member.sidecar is not None
+    ours, theirs = socket.socketpair()
+    told: list[bool] = []
+
+    def sweep(_: object) -> None:
+        theirs.setblocking(False)
+        try:
+            told.append("m0" not in json.loads(theirs.recv(1 << 16))["members"])
+        except BlockingIOError:
+            told.append(False)
+
+    monkeypatch.setattr(Children, "sweep", sweep)
+    monkeypatch.setattr(Children, "_kill_strays", lambda _: None)  # this process has children of others
+    with ours, theirs:
+        kept._line = ours
+        part = kept._children.watch("launcher m0", member.launcher.process)
+        member.launcher = part
+        part.process.kill()
+        while not member.gone:
+            kept.turn(0.1)
+        assert told[0] == told_first
+        assert is_killed(member.sidecar)
 
 
 def _has_run(kept: Keeper, part: Part) -> bool:
