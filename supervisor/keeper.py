@@ -328,8 +328,8 @@ class Keeper:
     def _left(self, part: Part) -> None:
         """Tell of the loss of a member while the kernel takes down its ranks: gigabytes take it a while.
 
-        They are killed and do nothing any more. Where there are GPUs the loss is told when they are gone: only
-        then has a device its memory back, and who takes their place needs it.
+        They are killed and do nothing any more. Where there are GPUs the loss is told when they are gone:
+        only then has a device its memory back, and who takes their place needs it.
         """
         for member in self.members.values():
             if part is member.launcher and not member.gone and not self._closing and not self.plan.gpus:
