@@ -291,11 +291,11 @@ class Snapshots:
         return cost_s
 
     def _oldest_of(self, generation: int) -> tuple[int, int] | None:
-        """Return the older of two snapshots that are both of this generation."""
-        records = self.arena.records()
-        if len(records) < SLOTS or any(record.generation != generation for record in records):
+        """Return the older of two snapshots that this generation could go back to: its own, or its base."""
+        ages = [(record.generation, record.step) for record in self.arena.records()]
+        if len(ages) < SLOTS or any(age[0] != generation and age != self._base for age in ages):
             return None
-        return generation, records[-1].step
+        return ages[-1]
 
     def _targets_of(self, tensors: Tensors, draft: Draft) -> _Targets:
         """Return where each tensor goes; found anew for another mapping or other tensors."""

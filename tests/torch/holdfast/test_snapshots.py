@@ -131,6 +131,19 @@ def test_just_in_time_the_one_that_is_being_read_stays_and_the_newer_gives_way(m
         assert held(snapshots) == [(1, 3), (1, 1)]
 
 
+def test_just_in_time_what_was_resumed_from_stays_while_a_checkpoint_is_made_of_it(memory: Path) -> None:
+    """A checkpoint of gigabytes takes seconds: a fault then cost the steps since the first own snapshot."""
+    model = {"model": nn.Linear(3, 2)}
+    before = Snapshots(memory, model, 1)
+    before.write(1, 4)
+    after = Snapshots(memory, model, 1, base=(1, 4))
+    after.write(2, 8)
+    assert held(after) == [(2, 8), (1, 4)]
+    with before.arena.pin(after.arena.records()[1]):
+        assert after.write_just_in_time(2, 30) is not None
+        assert held(after) == [(2, 30), (1, 4)]
+
+
 def test_just_in_time_waits_for_a_reader_where_the_other_slot_is_what_was_resumed_from(memory: Path) -> None:
     model = {"model": nn.Linear(3, 2)}
     before = Snapshots(memory, model, 1)
