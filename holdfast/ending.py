@@ -40,7 +40,10 @@ def run(program: Program, runtime: Runtime) -> int:
     try:
         _run_main(program)
     except SystemExit as error:
-        return _end_well(_exit_code(error, runtime))
+        code = _exit_code(error, runtime)
+        if code == 0:
+            _keep_last(runtime)
+        return _end_well(code)
     except BaseException as error:
         # Whatever ends a script must be told: also KeyboardInterrupt and torch's own exceptions.
         if not runtime.is_ours:
@@ -48,7 +51,19 @@ def run(program: Program, runtime: Runtime) -> int:
             sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
             return _end_well(1)
         return _fail(error, runtime)
+    _keep_last(runtime)
     return _end_well(0)
+
+
+def _keep_last(runtime: Runtime) -> None:
+    """Have the state kept that the script ended with. Whatever comes of that, the script has ended well."""
+    if runtime.on_leaving is None or not runtime.is_ours:
+        return
+    try:
+        runtime.on_leaving()
+    except Exception as error:
+        with suppress(Exception):
+            print(f"holdfast: the last state is not kept: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def _end_well(code: int) -> int:

@@ -92,6 +92,7 @@ class Keeping:
         self._versions: list[tuple[int, int | None]] = []  # of the buffers, when `_core` was collected
         self._early = Early()
         self._began = 0  # the step that the loop started from
+        self._over = -1  # the step at which the last loop was done
         self._sent = -1  # the step whose private state is on its way, or was
         self._late = False
         self._after = 0  # steps in a row in which buffers were changed after the commit
@@ -182,7 +183,7 @@ class Keeping:
         self._take()
         self._peer_sure = False  # of the first step it is not known either
         first, self._loops = not self._loops, True
-        self._began = step
+        self._began, self._over = step, -1
         what = self._changed()
         if what is not None:  # by the script, since the last loop: that is what it goes on from
             self._warn_of_change(what, first)
@@ -300,9 +301,7 @@ class Keeping:
         early = self._done <= LOOK_CLOSELY
         if not (long or early) or not self._proven:
             return None
-        text = self._state.private.objects()
-        before = [section for section in self._core if section[0] == "objects"]
-        changed = changed_objects(before, [("objects", text)] if text else [])
+        changed = self._changed_apart()
         late = (
             self._changed_early(changed, paused) if early else changed - self._ahead - (self._alike or set())
         )
@@ -313,6 +312,12 @@ class Keeping:
             self._ahead |= late
             return None
         return f"{min(late)} was changed"
+
+    def _changed_apart(self) -> set[str]:
+        """Return the private objects that were changed since the commit."""
+        text = self._state.private.objects()
+        before = [section for section in self._core if section[0] == "objects"]
+        return changed_objects(before, [("objects", text)] if text else [])
 
     def _changed_early(self, changed: set[str], paused: bool) -> set[str]:
         """Return which of the objects that changed after one of the first commits did so in that step alone.
@@ -695,6 +700,7 @@ class Keeping:
 
         Not after a loop of less than an interval: there may be many, one for each epoch.
         """
+        self._over = step
         if self._device.queues:
             self.proceed(must=True)
             with self._copying:
@@ -707,6 +713,26 @@ class Keeping:
             and self._changed() is None
         ):
             self._copy(step)
+
+    def leaving(self) -> bool:
+        """The script has ended: say whether a copy has the state that it ended with, made now if need be.
+
+        None has if the script left its loop by `break`, for then it would do more when it is started again;
+        or if it has changed the state since: weights that it loaded are nothing to train on from.
+        """
+        step, since = self._over, self._footprint
+        if step < 0 or since is None or since.step != step or step == self._voided:
+            return False
+        own = self._changed_apart() - self._ahead - (self._alike or set())
+        if self._changed() is not None or self._footprints.late(since) or self._state.private.no_data(own):
+            return False
+        if self._rank.local_rank:  # its member's first rank copies
+            return True
+        if self._launch.snapshot_every == 0:
+            return False
+        if not self._snapshots.held(self._generation, step) and not self._state.gate.frozen:
+            self._copy(step)
+        return self._snapshots.held(self._generation, step)
 
     def _choose_interval(self) -> None:
         step_s = self._median_step_s()

@@ -53,7 +53,7 @@ class Phase(IntEnum):
     EVAL = 7
     IDLE = 8
     PAUSED = 9  # declared by the script, for a reason in `pause_label`
-    DONE = 10
+    DONE = 10  # the script has ended well, and a copy has the state that it ended with
     TAIL = 11  # after a commit, before the loop asks for the next step
     SNAPSHOT = 12  # Holdfast copies the state: no work of the script's, and no part of a step
 
@@ -104,7 +104,7 @@ RING_INDEX = _RING_AT // 4
 _TAILS_AT = 2048
 TAILS_INDEX = _TAILS_AT // 4
 _OUTSIDE = frozenset(
-    {Phase.CHECKPOINT, Phase.EVAL, Phase.IDLE, Phase.PAUSED, Phase.SNAPSHOT}
+    {Phase.CHECKPOINT, Phase.EVAL, Phase.IDLE, Phase.DONE, Phase.PAUSED, Phase.SNAPSHOT}
 )  # a tail may hold these
 
 _TRIES = 200  # a writer is inside for well under 1 us; 200 looks are some 100 us

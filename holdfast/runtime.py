@@ -27,6 +27,7 @@ class Runtime:
     parked: bool = False  # it has waited for that order
     on_join: Callable[[Callable[[Do], None]], None] | None = None  # who listens already, and hands over
     on_failing: Callable[[], None] | None = None  # a last chance to secure the state
+    on_leaving: Callable[[], None] | None = None  # the script has ended well
     lock: threading.Lock = field(default_factory=threading.Lock)
     pid: int = field(default_factory=os.getpid)  # of the rank: a process that its script forks is none
 

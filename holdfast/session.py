@@ -104,9 +104,15 @@ class Session:
         arena = self._runtime.arena_path
         self._keeping = Keeping(state, replicated, self._launch, self._order, arena)
         self._runtime.on_failing = self._keeping.secure_failing
+        self._runtime.on_leaving = self._leaving
         if self.page is not None:
             self.page.phase(page.Phase.RESTORING)
         return self._keeping
+
+    def _leaving(self) -> None:
+        """The script has ended well: see that the state that it ended with is kept, and say so if it is."""
+        if self._keeping is not None and self._keeping.leaving() and self.page is not None:
+            self.page.phase(page.Phase.DONE)
 
     def restored(self, _step: int) -> None:
         self._marks = replace(self._marks, restored_ns=time.monotonic_ns())

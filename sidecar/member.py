@@ -130,7 +130,7 @@ class Member:
             lag_s=round(lag_s, 6),
             lag_p99_s=round(lag_p99_s, 6),
             seals=self.sealing.seals,
-            privates=self._privates,
+            privates=self._privates_now(state),
             secured_for=self.secured_for,
             unusable=self.unusable,
             prepare_error=self.prepare_error,
@@ -142,6 +142,12 @@ class Member:
             drilled=self._drilled.newest,
             notes=(self.refused,) if self.refused else (),
         )
+
+    def _privates_now(self, state: LauncherState | None) -> tuple[PrivateHeld, ...]:
+        """Return what was held when it was last asked for; all when no rank is left that could change it."""
+        if state is None or not state.ranks or any(rank.state != "exited" for rank in state.ranks):
+            return self._privates
+        return self.holdings.privates()
 
     def _changed(self) -> None:
         state = self.launcher.state

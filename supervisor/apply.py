@@ -82,6 +82,7 @@ def apply(view: View, action: Action, policy: Policy) -> Memory:
             save_member=action.member,
             sources=action.resume.sources,
             cut=action.cut,
+            finished=action.finished,
         )
     if isinstance(action, Replace):
         return replace(memory, lost=(*memory.lost, action.member)[-LOST:])

@@ -5,23 +5,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.messages import Durable
-from supervisor import presence, remedy, resume, uneven, unfinished
+from supervisor import presence, remedy, reported, resume, uneven, unfinished
 from supervisor.view import Action, Cut, Done, End, Fault, Memory, Policy, Save, View, Wait
 
 EXIT_INTERRUPTED = 130
 EXIT_CUT_SHORT = 3  # the script finished, and not all that it did after its commits was done
 _FINISHED = "all ranks have finished"
+_DONE = "done"  # `progress.spoken` of a rank's last phase
 _S = 1_000_000_000
 _IDLE_S = 60.0
 CONFIRM_S = 10.0  # that storage may take to say what it holds
 _SLACK_S = 10.0  # beyond the members' own grace, before they are left to whoever keeps them
 
 
-def finished(view: View) -> End:
-    """End a run whose ranks have all finished, with 0 only if nothing of the script's work is missing."""
+def finished(view: View, policy: Policy) -> Save | End:
+    """End a run whose ranks have all finished, with 0 only if nothing of the script's work is missing.
+
+    First have its last state written to storage, so that the same command, given again, has nothing to do.
+    """
     missed = view.memory.missed
     if not missed:
-        return End(0, f"{_FINISHED}{_left(view.memory)}")
+        last = _last(view, policy)
+        return without_last(view.memory, "") if last is None else last
     known = next((each.incident for each in missed if each.incident), 0)
     where = f" (see holdfast explain {known})" if known else " by a stop"
     return End(EXIT_CUT_SHORT, f"{_FINISHED}; {unfinished.described(missed)}{where}")
@@ -30,6 +35,29 @@ def finished(view: View) -> End:
 def is_finish(end: End) -> bool:
     """True when the script was done, and not stopped or given up, though not all of its work may be there."""
     return end.exit_code == 0 or end.why.startswith(_FINISHED)
+
+
+def without_last(memory: Memory, why: str) -> End:
+    """End a run that has finished; `why` its last state is not on storage, "" where that needs no word."""
+    return End(0, f"{_FINISHED}{_left(memory)}" + (f"; no checkpoint of the last step: {why}" if why else ""))
+
+
+def _last(view: View, policy: Policy) -> Save | None:
+    """Return the order to save the state that the script ended with; None if nobody has it, or it is stored.
+
+    All ranks must have said that nothing has changed it since (`progress.Phase.DONE`).
+    """
+    ranks = {e.rank: e for report in reported.reports(view) for e in unfinished.of_generation(view, report)}
+    steps = {each.step for each in ranks.values()}
+    said = len(ranks) == view.memory.world_size and all(each.phase == _DONE for each in ranks.values())
+    if policy.checkpoint_every_s <= 0 or view.stored.error or not said or len(steps) != 1:
+        return None
+    [step] = steps
+    stored = resume.newest_checkpoint(view)
+    found = resume.point(view, None, unfinished.void(view))
+    if found.source != "slot" or found.step != step or (stored is not None and stored.step >= step):
+        return None
+    return Save(found.holders[0], found, f"{_FINISHED}: a checkpoint of the last step", finished=True)
 
 
 def _left(memory: Memory) -> str:
@@ -99,10 +127,16 @@ def saving(view: View, policy: Policy) -> Action:
     durable = member.report.durable if member and member.report else None
     deadline = memory.since_ns + int(policy.save_s * _S)
     if durable is not None and durable.asked >= memory.save:
+        if durable.error and memory.finished:
+            return without_last(memory, durable.error)
         if durable.error:
             return _interrupted(f"stopped; the last checkpoint failed: {durable.error}", memory.cut)
         return _confirmed(view, durable, deadline)
     if member is None or view.now_ns >= deadline or presence.is_lost(view, member, policy):
+        if memory.finished:
+            lost = f"member {memory.save_member} is lost"
+            late = f"it was not written within {policy.save_s:g} s"
+            return without_last(memory, late if view.now_ns >= deadline else lost)
         return _interrupted("stopped without its last checkpoint", memory.cut)
     return Wait(min(deadline, view.now_ns + int(policy.member_timeout_s * _S)), "saving")
 
@@ -111,6 +145,8 @@ def _confirmed(view: View, durable: Durable, deadline: int) -> Action:
     """End with the name of a checkpoint that storage was seen to hold after it had been written."""
     memory = view.memory
     named, stored = f"checkpoint of step {durable.step}", view.stored
+    if memory.finished:
+        return _seen(view, durable, deadline)
     if stored.heard >= memory.save and not stored.error:
         if resume.has_checkpoint(view, durable.generation, durable.step):
             passed = unfinished.passed_over(view, durable.step)
@@ -123,6 +159,19 @@ def _confirmed(view: View, durable: Durable, deadline: int) -> Action:
     why = stored.error or "it does not answer"
     why = f"stopped; the {named} was written, but storage could not be read: {why}"
     return _interrupted(why, memory.cut)
+
+
+def _seen(view: View, durable: Durable, deadline: int) -> Action:
+    """End a run that has finished, once storage was seen to hold its last state."""
+    memory, stored = view.memory, view.stored
+    known = stored.heard >= memory.save and not stored.error
+    if known and resume.has_checkpoint(view, durable.generation, durable.step):
+        return without_last(memory, "")
+    if known:
+        return without_last(memory, "it was written, and is not on storage any more")
+    if view.now_ns < deadline:
+        return Wait(deadline, "looking whether the last checkpoint is on storage")
+    return without_last(memory, stored.error or "it was written, and storage does not answer")
 
 
 def stopping(view: View, policy: Policy) -> Action:

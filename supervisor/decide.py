@@ -52,6 +52,8 @@ _LIVE = ("forming", "running", "looking", "securing")
 def decide(view: View, policy: Policy) -> Action:
     """Return the next action for the job."""
     memory = view.memory
+    if memory.stop == "now" and memory.finished and memory.phase == "saving":
+        return closing.without_last(memory, "")
     if memory.stop == "now" and memory.phase not in ("stopping", "ended"):
         return End(EXIT_INTERRUPTED, "stopped at once, as asked")
     if memory.phase in _LIVE and lost_track.ahead(view):
@@ -142,7 +144,7 @@ def _running(view: View, policy: Policy) -> Action:
     if first_ns is not None:
         return Settle(first_ns, f"generation {memory.generation} has done its first step")
     if _is_finished(view):
-        return closing.finished(view)
+        return closing.finished(view, policy)
     if memory.stop:
         return Secure((), True, "stop asked: securing the state first")
     learnt = _learnt(view)
@@ -239,7 +241,7 @@ def _securing(view: View, policy: Policy) -> Action:
         return unfinished_wait
     found = symptoms.gathered(view, policy)
     if not found and _is_finished(view):
-        return closing.finished(view)
+        return closing.finished(view, policy)
     if not found:
         return closing.save_and_end(view, ())
     cause = symptoms.root(found)

@@ -33,6 +33,7 @@ from supervisor.view import (
     MemberView,
     Memory,
     Policy,
+    Save,
     Secure,
     Settle,
     View,
@@ -196,6 +197,8 @@ class Job:
             self.accounts.opened(after.incident, before.incident)
         elif isinstance(action, Settle):
             self.accounts.closed(before, before.incident, _marks(view), self._step_s)
+        elif isinstance(action, Save) and action.finished:
+            self.accounts.saving(view.now_ns)
         elif isinstance(action, End):
             self.accounts.stopped(view.now_ns, before.incident, finished=closing.is_finish(action))
 

@@ -99,7 +99,7 @@ RUN = (
     Option(("--snapshot-budget",), "snapshot_budget", values.share, "SHARE", _STATE,
            "share of the step time that Holdfast may cost when it chooses K (default 1%)"),
     Option(("--checkpoint-every",), "checkpoint_every_s", values.duration(1, 30 * 86_400, "none"),
-           "TIME", _STATE, "time between checkpoints, 0 for none (default 60s)"),
+           "TIME", _STATE, "time between checkpoints, and one at the end; 0 for none (default 60s)"),
     Option(("--keep-checkpoints", "--keep"), "keep_checkpoints", values.count(1, 100_000), "N",
            _STATE, "checkpoints to keep (default 3)"),
     Option(("--max-restarts",), "max_restarts", values.count(0, 1_000_000), "N", _FAULTS,

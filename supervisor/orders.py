@@ -65,7 +65,7 @@ def _order_for(memory: Memory, member: str, policy: Policy, drill: Drill | None)
         return MemberOrder(
             "secure",
             memory.generation,
-            just_in_time=_whole(memory),
+            just_in_time=_whole(memory) and not memory.finished,
             suspects=_suspects(memory),
             sources=(*memory.sources, *memory.peers) if mine else (),
             save=memory.save if mine else 0,

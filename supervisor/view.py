@@ -199,6 +199,7 @@ class Memory:
     equal: tuple[int, ...] = ()  # the last steps at which the replicas were equal on all members
     void: tuple[Void, ...] = ()  # oldest first
     unbegun: Unbegun | None = None  # while the present generation has not done a step
+    finished: bool = False  # the script has ended well; what is saved is its last state
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,6 +431,7 @@ class Save:
     resume: Resume
     why: str
     cut: tuple[Cut, ...] = ()  # work that the stop cuts off
+    finished: bool = False  # no stop: all ranks have finished
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 
+from holdfast.launcher_messages import Ending
 from holdfast.lineage import Lineage
 from holdfast.messages import Durable
 from supervisor import closing, orders, uneven
 from supervisor.apply import apply
-from supervisor.view import Checkpoint, Cut, Done, End, Missed, Past, Policy, Save, Stored, Wait
+from supervisor.decide import decide
+from supervisor.orders import order_for
+from supervisor.view import Checkpoint, Cut, Done, End, Missed, Past, Policy, Save, Stored, View, Void, Wait
 from tests.unit.supervisor.views import S, fault, holding, launcher, member, progress, rank, report, view
 
 POLICY = Policy(members=2, save_s=50.0, grace_s=5.0)
@@ -199,7 +202,7 @@ def test_without_an_older_state_what_was_cut_short_is_said_now_and_by_the_next_r
         "stopped, as asked, with a checkpoint of step 9; "
         "work after commit was cut short 1 time: rank 0 after step 9"
     )
-    found = closing.finished(view(missed=ended.missed))
+    found = closing.finished(view(missed=ended.missed), POLICY)
     assert found == End(
         closing.EXIT_CUT_SHORT,
         "all ranks have finished; work after commit was cut short 1 time: rank 0 after step 9 by a stop",
@@ -223,9 +226,98 @@ def test_a_stop_says_which_newer_state_it_does_not_use() -> None:
 def test_a_rank_that_left_its_loop_by_itself_is_named_where_the_run_ended_well() -> None:
     past = Past("crash", 1, "m1", 20, uneven.LEFT, 90 * S, 3)
     found = view(history=(replace(past, signature="other"), past))
-    end = closing.finished(found)
+    end = closing.finished(found, POLICY)
+    assert isinstance(end, End)
     assert end.exit_code == 0
     line = "; rank 1 left its loop by itself at step 20, and was restarted: all ranks must leave"
     assert end.why == f"all ranks have finished{line}"
     ended = replace(found.memory, why=end.why, exit_code=0, incidents=2, before=0)
     assert closing.last_line(ended) == f"all ranks have finished after 2 incidents{line}"
+
+
+def at_the_end(
+    *steps: int, phase: str = "done", held: int = 9, stored: Stored | None = None, **given: Any
+) -> View:
+    """Return two members whose ranks have exited with code 0, and which hold the state of step `held`."""
+    members = []
+    for number, (name, step) in enumerate(zip(("m0", "m1"), steps, strict=True)):
+        at = replace(progress(number, step), phase=phase)
+        over = launcher(rank(number, Ending(0, 0, None, False, "", 0, "")))
+        kept = ((1, held),), ((number, 1, held),)
+        members.append(holding(name, *kept, launcher=over, progress=(at,)))
+    stored = stored if stored is not None else on_storage(Checkpoint(4, 1, 2, "old"))
+    return replace(view(*members, **given), stored=stored)
+
+
+def test_a_run_that_has_finished_saves_its_last_state_before_it_ends() -> None:
+    seen = at_the_end(9, 9)
+    action = decide(seen, POLICY)
+    assert isinstance(action, Save)
+    assert (action.member, action.resume.step, action.finished) == ("m0", 9, True)
+    after = apply(seen, action, POLICY)
+    assert (after.phase, after.save_step, after.finished) == ("saving", 9, True)
+    asked = order_for(after, "m0", POLICY, None)
+    assert (asked.do, asked.save, asked.save_step, asked.just_in_time) == ("secure", 1, 9, False)
+
+
+@pytest.mark.parametrize(
+    ("seen", "policy"),
+    [
+        pytest.param(at_the_end(9, 9), replace(POLICY, checkpoint_every_s=0.0), id="none wanted"),
+        pytest.param(at_the_end(9, 9, phase="idle"), POLICY, id="changed since"),
+        pytest.param(at_the_end(9, 8), POLICY, id="not all at the same step"),
+        pytest.param(at_the_end(9, 9, held=8), POLICY, id="an older state"),
+        pytest.param(at_the_end(9, 9, void=(Void(1, 9, 0),)), POLICY, id="void"),
+        pytest.param(at_the_end(9, 9, stored=on_storage(Checkpoint(9, 1, 2, "p"))), POLICY, id="stored"),
+        pytest.param(at_the_end(9, 9, stored=on_storage(error="Stale file handle")), POLICY, id="away"),
+    ],
+)
+def test_a_last_state_that_is_stored_or_not_to_be_had_delays_no_end(seen: View, policy: Policy) -> None:
+    assert decide(seen, policy) == End(0, "all ranks have finished")
+
+
+DONE = "all ranks have finished"
+NONE = f"{DONE}; no checkpoint of the last step: "
+
+
+@pytest.mark.parametrize(
+    ("durable", "given", "why"),
+    [
+        (Durable(9, 1, "p", 0.1, "", 2), {}, DONE),
+        (Durable(9, 1, "p", 0.1, "", 1), {"stop": "now"}, DONE),
+        (Durable(7, 1, "p", 0.0, "disk full", 2), {}, f"{NONE}disk full"),
+        (Durable(7, 1, "p", 0.0, "", 1), {"now_s": 50.0}, f"{NONE}it was not written within 50 s"),
+        (Durable(7, 1, "p", 0.0, "", 1), {"exists": False}, f"{NONE}member m0 is lost"),
+        (Durable(8, 1, "p", 0.1, "", 2), {}, f"{NONE}it was written, and is not on storage any more"),
+        (
+            Durable(9, 1, "p", 0.1, "", 2),
+            {"stored": on_storage(error="Stale file handle"), "now_s": 50.0},
+            f"{NONE}Stale file handle",
+        ),
+        (
+            Durable(9, 1, "p", 0.1, "", 2),
+            {"stored": on_storage(heard=1), "now_s": 50.0},
+            f"{NONE}it was written, and storage does not answer",
+        ),
+    ],
+)
+def test_whatever_becomes_of_the_last_checkpoint_a_run_that_finished_ends_with_0(
+    durable: Durable, given: dict[str, Any], why: str
+) -> None:
+    assert _last_of(durable, **given) == End(0, why)
+
+
+def test_a_last_checkpoint_is_waited_for_within_bounds() -> None:
+    assert isinstance(_last_of(Durable(7, 1, "p", 0.0, "", 1)), Wait)
+    assert isinstance(_last_of(Durable(9, 1, "p", 0.1, "", 2), stored=on_storage(heard=1)), Wait)
+    assert isinstance(_last_of(Durable(7, 1, "p", 0.0, "", 1), stop="graceful"), Wait)
+
+
+def _last_of(
+    durable: Durable, now_s: float = 40.0, stored: Stored | None = None, exists: bool = True, stop: str = ""
+) -> Any:
+    told = member("m0", report("m0", launcher(), durable=durable), exists=exists)
+    seen = view(told, now_s=now_s, phase="saving", save=2, save_member="m0", finished=True, stop=stop)
+    return decide(
+        replace(seen, stored=stored if stored is not None else on_storage(Checkpoint(9, 1, 2, "p"))), POLICY
+    )

@@ -247,7 +247,7 @@ def test_where_no_state_from_before_is_left_the_run_goes_on_and_says_so() -> Non
     assert line.endswith("is not done again: no state from before it is left")
     after = apply(found, action, POLICY)
     assert after.missed == (Missed(1, 1, 20),)
-    assert closing.finished(replace(found, memory=after)) == End(
+    assert closing.finished(replace(found, memory=after), POLICY) == End(
         3,
         "all ranks have finished; work after commit was cut short 1 time: rank 1 after step 20 "
         "(see holdfast explain 1)",
@@ -271,7 +271,9 @@ def test_a_hang_in_a_pause_that_no_state_is_before_is_said_at_the_end() -> None:
     assert action.resume.step == 20
     after = apply(seen, action, POLICY)
     assert after.missed == (Missed(1, 0, 20), Missed(1, 1, 20))
-    assert closing.finished(replace(seen, memory=after)).exit_code == closing.EXIT_CUT_SHORT
+    ended = closing.finished(replace(seen, memory=after), POLICY)
+    assert isinstance(ended, End)
+    assert ended.exit_code == closing.EXIT_CUT_SHORT
     again = Resume(15, 1, "slot")  # a later fault went back behind it: it is done again
     assert apply(replace(seen, memory=after), replace(action, resume=again, cut=()), POLICY).missed == ()
 
@@ -440,7 +442,8 @@ def test_the_last_line_says_how_many_incidents_there_were(why: str, incidents: i
 
 def test_what_was_cut_short_many_times_is_named_in_part() -> None:
     missed = tuple(Missed(number, 0, 100 * number) for number in range(1, 6))
-    ended = closing.finished(view(missed=missed))
+    ended = closing.finished(view(missed=missed), POLICY)
+    assert isinstance(ended, End)
     assert ended.exit_code == 3
     assert (
         "cut short 5 times: rank 0 after step 100, rank 0 after step 200, rank 0 after step 300 and 2 more"

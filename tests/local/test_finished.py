@@ -1,0 +1,72 @@
+"""A run that has finished leaves its last state: the same command does nothing, one for more trains on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.local.conftest import Start
+
+pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
+
+RANKS = (0, 1)
+
+
+def steps(folder: Path) -> list[list[int]]:
+    """Return the steps that each rank has trained, in all runs so far."""
+    return [[int(word) for word in (folder / f"steps.{rank}").read_text().split()] for rank in RANKS]
+
+
+def digests(folder: Path) -> list[object]:
+    return [json.loads((folder / f"digest.{rank}").read_text()) for rank in RANKS]
+
+
+@pytest.mark.parametrize("members", ["--nproc-per-node 2", "--members 2"])
+def test_a_run_that_has_finished_trains_nothing_again_and_on_from_its_end(
+    start: Start, tmp_path: Path, members: str
+) -> None:
+    first = start(members, "finishing.py", tmp_path, 2, "plain").finish()
+    assert (first.code, first.lines[-1]) == (0, "holdfast: all ranks have finished (exit code 0)")
+    again = start(f"{members} --resume", "finishing.py", tmp_path, 2, "plain").finish()
+    assert again.code == 0, again.output
+    assert "nothing to do: the state in" in again.output
+    assert "trained again" not in again.output
+    assert steps(tmp_path) == [[*range(40)]] * 2
+    more = start(f"{members} --resume", "finishing.py", tmp_path, 3, "plain").finish()
+    assert more.code == 0, more.output
+    assert "from step 40 (checkpoint)" in more.output
+    assert steps(tmp_path) == [[*range(60)]] * 2
+    ended = digests(tmp_path)
+    (whole := tmp_path / "whole").mkdir()
+    assert start(members, "finishing.py", whole, 3, "plain", into="other").finish().code == 0
+    assert ended == digests(whole)
+
+
+@pytest.mark.parametrize(("option", "how"), [("", "weights"), ("--checkpoint-every 0", "plain")])
+def test_without_a_last_checkpoint_it_is_said_that_steps_are_trained_again(
+    start: Start, tmp_path: Path, option: str, how: str
+) -> None:
+    first = start(f"--nproc-per-node 2 {option}", "finishing.py", tmp_path, 1, how)
+    ended = first.finish()
+    assert ended.code == 0, ended.output
+    assert first.last_status()["checkpoint"] is None
+    again = start(f"--nproc-per-node 2 --resume {option}", "finishing.py", tmp_path, 1, how).finish()
+    assert again.code == 0, again.output
+    assert (
+        "finished already, at step 20; it has no checkpoint, and what follows is trained again"
+        in again.output
+    )
+    assert steps(tmp_path) == [[*range(20), *range(20)]] * 2
+
+
+def test_storage_that_is_full_at_the_end_changes_no_exit_code(start: Start, tmp_path: Path) -> None:
+    run = start("--nproc-per-node 2", "finishing.py", tmp_path, 1, "plain")
+    run.wait(lambda status: status["members"], "members")
+    (checkpoints := run.run_dir / "checkpoints").mkdir(exist_ok=True)
+    checkpoints.rmdir()
+    checkpoints.write_text("no folder")
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    assert "all ranks have finished" in ended.lines[-1]
