@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType, TracebackType
 
@@ -17,13 +19,14 @@ from holdfast import page
 from holdfast.channel import Say
 from holdfast.command import Program
 from holdfast.errors import BadInput, NumericFault, PeerLost
-from holdfast.launcher_messages import Ending
+from holdfast.launcher_messages import UNFLUSHED, Ending
 from holdfast.runtime import Runtime
 from holdfast.victims import SIGNS, lost_peers
 
 _OURS = str(Path(__file__).parent)
 _STDLIB = str(Path(os.__file__).parent)
 _MAX_TEXT = 16_000  # of a traceback: the end of it is what tells
+_MAX_WHY = 200
 _EXIT_NOT_FLUSHED = 120  # an interpreter's own code for what it could not write at its end
 _VICTIM_S = 5.0  # for the exit handlers of one that has lost its peers: they may wait for them, too
 
@@ -37,22 +40,25 @@ def run(program: Program, runtime: Runtime) -> int:
     A process that the script forks comes out here too, with what ended it. It is no rank: it ends as it
     would under an interpreter, and nobody is told.
     """
+    last = atexit.register(
+        partial(_flush_last, runtime)
+    )  # before all of the script's: so it comes after them
     try:
         _run_main(program)
     except SystemExit as error:
         code = _exit_code(error, runtime)
         if code == 0:
             _keep_last(runtime)
-        return _end_well(code)
+        return _end_well(code, last)
     except BaseException as error:
         # Whatever ends a script must be told: also KeyboardInterrupt and torch's own exceptions.
         if not runtime.is_ours:
             trimmed = _trim(error.__traceback__)
             sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
-            return _end_well(1)
+            return _end_well(1, last)
         return _fail(error, runtime)
     _keep_last(runtime)
-    return _end_well(0)
+    return _end_well(0, last)
 
 
 def _keep_last(runtime: Runtime) -> None:
@@ -66,32 +72,46 @@ def _keep_last(runtime: Runtime) -> None:
             print(f"holdfast: the last state is not kept: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def _end_well(code: int) -> int:
+def _end_well(code: int, last: Callable[[], bool]) -> int:
     """Do what an interpreter does at its end, but for tearing down the process group.
 
     With a DDP object alive torch's own teardown can hang: the group is destroyed by a thread that holds the
     interpreter's lock, and joins threads that wait for it. Only a script that formed a group ends this way.
+    `last` is what the exit handlers end with: of all others, the interpreter will call it.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_initialized():
         return code
+    atexit.unregister(last)
     threading._shutdown()  # type: ignore[attr-defined]  # joins what is no daemon, and thread pools
     atexit._run_exitfuncs()
-    os._exit(code if _flush() else _EXIT_NOT_FLUSHED)
+    os._exit(code if last() else _EXIT_NOT_FLUSHED)
 
 
-def _flush() -> bool:
-    """Flush what the script prints to, but for what it closed or took away; False if that cannot be done."""
-    flushed = True
+def _flush_last(runtime: Runtime) -> bool:
+    """Flush what the script prints to, as its last act, and say so if that cannot be done."""
+    why = _flush()
+    if why:
+        runtime.say(Say("failing", os.getpid(), ending=_unflushed(why)))
+    return not why
+
+
+def _unflushed(why: str) -> Ending:
+    return Ending(_now(), _EXIT_NOT_FLUSHED, None, False, UNFLUSHED, _now(), why)
+
+
+def _flush() -> str:
+    """Flush what the script prints to, but for what it closed or took away; say why that cannot be done."""
+    why = ""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
-        except Exception:  # a script may put there what it likes
-            flushed = False
+        except Exception as error:  # a script may put there what it likes
+            why = why or f"{type(error).__name__}: {error}".partition("\n")[0][:_MAX_WHY]
             with suppress(Exception):
                 print(f"holdfast: {stream!r} cannot be flushed:\n{traceback.format_exc()}", file=sys.stderr)
-    return flushed
+    return why
 
 
 def _run_main(program: Program) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 OUT_OF_MEMORY = "out of memory"  # begins the message of a process that the kernel killed for that
 COLLECTIVE = "collective"  # where a rank is that waits for its peers
+UNFLUSHED = "unflushed"  # how a rank failed whose script ended well, and could not write what it had printed
 NO_ROOM = "no slot is free"  # why a state that is whole could not be secured: somebody holds its place
 
 
@@ -17,7 +18,8 @@ class Ending:
     """How a rank's process ended, or that it is about to.
 
     `at_ns` and `failed_ns` are CLOCK_MONOTONIC of the member's host; `failed_ns` is 0 when the process
-    itself could not say (a signal). `fail` is one of the kinds of `holdfast.page`, in lower case.
+    itself could not say (a signal). `fail` is one of the kinds of `holdfast.page`, in lower case, or
+    `UNFLUSHED`.
     """
 
     at_ns: int
@@ -30,6 +32,11 @@ class Ending:
     unwinding: bool = False  # a hint: the script's `finally` blocks run, and perhaps it will end so
     overdue: bool = False  # of a hint: it has stood for as long as such blocks have
     step: int = -1  # of a hint: the steps that the rank had done; one more, and it is void
+
+    @property
+    def is_good(self) -> bool:
+        """True when the script did all that it does: no start of it could do more."""
+        return self.signal is None and (self.code == 0 or self.fail == UNFLUSHED)
 
 
 @dataclass(frozen=True, slots=True)

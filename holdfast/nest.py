@@ -280,7 +280,8 @@ class Nest:
         elif said.what == "unparkable":
             self._go_cold()
         elif said.what == "failing" and said.pid in (0, process.pid):
-            process.said = said.ending
+            if process.said is None or process.said.unwinding:
+                process.said = said.ending
         elif said.what == "withdrawn" and process.said is not None and process.said.unwinding:
             process.said = None
         self.on_say(process, said)

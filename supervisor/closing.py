@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from holdfast.launcher_messages import UNFLUSHED
 from holdfast.messages import Durable
 from supervisor import presence, remedy, reported, resume, uneven, unfinished
 from supervisor.view import Action, Cut, Done, End, Fault, Memory, Policy, Save, View, Wait
@@ -26,7 +27,7 @@ def finished(view: View, policy: Policy) -> Save | End:
     missed = view.memory.missed
     if not missed:
         last = _last(view, policy)
-        return without_last(view.memory, "") if last is None else last
+        return without_last(view, "") if last is None else last
     known = next((each.incident for each in missed if each.incident), 0)
     where = f" (see holdfast explain {known})" if known else " by a stop"
     return End(EXIT_CUT_SHORT, f"{_FINISHED}; {unfinished.described(missed)}{where}")
@@ -37,9 +38,22 @@ def is_finish(end: End) -> bool:
     return end.exit_code == 0 or end.why.startswith(_FINISHED)
 
 
-def without_last(memory: Memory, why: str) -> End:
+def without_last(view: View, why: str) -> End:
     """End a run that has finished; `why` its last state is not on storage, "" where that needs no word."""
-    return End(0, f"{_FINISHED}{_left(memory)}" + (f"; no checkpoint of the last step: {why}" if why else ""))
+    code, unflushed = _unflushed(view)
+    said = f"{_FINISHED}{_left(view.memory)}{unflushed}"
+    return End(code, f"{said}; no checkpoint of the last step: {why}" if why else said)
+
+
+def _unflushed(view: View) -> tuple[int, str]:
+    """Return the code of a rank that could not write what it had printed, and which it was; 0 for none."""
+    for report in reported.reports(view):
+        for rank in report.launcher.ranks if report.launcher is not None else ():
+            ending = rank.ending
+            if rank.generation == view.memory.generation and ending is not None and ending.fail == UNFLUSHED:
+                lost = f"; rank {rank.rank} could not write what it had printed: {ending.message}"
+                return ending.code or 0, lost
+    return 0, ""
 
 
 def _last(view: View, policy: Policy) -> Save | None:
@@ -128,7 +142,7 @@ def saving(view: View, policy: Policy) -> Action:
     deadline = memory.since_ns + int(policy.save_s * _S)
     if durable is not None and durable.asked >= memory.save:
         if durable.error and memory.finished:
-            return without_last(memory, durable.error)
+            return without_last(view, durable.error)
         if durable.error:
             return _interrupted(f"stopped; the last checkpoint failed: {durable.error}", memory.cut)
         return _confirmed(view, durable, deadline)
@@ -136,7 +150,7 @@ def saving(view: View, policy: Policy) -> Action:
         if memory.finished:
             lost = f"member {memory.save_member} is lost"
             late = f"it was not written within {policy.save_s:g} s"
-            return without_last(memory, late if view.now_ns >= deadline else lost)
+            return without_last(view, late if view.now_ns >= deadline else lost)
         return _interrupted("stopped without its last checkpoint", memory.cut)
     return Wait(min(deadline, view.now_ns + int(policy.member_timeout_s * _S)), "saving")
 
@@ -166,12 +180,12 @@ def _seen(view: View, durable: Durable, deadline: int) -> Action:
     memory, stored = view.memory, view.stored
     known = stored.heard >= memory.save and not stored.error
     if known and resume.has_checkpoint(view, durable.generation, durable.step):
-        return without_last(memory, "")
+        return without_last(view, "")
     if known:
-        return without_last(memory, "it was written, and is not on storage any more")
+        return without_last(view, "it was written, and is not on storage any more")
     if view.now_ns < deadline:
         return Wait(deadline, "looking whether the last checkpoint is on storage")
-    return without_last(memory, stored.error or "it was written, and storage does not answer")
+    return without_last(view, stored.error or "it was written, and storage does not answer")
 
 
 def stopping(view: View, policy: Policy) -> Action:

@@ -53,7 +53,7 @@ def decide(view: View, policy: Policy) -> Action:
     """Return the next action for the job."""
     memory = view.memory
     if memory.stop == "now" and memory.finished and memory.phase == "saving":
-        return closing.without_last(memory, "")
+        return closing.without_last(view, "")
     if memory.stop == "now" and memory.phase not in ("stopping", "ended"):
         return End(EXIT_INTERRUPTED, "stopped at once, as asked")
     if memory.phase in _LIVE and lost_track.ahead(view):
@@ -197,7 +197,7 @@ def _is_finished(view: View) -> bool:
         for rank in report.launcher.ranks
         if rank.generation == view.memory.generation
     ]
-    done = [r for r in ranks if r.state == "exited" and r.ending is not None and r.ending.code == 0]
+    done = [r for r in ranks if r.state == "exited" and r.ending is not None and r.ending.is_good]
     return len(done) == view.memory.world_size
 
 

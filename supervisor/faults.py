@@ -154,7 +154,7 @@ def _of_rank(view: View, name: str, report: MemberReport, rank: RankState) -> li
             )
         )
     ending = rank.ending
-    if ending is None or ending.ours or (ending.code == 0 and ending.signal is None):
+    if ending is None or ending.ours or ending.is_good:
         return faults
     if ending.unwinding and rank.state != "exited":
         over = ending.overdue and reported.on_its_way_out(report, rank)

@@ -410,4 +410,4 @@ def _gone(view: View) -> set[int]:
 
 
 def _ended_well(rank: RankState) -> bool:
-    return rank.ending is not None and rank.ending.code == 0 and rank.ending.signal is None
+    return rank.ending is not None and rank.ending.is_good

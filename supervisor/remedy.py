@@ -34,8 +34,8 @@ def before_joining(view: View) -> End | None:
         if launcher is None or ending is None or ending.ours or not member.exists:
             continue
         code = ending.code if ending.code is not None else 128 + (ending.signal or 0)
-        if ending.signal is None and code == 0 and forming:
-            return End(0, "the script ended before it joined", ending.message)
+        if ending.is_good and forming:
+            return End(code, "the script ended before it joined", ending.message)
         for_good = ending.fail in ("system_exit", "bad_input") or _SYNTAX.search(ending.message)
         if for_good and forming:
             return End(code, "the script cannot start", ending.message)

@@ -102,7 +102,7 @@ def _others(before: dict[int, Seen], view: View, late: frozenset[int]) -> list[S
 def _has_left(view: View) -> bool:
     """True when a rank of the group has ended well."""
     return any(
-        rank.state == "exited" and rank.ending is not None and rank.ending.code == 0
+        rank.state == "exited" and rank.ending is not None and rank.ending.is_good
         for report in reported.reports(view)
         if report.launcher is not None
         for rank in report.launcher.ranks

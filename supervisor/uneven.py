@@ -29,7 +29,7 @@ def found(view: View) -> tuple[Fault, ...]:
             if rank.generation != view.memory.generation or here is None or not report.launcher.joins:
                 continue
             ending = rank.ending
-            if rank.state == "exited" and ending is not None and ending.code == 0 and ending.signal is None:
+            if rank.state == "exited" and ending is not None and ending.is_good:
                 left.append((report.member, rank, here))
             elif _in_step(here, began):
                 in_step.append(here)

@@ -99,7 +99,7 @@ def cut(view: View, found: tuple[Fault, ...]) -> tuple[Cut, ...]:
     raised = {fault.rank: fault for fault in found if fault.kind == "exception"}
     cuts: dict[int, Cut] = {}
     for _, rank, at in _tails(view):
-        over = rank.state == "exited" and rank.ending is not None and rank.ending.code == 0
+        over = rank.state == "exited" and rank.ending is not None and rank.ending.is_good
         if over or (rank.rank not in raised and (not _is_long(at) or rank.where == COLLECTIVE)):
             continue
         cuts[rank.rank] = Cut(rank.rank, at.step, at.step - 1, round(at.tail_s, 3), rank.rank in raised)

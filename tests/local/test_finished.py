@@ -70,3 +70,12 @@ def test_storage_that_is_full_at_the_end_changes_no_exit_code(start: Start, tmp_
     ended = run.finish()
     assert ended.code == 0, ended.output
     assert "all ranks have finished" in ended.lines[-1]
+
+
+def test_what_a_rank_cannot_print_at_its_end_is_the_interpreters_code_and_no_fault(start: Start) -> None:
+    run = start("--nproc-per-node 2", "unprinted.py", 1)
+    ended = run.finish()
+    assert ended.code == 120, ended.output
+    assert run.incidents() == []
+    assert "rank 1 could not write what it had printed: OSError: [Errno 28]" in ended.lines[-1]
+    assert run.last_status()["generation"] == 1

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.launcher_messages import Ending
+from holdfast.launcher_messages import UNFLUSHED, Ending
 from holdfast.lineage import Lineage
 from holdfast.messages import Durable
 from supervisor import closing, orders, uneven
@@ -305,6 +305,19 @@ def test_whatever_becomes_of_the_last_checkpoint_a_run_that_finished_ends_with_0
     durable: Durable, given: dict[str, Any], why: str
 ) -> None:
     assert _last_of(durable, **given) == End(0, why)
+
+
+@pytest.mark.parametrize("state", ["exited", "failing"])
+def test_a_rank_that_could_not_write_what_it_printed_is_no_fault_and_gives_the_code(state: str) -> None:
+    lost = Ending(0, 120, None, False, UNFLUSHED, 0, "OSError: No space left on device")
+    first = member("m0", report("m0", launcher(rank(0, replace(lost, code=0, fail="")))))
+    second = member("m1", report("m1", launcher(rank(1, lost, state=state))))
+    action = decide(view(first, second), POLICY)
+    if state == "failing":  # its exit handlers run
+        assert isinstance(action, Wait)
+    else:
+        lost_line = "; rank 1 could not write what it had printed: OSError: No space left on device"
+        assert action == End(120, f"{DONE}{lost_line}")
 
 
 def test_a_last_checkpoint_is_waited_for_within_bounds() -> None:
