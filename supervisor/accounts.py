@@ -74,8 +74,9 @@ class Accounts:
         self.ledger.trained(resumed + 1, at_ns, int(step_s * 1e9) or None)
         self._step = resumed + 1
 
-    def saving(self, at_ns: int) -> None:
-        """All ranks have finished, and their last state is being saved."""
+    def saving(self, at_ns: int, incident: Open | None = None) -> None:
+        """All ranks have finished, perhaps without a step since `incident`, and their state is saved."""
+        self._decided(incident)
         self.ledger.enter(Bucket.CHECKPOINT, max(at_ns, self.ledger.at_ns))
 
     def stopped(self, at_ns: int, incident: Open | None = None, *, finished: bool = False) -> None:

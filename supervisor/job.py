@@ -198,9 +198,10 @@ class Job:
         elif isinstance(action, Settle):
             self.accounts.closed(before, before.incident, _marks(view), self._step_s)
         elif isinstance(action, Save) and action.finished:
-            self.accounts.saving(view.now_ns)
+            self.accounts.saving(view.now_ns, before.incident)
         elif isinstance(action, End):
-            self.accounts.stopped(view.now_ns, before.incident, finished=closing.is_finish(action))
+            known = None if before.finished else before.incident  # that is accounted for
+            self.accounts.stopped(view.now_ns, known, finished=closing.is_finish(action))
 
     def _record(self, view: View, action: Action, after: Memory) -> None:
         """Write the incident's file: at every decision about it, and whole when it is over.

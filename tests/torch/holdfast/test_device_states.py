@@ -241,6 +241,18 @@ def test_a_run_without_a_fault_is_as_if_nobody_had_copied(order: list[int], ever
             assert sorted(training.held()) == [STEPS - 1, STEPS]
 
 
+@given(choices, intervals)
+def test_a_script_that_ends_leaves_a_copy_of_its_last_state(order: list[int], every: int) -> None:
+    with memory_directory() as memory:
+        training = Training(memory, Simulated([*order, 5]), every)
+        run_until(training, 10 * STEPS)
+        kept = training.state.keeping
+        assert kept is not None
+        assert kept.leaving() == (every > 0)
+        assert (STEPS in training.held()) == (every > 0)
+        exact(training)
+
+
 def test_optimizers_in_streams_of_their_own_are_waited_for_and_none_may_have_begun() -> None:
     """Each has marks in its own stream: here the device comes to them in any order."""
     device = Simulated((0,), rests=True)

@@ -127,6 +127,28 @@ def test_what_one_member_had_not_saved_is_productive_once_the_run_has_finished()
     assert (seconds(accounts)["productive"], accounts.ledger.pending_ns) == (28.0, 0)
 
 
+def test_the_last_checkpoint_of_a_run_that_has_finished_is_no_training() -> None:
+    accounts = begun()
+    alone: dict[str, Any] = {"placement": ("m0",), "world_size": 1, "settled": True}
+    accounts.observe(view(trained(20), now_s=30.0, **alone))
+    accounts.saving(31 * S)
+    accounts.stopped(33 * S, finished=True)
+    spent = seconds(accounts)
+    assert (spent["productive"], spent["checkpoint"], accounts.ledger.pending_ns) == (28.0, 2.0, 0)
+    accounts = begun()
+    look(accounts, 30.0, 20)
+    accounts.opened(opened())
+    accounts.saving(40 * S, opened())
+    accounts.stopped(42 * S, finished=True)
+    spent = seconds(accounts)
+    assert (spent["detect"], spent["decide"], spent["start"], spent["checkpoint"]) == (
+        2.0,
+        1.0,
+        1.0 + 7.0,
+        2.0,
+    )
+
+
 def test_a_fault_before_the_first_new_step_is_booked_after_the_one_that_it_overtakes() -> None:
     accounts, first = begun(), opened()
     look(accounts, 30.0, 20)
