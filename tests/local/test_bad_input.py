@@ -128,12 +128,13 @@ def test_a_run_that_was_stopped_says_how_to_resume_and_that_command_does(start: 
     words = shlex.split(line.partition("with: ")[2])
     assert words[:2] == ["holdfast", "run"]
     done = run.last_status()["checkpoint"]["step"]
-    again = holdfast(*[str(done + 20) if word == "10000000" else word for word in words[1:]], cwd=run.folder)
+    command = [str(done + 20) if word == "10000000" else word for word in words[1:]]
+    again = holdfast(*command, cwd=run.folder)
     assert again.code == 0, again.output
     assert f"from step {done:,} (checkpoint)" in again.output
-    once_more = holdfast(*[str(done) if word == "10000000" else word for word in words[1:]], cwd=run.folder)
+    once_more = holdfast(*command, cwd=run.folder)
     assert once_more.code == 0, once_more.output
-    assert f"nothing to do: the state in {run.run_dir} already has {done:,} steps" in once_more.output
+    assert f"nothing to do: the state in {run.run_dir} already has {done + 20:,} steps" in once_more.output
 
 
 def test_a_variable_of_ours_that_is_left_over_starts_no_rank(tmp_path: Path) -> None:
