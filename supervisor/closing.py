@@ -7,11 +7,12 @@ from dataclasses import replace
 from holdfast.launcher_messages import UNFLUSHED
 from holdfast.messages import Durable
 from supervisor import presence, remedy, reported, resume, uneven, unfinished
-from supervisor.view import Action, Cut, Done, End, Fault, Memory, Policy, Save, View, Wait
+from supervisor.view import Action, Cut, Done, End, Fault, MemberView, Memory, Policy, Save, View, Wait
 
 EXIT_INTERRUPTED = 130
 EXIT_CUT_SHORT = 3  # the script finished, and not all that it did after its commits was done
 _FINISHED = "all ranks have finished"
+_QUIET = 0.6  # of the silence after which a member counts as lost
 _DONE = "done"  # `progress.spoken` of a rank's last phase
 _S = 1_000_000_000
 _IDLE_S = 60.0
@@ -19,7 +20,7 @@ CONFIRM_S = 10.0  # that storage may take to say what it holds
 _SLACK_S = 10.0  # beyond the members' own grace, before they are left to whoever keeps them
 
 
-def finished(view: View, policy: Policy) -> Save | End:
+def finished(view: View, policy: Policy) -> Save | Wait | End:
     """End a run whose ranks have all finished, with 0 only if nothing of the script's work is missing.
 
     First have its last state written to storage, so that the same command, given again, has nothing to do.
@@ -56,10 +57,11 @@ def _unflushed(view: View) -> tuple[int, str]:
     return 0, ""
 
 
-def _last(view: View, policy: Policy) -> Save | None:
+def _last(view: View, policy: Policy) -> Save | Wait | None:
     """Return the order to save the state that the script ended with; None if nobody has it, or it is stored.
 
-    All ranks must have said that nothing has changed it since (`progress.Phase.DONE`).
+    All ranks must have said that nothing has changed it since (`progress.Phase.DONE`). A member that has said
+    nothing for a moment is waited for, but not until it would count as lost: the run has finished.
     """
     ranks = {e.rank: e for report in reported.reports(view) for e in unfinished.of_generation(view, report)}
     steps = {each.step for each in ranks.values()}
@@ -68,10 +70,22 @@ def _last(view: View, policy: Policy) -> Save | None:
         return None
     [step] = steps
     stored = resume.newest_checkpoint(view)
-    found = resume.point(view, None, unfinished.void(view))
-    if found.source != "slot" or found.step != step or (stored is not None and stored.step >= step):
+    if stored is not None and stored.step >= step:
         return None
+    found = resume.point(view, None, unfinished.void(view))
+    if found.source != "slot" or found.step != step:
+        left_s = max((_QUIET * policy.member_timeout_s - each.silent_s for each in _quiet(view)), default=0.0)
+        return Wait(view.now_ns + int(left_s * _S), "a member says nothing") if left_s > 0 else None
     return Save(found.holders[0], found, f"{_FINISHED}: a checkpoint of the last step", finished=True)
+
+
+def _quiet(view: View) -> tuple[MemberView, ...]:
+    """Return the members with ranks that do not speak, though they are there."""
+    return tuple(
+        each
+        for each in view.members
+        if each.name in view.memory.placement and each.exists and not presence.speaks(each)
+    )
 
 
 def _left(memory: Memory) -> str:

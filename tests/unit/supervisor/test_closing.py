@@ -276,6 +276,19 @@ def test_a_last_state_that_is_stored_or_not_to_be_had_delays_no_end(seen: View, 
     assert decide(seen, policy) == End(0, "all ranks have finished")
 
 
+def test_a_member_that_is_quiet_for_a_moment_is_waited_for_but_not_until_it_is_lost() -> None:
+    seen = at_the_end(9, 9)
+
+    def quiet(silent_s: float) -> View:
+        first, second = seen.members
+        return replace(seen, members=(first, replace(second, silent_s=silent_s)))
+
+    waits = decide(quiet(2.0), POLICY)
+    assert isinstance(waits, Wait)
+    assert waits.until_ns == 101 * S
+    assert decide(quiet(3.5), POLICY) == End(0, "all ranks have finished")
+
+
 DONE = "all ranks have finished"
 NONE = f"{DONE}; no checkpoint of the last step: "
 
