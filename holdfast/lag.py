@@ -10,6 +10,7 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 WINDOW_S = 60
@@ -71,9 +72,14 @@ class _Second:
 
 
 def run(main: Callable[[Lag], Coroutine[Any, Any, _R]]) -> _R:
-    """Do what `asyncio.run` does, on a loop that measures its lag, which `main` is given."""
+    """Do what `asyncio.run` does, on a loop that measures its lag, which `main` is given.
+
+    Work that `main` has left in a thread is not waited for: a file system that hangs may never let it end.
+    """
     lag = Lag()
     loop = asyncio.SelectorEventLoop(lag)
+    beside = ThreadPoolExecutor(thread_name_prefix="beside")
+    loop.set_default_executor(beside)
     asyncio.set_event_loop(loop)
     try:
         return loop.run_until_complete(main(lag))
@@ -84,7 +90,7 @@ def run(main: Callable[[Lag], Coroutine[Any, Any, _R]]) -> _R:
                 task.cancel()
             loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
             loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.run_until_complete(loop.shutdown_default_executor())
         finally:
+            beside.shutdown(wait=False, cancel_futures=True)
             asyncio.set_event_loop(None)
             loop.close()

@@ -78,7 +78,7 @@ class Checkpoints:
             if (record.step, record.generation) == (durable.step, durable.generation):
                 return True
             try:
-                with self._holdings.arena.pin(record):
+                async with self._holdings.pinned(record):
                     good = await self._is_good(record, len(ranks))
                     if good:
                         await self._saver.save(record, order.sources, self._meta(order), asked=0)

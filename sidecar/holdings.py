@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
 import zlib
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from holdfast.arena import Arena, Gone, Record
@@ -14,6 +17,7 @@ from holdfast.private import Blob, PrivateReader
 
 _STORE = re.compile(r"(?:private|kept)-(\d{5})\.bin")
 _RESTORED = re.compile(r"(\d{5,})-(\d{8,})-(\d{12,})-[0-9a-f]{8}\.bin")
+_pinning = ThreadPoolExecutor(4, "pin")  # of its own: no storage that hangs may keep a snapshot from a peer
 NEWEST = 12  # private states listed for each rank: a resume point is one of the last few
 
 
@@ -26,6 +30,21 @@ class Holdings:
         self._restored = restored
         self.arena = Arena(directory)
         self._readers: dict[Path, PrivateReader] = {}
+
+    @contextlib.asynccontextmanager
+    async def pinned(self, record: Record) -> AsyncIterator[Path]:
+        """Do what `Arena.pin` does; whoever holds the slot is waited for in a thread. Raises as that does."""
+        pin = self.arena.pin(record)
+        entering = asyncio.get_running_loop().run_in_executor(_pinning, pin.__enter__)
+        try:
+            path = await asyncio.shield(entering)
+        except asyncio.CancelledError:
+            entering.add_done_callback(lambda done: _let_go(pin, done))
+            raise
+        try:
+            yield path
+        finally:
+            pin.__exit__(None, None, None)
 
     def slots(self) -> tuple[Slot, ...]:
         return tuple(Slot(r.generation, r.step, r.total_bytes) for r in self.arena.records())
@@ -125,3 +144,9 @@ class Holdings:
     def _store_paths(self) -> list[tuple[int, Path]]:
         found = ((path, _STORE.fullmatch(path.name)) for path in sorted(self.directory.iterdir()))
         return [(int(match[1]), path) for path, match in found if match]
+
+
+def _let_go(pin: contextlib.AbstractContextManager[Path], entered: asyncio.Future[Path]) -> None:
+    """Give back a slot that nobody wants any more, now that it is had."""
+    if not entered.cancelled() and entered.exception() is None:
+        pin.__exit__(None, None, None)

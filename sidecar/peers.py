@@ -68,14 +68,14 @@ def application(holdings: Holdings, token: str, door: Door, silence_s: float = S
         except Gone as error:
             raise web.HTTPGone(text=str(error)) from None
 
-    async def private(request: web.Request) -> web.Response:
+    async def private(request: web.Request) -> web.StreamResponse:
         rank, generation, step = (int(request.match_info[n]) for n in ("rank", "generation", "step"))
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(None, holdings.private, rank, generation, step)
         if found is None:
             raise web.HTTPNotFound(text=f"no private state of rank {rank}, step {step}")
         crc = await loop.run_in_executor(None, zlib.crc32, found.data)
-        return web.Response(body=found.data, headers={_CRC: f"{crc:08x}"})
+        return await _send_private(request, found.data, crc, silence_s)
 
     app = web.Application(middlewares=[guard], client_max_size=1024)
     app.router.add_get(r"/v1/slot/{generation:\d{1,18}}/{step:\d{1,18}}", slot)
@@ -98,7 +98,7 @@ async def _send_slot(
     line = None if transport is None else transport.get_extra_info("socket")
     if not isinstance(transport, asyncio.Transport) or line is None:
         raise web.HTTPGone(text="the connection is gone")
-    with holdings.arena.pin(record) as path:
+    async with holdings.pinned(record) as path:
         seal = holdings.arena.checksum(record)
         if transport.get_extra_info("ssl_object") is not None:
             return await _send_through(request, path, record, part, seal, silence_s)
@@ -129,6 +129,27 @@ async def _send_through(
         await asyncio.wait_for(response.write_eof(), silence_s)
     except (OSError, asyncio.TimeoutError) as error:  # as without TLS
         log.debug("range not sent", extra={"step": record.step, "error": str(error)})
+        if request.transport is not None:
+            request.transport.abort()
+    return response
+
+
+async def _send_private(
+    request: web.Request, content: bytes, crc: int, silence_s: float
+) -> web.StreamResponse:
+    """Give a private state a piece at a time: the loop would copy all of a large one at once.
+
+    One who takes nothing for `silence_s` is given up.
+    """
+    response = web.StreamResponse(headers={_CRC: f"{crc:08x}"})
+    response.content_length = len(content)
+    try:
+        await asyncio.wait_for(response.prepare(request), silence_s)
+        for at in range(0, len(content), PIECE_BYTES):
+            await asyncio.wait_for(response.write(content[at : at + PIECE_BYTES]), silence_s)
+        await asyncio.wait_for(response.write_eof(), silence_s)
+    except (OSError, asyncio.TimeoutError) as error:
+        log.debug("private state not sent", extra={"error": str(error)})
         if request.transport is not None:
             request.transport.abort()
     return response

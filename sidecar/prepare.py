@@ -86,7 +86,9 @@ class Preparer:
             return await self._from_checkpoint(launch, order.ranks)
         path = await self._snapshot(launch, order.sources)
         ranks = tuple([replace(rank, private=await self._private(rank, order)) for rank in order.ranks])
-        self._holdings.forget_restored(max(KEPT, 2 * len(ranks)))
+        # To give memory back takes the kernel a quarter of a second for each gigabyte.
+        loop, keep = asyncio.get_running_loop(), max(KEPT, 2 * len(ranks))
+        await loop.run_in_executor(None, self._holdings.forget_restored, keep)
         return replace(launch, restore=replace(launch.restore, path=str(path))), ranks
 
     async def _snapshot(self, launch: Launch, sources: Iterable[Source]) -> Path:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 from holdfast import lag
@@ -66,3 +67,27 @@ def test_a_loop_measures_itself_and_ends_what_is_left() -> None:
 
     assert lag.run(main) >= 0.02
     assert ended == [True]
+
+
+def test_work_in_a_thread_that_never_ends_keeps_no_loop_from_ending() -> None:
+    """A checkpoint on storage that hangs is read so."""
+    over = threading.Event()
+
+    async def main(_: lag.Lag) -> str:
+        began = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def hang() -> None:
+            loop.call_soon_threadsafe(began.set)
+            over.wait(60)
+
+        task = asyncio.ensure_future(loop.run_in_executor(None, hang))
+        await began.wait()
+        assert not task.done()
+        return "done"
+
+    try:
+        assert lag.run(main) == "done"
+        assert not over.is_set()
+    finally:
+        over.set()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import zlib
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from holdfast import arena as arenas
 from holdfast.arena import Busy
 from holdfast.checksum import checksum
 from holdfast.messages import Source
@@ -210,3 +212,74 @@ async def test_a_receiver_that_takes_nothing_does_not_keep_the_slot(there: Path)
             await asyncio.sleep(0)
         assert draft.commit().step == 9
         writer.close()
+
+
+async def test_a_slot_that_somebody_writes_holds_up_nobody_else(
+    there: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arenas, "PIN_PATIENCE_S", 60.0)
+    record = snapshot(there, 2, 7)
+    private(there, 1, 2, 7, b"own")
+    writer = holdings(there).arena._slots[record.slot]
+    assert writer.acquire()
+    async with serving(there) as url, fetching(here) as fetcher:
+        waits = asyncio.create_task(fetcher.snapshot(Source(url, -1, 2, 7)))
+        try:
+            assert await fetcher.private(Source(url, 1, 2, 7)) == b"own"
+            assert not waits.done()
+        finally:
+            writer.release()
+        assert (await waits).step == 7
+
+
+async def test_a_pin_that_nobody_waits_for_any_more_is_given_back(
+    there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arenas, "PIN_PATIENCE_S", 60.0)
+    record, held = snapshot(there, 2, 7), holdings(there)
+    writer = holdings(there).arena._slots[record.slot]
+
+    async def pin() -> None:
+        async with held.pinned(record):
+            raise AssertionError
+
+    assert writer.acquire()
+    task = asyncio.create_task(pin())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    writer.release()
+    async with held.pinned(record) as path:
+        assert path == record.path
+    while not writer.acquire():  # noqa: ASYNC110  a lock tells nobody
+        await asyncio.sleep(0)
+    writer.release()
+
+
+async def test_a_receiver_that_takes_nothing_of_a_private_state_is_given_up(
+    there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop copied all of it at once, and kept that for as long as the connection was."""
+    given_up = asyncio.Event()
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.msg == "private state not sent":
+                given_up.set()
+
+    log = logging.Logger("peers", logging.DEBUG)
+    log.addHandler(Heard())
+    monkeypatch.setattr(peers, "log", log)
+    private(there, 1, 2, 7, b"x" * 50_000_000)
+    async with serving(there, silence_s=0.05) as url:
+        host, _, port = url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        try:
+            writer.write(
+                f"GET /v1/private/1/2/7 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+            )
+            await reader.readuntil(b"\r\n\r\n")
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await asyncio.wait_for(given_up.wait(), LIMIT_S)
+        finally:
+            writer.close()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,6 +12,7 @@ from holdfast import checkpoint
 from holdfast.launcher_messages import Launch, RankStart, Restore
 from holdfast.messages import MemberOrder, Slot, Source
 from sidecar import prepare
+from sidecar.holdings import Holdings
 from sidecar.prepare import Preparer, Unprepared
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
 from tests.unit.sidecar.peering import fetching, serving
@@ -217,3 +219,22 @@ async def test_a_checkpoint_of_the_same_step_that_another_generation_wrote_is_an
     launch = replace(LAUNCH, restore=Restore(7, 1, "checkpoint", str(written(tmp_path))))
     with pytest.raises(Unprepared, match="it is of generation 2, expected 1"):
         await prepared(here, order(launch=launch), storage=tmp_path)
+
+
+async def test_memory_is_given_back_beside_the_event_loop(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the kernel a quarter of a second for each gigabyte."""
+    threads: list[threading.Thread] = []
+    forget = Holdings.forget_restored
+
+    def forgotten(held: Holdings, keep: int) -> None:
+        threads.append(threading.current_thread())
+        forget(held, keep)
+
+    monkeypatch.setattr(Holdings, "forget_restored", forgotten)
+    snapshot(here, 2, 7)
+    private(here, 0, 2, 7)
+    await prepared(here, order(Source("", 0, 2, 7)))
+    assert threads
+    assert threading.main_thread() not in threads
