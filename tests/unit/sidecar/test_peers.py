@@ -267,7 +267,8 @@ async def test_a_receiver_that_takes_nothing_of_a_private_state_is_given_up(
             if record.msg == "private state not sent":
                 given_up.set()
 
-    log = logging.Logger("peers", logging.DEBUG)
+    log = logging.getLogger("a peer that takes nothing")
+    log.setLevel(logging.DEBUG)
     log.addHandler(Heard())
     monkeypatch.setattr(peers, "log", log)
     private(there, 1, 2, 7, b"x" * 50_000_000)
