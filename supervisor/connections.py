@@ -112,6 +112,8 @@ class Connections:
     async def _send(self, socket: web.WebSocketResponse, line: Line) -> None:
         while True:
             await line.changed.wait()
+            if line.owner is not socket:  # half open: what is told here, the line that replaced it would miss
+                return
             line.changed.clear()
             if line.order is not None and line.order is not line.sent:
                 line.sent = line.order

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from holdfast import hostclock
+from dataclasses import replace
+
+from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer
+
+from holdfast import hostclock, wire
 from holdfast.launcher_messages import Ending
 from holdfast.messages import MemberOrder
 from supervisor.connections import Connections
 from tests.unit.supervisor.views import launcher, rank, report
 
+LIMIT_S = 20.0
 RUN = MemberOrder("run", 3)
 
 
@@ -23,6 +29,25 @@ def test_the_same_order_again_is_not_sent_again() -> None:
     line.changed.clear()
     made.order("m0", MemberOrder("run", 3))
     assert not line.changed.is_set()
+
+
+async def test_a_line_that_replaces_one_that_is_half_open_has_the_orders() -> None:
+    """The old one took them, and told nobody: its other end was gone."""
+    made = connections()
+    app = web.Application()
+    app.router.add_get("/v1/member", made.serve)
+    async with TestServer(app) as server, ClientSession() as session:
+        lines = []
+        made.order("m0", RUN)
+        for step in range(2):
+            lines.append(await session.ws_connect(server.make_url("/v1/member")))
+            await lines[-1].send_str(wire.encode(report("m0", launcher(rank(step)))).decode())
+            told = await lines[-1].receive_str(timeout=LIMIT_S)
+            assert wire.decode(MemberOrder, told) == RUN, f"line {step}"
+        made.order("m0", replace(RUN, settled=True))
+        assert wire.decode(MemberOrder, await lines[-1].receive_str(timeout=LIMIT_S)).settled
+        for line in lines:
+            await line.close()
 
 
 def test_what_a_member_of_another_host_tells_is_put_on_our_clock() -> None:
