@@ -109,12 +109,19 @@ class Following:
         return None
 
     def close(self) -> list[Line]:
-        """Return the last lines, and renew `status` for the last time."""
+        """Return the last lines, and renew `status`. A `poll` that follows gives nothing of that again."""
         lines: list[Line] = []
+        last: _Seen | None = None
         with suppress(OSError):
-            if self._looking is not None and wait([self._looking], END_S).done:
-                lines = self._take(self._looking.result())
-            lines += self._take(self._files.do(self._look_last, END_S))
+            if self._looking is not None:
+                wait([self._looking], END_S)
+            last = self._files.do(self._look_last, END_S)
+        if self._looking is not None and self._looking.done():  # it was handed over before the last one
+            looked, self._looking = self._looking, None
+            with suppress(OSError):
+                lines = self._take(looked.result())
+        if last is not None:
+            lines += self._take(last)
         return lines
 
     def _take(self, seen: _Seen) -> list[Line]:

@@ -71,6 +71,32 @@ def test_storage_that_does_not_answer_holds_up_nobody_and_is_told_once(
     assert following.news(20.0).endswith("is back")
 
 
+def test_what_a_slow_look_has_found_is_given_once_and_before_the_last_lines(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    following, reads, goes_on = Following(run), threading.Event(), threading.Event()
+    polled(following)
+    printed(run, "one\n")
+    run.write_status({"step": 3})
+    usual = following._look
+
+    def slow() -> object:
+        seen = usual()
+        reads.set()
+        goes_on.wait()
+        return seen
+
+    monkeypatch.setattr("supervisor.following.SOON_S", 0.0)
+    monkeypatch.setattr(following, "_look", slow)
+    assert following.poll(0.0) == []
+    reads.wait()
+    printed(run, "two\n")
+    run.write_status({"step": 9})
+    goes_on.set()
+    assert following.close() == [(0, "one"), (0, "two")]
+    assert (polled(following), following.status) == ([], {"step": 9})
+
+
 def test_a_run_directory_that_is_removed_is_told_once(run: RunDir) -> None:
     following = Following(run)
     polled(following)
