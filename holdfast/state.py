@@ -119,16 +119,13 @@ class State:
         self._phase(Phase.DATA)
         try:
             while self.step < count:
+                self._end_tail()
                 if self.step in self.session.skip:
                     self._pass_over()
                     continue
                 step = self.step
                 self._order.begin(step)
                 self._in_tail = False
-                if self._page is not None:
-                    self._page.tail_is_over()
-                if self.keeping is not None:  # before anybody sees that the step after it has begun
-                    self.keeping.look_after_commit()
                 self._phase(Phase.DATA)
                 if self.keeping is not None:
                     self.keeping.throttle()
@@ -137,15 +134,22 @@ class State:
                 if self._prepared > self.step and self.writing:
                     raise BadInput(f"step {step} was not committed: call state.commit(loss=...) in the loop")
             self._settle()
-            if self._page is not None:
-                self._page.tail_is_over()
-            if self.keeping is not None:
-                self.keeping.look_after_commit()
+            self._end_tail()
         finally:  # also when the script leaves the loop by `break`: what follows is no step
             self.turn += 1
             self._phase(Phase.IDLE)
         if self.keeping is not None:
             self.keeping.ended(self.step)
+
+    def _end_tail(self) -> None:
+        """The script's work after a commit is over: see what it has changed before anything else is done.
+
+        What follows begins from the state as it then is, and nobody sees a next step before that is settled.
+        """
+        if self._page is not None:
+            self._page.tail_is_over()
+        if self.keeping is not None:
+            self.keeping.look_after_commit()
 
     def commit(
         self,

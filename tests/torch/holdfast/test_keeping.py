@@ -616,6 +616,31 @@ def test_what_changes_privately_after_every_commit_does_not_keep_snapshots_from_
     assert steps_of(script) == {36, 40}
 
 
+@pytest.mark.parametrize("changed", ["scheduler", "data"])
+def test_a_batch_that_is_passed_over_does_not_hide_what_the_script_did_after_the_commit_before(
+    memory: Path, capfd: pytest.CaptureFixture[str], changed: str
+) -> None:
+    launch = replace(SELDOM, snapshot_every=4, skip=(4,))
+    script = Script(supervised(memory, launch))
+    seen = []
+    for step in script.state.steps(7):
+        seen.append(step)
+        script.state.commit(loss=script.step())
+        if step == 3:
+            if changed == "scheduler":
+                script.scheduler.step()
+                state = script.scheduler.state_dict()
+            else:
+                script.data.at += 1
+    assert seen == [0, 1, 2, 3, 5, 6]
+    assert capfd.readouterr().err.count("after the commit of step 4 and before the next step") == 1
+    if changed == "scheduler":
+        assert Script(resumed(memory, script, launch, 4)).scheduler.state_dict() == state
+    else:
+        assert page_of(memory).late == (4,)
+        assert 4 not in steps_of(script)
+
+
 @pytest.mark.parametrize("first", [1, 2, 4])
 def test_what_an_evaluation_without_a_pause_changes_early_is_no_loader_that_draws_ahead(
     memory: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, first: int
