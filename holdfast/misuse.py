@@ -6,6 +6,7 @@ show it: so it raises, and says what to do instead. What only may be wrong is wa
 
 from __future__ import annotations
 
+import inspect
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -138,7 +139,8 @@ class Pause:
     """What `state.pause` returns: a context manager, and a decorator of functions.
 
     One that is thrown away without having been either has declared nothing: `unused` is called with words
-    that name the line of the call.
+    that name the line of the call. A function that does its work after its call has returned (`async def`, a
+    generator) is refused with `BadInput`: the pause would be over before.
     """
 
     def __init__(
@@ -161,6 +163,12 @@ class Pause:
 
     def __call__(self, function: Callable[..., _R]) -> Callable[..., _R]:
         self._used = True
+        if kind := _works_later(function):
+            call, name = f"state.pause({self._label!r})", getattr(function, "__name__", repr(function))
+            raise BadInput(
+                f"{call} decorates {name}, which is {kind}: its work is done after the call of it has"
+                f" returned, when the pause would be over. Write `with {call}:` around that work instead"
+            )
 
         @wraps(function)
         def paused(*args: Any, **kwargs: Any) -> _R:
@@ -176,6 +184,15 @@ class Pause:
             self._unused(
                 f"{call} without `with` declares no pause ({name}, line {line}): write `with {call}:`"
             )
+
+
+def _works_later(function: Callable[..., object]) -> str:
+    """Say what kind of function it is that does its work after it has returned; "" for any other."""
+    if inspect.iscoroutinefunction(function):
+        return "an async function"
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        return "a generator function"
+    return ""
 
 
 def unkeepable(name: str, value: Any) -> str:

@@ -223,14 +223,18 @@ class State:
         `limit_s` is its own limit; 0 takes the run's (30 minutes unless told otherwise). Random generators
         are as before when it ends. Weights may be exchanged for others if they are put back before it ends.
         After one within another, that one goes on, with what is left of its limit. It is for `with`, or
-        decorates a function; one that is neither is warned of, once for each line.
+        decorates a function; one that is neither is warned of on any rank, once for each line.
+
+        Raises:
+            BadInput: where it begins, for a wrong label, limit or argument; where it decorates an `async def`
+                or a generator function, whose work is done later.
         """
         return misuse.Pause(label, lambda: self._paused(label, limit_s, unknown), self._pause_unused)
 
     def _pause_unused(self, text: str) -> None:
         if text not in self._unused:
             self._unused.add(text)
-            misuse.warn(self.session.rank, text)
+            misuse.warn(0, text)  # on any rank: one may evaluate alone
 
     @contextmanager
     def _paused(self, label: str, limit_s: float, unknown: Mapping[str, Any]) -> Iterator[None]:

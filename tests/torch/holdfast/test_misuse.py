@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -170,6 +170,39 @@ def test_a_pause_that_is_no_with_is_told_once_for_each_line(capsys: pytest.Captu
         "holdfast: warning: state.pause('eval') without `with` declares no pause"
         f" (test_misuse.py, line {line}): write `with state.pause('eval'):`\n"
     )
+
+
+def test_a_pause_that_is_no_with_is_told_by_a_rank_that_makes_it_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    session = Session(Launch(3, 2, 2, "", 0, 0, 0.0), RankStart(1, 1), None)
+    session.protect(model=nn.Linear(2, 2)).pause("eval")
+    assert "state.pause('eval') without `with` declares no pause" in capsys.readouterr().err
+
+
+async def _later() -> None: ...
+
+
+def _generates() -> Iterator[int]:
+    yield 1
+
+
+async def _generates_later() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [(_later, "an async"), (_generates, "a generator"), (_generates_later, "a generator")],
+)
+def test_a_pause_of_a_function_that_does_its_work_later_is_refused(
+    function: Callable[..., object], kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = function.__name__
+    refused = rf"state\.pause\('eval'\) decorates {name}, which is {kind} function: .* Write `with state\.p"
+    with pytest.raises(BadInput, match=refused):
+        step_of(lambda state: state.pause("eval")(function))
+    assert capsys.readouterr().err == ""
 
 
 def test_a_pause_may_decorate_and_be_kept_for_later(capsys: pytest.CaptureFixture[str]) -> None:
