@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from itertools import islice
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast import capture, misuse, sharded
@@ -60,8 +62,9 @@ def schedules(value: Any, objects: Mapping[str, Any]) -> bool:
     """Say whether `value` is a scheduler of a class of its own: it sets what all ranks share.
 
     It has a `step` and one of the optimizers among `objects`, and beside that nothing but plain values,
-    torch's schedulers and functions: whoever has a model or data as well may keep what is a rank's own. An
-    object whose state has tensors is shared anyway.
+    torch's schedulers and functions: whoever has a model or data as well may keep what is a rank's own. Its
+    code sets the optimizer's options and does not step it: what clips, skips or scales and then steps may
+    count what one rank saw. An object whose state has tensors is shared anyway.
     """
     import torch
 
@@ -77,7 +80,44 @@ def schedules(value: Any, objects: Mapping[str, Any]) -> bool:
     optimizers = [each for each in map(capture.unwrap, objects.values()) if is_optimizer(each)]
     sets = [each for each in held if any(each is optimizer for optimizer in optimizers)]
     simple = bool(sets) and all(any(each is one for one in sets) or _is_simple(each) for each in held)
-    return simple and not _has_tensor(value.state_dict())
+    return simple and _only_sets_options(value) and not _has_tensor(value.state_dict())
+
+
+def _only_sets_options(value: Any) -> bool:
+    """True if the class of `value` uses an optimizer's groups, and steps nothing but its schedulers."""
+    sets = False
+    for code in _codes(type(value)):
+        receiver = ""
+        for each in dis.get_instructions(code):
+            sets = sets or each.argval == "param_groups"
+            ours = receiver in code.co_varnames[:1] or _is_scheduler(vars(value).get(receiver))
+            steps = each.argval == "step" and each.opname.startswith("LOAD")
+            if steps and not ours and "super" not in code.co_names:
+                return False
+            receiver = str(each.argval) if each.opname in ("LOAD_ATTR", "LOAD_FAST") else ""
+    return sets
+
+
+def _is_scheduler(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.optim.lr_scheduler.LRScheduler)
+
+
+def _codes(kind: type) -> Iterator[CodeType]:
+    """Yield the code of the methods of a class, and of those that it is derived from."""
+    for each in kind.__mro__:
+        for method in vars(each).values():
+            code = getattr(inspect.unwrap(method) if callable(method) else method, "__code__", None)
+            if isinstance(code, CodeType):
+                yield from _within(code)
+
+
+def _within(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _within(constant)
 
 
 def _spread(value: Any) -> Iterator[Any]:

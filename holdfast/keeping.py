@@ -299,7 +299,7 @@ class Keeping:
         A loader may draw ahead there: only those count that do not change without long work, too.
         """
         early = self._done <= LOOK_CLOSELY
-        if not (long or early) or not self._proven:
+        if not (long or early):
             return None
         changed = self._changed_apart()
         late = (
@@ -310,6 +310,11 @@ class Keeping:
         self._in_row = self._in_row + 1 if self._voided == self._state.step - 1 else 1
         if self._in_row > IN_ROW:  # without any snapshot a fault would cost all steps since then
             self._ahead |= late
+            self._tell(
+                f"{' and '.join(sorted(late))}, private to a rank, was changed after {IN_ROW} commits in a"
+                " row: it is taken for data that is drawn ahead, and a fault takes its change since the last"
+                " commit back. Change it before optimizer.step()"
+            )
             return None
         return f"{min(late)} was changed"
 
@@ -383,7 +388,12 @@ class Keeping:
             self._copy(step)
 
     def passed(self, step: int) -> None:
-        """A forward pass on the way to `step` is over: give its private state away if it is final now."""
+        """A forward pass on the way to `step` is over: give its private state away if it is final now.
+
+        One in work after a commit, as of an evaluation with gradients, is none on the way to a step.
+        """
+        if self._done > self._looked:
+            return
         if self._peer is not None and self._sent < step and self._early.passed():
             self._collect()
             if self._early.known:
@@ -402,7 +412,26 @@ class Keeping:
             self._collect()
             self._early.found(self._core == before)
             self._give(step)
+        elif not self._as_sent():  # a forward pass more than in the steps before, or what a callback draws
+            sure = self._is_sure()
+            self._collect()
+            self._early.give_up()
+            if sure:
+                self._give_again(step)
         self._take()
+
+    def _as_sent(self) -> bool:
+        """True when the private state is as it was collected."""
+        private = self._state.private
+        closely = self._done < LOOK_CLOSELY or private.versions() != self._versions
+        began = time.perf_counter()
+        found = private.is_still(self._core, closely)
+        self._private_s += time.perf_counter() - began
+        return found
+
+    def _is_sure(self) -> bool:
+        """True when the private state may be given away before the optimizer writes, as final."""
+        return self._proven and not self._late and self._after < AFTER
 
     def _collect(self) -> None:
         began = time.perf_counter()
@@ -417,7 +446,7 @@ class Keeping:
         It is not sure in the first step of a generation, and after a step in which it has changed.
         """
         self._sent = step
-        sure = self._proven and not self._late and self._after < AFTER if sure is None else sure
+        sure = self._is_sure() if sure is None else sure
         began = time.perf_counter()
         self._store(self._own, step, self._blob, final=sure)
         if self._peer is not None:
@@ -466,11 +495,7 @@ class Keeping:
     def finish(self, step: int) -> None:
         """Notice private state that changed after it was given away, and say so once."""
         private = self._state.private
-        closely = self._done < LOOK_CLOSELY or private.versions() != self._versions
-        began = time.perf_counter()
-        as_sent = private.is_still(self._core, closely)
-        self._private_s += time.perf_counter() - began
-        if as_sent:
+        if self._as_sent():
             if (self._late or not self._proven) and self._after < AFTER:
                 self._give_again(step)
             self._proven = True
@@ -501,15 +526,13 @@ class Keeping:
             self._peer.again(step, self._blob)
 
     def _changed_late(self, what: str) -> None:
-        """From now on give it away later, or if it was given late, as not final."""
-        self._late = not self._early.known
+        """From now on what is given away before the commit is not final."""
+        self._late = True
         self._early.give_up()
         self._tell(
             f"{what} changes between optimizer.step() and commit(): it is private to each rank and was given "
             "away before, so a rank that is lost there costs the steps since the last snapshot. Change it "
             f"before optimizer.step(){_COPY_IT if what.startswith('the buffer') else ''}"
-            if self._late
-            else f"{what} changes between the forward pass and commit(): from now on it is given away later"
         )
 
     def committed(self, step: int) -> None:

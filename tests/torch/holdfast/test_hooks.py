@@ -69,15 +69,14 @@ def test_after_ddp_has_waited_for_buffers_the_module_says_again_that_it_begins(m
     assert told_by(DistributedDataParallel(module)) == ["forward"] * (1 + waits) + ["backward", "write"]
 
 
-class Ramp:
-    """A scheduler of the script's own, in the style of timm: it keeps numbers, and has its optimizer."""
+class Kept:
+    """It keeps numbers, and has its optimizer."""
 
-    def __init__(self, optimizer: object, **more: Any) -> None:
+    after: torch.optim.lr_scheduler.LRScheduler
+
+    def __init__(self, optimizer: Any, **more: Any) -> None:
         self.optimizer, self.count, self.marks = optimizer, 0, [1, (2, "x")]
         self.shape, self.more = abs, more
-
-    def step(self) -> None:
-        self.count += 1
 
     def state_dict(self) -> dict[str, Any]:
         return {"count": self.count}
@@ -86,13 +85,57 @@ class Ramp:
         self.count = state["count"]
 
 
+class Ramp(Kept):
+    """A scheduler of the script's own, in the style of timm."""
+
+    def step(self) -> None:
+        self.count += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = 1 / self.count
+
+
 class Drawing(Ramp):
     def __iter__(self) -> Iterator[int]:
         return iter([])
 
 
+class Clipping(Kept):
+    """It steps the optimizer, and counts what one rank saw."""
+
+    def step(self) -> None:
+        self.count += 1
+        for group in self.optimizer.param_groups:
+            torch.nn.utils.clip_grad_norm_(group["params"], 1.0)
+        self.optimizer.step()
+
+
+class Apart(Ramp):
+    def step(self) -> None:
+        optimizer = self.optimizer
+        optimizer.step()
+
+
+class Tokens(Kept):
+    def step(self) -> None:
+        self.count += 1
+
+
+class Warmed(Ramp):
+    """A ramp, and after it a scheduler of torch's."""
+
+    def step(self) -> None:
+        super().step()
+        self.after.step()
+
+    def begin(self) -> None:
+        self.step()
+
+
 class Counter(Ramp):
     step = None  # type: ignore[assignment]
+
+
+OWN = {"clipping", "apart", "tokens"}  # they set no option, or step the optimizer
 
 
 def test_a_scheduler_of_any_class_is_what_all_ranks_share_and_nothing_that_may_be_a_rank_s_own() -> None:
@@ -101,6 +144,8 @@ def test_a_scheduler_of_any_class_is_what_all_ranks_share_and_nothing_that_may_b
     said = Ramp(optimizer)
     said.holdfast_private = True  # type: ignore[attr-defined]
     within = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    warmed = Warmed(optimizer)
+    warmed.after = within
     endless: list[Any] = []
     endless.append(endless)
     given = {
@@ -112,11 +157,15 @@ def test_a_scheduler_of_any_class_is_what_all_ranks_share_and_nothing_that_may_b
         "feeder": Ramp(optimizer, data=iter([1])),
         "stranger": Ramp(other),
         "endless": Ramp(optimizer, more=endless),
+        "clipping": Clipping(optimizer),
+        "apart": Apart(optimizer),
+        "tokens": Tokens(optimizer),
+        "warmed": warmed,
         "counter": Counter(optimizer),
         "drawing": Drawing(optimizer),
         "said": said,
     }
     _, private, replicated = hooks.sort(given)
-    assert set(replicated) == {"model", "optimizer", "ramp", "several"}
+    assert set(replicated) == {"model", "optimizer", "ramp", "several", "warmed"}
     assert not any(hooks.schedules(each, given) for each in (model, optimizer, within)), "they always were"
-    assert set(private) == {"engine", "feeder", "stranger", "endless", "counter", "drawing", "said"}
+    assert set(private) == {"engine", "feeder", "stranger", "endless", "counter", "drawing", "said", *OWN}
