@@ -1,24 +1,35 @@
 """Write to a terminal or a pipe without ever waiting for it.
 
 Whoever reads our output may stop: Ctrl-S, a pager, a log collector that hangs. The process that
-writes it also restarts what dies, so a thread writes, and what cannot be written is dropped.
+writes it also restarts what dies, so a thread writes, and what cannot be written is dropped. A pipe
+gets a note of what was dropped at the end, and the last lines, however far behind its reader is: it is
+made larger for them, where the system allows that.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import shutil
+import stat
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TextIO
 
 from supervisor.style import Style, style_for
+from supervisor.wording import count
 
 BUSY_BYTES = 256 << 10  # from here on nothing new should be written
 FULL_BYTES = 8 << 20  # from here on it is dropped
 CLOSE_S = 2.0  # for a reader that is only slow
 FLUSH_S = 0.5
+LAST_S = 0.5  # for the last lines, once there is room for them
+LAST_BYTES = 16 << 10  # of lines that are written whatever is dropped: how the run ended is in them
+ROOM_BYTES = 64 << 10  # for them, a note, and the rest of a line that is half written
+_AT_ONCE_BYTES = 4096  # a pipe that can be written takes so much without waiting
+_LOOK_MS = 100  # while a pipe is full
 
 
 class Screen:
@@ -36,6 +47,8 @@ class Screen:
         self._waiting_bytes = 0
         self._changed = threading.Condition()
         self._ending = False
+        self._is_pipe = stat.S_ISFIFO(os.fstat(self._descriptor).st_mode)
+        self._behind = False  # at the end: only the last lines are to be written
         self._thread = threading.Thread(target=self._work, name="screen", daemon=True)
         self._thread.start()
 
@@ -68,11 +81,17 @@ class Screen:
             self._changed.wait_for(lambda: not self._waiting_bytes, FLUSH_S)
 
     def close(self) -> None:
-        """Wait, for a bounded time, until all is written."""
+        """Wait, for a bounded time, until all is written, or until the last lines are."""
         with self._changed:
             self._ending = True
             self._changed.notify()
         self._thread.join(CLOSE_S)
+        if self._is_pipe and self._thread.is_alive():
+            self._behind = True
+            with suppress(OSError):  # there is a limit for each user
+                has_bytes = fcntl.fcntl(self._descriptor, fcntl.F_GETPIPE_SZ)
+                fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, has_bytes + ROOM_BYTES)
+            self._thread.join(LAST_S)
 
     def _work(self) -> None:
         while True:
@@ -97,9 +116,33 @@ class Screen:
                 self._changed.notify_all()
 
     def _write_all(self, raw: bytes) -> None:
+        if self._is_pipe:
+            self._write_pipe(raw)
+            return
         view = memoryview(raw)
         while view:
             view = view[self._write_some(view) :]
+
+    def _write_pipe(self, raw: bytes) -> None:
+        """Write in pieces that do not wait, so that what is left of `raw` can be given up."""
+        view, whole = memoryview(raw), True
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLOUT)
+        while view:
+            ready = poll.poll(_LOOK_MS)
+            if self._behind and whole:
+                at_start = len(view) == len(raw) or raw[-len(view) - 1 : -len(view)] == b"\n"
+                view, whole = memoryview(_last_of(self._rest(view), at_start)), False
+            if ready:
+                view = view[self._write_some(view[:_AT_ONCE_BYTES]) :]
+
+    def _rest(self, view: memoryview) -> bytes:
+        """Return all that is not written yet; none of it is left for later."""
+        with self._changed:
+            waiting = b"".join(self._waiting)
+            self._waiting.clear()
+            self._waiting_bytes -= len(waiting)
+        return bytes(view) + waiting
 
     def _write_some(self, view: memoryview) -> int:
         try:
@@ -107,3 +150,20 @@ class Screen:
         except BlockingIOError:  # somebody made our terminal non-blocking
             select.select([], [self._descriptor], [], 1.0)
             return 0
+
+
+def _last_of(rest: bytes, at_start: bool) -> bytes:
+    """Return the end of the line that is half written, a note of what is left out, and the last lines."""
+    begun, first = b"", 0
+    if not at_start:
+        first = rest.find(b"\n") + 1
+        begun = rest[:first]
+        if not 0 < first <= LAST_BYTES + ROOM_BYTES // 4:
+            begun, first = b"\n", 0
+    from_last = len(rest) - LAST_BYTES
+    last = first if from_last <= first else rest.find(b"\n", from_last - 1) + 1
+    dropped = rest.count(b"\n", first, last)
+    if not dropped:
+        return rest
+    note = f"[{count(dropped, 'line')} not shown: the run's logs have them]\n"
+    return begun + note.encode() + rest[last:]

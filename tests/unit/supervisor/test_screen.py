@@ -64,6 +64,53 @@ def test_a_reader_that_stops_does_not_hold_us_up(
     assert len(b"".join(got)) <= screen.FULL_BYTES
 
 
+@pytest.mark.parametrize("reads_first", [0, 3, 5000, 100_000])
+def test_a_pipe_whose_reader_is_behind_at_the_end_gets_a_note_and_the_last_lines(
+    pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch, reads_first: int
+) -> None:
+    monkeypatch.setattr(screen, "CLOSE_S", 0.01)
+    monkeypatch.setattr(screen, "LAST_S", 60.0)
+    ours, stream = pipe
+    screen_ = Screen(stream, {})
+    lines = [f"line {number}" for number in range(100_000)]
+    for line in lines:
+        screen_.write(f"{line}\n")
+    got = b""
+    while len(got) < reads_first:
+        got += os.read(ours, reads_first - len(got))
+    screen_.close()
+    assert not screen_._thread.is_alive(), "nothing is left in a thread that ends with the process"
+    stream.close()
+    while chunk := os.read(ours, 65536):
+        got += chunk
+    shown = got.decode().splitlines()
+    [at] = [n for n, line in enumerate(shown) if line.startswith("[")]
+    left_out = len(lines) - len(shown) + 1
+    assert shown[at] == f"[{left_out:,} lines not shown: the run's logs have them]"
+    assert shown[:at] == lines[:at]
+    assert shown[at + 1 :] == lines[at + left_out :]
+    assert len("\n".join(shown[at + 1 :])) > screen.LAST_BYTES - 100
+
+
+@pytest.mark.parametrize(
+    ("rest", "at_start", "left"),  # N: the note
+    [
+        (b"one\ntwo\n", True, b"one\ntwo\n"),
+        (b"ne\ntwo\n", False, b"ne\ntwo\n"),
+        (b"one\ntwo\nfour\nfive\n", True, b"[2 lines N]\nfour\nfive\n"),
+        (b"e\none\ntwo\nfour\nfive\n", False, b"e\n[2 lines N]\nfour\nfive\n"),
+        (b"x" * 40 + b"\nfive\n", False, b"\n[1 line N]\nfive\n"),
+        (b"x" * 40, False, b"x" * 40),
+    ],
+)  # fmt: skip
+def test_what_is_left_out_are_whole_lines(
+    monkeypatch: pytest.MonkeyPatch, rest: bytes, at_start: bool, left: bytes
+) -> None:
+    monkeypatch.setattr(screen, "LAST_BYTES", 12)
+    monkeypatch.setattr(screen, "ROOM_BYTES", 48)
+    assert screen._last_of(rest, at_start) == left.replace(b"N", b"not shown: the run's logs have them")
+
+
 def test_a_reader_that_left_is_no_error(pipe: tuple[int, TextIO]) -> None:
     ours, stream = pipe
     spare = os.dup(ours)
