@@ -9,10 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast import ahead, progress, restoring, safetensors, snapshots
+from holdfast import ahead, pagefile, progress, restoring, safetensors, snapshots
 from holdfast.accelerator import Broken, Mark
 from holdfast.beside import Beside
 from holdfast.early import Early
@@ -70,7 +71,8 @@ class Keeping:
         page = state.session.page
         moved = page.copied if page is not None else None
         self._device = state.device
-        self._snapshots = Snapshots(directory, replicated, launch.world_size, base, moved, self._device)
+        void = partial(pagefile.void_steps, directory.parent, launch.nproc, launch.generation)
+        self._snapshots = Snapshots(directory, replicated, launch.world_size, base, moved, self._device, void)
         every = max(launch.snapshot_every, 0)
         pins = self._snapshots.arena.steps  # what can be resumed from must have its private states
         own = directory / f"private-{rank.rank:05d}.bin"

@@ -1,9 +1,10 @@
-"""The file of a rank's progress page: made whole, and mapped to be written."""
+"""The file of a rank's progress page: made whole, mapped to be written, and read by the ranks beside it."""
 
 from __future__ import annotations
 
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from holdfast import progress as layout
@@ -37,3 +38,18 @@ def map_writable(path: Path) -> mmap.mmap:
         memory.close()
         raise ValueError(f"{path}: not a progress page of version {layout.VERSION}")
     return memory
+
+
+def void_steps(directory: Path, nproc: int, generation: int) -> frozenset[int]:
+    """Return the steps of `generation` whose state a rank of this member changed after their commit.
+
+    Of the pages `page-0.bin` to `page-{nproc - 1}.bin`; one that is missing or damaged says nothing.
+    """
+    found: set[int] = set()
+    for local_rank in range(nproc):
+        with suppress(OSError, ValueError), open(directory / f"page-{local_rank}.bin", "rb") as file:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+                said = layout.read_torn_ok(memory)  # its rank may have died inside a write
+            if said is not None and said.generation == generation:
+                found.update(said.late)
+    return frozenset(found)

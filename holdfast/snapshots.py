@@ -69,13 +69,16 @@ class Snapshots:
         base: tuple[int, int] | None = None,
         moved: Callable[[], None] | None = None,
         device: Device | None = None,
+        void: Callable[[], frozenset[int]] = frozenset,
     ) -> None:
         """`base` is the (generation, step) resumed from: kept until this generation has its own.
 
-        `moved` is called for each piece that is copied, by any thread.
+        `moved` is called for each piece that is copied, by any thread. `void` gives the steps of this
+        generation whose state some rank of the member has changed after their commit.
         """
         self.arena = Arena(directory)
         self._moved = moved or _nothing
+        self._void = void
         self._base = base
         self._standing = Standing(objects)
         self.frozen = Frozen(objects)
@@ -247,14 +250,21 @@ class Snapshots:
         return self._layout[2]
 
     def _kept(self, generation: int) -> frozenset[tuple[int, int]] | None:
-        """Protect the base from newer but rolled back snapshots of the generation before."""
-        if self.extra is not None:
-            found = {(record.generation, record.step) for record in self.arena.records()}
-            if self.extra in found and len(found) > 1:
-                return frozenset(found - {self.extra})
-        if self._base is None or any(r.generation == generation for r in self.arena.records()):
-            return None
-        return frozenset({self._base})
+        """Return what must stay, None for the newest.
+
+        A good snapshot stays, and not a newer one that is void: the sidecar forgets that, but after a few
+        steps. The base is protected from newer but rolled back snapshots of the generation before.
+        """
+        found = frozenset((record.generation, record.step) for record in self.arena.records())
+        own = {age for age in found if age[0] == generation}
+        if own and len(found) == SLOTS:
+            late = self._void()
+            void = {age for age in own if age[1] in late}
+            if void and (good := {age for age in found - void if age in own or age == self._base}):
+                return frozenset(good)
+        if self.extra in found and len(found) > 1:
+            return frozenset(found - {self.extra})
+        return None if own or self._base is None else frozenset({self._base})
 
     def forget(self, generation: int, step: int) -> bool:
         """Make the snapshot of this step not exist: the script has changed the state after its commit.
@@ -282,7 +292,7 @@ class Snapshots:
         give_up_at = time.monotonic() + PATIENCE_S
         cost_s = self.write(generation, step, None, part, still)
         while cost_s is None and not self.held(generation, step):
-            if (stays := self._oldest_of(generation)) is not None:
+            if (stays := self._first_to_go(generation)) is not None:
                 cost_s = self.write(generation, step, frozenset({stays}), part, still)
             if cost_s is not None or time.monotonic() > give_up_at:
                 break
@@ -290,12 +300,13 @@ class Snapshots:
             cost_s = self.write(generation, step, None, part, still)
         return cost_s
 
-    def _oldest_of(self, generation: int) -> tuple[int, int] | None:
-        """Return the older of two snapshots that this generation could go back to: its own, or its base."""
+    def _first_to_go(self, generation: int) -> tuple[int, int] | None:
+        """Return which of two is overwritten first, both its own or its base: it could go back to either."""
         ages = [(record.generation, record.step) for record in self.arena.records()]
         if len(ages) < SLOTS or any(age[0] != generation and age != self._base for age in ages):
             return None
-        return ages[-1]
+        kept = self._kept(generation) or frozenset()
+        return next((age for age in reversed(ages) if age not in kept), None)
 
     def _targets_of(self, tensors: Tensors, draft: Draft) -> _Targets:
         """Return where each tensor goes; found anew for another mapping or other tensors."""

@@ -142,3 +142,20 @@ def test_where_each_snapshot_that_is_due_is_void_for_one_rank_each_member_has_on
     ended = run.finish()
     assert ended.code == 0, ended.output
     assert result(tmp_path) == undisturbed
+
+
+def test_a_step_that_another_rank_has_just_made_void_costs_no_good_snapshot(
+    start: Start, tmp_path: Path
+) -> None:
+    """Rank 0 makes the next before the sidecar has forgotten that one: the newest is no state to keep."""
+    given = "--nproc-per-node 2 --hang-floor 60s --snapshot-every 8"
+    assert start(given, "afterwards.py", tmp_path, "quick", into="undisturbed").finish().code == 0
+    undisturbed = result(tmp_path)
+    run = start(given, "afterwards.py", tmp_path, "quick", "hold", into="broken")
+    run.running()
+    until(lambda: all((tmp_path / f"held.{r}").exists() for r in (0, 1)) or None, "both are there", WAIT_S)
+    found = run.broken(lambda: run.hit(1, signal.SIGKILL))
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    assert found["resume"]["step"] not in (8, 16, 24), found
+    assert result(tmp_path) == undisturbed

@@ -1,12 +1,12 @@
 """Change protected state after commits: python afterwards.py FOLDER WHAT [hold].
 
-WHAT is one of the words below. After every 20th (or 32nd, 64th) commit it evaluates, and changes
-what the word says; `often` steps a scheduler after each, as do `first`, `second` and `each`, where
+WHAT is one of the words below. After every 20th (or 8th, 32nd, 64th) commit it evaluates, and changes
+what the word says; `often` steps a scheduler after each, as do `first`, `second`, `each` and `quick`, where
 one rank alone changes what is private to it. With `always` rank 0 does that after each commit. It
 leaves `begun.RANK` when the evaluation of step SHOWN begins, and what training has come to in
 `result.RANK`. With `hold` it stays in a step after that, the first time that it comes there.
 
-shared, both, average, often, first, second, each, always
+shared, both, average, often, first, second, each, quick, always
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from torch.optim.swa_utils import AveragedModel
 
 import holdfast
 
-LONE = ("first", "second", "each")
+LONE = ("first", "second", "each", "quick")
 folder, what = Path(sys.argv[1]), sys.argv[2]
 BOUNDARY, SHOWN, HELD, STEPS = (32, 32, 44, 90) if what in LONE else (20, 40, 45, 90)
 PACE_S = 0.005
 if what == "each":
     BOUNDARY, SHOWN, HELD, STEPS, PACE_S = 64, 64, 232, 250, 0.02
+if what == "quick":
+    BOUNDARY, SHOWN, HELD, STEPS, PACE_S = 8, -1, 24, 60, 0.001
 if what == "always":
     BOUNDARY, HELD, STEPS = 1, 130, 140
 often = what in ("often", *LONE)

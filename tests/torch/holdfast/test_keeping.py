@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 from holdfast import ahead, hooks, keeping, progress, restoring
 from holdfast.errors import BadInput
 from holdfast.launcher_messages import Launch, Secured
+from holdfast.page import Page
 from holdfast.private import PrivateReader
 from holdfast.private_state import PrivateState, parse
 from holdfast.retake import SOON
@@ -605,6 +606,27 @@ def test_a_snapshot_that_was_forgotten_for_another_rank_is_made_again_at_the_nex
     kept = PrivateReader(memory / "arena" / "private-00000.bin")
     assert copies == [0, 4, 16, 18, 32, 34, 48, 50, 55]
     assert all(kept.get(step) is not None for step in steps_of(script))
+
+
+def test_a_step_that_another_rank_made_void_costs_no_good_snapshot(memory: Path) -> None:
+    """Before the sidecar has seen that: the other's page says so."""
+    launch = replace(SELDOM, nproc=2, snapshot_every=16)
+    other = Page.create(memory / "page-1.bin")
+    script = Script(supervised(memory, launch))
+    other.begin(launch.generation - 1, 1, 1, 1, 0)
+    other.note_late(4, amended=False)  # by a generation before
+    for step in script.state.steps(60):
+        if step == 5:
+            other.begin(launch.generation, 1, 1, 1, 0)
+        if step in (16, 32):
+            assert step in steps_of(script)
+            other.note_late(step, amended=False)
+        if step == 40:
+            assert steps_of(script) == {4, 32}
+        if step == 49:
+            assert steps_of(script) == {4, 48}
+            break
+        script.state.commit(loss=script.step())
 
 
 def test_a_snapshot_that_is_being_read_when_its_step_becomes_void_costs_no_other(
