@@ -68,7 +68,7 @@ def apply(view: View, action: Action, policy: Policy) -> Memory:
     if isinstance(action, Secure):
         return _secure(view, action)
     if isinstance(action, Start):
-        return _start(view, action, policy)
+        return _start(replace(view, memory=unbegun.taken_back(view)), action, policy)
     if isinstance(action, Settle):
         return replace(memory, settled=True, incident=None, unbegun=None)
     if isinstance(action, Save):
@@ -117,7 +117,7 @@ def _opened(view: View, found: tuple[Fault, ...]) -> Open:
 
 
 def _secure(view: View, action: Secure) -> Memory:
-    memory = unbegun.taken_back(view) if action.faults else view.memory
+    memory = view.memory
     incident = memory.incident
     if action.faults:
         incident = _opened(view, action.faults)

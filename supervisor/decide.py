@@ -7,6 +7,7 @@ out; so any incident can be decided again from its line. The first rule that app
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from holdfast import progress
@@ -22,6 +23,7 @@ from supervisor import (
     reported,
     resume,
     room,
+    unbegun,
     unfinished,
 )
 from supervisor import faults as symptoms
@@ -58,6 +60,8 @@ def decide(view: View, policy: Policy) -> Action:
         return End(EXIT_INTERRUPTED, "stopped at once, as asked")
     if memory.phase in _LIVE and lost_track.ahead(view):
         return _lost_track(view, policy)
+    if memory.phase == "securing":
+        view = replace(view, memory=unbegun.taken_back(view))
     return _RULES[memory.phase](view, policy)
 
 

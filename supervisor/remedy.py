@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from holdfast.launcher_messages import OUT_OF_MEMORY, LauncherState
 from supervisor import faults as symptoms
@@ -247,6 +248,7 @@ def doubted(view: View, policy: Policy) -> Checkpoint | None:
     if memory.phase == "forming":
         found = resume.checkpoint_of(view, begin_at(view, policy))
     elif memory.phase == "securing" and memory.incident is not None:
+        view = replace(view, memory=unbegun.taken_back(view))
         faults = memory.incident.faults
         if not any(fault.kind == "restore" for fault in faults):
             return None

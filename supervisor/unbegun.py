@@ -46,7 +46,7 @@ def taken_back(view: View) -> Memory:
     known = memory.unbegun
     if known is None or known.failed or memory.settled or known.generation != memory.generation:
         return memory
-    if lost_track.ahead(view) or reported.reached(view) > known.step:
+    if lost_track.ahead(view) or reported.reached(view) > known.step or _has_made(view, known.step):
         return memory
     before, equal = known.lineage, known.equal
     if known.bound is not None:
@@ -54,6 +54,16 @@ def taken_back(view: View) -> Memory:
         equal = replicas.rolled_back(equal, known.bound)
     return replace(
         memory, lineage=before, missed=known.missed, equal=equal, unbegun=replace(known, failed=True)
+    )
+
+
+def _has_made(view: View, step: int) -> bool:
+    """True when some member holds a state of the present generation from beyond `step`."""
+    return any(
+        slot.generation == view.memory.generation and slot.step > step
+        for member in view.members
+        if member.report is not None
+        for slot in member.report.slots
     )
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from supervisor.accounts import Accounts
@@ -14,6 +14,7 @@ PLACES = st.tuples(st.integers(0, 1), st.integers(0, 7))
 
 @settings(max_examples=100)
 @given(st.dictionaries(PLACES, st.sampled_from(KINDS), max_size=4), st.booleans())
+@example(cues={(0, 0): "raise", (0, 1): "lose"}, supervised=False)
 def test_the_buckets_add_up_to_the_clock_in_every_history(
     cues: dict[tuple[int, int], str], supervised: bool
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.lineage import Lineage
 from holdfast.messages import PrivateHeld, Progress, Slot
-from supervisor import remedy
+from supervisor import remedy, unbegun
 from supervisor.apply import apply
 from supervisor.view import Cut, End, Fault, Memory, Missed, Open, Policy, Secure, Settle, Start, View
 from tests.unit.supervisor.views import S, fault, launcher, member, memory, progress, rank, report
@@ -20,7 +20,12 @@ RESTORE = fault("restore", step=OLD, signature="slot 1 23")
 
 
 def seen(found: Memory, *steps: int, at: int = -1, now_s: float = 100.0) -> View:
-    """Return what is seen of two members that hold whole states of `steps` of the first generation."""
+    """Return what the rules are given of two members that hold whole states of `steps` of generation 1."""
+    view = looked(found, *steps, at=at, now_s=now_s)
+    return replace(view, memory=unbegun.taken_back(view))
+
+
+def looked(found: Memory, *steps: int, at: int = -1, now_s: float = 100.0) -> View:
     members = []
     for number in (0, 1):
         name = f"m{number}"
@@ -37,23 +42,23 @@ def seen(found: Memory, *steps: int, at: int = -1, now_s: float = 100.0) -> View
 
 
 def secured(found: Memory, *faults: Fault, steps: tuple[int, ...] = (NEW, OLD), at: int = -1) -> Memory:
-    return apply(seen(found, *steps, at=at), Secure(faults, True, "a fault"), POLICY)
+    return apply(looked(found, *steps, at=at), Secure(faults, True, "a fault"), POLICY)
 
 
 def gone_back(*faults: Fault, progressed: Progress | None = None) -> Memory:
     """Return the memory of a group that goes back to `OLD`, and has not begun there."""
     opened = Open(1, 1, 90 * S, 91 * S, 0.0, faults)
     known = memory(phase="securing", incident=opened, incidents=1, settled=True)
-    looked = seen(known, NEW, OLD, at=NEW)
+    before = seen(known, NEW, OLD, at=NEW)
     if progressed is not None:
-        told = looked.members[0].report
+        told = before.members[0].report
         assert told is not None
-        first = replace(looked.members[0], report=replace(told, progress=(progressed,)))
-        looked = replace(looked, members=(first, looked.members[1]))
-    action = remedy.start(looked, POLICY, faults[0], faults)
+        first = replace(before.members[0], report=replace(told, progress=(progressed,)))
+        before = replace(before, members=(first, before.members[1]))
+    action = remedy.start(before, POLICY, faults[0], faults)
     assert isinstance(action, Start)
     assert action.resume.step == OLD
-    return apply(looked, action, POLICY)
+    return apply(before, action, POLICY)
 
 
 IN_EVALUATION = replace(progress(0, NEW), tail_s=9.0)
@@ -93,6 +98,12 @@ def test_a_group_that_has_done_a_step_is_not_taken_back() -> None:
     back = gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION)
     killed = fault("crash", 1, OLD + 1)
     assert secured(back, killed, at=OLD + 1).lineage == (Lineage(2, OLD),)
+    copied = seen(secured(back, killed), NEW, OLD)
+    told = copied.members[1].report
+    assert told is not None
+    second = replace(copied.members[1], report=replace(told, slots=(Slot(2, OLD + 1, 8),)))
+    late = replace(copied, memory=secured(back, killed), members=(copied.members[0], second))
+    assert unbegun.taken_back(late).lineage == (Lineage(2, OLD),), "a copy tells of a step that no page does"
     settled = apply(seen(back, OLD, at=OLD + 1), Settle(99 * S, "a step"), POLICY)
     assert settled.unbegun is None
     assert secured(settled, killed).lineage == (Lineage(2, OLD),)
@@ -102,7 +113,7 @@ def test_a_bad_number_bounds_what_may_be_used_as_before() -> None:
     bad = fault("nan", 0, 30)
     back = gone_back(bad)
     failed = secured(back, RESTORE, steps=(NEW, 28))
-    assert failed.lineage == (Lineage(2, 30),)
+    assert seen(failed, NEW, 28).memory.lineage == (Lineage(2, 30),)
     action = remedy.start(seen(failed, NEW, 28), POLICY, RESTORE, (RESTORE,))
     assert isinstance(action, Start)
     assert action.resume.step == 28
@@ -114,11 +125,11 @@ def test_a_bad_number_bounds_what_may_be_used_as_before() -> None:
 
 def test_a_run_that_starts_over_does_not_take_that_back() -> None:
     anew = replace(POLICY, from_scratch=True)
-    looked = seen(memory(phase="forming", generation=1), NEW)
-    action = remedy.start(looked, anew, None, ())
+    before = seen(memory(phase="forming", generation=1), NEW)
+    action = remedy.start(before, anew, None, ())
     assert isinstance(action, Start)
-    failed = secured(apply(looked, action, anew), fault("crash", 0, -1), steps=(NEW,))
-    assert failed.lineage == (Lineage(2, 0),)
+    failed = secured(apply(before, action, anew), fault("crash", 0, -1), steps=(NEW,))
+    assert seen(failed, NEW).memory.lineage == (Lineage(2, 0),)
 
 
 def test_an_exception_that_only_newer_states_are_left_behind_ends_the_run() -> None:
