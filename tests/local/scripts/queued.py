@@ -116,22 +116,24 @@ class Momentum(torch.optim.Optimizer):
     def __init__(self, parameters: Iterable[nn.Parameter], device: Device) -> None:
         super().__init__(list(parameters), {"lr": 0.01})
         self.device = device
+        for parameter in self.param_groups[0]["params"]:  # a restart fills them where they are
+            momentum = device.put(torch.zeros_like(parameter))
+            self.state[parameter] = {"step": torch.zeros(()), "momentum": momentum}
 
     def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]
-                if not state:
-                    state["step"] = torch.zeros(())
-                    state["momentum"] = self.device.put(torch.zeros_like(parameter))
                 state["step"] += 1
+                for written in (parameter, state["momentum"]):  # the host counts what it queues
+                    torch.autograd.graph.increment_version(written)
                 self.device.launch(_written, parameter, state["momentum"], parameter.grad, group["lr"])
 
 
 def _written(parameter: Tensor, momentum: Tensor, grad: Tensor, lr: float) -> None:
-    momentum.mul_(0.9).add_(grad)
+    momentum.data.mul_(0.9).add_(grad)
     time.sleep(WRITE_S)  # half is written
-    parameter.sub_(momentum * lr)
+    parameter.data.sub_(momentum * lr)
 
 
 def _backward(parameters: list[Tensor], batch: Tensor, loss: Tensor, spoils: bool) -> None:
@@ -157,8 +159,6 @@ def train(steps: int, digest: Path, spoilt: int, marker: Path) -> None:
     optimizer = Momentum(model.parameters(), device)
     sampler = Sampler(session.rank)
     state = session.protect(model=model, optimizer=optimizer, sampler=sampler)
-    for restored in optimizer.state.values():
-        device.put(restored["momentum"])
     for step in state.steps(steps):
         batch, loss = sampler.batch(), device.put(torch.full((), -1.0))
         model(batch[:1])  # for its hooks: what the device computes is below
