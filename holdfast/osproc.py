@@ -14,7 +14,8 @@ _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
-_EXIT_CODE = 49  # of the fields of /proc/PID/stat, the state being the first: proc(5)
+_FLAGS, _EXIT_CODE = 6, 49  # of the fields of /proc/PID/stat, the state being the first: proc(5)
+_EXITING = 0x4  # of these flags: include/linux/sched.h
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -95,6 +96,12 @@ def state_of(pid: int) -> tuple[str, float]:
         return "X", 0.0
     ticks = int(fields[11]) + int(fields[12])  # utime, stime: proc(5)
     return fields[0], ticks / os.sysconf("SC_CLK_TCK")
+
+
+def is_able(pid: int) -> bool:
+    """True when `pid` lives, and is neither on its way out nor stopped."""
+    fields = _stat(pid)
+    return len(fields) > _FLAGS and fields[0] in "RSD" and not int(fields[_FLAGS]) & _EXITING
 
 
 def _stat(pid: int) -> list[str]:

@@ -49,6 +49,7 @@ _FORWARD, _BACKWARD, _TAIL = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.
 _SNAPSHOT = int(Phase.SNAPSHOT)
 _pack_phase, _pack_step = layout.PHASE.pack, layout.STEP.pack
 _SEQ, _RING, _RING_AT, _TAILS_AT = layout.SEQ_INDEX, layout.RING, layout.RING_INDEX, layout.TAILS_INDEX
+_UNCOMMITTED_AT, _NO_WRITES = layout.UNCOMMITTED_INDEX, layout.NO_WRITES
 _PHASE_AT, _PAUSE_AT = layout.PHASE_AT, layout.PAUSE_AT
 _PHASE_END, _PAUSE_END = _PHASE_AT + layout.PHASE.size, _PAUSE_AT + layout.PAUSE.size
 
@@ -81,6 +82,7 @@ class Page:
         self._before_copy = (b"", b"")  # phase and pause
         self._copying_ns = 0  # since when Holdfast copies the state; 0: it does not
         self._tail_ns = layout.TAIL.unpack_from(memory, layout.TAIL_AT)[0]  # as the page has it
+        self._written_ns = 0  # since when the optimizer has written what is not committed; 0: it has not
 
     @classmethod
     def create(cls, path: Path, clock: Clock = time.monotonic_ns) -> Page:
@@ -122,6 +124,7 @@ class Page:
         with self._lock:
             self._working, self._phase, self._phase_seq = False, 0, 0
             self._started_ns, self._carried_ns, self._write_seq, self._tail_ns = now_ns, 0, 0, 0
+            self._written_ns = 0
             self._step, self._first_step_s = step, math.nan
             self._data_ns, self._forward_ns = 0, 0
             self._sums = (0, self._sums[1], 0, 0, 0.0)
@@ -133,7 +136,7 @@ class Page:
                 + layout.SNAPSHOT.pack(-1, 0.0)
                 + layout.TAIL.pack(0)
                 + layout.STATE.pack(0, 0.0)
-                + bytes(layout.AMENDED.size + layout.VOID.size)
+                + bytes(layout.AMENDED.size + layout.VOID.size + layout.WRITTEN.size)
             )
             self._store(layout.IDENTITY_AT, content)
 
@@ -158,8 +161,11 @@ class Page:
                 elif phase == _FORWARD:
                     if self._phase == _DATA:
                         self._data_ns += now_ns - self._since_ns
-                elif phase == _BACKWARD and self._phase == _FORWARD:
-                    self._forward_ns += now_ns - self._since_ns
+                elif phase == _BACKWARD:
+                    if self._phase == _FORWARD:
+                        self._forward_ns += now_ns - self._since_ns
+                    if self._written_ns:
+                        self.writes_more()
                 self._since_ns = now_ns
                 self._phase = phase
                 self._phase_seq += 1
@@ -203,6 +209,19 @@ class Page:
                 words[layout.WRITE_INDEX] = self._write_seq
                 words[_SEQ] = busy + 1
 
+    def written(self) -> None:
+        """An optimizer has written: what follows in this step is done without the other ranks."""
+        with self._lock:
+            self._written_ns = now_ns = self._clock()
+            self._store(layout.WRITTEN_AT, layout.WRITTEN.pack(now_ns, self._step))
+
+    def writes_more(self) -> None:
+        """It was not the last that writes in this step: others are computed for, and may be waited for."""
+        with self._lock:
+            if self._written_ns:
+                self._written_ns = 0
+                self._store(layout.WRITTEN_AT, layout.WRITTEN.pack(0, self._step))
+
     def commit(
         self,
         step: int,
@@ -231,6 +250,10 @@ class Page:
             if done:
                 # Not yet counted as written, so it may go in before the rest.
                 self._times[_RING_AT + pushed % _RING] = took_ns / 1e9
+                written_ns = self._written_ns
+                self._times[_UNCOMMITTED_AT + pushed % _RING] = (
+                    (now_ns - written_ns) / 1e9 if written_ns else _NO_WRITES
+                )
                 pushed += 1
             else:
                 self._first_step_s = took_ns / 1e9
@@ -241,7 +264,7 @@ class Page:
             self._sums = (done, pushed, samples, tokens, flops)
             self._step, self._phase, self._phase_seq, self._working = step, phase, 0, True
             self._started_ns = self._since_ns = now_ns
-            self._carried_ns = 0
+            self._carried_ns = self._written_ns = 0  # the page has of which step that was
             if phase == _TAIL:
                 self._tail_ns = 0
                 self._store(layout.TAIL_AT, layout.TAIL.pack(-now_ns))  # until `tail_begins`
@@ -286,7 +309,7 @@ class Page:
         with self._lock:
             self._step, self._phase, self._phase_seq, self._working = step, _DATA, 0, True
             self._started_ns = self._since_ns = now_ns
-            self._carried_ns = 0
+            self._carried_ns = self._written_ns = 0
             self._keep_tail(0)
             self._write_seq = (self._write_seq + 1) & ~1
             self._store(_PHASE_AT, self._empty_step())

@@ -95,17 +95,24 @@ AMENDED = struct.Struct("<8q")  # see `Progress`; a step + 1, newest first; 0: n
 # Apart from those: a scheduler that is stepped after each commit amends every step.
 VOID_AT = AMENDED_AT + AMENDED.size
 VOID = struct.Struct("<64q")
-_END = VOID_AT + VOID.size
-_ALL = struct.Struct(f"<Qqiiqqqqqqqqqddqqdqqdqqd{LABEL_BYTES}sqqqqdqqd8q64q")  # from the sequence on
+WRITTEN_AT = VOID_AT + VOID.size
+WRITTEN = struct.Struct("<qq")  # written_ns, and the last committed step at that time
+_END = WRITTEN_AT + WRITTEN.size
+_ALL = struct.Struct(f"<Qqiiqqqqqqqqqddqqdqqdqqd{LABEL_BYTES}sqqqqdqqd8q64qqq")  # from the sequence on
 # Of a copy that is being made: grows with each piece. Outside of the sequence: several threads write it.
 COPIED_INDEX = 960 // 8
 _RING_AT = 1024
 RING_INDEX = _RING_AT // 4
 _TAILS_AT = 2048
 TAILS_INDEX = _TAILS_AT // 4
+_UNCOMMITTED_AT = 3072
+UNCOMMITTED_INDEX = _UNCOMMITTED_AT // 4
+NO_WRITES = -1.0  # in that ring: of a step in which no optimizer wrote
 _OUTSIDE = frozenset(
     {Phase.CHECKPOINT, Phase.EVAL, Phase.IDLE, Phase.DONE, Phase.PAUSED, Phase.SNAPSHOT}
 )  # a tail may hold these
+_DECLARED = frozenset({Phase.CHECKPOINT, Phase.EVAL, Phase.PAUSED})
+_OF_NO_STEP = frozenset({Phase.JOINING, Phase.RESTORING, Phase.IDLE, Phase.DONE, Phase.SNAPSHOT})
 
 _TRIES = 200  # a writer is inside for well under 1 us; 200 looks are some 100 us
 
@@ -151,6 +158,9 @@ class Progress:
     torn: bool = False  # read while a write was unfinished: single fields hold, not their relation
     late: tuple[int, ...] = ()  # steps whose state the script changed after the commit: no copy has that
     amended: tuple[int, ...] = ()  # the same, where this rank's copies have it
+    # When an optimizer had written in the step that is not committed; 0: none has, or more is computed for
+    # another one. The host cannot know it of a device: then it is 0, too.
+    written_ns: int = 0
 
 
 def tail_began_ns(found: Progress) -> int:
@@ -162,6 +172,21 @@ def tail_began_ns(found: Progress) -> int:
     if found.phase is Phase.TAIL:
         return since_ns or found.phase_since_ns
     return since_ns if found.phase in _OUTSIDE else 0
+
+
+def uncommitted_since_ns(found: Progress) -> int:
+    """Return since when the rank is at work that other ranks may have committed the step without; 0 if not.
+
+    That is what follows the optimizer's writes, and a declared pause anywhere in a step.
+    """
+    if found.phase in _OF_NO_STEP or tail_began_ns(found):
+        return 0
+    return found.written_ns or (found.phase_since_ns if found.phase in _DECLARED else 0)
+
+
+def is_declared(found: Progress) -> bool:
+    """True in a pause of the script."""
+    return found.phase in _DECLARED
 
 
 def spoken(phase: Phase) -> str:
@@ -219,6 +244,15 @@ def tail_times_s(buffer: Buffer, last: int = RING) -> tuple[float, ...] | None:
     return _ring(buffer, _TAILS_AT, last)
 
 
+def uncommitted_times_s(buffer: Buffer, last: int = RING) -> tuple[float, ...] | None:
+    """Return the times in seconds from an optimizer's writes to the commit, of the last steps that had any.
+
+    None as for `read`.
+    """
+    found = _ring(buffer, _UNCOMMITTED_AT, last)
+    return None if found is None else tuple(each for each in found if each >= 0)
+
+
 def _ring(buffer: Buffer, at: int, last: int) -> tuple[float, ...] | None:
     found = _consistent(buffer, SEQ_INDEX * 8, at + 4 * RING)
     if found is None:
@@ -247,8 +281,9 @@ def _progress(content: bytes, *, torn: bool) -> Progress | None:
     except ValueError:
         return None
     label = v[24].rstrip(b"\0").decode(errors="ignore")
-    amended, void = _steps(v[-72:-64]), _steps(v[-64:])
-    values = [*v[1:5], phase, *v[6:24], label, v[25], kind, *v[27:-72], torn, void, amended]
+    amended, void = _steps(v[-74:-66]), _steps(v[-66:-2])
+    written_ns = v[-2] if v[-1] == v[10] else 0  # of the step in flight
+    values = [*v[1:5], phase, *v[6:24], label, v[25], kind, *v[27:-74], torn, void, amended, written_ns]
     return Progress(*values)
 
 

@@ -79,7 +79,7 @@ class State:
             modules.values(), self._optimizers, lambda text: misuse.warn(session.rank, text)
         )
         self.keeping: Keeping | None = session.keeping(self, replicated)
-        hooks.attach(modules, self._optimizers, self, self._after_write if self.device.queues else None)
+        hooks.attach(modules, self._optimizers, self, self._after_write)
         if self.keeping is not None:
             capture.refuse_kinds(replicated)
             self.step, self._random = self.keeping.restore()
@@ -312,14 +312,22 @@ class State:
 
     def _write_more(self) -> None:
         """Another optimizer of the same step is about to write, perhaps in another stream of the device."""
+        if self._page is not None:
+            self._page.writes_more()
         if self.device.queues:
             if self.keeping is not None:
                 self.keeping.hold_back()
             self.gate.before_more()
 
     def _after_write(self, *_: Any) -> None:
-        """An optimizer's writes are queued; its stream may be another one than that of the commit."""
-        self.gate.after_some()
+        """An optimizer's writes are queued; its stream may be another one than that of the commit.
+
+        On a host they are done. What the script waits for after that on a device is no work of its own.
+        """
+        if self.device.queues:
+            self.gate.after_some()
+        elif self._page is not None:
+            self._page.written()
 
     def _secure_from_gradients(self) -> None:
         """A step that is about to spoil the state costs nothing but itself: the state is copied before.

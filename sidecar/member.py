@@ -282,7 +282,7 @@ class Member:
         self._changed()
 
     async def _follow(self, generation: int) -> None:
-        """Tell of the end of each work after a commit: what a restart would cut off is waited for."""
+        """Tell of the end of each work outside of the steps: what a restart would cut off is waited for."""
         rounds, before = 0, frozenset[int]()
         while self.order.do == "secure" and self.order.generation == generation:
             tails = self._tails(generation)
@@ -301,9 +301,10 @@ class Member:
         state = self.launcher.state
         if state is None:
             return frozenset()
-        alive = {rank.rank for rank in state.ranks if rank.state == "running"}
+        alive = frozenset(rank.rank for rank in state.ranks if rank.state == "running")
         found = self.pages.raw(generation)
-        return frozenset(each.rank for each in found if each.rank in alive and tail_began_ns(each))
+        tails = {each.rank for each in found if tail_began_ns(each)}
+        return alive & (tails | self.pages.uncommitted(generation, time.monotonic_ns()))
 
     def _drill(self) -> None:
         """Carry out the fault on purpose that the order has, once, when the ranks it is for are there."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from holdfast import messages
+from holdfast import messages, osproc
 from holdfast import progress as pages
 from holdfast.progress import Phase
 from sidecar.hang import PAUSES, HangPolicy, StepStats, activity, left_s, since_ns, stalled
@@ -19,6 +19,25 @@ from sidecar.own import OwnTime
 
 _NOBODY: Mapping[int, int] = MappingProxyType({})
 RECENT = 32  # step times whose median is the usual one
+MOST_BETWEEN_S = 0.1  # that count between two looks: in a longer time the machine may have been away
+KNOWN = 8  # steps after which it is known how long the script usually works before a commit
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Work before a commit that was seen at several moments at which the process could do it."""
+
+    since_ns: int = 0
+    until_ns: int = 0
+    worked_s: float = 0.0
+
+    def later(self, since_ns: int, now_ns: int, is_able: bool) -> Seen:
+        """Return what is known at `now_ns` of the work that began at `since_ns`."""
+        before = self if since_ns == self.since_ns else Seen(since_ns, since_ns)
+        if now_ns <= before.until_ns:
+            return before
+        more_s = min((now_ns - before.until_ns) / 1e9, MOST_BETWEEN_S) if is_able else 0.0
+        return Seen(since_ns, now_ns, before.worked_s + more_s)
 
 
 @dataclass(slots=True)
@@ -33,6 +52,7 @@ class Watched:
     begun_ns: int = 0
     lateness_s: float = 0.0
     last: pages.Progress | None = None
+    early: Seen = field(default_factory=lambda: Seen())
 
 
 class Pages:
@@ -57,6 +77,7 @@ class Pages:
                 continue
             self._learn(watched, found)
             watched.own = watched.own.later(found, now_ns)
+            _see(watched, found, now_ns)
             self._excuse(watched, since_ns(found), now_ns, own_lateness_s)
             stall = stalled(found, now_ns, watched.stats, self.policy, watched.lateness_s)
             if stall is None:
@@ -92,6 +113,15 @@ class Pages:
             for watched in self._watched
             if watched.last is not None and watched.last.generation == generation
         )
+
+    def uncommitted(self, generation: int, now_ns: int) -> frozenset[int]:
+        """Return the ranks of `generation` at work before a commit; to be asked while it is to be seen."""
+        ranks = set()
+        for local_rank, watched in enumerate(self._watched):
+            found = self._read(local_rank, watched)
+            if found is not None and found.generation == generation and _see(watched, found, now_ns):
+                ranks.add(found.rank)
+        return frozenset(ranks)
 
     def step_s(self) -> float:
         """Return the slowest rank's usual step time; 0 while none is known."""
@@ -172,7 +202,37 @@ def _message(watched: Watched, found: pages.Progress, now_ns: int) -> messages.P
         pause_left_s=left_s,
         late=found.late,
         amended=found.amended,
+        early=_early(watched, found, now_ns),
     )
+
+
+def _see(watched: Watched, found: pages.Progress, now_ns: int) -> bool:
+    """Note whether a rank is at work before its commit now; a plain step is over before it is seen twice."""
+    since_ns = pages.uncommitted_since_ns(found)
+    if since_ns:
+        watched.early = watched.early.later(since_ns, now_ns, osproc.is_able(found.pid))
+    return since_ns > 0
+
+
+def _early(watched: Watched, found: pages.Progress, now_ns: int) -> messages.Early | None:
+    """Return how long a rank works before its commit; None when it does not, or may only seem to.
+
+    A large process takes half a second to end, and its page stands still meanwhile. So what is not declared
+    must have been seen at it, and it must be known what is usual.
+    """
+    since_ns = pages.uncommitted_since_ns(found)
+    if not since_ns or watched.memory is None:
+        return None
+    times_s = pages.uncommitted_times_s(watched.memory) or ()
+    usual_s = round(statistics.median(times_s), 6) if times_s else 0.0
+    if pages.is_declared(found):
+        left_s = found.pause_limit_s - (now_ns - found.phase_since_ns) / 1e9
+        seconds = max(1e-6, round((now_ns - since_ns) / 1e9, 6))
+        return messages.Early(seconds, usual_s, True, round(max(0.0, left_s), 3))
+    seen = watched.early
+    if len(times_s) < KNOWN or seen.since_ns != since_ns:
+        return None
+    return messages.Early(round(seen.worked_s, 6), usual_s)
 
 
 def _tail(watched: Watched, found: pages.Progress, now_ns: int) -> tuple[float, float, float]:

@@ -235,12 +235,12 @@ def _jumped(memory: Memory, cause: Fault | None) -> tuple[Jump, ...]:
 def _missed(memory: Memory, action: Start) -> tuple[Missed, ...]:
     number = memory.incident.number if memory.incident is not None else 0
     undone = unfinished.missed(action.cut, action.resume.step)
-    return tuple(Missed(number, each.rank, each.step) for each in undone)
+    return tuple(Missed(number, each.rank, each.step, each.early) for each in undone)
 
 
 def _still_missed(memory: Memory, resumed: Resume) -> tuple[Missed, ...]:
     """Return what a group that begins at `resumed` does not come back to."""
-    return tuple(each for each in memory.missed if resumed.step >= each.step)
+    return tuple(each for each in memory.missed if resumed.step >= each.step + each.early)
 
 
 def _decided(view: View, action: Start, policy: Policy) -> Open:
@@ -358,10 +358,10 @@ def _cut_short(view: View, memory: Memory, action: End) -> tuple[Missed, ...]:
     """
     if action.exit_code != closing.EXIT_INTERRUPTED:
         left = unbegun.cut(memory)
-        return tuple(Missed(0, each.rank, each.step) for each in left)
+        return tuple(Missed(0, each.rank, each.step, each.early) for each in left)
     cuts = action.cut or unfinished.cut(view, ())
     undone = cuts if action.back is None else unfinished.missed(cuts, action.back)
-    return tuple(Missed(0, each.rank, each.step) for each in undone)
+    return tuple(Missed(0, each.rank, each.step, each.early) for each in undone)
 
 
 def _barred(view: View, memory: Memory, policy: Policy, back: int | None) -> Memory:

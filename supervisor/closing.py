@@ -142,9 +142,8 @@ def _interrupted(why: str, cuts: tuple[Cut, ...], stored: int | None = None) -> 
     again = tuple(each for each in cuts if stored is not None and stored <= each.at_most)
     if not again:
         return End(EXIT_INTERRUPTED, why, cut=cuts)
-    named = ", ".join(f"rank {each.rank} after step {each.step}" for each in again[:1])
-    more = f" and {len(again) - 1} more" if len(again) > 1 else ""
-    why = f"{why}, from before the work after commit that was cut off ({named}{more}): it is done again"
+    named, side = unfinished.named(again, 1), unfinished.side(again)
+    why = f"{why}, from before the work {side} commit that was cut off ({named}): it is done again"
     return End(EXIT_INTERRUPTED, why, cut=cuts, back=stored)
 
 

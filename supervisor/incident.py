@@ -65,12 +65,13 @@ def _since(incident: Open, at_ns: int) -> float:
 
 
 def _cut_short(incident: Open) -> list[dict[str, Any]]:
-    """Return the work after commits that the fault cut off; `again`: the group comes back to it."""
+    """Return the work beside the steps that the fault cut off; `again`: the group comes back to it."""
     step = incident.resume.step if incident.resume is not None else None
     return [
         {
             "rank": each.rank,
             "step": each.step,
+            "before_commit": each.early,
             "after_s": each.after_s,
             "again": step is not None and step <= each.at_most,
         }

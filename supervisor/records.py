@@ -161,7 +161,12 @@ def build(
         "resumed": _resumed(view),
         "skip": list(memory.skip),
         "cut_short": [
-            {"incident": incidents.identity(each.incident), "rank": each.rank, "step": each.step}
+            {
+                "incident": incidents.identity(each.incident),
+                "rank": each.rank,
+                "step": each.step,
+                "before_commit": each.early,
+            }
             for each in memory.missed
         ],
         "exit_code": memory.exit_code,

@@ -230,7 +230,8 @@ def before(view: View, cuts: tuple[Cut, ...], bound: int | None) -> Resume:
 
 def _said(each: Cut, undone: tuple[Cut, ...]) -> str:
     again = "is not done again: no state from before it is left" if each in undone else "is done again"
-    return f"what rank {each.rank} did for {each.after_s:.2f} s after the commit of step {each.step} {again}"
+    where = "in step {}, before its commit," if each.early else "after the commit of step {}"
+    return f"what rank {each.rank} did for {each.after_s:.2f} s {where.format(each.step)} {again}"
 
 
 def begin_at(view: View, policy: Policy) -> Resume:

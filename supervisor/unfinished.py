@@ -1,9 +1,13 @@
-"""Work after a commit (saving, evaluating) that a fault cuts off: wait for it, do it again, or say so.
+"""Work beside the steps (saving, evaluating) that a fault cuts off: wait for it, do it again, or say so.
 
 A step that is committed is in the state, so a group that resumes from that state never comes back to what
 the script does between the commit and the next step. Such work is usually over in microseconds. Where it is
 not, a survivor may finish it before it is ended; and what was cut off is done again by resuming from before
-its step. Pure.
+its step.
+
+The same is true of such work within a step, where other ranks have committed the step meanwhile and the group
+could resume from that. Nobody can while the rank has not given away its part of the backward pass; so that is
+what follows the optimizer's writes, or a pause. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast.launcher_messages import COLLECTIVE, RankState
-from holdfast.messages import MemberReport, Progress
+from holdfast.messages import Early, MemberReport, Progress, Slot
 from supervisor import presence, reported, unbegun
 from supervisor.view import Cut, Fault, MemberView, Memory, Missed, Policy, Resume, View, Wait
 
@@ -23,13 +27,13 @@ _S = 1_000_000_000
 
 
 def wait(view: View, policy: Policy) -> Wait | None:
-    """Wait for survivors at work after their commit, within bounds; None when there is nothing to wait for.
+    """Wait for survivors at work beside the steps, within bounds; None when there is nothing to wait for.
 
     They cannot be in a collective with the dead: one that gets there fails, and is waited for no longer. When
     the run is to stop, they have no longer than the ranks of a run have to end (`--grace`).
     """
     limits_s = {
-        rank.rank: max(policy.tail_s, min(at.pause_left_s, MOST_S)) for _, rank, at in _at_work(view, policy)
+        rank.rank: max(policy.tail_s, min(_left_s(at), MOST_S)) for _, rank, at in _at_work(view, policy)
     }
     limits_s |= dict.fromkeys(_on_their_way_out(view, policy), policy.unwind_s)
     most_s = policy.grace_s if view.memory.stop else MOST_S
@@ -60,7 +64,7 @@ def _on_their_way_out(view: View, policy: Policy) -> Iterator[int]:
 
 def _at_work(view: View, policy: Policy) -> Iterator[tuple[MemberView, RankState, Progress]]:
     hung = _hung(view)
-    for member, rank, at in _tails(view):
+    for member, rank, at in (*_tails(view), *_early(view)):
         alive = (
             rank.state == "running" and presence.speaks(member) and not presence.is_lost(view, member, policy)
         )
@@ -68,13 +72,41 @@ def _at_work(view: View, policy: Policy) -> Iterator[tuple[MemberView, RankState
             yield member, rank, at
 
 
+def _left_s(at: Progress) -> float:
+    return max(at.pause_left_s, at.early.left_s if at.early is not None else 0.0)
+
+
 def _tails(view: View) -> Iterator[tuple[MemberView, RankState, Progress]]:
     """Yield the ranks of the present generation whose last sign was work after a commit."""
+    return (each for each in _ranks(view) if each[2].tail_s > 0)
+
+
+def _early(view: View) -> Iterator[tuple[MemberView, RankState, Progress]]:
+    """Yield the ranks whose last sign was work within a step of which another has the state with the step.
+
+    An exception of the distributed library, and an end by itself, are no work that was cut off.
+    """
+    beyond = max((slot.step for slot in _slots(view)), default=-1)
+    for member, rank, at in _ranks(view):
+        ended = rank.ending is not None and rank.ending.signal is None
+        if not ended and 0 <= at.step < beyond and at.early is not None and _is_unusual(at.early):
+            yield member, rank, at
+
+
+def _slots(view: View) -> Iterator[Slot]:
+    for member in view.members:
+        for slot in member.report.slots if member.report is not None else ():
+            if slot.generation == view.memory.generation:
+                yield slot
+
+
+def _ranks(view: View) -> Iterator[tuple[MemberView, RankState, Progress]]:
+    """Yield the ranks of the present generation with what was last heard of each."""
     for member in view.members:
         report = member.report
         if report is None or report.launcher is None or member.name not in view.memory.placement:
             continue
-        progress = {each.rank: each for each in report.progress if each.tail_s > 0}
+        progress = {each.rank: each for each in report.progress}
         for rank in report.launcher.ranks:
             if rank.generation == view.memory.generation and rank.rank in progress:
                 yield member, rank, progress[rank.rank]
@@ -93,8 +125,8 @@ def _hung(view: View) -> frozenset[int]:
 def cut(view: View, found: tuple[Fault, ...]) -> tuple[Cut, ...]:
     """Return the work that a restart now would leave undone, unless it resumes from `Cut.at_most` or before.
 
-    That is what a script raised an exception in, wherever it was, and what took longer after a commit than it
-    usually does. A rank that waits for its peers there does nothing that could be lost.
+    That is what a script raised an exception in, wherever it was, and what took longer after a commit, or
+    before it, than it usually does. A rank that waits for its peers there does nothing that could be lost.
     """
     raised = {fault.rank: fault for fault in found if fault.kind == "exception"}
     cuts: dict[int, Cut] = {}
@@ -103,6 +135,9 @@ def cut(view: View, found: tuple[Fault, ...]) -> tuple[Cut, ...]:
         if over or (rank.rank not in raised and (not _is_long(at) or rank.where == COLLECTIVE)):
             continue
         cuts[rank.rank] = Cut(rank.rank, at.step, at.step - 1, round(at.tail_s, 3), rank.rank in raised)
+    for _, rank, at in _early(view):
+        if at.early is not None and rank.rank not in raised and rank.where != COLLECTIVE:
+            cuts[rank.rank] = Cut(rank.rank, at.step, at.step, round(at.early.seconds, 3), early=True)
     for rank_number, fault in raised.items():
         if rank_number not in cuts and fault.step >= 0:
             cuts[rank_number] = Cut(rank_number, fault.step, fault.step, 0.0, True)
@@ -185,6 +220,11 @@ def _is_long(at: Progress) -> bool:
     return at.tail_s > max(LONG_S, USUAL * at.tail_usual_s)
 
 
+def _is_unusual(work: Early) -> bool:
+    """True for what is not done in each step; a pause is the script's own word that it is work."""
+    return work.seconds > max(0.0 if work.declared else LONG_S, USUAL * work.usual_s)
+
+
 def at_most(cuts: tuple[Cut, ...], bound: int | None) -> int | None:
     """Return the most steps that a resume point may have that does all of `cuts` again, within `bound`."""
     limits = [each.at_most for each in cuts] + ([bound] if bound is not None else [])
@@ -199,6 +239,18 @@ def missed(cuts: tuple[Cut, ...], step: int) -> tuple[Cut, ...]:
 def described(cuts: tuple[Cut, ...] | tuple[Missed, ...]) -> str:
     """Say how often work was cut short, and where."""
     times = "1 time" if len(cuts) == 1 else f"{len(cuts)} times"
-    named = ", ".join(f"rank {each.rank} after step {each.step}" for each in cuts[:_NAMED])
-    more = f" and {len(cuts) - _NAMED} more" if len(cuts) > _NAMED else ""
-    return f"work after commit was cut short {times}: {named}{more}"
+    return f"work {side(cuts)} commit was cut short {times}: {named(cuts, _NAMED)}"
+
+
+def side(cuts: tuple[Cut, ...] | tuple[Missed, ...]) -> str:
+    """Say on which side of a commit it was."""
+    sides = {"before" if each.early else "after" for each in cuts}
+    return " or ".join(sorted(sides, reverse=True))
+
+
+def named(cuts: tuple[Cut, ...] | tuple[Missed, ...], most: int) -> str:
+    """Name the first `most` of them, and how many more there are."""
+    first = ", ".join(
+        f"rank {each.rank} {'in' if each.early else 'after'} step {each.step}" for each in cuts[:most]
+    )
+    return f"{first} and {len(cuts) - most} more" if len(cuts) > most else first

@@ -77,13 +77,14 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Work of the script that a fault cut off: what it did after a commit, or where it raised."""
+    """Work of the script that a fault cut off: what it did beside a step, or where it raised."""
 
     rank: int
     step: int  # the last committed
     at_most: int  # steps of a state from which the script comes to it again
-    after_s: float = 0.0  # that it had taken since the commit; 0: it came before one
+    after_s: float = 0.0  # that it had taken; 0: it is not known
     raised: bool = False  # the script's own exception ended it
+    early: bool = False  # before a commit: others have committed the step that it came in
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ class Missed:
     incident: int
     rank: int
     step: int
+    early: bool = False  # in the step that begins there, and not after the commit that ends there
 
 
 @dataclass(frozen=True, slots=True)

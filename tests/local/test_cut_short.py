@@ -42,7 +42,9 @@ def test_a_run_that_left_work_undone_ends_with_code_3_and_names_it(start: Start,
     assert found["resume"]["step"] == 35
     [cut] = found["cut_short"]
     assert (cut["rank"], cut["step"], cut["again"]) == (0, 35, False)
-    assert run.last_status()["cut_short"] == [{"incident": "i-0002", "rank": 0, "step": 35}]
+    assert run.last_status()["cut_short"] == [
+        {"incident": "i-0002", "rank": 0, "step": 35, "before_commit": False}
+    ]
     told = holdfast("explain", "2", "--run-dir", run.run_dir, cwd=tmp_path)
     assert "after the commit of step 35 is not done again: no state from before it is left" in told.output
 

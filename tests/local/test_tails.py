@@ -79,6 +79,42 @@ def test_work_after_a_commit_that_a_stop_cuts_off_is_done_by_the_next_run(
         assert (tmp_path / name).read_text() == (tmp_path / "alone" / name).read_text()
 
 
+@pytest.mark.parametrize("how", ["plain", "pause"])
+def test_work_before_a_commit_that_was_cut_off_is_done_again(start: Start, tmp_path: Path, how: str) -> None:
+    """Its peer has committed that step meanwhile, and the group could go on from there."""
+    (tmp_path / "alone").mkdir()
+    assert start(OPTIONS, "ahead.py", tmp_path / "alone", how, into="undisturbed").finish().code == 0
+    run = start(OPTIONS, "ahead.py", tmp_path, how)
+    begun(run, tmp_path)
+    until(lambda: len(saved(tmp_path)) > MUCH or None, "it has gone on for long", WAIT_S)
+    run.hit(0, signal.SIGKILL)
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    assert (times(tmp_path), saved(tmp_path)) == (2, LINES)
+    [found] = run.incidents()
+    [cut] = found["cut_short"]
+    assert (cut["rank"], cut["step"], cut["before_commit"], cut["again"]) == (0, 20, True, True)
+    assert found["resume"]["step"] <= 20
+    assert run.last_status()["cut_short"] == []
+    for rank in (0, 1):
+        name = f"digest.{rank}"
+        assert (tmp_path / name).read_text() == (tmp_path / "alone" / name).read_text()
+
+
+def test_a_survivor_finishes_what_it_does_before_a_commit_that_its_peer_has_made(
+    start: Start, tmp_path: Path
+) -> None:
+    run = start("--members 2 --snapshot-every 7 --hang-floor 60s", "ahead.py", tmp_path, "pause")
+    begun(run, tmp_path)
+    run.wait(lambda status: status["snapshot_step"] == 21, "its peer has a snapshot of the next step")
+    run.hit(1, signal.SIGKILL)
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    assert (times(tmp_path), saved(tmp_path)) == (1, LINES)
+    [found] = run.incidents()
+    assert (found["rank"], found["resume"]["step"], found["cut_short"]) == (1, 21, [])
+
+
 @pytest.mark.parametrize(
     ("what", "says"), [("raise", "the evaluation failed"), ("interrupt", "KeyboardInterrupt")]
 )

@@ -54,6 +54,7 @@ def train(
     before_commit: Callable[[int, int], None] = lambda _step, _rank: None,
     after: Callable[[int, Any], None] = lambda _step, _state: None,
     prepare: Callable[[torch.optim.Optimizer, int], None] = lambda _optimizer, _rank: None,
+    protected: Callable[[Any], object] = lambda _state: None,
     digest: Path | None = None,
 ) -> None:
     """Train for `steps`, known once it has joined, with what the caller puts in between; write the digest.
@@ -68,6 +69,7 @@ def train(
     prepare(optimizer, session.rank)
     sampler = Sampler(session.rank)
     state = session.protect(model=model, optimizer=optimizer, sampler=sampler)
+    protected(state)
     pause = threading.Event()
 
     def rest(step: int, place: int) -> None:

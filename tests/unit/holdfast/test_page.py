@@ -52,8 +52,11 @@ LAYOUT: tuple[tuple[int, str, object], ...] = (
     (296, "d", 0.25),  # its cost
     (312, "q", 1 << 33),  # bytes of the state
     (320, "d", 1.5),  # what a copy of it took before this generation
+    (904, "q", 1095 * MS),  # when the optimizer had written
+    (912, "q", 43),  # of the step after this one
     (960, "Q", 2),  # pieces copied
     (1024, "f", struct.unpack("f", struct.pack("f", 0.03))[0]),  # first of the ring
+    (3072, "f", -1.0),  # no writes came before that commit
 )
 
 
@@ -72,6 +75,7 @@ def test_the_bytes_of_the_page_are_pinned(path: Path, clock: Clock) -> None:
     page.pause(Phase.EVAL, "eval", 60.0)
     clock.pass_ms(5)
     page.fail(FailKind.DISTRIBUTED, -6)
+    page.written()
     page.note_snapshot(42, 0.25)
     page.note_state(1 << 33, 1.5)
     page.copied()
@@ -81,9 +85,11 @@ def test_the_bytes_of_the_page_are_pinned(path: Path, clock: Clock) -> None:
     found = tuple((at, form, *struct.unpack_from("<" + form, content, at)) for at, form, _ in LAYOUT)
     assert found == LAYOUT
     assert content[16] % 2 == 0
-    assert not any(content[328:960])
+    assert not any(content[328:904])
+    assert not any(content[920:960])
     assert not any(content[968:1024])
-    assert not any(content[1028:])
+    assert not any(content[1028:3072])
+    assert not any(content[3076:])
 
 
 def test_a_reader_takes_every_field_from_its_place() -> None:
@@ -97,6 +103,7 @@ def test_a_reader_takes_every_field_from_its_place() -> None:
         position=9, first_step_s=0.05, data_ns=12 * MS, forward_ns=30 * MS, pause_limit_s=60.0,
         pause_label="eval", failed_ns=1095 * MS, fail_kind=FailKind.DISTRIBUTED, fail_code=-6,
         snapshot_step=42, snapshot_cost_s=0.25, state_bytes=1 << 33, known_copy_s=1.5, torn=False,
+        written_ns=1095 * MS,
     )  # fmt: skip
     assert read(bytes(content)) == progress
     assert read(memoryview(content)) == progress

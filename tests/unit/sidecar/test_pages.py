@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from holdfast.messages import Early
 from holdfast.page import Page, Phase
 from sidecar.hang import HangPolicy
 from sidecar.pages import Pages
@@ -167,6 +171,73 @@ def test_lateness_from_before_a_step_does_not_excuse_it(here: Path) -> None:
         rank.does(step)
     assert pages.poll(1, rank.now_ns + S // 2, own_lateness_s=60.0) == []
     assert len(pages.poll(1, rank.now_ns + 2 * S, 0.0)) == 1
+
+
+def test_what_is_seen_of_a_rank_at_work_before_its_commit(here: Path) -> None:
+    """Of a process that is on its way out, or stopped, the page says the same as of one at work."""
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    asleep = subprocess.Popen(["sleep", "600"])
+    try:
+        rank.page.begin(1, 0, 0, asleep.pid, 0)
+        for step in range(1, 12):
+            works(rank, step)
+        seen(rank, pages, 6)
+        [found] = pages.progress(1, rank.now_ns)
+        assert found.early is None, "a forward pass"
+        rank.page.written()
+        seen(rank, pages, 6)
+        [found] = pages.progress(1, rank.now_ns + S)
+        assert found.early == Early(pytest.approx(0.3), pytest.approx(0.01))
+        asleep.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, asleep.pid, os.WSTOPPED)
+        seen(rank, pages, 6)
+        asleep.kill()
+        asleep.wait()
+        seen(rank, pages, 6)
+        [found] = pages.progress(1, rank.now_ns)
+        assert found.early == Early(pytest.approx(0.3), pytest.approx(0.01))
+        rank.page.writes_more()
+        [found] = pages.progress(1, rank.now_ns)
+        assert found.early is None, "it was one of two optimizers"
+    finally:
+        asleep.kill()
+        asleep.wait()
+
+
+def test_a_pause_in_a_step_is_told_with_its_limit(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    works(rank, 1)
+    works(rank, 2)
+    rank.page.phase(Phase.DATA)
+    rank.page.phase(Phase.FORWARD)
+    rank.page.pause(Phase.CHECKPOINT, "checkpoint", 60.0)
+    rank.now_ns += S
+    [found] = pages.progress(1, rank.now_ns)
+    assert found.early == Early(1.0, pytest.approx(0.01), True, 59.0)
+    assert pages.uncommitted(1, rank.now_ns) == {0}
+    rank.page.resume()
+    [found] = pages.progress(1, rank.now_ns)
+    assert found.early is None
+    works(rank, 3)
+    rank.page.commit(3, 0.5, 0.5, 8, 64, 0.0, 0, -1, Phase.TAIL)
+    rank.page.pause(Phase.EVAL, "eval", 60.0)
+    [found] = pages.progress(1, rank.now_ns + S)
+    assert (found.early, found.tail_s) == (None, pytest.approx(1.0)), "after the commit"
+
+
+def works(rank: Rank, step: int) -> None:
+    """Do a step whose optimizer has written 10 ms before its commit."""
+    rank.now_ns += 9 * S // 100
+    rank.page.phase(Phase.DATA)
+    rank.page.written()
+    rank.now_ns += S // 100
+    rank.page.commit(step, 0.5, 0.5, 8, 64, 0.0, 0)
+
+
+def seen(rank: Rank, pages: Pages, times: int) -> None:
+    for _ in range(times):
+        rank.now_ns += S // 20
+        pages.poll(1, rank.now_ns, 0.0)
 
 
 def test_step_times_are_learned_once_each_and_over_generations(here: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.launcher_messages import Ending, RankState
-from holdfast.messages import Progress, Stall
+from holdfast.messages import Early, Progress, Stall
 from supervisor import closing, hanging, remedy, still, unfinished
 from supervisor.apply import apply
 from supervisor.decide import decide
@@ -236,6 +236,93 @@ def test_a_wait_for_peers_after_a_commit_is_no_work_that_is_lost() -> None:
 def test_a_rank_that_finished_has_left_nothing_undone() -> None:
     found = group((rank(0, Ending(95 * S, 0)), at(0, tail_s=3.0)), (rank(1, KILLED), at(1)))
     assert unfinished.cut(found, ()) == ()
+
+
+# -- before a commit
+
+SAVING = Early(2.0, 0.001)  # between the optimizer and the commit
+PAUSED = Early(0.04, 0.001, declared=True, left_s=200.0)
+
+
+@pytest.mark.parametrize("work", [SAVING, PAUSED], ids=["it is long", "it is declared"])
+def test_work_before_a_commit_that_others_have_made_is_done_again(work: Early) -> None:
+    found = group((rank(0), at(0, 21)), (rank(1, KILLED), at(1, early=work)), slots=(21, 15))
+    action = decide(found, POLICY)
+    assert isinstance(action, Start)
+    assert (action.resume.step, action.cut) == (15, (Cut(1, 20, 20, work.seconds, early=True),))
+    said = f"what rank 1 did for {work.seconds:.2f} s in step 20, before its commit, is done again"
+    assert said in action.evidence
+    assert apply(found, action, POLICY).missed == ()
+    before = group((rank(0), at(0, 21)), (rank(1, KILLED), at(1, early=work)), slots=(21, 20))
+    action = decide(before, POLICY)
+    assert isinstance(action, Start)
+    assert action.resume.step == 20, "a state of the step itself is enough"
+
+
+@pytest.mark.parametrize(
+    ("state", "work"),
+    [
+        (rank(1, KILLED), None),
+        (rank(1, KILLED), Early(0.2, 0.001)),
+        (rank(1, KILLED), Early(0.9, 0.2)),
+        (rank(1, KILLED), Early(0.04, 0.03, declared=True)),
+        (rank(1, Ending(90 * S, 1, fail="distributed")), SAVING),
+        (rank(1, where="collective"), SAVING),
+    ],
+    ids=["a plain step", "it is short", "it is usual", "so is the pause", "a peer was lost", "it waits"],
+)
+def test_a_step_that_was_on_its_way_is_no_work_that_is_lost(state: RankState, work: Early | None) -> None:
+    found = group((rank(0), at(0, 21)), (state, at(1, early=work)), slots=(21, 15))
+    action = decide(found, POLICY)
+    assert isinstance(action, Start)
+    assert (action.resume.step, action.cut) == (21, ())
+
+
+def test_where_nobody_has_the_step_nothing_is_said_of_what_was_done_in_it() -> None:
+    found = group((rank(0), at(0)), (rank(1, KILLED), at(1, early=SAVING)))
+    action = decide(found, POLICY)
+    assert isinstance(action, Start)
+    assert (action.resume.step, action.cut) == (20, ())
+    assert unfinished.wait(group((rank(0), at(0, early=PAUSED)), (rank(1, KILLED), at(1))), POLICY) is None
+
+
+def test_a_survivor_in_a_pause_before_its_commit_has_what_it_declared() -> None:
+    found = group((rank(0), at(0, early=PAUSED)), (rank(1, KILLED), at(1, 21)), slots=(21, 15))
+    assert decide(found, POLICY) == Wait(300 * S, "rank 0 may finish what it is doing outside of a step")
+    action = decide(later(found, 201), POLICY)
+    assert isinstance(action, Start)
+    assert (action.resume.step, [each.rank for each in action.cut]) == (15, [0])
+
+
+def test_work_before_a_commit_that_no_state_is_before_is_said_at_the_end() -> None:
+    found = group((rank(0), at(0, 21)), (rank(1, KILLED), at(1, early=SAVING)), slots=(21,))
+    action = decide(found, POLICY)
+    assert isinstance(action, Start)
+    assert action.resume.step == 21
+    after = apply(found, action, POLICY)
+    assert after.missed == (Missed(1, 1, 20, early=True),)
+    end = closing.finished(replace(found, memory=after), POLICY)
+    assert isinstance(end, End)
+    assert end.exit_code == 3
+    assert "work before commit was cut short 1 time: rank 1 in step 20 (see" in end.why
+    both = (*after.missed, Missed(2, 0, 40))
+    assert unfinished.described(both).startswith("work before or after commit was cut short 2 times: ")
+    for step, left in ((20, ()), (21, after.missed)):
+        back = replace(action, resume=replace(action.resume, step=step), cut=())
+        known = replace(found.memory, missed=after.missed)
+        assert apply(replace(found, memory=known), back, POLICY).missed == left
+
+
+def test_a_stop_in_work_before_a_commit_saves_a_state_that_leads_to_it_again() -> None:
+    found = group((rank(0), at(0, 21)), (rank(1), at(1, early=SAVING)), slots=(21, 15))
+    stopped = replace(found, memory=replace(found.memory, stop="graceful", incident=None))
+    assert isinstance(decide(stopped, POLICY), Wait)
+    action = decide(later(stopped, POLICY.grace_s + 1), POLICY)
+    assert isinstance(action, Save)
+    assert (action.resume.step, action.cut) == (15, (Cut(1, 20, 20, 2.0, early=True),))
+
+
+# -- where no state is left
 
 
 def test_where_no_state_from_before_is_left_the_run_goes_on_and_says_so() -> None:
