@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from supervisor.ledger import Bucket
-from supervisor.view import KINDS, PHASES
+from supervisor.view import KINDS, PHASES, ROLES
 
 RECOVERY_BUCKETS_S = (0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 300)
 
@@ -71,6 +71,8 @@ class Metrics:
         self._booked = dict.fromkeys((b.value for b in Bucket), 0.0)
         self._seen: set[str] = set()
         self._hidden: set[Gauge] = set()
+        for gauge in (self._ettr, self._step, self._loss, self._step_s, self._checkpoint):
+            self._show(gauge, None)
         for bucket in Bucket:  # zeros at once, so that rate() sees the first event
             self._seconds.labels(bucket.value)
         for kind in KINDS:
@@ -86,9 +88,8 @@ class Metrics:
         self._show(self._ettr, status["ettr"])
         self._generation.set(status["generation"])
         for gauge, key in ((self._step, "step"), (self._loss, "loss"), (self._step_s, "step_s")):
-            if status[key] is not None:
-                gauge.set(status[key])
-        for role in ("active", "standby", "lost", "new"):
+            self._show(gauge, status[key])
+        for role in ROLES:
             self._members.labels(role).set(sum(m["role"] == role for m in status["members"]))
         for gauge, key in ((self._own_s, "own_s"), (self._slow, "slow")):
             gauge.clear()
@@ -106,7 +107,7 @@ class Metrics:
             if memory is not None:
                 self._memory.labels(what).set(memory[f"{what}_bytes"])
         saved = status["checkpoint"] or {}
-        self._checkpoint.set(saved.get("step") or 0)
+        self._show(self._checkpoint, saved.get("step"))
         self._failing.set(bool(saved.get("error")))
 
     def _show(self, gauge: Gauge, value: float | None) -> None:

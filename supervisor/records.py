@@ -18,7 +18,7 @@ from supervisor.accounts import Accounts
 from supervisor.leading import Deposed, Lead
 from supervisor.rundir import RunDir
 from supervisor.slow import Slow, slow
-from supervisor.view import UNREAD, Checkpoint, MemberView, Policy, View
+from supervisor.view import UNREAD, Checkpoint, MemberView, Memory, Policy, View
 
 STEPS_STILL = 3.0  # usual step times without a step, after which no rate is shown
 
@@ -263,6 +263,12 @@ def _member(member: MemberView, view: View) -> dict[str, Any]:
     role = "active" if active else "standby" if block else "new"  # before the first group nobody stands by
     if not member.exists or not member.connected:
         role = "lost" if report is not None or not member.exists else "new"
+    if (
+        role == "lost"
+        and view.memory.phase in ("stopping", "ended")
+        and not _was_lost(member.name, view.memory)
+    ):
+        role = "left"
     return {
         "name": member.name,
         "node": report.node if report else "",
@@ -273,6 +279,12 @@ def _member(member: MemberView, view: View) -> dict[str, Any]:
         "launcher_pid": launcher.pid if launcher else None,
         "sidecar_pid": report.sidecar_pid if report else None,
     }
+
+
+def _was_lost(name: str, memory: Memory) -> bool:
+    """True for a member that went while its run was not over."""
+    found = memory.incident.faults if memory.incident is not None else ()
+    return name in memory.lost or any((each.kind, each.member) == ("member_lost", name) for each in found)
 
 
 def _ranks(view: View, slow: tuple[Slow, ...]) -> list[dict[str, Any]]:

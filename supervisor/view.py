@@ -19,6 +19,7 @@ KINDS = (
     "restore", "bad_input", "lost_track",
 )  # fmt: skip
 PHASES = ("forming", "running", "looking", "securing", "saving", "stopping", "ended")
+ROLES = ("active", "standby", "lost", "new", "left")
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,27 @@ def test_the_list_of_kinds_has_all_that_are_made() -> None:
     assert found <= set(KINDS)
 
 
+@pytest.mark.parametrize("key", ["loss", "step", "step_s"])
+def test_progress_that_is_not_known_is_not_there_rather_than_0(key: str) -> None:
+    metrics = Metrics()
+    name = {"step_s": "holdfast_step_seconds"}.get(key, f"holdfast_{key}")
+    for value in (None, 0.25, None, 0.0):
+        metrics.take(status(**{key: value}))
+        assert metrics.registry.get_sample_value(name) == value
+
+
+def test_a_checkpoint_that_there_is_not_has_no_step() -> None:
+    metrics = Metrics()
+    for saved, step in (
+        (None, None),
+        ({"step": 12, "error": ""}, 12),
+        ({"step": None, "error": "full"}, None),
+    ):
+        metrics.take(status(checkpoint=saved))
+        assert metrics.registry.get_sample_value("holdfast_checkpoint_step") == step
+    assert metrics.registry.get_sample_value("holdfast_checkpoint_failing") == 1
+
+
 def test_a_ratio_that_is_not_known_is_not_there_rather_than_0() -> None:
     metrics = Metrics()
 

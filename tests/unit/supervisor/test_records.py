@@ -9,10 +9,10 @@ from supervisor.accounts import Accounts
 from supervisor.ledger import Bucket
 from supervisor.records import Records
 from supervisor.rundir import RunDir
-from supervisor.view import UNREAD, Checkpoint, Policy, Stored, View, Warned
+from supervisor.view import UNREAD, Checkpoint, Open, Policy, Stored, View, Warned
 from tests.unit.supervisor.test_hanging import SLEEPS, WAITS, there
 from tests.unit.supervisor.test_hanging import seen as standing
-from tests.unit.supervisor.views import launcher, member, memory, progress, rank, report, view
+from tests.unit.supervisor.views import fault, launcher, member, memory, progress, rank, report, view
 
 
 def seen(*owns_s: float) -> View:
@@ -95,6 +95,23 @@ def test_the_number_of_steps_to_do_is_what_the_ranks_of_this_generation_say(tmp_
 def test_before_the_first_group_no_member_stands_by(tmp_path: Path) -> None:
     forming = replace(doing(), memory=memory(phase="forming", placement=()))
     assert [each["role"] for each in told_by(Records(RunDir(tmp_path)), forming)["members"]] == ["new", "new"]
+
+
+def test_members_that_went_because_the_run_is_over_have_left(tmp_path: Path) -> None:
+    def roles(*, gone: tuple[str, ...] = ("m0", "m1"), **changed: Any) -> list[str]:
+        members = [
+            member(name, None if name in gone else report(name, None), exists=name not in gone)
+            for name in ("m0", "m1")
+        ]
+        seen = view(*members, **changed)
+        return [each["role"] for each in told_by(Records(RunDir(tmp_path)), seen)["members"]]
+
+    assert roles(phase="ended") == roles(phase="stopping") == ["left", "left"]
+    assert roles(phase="stopping", gone=("m1",)) == ["active", "left"]
+    assert roles(phase="running", gone=("m1",)) == ["active", "lost"]
+    assert roles(phase="ended", lost=("m1",)) == ["left", "lost"]
+    opened = Open(1, 1, 0, 0, 0.0, (fault("member_lost", 1, 9, member="m1"),))
+    assert roles(phase="ended", incident=opened) == ["left", "lost"]
 
 
 def test_a_start_says_what_it_waits_for(tmp_path: Path) -> None:
