@@ -11,7 +11,7 @@ from supervisor.view import Action, Cut, Done, End, Fault, MemberView, Memory, P
 
 EXIT_INTERRUPTED = 130
 EXIT_CUT_SHORT = 3  # the script finished, and not all that it did after its commits was done
-_FINISHED = "all ranks have finished"
+FINISHED = "all ranks have finished"
 _QUIET = 0.6  # of the silence after which a member counts as lost
 _DONE = "done"  # `progress.spoken` of a rank's last phase
 _S = 1_000_000_000
@@ -31,18 +31,18 @@ def finished(view: View, policy: Policy) -> Save | Wait | End:
         return without_last(view, "") if last is None else last
     known = next((each.incident for each in missed if each.incident), 0)
     where = f" (see holdfast explain {known})" if known else " by a stop"
-    return End(EXIT_CUT_SHORT, f"{_FINISHED}; {unfinished.described(missed)}{where}")
+    return End(EXIT_CUT_SHORT, f"{FINISHED}; {unfinished.described(missed)}{where}")
 
 
 def is_finish(end: End) -> bool:
     """True when the script was done, and not stopped or given up, though not all of its work may be there."""
-    return end.exit_code == 0 or end.why.startswith(_FINISHED)
+    return end.exit_code == 0 or end.why.startswith(FINISHED)
 
 
 def without_last(view: View, why: str) -> End:
     """End a run that has finished; `why` its last state is not on storage, "" where that needs no word."""
     code, unflushed = _unflushed(view)
-    said = f"{_FINISHED}{_left(view.memory)}{unflushed}"
+    said = f"{FINISHED}{_left(view.memory)}{unflushed}"
     return End(code, f"{said}; no checkpoint of the last step: {why}" if why else said)
 
 
@@ -76,7 +76,7 @@ def _last(view: View, policy: Policy) -> Save | Wait | None:
     if found.source != "slot" or found.step != step:
         left_s = max((_QUIET * policy.member_timeout_s - each.silent_s for each in _quiet(view)), default=0.0)
         return Wait(view.now_ns + int(left_s * _S), "a member says nothing") if left_s > 0 else None
-    return Save(found.holders[0], found, f"{_FINISHED}: a checkpoint of the last step", finished=True)
+    return Save(found.holders[0], found, f"{FINISHED}: a checkpoint of the last step", finished=True)
 
 
 def _quiet(view: View) -> tuple[MemberView, ...]:
@@ -105,8 +105,8 @@ def last_line(memory: Memory) -> str:
     said = "1 incident" if count == 1 else f"{count} incidents"
     if not count:
         return memory.why
-    if memory.why.startswith(_FINISHED):
-        return f"{_FINISHED} after {said}{memory.why.removeprefix(_FINISHED)}"
+    if memory.why.startswith(FINISHED):
+        return f"{FINISHED} after {said}{memory.why.removeprefix(FINISHED)}"
     return f"{memory.why} ({said})"
 
 

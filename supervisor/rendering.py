@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from supervisor.closing import FINISHED
 from supervisor.style import BOLD, CYAN, DIM, GREEN, RED, YELLOW, Style, clip, join, width_of
 from supervisor.wording import count, number, outcome, percent, seconds, what
 
@@ -107,15 +108,31 @@ def _held_up(status: Status) -> str:
     return " ".join(str(status.get("waiting_for") or "").split()) if stalled(status) else ""
 
 
+def generation(status: Status) -> str:
+    """Say which group runs, and where it began."""
+    ranks = int(status.get("world_size") or 0)
+    members = len([each for each in status.get("members") or [] if each.get("ranks")])
+    where = f" on {count(members, 'member')}" if members else ""
+    since = status.get("resumed")
+    start = f", from step {since['step']:,} ({since['source']})" if since else ""
+    return f"generation {status.get('generation', 0)} runs: {count(ranks, 'rank')}{where}{start}"
+
+
+def has_run(status: Status) -> bool:
+    """True when the status of a run that ends says that its last group ran: nobody may have seen that."""
+    name = status.get("phase")
+    if name not in ("saving", "stopping", "ended"):
+        return False
+    failed = (status.get("last_incident") or {}).get("generation") == status.get("generation")
+    there = name != "ended" and any(each.get("step") is not None for each in status.get("ranks") or ())
+    return (there and not failed) or str(status.get("message") or "").startswith(FINISHED)
+
+
 def station(status: Status) -> str:
     """Say in which phase the run is, for a line each time that changes."""
     name = phase(status)
     if name == "running":
-        ranks, members = int(status.get("world_size") or 0), len(_active(status))
-        where = f" on {count(members, 'member')}" if members else ""
-        since = status.get("resumed")
-        start = f", from step {since['step']:,} ({since['source']})" if since else ""
-        return f"generation {status.get('generation', 0)} runs: {count(ranks, 'rank')}{where}{start}"
+        return generation(status)
     message = " ".join(str(status.get("message") or "").split())
     told = name in ("restarting", "stopping")  # by the incident's line, and by the last of all
     return f"{name}: {message}" if message and not told else name
@@ -162,10 +179,6 @@ def _numbers(status: Status, width: int, style: Style) -> str:
     if status.get("total_s"):
         cells.append((f"up {seconds(float(status['total_s']))}", (DIM,)))
     return "  " + join(cells, width - 2, style, "   ") if cells else ""
-
-
-def _active(status: Status) -> list[Mapping[str, Any]]:
-    return [each for each in status.get("members") or [] if each.get("role") == "active"]
 
 
 def _members(status: Status, width: int, style: Style) -> str:

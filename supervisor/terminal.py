@@ -322,6 +322,7 @@ class Plain:
         self._lines = _Lines(self._out.style, PLAIN_BYTES)
         self._news = _News(incidents)
         self._station: tuple[object, ...] = ()
+        self._ran: object = None  # the newest generation that was said to run
         self._due_s = float("-inf")
 
     def update(self, status: Mapping[str, Any], now_s: float) -> None:
@@ -333,11 +334,17 @@ class Plain:
         for news in self._news.of(status):
             self._lines.add_ours(news)
         phase = rendering.phase(status)
-        station = (phase, status.get("generation") if phase == "running" else None)
+        number = status.get("generation")
+        if rendering.has_run(status) and number != self._ran:
+            self._ran = number
+            self._lines.add_ours(rendering.generation(status))
+        station = (phase, number if phase == "running" else None)
         if status.get("open_incident") and phase in rendering.RECOVERING:
             pass  # the incident itself was told, and will be when it is over
         elif station != self._station:
             self._station = station
+            if phase == "running":
+                self._ran = number
             if phase != rendering.PHASES["ended"]:  # that is for `run` to say
                 self._lines.add_ours(rendering.station(status))
             self._due_s = now_s + PROGRESS_S

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -162,6 +163,48 @@ def test_another_supervisor_or_generation_begins_with_no_slow_rank(later: dict[s
     plain.update(status(ranks=[rank(1, "m-1")], **later), 1.0)
     plain.update(status(ranks=[slow()], **later), 2.0)
     assert told(screen.shown()) == [SLOW, SLOW]
+
+
+RUNS = "holdfast: generation 3 runs: 2 ranks on 2 members, from step 40 (checkpoint)"
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        [{"phase": "ended", "message": "all ranks have finished", "exit_code": 0, "ranks": []}],
+        [
+            {"phase": "saving", "message": "all ranks have finished: a checkpoint of the last step"},
+            {"phase": "ended", "message": "all ranks have finished"},
+        ],
+        [
+            {"phase": "running"},
+            {"phase": "running"},
+            {"phase": "ended", "message": "all ranks have finished"},
+        ],
+        [{"phase": "stopping", "message": "stopped, as asked"}],
+    ],
+)
+def test_a_group_whose_run_is_over_before_anybody_saw_it_is_named_once(seen: list[dict[str, Any]]) -> None:
+    screen = Terminal(columns=160)
+    plain = Plain(screen)
+    for second, changed in enumerate(seen):
+        resumed = {"step": 40, "source": "checkpoint"}
+        plain.update(status(resumed=resumed, last_incident=None, **changed), 1.0 * second)
+    assert [line for line in screen.shown() if "generation" in line] == [RUNS]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"phase": "ended", "message": "the script cannot start", "ranks": []},
+        {"phase": "stopping", "message": "a bug, not a fault", "last_incident": incident(2, generation=3)},
+        {"phase": "forming", "message": "1 of 2 members ready"},
+    ],
+)
+def test_a_group_that_did_not_run_or_has_failed_is_not_named_at_the_end(changed: dict[str, Any]) -> None:
+    screen = Terminal(columns=160)
+    Plain(screen).update(status(**{"last_incident": None, **changed}), 0.0)
+    assert not [line for line in screen.shown() if "generation 3 runs" in line]
 
 
 def test_the_last_state_stays_when_it_is_closed() -> None:
