@@ -19,7 +19,7 @@ from holdfast import lag
 from holdfast.arena import Arena
 from holdfast.door import Door
 from holdfast.safetensors import plan
-from sidecar import peers
+from sidecar import peers, sending
 from sidecar.holdings import Holdings
 
 TOKEN = "bench"
@@ -59,7 +59,7 @@ async def _serve(measured: lag.Lag, folder: Path, plain_port: int) -> None:
     held = Holdings(folder / "arena", folder / "restore")
     runner = web.AppRunner(peers.application(held, TOKEN, Door()), access_log=None, handle_signals=False)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.SockSite(runner, sending.listener("127.0.0.1")).start()
     say(f"{runner.addresses[0][1]} {plain_port}")
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     say(f"{measured.over_last_minute()[0]:.6f}")

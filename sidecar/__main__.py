@@ -13,7 +13,7 @@ from aiohttp import web
 
 from holdfast import lag, leftovers, logs, osproc, tasks
 from holdfast.door import BACKLOG, Door
-from sidecar import config, peers
+from sidecar import config, peers, sending
 from sidecar.member import Member
 
 log = logging.getLogger("sidecar")
@@ -38,7 +38,9 @@ async def serve(settings: config.Config, measured: lag.Lag) -> None:
     await runner.setup()
     server = runner.server
     assert server is not None  # since `setup`
-    listening = await loop.create_server(door.guarded(server), "127.0.0.1", 0, backlog=BACKLOG)
+    listening = await loop.create_server(
+        door.guarded(server), sock=sending.listener("127.0.0.1"), backlog=BACKLOG
+    )
     port = listening.sockets[0].getsockname()[1]
     member.peer_url = f"http://127.0.0.1:{port}"
     services = [

@@ -11,7 +11,7 @@ from pathlib import Path
 from aiohttp import web
 
 from holdfast.door import Door
-from sidecar import peers
+from sidecar import peers, sending
 from sidecar.peers import Fetcher
 from tests.unit.sidecar.memory import holdings
 
@@ -27,7 +27,7 @@ async def serving(
         peers.application(holdings(path), TOKEN, Door(), silence_s), access_log=None, handle_signals=False
     )
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
+    site = web.SockSite(runner, sending.listener("127.0.0.1"), ssl_context=tls)
     await site.start()
     try:
         scheme = "http" if tls is None else "https"
