@@ -73,7 +73,7 @@ def apply(view: View, action: Action, policy: Policy) -> Memory:
         return replace(memory, settled=True, incident=None, unbegun=None)
     if isinstance(action, Save):
         return replace(
-            memory,
+            unbegun.taken_back(view),
             phase="saving",
             since_ns=view.now_ns,
             save=memory.save + 1,
@@ -324,8 +324,9 @@ def _past(view: View, policy: Policy, cause: Fault) -> Past:
 
 
 def _end(view: View, action: End, policy: Policy) -> Memory:
-    failed = action.exit_code not in (0, closing.EXIT_CUT_SHORT, closing.EXIT_INTERRUPTED)
-    memory = unbegun.taken_back(view) if failed else view.memory
+    finished = action.exit_code in (0, closing.EXIT_CUT_SHORT)
+    memory = view.memory if finished else unbegun.taken_back(view)
+    view = replace(view, memory=memory)
     incident = memory.incident
     if incident is not None:
         incident = replace(incident, closed_ns=view.now_ns)

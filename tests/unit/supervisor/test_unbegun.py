@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.lineage import Lineage
+from holdfast.lineage import Lineage, valid
 from holdfast.messages import PrivateHeld, Progress, Slot
-from supervisor import remedy, unbegun
+from supervisor import orders, remedy, unbegun
 from supervisor.apply import apply
-from supervisor.view import Cut, End, Fault, Memory, Missed, Open, Policy, Secure, Settle, Start, View
+from supervisor.decide import decide
+from supervisor.view import Cut, End, Fault, Memory, Missed, Open, Policy, Save, Secure, Settle, Start, View
 from tests.unit.supervisor.views import S, fault, launcher, member, memory, progress, rank, report
 
 POLICY = Policy(members=2)
@@ -148,3 +149,21 @@ def test_a_run_that_ends_there_leaves_the_newer_state_to_the_next_and_names_the_
         failed = apply(seen(failed, NEW), End(1, "the storage is gone"), POLICY)
     assert failed.lineage == ()
     assert failed.missed[-1] == Missed(0, 0, NEW)
+
+
+def test_a_stop_there_saves_the_newer_state_and_makes_nothing_void() -> None:
+    failed = secured(gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION), RESTORE, steps=(NEW,))
+    stopped = looked(replace(failed, stop="graceful"), NEW)
+    saves = decide(stopped, POLICY)
+    assert isinstance(saves, Save)
+    assert saves.resume.step == NEW
+    order = orders.order_for(apply(stopped, saves, POLICY), saves.member, POLICY, None)
+    assert valid(order.save_generation, order.save_step, order.lineage), "its own order forbids it"
+
+
+def test_a_stop_at_once_there_makes_nothing_void_and_names_the_work() -> None:
+    back = gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION)
+    stopped = looked(replace(back, stop="now"), NEW, OLD)
+    ended = apply(stopped, decide(stopped, POLICY), POLICY)
+    assert (ended.exit_code, ended.lineage) == (130, ())
+    assert ended.missed == (Missed(0, 0, NEW),)
