@@ -116,14 +116,14 @@ def _sent_bytes(text: str) -> int:
     return len(json.dumps(text))
 
 
-def receive(sock: socket.socket, kind: type[T]) -> tuple[T, list[int]]:
+def receive(sock: socket.socket, kind: type[T], wait: bool = True) -> tuple[T, list[int]]:
     """Return the next message and the descriptors that came with it (ours to close).
 
-    Raises `Closed` at the end, `BlockingIOError` where the socket does not block, `wire.Malformed`.
+    Raises `Closed` at the end, `BlockingIOError` where there is none and nobody waits, `wire.Malformed`.
     """
     room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4)
     try:
-        data, passed, _, _ = sock.recvmsg(_MAX_PACKET_BYTES, room)
+        data, passed, _, _ = sock.recvmsg(_MAX_PACKET_BYTES, room, 0 if wait else socket.MSG_DONTWAIT)
     except ConnectionError:
         raise Closed from None
     if not data:

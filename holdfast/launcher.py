@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from holdfast import logfile, nest, orphans, osproc, ports, procstat, progress
+from holdfast import dispatching, logfile, nest, orphans, osproc, ports, procstat, progress
 from holdfast.beat import left_s
 from holdfast.channel import Say
 from holdfast.crew import Crew
@@ -90,7 +90,7 @@ class Launcher:
     def _turn(self) -> None:
         now = time.monotonic()
         due = min((at for at, _ in self._timers), default=now + 60.0)
-        for key, _ in self.selector.select(max(0.0, due - now)):
+        for key in dispatching.ready(self.selector, max(0.0, due - now)):
             key.data()
         now = time.monotonic()
         ready = [call for at, call in self._timers if at <= now]
@@ -298,6 +298,7 @@ class Launcher:
     def on_gone(self, process: Process) -> None:
         if process.pidfd >= 0:
             self.selector.unregister(process.pidfd)
+        self.nest.hear_out(process)
         self._began |= _began([process.pid])
         ended = self.memory.explain(nest.reap(process))
         if self.nest.warm.get(process.local_rank) is process:
@@ -310,8 +311,7 @@ class Launcher:
                 self.nest.fill()
         else:
             self.crew.lose(process, ended)
-        if process.control.fileno() in self.selector.get_map():
-            self.selector.unregister(process.control)
+        self.nest.unhear(process)
         process.close()
 
     def sweep(self) -> None:

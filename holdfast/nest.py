@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast import channel, executable, logfile, osproc, warm
+from holdfast import channel, executable, logfile, osproc, warm, wire
 from holdfast.channel import Say
 from holdfast.command import Program
 from holdfast.executable import Unstartable
@@ -264,14 +264,29 @@ class Nest:
             self.last_ending = Ending(time.monotonic_ns(), 1, None, False, "", 0, "the zygote died")
             self.fill()
 
-    def _on_rank(self, process: Process) -> None:
+    def hear_out(self, process: Process) -> None:
+        """Take what a process has said before it ended: the kernel may tell of its end first."""
+        while process.control.fileno() in self.selector.get_map() and self._on_rank(process):
+            pass
+
+    def unhear(self, process: Process) -> None:
+        """Listen to a process no longer."""
+        if process.control.fileno() in self.selector.get_map():
+            self.selector.unregister(process.control)
+
+    def _on_rank(self, process: Process) -> bool:
+        """Take one message. False when there is none now, or no more will come."""
         try:
-            said, _ = channel.receive(process.control, Say)
+            said, _ = channel.receive(process.control, Say, wait=False)
+        except BlockingIOError:
+            return False
+        except wire.Malformed:  # what the script forks holds the line as well, and may write anything to it
+            return True
         except channel.Closed:
             self.selector.unregister(process.control)
             if process.pid == 0:
                 self.on_gone(process)
-            return
+            return False
         if said.what == "born" and process.pid == 0:
             self._adopt(process, said.pid)
         elif said.what == "parked":
@@ -285,6 +300,7 @@ class Nest:
         elif said.what == "withdrawn" and process.said is not None and process.said.unwinding:
             process.said = None
         self.on_say(process, said)
+        return True
 
     def _go_cold(self) -> None:
         """The script has used a GPU before it waits: each process must be made when its GPU is known."""

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from holdfast import osproc, procstat
+from holdfast import dispatching, osproc, procstat
 from holdfast.channel import Do
 from holdfast.stops import Stops
 from supervisor import memory_volume, plan
@@ -97,7 +97,7 @@ class Keeper:
     def turn(self, limit_s: float) -> None:
         """Wait for events up to `limit_s` and handle them."""
         due_s = (self._turned_s or time.monotonic()) + limit_s + LATE_S
-        for key, _ in self.selector.select(limit_s):
+        for key in dispatching.ready(self.selector, limit_s):
             key.data()
         for template in (self._parts, self._template):
             template.turn(time.monotonic())

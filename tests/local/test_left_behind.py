@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -32,6 +33,33 @@ def test_the_workers_of_a_rank_that_was_killed_are_gone(start: Start, tmp_path: 
     workers = [int(word) for word in (tmp_path / "workers.1").read_text().split()]
     run.broken(lambda: run.hit(1, signal.SIGKILL))
     until(lambda: all(osproc.state_of(pid)[0] in "ZX" for pid in workers) or None, "their end", WAIT_S)
+    assert run.stop().code == 130
+
+
+def test_an_end_that_the_launcher_hears_of_twice_at_once_costs_it_nothing(
+    start: Start, tmp_path: Path
+) -> None:
+    """Workers hold the line of their rank open: its end is told before the line's, and then both at once."""
+    run = start("--nproc-per-node 2", "helping.py", tmp_path, 10_000_000)
+    status = run.steady()
+    until((tmp_path / "workers.1").exists, "the workers of rank 1", WAIT_S)
+    workers = [int(word) for word in (tmp_path / "workers.1").read_text().split()]
+    launcher = status["members"][0]["launcher_pid"]
+
+    def all_at_once() -> None:
+        for pid in (*workers, launcher):
+            os.kill(pid, signal.SIGSTOP)
+        until(lambda: osproc.state_of(launcher)[0] == "T" or None, "a launcher that is stopped", WAIT_S)
+        rank = run.pid(1)
+        os.kill(rank, signal.SIGKILL)
+        until(lambda: osproc.state_of(rank)[0] in "ZX" or None, "the end of rank 1", WAIT_S)
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: all(osproc.state_of(pid)[0] in "ZX" for pid in workers) or None, "theirs", WAIT_S)
+        os.kill(launcher, signal.SIGCONT)
+
+    found = run.broken(all_at_once)
+    assert (found["kind"], found["rank"]) == ("crash", 1), found
     assert run.stop().code == 130
 
 

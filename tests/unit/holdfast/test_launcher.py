@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import command
+from holdfast import channel, command
+from holdfast.channel import Say
 from holdfast.crew import Crew
 from holdfast.launcher import Launcher
-from holdfast.launcher_messages import Launch, LauncherOrder
+from holdfast.launcher_messages import Ending, Launch, LauncherOrder, RankStart
 from holdfast.listeners import Refused
-from holdfast.nest import Home, Nest
+from holdfast.nest import Home, Nest, Process
 
 
 @pytest.fixture
@@ -41,3 +42,27 @@ def test_a_supervisor_that_was_replaced_has_nothing_done(launcher: Launcher, do:
     assert launcher.state() == before
     launcher.obey(LauncherOrder("stop", epoch=3))
     assert launcher.stopping
+
+
+def test_what_a_process_said_last_is_heard_though_its_end_is_told_first(launcher: Launcher) -> None:
+    """As where a loader worker holds the line open: no end of it tells of the process's."""
+    ours, theirs = channel.pair()
+    child = os.fork()
+    if child == 0:
+        os._exit(1)
+    process = Process(0, ours, launcher.nest.home.logs / "log", child, os.pidfd_open(child))
+    ranks = (RankStart(0, 0),)
+    launcher.crew.begin(Launch(1, 1, 1, "", 0, 0, 0.0), ranks)
+    launcher.crew.take(launcher.crew.seats[0], process)
+    for each in (ours, process.pidfd):
+        launcher.selector.register(each, selectors.EVENT_READ)
+    said = Ending(0, 1, message="ValueError: a word")
+    channel.send(theirs, Say("failing", pid=child, ending=said))
+    theirs_too = theirs.dup()
+    theirs.close()
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    launcher.on_gone(process)
+    ended = launcher.crew.seats[0].ending
+    assert ended is not None
+    assert "a word" in ended.message
+    theirs_too.close()
