@@ -215,7 +215,7 @@ class Launcher:
             for seat, process in survivors(self.crew.seats)
         )
         generation = self.crew.generation
-        self._looker.begin(order.look, targets, generation)
+        self._looker.begin(order.look, targets, generation, order.asked)
 
     def _has_looked(self, generation: int, number: int, found: tuple[Look, ...]) -> None:
         """Take what the looker's thread has seen, on that thread."""

@@ -116,6 +116,11 @@ class Look:
     children_cpu_s: float = 0.0
     at: str = ""  # the innermost function, "wait (threading.py:331)"
     where: str = ""  # the innermost line of the script's own code, "evaluate (train.py:42)"
+    asked: int = 0  # what the supervisor gave with its wish for a look (`MemberOrder.look`)
+    rests_s: float = 0.0  # in a collective, and nothing but a peer's bytes will move it so long; 0: not shown
+    stirs: str = ""  # what keeps that from being shown: "thread x waits in: poll"
+    mark: int = 0  # the same in two looks: no thread ran between them, and no byte came or went
+    ends: int = 0  # a sum of the connections that its collectives wait for (`holdfast.resting.sum_of`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +202,7 @@ class LauncherOrder:
     local_rank: int = -1
     what: str = ""
     grace_s: float = 0.0
+    asked: int = 0  # of "look": what the supervisor gave with its wish
     ending_only: bool = False  # of "stop": the grace is for ranks that are ending; others are killed at once
     suspects: tuple[int, ...] = ()  # ranks that hang: not waited for as long as the others when they secure
     look: int = 0  # of "look": its number

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast import procstat, progress, pystacks, waits
+from holdfast import procstat, progress, pystacks, resting, waits
 from holdfast.launcher_messages import Look
 from holdfast.procstat import Sample, Tree
 from holdfast.pystacks import Thread
@@ -50,27 +50,27 @@ class Looker:
         self._done = done
         self._busy = threading.Lock()
 
-    def begin(self, number: int, targets: tuple[Target, ...], generation: int) -> None:
+    def begin(self, number: int, targets: tuple[Target, ...], generation: int, asked: int = 0) -> None:
         """Begin look `number`, unless one is being taken."""
         if self._busy.acquire(blocking=False):
-            given = (number, targets, generation)
+            given = (number, targets, generation, asked)
             threading.Thread(target=self._take, args=given, name="holdfast-look", daemon=True).start()
 
-    def _take(self, number: int, targets: tuple[Target, ...], generation: int) -> None:
+    def _take(self, number: int, targets: tuple[Target, ...], generation: int, asked: int) -> None:
         try:
-            found = take(number, targets)
+            found = take(number, targets, asked)
         finally:
             self._busy.release()
         self._done(generation, number, found)
 
 
-def take(number: int, targets: tuple[Target, ...]) -> tuple[Look, ...]:
+def take(number: int, targets: tuple[Target, ...], asked: int = 0) -> tuple[Look, ...]:
     """Return a look at each target. Never raises for a sick one; without one at whoever takes `LOOK_S`."""
     found: dict[int, Look] = {}
 
     def look(some: tuple[Target, ...]) -> None:
         for target in some:
-            found[target.rank] = _look(number, target)
+            found[target.rank] = _look(number, target, asked)
 
     # Daemons: one that waits for a process in uninterruptible sleep must not keep the launcher from ending.
     threads = [
@@ -85,13 +85,14 @@ def take(number: int, targets: tuple[Target, ...]) -> tuple[Look, ...]:
     return tuple(found[target.rank] for target in targets if target.rank in found)
 
 
-def _look(number: int, target: Target) -> Look:
+def _look(number: int, target: Target, asked: int) -> Look:
     command = _py_spy()
     before, began_s = procstat.tree(target.pid), time.monotonic()
     first, ours, _ = dump(command, target.pid)
     time.sleep(max(0.0, WINDOW_S - (time.monotonic() - began_s)))
     second, ours_too, missing = dump(command, target.pid)
     calls = _calls(target.pid, second, ours | ours_too) if second else ()
+    rest = resting.of(target.pid, second, ours | ours_too)
     after, window_s = procstat.tree(target.pid), time.monotonic() - began_s
     page = _page(target.page)
     children, children_cpu_s = _below(before, after)
@@ -114,6 +115,11 @@ def _look(number: int, target: Target) -> Look:
         children_cpu_s=round(children_cpu_s, 4),
         at=pystacks.innermost(second),
         where=pystacks.where(second),
+        asked=asked,
+        rests_s=rest.seconds,
+        stirs=rest.stirs,
+        mark=rest.mark,
+        ends=rest.ends,
     )
 
 

@@ -208,7 +208,7 @@ class MemberOrder:
     save_generation: int = 0
     drill: Drill | None = None
     suspects: tuple[int, ...] = ()  # of "secure": ranks that hang
-    look: int = 0  # of "run": 1 while some rank is late, so that all are looked at
+    look: int = 0  # of "run": above 0 while some rank is late, so that all are looked at; looks return it
     room_bytes: int = (
         0  # of "idle": size of the snapshot that it may have to fetch, to make room for it ahead
     )

@@ -117,6 +117,21 @@ def waits_of(pid: int) -> tuple[str, ...]:
     return tuple(wait_of(pid, tid) for tid in threads(pid))
 
 
+def call_of(pid: int, tid: int) -> str:
+    """Return the kernel's line about the system call that a thread of `pid` is in, "" for none."""
+    return _read(f"/proc/{pid}/task/{tid}/syscall")
+
+
+def queue_of(pid: int, tid: int) -> str:
+    """Return the kernel's function that a thread of `pid` sleeps in; "" or "0" where that is not told."""
+    return _read(f"/proc/{pid}/task/{tid}/wchan").strip()
+
+
+def ran(pid: int, tid: int) -> str:
+    """Return a text that changes each time a thread of `pid` runs; "" where the kernel does not count."""
+    return _read(f"/proc/{pid}/task/{tid}/schedstat").strip()
+
+
 def threads(pid: int) -> dict[int, str]:
     """Return the names of the threads of `pid` by number, at most `MAX_THREADS`."""
     return {int(Path(task).name): _read(f"{task}/comm").strip() for task in _tasks(pid)}

@@ -23,6 +23,8 @@ OTHER = "other"
 UNKNOWN = "unknown"  # the kernel does not say, or not to us
 
 _PRIVATE = 0x80  # FUTEX_PRIVATE_FLAG: include/uapi/linux/futex.h
+_REALTIME = 0x100  # FUTEX_CLOCK_REALTIME
+_WAIT_BITSET = 9  # FUTEX_WAIT_BITSET, of which the time is an end; it is a length in others
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _CALLS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
     {
@@ -73,6 +75,20 @@ def may_be_ended(caught: int, children: bool) -> bool:
     """
     found = {number for number in range(1, 65) if caught >> (number - 1) & 1} - _ENDS_NO_WAIT
     return bool(found if children else found - {_CHILD_ENDED})
+
+
+def deadline(syscall: str, machine: str) -> tuple[int, bool] | None:
+    """Return where in the thread's memory the time is at which its `TIMED_LOCK` ends, and whose it is.
+
+    The second is True for a time of the wall clock, False for the monotonic one. None for any other wait, and
+    for one that has a length in place of an end: nobody knows when that began.
+    """
+    if of(syscall, machine) != TIMED_LOCK:
+        return None
+    operation, address = (int(word, 16) for word in (syscall.split()[2], syscall.split()[4]))
+    if operation & ~(_PRIVATE | _REALTIME) != _WAIT_BITSET:
+        return None
+    return address, bool(operation & _REALTIME)
 
 
 def of(syscall: str, machine: str) -> str:

@@ -395,7 +395,8 @@ class Member:
         """Have the launcher look at its ranks while one of them, or another's, is late."""
         number = self._closely.due(self._is_to_look(), state.looked, time.monotonic())
         if number:
-            self._have_done(LauncherOrder("look", state.generation, look=number))
+            asked = self.order.look if self.order.do == "run" else 0
+            self._have_done(LauncherOrder("look", state.generation, look=number, asked=asked))
 
     def _is_to_look(self) -> bool:
         return bool(self.stalls) or (self.order.do == "run" and self.order.look > 0)

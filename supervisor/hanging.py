@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from holdfast.launcher_messages import Look, RankState
 from holdfast.messages import Stall
-from supervisor import awaited, reported, shown, still, suspect, uneven
-from supervisor.view import Fault, Policy, Seen, View
+from supervisor import awaited, deadlock, reported, shown, still, suspect, uneven
+from supervisor.view import Fault, Hint, Policy, Rest, Seen, View
 
 _S = 1_000_000_000
 BUSY_FACTOR = 3  # of the limit: for one that computes, though it is seen to get nowhere
@@ -27,6 +27,7 @@ TOLD_S = 1.0  # the same, for one that is stopped and not late: nobody has been 
 LEFT_S = (
     5.0  # that ranks wait, seen to do nothing, for one that has left, before it counts though none is late
 )
+PAUSE_SLACK_S = 1.0  # a group's own time limit may be just that of a pause: both are 30 minutes
 _NAMED = 4  # ranks, in a line
 _STEPS = frozenset({"data", "forward", "backward", "optimizer", "tail"})
 _AWAY = "exited"
@@ -61,15 +62,16 @@ def judge(view: View, policy: Policy) -> Verdict | None:
     at_work = [r for r in pausing if r not in told and not _waits(view, r)]
     if told and not at_work:
         return _stopped(view, told)
+    hints = _hints(view, policy)
+    dead = () if hints or told else deadlock.proven(view, _horizon_s(view, policy))
+    if dead:
+        return _deadlock(view, policy, dead)
     if pausing:
         first = (at_work or pausing)[0]
         return Verdict(awaited.pausing(view, first, phases[first]), first)
-    if not any(each.role == shown.STOPPED for each in watch.ranks):
-        until_ns = view.now_ns - int((policy.unwind_s + HINT_S) * _S)
-        hints = [each for each in watch.hints if each.since_ns > until_ns]
-        if hints:
-            why = "runs the `finally` blocks of an exception, which is perhaps on its way out"
-            return Verdict(f"rank {hints[0].rank} {why}", hints[0].rank)
+    if hints and not any(each.role == shown.STOPPED for each in watch.ranks):
+        why = "runs the `finally` blocks of an exception, which is perhaps on its way out"
+        return Verdict(f"rank {hints[0].rank} {why}", hints[0].rank)
     over = [stall for rank, stall in sorted(stalls.items()) if stall.limited]
     if over:
         return _over(view, over)
@@ -88,6 +90,34 @@ def judge(view: View, policy: Policy) -> Verdict | None:
     if unseen and view.now_ns < watch.since_ns + int((_late_s(stalls) + policy.look_s) * _S):
         return Verdict(f"rank {unseen[0].rank} is being looked at")
     return _standstill(view, policy)
+
+
+def _hints(view: View, policy: Policy) -> list[Hint]:
+    """Return the exceptions that are perhaps on their way out, and have not had their time for it."""
+    until_ns = view.now_ns - int((policy.unwind_s + HINT_S) * _S)
+    return [each for each in view.watch.hints if each.since_ns > until_ns]
+
+
+def _horizon_s(view: View, policy: Policy) -> float:
+    """Return how long ranks that are all in collectives, and the pauses that some are in, would have."""
+    pauses = [each.pause_left_s for report in reported.reports(view) for each in report.progress]
+    learned = [each.seconds for each in view.memory.learned if each.work == shown.COLLECTIVE]
+    most_s = max(policy.stall_limit_s, LEARNED_FACTOR * max(learned, default=0.0))
+    return max(most_s, max(pauses, default=0.0) - PAUSE_SLACK_S)
+
+
+def _deadlock(view: View, policy: Policy, dead: tuple[Rest, ...]) -> Verdict:
+    """All wait for each other for ever. If a restart leads to the same again, it is looked at for longer."""
+    place, why, step = deadlock.place(dead), deadlock.why(dead), min(each.step for each in dead)
+    past = [each for each in view.memory.history if each.kind == "hang" and each.place == place]
+    fault = Fault("hang", -1, "", step, view.watch.since_ns, f"deadlock at {place}", why, place=place)
+    if policy.hang_floor_s > 0 or not any(each.step == step for each in past):
+        return Verdict(why, -1, place, "", 0.0, view.now_ns, None, fault)
+    limit_s = policy.stall_limit_s * 2 ** min(len(past), 10)
+    source = _source(len(past), learned=False, extended=False)
+    detail = f"{why}; the limit for that is {limit_s:.0f} s{source}"
+    act_ns, warn_ns = (view.watch.since_ns + int(part * limit_s * _S) for part in (1.0, 0.5))
+    return Verdict(why, -1, place, "", limit_s, act_ns, warn_ns, replace(fault, detail=detail))
 
 
 def _stopped(view: View, told: frozenset[int]) -> Verdict:
@@ -345,7 +375,8 @@ def _apart(view: View) -> str:
     """Say where ranks wait that are all in collectives, but at different places of the script; else "".
 
     That alone is no proof that they will never meet: one may have its result before another, whose part is
-    still on its way through a network, and groups of ranks cannot be told apart from outside.
+    still on its way through a network, and groups of ranks cannot be told apart from outside. What proves it
+    is that nothing is on its way: `supervisor.deadlock`.
     """
     places = {each.rank: _where(view, each) for each in view.watch.ranks}
     if len(set(places.values())) < 2 or not all(each.role == shown.WAITS for each in view.watch.ranks):

@@ -17,7 +17,19 @@ from typing import Any
 
 from holdfast.filework import FileWork, Unresponsive
 from holdfast.launcher_messages import Marks
-from supervisor import apply, closing, incident, journal, offloop, orders, presence, remedy, still, unfinished
+from supervisor import (
+    apply,
+    closing,
+    deadlock,
+    incident,
+    journal,
+    offloop,
+    orders,
+    presence,
+    remedy,
+    still,
+    unfinished,
+)
 from supervisor.accounts import Accounts
 from supervisor.backend import Backend
 from supervisor.connections import Connections
@@ -224,7 +236,7 @@ class Job:
         self.drills.heard({member.name: member.report.drilled for member in told if member.report})
         for name in self.backend.members:
             given = self.drills.due(name, self.memory.generation)
-            order = orders.order_for(self.memory, name, policy, given, look=bool(self._watch.ranks))
+            order = orders.order_for(self.memory, name, policy, given, look=deadlock.ask(view))
             asks = view.member(name)
             if asks is not None and order.do in ("run", "secure"):
                 order = replace(order, good=unfinished.good(view, asks))

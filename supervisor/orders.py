@@ -14,15 +14,13 @@ from supervisor.view import Memory, Policy
 BUSY_S = 10.0  # a generation that has done no step by then no longer keeps new members from being made
 
 
-def order_for(
-    memory: Memory, member: str, policy: Policy, drill: Drill | None, look: bool = False
-) -> MemberOrder:
-    """Return the wish for `member` that holds until the memory changes, or `look`: whether ranks are late.
+def order_for(memory: Memory, member: str, policy: Policy, drill: Drill | None, look: int = 0) -> MemberOrder:
+    """Return the wish for `member` that holds until the memory changes, or `look`: see `deadlock.ask`.
 
     What may be deleted from storage goes with each: a checkpoint may still be under way.
     """
     order = _order_for(memory, member, policy, drill)
-    looks = int(look and order.do == "run")
+    looks = look if order.do == "run" else 0
     return replace(
         order,
         keep=policy.keep,

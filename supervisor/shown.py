@@ -104,4 +104,8 @@ def line(look: Look) -> str:
     parts += ["a debugger is attached"] * look.traced
     parts += [f"its main thread waits in: {call}" for call in look.calls[:1]]
     parts += [f"in {look.where}"] * bool(look.where)
+    if look.rests_s > 0:
+        parts.append("at rest until its peers send something")
+    elif shown(look).role == WAITS and look.stirs:
+        parts.append(f"not known to be at rest: {look.stirs}")
     return f"rank {look.rank}: " + ", ".join(parts)

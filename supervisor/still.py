@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from holdfast.launcher_messages import Look
 from holdfast.messages import Stall
-from supervisor import reported, shown
+from supervisor import deadlock, reported, shown
 from supervisor.view import Hint, Learned, MemberView, Seen, View, Watch
 
 ENDED = frozenset({"idle", "done"})  # no step is asked for
@@ -41,8 +41,8 @@ def later(watch: Watch, view: View) -> Watch:
     found = _with_stopped(found, before, view)
     ranks = tuple(sorted(found, key=lambda each: each.rank))
     if not ranks and watch.ranks:
-        return replace(watch, ranks=(), passed=_passed(watch, view))
-    return replace(watch, ranks=ranks)
+        return replace(watch, ranks=(), rests=(), passed=_passed(watch, view))
+    return replace(watch, ranks=ranks, rests=deadlock.later(watch.rests, view) if ranks else ())
 
 
 def _hints(watch: Watch, view: View) -> tuple[Hint, ...]:

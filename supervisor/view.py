@@ -281,6 +281,22 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
+class Rest:
+    """A rank that waits in a collective, and that only a peer's bytes will move: by its newest look."""
+
+    rank: int
+    step: int
+    mark: int  # the same in each look for as long as it did not move
+    since_ns: int  # when the supervisor first heard of this mark
+    look: int  # number of the newest look
+    asked: int  # what that look was asked for with
+    heard_ns: int  # when it came
+    rests_s: float  # for so long, from then on, no wait of it ends by its own time limit
+    ends: int  # a sum of its connections
+    place: str  # "barrier, called by evaluate (train.py:42)"
+
+
+@dataclass(frozen=True, slots=True)
 class Hint:
     """An exception that is perhaps on its way out of a rank."""
 
@@ -297,6 +313,7 @@ class Watch:
     ranks: tuple[Seen, ...] = ()  # those that are late
     passed: tuple[Learned, ...] = ()  # of the last stall that ended by itself, in this generation
     hints: tuple[Hint, ...] = ()  # those that stand
+    rests: tuple[Rest, ...] = ()  # ranks that are at rest, late or not, while any is late
 
     @property
     def since_ns(self) -> int:

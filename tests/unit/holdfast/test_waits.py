@@ -63,3 +63,20 @@ def test_only_a_handler_that_may_release_the_main_thread_counts(
 ) -> None:
     mask = sum(1 << (number - 1) for number in caught)
     assert waits.may_be_ended(mask, children) is expected
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("202 0x7f1 0x189 0x0 0x7f80617d69f0 0x0 0xffffffff 0x7f80 0x7f8\n", (0x7F80617D69F0, True)),
+        ("202 0x7f1 0x89 0x0 0x7f80617d69f0 0x0 0xffffffff 0x7f80 0x7f8\n", (0x7F80617D69F0, False)),
+        ("202 0x7f1 0x80 0x0 0x7f80617d69f0 0x0 0xffffffff 0x7f80 0x7f8\n", None),  # a length, not an end
+        ("202 0x7f1 0x189 0x0 0x0 0x0 0xffffffff 0x7f80 0x7f8\n", None),
+        ("202 0x7f1 0x9 0x0 0x7f80617d69f0 0x0 0xffffffff 0x7f80 0x7f8\n", None),  # shared
+        ("230 0x1 0x1 0x7f 0x7f80617d69f0 0x0 0x7f 0x7f 0x7f\n", None),
+        ("running\n", None),
+        ("", None),
+    ],
+)
+def test_the_end_of_a_wait_is_where_its_call_says(line: str, expected: tuple[int, bool] | None) -> None:
+    assert waits.deadline(line, "x86_64") == expected

@@ -213,7 +213,7 @@ async def test_all_are_looked_at_while_a_rank_of_another_member_is_late(here: Pa
     async with at_work(here) as place:
         await place.sidecar.obey(MemberOrder("run", 1, look=1))
         place.sidecar._look_for_stalls(0.0)
-        assert (await place.heard()) == LauncherOrder("look", 1, look=1)
+        assert (await place.heard()) == LauncherOrder("look", 1, look=1, asked=1)
         place.sidecar._look_for_stalls(0.0)
         assert place.there.heard.empty(), "one look at a time"
 

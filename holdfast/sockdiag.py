@@ -1,0 +1,128 @@
+"""The TCP connections of this network namespace, as the kernel's socket monitoring tells them (sock_diag(7)).
+
+It says more than /proc/net/tcp: how many bytes each end has received, and has seen acknowledged, since it
+began. Two readings in which none has moved show that nothing came or went between them.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
+
+ESTABLISHED, LISTEN = 1, 10  # TCP_*: include/net/tcp_states.h
+_TIME_WAIT = 6
+_SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
+_BY_FAMILY = 20  # SOCK_DIAG_BY_FAMILY
+_REQUEST_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
+_INTERRUPTED = 0x10  # NLM_F_DUMP_INTR: the tables changed meanwhile, and something may be missing
+_ERROR, _DONE = 2, 3  # NLMSG_*
+_INFO = 2  # INET_DIAG_INFO: struct tcp_info
+_HEADER = struct.Struct("=IHHII")  # nlmsghdr
+_WANTED = struct.Struct("=BBBBI48x")  # inet_diag_req_v2: family, protocol, extensions, -, states, socket
+_QUEUES = struct.Struct("=IIII")  # of inet_diag_msg: rqueue, wqueue, uid, inode
+_QUEUES_AT, _ATTRIBUTES_AT = 56, 72
+_BYTES = struct.Struct("=QQ")  # of tcp_info: bytes_acked, bytes_received
+_BYTES_AT = 120
+_ATTRIBUTE = struct.Struct("=HH")  # length, kind
+_PART_BYTES = 1 << 16
+_MAX_PARTS = 4096
+_ANSWER_S = 1.0  # the kernel answers while it is asked
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """One end of a TCP connection. Addresses are "127.0.0.1:80", those of IPv4 always in that form."""
+
+    inode: int  # of its socket
+    state: int
+    local: str
+    remote: str
+    unread: int  # bytes that have come, and that its process has not read; of a listener: who waits for it
+    unsent: int  # bytes that its process has written, and that have not been acknowledged
+    received: int  # bytes in all
+    acknowledged: int
+
+    @property
+    def on_one_host(self) -> bool:
+        """True when both ends have one address: no other machine lies between them."""
+        return self.local.rpartition(":")[0] == self.remote.rpartition(":")[0]
+
+
+def connections() -> dict[int, Connection]:
+    """Return all ends by the inodes of their sockets. Raises `OSError` where the kernel does not tell."""
+    found: dict[int, Connection] = {}
+    for family in (socket.AF_INET, socket.AF_INET6):
+        found |= {each.inode: each for each in parse(_asked(family))}
+    return found
+
+
+def _asked(family: int) -> Iterator[bytes]:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG) as line:
+        line.settimeout(_ANSWER_S)
+        wanted = _WANTED.pack(family, socket.IPPROTO_TCP, 1 << _INFO - 1, 0, 0xFFFFFFFF & ~(1 << _TIME_WAIT))
+        header = _HEADER.pack(_HEADER.size + len(wanted), _BY_FAMILY, _REQUEST_DUMP, 1, 0)
+        line.sendto(header + wanted, (0, 0))
+        for _ in range(_MAX_PARTS):
+            part = line.recv(_PART_BYTES)
+            yield part
+
+
+def parse(parts: Iterable[bytes]) -> Iterator[Connection]:
+    """Return the ends that an answer lists, up to its end. Raises `OSError` for one that is not whole."""
+    for part in parts:
+        at = 0
+        while at + _HEADER.size <= len(part):
+            length, kind, flags, _, _ = _HEADER.unpack_from(part, at)
+            if kind == _DONE and not flags & _INTERRUPTED:
+                return
+            if kind != _BY_FAMILY or flags & _INTERRUPTED or not _HEADER.size < length <= len(part) - at:
+                raise OSError("the kernel does not list the connections")
+            message = part[at + _HEADER.size : at + length]
+            if len(message) < _ATTRIBUTES_AT:
+                raise OSError("the kernel lists a connection in another form")
+            if _QUEUES.unpack_from(message, _QUEUES_AT)[-1]:  # else no process has it any more
+                yield _connection(message)
+            at += (length + 3) & ~3
+    raise OSError("the kernel's list of the connections has no end")
+
+
+def _connection(message: bytes) -> Connection:
+    family, state = message[0], message[1]
+    local_port, remote_port = struct.unpack_from("!HH", message, 4)
+    unread, unsent, _, inode = _QUEUES.unpack_from(message, _QUEUES_AT)
+    information = _attribute(message, _INFO)
+    if len(information) < _BYTES_AT + _BYTES.size:
+        raise OSError("the kernel does not count the bytes of a connection")
+    acknowledged, received = _BYTES.unpack_from(information, _BYTES_AT)
+    size = 4 if family == socket.AF_INET else 16
+    return Connection(
+        inode,
+        state,
+        f"{_address(message[8 : 8 + size])}:{local_port}",
+        f"{_address(message[24 : 24 + size])}:{remote_port}",
+        unread,
+        unsent,
+        received,
+        acknowledged,
+    )
+
+
+def _address(raw: bytes) -> str:
+    found = ip_address(raw)
+    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+    return str(mapped or found)
+
+
+def _attribute(message: bytes, wanted: int) -> bytes:
+    at = _ATTRIBUTES_AT
+    while at + _ATTRIBUTE.size <= len(message):
+        length, kind = _ATTRIBUTE.unpack_from(message, at)
+        if length < _ATTRIBUTE.size:
+            return b""
+        if kind == wanted:
+            return message[at + _ATTRIBUTE.size : at + length]
+        at += (length + 3) & ~3
+    return b""
