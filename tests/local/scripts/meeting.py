@@ -1,0 +1,62 @@
+"""Ranks that wait for each other: python meeting.py FOLDER, with what is to happen as files HOW-RANK in it.
+
+`apart` and `paused` are bugs: one rank alone enters a barrier of an evaluation. `chain`, for three ranks and
+without a rank in its name, is none: rank 0 waits for 1, 1 for 2, and 2 for whoever writes into the pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tiny import train
+
+folder = Path(sys.argv[1])
+groups: list[Any] = []  # of neighbours, and of all
+
+
+def prepare(_optimizer: torch.optim.Optimizer, _rank: int) -> None:
+    size = dist.get_world_size()
+    groups.extend(dist.new_group([rank, rank + 1]) for rank in range(size - 1))
+    groups.append(dist.new_group())
+
+
+def asked(how: str) -> bool:
+    try:
+        (folder / f"{how}-{dist.get_rank()}").unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def evaluate() -> None:
+    dist.barrier(groups[-1])
+
+
+def chain() -> None:
+    rank = dist.get_rank()
+    if rank == 2:
+        with (folder / "pipe").open("rb") as pipe:
+            assert os.read(pipe.fileno(), 1) == b"x"
+    for group in (rank, rank - 1):  # the later neighbour first
+        if 0 <= group < len(groups) - 1:
+            dist.all_reduce(torch.ones(1), group=groups[group])
+
+
+def after(step: int, state: Any) -> None:
+    if asked("apart"):
+        evaluate()
+    if asked("paused"):
+        with state.pause("eval"):
+            evaluate()
+    if step == 60 and (folder / "chain").exists():
+        chain()
+    if step == 60:
+        (folder / f"done-{dist.get_rank()}").touch()
+
+
+train(10_000_000, prepare=prepare, after=after, pace_s=0.01)
