@@ -61,9 +61,7 @@ class Rest:
     stirs: str = ""
     seconds: float = 0.0  # in which no wait of it ends by its own time limit; 0 where it is not shown
     mark: int = 0
-    ends: int = (
-        0  # a sum of its connections: those of all ranks cancel out if each leads from one of them to another
-    )
+    ends: int = 0  # a sum of its connections: those of all ranks cancel out if each leads to another of them
 
 
 class _Stirs(Exception):  # how a look at a rank ends that is not at rest
@@ -82,7 +80,7 @@ def of(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> Rest:
         return _of(pid, _Threads(pid, found, ours))
     except _Stirs as why:
         return Rest(str(why))
-    except (OSError, ValueError, IndexError) as error:
+    except (OSError, ValueError, IndexError, OverflowError, struct.error) as error:
         return Rest(f"it cannot be seen whole: {error}"[:200])
 
 

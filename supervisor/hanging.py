@@ -103,6 +103,8 @@ def _horizon_s(view: View, policy: Policy) -> float:
     pauses = [each.pause_left_s for report in reported.reports(view) for each in report.progress]
     learned = [each.seconds for each in view.memory.learned if each.work == shown.COLLECTIVE]
     most_s = max(policy.stall_limit_s, LEARNED_FACTOR * max(learned, default=0.0))
+    if not all(rank.marks.first_step_ns for rank in _ranks(view)):
+        most_s = max(most_s, policy.first_step_s)
     return max(most_s, max(pauses, default=0.0) - PAUSE_SLACK_S)
 
 

@@ -166,6 +166,17 @@ def test_a_limit_that_was_learned_is_the_least_that_a_wait_must_have() -> None:
     assert is_certain(twice(replace(REDUCES, rests_s=1600.0), MEETS, **given))
 
 
+def test_a_first_step_has_its_own_time_and_so_have_its_waits() -> None:
+    short = replace(REDUCES, rests_s=500.0)
+    assert is_certain(twice(short, MEETS))
+    before = seen(there(0, short, first_step=True), there(1, MEETS))
+    asked = deadlock.ask(before)
+    looks = replace(short, asked=asked), replace(MEETS, asked=asked)
+    assert not is_certain(
+        after(before, there(0, looks[0], turn=2, first_step=True), there(1, looks[1], turn=2))
+    )
+
+
 def test_what_comes_again_at_the_same_step_and_place_is_looked_at_for_longer_and_counts_as_the_same() -> None:
     past = Past("hang", -1, "", 5, "deadlock", 0, 1, place=PLACE)
     view = twice(REDUCES, MEETS, history=(past,))
