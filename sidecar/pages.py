@@ -19,7 +19,8 @@ from sidecar.own import OwnTime
 
 _NOBODY: Mapping[int, int] = MappingProxyType({})
 RECENT = 32  # step times whose median is the usual one
-MOST_BETWEEN_S = 0.1  # that count between two looks: in a longer time the machine may have been away
+MOST_BETWEEN_S = 0.3  # that count between two looks: in a longer time the machine may have been away
+SOON_S = 0.05  # until the next look at work before a commit: its end may be the process's
 KNOWN = 8  # steps after which it is known how long the script usually works before a commit
 
 
@@ -62,7 +63,7 @@ class Pages:
         self._paths = [str(directory / f"page-{local_rank}.bin") for local_rank in range(nproc)]
         self._watched = [Watched() for _ in range(nproc)]
         self.policy = policy
-        self.left_s = math.inf  # from the last poll until the first rank in time may have stalled
+        self.left_s = math.inf  # from the last poll until the next is due: the first rank may have stalled
 
     def poll(self, generation: int, now_ns: int, own_lateness_s: float) -> list[messages.Stall]:
         """Read every page; return the ranks of `generation` that have stalled.
@@ -77,7 +78,8 @@ class Pages:
                 continue
             self._learn(watched, found)
             watched.own = watched.own.later(found, now_ns)
-            _see(watched, found, now_ns)
+            if _see(watched, found, now_ns) and not pages.is_declared(found):
+                left.append(SOON_S)
             self._excuse(watched, since_ns(found), now_ns, own_lateness_s)
             stall = stalled(found, now_ns, watched.stats, self.policy, watched.lateness_s)
             if stall is None:

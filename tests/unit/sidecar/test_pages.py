@@ -12,7 +12,7 @@ import pytest
 from holdfast.messages import Early
 from holdfast.page import Page, Phase
 from sidecar.hang import HangPolicy
-from sidecar.pages import Pages
+from sidecar.pages import SOON_S, Pages
 from tests.expendable import memory_directory
 
 POLICY = HangPolicy(floor_s=0.5, few_floor_s=0.5, few_factor=1.0, first_step_s=2.0)
@@ -186,6 +186,7 @@ def test_what_is_seen_of_a_rank_at_work_before_its_commit(here: Path) -> None:
         assert found.early is None, "a forward pass"
         rank.page.written()
         seen(rank, pages, 6)
+        assert pages.left_s == SOON_S, "or it could be over before it is seen again"
         [found] = pages.progress(1, rank.now_ns + S)
         assert told(found.early) == (0.3, 0.01, False, 0.0)
         asleep.send_signal(signal.SIGSTOP)
