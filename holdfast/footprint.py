@@ -200,7 +200,7 @@ class Footprints:
 
     def _values(self) -> list[Any]:
         """Return what the schedulers and scalers have, and the versions of the tensors among it."""
-        found: list[Any] = list(chain.from_iterable(vars(each).values() for each in self._plain.values()))
+        found: list[Any] = list(chain.from_iterable(map(_held, self._plain.values())))
         return [*found, *map(capture.version, found)]
 
     def _options(self) -> list[Any]:
@@ -358,6 +358,27 @@ def _is_plain(value: Any) -> bool:
     import torch
 
     return isinstance(value, (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler))
+
+
+def _held(value: Any) -> list[Any]:
+    """Return what a scheduler or a scaler has; None in the place of what the first `scale()` only made."""
+    import torch
+
+    held = vars(value)
+    if not isinstance(value, torch.amp.GradScaler):
+        return list(held.values())
+    made = {name: held.get(f"_init{name}") for name in ("_scale", "_growth_tracker")}
+    return [None if name in made and _is_just(each, made[name]) else each for name, each in held.items()]
+
+
+def _is_just(value: Any, initial: Any) -> bool:
+    """Say whether a tensor was filled with `initial` when it was made, and not written since.
+
+    On a device only the latter is looked at: to read it would wait for the device.
+    """
+    if not _is_tensor(value) or capture.version(value):
+        return False
+    return value.device.type != "cpu" or bool(value == initial)
 
 
 def _has_groups(value: Any) -> bool:

@@ -401,9 +401,14 @@ class Keeping:
             if self._early.known:
                 self._give(step)
 
-    def prepare(self, step: int) -> None:
-        """See that the private state of `step` has two homes before the optimizer makes it. Collective."""
-        if self._done <= LOOK_CLOSELY and not self._outside and (what := self._changed()) is not None:
+    def prepare(self, step: int, *, skipped: bool = False) -> None:
+        """See that the private state of `step` has two homes before the optimizer makes it. Collective.
+
+        `skipped`: no optimizer does, as where a gradient scaler found an overflow. What was changed by then,
+        as the scale, has its right place in the step.
+        """
+        close = self._done <= LOOK_CLOSELY and not (self._outside or skipped)
+        if close and (what := self._changed()) is not None:
             self._outside = True
             self._tell(
                 f"{what}, before optimizer.step(): a fault that comes then costs the steps since the last "

@@ -372,14 +372,14 @@ class State:
 
     # -- inside
 
-    def _prepare(self) -> None:
+    def _prepare(self, *, skipped: bool = False) -> None:
         self._prepared = self.step + 1
         if self.keeping is not None:
-            self.keeping.prepare(self.step + 1)
+            self.keeping.prepare(self.step + 1, skipped=skipped)
 
     def _prepare_once(self) -> None:
         if self._prepared <= self.step:
-            self._prepare()
+            self._prepare(skipped=True)
 
     def _settle_forgotten(self) -> None:
         """Warn of what is not protected before anything else: what else is noticed may come of it."""

@@ -135,6 +135,35 @@ def test_whatever_is_written_after_a_commit_is_seen(change: Callable[[dict[str, 
     assert footprints.moved(taken) == said
 
 
+@pytest.mark.parametrize("restored", [False, True])
+def test_what_a_scaler_makes_at_its_first_use_is_no_change_and_what_is_written_to_it_is(
+    restored: bool,
+) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=0.1)
+    if restored:
+        scaler.load_state_dict({**scaler.state_dict(), "scale": 0.3, "_growth_tracker": 3})
+    footprints = Footprints({"scaler": scaler})
+    taken = footprints.take(1)
+    scaler.scale(torch.ones(()))
+    assert footprints.moved(taken) is None
+    assert footprints.late(footprints.take(1)) is None
+    made = scaler._scale
+    scaler._scale = torch.full((), 7.0)
+    assert footprints.moved(taken) == "scaler moved on"
+    scaler._scale = made
+    assert footprints.moved(taken) is None
+    scaler.update(0.5)
+    assert footprints.moved(taken) == "scaler moved on"
+
+
+def test_another_first_scale_is_a_change() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=0.1)
+    footprints = Footprints({"scaler": scaler})
+    taken = footprints.take(1)
+    scaler.load_state_dict({**scaler.state_dict(), "scale": 0.3})
+    assert footprints.moved(taken) == "scaler moved on"
+
+
 def test_a_step_is_seen_and_named() -> None:
     objects = group()
     footprints = Footprints(objects)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -456,6 +457,26 @@ def test_what_is_changed_before_the_optimizer_is_named_once_whatever_the_step(
             script.scheduler.step()
         script.state.commit(loss=script.step())
     assert capfd.readouterr().err.count("before optimizer.step(): a fault that comes then") == 1
+
+
+def test_a_gradient_scaler_is_no_change_before_the_optimizer(
+    memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    state = supervised(memory, SELDOM).protect(
+        model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler
+    )
+    for step in state.steps(6):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(2, 4)).sum() * (math.inf if step == 2 else 1.0)).backward()
+        scaler.step(optimizer)  # in step 2 it is skipped
+        scaler.update()
+        scheduler.step()
+        state.commit()
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("changed", ["scheduler", "best", "nothing"])
