@@ -1,7 +1,7 @@
 """Ranks that did not do the same number of steps: the cause of what their peers say about connections. Pure.
 
 A rank that has ended with 0 is no fault, and whoever still needs it fails in a collective. Then what it did
-last tells why: it had finished its loop, or left in the middle of it.
+last tells why: it had finished its loop, or left in the middle of a step.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ def found(view: View) -> tuple[Fault, ...]:
     began = launch.restore.step if launch is not None and launch.restore is not None else -1
     left: list[tuple[str, RankState, Progress]] = []
     in_step: list[Progress] = []
+    failed: list[int] = []
     for report in reported.reports(view):
         assert report.launcher is not None
         at = {each.rank: each for each in report.progress}
@@ -33,6 +34,8 @@ def found(view: View) -> tuple[Fault, ...]:
                 left.append((report.member, rank, here))
             elif _in_step(here, began):
                 in_step.append(here)
+            if ending is not None and ending.fail == "distributed" and here.step == began:
+                failed.append(rank.rank)
     for member, rank, here in sorted(left, key=lambda each: each[1].rank):
         assert rank.ending is not None
         common = (rank.rank, member, here.step, rank.ending.at_ns)
@@ -42,10 +45,16 @@ def found(view: View) -> tuple[Fault, ...]:
         waits = next((other for other in in_step if other.step >= here.step > began), None)
         if waits is not None:
             what = (
-                f"rank {rank.rank} finished its loop at step {here.step} while rank {waits.rank} wants step "
+                f"rank {rank.rank} left its loop at step {here.step} while rank {waits.rank} wants step "
                 f"{waits.step + 1}: all ranks must do the same number of steps"
             )
             return (Fault("bad_input", *common, "uneven steps", what, what, 2),)
+        if failed and here.step == began:  # in a step, or in what comes after the loop: that is not known
+            what = (
+                f"rank {rank.rank} exited with code 0 at step {here.step} while rank {failed[0]} waited"
+                " for it in a collective"
+            )
+            return (Fault("crash", *common, LEFT, what, code=1),)
     return ()
 
 

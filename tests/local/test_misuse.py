@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(120)]
         ("twice", ("commit() was called already in step 0", "misusing.py, line 48")),
         (
             "uneven",
-            ("rank 0 finished its loop at step 40 while rank 1 wants step 41", "all ranks must do the same"),
+            ("rank 0 left its loop at step 40 while rank 1 wants step 41", "all ranks must do the same"),
         ),
     ],
 )

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
 
 OPTIONS = "--members 2 --snapshot-every 5 --hang-floor 60s"  # how long it takes is not the question here
 LINES = [str(number) for number in range(40)]
-MUCH = 14  # lines, 0.05 s for each: well beyond what counts as long (`supervisor.unfinished.LONG_S`)
+MUCH = 14  # lines, 0.05 s for each at least: well beyond what counts as long (`supervisor.unfinished.LONG_S`)
 
 
 def begun(run: Run, folder: Path) -> None:
@@ -86,7 +86,7 @@ def test_work_before_a_commit_that_was_cut_off_is_done_again(start: Start, tmp_p
     assert start(OPTIONS, "ahead.py", tmp_path / "alone", how, into="undisturbed").finish().code == 0
     run = start(OPTIONS, "ahead.py", tmp_path, how)
     begun(run, tmp_path)
-    until(lambda: len(saved(tmp_path)) > MUCH or None, "it has gone on for long", WAIT_S)
+    until(lambda: len(saved(tmp_path)) > 2 * MUCH or None, "it has gone on for long", WAIT_S)
     run.hit(0, signal.SIGKILL)
     ended = run.finish()
     assert ended.code == 0, ended.output

@@ -30,7 +30,7 @@ def before_commit(step: int, rank: int) -> None:
         with (folder / "model.txt").open("w") as file:
             for number in range(LINES):
                 print(number, file=file, flush=True)
-                pause.wait(0.05)
+                pause.wait(0.1)
 
 
 train(60, before_commit=before_commit, protected=states.append, digest=folder / "digest")

@@ -37,7 +37,7 @@ def test_a_rank_that_finished_its_loop_before_the_others_is_the_cause() -> None:
     cause = seen(("idle*", 20), ("backward", 20))
     assert (cause.kind, cause.rank, cause.code) == ("bad_input", 0, 2)
     assert cause.message == (
-        "rank 0 finished its loop at step 20 while rank 1 wants step 21: "
+        "rank 0 left its loop at step 20 while rank 1 wants step 21: "
         "all ranks must do the same number of steps"
     )
 
@@ -69,9 +69,15 @@ def test_of_a_script_that_does_not_join_nothing_is_known() -> None:
     assert seen(("data", 20), ("data", 20), joins=False).kind == "victim"
 
 
-@pytest.mark.parametrize(("phase", "kind"), [("idle", "victim"), ("data", "crash")])
-def test_in_a_generation_that_did_no_step_only_what_is_certain_counts(phase: str, kind: str) -> None:
-    """It resumed at the loop's end, perhaps, and failed in what comes after."""
+@pytest.mark.parametrize(
+    ("phase", "says"),
+    [
+        ("idle", "rank 0 exited with code 0 at step 20 while rank 1 waited for it in a collective"),
+        ("data", "rank 0 exited with code 0 in the middle of its loop, after step 20"),
+    ],
+)
+def test_in_a_generation_that_did_no_step_only_what_is_certain_is_said(phase: str, says: str) -> None:
+    """It resumed where a rank leaves the loop, or at the loop's end, and failed in what comes after."""
     restored = replace(LAUNCH, restore=Restore(20, 1, "slot"))
     told = [
         member(
@@ -84,4 +90,5 @@ def test_in_a_generation_that_did_no_step_only_what_is_certain_counts(phase: str
         )
         for number, ending in ((0, WELL), (1, VICTIM))
     ]
-    assert faults.root(faults.found(view(*told, launch=restored), POLICY)).kind == kind
+    cause = faults.root(faults.found(view(*told, launch=restored), POLICY))
+    assert (cause.kind, cause.rank, cause.detail) == ("crash", 0, says)
