@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -93,4 +94,5 @@ def run(main: Callable[[Lag], Coroutine[Any, Any, _R]]) -> _R:
         finally:
             beside.shutdown(wait=False, cancel_futures=True)
             asyncio.set_event_loop(None)
+            signal.set_wakeup_fd(-1)  # the loop closes what Python would tell it of a signal through
             loop.close()

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
 import threading
 import time
+
+import pytest
 
 from holdfast import lag
 
@@ -91,3 +95,21 @@ def test_work_in_a_thread_that_never_ends_keeps_no_loop_from_ending() -> None:
         assert not over.is_set()
     finally:
         over.set()
+
+
+def test_a_signal_that_comes_while_the_loop_is_closed_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent's end tells a part to go when it has ended by itself already."""
+    told: list[object] = []
+    closes = asyncio.SelectorEventLoop._close_self_pipe  # type: ignore[attr-defined]
+
+    def close(loop: asyncio.SelectorEventLoop) -> None:
+        closes(loop)
+        signal.raise_signal(signal.SIGTERM)
+
+    async def main(_: lag.Lag) -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: None)
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "_close_self_pipe", close)
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    lag.run(main)
+    assert told == []
