@@ -9,18 +9,23 @@ from __future__ import annotations
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from enum import Enum
-from functools import wraps
+from functools import partial, wraps
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from holdfast import capture
+from holdfast.accelerator import Brought, Device
 from holdfast.errors import BadInput, kind_of
 
 if TYPE_CHECKING:
     import torch
+    from torch.utils.hooks import RemovableHandle
 
 _R = TypeVar("_R")
+WATCHED = 4  # gradients: as many numbers come from a device at once
 TRIES = 3  # a step may be begun so often: a `continue` for a batch that cannot be used is no mistake
 
 
@@ -311,6 +316,73 @@ class Forgotten:
             f"{kind} trains {len(mine)} parameters, {what}, so a fault resets them: protect(model=...) "
             "with the model that is trained"
         ] = None
+
+
+class Accumulated:
+    """Gradients that are added to over a commit, where nothing keeps them: seen as it happens.
+
+    To leave out a step is no mistake: a gradient scaler does, and a step that only evaluates. So after a
+    commit without an optimizer a few gradients are watched until the next backward pass comes to them. If
+    they are still what they were, and not zero, it adds to them.
+    """
+
+    def __init__(self, modules: Iterable[Any], device: Device, say: Callable[[str], None]) -> None:
+        self._modules, self._device, self._say = list(modules), device, say
+        self._hooks: list[RemovableHandle] = []
+        self._brought: Brought | None = None  # how many elements of them are not zero, from a device
+        self._added = self._told = False
+
+    def watch(self) -> None:
+        """No optimizer has stepped in the step that is being committed."""
+        found = [] if self._told else list(islice(self._candidates(), WATCHED))
+        for parameter, grad in found:
+            same = grad.data_ptr(), capture.version(grad)
+            self._hooks.append(parameter.register_hook(partial(self._before, parameter, same)))
+        if found and self._device.queues:
+            counts = [(grad.detach() != 0).sum() for _, grad in found]
+            self._brought = self._device.bring(counts)
+
+    def look(self) -> None:
+        """The step after is about to be committed: warn, once, if it has added to what was watched."""
+        if not self._hooks:
+            return
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        brought, self._brought = self._brought, None
+        if not self._added:
+            return
+        self._added = False
+        if brought is not None:
+            self._device.wait(brought.mark)
+            if not any(brought.values()):
+                return
+        self._told = True
+        commit = sys._getframe(2)  # the caller of `state.commit`
+        name, line = commit.f_code.co_filename.rpartition("/")[2], commit.f_lineno
+        self._say(
+            f"gradients are accumulated over commit() ({name}, line {line}), which does not keep them: a "
+            "fault between two optimizer steps loses those since the last one, and the weights differ from "
+            "then on. Let a step be one optimizer.step(): loop over its micro-batches within the step, and "
+            'call commit() once, after it (see "Gradient accumulation" in the user guide)'
+        )
+
+    def _before(self, parameter: torch.Tensor, same: tuple[int, int | None], _: torch.Tensor) -> None:
+        """A backward pass is about to add to the gradient of `parameter`, or to set it."""
+        grad = parameter.grad
+        if grad is None or (grad.data_ptr(), capture.version(grad)) != same:  # it was cleared, or is new
+            return
+        self._added = self._added or self._device.queues or bool(grad.detach().any())
+
+    def _candidates(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield parameters and their gradients, those first that a backward pass comes to first."""
+        for module in reversed(self._modules):
+            for parameter in reversed(list(module.parameters())):
+                grad = parameter.grad
+                if not parameter.requires_grad or grad is None or grad.is_sparse:
+                    continue
+                if self._device.holds(grad) if self._device.queues else grad.device.type == "cpu":
+                    yield parameter, grad
 
 
 def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[torch.Tensor]:

@@ -78,6 +78,9 @@ class State:
         self._forgotten: misuse.Forgotten | None = misuse.Forgotten(
             modules.values(), self._optimizers, lambda text: misuse.warn(session.rank, text)
         )
+        self._accumulated = misuse.Accumulated(
+            modules.values(), self.device, lambda text: misuse.warn(session.rank, text)
+        )
         self.keeping: Keeping | None = session.keeping(self, replicated)
         hooks.attach(modules, self._optimizers, self, self._after_write)
         if self.keeping is not None:
@@ -183,6 +186,7 @@ class State:
         misuse.single("grad_norm", grad_norm)
         self._settle_forgotten()
         self._added.look(self.step)
+        self._accumulated.look()
         if self._spoilt or (self._poison is not None and self._poison < self.step):
             loss = math.nan
             if not self._spoilt:  # by a script whose forward passes are not seen
@@ -191,6 +195,7 @@ class State:
         if not self.writing:  # a step without an optimizer, or one that a gradient scaler left out
             self._prepare_once()
             self._close()
+            self._accumulated.watch()
         if self.keeping is not None:
             self.keeping.finish(self.step + 1)
         self.step += 1

@@ -54,6 +54,11 @@ def test_a_rank_that_leaves_its_loop_with_0_is_named_and_not_its_victim(start: S
     [
         ("forgets", "SGD steps but is not protected", "was written after the commit"),
         ("late", "scheduler moved on after the commit of step", "is not protected"),
+        (
+            "accumulates",
+            "accumulated over commit() (misusing.py, line 49), which does",
+            "after the commit of",
+        ),
     ],
 )
 def test_what_is_warned_of_is_said_once_in_a_run_whatever_is_restarted(

@@ -1,6 +1,7 @@
-"""Get one thing wrong: python misusing.py before|after|twice|uneven|early|forgets|late FOLDER.
+"""Get one thing wrong: python misusing.py before|after|twice|uneven|early|forgets|late|accumulates FOLDER.
 
-The last two go on after a kill: the optimizer is not protected, a protected object changes after commit.
+The last three go on after a kill: the optimizer is not protected, a protected object changes after commit, or
+the optimizer steps in each fourth step only.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ if what == "forgets":
     state = session.protect(model=model)
 else:
     state = session.protect(model=model, optimizer=optimizer, scheduler=scheduler)
-steps = {"uneven": 40 if session.rank == 0 else 60, "forgets": 100_000, "late": 100_000}.get(what, 60)
+steps = {
+    "uneven": 40 if session.rank == 0 else 60,
+    "forgets": 100_000,
+    "late": 100_000,
+    "accumulates": 100_000,
+}.get(what, 60)
 for step in state.steps(steps):
     if len(sys.argv) > 2 and Path(sys.argv[2], "enough").exists():
         break
@@ -37,8 +43,9 @@ for step in state.steps(steps):
         os._exit(0)
     loss = model(torch.ones(2, 4)).sum()
     loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    if what != "accumulates" or step % 4 == 3:
+        optimizer.step()
+        optimizer.zero_grad()
     state.commit()
     if what == "late":
         scheduler.step()

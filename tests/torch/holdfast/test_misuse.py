@@ -17,6 +17,7 @@ from holdfast.errors import BadInput
 from holdfast.launcher_messages import Launch, RankStart
 from holdfast.session import Session
 from holdfast.state import State
+from tests.torch.holdfast.simulation import Simulated
 
 torch.set_num_threads(1)
 
@@ -347,3 +348,92 @@ def test_a_group_that_a_fault_could_not_make_again_is_named_once() -> None:
     added.look(10)
     (text,) = said
     assert text.startswith("SGD has gained a group by step 9, and a fault would end the run: ")
+
+
+# -- gradients that are accumulated over a commit
+
+
+class Everything(Simulated):
+    """A device that has all tensors, gradients that come and go among them."""
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return True
+
+
+class Micro:
+    """Scripts that accumulate gradients, or leave out steps."""
+
+    def __init__(self, to_none: bool = True, on_device: bool = False) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        self.to_none = to_none
+        session = alone()
+        session.accelerator = Everything([15]) if on_device else None
+        self.state = session.protect(model=self.model, optimizer=self.optimizer)
+
+    def loss(self) -> torch.Tensor:
+        loss: torch.Tensor = self.model(torch.ones(2, 2)).sum()
+        return loss
+
+    def clear(self) -> None:
+        self.optimizer.zero_grad(set_to_none=self.to_none)
+
+    def accumulates(self, steps: int = 9) -> None:
+        for step in self.state.steps(steps):
+            self.loss().backward()
+            if step % 4 == 3:
+                self.optimizer.step()
+                self.clear()
+            self.state.commit()
+
+    def skips(self, clears: str, steps: int = 9) -> None:
+        """As a gradient scaler does with every third step."""
+        for step in self.state.steps(steps):
+            if clears == "first":
+                self.clear()
+            loss = self.loss()
+            if clears == "between":
+                self.clear()
+            loss.backward()
+            if step % 3:
+                self.optimizer.step()
+            if clears == "before commit":
+                self.clear()
+            self.state.commit()
+            if clears == "after commit":
+                self.clear()
+
+    def chunks(self) -> None:
+        for _ in self.state.steps(4):
+            for _ in range(3):
+                self.loss().backward()
+            self.optimizer.step()
+            self.clear()
+            self.state.commit()
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("to_none", [False, True])
+def test_gradients_that_are_accumulated_over_a_commit_are_told_once(
+    to_none: bool, on_device: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Micro(to_none, on_device).accumulates()
+    said = capsys.readouterr().err
+    assert said.count("gradients are accumulated over commit() (test_misuse.py, line ") == 1
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("to_none", [False, True])
+@pytest.mark.parametrize("clears", ["first", "between", "before commit", "after commit"])
+def test_a_step_that_is_left_out_is_no_accumulation(
+    clears: str, to_none: bool, on_device: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Micro(to_none, on_device).skips(clears)
+    assert capsys.readouterr().err == ""
+
+
+def test_accumulation_within_a_step_is_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    Micro().chunks()
+    assert capsys.readouterr().err == ""
