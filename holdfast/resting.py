@@ -169,11 +169,10 @@ def _rests_s(pid: int, tid: int, name: str) -> float:
 
     Raises `_Stirs` if somebody outside of the process may end it.
     """
-    call = procstat.call_of(pid, tid)
-    wait = waits.of(call, _MACHINE)
+    call, wait = procstat.call_of(pid, tid), procstat.wait_of(pid, tid)
     if wait not in (waits.LOCK, waits.TIMED_LOCK):
         raise _Stirs(f"thread {name} waits in: {wait}" if wait != waits.RUNS else f"thread {name} runs")
-    if "futex" not in procstat.queue_of(pid, tid):  # woken already, or frozen with all of its container
+    if "futex" not in procstat.queue_of(pid, tid):  # stopped or frozen: it may have been woken before
         raise _Stirs(f"thread {name} is not where the kernel keeps those that wait for a lock")
     if wait == waits.LOCK:
         return FOREVER_S
@@ -194,7 +193,8 @@ def _waits_in(pid: int, tid: int) -> int:
     """Return the descriptor that a loop of gloo waits in. Raises `_Stirs` if it is never seen to wait."""
     for _ in range(_LOOKS):
         call = procstat.call_of(pid, tid)
-        if waits.of(call, _MACHINE) == waits.POLL and "poll" in procstat.queue_of(pid, tid):
+        waiting = waits.of(call, _MACHINE) == procstat.wait_of(pid, tid) == waits.POLL
+        if waiting and "poll" in procstat.queue_of(pid, tid):
             return int(call.split()[1], 16)
         time.sleep(_LOOK_S)
     raise _Stirs("a loop of gloo is at work")

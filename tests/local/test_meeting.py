@@ -50,6 +50,19 @@ def test_collectives_that_never_meet_are_found_at_once_with_the_place_of_each_ra
     assert all("at rest until its peers send something" in line for line in found["evidence"])
 
 
+def test_a_rank_that_finds_out_by_a_time_limit_that_it_is_alone_is_left_alone(
+    start: Start, tmp_path: Path
+) -> None:
+    """Meanwhile it looks as any other that nobody will ever meet, but for the end of its wait."""
+    run = start("--members 2 --checkpoint-every 0", "meeting.py", tmp_path, TRIES_S=str(LOOKED_AT_S + 2))
+    run.steady(30)
+    (tmp_path / "tries-1").touch()
+    held = run.wait(lambda status: (status["no_step_s"] or 0) > LOOKED_AT_S, "nothing moves")
+    goes_on(run, held)
+    assert (tmp_path / "tried").exists()
+    assert run.stop().code == 130
+
+
 def test_ranks_that_wait_for_one_that_waits_for_somebody_outside_are_left_alone(
     start: Start, tmp_path: Path
 ) -> None:

@@ -1,13 +1,15 @@
 """Ranks that wait for each other: python meeting.py FOLDER, with what is to happen as files HOW-RANK in it.
 
-`apart` and `paused` are bugs: one rank alone enters a barrier of an evaluation. `chain`, for three ranks and
-without a rank in its name, is none: rank 0 waits for 1, 1 for 2, and 2 for whoever writes into the pipe.
+`apart` and `paused` are bugs: one rank alone enters a barrier of an evaluation. `tries` is none: a rank finds
+out by a time limit that nobody meets it, and goes on. Nor is `chain`, for three ranks and without a rank in its
+name: rank 0 waits for 1, 1 for 2, and 2 for whoever writes into the pipe.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,16 @@ import torch.distributed as dist
 from tiny import train
 
 folder = Path(sys.argv[1])
+TRIES_S = float(os.environ.get("TRIES_S", "8"))
 groups: list[Any] = []  # of neighbours, and of all
+impatient: list[Any] = []
 
 
 def prepare(_optimizer: torch.optim.Optimizer, _rank: int) -> None:
     size = dist.get_world_size()
     groups.extend(dist.new_group([rank, rank + 1]) for rank in range(size - 1))
     groups.append(dist.new_group())
+    impatient.append(dist.new_group(timeout=timedelta(seconds=TRIES_S)))
 
 
 def asked(how: str) -> bool:
@@ -35,6 +40,13 @@ def asked(how: str) -> bool:
 
 def evaluate() -> None:
     dist.barrier(groups[-1])
+
+
+def tries() -> None:
+    try:
+        dist.barrier(impatient[0])
+    except RuntimeError:
+        (folder / "tried").touch()
 
 
 def chain() -> None:
@@ -53,6 +65,8 @@ def after(step: int, state: Any) -> None:
     if asked("paused"):
         with state.pause("eval"):
             evaluate()
+    if asked("tries"):
+        tries()
     if step == 60 and (folder / "chain").exists():
         chain()
     if step == 60:

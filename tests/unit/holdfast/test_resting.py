@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +58,10 @@ MORE = {
     "another socket": "tried += socket.socketpair(); loop.register(tried[0], select.EPOLLIN)",
     "no connection": "loop.unregister(line)",
 }
+FREEZERS = (  # of cgroups of version 1 and 2
+    (Path("/sys/fs/cgroup/freezer"), "freezer.state", ("FROZEN", "THAWED")),
+    (Path("/sys/fs/cgroup"), "cgroup.freeze", ("1", "0")),
+)
 AT = "torch/distributed/distributed_c10d.py"
 
 
@@ -138,7 +143,7 @@ def test_a_rank_is_at_rest_until_a_wait_of_it_ends_by_itself(
         ("sleeps", "thread helper waits in: sleep"),
         ("polls", "thread helper waits in: poll"),
         ("hears", "thread helper waits in: network"),
-        ("reads", "thread helper waits in: file"),
+        ("reads", "thread helper waits in: poll"),
         ("works", "thread helper runs"),
         ("a child", "thread helper waits in: child"),
         ("a device", "it has opened /dev/ptmx"),
@@ -159,6 +164,47 @@ def test_a_message_that_it_has_not_read_is_on_its_way(peer: Peer) -> None:
     assert settled(pid, "").mark
     peer.line.sendall(b"x")
     settled(pid, "bytes are on their way between 127.0.0.1")
+
+
+def test_a_message_that_has_no_place_at_its_peer_is_on_its_way(peer: Peer) -> None:
+    fill = """
+line.setblocking(False)
+try:
+    while True:
+        line.send(b'x' * 65536)
+except BlockingIOError:
+    pass
+"""
+    settled(peer.rank(fill), "bytes are on their way between 127.0.0.1")
+
+
+@pytest.fixture
+def freezer() -> Iterator[tuple[Path, str, str]]:
+    """Give a cgroup, and what is written to freeze and to thaw it, where this machine lets us make one."""
+    for root, file, words in FREEZERS:
+        folder = root / f"holdfast-{os.getpid()}"
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        yield folder / file, *words
+        folder.rmdir()
+        return
+    pytest.skip("no cgroup that freezes processes can be made here")
+
+
+def test_a_rank_that_is_frozen_may_have_been_woken_before(freezer: tuple[Path, str, str], peer: Peer) -> None:
+    control, freeze, thaw = freezer
+    pid = peer.rank("")
+    settled(pid, "")
+    (control.parent / "cgroup.procs").write_text(str(pid))
+    control.write_text(freeze)
+    try:
+        settled(pid, "thread python ")
+    finally:
+        control.write_text(thaw)
+        (control.parent.parent / "cgroup.procs").write_text(str(pid))
+    settled(pid, "")
 
 
 def test_the_mark_is_another_once_it_has_moved(peer: Peer) -> None:
