@@ -188,6 +188,30 @@ class Arena:
             self._slots[slot].release()
             raise
 
+    def being_read(self) -> Record | None:
+        """Return the older of two snapshots if only readers hold its slot; None if it is free or written.
+
+        A checkpoint may be written from it, for as long as storage takes. It stays whole meanwhile.
+        """
+        records = self.records()
+        older = records[-1] if len(records) == SLOTS else None
+        if older is None:
+            return None
+        slot = self._slots[older.slot]
+        if slot.acquire():
+            slot.release()
+            return None
+        try:
+            descriptor = lock_shared(older.path)
+        except FileNotFoundError:
+            return None
+        if descriptor is None:
+            return None
+        try:
+            return older if self._page.read(older.slot) == older else None
+        finally:
+            unlock(descriptor)
+
     def back(self, total_bytes: int, begin: int) -> int:
         """Put memory behind a part of an empty slot, from `begin` on, for a snapshot of `total_bytes`.
 

@@ -68,11 +68,21 @@ class Keeping:
         self._generation = launch.generation
         self._rank = rank
         base = (launch.restore.generation, launch.restore.step) if launch.restore else None
+        other = launch.restore.other if launch.restore else ()
         page = state.session.page
         moved = page.copied if page is not None else None
         self._device = state.device
         void = partial(pagefile.void_steps, directory.parent, launch.nproc, launch.generation)
-        self._snapshots = Snapshots(directory, replicated, launch.world_size, base, moved, self._device, void)
+        self._snapshots = Snapshots(
+            directory,
+            replicated,
+            launch.world_size,
+            base,
+            moved,
+            self._device,
+            void,
+            (other[0], other[1]) if len(other) == 2 else None,
+        )
         every = max(launch.snapshot_every, 0)
         pins = self._snapshots.arena.steps  # what can be resumed from must have its private states
         own = directory / f"private-{rank.rank:05d}.bin"

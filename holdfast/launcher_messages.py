@@ -162,6 +162,7 @@ class Restore:
     generation: int
     source: str  # slot, checkpoint
     path: str = ""
+    other: tuple[int, ...] = ()  # generation and step of the member's other snapshot, if that counts as well
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,6 +160,7 @@ class MemberReport:
     unusable: tuple[Slot, ...] = ()  # failed their checksum when they were to be restored
     prepare_error: str = ""
     prepare_generation: int = 0  # whose start `prepare_error` kept from happening
+    prepare_occupied: bool = False  # because no slot was free, which says nothing against the state
     durable: Durable = field(default_factory=Durable)
     publishing: int = -1  # step of the present generation of which it would write a checkpoint; -1: none
     notes: tuple[str, ...] = ()

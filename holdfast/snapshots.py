@@ -70,8 +70,11 @@ class Snapshots:
         moved: Callable[[], None] | None = None,
         device: Device | None = None,
         void: Callable[[], frozenset[int]] = frozenset,
+        other: tuple[int, int] | None = None,
     ) -> None:
         """`base` is the (generation, step) resumed from: kept until this generation has its own.
+
+        `other` is that of the snapshot beside it that the group could go back to as well, if there is one.
 
         `moved` is called for each piece that is copied, by any thread. `void` gives the steps of this
         generation whose state some rank of the member has changed after their commit.
@@ -80,6 +83,7 @@ class Snapshots:
         self._moved = moved or _nothing
         self._void = void
         self._base = base
+        self._other = other
         self._standing = Standing(objects)
         self.frozen = Frozen(objects)
         self.was_whole = True  # the last copy left nothing out
@@ -301,9 +305,10 @@ class Snapshots:
         return cost_s
 
     def _first_to_go(self, generation: int) -> tuple[int, int] | None:
-        """Return which of two is overwritten first, both its own or its base: it could go back to either."""
+        """Return which of two is overwritten first, if the group could go back to either; else None."""
         ages = [(record.generation, record.step) for record in self.arena.records()]
-        if len(ages) < SLOTS or any(age[0] != generation and age != self._base for age in ages):
+        good = (self._base, self._other)
+        if len(ages) < SLOTS or any(age[0] != generation and age not in good for age in ages):
             return None
         kept = self._kept(generation) or frozenset()
         return next((age for age in reversed(ages) if age not in kept), None)

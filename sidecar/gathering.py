@@ -71,9 +71,16 @@ class _Line:
 
 
 def gather(
-    arena: Arena, sources: Sequence[Source], token: str, silence_s: float, tls: ssl.SSLContext | None = None
+    arena: Arena,
+    sources: Sequence[Source],
+    token: str,
+    silence_s: float,
+    tls: ssl.SSLContext | None = None,
+    keep: frozenset[tuple[int, int]] | None = None,
 ) -> Record:
     """Return the snapshot that all of `sources` name, taken into the arena. Blocks: call it in a thread.
+
+    `keep` is what stays: see `Arena.begin`.
 
     Raises:
         Busy: no slot of the arena is free.
@@ -85,7 +92,7 @@ def gather(
     while True:
         first = _first(left, ask, silence_s)
         try:
-            return _from(first, arena, left, ask, silence_s)
+            return _from(first, arena, left, ask, silence_s, keep)
         except Unfetched:
             # Another holder may have been slow to answer only, or, without a seal, not been asked: nothing
             # tells then whether it has the same, and it is taken whole or not.
@@ -94,11 +101,18 @@ def gather(
                 raise
 
 
-def _from(first: _Line, arena: Arena, sources: Sequence[Source], ask: _Asker, silence_s: float) -> Record:
+def _from(
+    first: _Line,
+    arena: Arena,
+    sources: Sequence[Source],
+    ask: _Asker,
+    silence_s: float,
+    keep: frozenset[tuple[int, int]] | None,
+) -> Record:
     """Take in what `first` has begun to give. Raises as `gather` does."""
     wanted = first.source
     try:
-        incoming = arena.receive(wanted.generation, wanted.step, first.world_size, first.total_bytes)
+        incoming = arena.receive(wanted.generation, wanted.step, first.world_size, first.total_bytes, keep)
     except Corrupt as error:
         first.close()
         raise Unfetched(f"{first.url}: {error}") from None

@@ -33,7 +33,7 @@ from sidecar.links import LauncherLink, SupervisorLink
 from sidecar.obeyed import Obeyed, Standing
 from sidecar.pages import Pages
 from sidecar.peers import Fetcher
-from sidecar.prepare import Preparer, Unprepared
+from sidecar.prepare import Occupied, Preparer, Unprepared
 from sidecar.saver import Retention, Saver
 from sidecar.sealing import Sealing
 from sidecar.starts import Starts
@@ -86,6 +86,7 @@ class Member:
         self.unusable: tuple[Slot, ...] = ()
         self.prepare_error = ""
         self.prepare_generation = 0
+        self.prepare_occupied = False  # that is why
         self.silent = ""  # why the launcher is given up
         self._silence = Silence()
         self._launch: tuple[Launch, tuple[RankStart, ...]] | None = None
@@ -135,6 +136,7 @@ class Member:
             unusable=self.unusable,
             prepare_error=self.prepare_error,
             prepare_generation=self.prepare_generation,
+            prepare_occupied=self.prepare_occupied,
             durable=self.saver.durable,
             publishing=self.checkpoints.publishing,
             epoch=self.obeyed.newest.epoch,
@@ -252,6 +254,7 @@ class Member:
                 self.unusable = (*self.unusable, error.slot)
             if self.order.generation == order.generation:
                 self.prepare_error, self.prepare_generation = str(error), order.generation
+                self.prepare_occupied = isinstance(error, Occupied)
             return
         if self.order.generation == order.generation and self.order.do == "run":
             self.stalls = ()

@@ -172,14 +172,16 @@ class Fetcher:
         self._token = token
         self._session: aiohttp.ClientSession | None = None
 
-    async def snapshot(self, source: Source, *others: Source) -> Record:
-        """Take the snapshot that these peers hold into our arena.
+    async def snapshot(
+        self, source: Source, *others: Source, keep: frozenset[tuple[int, int]] | None = None
+    ) -> Record:
+        """Take the snapshot that these peers hold into our arena. `keep` is what stays: see `Arena.begin`.
 
         Raises `Unfetched`, `Busy` when no slot is free, or `OSError` when there is no room for it.
         """
         arena, sources = self._holdings.arena, (source, *others)
         began_s = time.monotonic()
-        work = partial(gathering.gather, arena, sources, self._token, self._silence_s, self._tls)
+        work = partial(gathering.gather, arena, sources, self._token, self._silence_s, self._tls, keep)
         record = await asyncio.get_running_loop().run_in_executor(_gatherers, work)
         took_s = round(time.monotonic() - began_s, 3)
         log.info(

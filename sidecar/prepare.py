@@ -14,6 +14,7 @@ from typing import TypeAlias
 from holdfast import catalogue
 from holdfast.arena import Busy
 from holdfast.launcher_messages import Launch, RankStart
+from holdfast.lineage import valid
 from holdfast.messages import MemberOrder, Slot, Source
 from sidecar import background
 from sidecar.holdings import Holdings
@@ -21,7 +22,7 @@ from sidecar.peers import Fetcher, Unfetched
 
 log = logging.getLogger(__name__)
 
-ROOM_S = 10.0  # for a slot that a checkpoint may be written from
+ROOM_S = 10.0  # for a slot that somebody holds
 ROOM_LOOK_S = 0.01
 KEPT = 64  # files of private state: of a few starts of many ranks, a checkpoint of one may be under way
 
@@ -37,6 +38,10 @@ class Unprepared(Exception):
         self.slot = slot
 
 
+class Occupied(Unprepared):
+    """No slot was free for the state. That says nothing against the state."""
+
+
 class Preparer:
     """Turns an order to run into a launch whose paths exist on this member."""
 
@@ -50,19 +55,36 @@ class Preparer:
         """Return launch and ranks with local paths. Raises `Unprepared`; safe to repeat.
 
         While somebody holds the slot that is needed, `make_room` is called: a rank of the generation before
-        that is stopped within a copy, or gets no further with it, would hold it for ever.
+        that is stopped within a copy, or gets no further with it, would hold it for ever. The slot that a
+        checkpoint is written from stays for as long as storage takes; then the newer one is overwritten: see
+        `_stays`. Raises `Occupied` when neither can be had.
         """
-        give_up_at = math.inf
+        give_up_at, keep = math.inf, None
         while True:
             try:
-                return await self._prepare(order)
+                return await self._prepare(order, keep)
             except Busy as error:
-                if time.monotonic() > give_up_at:
-                    raise Unprepared(str(error)) from None
+                late = time.monotonic() > give_up_at
+                if late and keep is not None:
+                    raise Occupied(str(error)) from None
                 # From the first refusal on: what came before it may have taken long.
                 give_up_at = min(give_up_at, time.monotonic() + ROOM_S)
+                keep = self._stays(order, late)
+                if late and keep is None:
+                    raise Occupied(str(error)) from None
             make_room()
             await asyncio.sleep(ROOM_LOOK_S)
+
+    def _stays(self, order: MemberOrder, late: bool) -> frozenset[tuple[int, int]] | None:
+        """Return what is kept, where the older snapshot is being read and the newer one is to be overwritten.
+
+        None where that is not so. The older one is what this member could go back to meanwhile, and others
+        hold what is fetched. Where it is void, its reader is waited for first, until it is `late`.
+        """
+        record = self._holdings.arena.being_read()
+        if record is None or not (late or valid(record.generation, record.step, order.lineage)):
+            return None
+        return frozenset({(record.generation, record.step)})
 
     async def make_room(self, total_bytes: int, wanted: Callable[[], bool]) -> None:
         """Have memory behind a slot for a snapshot of so many bytes, as long as that is `wanted`.
@@ -77,21 +99,35 @@ class Preparer:
                 log.info("no room ahead", extra={"bytes": total_bytes, "error": str(error)})
                 return
 
-    async def _prepare(self, order: MemberOrder) -> Prepared:
+    async def _prepare(self, order: MemberOrder, keep: frozenset[tuple[int, int]] | None) -> Prepared:
         launch = order.launch
         assert launch is not None
         if launch.restore is None:
             return launch, order.ranks
         if launch.restore.source == "checkpoint":
             return await self._from_checkpoint(launch, order.ranks)
-        path = await self._snapshot(launch, order.sources)
+        path = await self._snapshot(launch, order.sources, keep)
         ranks = tuple([replace(rank, private=await self._private(rank, order)) for rank in order.ranks])
         # To give memory back takes the kernel a quarter of a second for each gigabyte.
-        loop, keep = asyncio.get_running_loop(), max(KEPT, 2 * len(ranks))
-        await loop.run_in_executor(None, self._holdings.forget_restored, keep)
-        return replace(launch, restore=replace(launch.restore, path=str(path))), ranks
+        loop, files = asyncio.get_running_loop(), max(KEPT, 2 * len(ranks))
+        await loop.run_in_executor(None, self._holdings.forget_restored, files)
+        restore = replace(launch.restore, path=str(path), other=self._other(order))
+        return replace(launch, restore=restore), ranks
 
-    async def _snapshot(self, launch: Launch, sources: Iterable[Source]) -> Path:
+    def _other(self, order: MemberOrder) -> tuple[int, ...]:
+        """Return generation and step of a snapshot that is here beside the one wanted, and is not void."""
+        assert order.launch is not None
+        assert order.launch.restore is not None
+        wanted = (order.launch.restore.generation, order.launch.restore.step)
+        for each in self._holdings.slots():
+            age = (each.generation, each.step)
+            if age != wanted and valid(*age, order.lineage):
+                return age
+        return ()
+
+    async def _snapshot(
+        self, launch: Launch, sources: Iterable[Source], keep: frozenset[tuple[int, int]] | None
+    ) -> Path:
         assert launch.restore is not None
         wanted = launch.restore
         record = self._holdings.record(wanted.generation, wanted.step)
@@ -109,7 +145,7 @@ class Preparer:
         holders = [source for source in sources if source.rank < 0]
         if holders:
             try:
-                return (await self._fetcher.snapshot(*holders)).path
+                return (await self._fetcher.snapshot(*holders, keep=keep)).path
             except Unfetched as error:
                 why = why if damaged else str(error)
         raise Unprepared(why, damaged)

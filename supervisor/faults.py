@@ -93,7 +93,7 @@ def _of_report(view: View, block: int, name: str, report: MemberReport, policy: 
         if launcher.generation < memory.generation and memory.settled:
             faults.append(_forgotten(view, block, name))
         elif report.prepare_error and report.prepare_generation == memory.generation:
-            faults.append(_unprepared(view, name, report.prepare_error))
+            faults.append(_unprepared(view, name, report.prepare_error, report.prepare_occupied))
         elif (
             launcher.generation < memory.generation and view.now_ns - memory.started_ns > policy.form_s * 1e9
         ):
@@ -107,18 +107,22 @@ def _forgotten(view: View, block: int, name: str) -> Fault:
     return replace(gone, detail=f"the ranks of member {name} are lost: its launcher was restarted")
 
 
-def _unprepared(view: View, name: str, why: str) -> Fault:
+def _unprepared(view: View, name: str, why: str, occupied: bool = False) -> Fault:
     launch = view.memory.launch
-    wanted = launch.restore if launch else None
+    wanted = launch.restore if launch and not occupied else None
     return Fault(
         "restore",
         -1,
         name,
         reported.reached(view),
         view.now_ns,
-        restore_signature(wanted.source, wanted.generation, wanted.step) if wanted else "restore",
+        restore_signature(wanted.source, wanted.generation, wanted.step) if wanted else OTHER_RESTORE,
         f"member {name} cannot prepare the state: {why}",
     )
+
+
+# What could not be restored for a reason that says nothing against the state: it is not given up for that.
+OTHER_RESTORE = "restore"
 
 
 def restore_signature(source: str, generation: int, step: int) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from holdfast.arena import Arena
+from holdfast.catalogue import Found, look, verify
 from tests.local.conftest import Start
 from tests.local.running import Json, Run
 from tests.local.waiting import WAIT_S, until
@@ -51,6 +54,38 @@ def test_a_fault_is_recovered_from_while_storage_hangs(start: Start, storage: St
     again = run.broken(lambda: run.hit(0, signal.SIGKILL))
     assert again["lost_steps"] <= 1
     assert run.stop().code == 130
+
+
+def test_ranks_that_die_one_after_another_while_a_checkpoint_hangs_cost_a_step_each(
+    start: Start, tmp_path: Path
+) -> None:
+    """The slot that it is written from is not free for as long, in whichever member that is."""
+    storage = Storage(tmp_path / "run" / "checkpoints", tmp_path)
+    options = "--members 2 --nproc-per-node 1 --standby 0 --checkpoint-every 1s"
+    run = start(options, "steady.py", ENDLESS, **storage.environment)
+    try:
+        run.steady()
+        run.wait(lambda s: s["checkpoint"], "a checkpoint")
+        storage.stall()
+        assert run.runtime is not None
+        [folder] = run.runtime.rglob("m0/arena")
+        arena = Arena(folder)
+        hangs = until(arena.being_read, "a checkpoint hangs, and holds the older snapshot", WAIT_S)
+        for rank in (0, 0, 0, 1, 0, 1):
+            number = run.running()["incidents"] + 1
+            found = run.broken(partial(run.hit, rank, signal.SIGKILL))
+            assert found["kind"] == "crash", str(found)
+            assert found["lost_steps"] <= 1, str(found)
+            assert run.running()["incidents"] == number, "one incident each"
+        assert arena.being_read() == hangs
+    finally:
+        storage.answer()
+    last = run.running()["step"]
+    run.wait(lambda s: s["checkpoint"] and s["checkpoint"]["step"] >= last, "a newer checkpoint")
+    assert run.stop().code == 130
+    kept = [what for _, what in look(run.run_dir / "checkpoints")]
+    assert kept
+    assert all(isinstance(each, Found) and verify(each) is None for each in kept), str(kept)
 
 
 def test_ctrl_c_ends_a_run_whose_storage_hangs(start: Start, storage: Storage) -> None:

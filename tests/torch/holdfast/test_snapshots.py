@@ -171,6 +171,21 @@ def test_just_in_time_what_was_resumed_from_stays_while_a_checkpoint_is_made_of_
         assert held(after) == [(2, 30), (1, 4)]
 
 
+def test_just_in_time_what_was_resumed_from_gives_way_where_another_that_counts_is_being_read(
+    memory: Path,
+) -> None:
+    """A checkpoint that hangs holds its slot for generations."""
+    model = {"model": nn.Linear(3, 2)}
+    before = Snapshots(memory, model, 1)
+    before.write(1, 4)
+    before.write(1, 9)
+    after = Snapshots(memory, model, 1, base=(1, 9), other=(1, 4))
+    with before.arena.pin(before.arena.records()[1]):
+        assert after.write(2, 12) is None
+        assert after.write_just_in_time(2, 13) is not None
+        assert held(after) == [(2, 13), (1, 4)]
+
+
 def test_just_in_time_waits_for_a_reader_where_the_other_slot_is_what_was_resumed_from(memory: Path) -> None:
     model = {"model": nn.Linear(3, 2)}
     before = Snapshots(memory, model, 1)

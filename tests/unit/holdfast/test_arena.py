@@ -151,6 +151,35 @@ def test_a_pinned_snapshot_is_not_overwritten(memory: Path) -> None:
     assert arena.begin(layout(), 1, 3, 2) is not None
 
 
+def test_the_older_snapshot_is_being_read_while_nobody_but_readers_holds_it(memory: Path) -> None:
+    arena, other = Arena(memory), Arena(memory)
+    older = snapshot(arena, 1, 1)
+    with other.pin(older):
+        assert arena.being_read() is None, "the other slot is empty"
+    newest = snapshot(arena, 1, 2)
+    assert arena.being_read() is None
+    with other.pin(newest):
+        assert arena.being_read() is None, "the older one is free"
+    with other.pin(older):
+        assert arena.being_read() == older
+    draft = arena.begin(layout(), 1, 3, 2)
+    assert draft is not None
+    assert other.being_read() is None, "it is written"
+    draft.abandon()
+
+
+def test_a_snapshot_that_is_named_to_stay_does_and_the_newer_one_is_overwritten(memory: Path) -> None:
+    arena = Arena(memory)
+    older = snapshot(arena, 1, 1)
+    snapshot(arena, 1, 2)
+    with Arena(memory).pin(older) as path:
+        before = path.read_bytes()
+        incoming = arena.receive(1, 9, 2, 1000, frozenset({(1, 1)}))
+        assert arena.records() == (older,)
+        incoming.abandon()
+        assert path.read_bytes() == before
+
+
 def test_a_pin_on_a_snapshot_that_was_overwritten_says_gone(memory: Path) -> None:
     arena = Arena(memory)
     older = snapshot(arena, 1, 1)

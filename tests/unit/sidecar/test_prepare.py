@@ -10,10 +10,11 @@ import pytest
 
 from holdfast import checkpoint
 from holdfast.launcher_messages import Launch, RankStart, Restore
+from holdfast.lineage import Lineage
 from holdfast.messages import MemberOrder, Slot, Source
 from sidecar import prepare
 from sidecar.holdings import Holdings
-from sidecar.prepare import Preparer, Unprepared
+from sidecar.prepare import Occupied, Preparer, Unprepared
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
 from tests.unit.sidecar.peering import fetching, serving
 
@@ -76,7 +77,7 @@ async def test_who_holds_the_slot_that_is_needed_is_made_to_let_go(here: Path, t
     assert Path(launch.restore.path).read_bytes() == sent.path.read_bytes()
 
 
-async def test_a_slot_that_nobody_lets_go_of_is_told(
+async def test_slots_that_nobody_lets_go_of_are_told_and_nothing_is_said_against_the_state(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare, "ROOM_S", 0.05)
@@ -84,10 +85,61 @@ async def test_a_slot_that_nobody_lets_go_of_is_told(
     for step in (1, 2):
         snapshot(here, 1, step)
     mine, asked = holdings(here).arena, list[None]()
+    newest, older = mine.records()
     async with serving(there) as url:
-        with mine.pin(mine.records()[1]), pytest.raises(Unprepared, match="no slot of the arena is free"):
+        with mine.pin(older), mine.pin(newest), pytest.raises(Occupied, match="no slot of the arena is free"):
             await prepared(here, order(Source(url, -1, 2, 7)), lambda: asked.append(None))
     assert asked
+    assert mine.records() == (newest, older)
+
+
+async def test_while_a_checkpoint_is_written_from_the_older_snapshot_the_newer_one_is_overwritten(
+    here: Path, there: Path
+) -> None:
+    sent = snapshot(there, 2, 7, fill=5)
+    private(there, 0, 2, 7)
+    for step in (1, 2):
+        snapshot(here, 1, step, fill=step)
+    mine = holdings(here).arena
+    _, older = mine.records()
+    async with serving(there) as url:
+        with mine.pin(older) as read:
+            before = read.read_bytes()
+            wanted = order(Source(url, -1, 2, 7), Source(url, 0, 2, 7))
+            launch, _ = await prepared(here, replace(wanted, lineage=(Lineage(2, 1), Lineage(3, 7))))
+            assert read.read_bytes() == before
+    assert launch.restore is not None
+    assert Path(launch.restore.path).read_bytes() == sent.path.read_bytes()
+    assert [(each.generation, each.step) for each in mine.records()] == [(2, 7), (1, 1)]
+    assert launch.restore.other == (1, 1), "the rank may go back to it, too"
+
+
+async def test_what_is_read_and_void_is_waited_for_before_the_other_is_overwritten(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot(there, 2, 7)
+    private(there, 0, 2, 7)
+    for generation, step in ((1, 3), (2, 2)):
+        snapshot(here, generation, step)
+    mine = holdings(here).arena
+    newest, older = mine.records()
+    async with serving(there) as url:
+        wanted = order(Source(url, -1, 2, 7), Source(url, 0, 2, 7))
+        wanted = replace(wanted, lineage=(Lineage(2, 1), Lineage(3, 7)))
+        with ExitStack() as held:
+            held.enter_context(mine.pin(older))
+            launch, _ = await prepared(here, wanted, held.close)
+        assert launch.restore is not None
+        assert launch.restore.other == (newest.generation, newest.step)
+        snapshot(there, 2, 9)
+        private(there, 0, 2, 9)
+        monkeypatch.setattr(prepare, "ROOM_S", 0.05)
+        later = replace(LAUNCH, restore=Restore(9, 2, "slot"))
+        wanted = order(Source(url, -1, 2, 9), Source(url, 0, 2, 9), launch=later)
+        with mine.pin(newest):
+            launch, _ = await prepared(here, replace(wanted, lineage=(Lineage(3, 1), Lineage(4, 9))))
+    assert launch.restore is not None
+    assert (launch.restore.step, launch.restore.other) == (9, ())
 
 
 async def test_what_is_not_here_is_fetched(here: Path, there: Path) -> None:
