@@ -69,6 +69,7 @@ def write(
     checksums: Mapping[str, int] | None = None,
     known: tuple[Lineage, ...] = (),
     epoch: int = 0,
+    moved: Callable[[], object] = lambda: None,
 ) -> Path:
     """Write a checkpoint and return its directory, durable and named by `latest`.
 
@@ -86,6 +87,7 @@ def write(
         checksums: What the content checksums of some of the files must come to.
         known: The lineage of the group, which the checkpoint carries.
         epoch: Fencing token of the supervisor whose order this is.
+        moved: Called, by any thread, whenever storage has taken a piece of it.
 
     Raises:
         ValueError: A bad file name, meta that is not JSON, content of another checksum, or a supervisor of a
@@ -107,7 +109,7 @@ def write(
         _compare(entries, checksums or {})
         return Manifest(generation, step, world_size, created_at, entries, meta, known, epoch)
 
-    _write(final, files, described)
+    _write(final, files, described, moved)
     return final
 
 
@@ -198,13 +200,14 @@ def _write(
     final: Path,
     files: Mapping[str, Path | bytes],
     described: Callable[[tuple[FileEntry, ...]], Manifest],
+    moved: Callable[[], object],
 ) -> None:
     """Write a checkpoint that is not there, durable and named by `latest` on return."""
     root = final.parent
     with (
         durable.temporary_directory(root, final.name) as temporary,
         durable.replacement(root / LATEST) as hint,
-        FileBatch() as batch,
+        FileBatch(moved) as batch,
     ):
         manifest = described(tuple(batch.copy(files[name], temporary / name) for name in files))
         batch.write(temporary / MANIFEST, pack(manifest))

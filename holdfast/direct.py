@@ -11,6 +11,7 @@ import errno
 import fcntl
 import mmap
 import os
+from collections.abc import Callable
 from io import FileIO
 
 PIECE_BYTES = 8 << 20  # larger ones are little faster, and a kill waits for one; a multiple of any page
@@ -19,16 +20,17 @@ BLOCK_BYTES = 4096  # a multiple of any disk's block
 _CANNOT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.EFAULT})
 
 
-def copy(file: FileIO, out: int) -> int:
+def copy(file: FileIO, out: int, moved: Callable[[], object] = lambda: None) -> int:
     """Copy `file` into the new file `out` from the beginning on, and return how many bytes were copied.
 
     They are whole blocks. Where the file system cannot do it they are fewer, or none: what is left is the
-    caller's to copy in the usual way. Nothing is durable before an fsync. Raises OSError.
+    caller's to copy in the usual way. Nothing is durable before an fsync. `moved` is called for each piece.
+    Raises OSError.
     """
     if not _switched(out, os.O_DIRECT):
         return 0
     try:
-        return _pieces(file.fileno(), out)
+        return _pieces(file.fileno(), out, moved)
     finally:
         _switched(out, 0)
 
@@ -44,13 +46,14 @@ def _switched(out: int, direct: int) -> bool:
     return True
 
 
-def _pieces(source: int, out: int) -> int:
+def _pieces(source: int, out: int, moved: Callable[[], object]) -> int:
     size = os.fstat(source).st_size // BLOCK_BYTES * BLOCK_BYTES
     done = 0
     while done < size:
         length = min(PIECE_BYTES, size - done)
         count = _piece(source, out, done, length)
         done += count
+        moved()
         if count < length:
             break
     return done

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from io import FileIO
@@ -18,14 +19,18 @@ MOST_OPEN = 64  # files that wait for `settle`: a process may have a thousand, a
 THREADS = 8
 PIECE_BYTES = 1 << 20  # of a copy: stays in a cache
 WRITE_BACK_BYTES = 4 << 20
+SYNC_BYTES = 256 << 20  # of a copy through the cache: else all of it could be left for one fsync of minutes
+WRITE_BYTES = 8 << 20  # in one call, of what is written from memory
 HASHED_BYTES = 256 << 10
 
 
 class FileBatch:
     """Files that are written, and durable once `settle` has returned. As a context manager it closes them."""
 
-    def __init__(self) -> None:
+    def __init__(self, moved: Callable[[], object] = lambda: None) -> None:
+        """`moved` is called, by any thread, whenever storage has taken a piece or made a file durable."""
         self._open: list[int] = []
+        self._moved = moved
 
     def copy(self, source: Path | bytes, target: Path) -> FileEntry:
         """Write `source` to the new file `target`, and return its size and checksums.
@@ -35,11 +40,11 @@ class FileBatch:
         """
         out = self._create(target)
         if isinstance(source, bytes):
-            _write_all(out, memoryview(source))
+            _write_all(out, memoryview(source), self._moved)
             return FileEntry(target.name, len(source), CHUNK_BYTES, chunk_crcs(memoryview(source)))
         with open(source, "rb", buffering=0) as file, ThreadPoolExecutor(1, "holdfast-checksum") as pool:
             hashing = pool.submit(_crcs, file.fileno())
-            size = _copied(file, out)
+            size = _copied(file, out, self._moved)
             hashed, crcs = hashing.result()
         if hashed != size:
             raise OSError(
@@ -49,7 +54,7 @@ class FileBatch:
 
     def write(self, target: Path, content: bytes, mode: int = 0o666) -> None:
         """Write the new file `target`, with the permissions `mode` less the umask. Raises OSError."""
-        _write_all(self._create(target, mode), memoryview(content))
+        _write_all(self._create(target, mode), memoryview(content), self._moved)
 
     def add_directory(self, path: Path) -> None:
         """Make the names in a directory durable, too. Raises OSError."""
@@ -60,7 +65,7 @@ class FileBatch:
         threads = min(THREADS, max(1, len(self._open)))
         try:
             with ThreadPoolExecutor(threads, "holdfast-fsync") as pool:
-                for done in [pool.submit(os.fsync, each) for each in self._open]:
+                for done in [pool.submit(self._sync, each) for each in self._open]:
                     done.result()
         finally:
             self._close()
@@ -78,20 +83,27 @@ class FileBatch:
         self._open.append(os.open(target, flags, mode))
         return self._open[-1]
 
+    def _sync(self, descriptor: int) -> None:
+        os.fsync(descriptor)
+        self._moved()
+
     def _close(self) -> None:
         while self._open:
             os.close(self._open.pop())
 
 
-def _copied(file: FileIO, out: int) -> int:
+def _copied(file: FileIO, out: int, moved: Callable[[], object]) -> int:
     """Copy `file`, and return how many bytes that were: past the cache, but for what cannot go that way."""
-    at = begun = direct.copy(file, out)
+    at = begun = synced = direct.copy(file, out, moved)
     file.seek(at)
     os.lseek(out, at, os.SEEK_SET)
     piece = memoryview(mmap.mmap(-1, PIECE_BYTES))  # a heap would keep it
     while count := file.readinto(piece):
-        _write_all(out, piece[:count])
+        _write_all(out, piece[:count], moved)
         at += count
+        if at - synced >= SYNC_BYTES:
+            os.fdatasync(out)
+            synced = at
         if at - begun >= WRITE_BACK_BYTES:
             _write_back(out, begun, at)
             begun = at
@@ -115,6 +127,7 @@ def _crcs(descriptor: int) -> tuple[int, tuple[int, ...]]:
     return at, running.crcs()
 
 
-def _write_all(descriptor: int, content: memoryview) -> None:
+def _write_all(descriptor: int, content: memoryview, moved: Callable[[], object]) -> None:
     while content:
-        content = content[os.write(descriptor, content) :]
+        content = content[os.write(descriptor, content[:WRITE_BYTES]) :]
+        moved()

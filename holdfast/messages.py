@@ -162,6 +162,7 @@ class MemberReport:
     prepare_generation: int = 0  # whose start `prepare_error` kept from happening
     prepare_occupied: bool = False  # because no slot was free, which says nothing against the state
     durable: Durable = field(default_factory=Durable)
+    unmoved_s: float = -1.0  # since storage took something of a checkpoint, or it started; -1: not told
     publishing: int = -1  # step of the present generation of which it would write a checkpoint; -1: none
     notes: tuple[str, ...] = ()
     room: Room = field(default_factory=Room)

@@ -138,6 +138,7 @@ class Member:
             prepare_generation=self.prepare_generation,
             prepare_occupied=self.prepare_occupied,
             durable=self.saver.durable,
+            unmoved_s=round(self.saver.unmoved_s, 3),
             publishing=self.checkpoints.publishing,
             epoch=self.obeyed.newest.epoch,
             clock=self._clock,

@@ -41,8 +41,17 @@ class Saver:
         self._fetcher = fetcher
         self._root = root
         self._one = asyncio.Lock()
+        self._moved_s = time.monotonic()
         self.durable = Durable()
         self.retention = Retention()
+
+    @property
+    def unmoved_s(self) -> float:
+        """For how long storage has taken nothing of a checkpoint, or since when there is this saver."""
+        return time.monotonic() - self._moved_s
+
+    def _moved(self) -> None:
+        self._moved_s = time.monotonic()
 
     async def save(
         self,
@@ -58,7 +67,10 @@ class Saver:
         way to newer ones at once leaves the last that was named.
         """
         async with self._one:
-            await self._save(record, tuple(sources), meta, asked)
+            try:
+                await self._save(record, tuple(sources), meta, asked)
+            finally:
+                self._moved()
 
     async def _save(
         self, record: Record, sources: tuple[Source, ...], meta: Mapping[str, object], asked: int
@@ -134,6 +146,7 @@ class Saver:
                 created_at=time.time(),
                 known=self.retention.lineage,
                 epoch=self.retention.epoch,
+                moved=self._moved,
             )
         now = self.retention
         try:

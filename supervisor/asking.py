@@ -17,7 +17,7 @@ from supervisor.rundir import RunDir
 
 # A restart of the supervisor takes well under a second; a command must not fail because of one.
 PATIENCE_S = 5.0
-STOP_S = 180.0  # the last checkpoint may take 120 s, the ranks' grace 30 s
+STOP_S = 180.0  # storage may take nothing of the last checkpoint for 120 s, the ranks' grace is 30 s
 _POLL_S = 0.1
 
 
@@ -104,6 +104,8 @@ def _wait_for_end(run: RunDir, told: Callable[[str], object]) -> bool:
         if phase not in (before, "", "running", "ended"):
             told(PHASES.get(phase, phase))
         before = phase
+        if phase == "saving":  # which the supervisor ends when storage takes nothing any more
+            deadline = time.monotonic() + STOP_S
         if time.monotonic() >= deadline:
             return False
         time.sleep(_POLL_S)

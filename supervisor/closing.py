@@ -152,20 +152,45 @@ def saving(view: View, policy: Policy) -> Action:
     memory = view.memory
     member = view.member(memory.save_member)
     durable = member.report.durable if member and member.report else None
-    deadline = memory.since_ns + int(policy.save_s * _S)
+    deadline = _moved_ns(view, member) + int(policy.save_s * _S)
     if durable is not None and durable.asked >= memory.save:
         if durable.error and memory.finished:
             return without_last(view, durable.error)
         if durable.error:
             return _interrupted(f"stopped; the last checkpoint failed: {durable.error}", memory.cut)
         return _confirmed(view, durable, deadline)
-    if member is None or view.now_ns >= deadline or presence.is_lost(view, member, policy):
+    lost = member is None or presence.is_lost(view, member, policy)
+    if lost and (another := _another(view)) is not None:
+        return another
+    if lost or view.now_ns >= deadline:
+        late = f"storage took nothing of it for {policy.save_s:g} s"
+        why = f"member {memory.save_member} is lost" if lost else late
         if memory.finished:
-            lost = f"member {memory.save_member} is lost"
-            late = f"it was not written within {policy.save_s:g} s"
-            return without_last(view, late if view.now_ns >= deadline else lost)
-        return _interrupted("stopped without its last checkpoint", memory.cut)
+            return without_last(view, why)
+        return _interrupted(f"stopped without its last checkpoint: {why}", memory.cut)
     return Wait(min(deadline, view.now_ns + int(policy.member_timeout_s * _S)), "saving")
+
+
+def _moved_ns(view: View, member: MemberView | None) -> int:
+    """Return when the last checkpoint was asked for, or, if later, when storage last took some of it."""
+    report = member.report if member is not None else None
+    if member is None or report is None or report.unmoved_s < 0:
+        return view.memory.since_ns
+    return max(view.memory.since_ns, view.now_ns - int((report.unmoved_s + member.silent_s) * _S))
+
+
+def _another(view: View) -> Save | None:
+    """Have another member that holds the state save it; None where none is left.
+
+    For a stop an older state will do if that is what is left: what it lacks is done again by the next run.
+    """
+    memory = view.memory
+    found = resume.point(view, memory.save_step, unfinished.void(view))
+    holders = tuple(name for name in found.holders if name != memory.save_member)
+    if found.source != "slot" or not holders or (memory.finished and found.step != memory.save_step):
+        return None
+    why = f"member {memory.save_member} is lost: a checkpoint of step {found.step} by member {holders[0]}"
+    return Save(holders[0], found, why, memory.cut, memory.finished)
 
 
 def _confirmed(view: View, durable: Durable, deadline: int) -> Action:

@@ -210,7 +210,7 @@ class Job:
         elif isinstance(action, Settle):
             self.accounts.closed(before, before.incident, _marks(view), self._step_s)
         elif isinstance(action, Save) and action.finished:
-            self.accounts.saving(view.now_ns, before.incident)
+            self.accounts.saving(view.now_ns, None if before.finished else before.incident)
         elif isinstance(action, End):
             known = None if before.finished else before.incident  # that is accounted for
             self.accounts.stopped(view.now_ns, known, finished=closing.is_finish(action))

@@ -363,7 +363,7 @@ class Policy:
     secure_s: float = 2.0
     victim_s: float = 0.3
     form_s: float = 600.0
-    save_s: float = 120.0
+    save_s: float = 120.0  # in which storage takes nothing of the last checkpoint, and it is given up
     tail_s: float = 60.0  # for a survivor to finish what it does after a commit
     unwind_s: float = 30.0  # for the `finally` blocks of a script that an exception ends
     grace_s: float = 30.0

@@ -88,6 +88,34 @@ def test_ranks_that_die_one_after_another_while_a_checkpoint_hangs_cost_a_step_e
     assert all(isinstance(each, Found) and verify(each) is None for each in kept), str(kept)
 
 
+def test_if_the_member_that_writes_the_last_checkpoint_is_lost_another_one_writes_it(
+    start: Start, tmp_path: Path
+) -> None:
+    storage = Storage(tmp_path / "run" / "checkpoints", tmp_path)
+    options = "--members 2 --nproc-per-node 1 --standby 0 --checkpoint-every 600s"
+    run = start(options, "steady.py", ENDLESS, **storage.environment)
+    try:
+        run.steady()
+        storage.stall()
+        run.interrupt()
+        status = run.wait(lambda s: s["phase"] == "saving", "the last checkpoint is asked for")
+        [first] = [each for each in status["members"] if each["name"] == "m0"]
+        for name in ("launcher_pid", "sidecar_pid"):
+            os.kill(first[name], signal.SIGKILL)
+        journal = run.run_dir / "journal.jsonl"
+        said = "member m0 is lost: a checkpoint of step"
+        until(lambda: said in journal.read_text() or None, "another is asked", WAIT_S)
+    finally:
+        storage.answer()
+    ended = run.finish()
+    assert ended.code == 130
+    assert "stopped, as asked, with a checkpoint of step" in ended.lines[-1]
+    [(_, found)] = look(run.run_dir / "checkpoints")
+    assert isinstance(found, Found)
+    assert found.meta["member"] == "m1"
+    assert verify(found) is None
+
+
 def test_ctrl_c_ends_a_run_whose_storage_hangs(start: Start, storage: Storage) -> None:
     run, _ = stalled(start, storage)
     run.interrupt()

@@ -133,6 +133,28 @@ def test_a_source_that_changes_under_way_is_an_error(memory: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("past_the_cache", [True, False])
+def test_whoever_waits_hears_of_each_piece_that_storage_takes(
+    past_the_cache: bool, memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = memory / "source"
+    source.write_bytes(bytes(3 << 20))
+    if not past_the_cache:
+        monkeypatch.setattr(direct, "_switched", lambda *_: False)
+    monkeypatch.setattr(direct, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(filebatch, "SYNC_BYTES", 1 << 20)
+    monkeypatch.setattr(filebatch, "WRITE_BYTES", 1 << 20)
+    heard = list[None]()
+    with filebatch.FileBatch(lambda: heard.append(None)) as batch:
+        batch.copy(source, tmp_path / "target")
+        assert len(heard) == 3
+        batch.copy(bytes(2 << 20), tmp_path / "other")
+        assert len(heard) == 5
+        batch.settle()
+        assert len(heard) == 7
+    assert (tmp_path / "target").read_bytes() == source.read_bytes()
+
+
+@pytest.mark.parametrize("past_the_cache", [True, False])
 def test_what_goes_wrong_in_the_copy_is_found_by_the_checksums(
     past_the_cache: bool, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,8 +162,8 @@ def test_what_goes_wrong_in_the_copy_is_found_by_the_checksums(
     source.write_bytes(random.Random(1).randbytes(3 * filebatch.PIECE_BYTES))
     written, pwrite = filebatch._write_all, os.pwrite
 
-    def wrong(descriptor: int, content: memoryview) -> None:
-        written(descriptor, memoryview(bytes(len(content)) if len(content) > 1000 else content))
+    def wrong(descriptor: int, content: memoryview, moved: Callable[[], object]) -> None:
+        written(descriptor, memoryview(bytes(len(content)) if len(content) > 1000 else content), moved)
 
     if past_the_cache:
         monkeypatch.setattr(direct, "_switched", lambda *_: True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +69,27 @@ async def test_a_checkpoint_has_the_snapshot_and_every_ranks_private_state(
     assert str(found.path) == told.path
     assert (found.path / "replicated.safetensors").read_bytes() == record.path.read_bytes()
     assert [(found.path / f"rank-0000{rank}.bin").read_bytes() for rank in (0, 1)] == [b"zero", b"one"]
+
+
+async def test_it_says_for_how_long_storage_has_taken_nothing(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, fsync = ready(here), os.fsync
+    async with fetching(here) as fetcher:
+        saver = Saver(holdings(here), fetcher, tmp_path)
+        seen = list[float]()
+
+        def seen_before(descriptor: int) -> None:
+            seen.append(saver.unmoved_s)
+            fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", seen_before)
+        saver._moved_s -= 1000.0  # for as long as nothing was to be written
+        assert saver.unmoved_s >= 1000.0
+        await saver.save(record, (), {}, asked=1)
+    assert saver.durable.error == ""
+    assert max(seen) < 500.0, "what is written moves"
+    assert saver.unmoved_s < 500.0
 
 
 async def test_private_states_that_are_elsewhere_are_fetched(here: Path, there: Path, tmp_path: Path) -> None:

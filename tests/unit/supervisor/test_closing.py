@@ -115,8 +115,52 @@ def test_the_answer_to_an_older_save_is_waited_beyond_for_a_bounded_time() -> No
     old = Durable(7, 1, "p", 0.1, "", 1)
     assert isinstance(saving(old), Wait)
     assert isinstance(saving(old, connected=False), Wait)
-    assert saving(old, 50.0) == End(closing.EXIT_INTERRUPTED, "stopped without its last checkpoint")
-    assert isinstance(saving(old, exists=False), End)
+    late = "stopped without its last checkpoint: storage took nothing of it for 50 s"
+    assert saving(old, 50.0) == End(closing.EXIT_INTERRUPTED, late)
+    gone = "stopped without its last checkpoint: member m0 is lost"
+    assert saving(old, exists=False) == End(closing.EXIT_INTERRUPTED, gone)
+
+
+def test_a_last_checkpoint_is_waited_for_as_long_as_storage_takes_something_of_it() -> None:
+    def saving_for(now_s: float, unmoved_s: float, durable: Durable, **given: Any) -> Any:
+        told = member("m0", report("m0", launcher(), durable=durable, unmoved_s=unmoved_s), **given)
+        seen = view(told, now_s=now_s, phase="saving", save=2, save_member="m0")
+        return closing.saving(replace(seen, stored=on_storage(heard=1)), POLICY)
+
+    under_way = Durable(7, 1, "p", 0.1, "", 1)
+    assert isinstance(saving_for(4000.0, 49.0, under_way), Wait), "for an hour now"
+    assert isinstance(saving_for(4000.0, 50.0, under_way), End)
+    assert isinstance(saving_for(4000.0, 48.0, under_way, silent_s=3.0), End), "it was told 3 s ago"
+    assert isinstance(saving_for(49.0, 4000.0, under_way), Wait), "nothing was asked of it for an hour"
+    assert isinstance(saving_for(4000.0, 1.0, WRITTEN), Wait), (
+        "storage has the same time to say that it is there"
+    )
+
+
+def test_if_the_member_that_saves_is_lost_another_holder_is_asked() -> None:
+    lost = replace(HELD[0], exists=False)
+    both = replace(
+        HELD[1],
+        report=holding("m1", ((1, 9), (1, 7)), tuple((r, 1, s) for r in (0, 1) for s in (9, 7))).report,
+    )
+    cut = (Cut(0, 12, 11, 1.0),)
+    given: dict[str, Any] = {"phase": "saving", "save": 2, "save_member": "m0", "save_step": 9}
+    seen = replace(view(lost, both, save_generation=1, cut=cut, **given), stored=on_storage())
+    action = decide(seen, POLICY)
+    assert isinstance(action, Save)
+    assert (action.member, action.resume.step, action.cut) == ("m1", 9, cut)
+    memory = apply(seen, action, POLICY)
+    assert (memory.save, memory.save_member, memory.since_ns) == (3, "m1", seen.now_ns)
+    order = order_for(memory, "m1", POLICY, None)
+    assert (order.save, order.save_step) == (3, 9)
+    alone = replace(view(lost, member("m1", report("m1", launcher())), **given), stored=on_storage())
+    assert isinstance(decide(alone, POLICY), End)
+    older = replace(both, report=replace(both.report, slots=both.report.slots[1:])) if both.report else both
+    stops = decide(replace(view(lost, older, **given), stored=on_storage()), POLICY)
+    assert isinstance(stops, Save)
+    assert stops.resume.step == 7
+    ends = decide(replace(view(lost, older, finished=True, **given), stored=on_storage()), POLICY)
+    assert ends == End(0, "all ranks have finished; no checkpoint of the last step: member m0 is lost")
 
 
 def test_members_are_waited_for_until_they_are_gone_or_their_time_is_up() -> None:
@@ -299,7 +343,7 @@ NONE = f"{DONE}; no checkpoint of the last step: "
         (Durable(9, 1, "p", 0.1, "", 2), {}, DONE),
         (Durable(9, 1, "p", 0.1, "", 1), {"stop": "now"}, DONE),
         (Durable(7, 1, "p", 0.0, "disk full", 2), {}, f"{NONE}disk full"),
-        (Durable(7, 1, "p", 0.0, "", 1), {"now_s": 50.0}, f"{NONE}it was not written within 50 s"),
+        (Durable(7, 1, "p", 0.0, "", 1), {"now_s": 50.0}, f"{NONE}storage took nothing of it for 50 s"),
         (Durable(7, 1, "p", 0.0, "", 1), {"exists": False}, f"{NONE}member m0 is lost"),
         (Durable(8, 1, "p", 0.1, "", 2), {}, f"{NONE}it was written, and is not on storage any more"),
         (
