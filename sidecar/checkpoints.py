@@ -64,8 +64,11 @@ class Checkpoints:
     async def _save_newest(self, order: MemberOrder) -> bool:
         """Save the newest snapshot that the whole group has gone beyond: then all found it good.
 
-        None whose state was changed after its commit. False when it is not known whether that is so.
+        None whose state was changed after its commit. False when it is not known whether that is so, and
+        while another checkpoint is written: with a slot pinned for each nothing could be copied or fetched.
         """
+        if self._saver.busy:
+            return False
         ranks = self._pages.progress(order.generation)
         steps = [each.step for each in ranks]
         late = {step for each in ranks for step in each.late} | self._void(order)
@@ -80,6 +83,8 @@ class Checkpoints:
             try:
                 async with self._holdings.pinned(record):
                     good = await self._is_good(record, len(ranks))
+                    if good and self._saver.busy:
+                        return False
                     if good:
                         await self._saver.save(record, order.sources, self._meta(order), asked=0)
             except (Gone, OSError):

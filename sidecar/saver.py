@@ -46,6 +46,11 @@ class Saver:
         self.retention = Retention()
 
     @property
+    def busy(self) -> bool:
+        """True while a checkpoint is written: another would wait for it, for as long as storage hangs."""
+        return self._one.locked()
+
+    @property
     def unmoved_s(self) -> float:
         """For how long storage has taken nothing of a checkpoint, or since when there is this saver."""
         return time.monotonic() - self._moved_s

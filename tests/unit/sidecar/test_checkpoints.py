@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -131,6 +132,23 @@ async def test_a_request_is_answered_by_its_number_whether_it_can_be_met_or_not(
         await place.checkpoints.asked(replace(asked, save=5, save_step=2))
         assert place.saver.durable.asked == 5
         assert place.saver.durable.error == "the snapshot of step 2 is not here"
+
+
+async def test_while_a_checkpoint_is_written_no_other_snapshot_is_held_for_one(
+    here: Path, tmp_path: Path
+) -> None:
+    """Storage may hang: with a slot held for each of two nothing could be copied or fetched."""
+    hold(here, 5)
+    hold(here, 6)
+    async with saving(here, tmp_path) as place:
+        await place.checkpoints.when_due(RUN, 100.0)
+        async with place.saver._one:
+            due = asyncio.create_task(place.checkpoints.when_due(RUN, 160.0))
+            done, _ = await asyncio.wait([due], timeout=30.0)
+            assert done, "nobody waits for it"
+            assert place.saved == -1
+        assert await place.checkpoints.when_due(RUN, 160.0 + RETRY_S)
+        assert place.saved == 6
 
 
 async def test_a_snapshot_that_lacks_what_was_changed_after_its_commit_is_not_saved(
