@@ -1,6 +1,7 @@
 """The holder's side of the transfer bench: `python -m bench.transferring FOLDER`, until its input is closed.
 
-It prints two ports, that of a sidecar's peers and that of the plain copy, and at its end the lag of its loop.
+It prints three ports: that of a sidecar's peers, and those of the plain copy, as the system paces it and
+unpaced. At its end it prints the lag of its loop.
 """
 
 from __future__ import annotations
@@ -41,10 +42,12 @@ def fill(folder: Path, total: int) -> None:
 
 
 def main(folder: Path) -> None:
-    plain = socket.create_server(("127.0.0.1", 0))
     path = Arena(folder / "arena").records()[0].path
-    threading.Thread(target=_give_plainly, args=(plain, path), daemon=True).start()
-    lag.run(lambda measured: _serve(measured, folder, plain.getsockname()[1]))
+    plain = [socket.create_server(("127.0.0.1", 0)), sending.listener("127.0.0.1")]
+    for each in plain:
+        threading.Thread(target=_give_plainly, args=(each, path), daemon=True).start()
+    ports = [each.getsockname()[1] for each in plain]
+    lag.run(lambda measured: _serve(measured, folder, ports))
 
 
 def _give_plainly(listener: socket.socket, path: Path) -> None:
@@ -55,12 +58,12 @@ def _give_plainly(listener: socket.socket, path: Path) -> None:
             line.sendfile(file)
 
 
-async def _serve(measured: lag.Lag, folder: Path, plain_port: int) -> None:
+async def _serve(measured: lag.Lag, folder: Path, plain: list[int]) -> None:
     held = Holdings(folder / "arena", folder / "restore")
     runner = web.AppRunner(peers.application(held, TOKEN, Door()), access_log=None, handle_signals=False)
     await runner.setup()
     await web.SockSite(runner, sending.listener("127.0.0.1")).start()
-    say(f"{runner.addresses[0][1]} {plain_port}")
+    say(" ".join(map(str, [runner.addresses[0][1], *plain])))
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     say(f"{measured.over_last_minute()[0]:.6f}")
     await runner.cleanup()
