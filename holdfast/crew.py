@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import asdict, replace
 
-from holdfast import channel, dealt, logfile, procstat
+from holdfast import channel, dealt, logfile, procstat, shortening
 from holdfast.channel import Do, Say
 from holdfast.launcher_messages import Ending, Launch, LauncherState, RankStart, RankState
 from holdfast.nest import Home, Process
@@ -26,6 +26,7 @@ class Crew:
         self.dying: set[Process] = set()
         self.securing = Securing(home.directory, 0, ())
         self._stops = Stops()
+        self._first: Seat | None = None  # to fail, of those that say how they end
 
     @property
     def generation(self) -> int:
@@ -61,7 +62,7 @@ class Crew:
         """
         self.kill_all()
         self.dying |= {s.process for s in self.seats if s.process and not s.exited}
-        self.launch = launch
+        self.launch, self._first = launch, None
         self.seats = tuple(Seat(each.rank, each.local_rank, self._with_devices(each)) for each in ranks)
         self.securing.stop()
         self.securing = Securing(self.home.directory, launch.generation, self.seats)
@@ -90,7 +91,8 @@ class Crew:
 
     def unstarted(self, seat: Seat, ended: Ending) -> None:
         """Note that no process can be had for `seat`."""
-        seat.ending, seat.exited = ended, True
+        self._end(seat, ended)
+        seat.exited = True
         self.securing.someone_left()
 
     def environment(self, seat: Seat) -> dict[str, str]:
@@ -112,20 +114,39 @@ class Crew:
             return
         if said.what == "failing" and said.ending is not None:
             if seat.ending is None or seat.ending.unwinding:
-                seat.ending = said.ending
+                self._end(seat, said.ending)
         elif said.what == "withdrawn":
             if seat.ending is not None and seat.ending.unwinding:
                 seat.ending = None
         elif said.what == "flag" and said.flag is not None:
-            seat.flag = said.flag
+            seat.flag = shortening.each(said.flag, self._words_bytes)
         elif said.marks is not None:
             seat.marks = said.marks
         elif said.what == "secured" and said.secured is not None:
-            self.securing.hear(said.secured)
+            self.securing.hear(shortening.each(said.secured, self._words_bytes))
         elif said.what == "note":
-            seat.note = said.note
+            seat.note = shortening.shortened(said.note, self._words_bytes)
         elif said.what == "where":
-            seat.where = said.where
+            seat.where = shortening.shortened(said.where, self._words_bytes)
+
+    @property
+    def _words_bytes(self) -> int:
+        return shortening.share(shortening.WORDS_BYTES, self.home.nproc)
+
+    def _end(self, seat: Seat, ended: Ending) -> None:
+        """Note how a rank ends. The text of the first that failed is kept whole, the others' in equal shares.
+
+        The shares are those of all ranks of the group, so that the supervisor can keep what all members tell.
+        """
+        before, seat.ending = self._first, shortening.each(ended, shortening.WHOLE_BYTES)
+        told = [each for each in self.seats if each.ending is not None]
+        self._first = min(told, key=_first_to_fail, default=seat)
+        world_size = self.launch.world_size if self.launch is not None else self.home.nproc
+        most = shortening.share(shortening.ENDINGS_BYTES, world_size, shortening.LEAST_BYTES)
+        for each in {seat, before} - {self._first, None}:
+            if each is not None and each.ending is not None:
+                raised = shortening.shortened(each.ending.raised, most // 4)
+                each.ending = shortening.each(replace(each.ending, raised=raised), most * 3 // 4)
 
     def lose(self, process: Process, ended: Ending) -> None:
         self.dying.discard(process)
@@ -136,7 +157,7 @@ class Crew:
                     told = (
                         replace(told, unwinding=False, overdue=False, code=ended.code) if ended.code else None
                     )
-                seat.ending = ended if told is None or ended.signal else told
+                self._end(seat, ended if told is None or ended.signal else told)
                 seat.exited = True
                 self.securing.someone_left()
 
@@ -188,3 +209,11 @@ class Crew:
     def kill_all(self) -> None:
         for _, process in survivors(self.seats):
             process.kill(9)
+
+
+def _first_to_fail(seat: Seat) -> tuple[bool, int, int]:
+    """Order causes before their victims and what we ended ourselves, and the earlier before the later."""
+    ended = seat.ending
+    assert ended is not None
+    other = ended.fail == "distributed" or ended.ours or ended.is_good
+    return other, ended.failed_ns or ended.at_ns, seat.rank

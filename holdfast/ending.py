@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-from holdfast import page
+from holdfast import page, shortening
 from holdfast.channel import Say
 from holdfast.command import Program
 from holdfast.errors import BadInput, NumericFault, PeerLost
@@ -25,7 +25,6 @@ from holdfast.victims import SIGNS, lost_peers
 
 _OURS = str(Path(__file__).parent)
 _STDLIB = str(Path(os.__file__).parent)
-_MAX_TEXT = 16_000  # of a traceback: the end of it is what tells
 _MAX_WHY = 200
 _EXIT_NOT_FLUSHED = 120  # an interpreter's own code for what it could not write at its end
 _VICTIM_S = 5.0  # for the exit handlers of one that has lost its peers: they may wait for them, too
@@ -165,10 +164,24 @@ def of(error: BaseException, failed_ns: int, text: str) -> Ending | None:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if not code & 0xFF:
             return None
-        return Ending(_now(), code & 0xFF, None, False, "system_exit", failed_ns, f"sys.exit({error.code!r})")
+        said = shortening.shortened(f"sys.exit({error.code!r})", shortening.WHOLE_BYTES)
+        return Ending(_now(), code & 0xFF, None, False, "system_exit", failed_ns, said)
     kind = kind_of(error)
-    message = f"{error}{_line_of(error)}" if kind == "bad_input" else text[-_MAX_TEXT:]
-    return Ending(_now(), 2 if kind == "bad_input" else 1, None, False, kind, failed_ns, message)
+    wrong = kind == "bad_input"
+    message = shortening.shortened(f"{error}{_line_of(error)}" if wrong else text, shortening.WHOLE_BYTES)
+    raised = "" if wrong else _named(error)
+    return Ending(_now(), 2 if wrong else 1, None, False, kind, failed_ns, message, raised=raised)
+
+
+def _named(error: BaseException) -> str:
+    """Return the type of an exception and the first line of what it says, as Python prints them."""
+    printed = "".join(traceback.format_exception_only(type(error), error)).splitlines()
+    lines = [line.strip() for line in printed if line.strip()]
+    kind = type(error).__name__  # what comes before it is where the syntax is wrong
+    begins = (n for n, line in enumerate(lines) if line.partition(":")[0].endswith(kind))
+    first = next(begins, 0)
+    alone = lines[first].partition(":")[2] == ""  # what it says begins with an empty line, or is nothing
+    return " ".join(lines[first : first + 1 + alone])[:_MAX_WHY]
 
 
 def _explained(error: BaseException, runtime: Runtime) -> BaseException:

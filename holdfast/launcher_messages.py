@@ -28,10 +28,11 @@ class Ending:
     ours: bool = False  # we sent the signal
     fail: str = ""
     failed_ns: int = 0
-    message: str = ""  # the last lines of its traceback or stderr
+    message: str = ""  # its traceback or the end of its stderr, in a middle part shortened if that is long
     unwinding: bool = False  # a hint: the script's `finally` blocks run, and perhaps it will end so
     overdue: bool = False  # of a hint: it has stood for as long as such blocks have
     step: int = -1  # of a hint: the steps that the rank had done; one more, and it is void
+    raised: str = ""  # the exception's type and the first line of what it says
 
     @property
     def is_good(self) -> bool:
@@ -111,7 +112,9 @@ class Look:
     traced: bool = False  # a debugger is attached
     moved: bool = False  # other functions ran at its end than at its beginning
     io_bytes: int = 0  # read and written, by the process and its descendants
-    calls: tuple[str, ...] = ()  # what its Python threads wait in, the main thread first, then native ones
+    calls: tuple[
+        str, ...
+    ] = ()  # what its threads wait in, each once: the main thread first, then Python's, then native ones
     children: int = 0  # descendants that compute, read, write, or will run again after a time
     children_cpu_s: float = 0.0
     at: str = ""  # the innermost function, "wait (threading.py:331)"

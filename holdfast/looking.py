@@ -14,10 +14,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from holdfast import procstat, progress, pystacks, resting, waits
+from holdfast import procstat, progress, pystacks, resting, shortening, waits
 from holdfast.launcher_messages import Look
 from holdfast.procstat import Sample, Tree
 from holdfast.pystacks import Thread
@@ -82,7 +82,22 @@ def take(number: int, targets: tuple[Target, ...], asked: int = 0) -> tuple[Look
     deadline = time.monotonic() + LOOK_S
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    return tuple(found[target.rank] for target in targets if target.rank in found)
+    return bounded(tuple(found[target.rank] for target in targets if target.rank in found))
+
+
+def bounded(looks: tuple[Look, ...]) -> tuple[Look, ...]:
+    """Return `looks` with stacks that are sent together: cut in equal shares, at their outer frames first."""
+    most = shortening.share(shortening.LOOKS_BYTES, len(looks))
+    stacks = (shortening.shortened(each.stack, most // 2, head=0.9) for each in looks)
+    words = most // 8
+    return tuple(
+        replace(
+            shortening.each(replace(each, stack=""), words, head=0.9),
+            stack=stack,
+            calls=tuple(shortening.shortened(call, words) for call in each.calls),
+        )
+        for each, stack in zip(looks, stacks, strict=True)
+    )
 
 
 def _look(number: int, target: Target, asked: int) -> Look:
@@ -136,7 +151,7 @@ def _calls(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> tuple[s
         if tid not in known and not name.startswith(_LOOPS)
     }
     more = {waits.UNKNOWN} if len(names) >= procstat.MAX_THREADS else set()
-    return (*calls, *sorted(native | more))
+    return tuple(dict.fromkeys((*calls, *sorted(native | more))))  # however many threads there are
 
 
 def dump(command: str, pid: int) -> tuple[tuple[Thread, ...], frozenset[int], str]:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_ITEMS = 16_384  # a report lists some 30 private states for each rank of its member
-MAX_RANKS = 512  # of one member: its report stays within both
+MAX_RANKS = 512  # of one member: its report stays within both, for its texts are (`holdfast.shortening`)
 MAX_TEXT = 1 << 20
 MAX_FLOAT = sys.float_info.max
 

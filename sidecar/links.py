@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
 import time
 from collections.abc import Awaitable, Callable
@@ -23,6 +24,7 @@ _Socket: TypeAlias = "aiohttp.ClientWebSocketResponse[bool]"
 
 LAUNCHER_RETRY_S = 0.02
 BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_NUMBER = re.compile(r"\d+")
 HEARTBEAT_S = 5.0  # pings that find a half-open connection
 
 
@@ -35,13 +37,16 @@ class LauncherLink:
         self._writer: asyncio.StreamWriter | None = None
         self.state: LauncherState | None = None
         self.heard_s = 0.0  # CLOCK_MONOTONIC of its last sign of life; 0 while there is no line to it
+        self._refused = ""  # why the last state that was refused was; "" once one was taken
 
     async def run(self) -> None:
         """Connect, listen, and connect again, for ever."""
         while True:
             try:
                 await self._connect()
-            except (OSError, ValueError):  # not there yet, gone, or a line beyond the limit
+            except ValueError:  # of a stream: a line beyond its limit
+                self._refuse(f"a state of more than {wire.MAX_MESSAGE_BYTES:,} bytes")
+            except OSError:  # not there yet, or gone
                 pass
             if self.state is not None:
                 self.state = None
@@ -65,9 +70,17 @@ class LauncherLink:
             try:
                 self.state = wire.decode(LauncherState, line)
             except wire.Malformed as error:
-                log.warning("launcher refused", extra={"error": str(error)})
+                self._refuse(str(error))
                 return
+            self._refused = ""
             self._changed()
+
+    def _refuse(self, why: str) -> None:
+        """Say so once for each cause: it is asked again many times a second."""
+        cause = _NUMBER.sub("", why)  # the place where a line was torn is always another
+        if cause != self._refused:
+            self._refused = cause
+            log.warning("launcher refused", extra={"error": why})
 
     def send(self, order: LauncherOrder) -> None:
         """Send an order; one that is lost is sent again by whoever still wants it."""

@@ -15,7 +15,7 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from holdfast import hostclock, lag, osproc, silence
+from holdfast import hostclock, lag, osproc, shortening, silence
 from holdfast.arena import Record
 from holdfast.beat import left_s
 from holdfast.launcher_messages import Launch, LauncherOrder, LauncherState, RankStart
@@ -118,7 +118,7 @@ class Member:
             sequence=self._sequence,
             now_ns=now_ns,
             nproc=self.config.nproc,
-            launcher=state,
+            launcher=replace(state, looks=()) if state is not None and state.looks else state,
             launcher_silent=self.silent,
             peer_url=self.peer_url,
             progress=self.pages.progress(state.generation, now_ns, _ended(state)) if state else (),
@@ -134,7 +134,7 @@ class Member:
             privates=self._privates_now(state),
             secured_for=self.secured_for,
             unusable=self.unusable,
-            prepare_error=self.prepare_error,
+            prepare_error=shortening.shortened(self.prepare_error, shortening.WHOLE_BYTES),
             prepare_generation=self.prepare_generation,
             prepare_occupied=self.prepare_occupied,
             durable=self.saver.durable,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from holdfast import progress
+from holdfast import progress, silence
 from supervisor import (
     closing,
     hanging,
@@ -301,9 +301,10 @@ def _short(view: View, policy: Policy, cause: Fault) -> Action:
     memory = view.memory
     able = placing.able(view, policy)
     away = [name for name in memory.placement if name not in able]
+    unheard = _unheard(view)
     hoped = placing.missing(view, policy)
     if view.now_ns >= memory.since_ns + int(policy.member_timeout_s * _S):
-        hoped = ()
+        hoped = unheard
     for name in away:
         if name not in memory.lost and name not in hoped:
             return Replace(name, f"member {name} is lost and no standby is left")
@@ -318,7 +319,21 @@ def _short(view: View, policy: Policy, cause: Fault) -> Action:
         return End(1, f"no member came for {', '.join(away)}", cause=cause)
     left_s = placing.next_silence_s(view, policy, policy.form_s)
     until_ns = min(deadline, view.now_ns + int(left_s * _S))
+    if unheard:
+        until_ns = min(until_ns, memory.since_ns + int(silence.HELD_UP_S * _S))
+        return Wait(until_ns, f"waiting for the sidecar of {', '.join(unheard)} to hear its launcher")
     return Wait(until_ns, f"waiting for {', '.join(away)}, or one in its place")
+
+
+def _unheard(view: View) -> tuple[str, ...]:
+    """Return whose launchers are there, and have not been heard; none once that has lasted too long.
+
+    Such a member has what it holds: it is not given up any sooner than one whose launcher is held up. One
+    whose launcher has ended is gone, and its backend says so.
+    """
+    if view.now_ns >= view.memory.since_ns + int(silence.HELD_UP_S * _S):
+        return ()
+    return tuple(m.name for m in view.members if m.name in view.memory.placement and presence.unheard(m))
 
 
 _RULES: Mapping[str, Callable[[View, Policy], Action]] = MappingProxyType(

@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from holdfast import shortening
 from holdfast.launcher_messages import Ending, Flag, RankState
 from holdfast.messages import MemberReport
 from holdfast.victims import lost_peers
 from supervisor import blame, presence, replicas, reported, uneven
 from supervisor.view import Fault, MemberView, Policy, View
+
+_MESSAGES_BYTES = 1 << 20  # of all faults of an incident: every decision about it is journaled with them
+_MESSAGE_LEAST_BYTES = 256
+_SAID_BYTES = 1000  # of a `sys.exit`, in one line
 
 _SIGNALS = {6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
@@ -33,7 +38,22 @@ def found(view: View, policy: Policy) -> tuple[Fault, ...]:
     if differing is not None:
         faults.append(differing)
     # To give up all who have the state would cost more than to wait for a fault that needs them.
-    return (*faults, *deaf) if faults or len(deaf) < len(view.memory.placement) else ()
+    return bounded((*faults, *deaf)) if faults or len(deaf) < len(view.memory.placement) else ()
+
+
+def bounded(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    """Return `faults` with messages that have a bounded sum: the cause's is whole, the others are cut evenly.
+
+    Only those of many ranks on many members are: a member's launcher has bounded its own.
+    """
+    if sum(len(each.message) for each in faults) * 12 <= _MESSAGES_BYTES:
+        return faults
+    cause = root(faults)
+    most = shortening.share(_MESSAGES_BYTES, len(faults), _MESSAGE_LEAST_BYTES)
+    return tuple(
+        each if each is cause else replace(each, message=shortening.shortened(each.message, most))
+        for each in faults
+    )
 
 
 def gathered(view: View, policy: Policy) -> tuple[Fault, ...]:
@@ -44,7 +64,7 @@ def gathered(view: View, policy: Policy) -> tuple[Fault, ...]:
     incident = view.memory.incident
     known = incident.faults if incident and incident.generation == view.memory.generation else ()
     later = tuple(f for f in found(view, policy) if not _is_known(f, known))
-    return (*known, *later)
+    return bounded((*known, *later))
 
 
 def _is_known(fault: Fault, known: tuple[Fault, ...]) -> bool:
@@ -211,10 +231,11 @@ def _how(ending: Ending) -> str:
         why = f": {ending.message.splitlines()[0]}" if blame.is_out_of_memory(ending.message) else ""
         return f"was killed by {named}{why}"
     if ending.fail == "system_exit":
-        return f"exited with code {ending.code}" + (f" ({ending.message})" if ending.message else "")
+        said = shortening.shortened(ending.message, _SAID_BYTES)
+        return f"exited with code {ending.code}" + (f" ({said})" if said else "")
     if ending.fail in ("exception", "distributed", "bad_input", "numeric"):
         last = ending.message.strip().splitlines()[-1:] or ["an exception"]
-        return f"raised {last[0][:200]}"
+        return f"raised {ending.raised or last[0][:200]}"
     return f"exited with code {ending.code}"
 
 

@@ -42,6 +42,11 @@ def deaf(member: MemberView) -> str:
     return member.report.launcher_silent if member.report is not None else ""
 
 
+def unheard(member: MemberView) -> bool:
+    """True when a member speaks whose sidecar has not heard what its launcher, which is there, has to say."""
+    return obeys(member) and member.report is not None and member.report.launcher is None
+
+
 def is_lost(view: View, member: MemberView, policy: Policy) -> bool:
     """True when a member cannot come back as it was: gone, or silent for too long."""
     return silence_left_s(view, member, policy) <= 0

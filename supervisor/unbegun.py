@@ -27,6 +27,9 @@ def start(
         raised: The exceptions among the faults before.
     """
     memory, before = view.memory, _failed(view.memory)
+    known = before.raised if before else ()  # a rank's first exception there is the one to be told
+    said = {(fault.rank, fault.kind) for fault in known}
+    later = tuple(fault for fault in raised if (fault.rank, fault.kind) not in said)
     limits = [each for each in (bound, before.bound if before else None) if each is not None]
     return Unbegun(
         generation=max(memory.generation, memory.seen) + 1,
@@ -36,7 +39,7 @@ def start(
         equal=memory.equal,
         bound=min(limits, default=None),
         cut=cut,
-        raised=(*(before.raised if before else ()), *raised),
+        raised=(*known, *later),
     )
 
 

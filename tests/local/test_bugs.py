@@ -70,6 +70,20 @@ def test_a_deliberate_exit_code_is_the_run_s(start: Start) -> None:
     assert run.last_status()["generation"] == 1, "no restart"
 
 
+def test_many_ranks_that_fail_with_long_texts_are_heard(start: Start, tmp_path: Path) -> None:
+    """What 64 of them say in JSON is more than a socket's buffer holds: the run never ended."""
+    script = tmp_path / "many.sh"
+    script.write_text(f"#!/bin/sh\nfor i in {'1 ' * 40}; do echo {'│' * 40}; done\nsleep 2\nexit 7\n")
+    script.chmod(0o755)
+    run = start("--nproc-per-node 64 --plain", script)
+    ended = run.finish()
+    assert ended.code == 7, ended.output
+    [incident] = run.incidents()
+    assert incident["message"].endswith("│\n")
+    assert all("exited with code 7" in each["detail"] and each["message"] for each in incident["faults"])
+    assert "launcher refused" not in run.logs("sidecar-*.log")
+
+
 @pytest.mark.parametrize(("how", "code"), [("exit", 7), ("raise", 1)])
 def test_a_child_that_the_script_forks_does_not_speak_as_the_rank(start: Start, how: str, code: int) -> None:
     """Its failure ended a healthy run, or rolled it back three times."""

@@ -3,13 +3,14 @@ from __future__ import annotations
 import selectors
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from holdfast import wire
-from holdfast.launcher_messages import LauncherOrder, LauncherState
+from holdfast import listeners, wire
+from holdfast.launcher_messages import Ending, LauncherOrder, LauncherState, RankState
 from holdfast.listeners import SIGN, Listeners
 
 LIMIT_S = 20.0
@@ -93,11 +94,64 @@ def test_who_leaves_is_forgotten_and_the_next_one_is_told_all(loop: Loop) -> Non
         assert peer.recv(4096) == wire.encode(STATE)
 
 
-def test_who_does_not_read_is_left_and_holds_nobody_up(loop: Loop) -> None:
+def large(generation: int) -> LauncherState:
+    """Return what a launcher of 32 ranks tells that all fail, more than a socket's buffer holds."""
+    ended = Ending(1, 1, None, False, "exception", 1, "x" * 16_000)
+    ranks = tuple(RankState(n, n, 100 + n, generation, "failing", ended) for n in range(32))
+    return LauncherState(7, generation, ranks, (), 4000)
+
+
+def taken(loop: Loop, peer: socket.socket) -> bytes:
+    """Return all that a peer is sent which reads a little at a time, until nothing more comes."""
+    found = b""
+    peer.setblocking(False)
+    while True:
+        try:
+            found += peer.recv(50_000)
+        except BlockingIOError:
+            if not any(known.sending for known in loop.listeners._peers.values()):
+                return found
+            loop.turn()
+
+
+def test_who_reads_slowly_hears_each_line_whole_and_of_those_that_wait_the_newest(loop: Loop) -> None:
+    """It was dropped in the middle of a line, told the same when it came again, and so for ever."""
     with loop.joined() as peer:
-        while loop.listeners._peers:
-            loop.listeners._send(bytes(1 << 16))
-        assert peer.recv(1) == b"\0"
+        for generation in range(1, 5):
+            loop.listeners.tell(large(generation))  # never waits
+            loop.listeners.beat()
+        assert taken(loop, peer) == wire.encode(large(1)) + wire.encode(large(4))
+        loop.listeners.beat()
+        assert taken(loop, peer) == SIGN
+
+
+def test_who_does_not_read_holds_nobody_up_and_is_owed_no_more_than_two_lines(loop: Loop) -> None:
+    with loop.joined() as deaf:
+        for generation in range(1, 20):
+            loop.listeners.tell(large(generation))
+        [known] = loop.listeners._peers.values()
+        assert len(known.sending) + len(known.waiting) <= 2 * len(wire.encode(large(10)))
+        with loop.joined() as peer:
+            loop.listeners.tell(STATE)
+            assert peer.recv(4096) == wire.encode(STATE), "another hears at once"
+        assert taken(loop, deaf) == wire.encode(large(1)) + wire.encode(STATE)
+
+
+def test_the_last_state_is_taken_before_the_end_by_who_reads(loop: Loop) -> None:
+    with loop.joined() as peer, ThreadPoolExecutor(1) as beside:
+        loop.listeners.tell(large(1))
+        reading = beside.submit(peer.makefile("rb").readline)
+        loop.listeners.close()
+        assert reading.result(LIMIT_S) == wire.encode(large(1))
+
+
+def test_who_does_not_read_does_not_keep_a_launcher_from_its_end(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listeners, "LAST_S", 0.01)
+    with loop.joined():
+        loop.listeners.tell(large(1))
+        loop.listeners.close()
 
 
 def test_a_line_without_an_end_is_not_collected_for_ever(loop: Loop) -> None:

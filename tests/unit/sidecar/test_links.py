@@ -81,6 +81,28 @@ async def test_a_launcher_that_says_something_else_is_left_and_tried_again(here:
             writer.close()
 
 
+async def test_a_launcher_that_is_refused_again_and_again_is_logged_once_for_each_cause(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, said = here / "launcher.sock", list[str]()
+    monkeypatch.setattr(links.log, "warning", lambda _, extra: said.append(extra["error"]))
+    there, known = Launcher(path), Known(path)
+    torn = [b'{"a": "' + b"x" * length + b"\n" for length in (3, 50, 900)]
+    too_long = b"x" * (wire.MAX_MESSAGE_BYTES + 1)
+    async with running(known.link), there.listening():
+        for line in (*torn, b"{}\n", too_long, too_long, wire.encode(launcher()), torn[0], torn[1]):
+            writer = await asyncio.wait_for(there.came.get(), LIMIT_S)
+            writer.write(line)
+            if line == wire.encode(launcher()):
+                assert await known.next() == launcher()
+                writer.close()
+                assert await known.next() is None
+        (await asyncio.wait_for(there.came.get(), LIMIT_S)).close()
+    parts = ["not JSON", "pid: missing", "more than 4,194,304 bytes", "not JSON"]
+    assert len(said) == len(parts)
+    assert all(part in each for part, each in zip(parts, said, strict=True)), said
+
+
 async def test_a_sign_of_life_is_heard_and_is_no_news(here: Path) -> None:
     path = here / "launcher.sock"
     there, known = Launcher(path), Known(path)

@@ -44,7 +44,7 @@ class Place:
     async def tells(self, state: LauncherState) -> None:
         """Have the launcher tell `state`; return when it is known."""
         self.writer.write(wire.encode(state))
-        await self.until(lambda report: report.launcher == state)
+        await self.until(lambda report: report.launcher == replace(state, looks=()))
 
     async def until(self, condition: object) -> MemberReport:
         """Return the first report for which `condition` holds."""

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.launcher_messages import Ending, Flag, Restore
+from holdfast.shortening import sent_bytes
 from supervisor import faults
 from supervisor.view import Fault, Open, Policy
 from tests.unit.supervisor.views import (
@@ -200,3 +201,30 @@ def test_a_bad_number_of_a_script_that_keeps_its_own_state_is_counted_from_its_l
 
     assert said(1) == "rank 1 computed a gradient that is not finite at step 754"
     assert said(2) == "rank 1 computed a gradient that is not finite at optimizer step 754 since the restart"
+
+
+def test_an_exception_of_many_lines_is_named_by_its_type_and_its_first_line() -> None:
+    """The last line of what a compiler says is any line of a program."""
+    text = f"{BUG}  %398 = call_function\n  %399 = call_function[target=add](args = (%398, 1))\n"
+    ended = Ending(90 * S, 1, fail="exception", failed_ns=80 * S, message=text, raised="ValueError: bad")
+    [found] = seen(ended)
+    assert found.detail == "rank 1 raised ValueError: bad"
+    assert found.signature == "exception ValueError at train.py:7"
+
+
+def test_what_a_script_ends_with_is_told_in_a_line_of_bounded_length() -> None:
+    [found] = seen(Ending(90 * S, 1, fail="system_exit", message=f"sys.exit({'x' * 20_000!r})"))
+    assert len(found.detail) < 1100
+
+
+@pytest.mark.parametrize("count", [3, 5000])
+def test_the_messages_of_an_incident_have_a_bounded_sum_and_the_cause_s_is_whole(count: int) -> None:
+    known = tuple(
+        fault("crash", number, at_ns=(7 * number) % count, message="я" * 30_000) for number in range(count)
+    )
+    found = faults.bounded(known)
+    assert sum(sent_bytes(each.message) for each in found) < 1_600_000
+    assert [replace(each, message="") for each in found] == [replace(each, message="") for each in known]
+    assert faults.root(found).message == "я" * 30_000
+    assert all("[...]" in each.message for each in found if each is not faults.root(found)) is (count > 3)
+    assert faults.bounded(found) == found

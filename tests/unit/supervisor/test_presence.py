@@ -8,8 +8,21 @@ import pytest
 from holdfast.messages import Stall
 from supervisor import apply, closing, placing, presence, resume, still
 from supervisor.decide import decide
-from supervisor.view import Action, Done, End, MemberView, Policy, Replace, Save, Secure, Start, View, Wait
-from tests.unit.supervisor.views import S, holding, launcher, member, rank, report, view
+from supervisor.view import (
+    Action,
+    Done,
+    End,
+    MemberView,
+    Open,
+    Policy,
+    Replace,
+    Save,
+    Secure,
+    Start,
+    View,
+    Wait,
+)
+from tests.unit.supervisor.views import S, fault, holding, launcher, member, rank, report, view
 
 POLICY = Policy(members=2, standby=1)
 WHY = "its launcher has said nothing for 5 s and is stopped"
@@ -137,3 +150,44 @@ def test_a_sidecar_that_says_nothing_is_looked_at_before_its_member_counts_as_lo
     assert not presence.is_lost(seen, quiet, POLICY)
     assert presence.mute(seen, {"m0": seen.now_ns - 1}) == ()
     assert presence.mute(seen, {"m0": seen.now_ns - int((presence.AGAIN_S + 1) * S)}) == ("m0",)
+
+
+SECURING: dict[str, Any] = {
+    "phase": "securing",
+    "settled": True,
+    "since_ns": 100 * S,
+    "incident": Open(1, 1, 90 * S, 91 * S, 0.0, (fault("exception", 0, message="RuntimeError: no", code=1),)),
+    "incidents": 1,
+}
+
+
+@pytest.mark.parametrize(("after_s", "known"), [(0.5, True), (5.5, True), (59.0, True), (61.0, False)])
+def test_a_member_that_speaks_is_not_given_up_because_its_sidecar_has_not_heard_its_launcher(
+    after_s: float, known: bool
+) -> None:
+    """It holds what the group needs, and its launcher lives: a dead one takes its member with it."""
+    members = (here("m0", 0), here("m1", 1, launcher=None))
+    seen = view(*members, **SECURING, now_s=100 + after_s)
+    action = decide(seen, replace(POLICY, standby=0, member_timeout_s=5.0))
+    if known:
+        assert isinstance(action, Wait)
+        assert action.why == "waiting for the sidecar of m1 to hear its launcher"
+        assert action.until_ns <= 160 * S
+    else:
+        assert action == Replace("m1", "member m1 is lost and no standby is left")
+
+
+def test_one_whose_launcher_is_gone_with_it_or_is_silent_is_given_up_as_before() -> None:
+    for lost in (
+        replace(here("m1", 1, launcher=None), exists=False),
+        replace(here("m1", 1, launcher=None), silent_s=9.0),
+        deaf(here("m1", 1, launcher=None)),
+    ):
+        seen = view(here("m0", 0), lost, **SECURING, now_s=105.5)
+        action = decide(seen, replace(POLICY, standby=0, member_timeout_s=5.0))
+        assert action == Replace("m1", "member m1 is lost and no standby is left")
+
+
+def test_a_standby_takes_the_place_of_one_whose_launcher_is_not_heard() -> None:
+    seen = view(here("m0", 0), here("m1", 1, launcher=None), STANDBY, **SECURING)
+    assert placing.able(seen, POLICY) == ("m0", "m2")

@@ -167,3 +167,11 @@ def test_a_stop_at_once_there_makes_nothing_void_and_names_the_work() -> None:
     ended = apply(stopped, decide(stopped, POLICY), POLICY)
     assert (ended.exit_code, ended.lineage) == (130, ())
     assert ended.missed == (Missed(0, 0, NEW),)
+
+
+def test_exceptions_of_start_after_start_are_each_kept_once() -> None:
+    first, again = (fault("exception", 0, NEW, message=text) for text in ("ValueError: 1", "ValueError: 2"))
+    other = fault("exception", 1, NEW)
+    known = unbegun.start(looked(memory()), NEW, None, (), (first,))
+    failed = memory(unbegun=replace(known, failed=True))
+    assert unbegun.start(looked(failed), NEW, None, (), (again, other)).raised == (first, other)

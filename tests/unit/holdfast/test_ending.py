@@ -1,0 +1,50 @@
+"""An exception is named by its type and the first line of what it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast import ending, shortening
+from holdfast.shortening import sent_bytes
+
+COMPILER = "backend failed:\n" + "\n".join(f"  %{n} = call_function[target=add]" for n in range(9000))
+
+
+class Named(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (RuntimeError(COMPILER), "RuntimeError: backend failed:"),
+        (ValueError("bad"), "ValueError: bad"),
+        (ValueError("\n\n  shapes differ:\n(3, 4)"), "ValueError: shapes differ:"),
+        (KeyError("weight"), "KeyError: 'weight'"),
+        (AssertionError(), "AssertionError"),
+        (Named("no"), f"{__name__}.Named: no"),
+        (SyntaxError("invalid syntax", ("train.py", 3, 5, "if x\n")), "SyntaxError: invalid syntax"),
+        (RuntimeError("я" * 900), "RuntimeError: " + "я" * 186),
+    ],
+)
+def test_an_exception_is_named_by_its_type_and_first_line(error: BaseException, raised: str) -> None:
+    said = ending.of(error, 5, "the traceback")
+    assert said is not None
+    assert said.raised == raised
+
+
+def test_notes_do_not_hide_what_was_raised() -> None:
+    error = ValueError("bad")
+    vars(error)["__notes__"] = ["while it was read"]
+    noted = ending.of(error, 5, "")
+    assert noted is not None
+    assert noted.raised == "ValueError: bad"
+
+
+def test_a_long_text_keeps_its_frames_and_its_end() -> None:
+    text = f'Traceback\n  File "train.py", line 7\nRuntimeError: {COMPILER}'
+    said = ending.of(RuntimeError(COMPILER), 5, text)
+    assert said is not None
+    assert 0.9 * shortening.WHOLE_BYTES < sent_bytes(said.message) <= shortening.WHOLE_BYTES
+    assert said.message.startswith('Traceback\n  File "train.py", line 7\nRuntimeError: backend failed:\n')
+    assert said.message.endswith("%8999 = call_function[target=add]")
