@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,6 +18,8 @@ from supervisor.clocks import Offset
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 5.0
+MOST_CAUSES = 64  # for refusals that are remembered
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(slots=True)
@@ -45,6 +48,7 @@ class Connections:
         self._clock = hostclock.identity() if clock is None else clock
         self._changed = changed
         self.lines: dict[str, Line] = {}
+        self._refused: set[str] = set()  # causes that were logged
 
     def line(self, member: str) -> Line:
         if member not in self.lines:
@@ -102,12 +106,19 @@ class Connections:
         try:
             report = wire.decode(MemberReport, data)
         except wire.Malformed as error:
-            log.warning("report refused", extra={"error": str(error)})
+            self._refuse(str(error))
             return None
         if report.protocol != PROTOCOL:
-            log.warning("report refused", extra={"error": f"protocol {report.protocol}"})
+            self._refuse(f"protocol {report.protocol}")
             return None
         return report
+
+    def _refuse(self, why: str) -> None:
+        """Say so once for each cause: a member that is refused comes again many times a second."""
+        cause = _NUMBER.sub("", why)
+        if cause not in self._refused:
+            self._refused = {*self._refused, cause} if len(self._refused) < MOST_CAUSES else {cause}
+            log.warning("report refused", extra={"error": why})
 
     async def _send(self, socket: web.WebSocketResponse, line: Line) -> None:
         while True:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from holdfast import hostclock, wire
 from holdfast.launcher_messages import Ending
 from holdfast.messages import MemberOrder
+from supervisor import connections as lines_of
 from supervisor.connections import Connections
 from tests.unit.supervisor.views import launcher, rank, report
 
@@ -64,3 +66,18 @@ def test_what_a_member_of_another_host_tells_is_put_on_our_clock() -> None:
 
 def test_processes_of_one_host_have_one_clock() -> None:
     assert hostclock.identity() == hostclock.identity() != ""
+
+
+def test_a_report_that_is_refused_again_and_again_is_logged_once_for_each_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(lines_of.log, "warning", lambda _, extra: said.append(extra["error"]))
+    made = connections()
+    for data in (*('{"a": "' + "x" * n for n in (3, 50)), "{}", "{}", '{"a": "'):
+        assert made._read(data) is None
+    assert len(said) == 2
+    for n in range(200):
+        made._read('{"' + chr(0x4E00 + n) + '": 0}')
+    assert len(said) == 202
+    assert len(made._refused) <= lines_of.MOST_CAUSES
