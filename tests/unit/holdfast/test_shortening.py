@@ -74,7 +74,9 @@ def report_of(state: LauncherState) -> MemberReport:
 
 
 def look(rank: int, text: str) -> Look:
-    return Look(rank, 1 << 40, 9, 1 << 40, "S", 0.1234, text, calls=(text[:9],) * 8, at=text, where=text)
+    return Look(
+        rank, 1 << 40, 9, 1 << 40, "S", 0.1234, text, calls=(text[:9],) * 8, at=text, where=text, stirs=text
+    )
 
 
 @pytest.mark.parametrize("text", TEXTS)
