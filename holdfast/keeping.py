@@ -213,8 +213,10 @@ class Keeping:
     def _warn_of_change(self, what: str, first: bool) -> None:
         if not first:
             self._tell(
-                f"{what}, between two loops: a restart from just this step would not do it again. Do it "
-                "before commit() in the last step of a loop"
+                f"{what}, between two loops: a restart from a later step does it again if the script comes "
+                "by there again, and one from just this step may do it twice, or not at all. Do it before "
+                "commit() in the last step of a loop, or as the next one begins: "
+                f"`if step == {self._began}:`"
             )
         elif self._launch.restore is not None:
             self._tell(

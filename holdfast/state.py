@@ -88,6 +88,8 @@ class State:
             self.step, self._random = self.keeping.restore()
             self.keeping.mark(self.step)
             session.restored(self.step)
+        self._resumed = self.step  # what was done before this process
+        self._passed: int | None = None  # the loop that was, as far as it matters
         self._added = misuse.Added(
             self._modules, self._optimizers, lambda text: misuse.warn(session.rank, text)
         )
@@ -117,6 +119,7 @@ class State:
             self.private.restore_random(self._random)
             self._random = None
         self.session.aim(count)
+        self._tell_passed(count)
         if self.keeping is not None:
             self.keeping.begin(self.step)
         self._phase(Phase.DATA)
@@ -143,6 +146,20 @@ class State:
             self._phase(Phase.IDLE)
         if self.keeping is not None:
             self.keeping.ended(self.step)
+
+    def _tell_passed(self, count: int) -> None:
+        """Warn when what stands between an earlier loop and this one has run again, with a later state."""
+        if count < self._resumed:
+            self._passed = count
+        elif self._passed is not None and self.step < count:
+            passed, self._passed = self._passed, None
+            misuse.warn(
+                self.session.rank,
+                f"the loop over steps({passed}) was done before the restart, so what follows it has run "
+                f"again, with the state of step {self.step}. If it must happen once: write `if state.step < "
+                f"{passed}:` around that loop, and do it as the next one begins, in `if step == {passed}:` "
+                '(see "Two loops" in the user guide)',
+            )
 
     def _end_tail(self) -> None:
         """The script's work after a commit is over: see what it has changed before anything else is done.
