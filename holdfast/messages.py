@@ -61,6 +61,7 @@ class Progress:
     late: tuple[int, ...] = ()  # the last steps whose state was changed after the commit: no copy has that
     amended: tuple[int, ...] = ()  # the same, where this rank's copies have it
     early: Early | None = None
+    tail_declared: bool = False  # that work is in a pause, which the rank has not left
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ class Page:
                 + layout.SNAPSHOT.pack(-1, 0.0)
                 + layout.TAIL.pack(0)
                 + layout.STATE.pack(0, 0.0)
-                + bytes(layout.AMENDED.size + layout.VOID.size + layout.WRITTEN.size)
+                + bytes(layout.AMENDED.size + layout.VOID.size + layout.WRITTEN.size + layout.COPYING.size)
             )
             self._store(layout.IDENTITY_AT, content)
 
@@ -344,6 +344,7 @@ class Page:
                 bytes(self._bytes[_PHASE_AT:_PHASE_END]),
                 bytes(self._bytes[_PAUSE_AT:_PAUSE_END]),
             )
+            self._store(layout.COPYING_AT, layout.COPYING.pack(self._phase))
             self._store(_PHASE_AT, _pack_phase(_SNAPSHOT, self._phase_seq, now_ns))
             self._store(layout.PAUSE_AT, layout.PAUSE.pack(limit_s, b"snapshot"))
 

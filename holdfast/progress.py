@@ -97,8 +97,10 @@ VOID_AT = AMENDED_AT + AMENDED.size
 VOID = struct.Struct("<64q")
 WRITTEN_AT = VOID_AT + VOID.size
 WRITTEN = struct.Struct("<qq")  # written_ns, and the last committed step at that time
-_END = WRITTEN_AT + WRITTEN.size
-_ALL = struct.Struct(f"<Qqiiqqqqqqqqqddqqdqqdqqd{LABEL_BYTES}sqqqqdqqd8q64qqq")  # from the sequence on
+COPYING_AT = WRITTEN_AT + WRITTEN.size
+COPYING = struct.Struct("<q")  # phase in which the last copy began
+_END = COPYING_AT + COPYING.size
+_ALL = struct.Struct(f"<Qqiiqqqqqqqqqddqqdqqdqqd{LABEL_BYTES}sqqqqdqqd8q64qqqq")  # from the sequence on
 # Of a copy that is being made: grows with each piece. Outside of the sequence: several threads write it.
 COPIED_INDEX = 960 // 8
 _RING_AT = 1024
@@ -112,7 +114,7 @@ _OUTSIDE = frozenset(
     {Phase.CHECKPOINT, Phase.EVAL, Phase.IDLE, Phase.DONE, Phase.PAUSED, Phase.SNAPSHOT}
 )  # a tail may hold these
 _DECLARED = frozenset({Phase.CHECKPOINT, Phase.EVAL, Phase.PAUSED})
-_OF_NO_STEP = frozenset({Phase.JOINING, Phase.RESTORING, Phase.IDLE, Phase.DONE, Phase.SNAPSHOT})
+_OF_NO_STEP = frozenset({Phase.JOINING, Phase.RESTORING, Phase.IDLE, Phase.DONE})
 
 _TRIES = 200  # a writer is inside for well under 1 us; 200 looks are some 100 us
 
@@ -161,6 +163,7 @@ class Progress:
     # When an optimizer had written in the step that is not committed; 0: none has, or more is computed for
     # another one. The host cannot know it of a device: then it is 0, too.
     written_ns: int = 0
+    copying_in: int = 0  # the phase in which Holdfast's last copy of the state began
 
 
 def tail_began_ns(found: Progress) -> int:
@@ -179,14 +182,15 @@ def uncommitted_since_ns(found: Progress) -> int:
 
     That is what follows the optimizer's writes, and a declared pause anywhere in a step.
     """
-    if found.phase in _OF_NO_STEP or tail_began_ns(found):
+    declared = is_declared(found)
+    if found.phase in _OF_NO_STEP or (found.phase is Phase.SNAPSHOT and not declared) or tail_began_ns(found):
         return 0
-    return found.written_ns or (found.phase_since_ns if found.phase in _DECLARED else 0)
+    return found.written_ns or (found.phase_since_ns if declared else 0)
 
 
 def is_declared(found: Progress) -> bool:
-    """True in a pause of the script."""
-    return found.phase in _DECLARED
+    """True in a pause of the script, also while Holdfast copies the state there."""
+    return (found.copying_in if found.phase is Phase.SNAPSHOT else found.phase) in _DECLARED
 
 
 def spoken(phase: Phase) -> str:
@@ -281,10 +285,10 @@ def _progress(content: bytes, *, torn: bool) -> Progress | None:
     except ValueError:
         return None
     label = v[24].rstrip(b"\0").decode(errors="ignore")
-    amended, void = _steps(v[-74:-66]), _steps(v[-66:-2])
-    written_ns = v[-2] if v[-1] == v[10] else 0  # of the step in flight
-    values = [*v[1:5], phase, *v[6:24], label, v[25], kind, *v[27:-74], torn, void, amended, written_ns]
-    return Progress(*values)
+    amended, void = _steps(v[-75:-67]), _steps(v[-67:-3])
+    written_ns = v[-3] if v[-2] == v[10] else 0  # of the step in flight
+    values = [*v[1:5], phase, *v[6:24], label, v[25], kind, *v[27:-75], torn, void, amended, written_ns]
+    return Progress(*values, copying_in=v[-1])
 
 
 def _steps(words: tuple[int, ...]) -> tuple[int, ...]:

@@ -205,6 +205,7 @@ def _message(watched: Watched, found: pages.Progress, now_ns: int) -> messages.P
         late=found.late,
         amended=found.amended,
         early=_early(watched, found, now_ns),
+        tail_declared=tail_s > 0 and pages.is_declared(found),
     )
 
 

@@ -125,8 +125,9 @@ def _hung(view: View) -> frozenset[int]:
 def cut(view: View, found: tuple[Fault, ...]) -> tuple[Cut, ...]:
     """Return the work that a restart now would leave undone, unless it resumes from `Cut.at_most` or before.
 
-    That is what a script raised an exception in, wherever it was, and what took longer after a commit, or
-    before it, than it usually does. A rank that waits for its peers there does nothing that could be lost.
+    That is what a script raised an exception in, wherever it was; a declared pause that a rank has not left,
+    however short; and what took longer after a commit, or before it, than it usually does. A rank that waits
+    for its peers there does nothing that could be lost.
     """
     raised = {fault.rank: fault for fault in found if fault.kind == "exception"}
     cuts: dict[int, Cut] = {}
@@ -134,10 +135,10 @@ def cut(view: View, found: tuple[Fault, ...]) -> tuple[Cut, ...]:
         over = rank.state == "exited" and rank.ending is not None and rank.ending.is_good
         if over or (rank.rank not in raised and (not _is_long(at) or rank.where == COLLECTIVE)):
             continue
-        cuts[rank.rank] = Cut(rank.rank, at.step, at.step - 1, round(at.tail_s, 3), rank.rank in raised)
+        cuts[rank.rank] = Cut(rank.rank, at.step, at.step - 1, _told_s(at.tail_s), rank.rank in raised)
     for _, rank, at in _early(view):
         if at.early is not None and rank.rank not in raised and rank.where != COLLECTIVE:
-            cuts[rank.rank] = Cut(rank.rank, at.step, at.step, round(at.early.seconds, 3), early=True)
+            cuts[rank.rank] = Cut(rank.rank, at.step, at.step, _told_s(at.early.seconds), early=True)
     for rank_number, fault in raised.items():
         if rank_number not in cuts and fault.step >= 0:
             cuts[rank_number] = Cut(rank_number, fault.step, fault.step, 0.0, True)
@@ -217,12 +218,18 @@ def unamended(view: View, resumed: Resume) -> tuple[Cut, ...]:
 
 
 def _is_long(at: Progress) -> bool:
-    return at.tail_s > max(LONG_S, USUAL * at.tail_usual_s)
+    """True for what is not done after each commit; a pause is the script's own word that it is work."""
+    return at.tail_declared or at.tail_s > max(LONG_S, USUAL * at.tail_usual_s)
 
 
 def _is_unusual(work: Early) -> bool:
     """True for what is not done in each step; a pause is the script's own word that it is work."""
-    return work.seconds > max(0.0 if work.declared else LONG_S, USUAL * work.usual_s)
+    return work.declared or work.seconds > max(LONG_S, USUAL * work.usual_s)
+
+
+def _told_s(seconds: float) -> float:
+    """Return for how long work went on as incidents tell it: never 0, which stands for no work."""
+    return max(0.001, round(seconds, 3))
 
 
 def at_most(cuts: tuple[Cut, ...], bound: int | None) -> int | None:

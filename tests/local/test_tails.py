@@ -58,6 +58,21 @@ def test_work_after_a_commit_that_was_cut_off_is_done_again(start: Start, tmp_pa
     assert run.last_status()["cut_short"] == []
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.2])
+def test_a_save_in_a_declared_pause_is_made_however_early_a_fault_cuts_it_off(
+    start: Start, tmp_path: Path, seconds: float
+) -> None:
+    run = start(OPTIONS, "tailing.py", tmp_path, "die", seconds)
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    assert (times(tmp_path), saved(tmp_path)) == (2, ["saved"])
+    [found] = run.incidents()
+    [cut] = found["cut_short"]
+    assert (cut["rank"], cut["step"], cut["before_commit"], cut["again"]) == (0, 20, False, True)
+    assert found["resume"]["step"] < 20
+    assert run.last_status()["cut_short"] == []
+
+
 def test_work_after_a_commit_that_a_stop_cuts_off_is_done_by_the_next_run(
     start: Start, tmp_path: Path
 ) -> None:

@@ -1,10 +1,13 @@
-"""Rank 0 has long work after a commit: python tailing.py FOLDER save|raise|raise-once|interrupt [RANK].
+"""Rank 0 has work after a commit: python tailing.py FOLDER save|raise|raise-once|interrupt|die SECONDS.
 
-It leaves `begun` as soon as it is at that work, and a line in `times` each time that it begins.
+With `die` it is killed once, so long into a pause in which it saves. It leaves `begun` as soon as it is at
+that work, and a line in `times` each time that it begins.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -33,6 +36,12 @@ def after(step: int, state: Any) -> None:
     (folder / "begun").touch()
     if what == "save":
         save()
+    elif what == "die":
+        with state.pause("checkpoint"):
+            pause.wait(float(sys.argv[3]))
+            if once(folder / "died"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            (folder / "model.txt").write_text("saved\n")
     elif what == "interrupt":
         raise KeyboardInterrupt
     elif what == "raise" or once(folder / "raised"):

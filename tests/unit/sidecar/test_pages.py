@@ -216,6 +216,11 @@ def test_a_pause_in_a_step_is_told_with_its_limit(here: Path) -> None:
     [found] = pages.progress(1, rank.now_ns)
     assert told(found.early) == (1.0, 0.01, True, 59.0)
     assert pages.uncommitted(1, rank.now_ns) == {0}
+    rank.page.copy_begins(10.0)
+    [found] = pages.progress(1, rank.now_ns)
+    assert found.early is not None
+    assert found.early.declared, "also while Holdfast copies the state before it"
+    rank.page.copy_ends()
     rank.page.resume()
     [found] = pages.progress(1, rank.now_ns)
     assert found.early is None
@@ -276,6 +281,37 @@ def test_a_copy_of_ours_is_no_work_after_a_commit(here: Path) -> None:
     rank.now_ns += S
     [found] = pages.progress(1, rank.now_ns)
     assert found.tail_s == pytest.approx(2.0)
+
+
+def test_what_is_told_of_a_pause_after_a_commit_is_whether_the_rank_has_left_it(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+
+    def told() -> tuple[bool, bool]:
+        """Return whether it is at work there, and whether that is declared."""
+        [found] = pages.progress(1, rank.now_ns)
+        return found.tail_s > 0, found.tail_declared
+
+    rank.page.commit(1, 0.5, 0.5, 8, 64, 0.0, 0, -1, Phase.TAIL)
+    rank.page.tail_begins()
+    rank.page.copy_begins(10.0)
+    assert told() == (False, False), "a snapshot that was due"
+    rank.page.copy_ends()
+    assert told() == (True, False)
+    for phase in (Phase.EVAL, Phase.CHECKPOINT, Phase.PAUSED):
+        rank.page.pause(phase, "work", 60.0)
+        assert told() == (True, True)
+        rank.page.copy_begins(10.0)
+        assert told() == (True, True), "Holdfast's own copy before the work in it"
+        rank.page.copy_ends()
+        assert told() == (True, True)
+        rank.page.resume(Phase.TAIL)
+        assert told() == (True, False)
+    rank.page.phase(Phase.IDLE)
+    rank.page.copy_begins(10.0)
+    assert told() == (True, False), "after the loop"
+    rank.page.copy_ends()
+    rank.page.pause(Phase.EVAL, "eval", 60.0)
+    assert told() == (True, True)
 
 
 def test_only_what_the_script_does_after_a_commit_counts_as_its_work(here: Path) -> None:

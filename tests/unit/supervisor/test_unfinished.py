@@ -226,8 +226,25 @@ def test_usual_work_after_a_commit_is_not_worth_a_rollback(
     assert action.resume.step == (15 if redone else 20)
 
 
-def test_a_wait_for_peers_after_a_commit_is_no_work_that_is_lost() -> None:
-    found = group((rank(0, where="collective"), at(0, tail_s=3.0)), (rank(1, KILLED), at(1)))
+@pytest.mark.parametrize(
+    ("tail_s", "usual_s", "told_s"), [(0.02, 0.0, 0.02), (0.4, 0.4, 0.4), (1e-6, 0.0, 0.001)]
+)
+@pytest.mark.parametrize("ending", [KILLED, None], ids=["it was killed", "it had its time"])
+def test_a_declared_pause_that_was_not_left_is_work_whatever_it_usually_takes(
+    tail_s: float, usual_s: float, told_s: float, ending: Ending | None
+) -> None:
+    paused = at(1, tail_s=tail_s, tail_usual_s=usual_s, tail_declared=True)
+    found = later(group((rank(0), at(0)), (rank(1, ending), paused)), 61)
+    action = decide(found, POLICY)
+    assert isinstance(action, Start)
+    assert (action.resume.step, action.cut) == (15, (Cut(1, 20, 19, told_s),))
+    assert f"what rank 1 did for {told_s:.2f} s after the commit of step 20 is done again" in action.evidence
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_a_wait_for_peers_after_a_commit_is_no_work_that_is_lost(declared: bool) -> None:
+    waiting = at(0, tail_s=3.0, tail_declared=declared)
+    found = group((rank(0, where="collective"), waiting), (rank(1, KILLED), at(1)))
     action = decide(found, POLICY)
     assert isinstance(action, Start)
     assert (action.resume.step, action.cut) == (20, ())
@@ -244,7 +261,11 @@ SAVING = Early(2.0, 0.001)  # between the optimizer and the commit
 PAUSED = Early(0.04, 0.001, declared=True, left_s=200.0)
 
 
-@pytest.mark.parametrize("work", [SAVING, PAUSED], ids=["it is long", "it is declared"])
+@pytest.mark.parametrize(
+    "work",
+    [SAVING, PAUSED, Early(0.04, 0.03, declared=True)],
+    ids=["it is long", "it is declared", "it is declared in each step"],
+)
 def test_work_before_a_commit_that_others_have_made_is_done_again(work: Early) -> None:
     found = group((rank(0), at(0, 21)), (rank(1, KILLED), at(1, early=work)), slots=(21, 15))
     action = decide(found, POLICY)
@@ -265,11 +286,10 @@ def test_work_before_a_commit_that_others_have_made_is_done_again(work: Early) -
         (rank(1, KILLED), None),
         (rank(1, KILLED), Early(0.2, 0.001)),
         (rank(1, KILLED), Early(0.9, 0.2)),
-        (rank(1, KILLED), Early(0.04, 0.03, declared=True)),
         (rank(1, Ending(90 * S, 1, fail="distributed")), SAVING),
         (rank(1, where="collective"), SAVING),
     ],
-    ids=["a plain step", "it is short", "it is usual", "so is the pause", "a peer was lost", "it waits"],
+    ids=["a plain step", "it is short", "it is usual", "a peer was lost", "it waits"],
 )
 def test_a_step_that_was_on_its_way_is_no_work_that_is_lost(state: RankState, work: Early | None) -> None:
     found = group((rank(0), at(0, 21)), (state, at(1, early=work)), slots=(21, 15))
