@@ -287,8 +287,8 @@ def _progress(content: bytes, *, torn: bool) -> Progress | None:
     label = v[24].rstrip(b"\0").decode(errors="ignore")
     amended, void = _steps(v[-75:-67]), _steps(v[-67:-3])
     written_ns = v[-3] if v[-2] == v[10] else 0  # of the step in flight
-    values = [*v[1:5], phase, *v[6:24], label, v[25], kind, *v[27:-75], torn, void, amended, written_ns]
-    return Progress(*values, copying_in=v[-1])
+    values = [*v[1:5], phase, *v[6:24], label, v[25], kind, *v[27:-75], torn, void, amended]
+    return Progress(*[*values, written_ns, v[-1]])
 
 
 def _steps(words: tuple[int, ...]) -> tuple[int, ...]:
