@@ -89,7 +89,9 @@ def _early(view: View) -> Iterator[tuple[MemberView, RankState, Progress]]:
     beyond = max((slot.step for slot in _slots(view)), default=-1)
     for member, rank, at in _ranks(view):
         ended = rank.ending is not None and rank.ending.signal is None
-        if not ended and 0 <= at.step < beyond and at.early is not None and _is_unusual(at.early):
+        if ended or not 0 <= at.step < beyond or at.early is None:
+            continue
+        if _is_unusual(at.early) or (at.early.declared and presence.speaks(member)):
             yield member, rank, at
 
 
@@ -131,9 +133,13 @@ def cut(view: View, found: tuple[Fault, ...]) -> tuple[Cut, ...]:
     """
     raised = {fault.rank: fault for fault in found if fault.kind == "exception"}
     cuts: dict[int, Cut] = {}
-    for _, rank, at in _tails(view):
+    ahead = max((at.step for _, _, at in _ranks(view)), default=-1)
+    for member, rank, at in _tails(view):
         over = rank.state == "exited" and rank.ending is not None and rank.ending.is_good
-        if over or (rank.rank not in raised and (not _is_long(at) or rank.where == COLLECTIVE)):
+        # What a lost member told last may be of a step that others could not have gone beyond without it.
+        declared = at.tail_declared and (presence.speaks(member) or at.step == ahead)
+        is_work = (declared or _is_long(at)) and rank.where != COLLECTIVE
+        if over or (rank.rank not in raised and not is_work):
             continue
         cuts[rank.rank] = Cut(rank.rank, at.step, at.step - 1, _told_s(at.tail_s), rank.rank in raised)
     for _, rank, at in _early(view):
@@ -218,13 +224,12 @@ def unamended(view: View, resumed: Resume) -> tuple[Cut, ...]:
 
 
 def _is_long(at: Progress) -> bool:
-    """True for what is not done after each commit; a pause is the script's own word that it is work."""
-    return at.tail_declared or at.tail_s > max(LONG_S, USUAL * at.tail_usual_s)
+    return at.tail_s > max(LONG_S, USUAL * at.tail_usual_s)
 
 
 def _is_unusual(work: Early) -> bool:
     """True for what is not done in each step; a pause is the script's own word that it is work."""
-    return work.declared or work.seconds > max(LONG_S, USUAL * work.usual_s)
+    return work.seconds > max(0.0 if work.declared else LONG_S, USUAL * work.usual_s)
 
 
 def _told_s(seconds: float) -> float:

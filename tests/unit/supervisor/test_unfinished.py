@@ -241,6 +241,23 @@ def test_a_declared_pause_that_was_not_left_is_work_whatever_it_usually_takes(
     assert f"what rank 1 did for {told_s:.2f} s after the commit of step 20 is done again" in action.evidence
 
 
+@pytest.mark.parametrize(("ahead", "cuts"), [(20, (Cut(1, 20, 19, 0.02),)), (21, ())])
+def test_what_a_lost_member_told_last_is_no_pause_if_the_others_have_gone_beyond_it(
+    ahead: int, cuts: tuple[Cut, ...]
+) -> None:
+    """They could not without it: so it had left that pause since."""
+    often = at(1, tail_s=0.02, tail_usual_s=0.02, tail_declared=True)
+    found = group((rank(0), at(0, ahead)), (rank(1), often))
+    lost = replace(found.members[1], exists=False, connected=False)
+    seen = replace(found, members=(found.members[0], lost))
+    assert unfinished.cut(seen, ()) == cuts
+    early = at(1, early=Early(0.04, 0.03, declared=True))
+    found = group((rank(0), at(0, 60)), (rank(1), early), slots=(60, 15))
+    assert unfinished.cut(found, ()) == (Cut(1, 20, 20, 0.04, early=True),)
+    seen = replace(found, members=(found.members[0], replace(found.members[1], connected=False)))
+    assert unfinished.cut(seen, ()) == ()
+
+
 @pytest.mark.parametrize("declared", [False, True])
 def test_a_wait_for_peers_after_a_commit_is_no_work_that_is_lost(declared: bool) -> None:
     waiting = at(0, tail_s=3.0, tail_declared=declared)
