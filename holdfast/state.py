@@ -30,6 +30,7 @@ from holdfast.guard import LossGuard
 from holdfast.numbers import Numbers
 from holdfast.page import FLAG_JUMP, FLAG_NONFINITE, Phase
 from holdfast.private_state import PrivateState
+from holdfast.threads import Threads
 
 if TYPE_CHECKING:
     import torch
@@ -93,6 +94,7 @@ class State:
         self._added = misuse.Added(
             self._modules, self._optimizers, lambda text: misuse.warn(session.rank, text)
         )
+        self._threads = Threads(lambda text: misuse.warn(0, text))  # on any rank: one may save alone
         self.gate.start(self.step)
 
     # -- the loop
@@ -214,6 +216,7 @@ class State:
             self._close()
             self._accumulated.watch()
         if self.keeping is not None:
+            self._threads.look()
             self.keeping.finish(self.step + 1)
         self.step += 1
         self._order.committed()

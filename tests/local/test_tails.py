@@ -73,6 +73,27 @@ def test_a_save_in_a_declared_pause_is_made_however_early_a_fault_cuts_it_off(
     assert run.last_status()["cut_short"] == []
 
 
+@pytest.mark.parametrize(("hit", "begins"), [(0, 2), (1, 1)])
+def test_a_thread_that_is_joined_in_a_pause_finishes_its_save_or_does_it_again(
+    start: Start, tmp_path: Path, hit: int, begins: int
+) -> None:
+    run = start(OPTIONS, "tailing.py", tmp_path, "joined")
+    begun(run, tmp_path)
+    run.hit(hit, signal.SIGKILL)
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    assert (times(tmp_path), saved(tmp_path)) == (begins, LINES)
+    assert "runs in a thread beside the steps" not in ended.output
+
+
+def test_a_thread_that_saves_beside_the_steps_is_warned_of_once(start: Start, tmp_path: Path) -> None:
+    ended = start(OPTIONS, "tailing.py", tmp_path, "beside").finish()
+    assert ended.code == 0, ended.output
+    assert saved(tmp_path) == LINES
+    assert ended.output.count("runs in a thread beside the steps") == 1, ended.output
+    assert "holdfast: warning: save (tailing.py, line " in ended.output
+
+
 def test_work_after_a_commit_that_a_stop_cuts_off_is_done_by_the_next_run(
     start: Start, tmp_path: Path
 ) -> None:

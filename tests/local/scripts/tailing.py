@@ -1,7 +1,10 @@
-"""Rank 0 has work after a commit: python tailing.py FOLDER save|raise|raise-once|interrupt|die SECONDS.
+"""Rank 0 has work after a commit.
 
-With `die` it is killed once, so long into a pause in which it saves. It leaves `begun` as soon as it is at
-that work, and a line in `times` each time that it begins.
+python tailing.py FOLDER save|beside|joined|raise|raise-once|interrupt|die SECONDS
+
+With `die` it is killed once, so long into a pause in which it saves; with `beside` and `joined` a thread
+saves, which is joined in a pause or not at all. It leaves `begun` as soon as it is at that work, and a line
+in `times` each time that it begins.
 """
 
 from __future__ import annotations
@@ -36,6 +39,12 @@ def after(step: int, state: Any) -> None:
     (folder / "begun").touch()
     if what == "save":
         save()
+    elif what in ("beside", "joined"):
+        thread = threading.Thread(target=save)
+        thread.start()
+        if what == "joined":
+            with state.pause("save"):
+                thread.join()
     elif what == "die":
         with state.pause("checkpoint"):
             pause.wait(float(sys.argv[3]))
