@@ -136,13 +136,17 @@ class Crew:
     def _end(self, seat: Seat, ended: Ending) -> None:
         """Note how a rank ends. The text of the first that failed is kept whole, the others' in equal shares.
 
-        The shares are those of all ranks of the group, so that the supervisor can keep what all members tell.
+        The shares are those of all ranks of the group, so that the supervisor can keep what all members tell;
+        they are not so small that the end of a log no longer shows that a rank is a victim.
         """
         before, seat.ending = self._first, shortening.each(ended, shortening.WHOLE_BYTES)
         told = [each for each in self.seats if each.ending is not None]
         self._first = min(told, key=_first_to_fail, default=seat)
         world_size = self.launch.world_size if self.launch is not None else self.home.nproc
-        most = shortening.share(shortening.ENDINGS_BYTES, world_size, shortening.LEAST_BYTES)
+        most = min(
+            shortening.share(shortening.ENDINGS_BYTES, self.home.nproc),
+            shortening.share(shortening.ENDINGS_BYTES, world_size, shortening.LEAST_BYTES),
+        )
         for each in {seat, before} - {self._first, None}:
             if each is not None and each.ending is not None:
                 raised = shortening.shortened(each.ending.raised, most // 4)

@@ -16,7 +16,9 @@ WHOLE_BYTES = 32_000  # of one traceback, where nothing else limits it
 ENDINGS_BYTES = 512 << 10  # of the texts with which all ranks ended, but for the first one's
 LOOKS_BYTES = 384 << 10  # of the stacks of a member
 WORDS_BYTES = 64 << 10  # of each kind of short text of a member's ranks: notes, what is said of a bad number
-LEAST_BYTES = 512  # that a rank may always say of its end, however many there are
+LEAST_BYTES = (
+    6 << 10
+)  # of them for a rank of a large group, if its member has room: the end of a log is whole
 _HEAD = 1 / 3  # of what is kept: the beginning has the frames of a long message, the end is what tells
 _CUT = " [...] "
 

@@ -139,3 +139,14 @@ def test_ranks_of_a_small_group_tell_all(tmp_path: Path) -> None:
         assert seat.process is not None
         crew.hear(seat.process, Say("failing", seat.process.pid, ending=raised("x" * 16_000, 1 + seat.rank)))
     assert [seat.ending.message for seat in crew.seats if seat.ending] == ["x" * 16_000] * 8
+
+
+def test_the_end_of_a_log_is_whole_in_a_large_group_of_small_members(tmp_path: Path) -> None:
+    """By it a rank that its library aborted is told from the one that caused it."""
+    crew = crew_of(8, 4096, tmp_path)
+    log = "ProcessGroupNCCL says a word\n" * 141
+    for seat in crew.seats:
+        assert seat.process is not None
+        ended = Ending(1 + seat.rank, None, 6, message=log)
+        crew.hear(seat.process, Say("failing", seat.process.pid, ending=ended))
+    assert [seat.ending.message for seat in crew.seats if seat.ending] == [log] * 8
