@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from holdfast import pagefile
+from holdfast import pagefile, ruler
 from holdfast import progress as layout
 from holdfast.progress import (
     FLAG_JUMP,
@@ -395,7 +395,10 @@ class Page:
         with self._lock:
             old = layout.AMENDED.unpack_from(self.memory, layout.AMENDED_AT)
             void = layout.VOID.unpack_from(self.memory, layout.VOID_AT)
-            old, void = (_with(old, step, amended), _with(void, step, not amended))
+            old, void = (
+                _with(old, step, amended)[: len(old)],
+                _ruled(_with(void, step, not amended), len(void)),
+            )
             self._store(layout.AMENDED_AT, layout.AMENDED.pack(*old) + layout.VOID.pack(*void))
 
     def copied(self) -> None:
@@ -443,6 +446,24 @@ class Page:
 
 
 def _with(words: tuple[int, ...], step: int, wanted: bool) -> tuple[int, ...]:
-    """Return the steps of a page with `step` as the newest, or without it."""
+    """Return the steps of a page with `step` as the newest, or without it, and 0 after them."""
     others = [word for word in words if word not in (0, step + 1)]
-    return (*([step + 1] if wanted else []), *others, *([0] * len(words)))[: len(words)]
+    return (*([step + 1] if wanted else []), *others, *([0] * (len(words) + 1)))
+
+
+def _ruled(words: tuple[int, ...], places: int) -> tuple[int, ...]:
+    """Return so many of these steps, newest first, which are at most one more.
+
+    Of what is not new that is the last of each mark of the ruler. Copies are made of its high marks, a second
+    or more apart: steps of a few milliseconds would else push one off before any sidecar has looked.
+    """
+    if not words[places]:
+        return words[:places]
+    seen: set[int] = set()
+    drop = places
+    for at, word in enumerate(words[: places + 1]):
+        [place] = ruler.places(word - 1, 0)
+        if place in seen and at >= places - ruler.RULER_PLACES:
+            drop = at
+        seen.add(place)
+    return (*words[:drop], *words[drop + 1 : places + 1])
