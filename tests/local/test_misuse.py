@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.local.conftest import Start
+from tests.local.running import SCRIPTS
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(120)]
+
+
+def line_of(text: str, after: str = "") -> str:
+    """Return where the script has a line that ends with `text`, as messages name it."""
+    lines = (SCRIPTS / "misusing.py").read_text().splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.endswith(after))
+    number = next(number for number in range(begin, len(lines)) if lines[number].endswith(text))
+    return f"misusing.py, line {number + 1}"
 
 
 @pytest.mark.parametrize(
@@ -17,13 +26,19 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(120)]
     [
         (
             "before",
-            ("init_process_group(): holdfast.join() does this; remove the call", "misusing.py, line 21"),
+            (
+                "init_process_group(): holdfast.join() does this; remove the call",
+                line_of('init_process_group("gloo")', 'what == "before":'),
+            ),
         ),
         (
             "after",
-            ("init_process_group(): holdfast.join() does this; remove the call", "misusing.py, line 24"),
+            (
+                "init_process_group(): holdfast.join() does this; remove the call",
+                line_of('init_process_group("gloo")', 'what == "after":'),
+            ),
         ),
-        ("twice", ("commit() was called already in step 0", "misusing.py, line 48")),
+        ("twice", ("commit() was called already in step 0", line_of("commit()", 'what == "twice":'))),
         (
             "uneven",
             ("rank 0 left its loop at step 40 while rank 1 wants step 41", "all ranks must do the same"),
@@ -56,7 +71,7 @@ def test_a_rank_that_leaves_its_loop_with_0_is_named_and_not_its_victim(start: S
         ("late", "scheduler moved on after the commit of step", "is not protected"),
         (
             "accumulates",
-            "accumulated over commit() (misusing.py, line 49), which does",
+            f"accumulated over commit() ({line_of('commit()')}), which does",
             "after the commit of",
         ),
     ],
