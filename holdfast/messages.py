@@ -14,15 +14,15 @@ from holdfast.launcher_messages import Launch, LauncherState, Look, RankStart
 from holdfast.lineage import Lineage
 
 __all__ = [
-    "PROTOCOL", "Drill", "Durable", "Early", "Launch", "LauncherState", "Look", "MemberOrder", "MemberReport",
-    "PrivateHeld", "Progress", "RankStart", "Seal", "Slot", "Source", "Stall",
+    "PROTOCOL", "Drill", "Durable", "Launch", "LauncherState", "Look", "MemberOrder", "MemberReport",
+    "PrivateHeld", "Progress", "RankStart", "Seal", "Slot", "Source", "Stall", "Uncommitted",
 ]  # fmt: skip
 
 PROTOCOL = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Early:
+class Uncommitted:
     """Work in a step that other ranks may have committed without it: see `progress.uncommitted_since_ns`."""
 
     seconds: float  # it has taken; where it is not declared, only those in which the process was seen to live
@@ -60,7 +60,7 @@ class Progress:
     pause_left_s: float = 0.0  # of the limit that the present pause declared
     late: tuple[int, ...] = ()  # the last steps whose state was changed after the commit: no copy has that
     amended: tuple[int, ...] = ()  # the same, where this rank's copies have it
-    early: Early | None = None
+    early: Uncommitted | None = None
     tail_declared: bool = False  # that work is in a pause, which the rank has not left
 
 

@@ -217,7 +217,7 @@ def _see(watched: Watched, found: pages.Progress, now_ns: int) -> bool:
     return since_ns > 0
 
 
-def _early(watched: Watched, found: pages.Progress, now_ns: int) -> messages.Early | None:
+def _early(watched: Watched, found: pages.Progress, now_ns: int) -> messages.Uncommitted | None:
     """Return how long a rank works before its commit; None when it does not, or may only seem to.
 
     A large process takes half a second to end, and its page stands still meanwhile. So what is not declared
@@ -231,11 +231,11 @@ def _early(watched: Watched, found: pages.Progress, now_ns: int) -> messages.Ear
     if pages.is_declared(found):
         left_s = found.pause_limit_s - (now_ns - found.phase_since_ns) / 1e9
         seconds = max(1e-6, round((now_ns - since_ns) / 1e9, 6))
-        return messages.Early(seconds, usual_s, True, round(max(0.0, left_s), 3))
+        return messages.Uncommitted(seconds, usual_s, True, round(max(0.0, left_s), 3))
     seen = watched.early
     if len(times_s) < KNOWN or seen.since_ns != since_ns:
         return None
-    return messages.Early(round(seen.worked_s, 6), usual_s)
+    return messages.Uncommitted(round(seen.worked_s, 6), usual_s)
 
 
 def _tail(watched: Watched, found: pages.Progress, now_ns: int) -> tuple[float, float, float]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast.launcher_messages import COLLECTIVE, RankState
-from holdfast.messages import Early, MemberReport, Progress, Slot
+from holdfast.messages import MemberReport, Progress, Slot, Uncommitted
 from supervisor import presence, reported, unbegun
 from supervisor.view import Cut, Fault, MemberView, Memory, Missed, Policy, Resume, View, Wait
 
@@ -227,7 +227,7 @@ def _is_long(at: Progress) -> bool:
     return at.tail_s > max(LONG_S, USUAL * at.tail_usual_s)
 
 
-def _is_unusual(work: Early) -> bool:
+def _is_unusual(work: Uncommitted) -> bool:
     """True for what is not done in each step; a pause is the script's own word that it is work."""
     return work.seconds > max(0.0 if work.declared else LONG_S, USUAL * work.usual_s)
 

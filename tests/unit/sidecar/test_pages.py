@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.messages import Early
+from holdfast.messages import Uncommitted
 from holdfast.page import Page, Phase
 from sidecar.hang import HangPolicy
 from sidecar.pages import SOON_S, Pages
@@ -232,7 +232,7 @@ def test_a_pause_in_a_step_is_told_with_its_limit(here: Path) -> None:
     assert found.tail_s == pytest.approx(1.0)
 
 
-def told(early: Early | None) -> tuple[float, float, bool, float] | None:
+def told(early: Uncommitted | None) -> tuple[float, float, bool, float] | None:
     if early is None:
         return None
     return round(early.seconds, 3), round(early.usual_s, 3), early.declared, early.left_s

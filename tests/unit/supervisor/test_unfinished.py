@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.launcher_messages import Ending, RankState
-from holdfast.messages import Early, Progress, Stall
+from holdfast.messages import Progress, Stall, Uncommitted
 from supervisor import closing, hanging, remedy, still, unfinished
 from supervisor.apply import apply
 from supervisor.decide import decide
@@ -251,7 +251,7 @@ def test_what_a_lost_member_told_last_is_no_pause_if_the_others_have_gone_beyond
     lost = replace(found.members[1], exists=False, connected=False)
     seen = replace(found, members=(found.members[0], lost))
     assert unfinished.cut(seen, ()) == cuts
-    early = at(1, early=Early(0.04, 0.03, declared=True))
+    early = at(1, early=Uncommitted(0.04, 0.03, declared=True))
     found = group((rank(0), at(0, 60)), (rank(1), early), slots=(60, 15))
     assert unfinished.cut(found, ()) == (Cut(1, 20, 20, 0.04, early=True),)
     seen = replace(found, members=(found.members[0], replace(found.members[1], connected=False)))
@@ -274,16 +274,16 @@ def test_a_rank_that_finished_has_left_nothing_undone() -> None:
 
 # -- before a commit
 
-SAVING = Early(2.0, 0.001)  # between the optimizer and the commit
-PAUSED = Early(0.04, 0.001, declared=True, left_s=200.0)
+SAVING = Uncommitted(2.0, 0.001)  # between the optimizer and the commit
+PAUSED = Uncommitted(0.04, 0.001, declared=True, left_s=200.0)
 
 
 @pytest.mark.parametrize(
     "work",
-    [SAVING, PAUSED, Early(0.04, 0.03, declared=True)],
+    [SAVING, PAUSED, Uncommitted(0.04, 0.03, declared=True)],
     ids=["it is long", "it is declared", "it is declared in each step"],
 )
-def test_work_before_a_commit_that_others_have_made_is_done_again(work: Early) -> None:
+def test_work_before_a_commit_that_others_have_made_is_done_again(work: Uncommitted) -> None:
     found = group((rank(0), at(0, 21)), (rank(1, KILLED), at(1, early=work)), slots=(21, 15))
     action = decide(found, POLICY)
     assert isinstance(action, Start)
@@ -301,14 +301,16 @@ def test_work_before_a_commit_that_others_have_made_is_done_again(work: Early) -
     ("state", "work"),
     [
         (rank(1, KILLED), None),
-        (rank(1, KILLED), Early(0.2, 0.001)),
-        (rank(1, KILLED), Early(0.9, 0.2)),
+        (rank(1, KILLED), Uncommitted(0.2, 0.001)),
+        (rank(1, KILLED), Uncommitted(0.9, 0.2)),
         (rank(1, Ending(90 * S, 1, fail="distributed")), SAVING),
         (rank(1, where="collective"), SAVING),
     ],
     ids=["a plain step", "it is short", "it is usual", "a peer was lost", "it waits"],
 )
-def test_a_step_that_was_on_its_way_is_no_work_that_is_lost(state: RankState, work: Early | None) -> None:
+def test_a_step_that_was_on_its_way_is_no_work_that_is_lost(
+    state: RankState, work: Uncommitted | None
+) -> None:
     found = group((rank(0), at(0, 21)), (state, at(1, early=work)), slots=(21, 15))
     action = decide(found, POLICY)
     assert isinstance(action, Start)
