@@ -13,7 +13,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from holdfast.door import Door
 from supervisor import offloop
 from supervisor.connections import Connections
-from supervisor.drills import LIMIT_S
 from supervisor.job import Job
 from supervisor.metrics import Metrics
 
@@ -65,9 +64,9 @@ def application(
             sent = job.inject(str(what), rank)
         except ValueError as error:
             raise web.HTTPConflict(text=str(error)) from None
-        if sent is not None and not await job.drills.carried_out(sent):
-            late = f"the sidecar of member {sent.member} has not carried it out within {LIMIT_S:g} s"
-            raise web.HTTPConflict(text=f"{late}: it is withdrawn")
+        refusal = "" if sent is None else await job.drills.refusal(sent)
+        if refusal:
+            raise web.HTTPConflict(text=f"{refusal}: the drill is withdrawn")
         return web.json_response({"injected": what, "rank": rank}, status=202)
 
     async def healthz(_: web.Request) -> web.Response:

@@ -10,17 +10,18 @@ from dataclasses import dataclass, field
 from holdfast.messages import Drill
 
 _MOST = 1 << 62  # of a number: microseconds of the wall clock
-LIMIT_S = 4.0  # a sidecar that dies is back in one; the script that tests a run waits five for an answer
+LIMIT_S = 10.0  # a sidecar that dies is back in one; a machine whose disk stalls takes a few more
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Asked:
-    """One drill, for the ranks that `generation` has on a member."""
+    """One drill, for the ranks that `generation` has on a member. `refused` says why it will not be done."""
 
     member: str
     generation: int
     drill: Drill
-    done: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    refused: str = ""
 
 
 class Drills:
@@ -37,27 +38,37 @@ class Drills:
         self._asked.append(asked)
         return asked
 
-    def heard(self, carried_out: Mapping[str, int]) -> None:
-        """Take note of the newest drill that each member's sidecar, or the one before it, has carried out."""
+    def heard(self, carried_out: Mapping[str, int], generation: int) -> None:
+        """Take note of the newest drill that each member's sidecar, or the one before it, has carried out.
+
+        Those for ranks from before `generation` are withdrawn: the ranks that they were for are gone.
+        """
         ours = (number for number in carried_out.values() if number <= _MOST)
         self._newest = max(self._newest, *ours, 0)  # a clock may have been set back
         for each in tuple(self._asked):
             if each.drill.number <= carried_out.get(each.member, 0):
-                each.done.set()
-                self._asked.remove(each)
+                self._end(each)
+            elif each.generation < generation:
+                self._end(each, f"a fault came first, and the group is generation {generation} now")
 
     def due(self, member: str, generation: int) -> Drill | None:
         """Return what the order of `generation` for a member is to carry."""
         found = (each for each in self._asked if (each.member, each.generation) == (member, generation))
         return next((each.drill for each in found), None)
 
-    async def carried_out(self, asked: Asked, limit_s: float = LIMIT_S) -> bool:
-        """Wait until a drill is carried out; withdraw it and return False when that takes too long."""
+    async def refusal(self, asked: Asked, limit_s: float = LIMIT_S) -> str:
+        """Wait until a drill is carried out, and return ""; else why it was withdrawn."""
         try:
-            await asyncio.wait_for(asked.done.wait(), limit_s)
+            await asyncio.wait_for(asked.over.wait(), limit_s)
         except asyncio.TimeoutError:
             pass
         finally:
             if asked in self._asked:
-                self._asked.remove(asked)
-        return asked.done.is_set()
+                late = f"the sidecar of member {asked.member} has not carried it out within {limit_s:g} s"
+                self._end(asked, late)
+        return asked.refused
+
+    def _end(self, asked: Asked, refused: str = "") -> None:
+        asked.refused = refused
+        asked.over.set()
+        self._asked.remove(asked)

@@ -233,7 +233,8 @@ class Job:
         if orders.wants_members(self.memory, time.monotonic_ns()):
             self.backend.want(policy.members + policy.standby, self.memory.lost)
         told = [member for member in view.members if member.report is not None]
-        self.drills.heard({member.name: member.report.drilled for member in told if member.report})
+        drilled = {member.name: member.report.drilled for member in told if member.report}
+        self.drills.heard(drilled, self.memory.generation)
         for name in self.backend.members:
             given = self.drills.due(name, self.memory.generation)
             order = orders.order_for(self.memory, name, policy, given, look=deadlock.ask(view))

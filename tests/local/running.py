@@ -17,6 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,13 @@ SCRIPTS = Path(__file__).with_name("scripts")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # a rank alone would have all cores, and its threads spin for work
 
 Json = dict[str, Any]
+
+ANSWER_S = 5.0
+DRILL_S = 20.0  # a sidecar may have to be started first
+
+
+class Refused(AssertionError):
+    """The supervisor said no to a drill: what it said, and how the run is."""
 
 
 class Run:
@@ -150,8 +158,14 @@ class Run:
     # -- breaking
 
     def inject(self, what: str, rank: int = 0) -> None:
-        """Ask for a drill, as `holdfast inject` does."""
-        self._ask("/v1/inject", {"what": what, "rank": rank})
+        """Ask for a drill, as `holdfast inject` does. Raises `Refused`."""
+        try:
+            self._ask("/v1/inject", {"what": what, "rank": rank}, DRILL_S)
+        except urllib.error.HTTPError as error:
+            if error.code != HTTPStatus.CONFLICT:
+                raise
+            why = error.read().decode(errors="replace")
+            raise Refused(f"{what} of rank {rank}: {why}\n{self.report()}") from None
 
     def hit(self, rank: int, signum: int, whatever: bool = False) -> None:
         """Send a signal to the process of a rank; with `whatever`, be content with one that is dead."""
@@ -242,7 +256,7 @@ class Run:
         ]
         return max(numbers, default=0)
 
-    def _ask(self, path: str, body: Json | None = None) -> Json:
+    def _ask(self, path: str, body: Json | None = None, limit_s: float = ANSWER_S) -> Json:
         described = json.loads((self.run_dir / "run.json").read_text())
         if described["started"] < self._began_wall:
             raise OSError("the run of before is described there")
@@ -251,7 +265,7 @@ class Run:
             data=None if body is None else json.dumps(body).encode(),
             headers={"Authorization": f"Bearer {(self.run_dir / 'token').read_text().strip()}"},
         )
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=limit_s) as answer:
             found = json.loads(answer.read())
         assert isinstance(found, dict)
         return found

@@ -7,15 +7,13 @@ import json
 import os
 import random
 import signal
-import urllib.error
-from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
 from holdfast import parts
 from tests.local.conftest import Start
-from tests.local.running import Json, Run
+from tests.local.running import Json, Refused, Run
 from tests.local.waiting import WAIT_S, until
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(300)]
@@ -77,9 +75,7 @@ def drill(run: Run, kind: str, rank: int) -> None:
     for _ in range(ASKED):
         try:
             return run.inject(kind, rank)
-        except urllib.error.HTTPError as refused:
-            if refused.code != HTTPStatus.CONFLICT:
-                raise
+        except Refused:
             run.running()
     raise AssertionError(f"{kind} of rank {rank} was refused {ASKED} times")
 
