@@ -203,6 +203,8 @@ class Member:
                     self._begin(f"prepare-{order.generation}", self._run(order))
             elif order.settled:
                 self._have_done(LauncherOrder("settle", order.generation))
+            if state.generation == order.generation:
+                self._look(state)
         elif order.do == "secure":
             if self.secured_for < order.generation:
                 self._secure(order)
@@ -397,9 +399,9 @@ class Member:
 
     def _look(self, state: LauncherState) -> None:
         """Have the launcher look at its ranks while one of them, or another's, is late."""
-        number = self._closely.due(self._is_to_look(), state.looked, time.monotonic())
+        asked = self.order.look if self.order.do == "run" else 0
+        number = self._closely.due(self._is_to_look(), state.looked, time.monotonic(), asked)
         if number:
-            asked = self.order.look if self.order.do == "run" else 0
             self._have_done(LauncherOrder("look", state.generation, look=number, asked=asked))
 
     def _is_to_look(self) -> bool:

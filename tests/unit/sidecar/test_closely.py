@@ -21,6 +21,19 @@ def test_looks_come_one_after_the_other_and_ever_more_seldom() -> None:
     assert LAST_S - 0.05 < apart[-1] < LAST_S + 0.05
 
 
+def test_a_look_that_a_proof_needs_is_taken_at_once_while_looks_are_dense() -> None:
+    closely = Closely()
+    assert closely.due(True, 0, 0.0, 1) == 1
+    assert closely.due(True, 0, 0.1, 77) == 0, "the first is not answered yet"
+    assert closely.due(True, 1, 0.2, 77) == 2
+    assert closely.due(True, 2, 0.4, 77) == 0, "it was asked with that moment"
+    taken, now_s = 2, 0.4
+    for moment in range(100, 200):  # ranks that move between all looks have a new moment each time
+        now_s += 0.1
+        taken = closely.due(True, taken, now_s, moment) or taken
+    assert taken < 15
+
+
 def test_a_look_that_is_lost_is_asked_for_again_and_numbers_never_fall() -> None:
     closely = Closely()
     assert closely.due(True, 41, 0.0) == 42, "another sidecar has asked before"
