@@ -89,6 +89,18 @@ class Crew:
         if logfile.moved(process.log, target):  # storage that is full or away costs the log its place
             process.log = target
 
+    def is_done(self) -> bool:
+        """True when all ranks have ended, and well: what they left behind is not to be ended with them."""
+        ended = [seat.ending for seat in self.seats if seat.exited]
+        return 0 < len(ended) == len(self.seats) and all(each is not None and each.is_good for each in ended)
+
+    def say(self, text: str) -> None:
+        """Print a line among what the first rank has printed."""
+        log = next((seat.process.log for seat in self.seats if seat.process is not None), None)
+        if log is not None:
+            with logfile.opened(log) as out:
+                out.write(f"holdfast: {text}\n".encode(errors="replace"))
+
     def unstarted(self, seat: Seat, ended: Ending) -> None:
         """Note that no process can be had for `seat`."""
         self._end(seat, ended)

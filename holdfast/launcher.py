@@ -19,7 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from holdfast import dispatching, logfile, nest, orphans, osproc, ports, procstat, progress
+from holdfast import background, dispatching, logfile, nest, orphans, osproc, ports, procstat, progress
+from holdfast.background import Background
 from holdfast.beat import left_s
 from holdfast.channel import Say
 from holdfast.crew import Crew
@@ -58,6 +59,7 @@ class Launcher:
         self.stopping = False
         self._end_s = 0.0  # when what is left then is killed
         self._told: set[int] = set()  # to end: what the ranks had started
+        self._background: Background | None = None  # of ranks that ended well
         self._looks_again = False
         self.epoch = 0  # of the newest supervisor that has had something done here
         self._has_started = False  # the command, once at least
@@ -260,6 +262,7 @@ class Launcher:
             return
         self.stopping = True
         self._end_s = time.monotonic() + grace_s
+        self._background = Background() if self.crew.is_done() else None
         self.nest.close()
         if grace_s > 0:
             self.crew.end(signal.SIGKILL if ending_only else signal.SIGTERM)
@@ -268,21 +271,37 @@ class Launcher:
             self.crew.kill_all()
 
     def _is_empty(self) -> bool:
-        """True when nothing is left of what the ranks have started, or its time to end is over."""
-        if time.monotonic() >= self._end_s:
-            return True
+        """True when nothing is left of what the ranks have started, or its time to end is over.
+
+        What ranks that ended well have left goes on for as long as it works.
+        """
+        now_s = time.monotonic()
         for pid in osproc.children():
             _reap(pid)
         left = set(osproc.children())
-        for pid in left - self._told:
+        if now_s >= self._end_s:
+            if self._background is not None:
+                self._name(left, "is killed: it has not ended within --grace")
+            return True
+        rests = left if self._background is None else self._background.resting(left, now_s)
+        if self._background is not None:
+            self._name(rests - self._told, "is told to end (SIGTERM): it only waits, and the run is over")
+        for pid in rests - self._told:
             osproc.kill_group(pid, signal.SIGTERM)
-        self._told = left
+        self._told = rests
         if not left:
             return True
         if not self._looks_again:
             self._looks_again = True
             self.after(AGAIN_S, self._look_again)
         return False
+
+    def _name(self, left: Iterable[int], what: str) -> None:
+        """Say what becomes of processes that the script has put in the background."""
+        for pid in sorted(left):
+            command = background.command_of(pid)
+            if command:
+                self.crew.say(f"process {pid} ({command}), which the script left in the background, {what}")
 
     def _look_again(self) -> None:
         self._looks_again = False

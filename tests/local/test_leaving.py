@@ -24,9 +24,24 @@ def test_a_script_that_ends_the_run_finishes_its_way_out(
 
 
 def test_an_upload_that_a_run_leaves_when_it_ends_well_has_the_grace(start: Start, tmp_path: Path) -> None:
+    """It knows of no signals, as most do not."""
     ended = start("--nproc-per-node 2", "leaving.py", tmp_path, "upload").finish()
     assert ended.code == 0, ended.output
     assert (tmp_path / "done.0").exists()
+    assert "in the background" not in ended.output
+
+
+def test_a_helper_that_only_waits_is_named_and_ended(start: Start, tmp_path: Path) -> None:
+    ended = start("--nproc-per-node 2 --grace 1h", "leaving.py", tmp_path, "helper").finish()
+    assert ended.code == 0, ended.output
+    assert "(sleep 1000), which the script left in the background, is told to end" in ended.output
+
+
+def test_what_works_for_longer_than_the_grace_is_named_and_killed(start: Start, tmp_path: Path) -> None:
+    ended = start("--nproc-per-node 2 --grace 3s", "leaving.py", tmp_path, "upload").finish()
+    assert ended.code == 0, ended.output
+    assert not (tmp_path / "done.0").exists()
+    assert "which the script left in the background, is killed" in ended.output
 
 
 def test_two_signals_end_a_way_out_that_does_not_end(start: Start, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """End at step 20, and have something to do on the way out: python leaving.py FOLDER HOW.
 
-HOW: exit, raise, thread (raises while a thread works), stuck (an exit handler that does not end), upload
-(ends well, and leaves a process).
+HOW: exit, raise, thread (raises while a thread works), stuck (an exit handler that does not end); upload,
+helper (end well, and leave a process that works for some seconds, or waits for ever).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from tiny import train
 
 import holdfast
 
+SECONDS = 5  # of an upload: longer than anybody is looked at to see whether it works
+
 folder, how = Path(sys.argv[1]), sys.argv[2]
 
 
@@ -27,7 +29,7 @@ def work(rank: int) -> None:
 
 
 def after(step: int, _: Any) -> None:
-    if step != 20 or how == "upload":
+    if step != 20 or how in ("upload", "helper"):
         return
     rank = holdfast.join().rank
     if how == "thread":
@@ -40,6 +42,15 @@ def after(step: int, _: Any) -> None:
 
 
 train(30, after=after)
-if how == "upload" and holdfast.join().rank == 0:
-    upload = f"trap '' TERM; sleep 1.5; touch {folder}/done.0"
-    subprocess.Popen(["sh", "-c", upload], start_new_session=True)
+if how in ("upload", "helper") and holdfast.join().rank == 0:
+    upload = f"""
+import pathlib, time
+began = time.monotonic()
+while time.monotonic() < began + {SECONDS}:
+    pathlib.Path("/dev/null").write_bytes(bytes(20_000))
+    time.sleep(0.05)
+pathlib.Path({str(folder / "done.0")!r}).touch()
+"""
+    helper = ["sleep", "1000"]
+    words = [sys.executable, "-c", upload] if how == "upload" else helper
+    subprocess.Popen(words, start_new_session=True)
