@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import threading
 import zlib
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from holdfast.private import Blob, PrivateReader
 _STORE = re.compile(r"(?:private|kept)-(\d{5})\.bin")
 _RESTORED = re.compile(r"(\d{5,})-(\d{8,})-(\d{12,})-[0-9a-f]{8}\.bin")
 _pinning = ThreadPoolExecutor(4, "pin")  # of its own: no storage that hangs may keep a snapshot from a peer
+PIECE_BYTES = 1 << 20  # compared at a time
 NEWEST = 12  # private states listed for each rank: a resume point is one of the last few
 
 
@@ -28,6 +30,7 @@ class Holdings:
         """`restored` has the private states that this member's ranks were started from."""
         self.directory = directory
         self._restored = restored
+        self._restoring = threading.Lock()  # one writes or removes there at a time
         self.arena = Arena(directory)
         self._readers: dict[Path, PrivateReader] = {}
 
@@ -60,7 +63,7 @@ class Holdings:
         wanted = {slot.step for slot in self.slots()}
         found: dict[tuple[int, int, int], PrivateHeld] = {
             (rank, generation, step): PrivateHeld(rank, generation, step, True)
-            for rank, generation, step in self._restored_keys()
+            for rank, generation, step in self._restored_files().values()
             if step in wanted
         }
         for rank, reader in self._stores():
@@ -89,27 +92,45 @@ class Holdings:
     def keep_restored(self, rank: int, generation: int, step: int, data: bytes) -> Path:
         """Store the private state that a rank is started from, for this start and the next; return its file.
 
-        The name has the checksum, so a file that was damaged is never believed. Raises OSError; then there is
-        no such file.
+        The name has the checksum, so a file that was damaged is never believed. One that has these bytes is
+        left as it is. Raises OSError; then there is no such file.
         """
-        self._restored.mkdir(exist_ok=True)
         stem = f"{rank:05d}-{generation:08d}-{step:012d}"
         path = self._restored / f"{stem}-{zlib.crc32(data):08x}.bin"
         partial = self._restored / f".{stem}.tmp"
-        try:
-            partial.write_bytes(data)
-            os.replace(partial, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                partial.unlink()
-            raise
+        with self._restoring:
+            if _has(path, data):
+                return path
+            self._restored.mkdir(exist_ok=True)
+            try:
+                partial.write_bytes(data)
+                os.replace(partial, path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    partial.unlink()
+                raise
         return path
 
-    def forget_restored(self, keep: int) -> None:
-        """Remove all but the newest `keep` files of private state. Raises OSError."""
-        files = sorted(self._restored.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-        for path in files[keep:]:
-            path.unlink(missing_ok=True)
+    def forget_restored(self, wanted: frozenset[tuple[int, int, int]]) -> None:
+        """Remove what no start can need any more: called before a start's own files are written.
+
+        What stays is what is `wanted` (rank, generation, step), and the newest of each rank for each step
+        that there is a snapshot of: nothing else of it is listed for anybody (`privates`). So there are never
+        more than two states of a rank and the one that is wanted, however often the group was restarted. No
+        clock has a say in it. Raises OSError.
+        """
+        with self._restoring:
+            steps = {slot.step for slot in self.slots()}
+            found = self._restored_files()
+            newest: dict[tuple[int, int], int] = {}
+            for rank, generation, step in found.values():
+                newest[rank, step] = max(generation, newest.get((rank, step), generation))
+            for path, (rank, generation, step) in found.items():
+                stays = step in steps and generation == newest[rank, step]
+                if not stays and (rank, generation, step) not in wanted:
+                    path.unlink(missing_ok=True)
+            for path in self._restored.glob(".*.tmp"):  # of a sidecar that was killed as it wrote
+                path.unlink(missing_ok=True)
 
     def _as_restored(self, rank: int, generation: int, step: int) -> Blob | None:
         for path in self._restored.glob(f"{rank:05d}-{generation:08d}-{step:012d}-*.bin"):
@@ -120,14 +141,14 @@ class Holdings:
                 path.unlink()
         return None
 
-    def _restored_keys(self) -> list[tuple[int, int, int]]:
-        """Return rank, generation and step of what ranks were started from."""
+    def _restored_files(self) -> dict[Path, tuple[int, int, int]]:
+        """Return rank, generation and step of what ranks were started from, by file."""
         try:
-            names = [path.name for path in self._restored.iterdir()]
+            files = list(self._restored.iterdir())
         except FileNotFoundError:
-            return []
-        found = (_RESTORED.fullmatch(name) for name in names)
-        return [(int(match[1]), int(match[2]), int(match[3])) for match in found if match]
+            return {}
+        found = ((path, _RESTORED.fullmatch(path.name)) for path in files)
+        return {path: (int(match[1]), int(match[2]), int(match[3])) for path, match in found if match}
 
     def good(self, record: Record) -> bool:
         """False when the snapshot is not what was sealed. One that has no seal yet is believed."""
@@ -144,6 +165,22 @@ class Holdings:
     def _store_paths(self) -> list[tuple[int, Path]]:
         found = ((path, _STORE.fullmatch(path.name)) for path in sorted(self.directory.iterdir()))
         return [(int(match[1]), path) for path, match in found if match]
+
+
+def _has(path: Path, data: bytes) -> bool:
+    """True when the file at `path` has these bytes."""
+    at = 0
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size != len(data):
+                return False
+            while piece := file.read(PIECE_BYTES):
+                if piece != data[at : at + len(piece)]:
+                    return False
+                at += len(piece)
+    except OSError:
+        return False
+    return at == len(data)
 
 
 def _let_go(pin: contextlib.AbstractContextManager[Path], entered: asyncio.Future[Path]) -> None:

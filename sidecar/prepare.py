@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 ROOM_S = 10.0  # for a slot that somebody holds
 ROOM_LOOK_S = 0.01
-KEPT = 64  # files of private state: of a few starts of many ranks, a checkpoint of one may be under way
 
 
 Prepared: TypeAlias = "tuple[Launch, tuple[RankStart, ...]]"
@@ -50,6 +49,7 @@ class Preparer:
         self._checkpoints = checkpoints
         self._holdings = holdings
         self._fetcher = fetcher
+        self._newest = 0  # generation that was asked for
 
     async def prepare(self, order: MemberOrder, make_room: Callable[[], object]) -> Prepared:
         """Return launch and ranks with local paths. Raises `Unprepared`; safe to repeat.
@@ -102,15 +102,20 @@ class Preparer:
     async def _prepare(self, order: MemberOrder, keep: frozenset[tuple[int, int]] | None) -> Prepared:
         launch = order.launch
         assert launch is not None
+        self._newest = max(self._newest, launch.generation)
         if launch.restore is None:
             return launch, order.ranks
         if launch.restore.source == "checkpoint":
             return await self._from_checkpoint(launch, order.ranks)
         path = await self._snapshot(launch, order.sources, keep)
+        if launch.generation < self._newest:
+            raise Unprepared(f"generation {self._newest} was asked for meanwhile")
+        # Before the new ones are written: what gives way may be the room that they need. In a thread: to give
+        # memory back takes the kernel a quarter of a second for each gigabyte.
+        await asyncio.get_running_loop().run_in_executor(
+            None, self._holdings.forget_restored, _privates(order)
+        )
         ranks = tuple([replace(rank, private=await self._private(rank, order)) for rank in order.ranks])
-        # To give memory back takes the kernel a quarter of a second for each gigabyte.
-        loop, files = asyncio.get_running_loop(), max(KEPT, 2 * len(ranks))
-        await loop.run_in_executor(None, self._holdings.forget_restored, files)
         restore = replace(launch.restore, path=str(path), other=self._other(order))
         return replace(launch, restore=restore), ranks
 
@@ -190,3 +195,8 @@ class Preparer:
             raise Unprepared(f"checkpoint {path.name}: {wrong}")
         files = tuple(replace(r, private=str(path / f"rank-{r.rank:05d}.bin")) for r in ranks)
         return replace(launch, restore=replace(wanted, path=str(path))), files
+
+
+def _privates(order: MemberOrder) -> frozenset[tuple[int, int, int]]:
+    """Return rank, generation and step of the private states that the group may be started from."""
+    return frozenset((each.rank, each.generation, each.step) for each in order.sources if each.rank >= 0)

@@ -11,7 +11,7 @@ CHUNK_BYTES = 64 << 10  # of one file at a time, so that no rank starves the oth
 POLL_BYTES = 1 << 20  # in all per poll: a burst is caught up with in the polls that follow
 BEHIND_BYTES = 16 << 20  # further behind, the reader skips: the file has it all
 LINE_BYTES = 16 << 10  # a longer line is given in pieces
-HOT = 2  # folders that are looked into at every poll: this generation's and the one before
+HOT = 2  # folders, by time and by number, that each poll looks into: this generation's, and the one before
 _RANK = re.compile(r"rank-(\d{1,6})\.log")
 _GENERATION = re.compile(r"gen-\d{1,9}")
 
@@ -82,7 +82,9 @@ class Tails:
                 except OSError:
                     continue
         folders.sort()
-        hot = {folder for _, folder in folders[-HOT:]}
+        # By number as well: where the wall clock was set back, the newest generation has not the newest time.
+        numbered = sorted(folders, key=lambda each: int(each[1].name.removeprefix("gen-")))
+        hot = {folder for _, folder in (*folders[-HOT:], *numbered[-HOT:])}
         for modified, folder in folders:
             if folder in hot or self._modified.get(folder) != modified:
                 self._modified[folder] = modified

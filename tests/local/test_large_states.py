@@ -60,4 +60,9 @@ def test_ten_faults_one_after_another_cost_a_step_each_at_most(start: Start) -> 
     assert 2 * 2 * BYTES < memory["needed_bytes"] <= memory["available_bytes"]
     assert memory["used_bytes"] <= memory["needed_bytes"]
     assert {"supervisor", *(each["name"] for each in status["members"])} <= set(status["lag"])
+    assert run.runtime is not None
+    starts = list(run.runtime.glob("m*/restore"))
+    assert starts
+    for each in starts:
+        assert len(list(each.iterdir())) <= 3, "private states of earlier starts are left"
     assert run.stop().code == 130

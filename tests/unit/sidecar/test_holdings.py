@@ -103,6 +103,30 @@ def test_without_room_there_is_no_private_state_rather_than_half_of_one(here: Pa
     assert list((here / "restore").iterdir()) == []
 
 
+def test_a_file_that_is_there_already_takes_no_room_twice(here: Path) -> None:
+    held = holdings(here)
+    path = held.keep_restored(3, 1, 5, b"restored")
+    before = path.stat().st_ino
+    assert held.keep_restored(3, 1, 5, b"restored") == path
+    assert path.stat().st_ino == before
+    path.write_bytes(b"restoreX")
+    held.keep_restored(3, 1, 5, b"restored")
+    assert path.read_bytes() == b"restored"
+
+
+def test_of_what_ranks_were_started_from_only_what_a_start_can_need_stays(here: Path) -> None:
+    snapshot(here, 3, 7)
+    held = holdings(here)
+    for generation, step in ((1, 5), (1, 7), (3, 7), (4, 9)):
+        held.keep_restored(0, generation, step, b"%d/%d" % (generation, step))
+    (here / "restore" / ".00000-00000001-000000000003.tmp").write_bytes(b"half")
+    held.forget_restored(frozenset({(0, 4, 9)}))
+    assert sorted(each.name[6:27] for each in (here / "restore").iterdir()) == [
+        "00000003-000000000007",
+        "00000004-000000000009",
+    ]
+
+
 def test_files_of_others_in_the_memory_are_left_alone(here: Path) -> None:
     for name in ("private-1.bin", "private-00001.bin.new", "notes.txt"):
         (here / "arena" / name).write_bytes(b"?")

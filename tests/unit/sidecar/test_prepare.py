@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -207,15 +208,6 @@ async def test_preparing_again_gives_the_same(here: Path) -> None:
     assert await prepared(here, wanted) == await prepared(here, wanted)
 
 
-async def test_files_of_older_starts_are_removed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "KEPT", 2)
-    snapshot(here, 2, 7)
-    for generation in range(2, 6):
-        private(here, 0, generation, 7)
-        await prepared(here, order(Source("", 0, generation, 7)))
-    assert len(list((here / "restore").iterdir())) == 2
-
-
 # -- from storage
 
 
@@ -280,9 +272,9 @@ async def test_memory_is_given_back_beside_the_event_loop(
     threads: list[threading.Thread] = []
     forget = Holdings.forget_restored
 
-    def forgotten(held: Holdings, keep: int) -> None:
+    def forgotten(held: Holdings, wanted: frozenset[tuple[int, int, int]]) -> None:
         threads.append(threading.current_thread())
-        forget(held, keep)
+        forget(held, wanted)
 
     monkeypatch.setattr(Holdings, "forget_restored", forgotten)
     snapshot(here, 2, 7)
@@ -290,3 +282,64 @@ async def test_memory_is_given_back_beside_the_event_loop(
     await prepared(here, order(Source("", 0, 2, 7)))
     assert threads
     assert threading.main_thread() not in threads
+
+
+async def restarted(here: Path, generation: int, step: int, ranks: tuple[int, ...] = (0, 1)) -> list[Path]:
+    """Prepare the start of `generation` from what the one before it left; return the ranks' files."""
+    snapshot(here, generation - 1, step)
+    for rank in ranks:
+        private(here, rank, generation - 1, step, b"%d of %d" % (rank, step))
+    launch = replace(LAUNCH, generation=generation, restore=Restore(step, generation - 1, "slot"))
+    sources = [Source("", rank, generation - 1, step) for rank in ranks]
+    _, starts = await prepared(here, order(*sources, launch=launch, ranks=ranks))
+    return [Path(each.private) for each in starts]
+
+
+async def test_private_states_of_restarts_do_not_add_up(here: Path) -> None:
+    for generation in range(2, 50):
+        files = await restarted(here, generation, 10 * generation)
+        assert [each.read_bytes() for each in files] == [b"%d of %d" % (r, 10 * generation) for r in (0, 1)]
+        steps = {slot.step for slot in holdings(here).slots()}
+        kept = {int(each.name.split("-")[2]) for each in (here / "restore").iterdir()}
+        assert kept <= steps, "nobody is told of any other"
+        assert len(list((here / "restore").iterdir())) <= 4, "two snapshots, two ranks"
+
+
+async def test_restarts_at_one_step_do_not_add_up_either(here: Path) -> None:
+    for generation in range(2, 20):
+        await restarted(here, generation, 7)
+        assert len(list((here / "restore").iterdir())) <= 4
+
+
+async def test_what_goes_with_a_snapshot_that_is_still_here_stays(here: Path) -> None:
+    """The group may go back to it, and the rank's own store may have nothing of that step."""
+    [before] = await restarted(here, 2, 7, ranks=(0,))
+    [now] = await restarted(here, 3, 9, ranks=(0,))
+    assert {slot.step for slot in holdings(here).slots()} == {7, 9}
+    assert (before.read_bytes(), now.read_bytes()) == (b"0 of 7", b"0 of 9")
+
+
+@pytest.mark.parametrize("ahead_s", [86_400, -86_400])
+async def test_a_wall_clock_that_steps_takes_nothing_from_a_rank_that_starts(
+    here: Path, ahead_s: int
+) -> None:
+    ranks = tuple(range(4))
+    for generation in range(2, 24):
+        files = await restarted(here, generation, generation, ranks)
+        assert [each.read_bytes() for each in files] == [b"%d of %d" % (r, generation) for r in ranks]
+        for each in (here / "restore").iterdir():
+            later = each.stat().st_mtime + ahead_s
+            os.utime(each, (later, later))
+
+
+async def test_a_preparation_that_another_has_overtaken_removes_nothing(here: Path, there: Path) -> None:
+    """Its snapshot comes late; meanwhile the next generation was prepared, and its ranks read their files."""
+    snapshot(here, 2, 7)
+    private(here, 0, 2, 7, b"mine")
+    async with fetching(here) as fetcher:
+        preparer = Preparer(holdings(here), fetcher, there)
+        newer = replace(LAUNCH, generation=5)
+        _, [rank] = await preparer.prepare(order(Source("", 0, 2, 7), launch=newer), lambda: None)
+        with pytest.raises(Unprepared, match="generation 5 was asked for"):
+            await preparer.prepare(order(Source("", 0, 1, 3)), lambda: None)
+    assert Path(rank.private).read_bytes() == b"mine"

@@ -174,6 +174,17 @@ def test_folders_of_old_generations_are_not_read_again(tmp_path: Path) -> None:
     assert following.poll() == [(0, "nobody writes here any more"), (1, "but a new file is seen")]
 
 
+def test_the_newest_generation_is_followed_though_the_wall_clock_was_set_back(tmp_path: Path) -> None:
+    following = Tails(tmp_path)
+    for generation in range(1, 6):
+        folder = write(tmp_path, generation, 0, b"line\n").parent
+        os.utime(folder, (1e9 - generation, 1e9 - generation))
+    assert len(following.poll()) == 5
+    with open(tmp_path / "gen-0005" / "rank-0.log", "ab") as file:
+        file.write(b"and another\n")
+    assert following.poll() == [(0, "and another")]
+
+
 @given(
     st.binary(max_size=300).map(lambda raw: raw.replace(b"\r", b"")),
     st.lists(st.integers(0, 300), max_size=5),
