@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -50,7 +51,7 @@ class Watch:
         self._now = time.monotonic_ns
         self._marks = Marks(started_ns=self._now())
         self._step = 0
-        self._first: Any = None
+        self._turns = Turns()
         self._drill = ""
         self._looks = Looks()
         self._joined: Callable[[Do], None] | None = None
@@ -71,9 +72,10 @@ class Watch:
         self._joined = obey
 
     def _before(self, optimizer: Any, *_: Any) -> None:
-        if self._first is None:
-            self._first = id(optimizer)
-        if self._joined is not None or id(optimizer) != self._first or not self._mine.is_ours:
+        if self._joined is not None or not self._mine.is_ours:
+            return
+        if not self._turns.begins(optimizer):
+            self._page.phase(Phase.OPTIMIZER)  # a sign of work, if no step
             return
         if self._drill == "hang":
             threading.Event().wait()
@@ -88,8 +90,11 @@ class Watch:
         self._page.phase(Phase.OPTIMIZER)
 
     def _after(self, optimizer: Any, *_: Any) -> None:
-        if id(optimizer) != self._first or self._joined is not None or not self._mine.is_ours:
-            return  # a script with several optimizers: the first one counts the steps
+        if self._joined is not None or not self._mine.is_ours:
+            return
+        if not self._turns.counts(optimizer):
+            self._page.phase(Phase.DATA)
+            return
         bad = self._looks.bad(optimizer, self._step)
         if bad is not None:
             self._flag(bad)
@@ -122,6 +127,32 @@ class Watch:
                 os._exit(17)
             elif order.what == "drill":
                 self._drill = order.drill
+
+
+class Turns:
+    """Which of a script's optimizers counts the training steps: one at a time, so that a step counts once.
+
+    It is the first, until another steps twice while it does not step, or until it is gone: folds, phases of
+    a training, and sweeps make new optimizers. Those of a GAN step in turns, and one of them counts.
+    """
+
+    def __init__(self) -> None:
+        self._counting: weakref.ref[Any] | None = None
+        self._since: weakref.WeakSet[Any] = weakref.WeakSet()  # others, since that one has stepped
+
+    def begins(self, optimizer: Any) -> bool:
+        """Note that `optimizer` begins a step; True when that is one to be counted."""
+        counting = self._counting() if self._counting is not None else None
+        if counting is not optimizer:
+            if counting is not None and optimizer not in self._since:
+                self._since.add(optimizer)
+                return False
+            self._counting = weakref.ref(optimizer)
+        self._since.clear()
+        return True
+
+    def counts(self, optimizer: Any) -> bool:
+        return self._counting is not None and self._counting() is optimizer
 
 
 def _poison(optimizer: Any) -> None:

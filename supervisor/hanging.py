@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from holdfast.launcher_messages import Look, RankState
 from holdfast.messages import Stall
 from supervisor import awaited, deadlock, reported, shown, still, suspect, uneven
-from supervisor.view import Fault, Hint, Policy, Rest, Seen, View
+from supervisor.view import Fault, Hint, Past, Policy, Rest, Seen, View
 
 _S = 1_000_000_000
 BUSY_FACTOR = 3  # of the limit: for one that computes, though it is seen to get nowhere
@@ -228,7 +228,7 @@ def _limited(view: View, policy: Policy, holding: list[Seen]) -> Verdict:
     learned = [each.seconds for each in view.memory.learned if each.work in kinds]
     limit_s = max(limit_s, LEARNED_FACTOR * max(learned, default=0.0))
     place = _place(view, named)
-    times = sum(past.kind == "hang" and past.place == place and bool(place) for past in view.memory.history)
+    times = sum(_same(past, place, named.step) for past in view.memory.history)
     limit_s *= 2 ** min(times, 10)
     why = _standing(view, named, len(holding) > 1 and named.rank < 0)
     source = _source(times, bool(learned), limit_s > limit)
@@ -248,6 +248,18 @@ def _limited(view: View, policy: Policy, holding: list[Seen]) -> Verdict:
         since_ns + int(limit_s * _S / 2),
         fault,
     )
+
+
+def _same(past: Past, place: str, step: int) -> bool:
+    """True when `past` may have been the same stall: at this place or step, or at a place that was not told.
+
+    Work that was cut off comes again after the restart, and the next look may find it in another function.
+    """
+    if past.kind != "hang":
+        return False
+    if past.place and past.place == place:
+        return True
+    return bool(past.work) and (past.step == step or not past.place or not place)
 
 
 def _source(times: int, learned: bool, extended: bool) -> str:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+import socket
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from holdfast.unmodified import Looks
+from holdfast import progress
+from holdfast.launcher_messages import Launch, RankStart
+from holdfast.runtime import Runtime
+from holdfast.unmodified import Looks, Watch
 from tests.torch.holdfast.simulation import Simulated, Stuck
 
 
@@ -68,3 +75,85 @@ def test_gradients_that_a_scaler_leaves_to_the_optimizer_are_no_fault() -> None:
 
 def test_without_a_gradient_there_is_nothing_to_find() -> None:
     assert Looks().bad(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1), 7) is None
+
+
+class Watched:
+    """What the page of a rank says."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def now(self) -> progress.Progress:
+        found = progress.read(self._path.read_bytes())
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def seen(tmp_path: Path) -> Iterator[Watched]:
+    """Hook torch as in a rank of an unmodified script, and return what its page says."""
+    ours, theirs = socket.socketpair()
+    mine = Runtime(ours, tmp_path, 0, 1)
+    watch = Watch(mine, Launch(1, 1, 1, "", 0, 0, 0.0), RankStart(0, 0))
+    handles = [
+        register_optimizer_step_pre_hook(watch._before),
+        register_optimizer_step_post_hook(watch._after),
+    ]
+    yield Watched(mine.page_path)
+    for each in handles:
+        each.remove()
+    theirs.close()
+    ours.close()
+
+
+def made() -> torch.optim.Optimizer:
+    return optimizer_with(0.5)
+
+
+def test_each_optimizer_that_a_script_makes_counts_its_steps_once_the_one_before_is_done(
+    seen: Watched,
+) -> None:
+    """Folds, two phases of a fine-tuning, a sweep: the first optimizer may be kept, and never step again."""
+    kept = []
+    for fold in range(3):
+        optimizer = made()
+        kept.append(optimizer)
+        for _ in range(10):
+            optimizer.step()
+        assert seen.now().step >= 10 + 9 * fold, "at most its first step is not counted"
+        assert seen.now().phase is progress.Phase.DATA
+
+
+def test_an_optimizer_that_is_gone_counts_no_longer(seen: Watched) -> None:
+    for _ in range(5):
+        made().step()
+    assert seen.now().step == 5
+
+
+@pytest.mark.parametrize("critics", [1, 5])
+def test_optimizers_that_step_in_turns_count_one_of_them(seen: Watched, critics: int) -> None:
+    generator, critic = made(), made()
+    for _ in range(10):
+        for _ in range(critics):
+            critic.step()
+        generator.step()
+    assert seen.now().step == 10 * critics
+
+
+def test_a_step_of_an_optimizer_that_does_not_count_is_a_sign_of_work(seen: Watched) -> None:
+    first, other = made(), made()
+    first.step()
+    before = seen.now()
+    other.step()
+    assert seen.now().step == before.step
+    assert seen.now().phase_seq > before.phase_seq
+    other.step()
+    assert seen.now().step == before.step + 1
+
+
+def test_one_optimizer_for_each_parameter_counts_a_step_of_all_once(seen: Watched) -> None:
+    each_own = [made() for _ in range(50)]
+    for _ in range(4):
+        for each in each_own:
+            each.step()
+    assert seen.now().step == 4

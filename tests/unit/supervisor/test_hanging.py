@@ -276,6 +276,20 @@ def test_what_was_restarted_at_the_same_place_has_twice_the_time() -> None:
     assert waits_on(judged(there(0, SLEEPS), there(1, WAITS), history=(past, elsewhere, past))) == 240.0
 
 
+def test_what_was_restarted_without_a_place_or_at_the_same_step_has_twice_the_time() -> None:
+    """Ranks that look alike have no place, and what works is seen in another function by each look."""
+    works = replace(PLAIN, cpu_s=0.2)
+    untold = Past("hang", -1, "", 3, "stall", 0, 1, work="computing")
+    elsewhere = Past("hang", 1, "m1", 5, "stall", 0, 1, place="load (data.py)", work="computing")
+    for past in (untold, elsewhere):
+        assert waits_on(judged(there(0, works), there(1, works), history=(past,))) == 360.0
+        assert waits_on(judged(there(0, works), there(1, WAITS), history=(past, past))) == 720.0
+    certain_then = replace(untold, work="")
+    assert waits_on(judged(there(0, works), there(1, works), history=(certain_then,))) == 180.0
+    other = replace(elsewhere, step=3)
+    assert waits_on(judged(there(0, works), there(1, WAITS), history=(other,))) == 180.0
+
+
 def test_a_lock_that_comes_again_at_the_very_same_step_is_given_as_long_as_work() -> None:
     past = Past("hang", 0, "m0", 5, "hang", 0, 1, place="evaluate (train.py)")
     found = judged(there(0, LOCKED), there(1, WAITS), history=(past,))
