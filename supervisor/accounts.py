@@ -46,6 +46,11 @@ class Accounts:
         else:
             self.ledger.advance(now_ns)
 
+    def caught_up(self, memory: Memory, now_ns: int) -> None:
+        """Book what the group did before its supervisor died, as far as `memory` tells."""
+        if memory.phase == "running" and memory.settled and memory.reached >= 0:
+            self.ledger.caught_up(memory.reached, max(now_ns, self.ledger.at_ns))
+
     def opened(self, incident: Open, overtaken: Open | None = None) -> None:
         """A fault: from its first symptom on the time is not training.
 

@@ -141,6 +141,7 @@ def _count(memory: Memory, incident: Open | None) -> int:
 class _Found(TypedDict, total=False):
     generation: int
     placement: tuple[str, ...]
+    reached: int
 
 
 def _found(view: View) -> _Found:
@@ -150,7 +151,8 @@ def _found(view: View) -> _Found:
         return {}
     seats = lost_track.seats(view, generation)
     whole = len(seats) * view.memory.nproc == view.memory.world_size
-    return {"generation": generation, "placement": seats if whole else view.memory.placement}
+    placement = seats if whole else view.memory.placement
+    return {"generation": generation, "placement": placement, "reached": -1}
 
 
 def _with_evidence(view: View, incident: Open) -> Open:
@@ -213,6 +215,7 @@ def _start(view: View, action: Start, policy: Policy) -> Memory:
         equal=replicas.rolled_back(memory.equal, resumed.step) if restore else (),
         saved=memory.saved if restore else -1,
         held=memory.held if restore else -1,
+        reached=-1,
         unbegun=unbegun.start(
             view,
             resumed.step,
@@ -250,6 +253,8 @@ def _decided(view: View, action: Start, policy: Policy) -> Open:
     reached = max(incident.reached, reported.reached(view))
     lost = max(0, reached - resumed.step)
     known = reached == 0 or not reported.keeps_itself(view)
+    if reached < 0 and view.memory.settled:  # it has done steps, and whoever knows how many is gone
+        known = False
     return replace(
         incident,
         faults=symptoms.gathered(view, policy),

@@ -94,14 +94,16 @@ def _decided(incident: Mapping[str, Any]) -> list[str]:
     if resume:
         source = str(resume.get("source") or "")
         lines.append(
-            f"resumed at step {resume.get('step')} in generation {resume.get('generation')},"
-            f" from {_SOURCES.get(source, source)}"
+            f"resumed at step {resume.get('step')}, from {_SOURCES.get(source, source)}"
+            f" that generation {resume.get('generation')} took"
             if source != "none"
             else _from_the_beginning(incident)
         )
     lost = incident.get("lost_steps")
     if lost is not None:
         lines.append(f"{count(int(lost), 'step')} lost")
+    elif is_cost_unknown(incident) and not incident.get("own_state"):
+        lines.append("how many steps are lost is not known: whoever knew it died with the group")
     return [line for line in lines if line]
 
 

@@ -18,7 +18,8 @@ def identity(number: int) -> str:
 def record(incident: Open, marks: Marks | None) -> dict[str, Any]:
     """Return the incident as JSON. `marks` are those of the first new step; None without one.
 
-    `lost_steps` is null until it is known, and for a script that keeps its own state.
+    `lost_steps` is null until it is known, for a script that keeps its own state, and where whoever knew how
+    far the group was died with it.
     """
     cause = incident.cause or (incident.faults[0] if incident.faults else None)
     recovered_ns = marks.first_step_ns if marks is not None else 0

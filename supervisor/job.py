@@ -27,6 +27,7 @@ from supervisor import (
     orders,
     presence,
     remedy,
+    resume,
     still,
     unfinished,
 )
@@ -37,7 +38,7 @@ from supervisor.decide import decide
 from supervisor.drills import Asked, Drills
 from supervisor.leading import Lead
 from supervisor.records import Records
-from supervisor.remembered import remembered
+from supervisor.remembered import inherited, remembered
 from supervisor.storage import Storage
 from supervisor.view import (
     Action,
@@ -89,6 +90,10 @@ class Job:
         self._last = held.decision if held and not fresh else None
         self.memory = _begin(policy, held.memory if held else None, fresh)
         self.accounts = _accounts(started_ns, held.ledger if held and not fresh else None)
+        if not fresh:
+            self.memory = inherited(self.memory, records.taken_over())
+            self.accounts.caught_up(self.memory, time.monotonic_ns())
+        self._written = self.memory  # the newest that was handed to the journal
         self.journal = journal.Journal(run_dir / "journal.jsonl", self.lead)
         self.paper = FileWork("journal")
         self._line: Future[None] | None = None  # the newest of the journal's
@@ -138,6 +143,7 @@ class Job:
             action = decide(view, self.policy)
             if isinstance(action, Wait):
                 self._deadline_ns = action.until_ns
+                self._keep_held(view, action)
                 break
             await self._carry_out(view, action)
         else:
@@ -186,9 +192,7 @@ class Job:
         Storage that is full, or does not answer, must not keep the group down. The next line that can be
         written holds all again. Members and keeper are heard meanwhile.
         """
-        ledger = self.accounts.ledger.snapshot()
-        work = self.paper.submit(lambda: self.journal.write(view, self.policy, action, after, ledger), "line")
-        self._line = work
+        work = self._hand_over(view, action, after)
         try:
             if self.paper.busy_s > JOURNAL_S:
                 raise Unresponsive(JOURNAL_S)
@@ -197,6 +201,23 @@ class Job:
         except OSError as error:
             self.records.journal_error = str(error)
             log.error("journal not written", extra={"error": str(error)})
+            work.add_done_callback(partial(_on, asyncio.get_running_loop(), self._written_late))
+
+    def _hand_over(self, view: View, action: Action, after: Memory) -> Future[None]:
+        ledger = self.accounts.ledger.snapshot()
+        work = self.paper.submit(lambda: self.journal.write(view, self.policy, action, after, ledger), "line")
+        self._line, self._written = work, after
+        return work
+
+    def _keep_held(self, view: View, action: Wait) -> None:
+        """Have it written down once a state is held: a successor that nobody tells of it would begin anew.
+
+        Nothing waits for this line.
+        """
+        if not resume.had_state(self.memory) or resume.had_state(self._written):
+            return
+        with suppress(OSError):
+            work = self._hand_over(view, action, self.memory)
             work.add_done_callback(partial(_on, asyncio.get_running_loop(), self._written_late))
 
     def _written_late(self, work: Future[None]) -> None:

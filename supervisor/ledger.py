@@ -117,6 +117,21 @@ class Ledger:
             if len(self._pending) > MAX_PENDING:
                 self._merge()
 
+    def caught_up(self, step: int, at_ns: int) -> None:
+        """Give the training time since the last step known to all steps from there to `step`, evenly.
+
+        For a successor: its predecessor saw them end, and took that with it.
+        """
+        self.advance(at_ns)
+        steps = (self._secured_step, self._pending[-1].last if self._pending else None)
+        known = max((each for each in steps if each is not None), default=None)
+        if known is None or step <= known or not self._tail_ns:
+            return
+        took_ns, self._tail_ns = self._tail_ns, 0
+        self._stretch_ns = at_ns
+        self._pending_ns += took_ns
+        self._pending.append(_Trained(known + 1, step, took_ns))
+
     def secured(self, step: int) -> None:
         """Settle the time of steps <= `step`: no single fault can lose them any more."""
         if self._secured_step is None or step > self._secured_step:

@@ -103,7 +103,9 @@ def _ettr(found: Mapping[str, Any]) -> str:
     if not found.get("total_s"):
         return ""
     if rendering.is_ettr_unknown(found):
-        return "not known (the script keeps its own state)"
+        its_own = found.get("own_state")
+        why = "the script keeps its own state" if its_own else "how far a group was that is lost"
+        return f"not known ({why})"
     whole = percent(float(found.get("ettr") or 0.0))
     hour = percent(float(found.get("ettr_hour") or 0.0))
     return f"{whole} of {seconds(float(found['total_s']))}; {hour} of the last hour"
@@ -185,7 +187,7 @@ def incidents(found: list[dict[str, Any]]) -> list[str]:
             str(each.get("id")),
             str(each.get("kind") or "-"),
             _rank(each),
-            str(each.get("step") if each.get("step") is not None else "-"),
+            _step(each),
             _time(each.get("detected_s")),
             _time(each.get("recovered_s")),
             _lost(each),
@@ -201,6 +203,13 @@ def incidents(found: list[dict[str, Any]]) -> list[str]:
 def _rank(incident: Mapping[str, Any]) -> str:
     rank = incident.get("rank")
     return str(rank) if isinstance(rank, int) and rank >= 0 else "-"
+
+
+def _step(incident: Mapping[str, Any]) -> str:
+    step = incident.get("step")
+    if not isinstance(step, int) or step < 0:  # -1: nobody knows it
+        return "?" if is_cost_unknown(incident) else "-"
+    return str(step)
 
 
 def _lost(incident: Mapping[str, Any]) -> str:

@@ -50,6 +50,17 @@ class Records:
         self.deposed: Deposed | None = None
         self._lead = lead or Lead()
 
+    def taken_over(self) -> dict[str, Any] | None:
+        """Return the last status of the supervisor before, None if there is none; what it knew still holds.
+
+        It may have been written by anybody: of what this takes over itself the types are right.
+        """
+        found = self.run.status()
+        if found is not None:
+            kinds = {"step": int, "secured_step": int, "total_steps": int, "own_state": bool, "loss": float}
+            self.newest = {name: found[name] for name in kinds if type(found.get(name)) is kinds[name]}
+        return found
+
     def incident(self, found: dict[str, Any]) -> None:
         self.last = found
         self.files.submit(lambda: self._write_incident(found), str(found["id"]))

@@ -1,13 +1,16 @@
 """What the members and storage tell that must outlive them, and the supervisor. Pure.
 
-The memory changes with decisions, and with this: a state that was held or saved, replicas that were equal, a
-generation that somebody runs. It is in the journal with the next decision; what is lost with a supervisor
-that dies before that, storage and the members tell its successor.
+The memory changes with decisions, and with this: a state that was held or saved, how far the group is,
+replicas that were equal, a generation that somebody runs. It is in the journal with the next line; what is
+lost with a supervisor that dies before that, storage and the members tell its successor. Where they die with
+it, its last status tells how far they were. That a state was held has a line of its own (`supervisor.job`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from holdfast.lineage import merged, valid
 from holdfast.messages import MemberReport
@@ -29,10 +32,39 @@ def remembered(view: View) -> Memory:
         seen=newest if newest > max(memory.generation, memory.seen) else memory.seen,
         saved=max((memory.saved, *saved)),
         held=max(memory.held, _held(view)),
+        reached=reported.reached(view),
         equal=replicas.equal(view),
         void=_void(view),
     )
     return memory if after == memory else after
+
+
+def inherited(memory: Memory, status: Mapping[str, Any] | None) -> Memory:
+    """Return the memory that a supervisor begins with, after one that left `memory` and that last `status`.
+
+    The line of the journal may be hours old, the status is not: it tells how far the group was at least.
+    Without one of the same generation that is not known, until members tell.
+    """
+    if memory.phase != "running":
+        return memory
+    steps = _steps(memory, status)
+    if not steps or status is None:
+        return replace(memory, reached=-1) if memory.settled else memory
+    snapshot, held = status.get("snapshot_step"), -1
+    if type(snapshot) is int and memory.settled and len(steps) == memory.world_size:
+        held = snapshot if min(steps) > snapshot else -1
+    return replace(memory, reached=max(memory.reached, *steps), held=max(memory.held, held))
+
+
+def _steps(memory: Memory, status: Mapping[str, Any] | None) -> list[int]:
+    """Return the steps of the ranks by a status of the present generation; none by any other."""
+    if status is None or type(status.get("generation")) is not int:
+        return []
+    ranks = status.get("ranks")
+    if status["generation"] != memory.generation or not isinstance(ranks, list):
+        return []
+    steps = (each.get("step") for each in ranks if isinstance(each, Mapping))
+    return [step for step in steps if type(step) is int]
 
 
 def _generation(report: MemberReport) -> int:

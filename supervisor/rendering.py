@@ -68,7 +68,8 @@ def progress(status: Status) -> str:
 
 
 def is_ettr_unknown(status: Status) -> bool:
-    """True when the script keeps its own state and was started again: only that knows what it did again."""
+    """True when steps were done again and nobody knows how many: of a script that keeps its own state, or
+    of a group that is lost with everybody who knew how far it was."""
     return "ettr" in status and status["ettr"] is None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.launcher_messages import Look, RankState
 from holdfast.messages import MemberReport, Stall
-from supervisor import suspect
+from supervisor import lost_track, suspect
 from supervisor.view import View
 from supervisor.wording import step_in_words
 
@@ -64,8 +64,9 @@ def step_of_rank(view: View, rank: int) -> int:
 
 
 def reached(view: View) -> int:
-    """Return the most steps that any rank of the present generation has done."""
-    return max((each.step for report in reports(view) for each in report.progress), default=-1)
+    """Return the most steps that any rank of the present generation is known to have done; -1: not known."""
+    told = max((each.step for report in reports(view) for each in report.progress), default=-1)
+    return told if lost_track.ahead(view) else max(told, view.memory.reached)
 
 
 def reports(view: View) -> tuple[MemberReport, ...]:

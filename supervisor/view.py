@@ -155,7 +155,7 @@ class Open:
     why: str = ""
     reached: int = -1  # steps that the group had done
     resume: Resume | None = None
-    lost: int | None = None  # steps to do again; None while undecided, or when the script keeps its own state
+    lost: int | None = None  # steps to do again; None while undecided, or where nobody knows
     closed_ns: int = 0  # over without a first new step: the run ended
     cut: tuple[Cut, ...] = ()  # work that it cut off; what `resume` is not before is not done again
     own_state: bool = False  # the script keeps its own: its steps are counted from its last start
@@ -199,6 +199,7 @@ class Memory:
     seen: int = 0  # the newest generation that storage or a member tells of, where that is beyond ours
     saved: int = -1  # the newest step that was on storage and is not void
     held: int = -1  # the newest step whose snapshot some member held, and that the group went beyond
+    reached: int = -1  # the most steps that a rank of the present generation has done; -1: not known
     equal: tuple[int, ...] = ()  # the last steps at which the replicas were equal on all members
     void: tuple[Void, ...] = ()  # oldest first
     unbegun: Unbegun | None = None  # while the present generation has not done a step

@@ -59,10 +59,14 @@ def outcome(incident: Mapping[str, Any]) -> str:
 
 
 def is_cost_unknown(incident: Mapping[str, Any]) -> bool:
-    """True when a script that keeps its own state was started again: only that knows what it does again."""
+    """True when the group was started again and nobody knows what it does again.
+
+    Of a script that keeps its own state only that knows. Of another nobody, when whoever knew its steps died.
+    """
     resumed = incident.get("resume") or {}
     its_own = incident.get("own_state") or resumed.get("source") == "none"
-    return bool(resumed and its_own) and incident.get("lost_steps") is None
+    over = incident.get("recovered_s") is not None
+    return bool(resumed and (its_own or over)) and incident.get("lost_steps") is None
 
 
 def _step(incident: Mapping[str, Any], step: int) -> str:

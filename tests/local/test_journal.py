@@ -45,3 +45,41 @@ def test_a_supervisor_that_follows_one_goes_on_from_any_last_line(start: Start, 
     assert run.trains(5)["generation"] == before["generation"] + 1
     run.interrupt()
     assert run.finish().code == 130
+
+
+def kill_all_who_know(status: dict[str, Any]) -> None:
+    """SIGKILL to the supervisor and all launchers, stopped before: none can tell the next of anything."""
+    pids = [status["supervisor_pid"], *(each["launcher_pid"] for each in status["members"])]
+    for signum in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            os.kill(pid, signum)
+
+
+def test_a_run_whose_supervisor_dies_with_all_members_does_not_begin_again_as_if_nothing_had_been(
+    start: Start,
+) -> None:
+    run = start("--members 2 --checkpoint-every 600s", "steady.py", ENDLESS)
+    run.steady()
+    now = run.reach(60)
+    written = run.last_status()["step"]
+    kill_all_who_know(now)
+    ended = run.finish()
+    assert ended.code == 1
+    assert "no state is left to resume from: storage has no checkpoint yet" in ended.output
+    assert "is lost with its members" in ended.output
+    [found] = run.incidents()
+    assert found["step"] >= written > 0
+    assert run.last_status()["step"] >= written
+
+
+def test_steps_that_were_lost_with_the_supervisor_are_counted(start: Start) -> None:
+    run = start("--members 2 --checkpoint-every 1s", "steady.py", ENDLESS)
+    run.steady()
+    run.wait(lambda status: status["checkpoint"] is not None, "a checkpoint")
+    before = run.trains(20)
+    written = run.last_status()["step"]
+    found = run.broken(lambda: kill_all_who_know(before))
+    assert found["resume"]["source"] == "checkpoint"
+    assert found["step"] >= written > 0
+    assert found["lost_steps"] == max(0, found["step"] - found["resume"]["step"])
+    assert run.stop().code == 130

@@ -117,6 +117,22 @@ def test_a_start_makes_the_next_generation_and_remembers_the_cause() -> None:
     assert (after.save, after.save_step, after.save_member) == (1, 5, "m0")
 
 
+def test_steps_that_nobody_knows_of_any_more_are_not_said_to_be_none() -> None:
+    """The supervisor that knew them died together with the members."""
+    opened = Open(1, 1, 90 * S, 95 * S, 0.0, (fault("member_lost", step=-1),))
+
+    def lost(*, settled: bool, reached: int = -1) -> int | None:
+        seen = view(*HELD, phase="securing", incident=opened, settled=settled, reached=reached)
+        after = apply(seen, start(Resume(128, 1, "checkpoint", "p")), POLICY)
+        assert after.incident is not None
+        assert after.reached == -1, "that was the generation before"
+        return after.incident.lost
+
+    assert lost(settled=True) is None
+    assert lost(settled=True, reached=275) == 147
+    assert lost(settled=False) == 0, "it had done no step"
+
+
 def test_a_start_from_the_beginning_restores_nothing() -> None:
     after = apply(view(*HELD), start(Resume(0, 0, "none")), POLICY)
     assert after.launch is not None

@@ -23,7 +23,7 @@ def test_an_incident_is_explained_from_evidence_to_the_first_new_step() -> None:
     ]
     assert section(lines, "What was decided") == [
         "restart the processes where they are, from the snapshot of step 812",
-        "resumed at step 812 in generation 2, from a snapshot in memory",
+        "resumed at step 812, from a snapshot in memory that generation 2 took",
         "0 steps lost",
     ]
 
@@ -121,3 +121,9 @@ def test_a_script_that_keeps_its_own_state_is_said_to_begin_again_with_it() -> N
     assert "secured" not in "".join(lines)
     began = "started the script from its first line: it keeps its own state"
     assert f"  {began}; how many steps it does again is not known" in lines
+
+
+def test_steps_that_nobody_can_count_are_said_to_be_unknown() -> None:
+    lines = explain(incident(lost_steps=None), PLAIN)
+    assert lines[1].endswith("back in 0.13 s, steps lost not known")
+    assert "  how many steps are lost is not known: whoever knew it died with the group" in lines

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from supervisor import leading, offloop
+from holdfast.launcher_messages import Marks
+from supervisor import leading, offloop, resume
 from supervisor.connections import Connections
 from supervisor.job import Job
-from supervisor.journal import Journal
+from supervisor.journal import Journal, last
 from supervisor.records import Records
 from supervisor.rundir import RunDir
-from supervisor.view import Action, Memory, Missed, Policy, View, Wait
-from tests.unit.supervisor.views import member, report, view
+from supervisor.view import Action, MemberView, Memory, Missed, Policy, View, Wait
+from tests.unit.supervisor.views import launcher, member, memory, progress, rank, report, view
 
 
 @dataclass
@@ -218,3 +219,52 @@ def test_orders_carry_the_epoch_and_a_next_supervisor_has_a_higher_one_than_the_
     again = led(tmp_path)
     again.journal.close()
     assert again.lead.epoch == 10
+
+
+class Making(Backend):
+    """One that makes members."""
+
+    def want(self, count: int, discard: tuple[str, ...]) -> None:
+        pass
+
+
+def training(step: int) -> MemberView:
+    here = progress(0, step, step - 1)
+    marks = Marks(1, 1, 1, 1)
+    return member("m0", report("m0", launcher(rank(0, marks=marks)), progress=(here,), nproc=1))
+
+
+async def test_that_a_state_is_held_is_in_the_journal_before_any_decision(tmp_path: Path) -> None:
+    """Else a successor that hears of nobody would begin anew, as if nothing had ever been saved."""
+    connections = Connections(time.monotonic_ns, lambda: None)
+    job = Job(Policy(), tmp_path, Records(RunDir(tmp_path)), Making({"m0": ""}), connections, True, 0)
+    path = tmp_path / "journal.jsonl"
+    alone = memory(world_size=1, placement=("m0",), settled=True, since_ns=time.monotonic_ns())
+    job.memory = alone
+    line = job.connections.line("m0")
+    line.connected = True
+    for step, lines in ((1, 1), (9, 1), (10, 1)):
+        line.report, line.heard_ns = training(step).report, time.monotonic_ns()
+        await job._round()
+        await offloop.answer(job.paper.submit(lambda: None), 30.0)
+        assert len(path.read_bytes().splitlines()) == lines
+    held = last(path)
+    assert held is not None
+    assert resume.had_state(held.memory)
+    job.journal.close()
+
+
+def test_a_successor_knows_how_far_the_group_was_though_all_that_could_tell_it_are_gone(
+    tmp_path: Path,
+) -> None:
+    before = view(settled=True, generation=7, held=4, reached=5)
+    kept = Journal(tmp_path / "journal.jsonl")
+    kept.write(before, Policy(), Wait(1), before.memory, None)
+    kept.close()
+    ranks = [{"rank": number, "step": 147} for number in range(2)]
+    RunDir(tmp_path).write_status({"generation": 7, "ranks": ranks, "snapshot_step": 128, "step": 147})
+    connections = Connections(time.monotonic_ns, lambda: None)
+    job = Job(Policy(), tmp_path, Records(RunDir(tmp_path)), Backend(), connections, False, 5)
+    job.journal.close()
+    assert (job.memory.reached, job.memory.held) == (147, 128)
+    assert job.records.status(job.view(), job.accounts)["step"] == 147

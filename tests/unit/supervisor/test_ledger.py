@@ -189,3 +189,17 @@ def test_nor_that_of_the_last_hour_though_all_of_it_is_a_stall() -> None:
     assert ledger.ettr_over(86_400, 7260 * S, 7250 * S) == pytest.approx(10 / 7260)
     ledger.trained(2, 7260 * S)
     assert ledger.ettr_over(3600, 7260 * S, 0) == 1.0, "it was a long step"
+
+
+def test_what_was_trained_while_nobody_looked_belongs_to_all_steps_that_were_done() -> None:
+    """A supervisor died with its group: the next one goes back to step 30 of 100."""
+    ledger = Ledger(0, Bucket.PRODUCTIVE)
+    ledger.trained(1, S)
+    after = Ledger.restore(ledger.snapshot())
+    after.caught_up(100, 100 * S)
+    after.rolled_back(30, 101 * S)
+    spent = after.buckets_ns()
+    assert (spent[Bucket.LOST], after.pending_ns) == (71 * S, 30 * S)
+    after.caught_up(20, 102 * S)  # no more than is known
+    after.secured(30)
+    assert after.buckets_ns()[Bucket.PRODUCTIVE] == 30 * S

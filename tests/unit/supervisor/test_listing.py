@@ -121,3 +121,12 @@ def test_what_a_restart_of_a_script_that_keeps_its_own_state_cost_is_a_question_
     ended = incident(lost_steps=None, resume=None, remedy="stop", own_state=True)
     rows = listing.incidents([old, new, ended])[1:]
     assert [row[row.index("0.13 s") :].split()[2] for row in rows] == ["?", "?", "-"]
+
+
+def test_what_a_loss_cost_that_nobody_survived_is_a_question_mark() -> None:
+    resume = {"step": 128, "source": "checkpoint", "generation": 1}
+    [row] = listing.incidents([incident(lost_steps=None, step=-1, rank=0, resume=resume)])[1:]
+    cells = row.split()
+    assert (cells[3], cells[cells.index("restart") - 1]) == ("?", "?")
+    ettr = [line for line in page(ettr=None, ettr_hour=None) if line.startswith("  ETTR")]
+    assert ettr == ["  ETTR        not known (how far a group was that is lost)"]

@@ -7,9 +7,9 @@ import pytest
 
 from holdfast.lineage import Lineage
 from holdfast.messages import Durable, Seal, Slot
-from supervisor.remembered import VOIDS, remembered
+from supervisor.remembered import VOIDS, inherited, remembered
 from supervisor.view import Checkpoint, MemberView, Memory, Stored, Void
-from tests.unit.supervisor.views import launcher, member, progress, report, view
+from tests.unit.supervisor.views import launcher, member, memory, progress, report, view
 
 
 def taught(*members: MemberView, stored: Stored | None = None, **given: Any) -> Memory:
@@ -25,7 +25,7 @@ def training(*at: tuple[int, int], **given: Any) -> tuple[MemberView, ...]:
 
 
 def test_what_teaches_nothing_changes_nothing() -> None:
-    seen = view(*training((3, -1), (3, -1)))
+    seen = view(*training((3, -1), (3, -1)), reached=3)
     assert remembered(seen) is seen.memory
 
 
@@ -99,3 +99,48 @@ def test_of_many_void_steps_the_newest_are_remembered_and_those_of_which_there_i
     holding = member("m1", report("m1", launcher(), progress=(progress(1, 200),), slots=(Slot(1, 2, 8),)))
     found = taught(changed(0, late=(200, 201, 202)), holding, stored=stored, void=many).void
     assert [each.step for each in found] == [0, 2, *range(3, VOIDS), 200, 201, 202]
+
+
+def test_how_far_the_group_was_outlives_its_members_and_not_its_generation() -> None:
+    assert taught(*training((9, 8), (8, 8))).reached == 9
+    assert taught(reached=9).reached == 9
+    assert taught(*training((3, 2), (3, 2)), reached=9).reached == 9
+    newer = launcher(generation=2)
+    told = member("m0", report("m0", newer, progress=(progress(0, 4),)))
+    assert taught(told, reached=9).reached == -1, "that generation is not the one that it is told of"
+
+
+def status(*steps: int | None, **given: object) -> dict[str, object]:
+    ranks = [{"rank": number, "step": step} for number, step in enumerate(steps)]
+    return {"generation": 1, "ranks": ranks, "snapshot_step": 128, **given}
+
+
+@pytest.mark.parametrize(
+    ("told", "known"),
+    [
+        (status(147, 146), (147, 128)),
+        (status(147, 128), (147, 4)),
+        (status(147, None), (147, 4)),
+        (status(147), (147, 4)),
+        (status(147, 146, snapshot_step=None), (147, 4)),
+        (status(147, 146, snapshot_step=2), (147, 4)),
+        (status(147, 146, generation=2), (-1, 4)),
+        (status(147, 146, generation="1"), (-1, 4)),
+        (status(ranks="all"), (-1, 4)),
+        (status(ranks=[7, {"step": "9"}, {"step": True}]), (-1, 4)),
+        ({}, (-1, 4)),
+        (None, (-1, 4)),
+    ],
+)
+def test_the_last_status_tells_a_successor_how_far_the_group_was(
+    told: dict[str, object] | None, known: tuple[int, int]
+) -> None:
+    before = memory(settled=True, reached=1, held=4)
+    after = inherited(before, told)
+    assert (after.reached, after.held) == known
+    assert after == replace(before, reached=known[0], held=known[1])
+
+
+def test_who_has_not_done_a_step_has_none_to_lose_and_who_is_being_secured_is_known() -> None:
+    for known in (memory(), memory(phase="securing", settled=True, reached=7)):
+        assert inherited(known, None) is known
