@@ -122,7 +122,8 @@ def test_steps_that_nobody_knows_of_any_more_are_not_said_to_be_none() -> None:
     opened = Open(1, 1, 90 * S, 95 * S, 0.0, (fault("member_lost", step=-1),))
 
     def lost(*, settled: bool, reached: int = -1) -> int | None:
-        seen = view(*HELD, phase="securing", incident=opened, settled=settled, reached=reached)
+        gone = (member("m0", exists=False), member("m1", exists=False))
+        seen = view(*gone, phase="securing", incident=opened, settled=settled, reached=reached)
         after = apply(seen, start(Resume(128, 1, "checkpoint", "p")), POLICY)
         assert after.incident is not None
         assert after.reached == -1, "that was the generation before"
