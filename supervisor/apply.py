@@ -100,13 +100,13 @@ def _learned(memory: Memory, action: Learn) -> tuple[Learned, ...]:
 
 def _opened(view: View, found: tuple[Fault, ...]) -> Open:
     memory = view.memory
-    known = memory.incident
-    if known is not None and known.generation == memory.generation:
+    known, generation = memory.incident, max(memory.generation, lost_track.ahead(view))
+    if known is not None and known.generation == generation:
         fresh = tuple(f for f in found if f not in known.faults)
         return replace(known, faults=(*known.faults, *fresh))
     return Open(
         number=memory.incidents + 1,
-        generation=max(memory.generation, lost_track.ahead(view)),
+        generation=generation,
         fault_ns=min(fault.at_ns for fault in found),
         noticed_ns=view.now_ns,
         wall_s=view.wall_s,
@@ -387,6 +387,17 @@ def _barred(view: View, memory: Memory, policy: Policy, back: int | None) -> Mem
         lineage=lineage.extended(memory.lineage, barred, good),
         equal=replicas.rolled_back(memory.equal, good),
     )
+
+
+def taken_over(memory: Memory, now_ns: int) -> Memory:
+    """Return the memory for the supervisor that takes over at `now_ns`.
+
+    Its predecessor may have been stuck for all of the time that the phase has lasted. Members can neither
+    have heard what it decided nor have told what they hold, so every wait for them begins now.
+    """
+    if memory.phase == "looking":  # an older version was looking at ranks that were late
+        memory = replace(memory, phase="running", incident=None)
+    return replace(memory, since_ns=now_ns)
 
 
 def asked_to_stop(memory: Memory, how: str) -> Memory:

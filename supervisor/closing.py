@@ -6,8 +6,21 @@ from dataclasses import replace
 
 from holdfast.launcher_messages import UNFLUSHED
 from holdfast.messages import Durable
-from supervisor import presence, remedy, reported, resume, uneven, unfinished
-from supervisor.view import Action, Cut, Done, End, Fault, MemberView, Memory, Policy, Save, View, Wait
+from supervisor import placing, presence, remedy, reported, resume, uneven, unfinished
+from supervisor.view import (
+    UNREAD,
+    Action,
+    Cut,
+    Done,
+    End,
+    Fault,
+    MemberView,
+    Memory,
+    Policy,
+    Save,
+    View,
+    Wait,
+)
 
 EXIT_INTERRUPTED = 130
 EXIT_CUT_SHORT = 3  # the script finished, and not all that it did after its commits was done
@@ -66,7 +79,12 @@ def _last(view: View, policy: Policy) -> Save | Wait | None:
     ranks = {e.rank: e for report in reported.reports(view) for e in unfinished.of_generation(view, report)}
     steps = {each.step for each in ranks.values()}
     said = len(ranks) == view.memory.world_size and all(each.phase == _DONE for each in ranks.values())
-    if policy.checkpoint_every_s <= 0 or view.stored.error or not said or len(steps) != 1:
+    if policy.checkpoint_every_s <= 0 or not said or len(steps) != 1:
+        return None
+    read_ns = view.stored.failed_ns + int(CONFIRM_S * _S)
+    if view.stored.error == UNREAD and view.now_ns < read_ns:  # by a supervisor that has just taken over
+        return Wait(read_ns, "looking what is on storage")
+    if view.stored.error:
         return None
     [step] = steps
     stored = resume.newest_checkpoint(view)
@@ -162,6 +180,9 @@ def saving(view: View, policy: Policy) -> Action:
     lost = member is None or presence.is_lost(view, member, policy)
     if lost and (another := _another(view)) is not None:
         return another
+    if lost and placing.unknown(view, policy):
+        until_ns = view.now_ns + int(placing.next_silence_s(view, policy, policy.member_timeout_s) * _S)
+        return Wait(until_ns, f"member {memory.save_member} is lost: waiting for the others to be heard")
     if lost or view.now_ns >= deadline:
         late = f"storage took nothing of it for {policy.save_s:g} s"
         why = f"member {memory.save_member} is lost" if lost else late

@@ -30,6 +30,7 @@ class Line:
     report: MemberReport | None = None
     connected: bool = False
     heard_ns: int = 0
+    first_ns: int = 0  # when it was heard for the first time
     order: MemberOrder | None = None
     sent: MemberOrder | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -101,6 +102,7 @@ class Connections:
         now_ns = self._now_ns()
         line.offset = line.offset.heard(report, self._clock, now_ns)
         line.report, line.connected, line.heard_ns = clocks.on_ours(report, line.offset), True, now_ns
+        line.first_ns = line.first_ns or now_ns
 
     def _read(self, data: str) -> MemberReport | None:
         try:

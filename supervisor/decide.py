@@ -30,6 +30,7 @@ from supervisor import faults as symptoms
 from supervisor.closing import EXIT_INTERRUPTED
 from supervisor.hanging import Verdict
 from supervisor.view import (
+    UNREAD,
     Action,
     End,
     Fault,
@@ -113,10 +114,11 @@ def _unread(view: View, policy: Policy, resumed: Resume) -> Wait | End | None:
     if resumed.source == "slot" or (policy.from_scratch and memory.phase == "forming"):
         return None
     if view.stored.error:
-        deadline = memory.since_ns + int(policy.storage_s * _S)
+        deadline = max(memory.since_ns, view.stored.failed_ns) + int(policy.storage_s * _S)
         if view.now_ns < deadline:
             return Wait(deadline, f"storage cannot be read: {view.stored.error}")
-        why = f"storage cannot be read, for {policy.storage_s:g} s now: {view.stored.error}"
+        error = "it does not answer" if view.stored.error == UNREAD else view.stored.error
+        why = f"storage cannot be read, for {policy.storage_s:g} s now: {error}"
         return End(2 if memory.phase == "forming" else 1, why)
     deadline = memory.since_ns + int(policy.form_s * _S)
     doubted = remedy.doubted(view, policy)
@@ -235,19 +237,27 @@ def _lost_standby(view: View, policy: Policy) -> Action | None:
 
 def _securing(view: View, policy: Policy) -> Action:
     memory = view.memory
-    waiting = [m.name for m in view.members if _is_awaited(view, m, policy)]
+    waiting = [m for m in view.members if _is_awaited(view, m, policy)]
     limit_s = policy.secure_s + progress.COPIES * reported.copy_s(view)
-    deadline = memory.since_ns + int(limit_s * _S)
+    # A supervisor that has taken over can have nothing secured by a member before it hears it.
+    deadline = max((memory.since_ns, *(m.heard_ns for m in waiting))) + int(limit_s * _S)
     if waiting and view.now_ns < deadline:
-        return Wait(deadline, f"securing on {', '.join(waiting)}")
+        return Wait(deadline, f"securing on {', '.join(m.name for m in waiting)}")
+    unknown = placing.unknown(view, policy)
+    if unknown:
+        until_ns = view.now_ns + int(placing.next_silence_s(view, policy, policy.member_timeout_s) * _S)
+        return Wait(until_ns, f"waiting for {', '.join(unknown)} to say what it holds")
     unfinished_wait = unfinished.wait(view, policy)
     if unfinished_wait is not None:
         return unfinished_wait
     found = symptoms.gathered(view, policy)
     if not found and _is_finished(view):
         return closing.finished(view, policy)
-    if not found:
+    if not found and memory.stop:
         return closing.save_and_end(view, ())
+    if not found:
+        lost = lost_track.unexplained(view)
+        return Secure((lost,), True, lost.detail)
     cause = symptoms.root(found)
     if cause.kind == "victim":
         patience = memory.since_ns + int(policy.victim_s * _S)

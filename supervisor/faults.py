@@ -114,11 +114,14 @@ def _of_report(view: View, block: int, name: str, report: MemberReport, policy: 
             faults.append(_forgotten(view, block, name))
         elif report.prepare_error and report.prepare_generation == memory.generation:
             faults.append(_unprepared(view, name, report.prepare_error, report.prepare_occupied))
-        elif (
-            launcher.generation < memory.generation and view.now_ns - memory.started_ns > policy.form_s * 1e9
-        ):
+        elif launcher.generation < memory.generation and _unready_s(view) > policy.form_s:
             faults.append(_unprepared(view, name, f"not ready after {policy.form_s:g} s"))
     return faults
+
+
+def _unready_s(view: View) -> float:
+    """Return for how long this supervisor, or the one before it, could have its start carried out."""
+    return (view.now_ns - max(view.memory.started_ns, view.memory.since_ns)) / 1e9
 
 
 def _forgotten(view: View, block: int, name: str) -> Fault:

@@ -316,7 +316,7 @@ class Job:
         line = self.connections.line(name)
         silent_s = (now_ns - line.heard_ns) / 1e9
         exists = name in self.backend.members and name not in self.memory.lost
-        return MemberView(name, exists, line.connected, round(silent_s, 3), line.report)
+        return MemberView(name, exists, line.connected, round(silent_s, 3), line.report, line.first_ns)
 
     def _take_stop(self) -> None:
         for asked in (self.backend.stop, self._asked):
@@ -361,7 +361,7 @@ def _accounts(started_ns: int, held: Any) -> Accounts:
 
 
 def _begin(policy: Policy, held: Memory | None, fresh: bool) -> Memory:
-    """Return the memory to go on with: the same after our own death, a new one for a new run.
+    """Return the memory to begin with: that of our predecessor where we take over, or one for a new run.
 
     A new run in an old directory keeps what fences and what was learned: generation, lineage, skips, that
     there were checkpoints, and which work after commits was not done.
@@ -370,10 +370,8 @@ def _begin(policy: Policy, held: Memory | None, fresh: bool) -> Memory:
     now_ns = time.monotonic_ns()
     if held is None:
         return Memory(world_size, policy.nproc, since_ns=now_ns)
-    if not fresh and held.phase == "looking":  # an older version was looking at ranks that were late
-        return replace(held, phase="running", incident=None)
     if not fresh:
-        return held
+        return apply.taken_over(held, now_ns)
     return Memory(
         world_size,
         policy.nproc,

@@ -19,6 +19,12 @@ def fault(view: View) -> Fault:
     return Fault("lost_track", -1, "", -1, view.now_ns, "lost track", detail)
 
 
+def unexplained(view: View) -> Fault:
+    """The group was stopped, nobody asked for it, and the journal has no fault of its generation."""
+    detail = f"the journal does not say why generation {view.memory.generation} was stopped"
+    return Fault("lost_track", -1, "", -1, view.now_ns, "lost track", detail)
+
+
 def seats(view: View, generation: int) -> tuple[str, ...]:
     """Return which members say that they have the ranks of `generation`, in their order.
 

@@ -63,6 +63,20 @@ def missing(view: View, policy: Policy) -> tuple[str, ...]:
     )
 
 
+def unknown(view: View, policy: Policy) -> tuple[str, ...]:
+    """Return the members with ranks that this supervisor has never heard, and that may yet speak.
+
+    It has taken over, and nobody but they can say what they hold: nothing is decided without them.
+    """
+    return tuple(
+        member.name
+        for member in view.members
+        if member.name in view.memory.placement
+        and member.report is None
+        and not presence.is_lost(view, member, policy)
+    )
+
+
 def next_silence_s(view: View, policy: Policy, at_most_s: float) -> float:
     """Return after which time a member that says nothing more would count as lost."""
     left = [presence.silence_left_s(view, m, policy) for m in view.members]

@@ -47,7 +47,7 @@ class Storage:
         self._told: deque[Durable] = deque(maxlen=TOLD)
         self._heard = 0
         self._doubted: Checkpoint | None = None
-        self.stored = Stored(error=UNREAD)
+        self.stored = Stored(error=UNREAD, failed_ns=time.monotonic_ns())
 
     async def run(self) -> None:
         """Look now, whenever something has changed, and again while storage cannot be read. For ever."""
@@ -103,12 +103,16 @@ class Storage:
             found = await _beside(self._read)
         except OSError as error:
             log.warning("storage cannot be read", extra={"error": str(error)})
-            self.stored = replace(self.stored, error=str(error))
+            self._fail(error, began_ns)
             return
         for each in found.unusable:
             if each not in self.stored.unusable:
                 log.warning("checkpoint passed over", extra={"note": each.note})
         self.stored = replace(found, looked_ns=began_ns, heard=heard)
+
+    def _fail(self, error: OSError, at_ns: int) -> None:
+        failed_ns = self.stored.failed_ns if self.stored.error else at_ns
+        self.stored = replace(self.stored, error=str(error), failed_ns=failed_ns)
 
     def _read(self) -> Stored:
         checkpoints: list[Checkpoint] = []
@@ -161,7 +165,7 @@ class Storage:
         try:
             outcome = await _beside(read)
         except OSError as error:
-            self.stored = replace(self.stored, error=str(error))
+            self._fail(error, time.monotonic_ns())
             return
         if self._doubted == doubted:
             self._doubted = None

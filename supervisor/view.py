@@ -215,6 +215,7 @@ class MemberView:
     connected: bool
     silent_s: float  # since its last report
     report: MemberReport | None = None
+    heard_ns: int = 0  # when this supervisor heard it for the first time
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +259,7 @@ class Stored:
     lineage: tuple[Lineage, ...] = ()  # that the manifests tell of
     generation: int = 0  # the newest that the manifests tell of
     error: str = ""
+    failed_ns: int = 0  # since when there is an `error`
     looked_ns: int = 0  # when the look began; 0: there was none yet
     heard: int = 0  # the last request for a checkpoint whose answer was known when the look began
     epoch: int = 0  # the highest that the manifests tell of

@@ -15,7 +15,7 @@ from typing import Any
 from holdfast.launcher_messages import Marks
 from supervisor import closing, orders, still
 from supervisor.accounts import Accounts
-from supervisor.apply import apply, asked_to_stop
+from supervisor.apply import apply, asked_to_stop, taken_over
 from supervisor.decide import decide
 from supervisor.remembered import remembered
 from supervisor.view import Action, End, Memory, Policy, Secure, Settle, Start, View, Wait, Watch
@@ -25,7 +25,6 @@ from tests.simulated.network import Network
 from tests.simulated.storage import Store
 
 BEGIN_NS = 1_000_000_000
-SUPERVISOR_MS = 300  # until there is another one
 
 
 class Killed(Exception):
@@ -44,6 +43,7 @@ class World:
     step_ms: int = 40
     snapshot_every: int = 5  # 0: only the first
     kills: frozenset[int] = frozenset()
+    supervisor_ms: int = 300  # until there is another one
     cues: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
     boot_ms: int = 500
     sidecar_ms: int = 200
@@ -126,10 +126,10 @@ class World:
             self.has_forgotten |= bool(self.journal) and self._disk != self.journal[-1]
             self._memory, self._accounts, self._want, self._watch = None, None, None, Watch()
             self.network.forget()
-            self.after(SUPERVISOR_MS, self._start_supervisor)
+            self.after(self.supervisor_ms, self._start_supervisor)
 
     def _start_supervisor(self) -> None:
-        self._memory = self.memory
+        self._memory = taken_over(self.memory, self.now_ns)
         self._accounts = Accounts(self.now_ns, self.ledger)
         self._existed = ()
         self.network.forget()

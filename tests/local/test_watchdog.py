@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -189,3 +190,42 @@ def test_a_supervisor_that_the_watchdog_has_replaced_does_not_come_back(start: S
     assert int((run.run_dir / leading.FILE).read_text()) == 2
     assert now["incidents"] == 0
     assert run.stop().code == 130
+
+
+def stuck_after(run: Run, decision: str, begin: Callable[[], object]) -> None:
+    """Have `begin` lead to `decision`, and stop the supervisor once that is journaled, before it is over.
+
+    A stopped sidecar is what the supervisor waits for meanwhile.
+    """
+    before = run.steady()
+    journal, sidecar = run.run_dir / "journal.jsonl", before["members"][0]["sidecar_pid"]
+    known = len(journal.read_bytes())
+    os.kill(sidecar, signal.SIGSTOP)
+    begin()
+    written = f'"action":"{decision}"'.encode()
+    until(lambda: written in journal.read_bytes()[known:].replace(b" ", b"") or None, decision, 60)
+    os.kill(before["supervisor_pid"], signal.SIGSTOP)
+    os.kill(sidecar, signal.SIGCONT)
+    assert journal.read_bytes()[known:].count(b"\n") == 1, "it was stopped in time"
+
+
+def test_a_supervisor_that_is_stuck_in_a_recovery_costs_no_member(start: Start) -> None:
+    run = start("--members 2 --checkpoint-every 0", "steady.py", ENDLESS)
+    stuck_after(run, "Secure", lambda: run.hit(1, signal.SIGKILL))
+    found = run.recovered(1)
+    assert (found["kind"], found["rank"]) == ("crash", 1), found
+    assert found["lost_steps"] <= 1
+    after = run.running()
+    assert {each["name"] for each in after["members"]} == {"m0", "m1"}
+    assert run.stop().code == 130
+
+
+def test_a_supervisor_that_is_stuck_in_a_stop_still_saves_the_last_step(start: Start) -> None:
+    run = start("--members 2", "steady.py", ENDLESS)
+    stuck_after(run, "Secure", lambda: run.interrupt(signal.SIGTERM))
+    reached = int(run.last_status()["step"])
+    ended = run.finish()
+    assert ended.code == 130
+    assert "with a checkpoint of step" in ended.lines[-1], ended.output
+    step = int(ended.lines[-1].partition("with a checkpoint of step ")[2].split()[0])
+    assert step >= reached

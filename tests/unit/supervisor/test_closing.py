@@ -12,7 +12,21 @@ from supervisor import closing, orders, uneven
 from supervisor.apply import apply
 from supervisor.decide import decide
 from supervisor.orders import order_for
-from supervisor.view import Checkpoint, Cut, Done, End, Missed, Past, Policy, Save, Stored, View, Void, Wait
+from supervisor.view import (
+    UNREAD,
+    Checkpoint,
+    Cut,
+    Done,
+    End,
+    Missed,
+    Past,
+    Policy,
+    Save,
+    Stored,
+    View,
+    Void,
+    Wait,
+)
 from tests.unit.supervisor.views import S, fault, holding, launcher, member, progress, rank, report, view
 
 POLICY = Policy(members=2, save_s=50.0, grace_s=5.0)
@@ -318,6 +332,13 @@ def test_a_run_that_has_finished_saves_its_last_state_before_it_ends() -> None:
 )
 def test_a_last_state_that_is_stored_or_not_to_be_had_delays_no_end(seen: View, policy: Policy) -> None:
     assert decide(seen, policy) == End(0, "all ranks have finished")
+
+
+def test_a_supervisor_that_takes_over_at_the_end_looks_what_is_on_storage_before_it_does_without() -> None:
+    unread = Stored(error=UNREAD, failed_ns=99 * S)
+    assert isinstance(decide(at_the_end(9, 9, stored=unread), POLICY), Wait)
+    late = replace(unread, failed_ns=90 * S)
+    assert decide(at_the_end(9, 9, stored=late), POLICY) == End(0, "all ranks have finished")
 
 
 def test_a_member_that_is_quiet_for_a_moment_is_waited_for_but_not_until_it_is_lost() -> None:

@@ -91,6 +91,7 @@ async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
 async def test_before_the_first_look_it_is_not_known_what_is_there(storage: Storage) -> None:
     assert storage.stored.error == "it has not been read yet"
     assert storage.stored.looked_ns == 0
+    assert storage.stored.failed_ns > 0, "it has its time to answer from now on"
     await storage.look()
     assert (storage.stored.error, steps(storage)) == ("", [])
     assert storage.stored.looked_ns > 0
@@ -198,10 +199,14 @@ async def test_storage_that_is_away_leaves_what_is_known_and_says_so(tmp_path: P
     await storage.look()
     assert steps(storage) == [3]
     assert "Too many levels of symbolic links" in storage.stored.error
+    failed_ns = storage.stored.failed_ns
+    assert failed_ns > storage.stored.looked_ns
+    await storage.look()
+    assert storage.stored.failed_ns == failed_ns, "that is since when it is away"
     (tmp_path / "here").unlink()
     (tmp_path / "there").rename(tmp_path / "here")
     await storage.look()
-    assert storage.stored.error == ""
+    assert (storage.stored.error, storage.stored.failed_ns) == ("", 0)
 
 
 async def test_a_checkpoint_that_cannot_be_read_is_no_damaged_one_at_once(
