@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,7 +124,7 @@ def test_a_job_takes_over_with_the_time_of_now(tmp_path: Path) -> None:
 
 def test_a_member_that_was_never_heard_is_waited_for_until_it_counts_as_lost() -> None:
     told = member("m0", report("m0", launcher(rank(0)), secured_for=1))
-    known = {"phase": "securing", "incident": CRASH, "since_ns": 97 * S}
+    known: dict[str, Any] = {"phase": "securing", "incident": CRASH, "since_ns": 97 * S}
     for silent_s, waits in ((3.0, True), (5.0, False)):
         seen = view(told, member("m1", silent_s=silent_s), **known)
         action = decide(seen, Policy(members=2))
@@ -144,7 +145,13 @@ def test_a_start_is_carried_out_by_members_in_the_time_that_this_supervisor_give
 
 def test_the_last_checkpoint_waits_for_others_that_may_hold_the_state() -> None:
     gone = member("m0", exists=False)
-    saving = {"phase": "saving", "since_ns": 99 * S, "stop": "graceful", "save": 1, "save_step": 7}
+    saving: dict[str, Any] = {
+        "phase": "saving",
+        "since_ns": 99 * S,
+        "stop": "graceful",
+        "save": 1,
+        "save_step": 7,
+    }
     saving |= {"save_generation": 1, "save_member": "m0"}
     assert isinstance(decide(view(gone, member("m1", silent_s=1.0), **saving), Policy(members=2)), Wait)
     holds = holding("m1", ((1, 7),), ((0, 1, 7), (1, 1, 7)))
@@ -182,7 +189,7 @@ def test_storage_has_all_of_its_time_from_when_it_failed() -> None:
 # -- a journal that lacks the newest generation
 
 
-def ahead(**given: object) -> View:
+def ahead(**given: Any) -> View:
     """The members run generation 2, and the journal ends with a fault in generation 1."""
     slots = [holding(f"m{n}", ((2, 7),), ((n, 2, 7),)) for n in range(2)]
     told = []
