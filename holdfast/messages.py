@@ -15,7 +15,7 @@ from holdfast.lineage import Lineage
 
 __all__ = [
     "PROTOCOL", "Drill", "Durable", "Launch", "LauncherState", "Look", "MemberOrder", "MemberReport",
-    "PrivateHeld", "Progress", "RankStart", "Seal", "Slot", "Source", "Stall", "Uncommitted",
+    "PrivateHeld", "Progress", "RankStart", "Seal", "Slot", "Source", "Stall", "Told", "Uncommitted",
 ]  # fmt: skip
 
 PROTOCOL = 1
@@ -137,6 +137,15 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """What a member was last told of the run's history: for a supervisor whose journal lacks that."""
+
+    generation: int = 0  # of the order that said so; 0: there was none
+    lineage: tuple[Lineage, ...] = ()
+    skip: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class MemberReport:
     """Everything a member knows, sent to the supervisor when it changes and once a second."""
 
@@ -173,6 +182,7 @@ class MemberReport:
     epoch: int = 0  # the highest of which it has had an order
     clock: str = ""  # whose clock that is (`holdfast.hostclock`)
     drilled: int = 0  # number of the newest drill that it, or the sidecar before it, has carried out
+    told: Told = field(default_factory=Told)
 
 
 @dataclass(frozen=True, slots=True)

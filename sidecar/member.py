@@ -143,6 +143,7 @@ class Member:
             epoch=self.obeyed.newest.epoch,
             clock=self._clock,
             drilled=self._drilled.newest,
+            told=self.obeyed.told,
             notes=(self.refused,) if self.refused else (),
         )
 
@@ -175,7 +176,8 @@ class Member:
             self._launch, self.prepare_error = None, ""
         self.order = order
         self.checkpoints.answered(order)
-        self.saver.retention = Retention(order.keep, order.lineage, order.proven, order.epoch)
+        lineage = self.obeyed.learn(order)
+        self.saver.retention = Retention(order.keep, lineage, order.proven, order.epoch)
         self._drill()
         self._wake.set()
 

@@ -1,4 +1,7 @@
-"""Whose orders a member obeys: those of the highest epoch and generation that it has ever seen."""
+"""Whose orders a member obeys: those of the highest epoch and generation that it has ever seen.
+
+It keeps what they told of the run's history too: the journal may not have it, when nothing could be written.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,20 @@ import logging
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from holdfast import durable, wire
+from holdfast.lineage import Lineage
+from holdfast.messages import MemberOrder, Told
 
 log = logging.getLogger(__name__)
 
 FILE = "obeyed.json"
+TOLD = "told.json"
 _MAX_BYTES = 4096
+_MAX_TOLD_BYTES = 1 << 20
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -25,11 +35,15 @@ class Standing:
 
 
 class Obeyed:
-    """`newest` is what an order is compared with. It lies in the member's own folder, in memory."""
+    """`newest` is what an order is compared with, `told` what the orders said of the run's history.
+
+    Both lie in the member's own folder, in memory.
+    """
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / FILE
-        self.newest = _read(self._path)
+        self._directory = directory
+        self.newest = _read(directory / FILE, Standing, _MAX_BYTES)
+        self.told = _read(directory / TOLD, Told, _MAX_TOLD_BYTES)
 
     def refusal(self, asked: Standing) -> str:
         """Return why an order of `asked` must not be obeyed, "" when it may."""
@@ -50,23 +64,41 @@ class Obeyed:
         if asked <= self.newest:
             return
         self.newest = asked
-        temporary = durable.temporary_path(self._path.parent, self._path.name)
+        self._keep(FILE, asked)  # the launcher knows the epoch too, and tells it to the next sidecar
+
+    def learn(self, order: MemberOrder) -> tuple[Lineage, ...]:
+        """Keep what `order` tells of the run's history, and return the lineage that counts.
+
+        A supervisor that lost track has a generation behind ours, and knows less: its word does not count.
+        """
+        known = self.told
+        if order.generation < known.generation:
+            return known.lineage
+        skip = order.launch.skip if order.launch is not None else known.skip
+        told = Told(order.generation, order.lineage, skip)
+        if told != known:
+            self.told = told
+            self._keep(TOLD, told)
+        return order.lineage
+
+    def _keep(self, name: str, what: Any) -> None:
+        temporary = durable.temporary_path(self._directory, name)
         try:
             try:
-                temporary.write_text(json.dumps(asdict(asked)))
-                os.replace(temporary, self._path)
+                temporary.write_text(json.dumps(asdict(what)))
+                os.replace(temporary, self._directory / name)
             finally:
                 temporary.unlink(missing_ok=True)
-        except OSError as error:  # the launcher knows the epoch too, and tells it to the next sidecar
+        except OSError as error:
             log.warning("the newest order is not kept", extra={"error": str(error)})
 
 
-def _read(path: Path) -> Standing:
+def _read(path: Path, kind: type[_T], most_bytes: int) -> _T:
     try:
         with open(path, "rb") as file:
-            return wire.from_json(Standing, json.loads(file.read(_MAX_BYTES)))
+            return wire.from_json(kind, json.loads(file.read(most_bytes)))
     except FileNotFoundError:
-        return Standing()
+        return kind()
     except (OSError, ValueError, RecursionError) as error:
         log.warning("the newest order is not known", extra={"error": str(error)})
-        return Standing()
+        return kind()

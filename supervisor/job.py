@@ -60,6 +60,7 @@ log = logging.getLogger(__name__)
 LATE_NS = 500_000_000
 BEAT_S = 0.5  # at least so often: by how much that is late tells how long we did not run ourselves
 JOURNAL_S = 2.0  # for the journal's storage to answer: beyond it a decision is carried out all the same
+JOURNAL_AGAIN_S = 5.0  # until what could not be written is tried again
 LEAVE_S = 2.0  # at the end of a run, for its last records
 ROUNDS = 50  # decisions in one go; more would be a loop that changes nothing
 
@@ -94,6 +95,7 @@ class Job:
             self.memory = inherited(self.memory, records.taken_over())
             self.accounts.caught_up(self.memory, time.monotonic_ns())
         self._written = self.memory  # the newest that was handed to the journal
+        self._handed_s = 0.0  # when
         self.journal = journal.Journal(run_dir / "journal.jsonl", self.lead)
         self.paper = FileWork("journal")
         self._line: Future[None] | None = None  # the newest of the journal's
@@ -143,7 +145,7 @@ class Job:
             action = decide(view, self.policy)
             if isinstance(action, Wait):
                 self._deadline_ns = action.until_ns
-                self._keep_held(view, action)
+                self._catch_up(view, action)
                 break
             await self._carry_out(view, action)
         else:
@@ -206,23 +208,31 @@ class Job:
     def _hand_over(self, view: View, action: Action, after: Memory) -> Future[None]:
         ledger = self.accounts.ledger.snapshot()
         work = self.paper.submit(lambda: self.journal.write(view, self.policy, action, after, ledger), "line")
-        self._line, self._written = work, after
+        self._line, self._written, self._handed_s = work, after, time.monotonic()
         return work
 
-    def _keep_held(self, view: View, action: Wait) -> None:
+    def _catch_up(self, view: View, action: Wait) -> None:
         """Have it written down once a state is held: a successor that nobody tells of it would begin anew.
 
-        Nothing waits for this line.
+        And what could not be written, now and then: the next decision may be hours away. Nothing waits for
+        these lines.
         """
-        if not resume.had_state(self.memory) or resume.had_state(self._written):
+        first_held = resume.had_state(self.memory) and not resume.had_state(self._written)
+        again = self.records.journal_error and time.monotonic() - self._handed_s >= JOURNAL_AGAIN_S
+        if not (first_held or again) or self.paper.busy_s > JOURNAL_S:
             return
         with suppress(OSError):
             work = self._hand_over(view, action, self.memory)
             work.add_done_callback(partial(_on, asyncio.get_running_loop(), self._written_late))
 
     def _written_late(self, work: Future[None]) -> None:
-        if work is self._line and work.exception() is None:
+        if work is not self._line:
+            return
+        error = work.exception()
+        if error is None:
             self.records.journal_error = ""
+        elif isinstance(error, OSError):
+            self.records.journal_error = str(error)
 
     def _account(self, view: View, action: Action, before: Memory, after: Memory) -> None:
         if isinstance(action, Secure) and after.incident and not _is_same(before, after):

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from holdfast import wire
+from holdfast import durable, wire
 from supervisor.leading import Lead
 from supervisor.view import Action, Memory, Policy, View
 
@@ -101,7 +101,10 @@ class Journal:
         }
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         self._open()
-        if os.fstat(self._descriptor).st_size != self._size:
+        found = os.fstat(self._descriptor)
+        if not found.st_nlink:  # somebody has removed it: nobody could read what is written to it
+            self._name_again()
+        if found.st_size != self._size:
             os.ftruncate(self._descriptor, self._size)
         try:
             written = 0
@@ -113,6 +116,23 @@ class Journal:
                 os.ftruncate(self._descriptor, self._size)
             raise
         self._size += len(data)
+
+    def _name_again(self) -> None:
+        """Give the journal its name back, with all that it holds. Raises `OSError`."""
+        with durable.replacement(self._path) as temporary:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            descriptor = os.open(temporary, flags, 0o600)
+            try:
+                at = 0
+                while at < self._size and (part := os.pread(self._descriptor, _BLOCK_BYTES, at)):
+                    at += os.write(descriptor, part)
+                os.fdatasync(descriptor)
+                os.replace(temporary, self._path)
+            except OSError:
+                os.close(descriptor)
+                raise
+        os.close(self._descriptor)
+        self._descriptor = descriptor
 
     def close(self) -> None:
         if self._descriptor >= 0:

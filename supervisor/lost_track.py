@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from holdfast import lineage
+from holdfast.messages import Told
 from supervisor.view import Fault, View
 
 
@@ -10,6 +12,30 @@ def ahead(view: View) -> int:
     told = [m.report.launcher for m in view.members if m.exists and m.report is not None]
     newest = max((state.generation for state in told if state is not None), default=0)
     return newest if newest > view.memory.generation else 0
+
+
+def told(view: View) -> Told | None:
+    """Return what the members were told of the run's history since what we remember; None for nothing newer.
+
+    Members of an older version, and those whose folder is lost, do not know. Then as much is certain: the
+    generation that they run began at no later step than the one at which it is, once it has done one.
+    """
+    reports = [m.report for m in view.members if m.exists and m.report is not None]
+    found = max((each.told for each in reports), key=lambda each: each.generation, default=Told())
+    if found.generation > view.memory.generation and found.lineage:
+        return found
+    newest = ahead(view)
+    begun = [
+        progress.step
+        for report in reports
+        if report.launcher is not None and report.launcher.generation == newest
+        for rank in report.launcher.ranks
+        for progress in report.progress
+        if rank.marks.first_step_ns and progress.rank == rank.rank
+    ]
+    if not newest or not begun:
+        return None
+    return Told(newest, lineage.extended(view.memory.lineage, newest, max(begun)))
 
 
 def fault(view: View) -> Fault:

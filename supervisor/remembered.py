@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.lineage import merged, valid
 from holdfast.messages import MemberReport
-from supervisor import replicas, reported, unfinished
+from supervisor import lost_track, replicas, reported, unfinished
 from supervisor.view import Memory, View, Void
 
 VOIDS = 128  # the newest are kept; of older ones those of which there is a state
@@ -23,9 +23,12 @@ VOIDS = 128  # the newest are kept; of older ones those of which there is a stat
 def remembered(view: View) -> Memory:
     """Return the memory of `view` with what the view teaches; the same one when that is nothing."""
     memory = view.memory
-    lineage = merged(memory.lineage, view.stored.lineage)
+    told = lost_track.told(view)
+    lineage = merged(told.lineage if told is not None else memory.lineage, view.stored.lineage)
     saved = (c.step for c in view.stored.checkpoints if valid(c.generation, c.step, lineage))
     newest = max((view.stored.generation, *(_generation(m.report) for m in view.members if m.report)))
+    if told is not None:
+        newest = max(newest, *(each.generation for each in told.lineage))
     after = replace(
         memory,
         lineage=lineage,
@@ -33,6 +36,7 @@ def remembered(view: View) -> Memory:
         saved=max((memory.saved, *saved)),
         held=max(memory.held, _held(view)),
         reached=reported.reached(view),
+        skip=tuple(sorted({*memory.skip, *told.skip})) if told is not None else memory.skip,
         equal=replicas.equal(view),
         void=_void(view),
     )
@@ -72,7 +76,7 @@ def _generation(report: MemberReport) -> int:
     running = report.launcher.generation if report.launcher is not None else 0
     slots = (each.generation for each in report.slots)
     privates = (each.generation for each in report.privates)
-    return max((running, report.durable.generation, *slots, *privates))
+    return max((running, report.durable.generation, report.told.generation, *slots, *privates))
 
 
 def _held(view: View) -> int:

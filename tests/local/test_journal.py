@@ -83,3 +83,28 @@ def test_steps_that_were_lost_with_the_supervisor_are_counted(start: Start) -> N
     assert found["step"] >= written > 0
     assert found["lost_steps"] == max(0, found["step"] - found["resume"]["step"])
     assert run.stop().code == 130
+
+
+def test_a_run_from_scratch_whose_journal_is_lost_does_not_go_on_from_what_it_left_behind(
+    start: Start,
+) -> None:
+    """As on a disk that was full when it began: the line that says what is void was never written."""
+    first = start("--members 2 --checkpoint-every 0", "steady.py", ENDLESS, 64, 2)
+    first.steady()
+    first.reach(600)
+    first.interrupt()
+    assert first.finish().code == 130
+    run = start("--members 2 --checkpoint-every 0 --from-scratch", "steady.py", ENDLESS, 64, 50)
+    before = run.steady()
+
+    def lose_track() -> None:
+        os.kill(before["supervisor_pid"], signal.SIGSTOP)
+        described = json.loads((run.run_dir / "run.json").read_text())
+        os.truncate(run.run_dir / "journal.jsonl", described["journal_bytes"])
+        os.kill(before["supervisor_pid"], signal.SIGKILL)
+
+    found = run.broken(lose_track)
+    assert (found["kind"], found["resume"]["source"]) == ("lost_track", "slot")
+    assert found["resume"]["step"] < 600
+    assert found["lost_steps"] <= 1
+    assert run.stop().code == 130

@@ -268,3 +268,28 @@ def test_a_successor_knows_how_far_the_group_was_though_all_that_could_tell_it_a
     job.journal.close()
     assert (job.memory.reached, job.memory.held) == (147, 128)
     assert job.records.status(job.view(), job.accounts)["step"] == 147
+
+
+async def test_what_could_not_be_written_is_tried_again_though_nothing_new_is_decided(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.job.JOURNAL_AGAIN_S", 0.0)
+    write, job.backend = job.journal.write, Making({"m0": ""})
+    monkeypatch.setattr(job.journal, "write", _full)
+    now = job.view()
+    await job._write_down(now, Wait(1), now.memory)
+    await job._round()
+    await offloop.answer(job.paper.submit(lambda: None), 30.0)
+    await asyncio.sleep(0)  # so that the loop hears of it
+    assert job.records.journal_error == "[Errno 28] no room"
+    assert last(job.records.run.journal) is None
+    monkeypatch.setattr(job.journal, "write", write)
+    await job._round()
+    await offloop.answer(job.paper.submit(lambda: None), 30.0)
+    await asyncio.sleep(0)
+    assert job.records.journal_error == ""
+    assert last(job.records.run.journal) is not None
+
+
+def _full(*_: object) -> None:
+    raise OSError(28, "no room")

@@ -348,3 +348,17 @@ def test_lines_of_versions_without_an_epoch_are_of_epoch_0(tmp_path: Path) -> No
     held = journal.last(path)
     assert held is not None
     assert (held.memory, held.epoch) == (now.memory, 0)
+
+
+def test_a_journal_that_somebody_removes_is_there_again_with_the_next_line(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    kept = Journal(path)
+    write(kept, 1)
+    whole = journal.size(path)
+    path.unlink()
+    write(kept, 2)
+    write(kept, 3)
+    kept.close()
+    assert [each.view.memory.incidents for each in journal.decisions(path)] == [1, 2, 3]
+    assert journal.has_lines_since(path, whole)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from holdfast.lineage import Lineage
-from holdfast.messages import Durable, Seal, Slot
+from holdfast.messages import Durable, Seal, Slot, Told
 from supervisor.remembered import VOIDS, inherited, remembered
 from supervisor.view import Checkpoint, MemberView, Memory, Stored, Void
 from tests.unit.supervisor.views import launcher, member, memory, progress, report, view
@@ -144,3 +144,14 @@ def test_the_last_status_tells_a_successor_how_far_the_group_was(
 def test_who_has_not_done_a_step_has_none_to_lose_and_who_is_being_secured_is_known() -> None:
     for known in (memory(), memory(phase="securing", settled=True, reached=7)):
         assert inherited(known, None) is known
+
+
+def test_a_history_that_was_not_written_down_is_learnt_from_the_members() -> None:
+    """A run that was begun from scratch, and whose journal could not be written."""
+    told = Told(2, (Lineage(2, 0),), (7,))
+    stored = Stored((Checkpoint(343, 1, 2, "a"),), lineage=(Lineage(1, 0),), generation=1)
+    here = member("m0", report("m0", launcher(), told=told))
+    found = taught(here, stored=stored, skip=(3,), lineage=(Lineage(1, 0),))
+    assert (found.lineage, found.saved, found.seen, found.skip) == ((Lineage(2, 0),), -1, 2, (3, 7))
+    known = taught(here, stored=stored, generation=2, lineage=(Lineage(1, 0), Lineage(2, 350)))
+    assert (known.lineage, known.saved) == ((Lineage(1, 0), Lineage(2, 350)), 343), "it knows better"
