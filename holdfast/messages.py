@@ -170,7 +170,8 @@ class MemberReport:
     unusable: tuple[Slot, ...] = ()  # failed their checksum when they were to be restored
     prepare_error: str = ""
     prepare_generation: int = 0  # whose start `prepare_error` kept from happening
-    prepare_occupied: bool = False  # because no slot was free, which says nothing against the state
+    prepare_occupied: bool = False  # for a reason that says nothing against the state: no slot was free, or
+    prepare_volume: bool = False  # the memory volume did not take it
     durable: Durable = field(default_factory=Durable)
     unmoved_s: float = -1.0  # since storage took something of a checkpoint, or it started; -1: not told
     publishing: int = -1  # step of the present generation of which it would write a checkpoint; -1: none

@@ -124,6 +124,9 @@ def _from(
         return _Gathering(incoming, first, holders, ask, silence_s).run()
     except (Corrupt, Malformed) as error:
         raise Unfetched(f"{first.url}: {error}") from None
+    except OSError as error:
+        needed = f"{first.total_bytes:,} bytes are needed for the snapshot of step {wanted.step}"
+        raise OSError(error.errno, f"{error.strerror or error}: {needed}") from None
     finally:
         incoming.abandon()
 

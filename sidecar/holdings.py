@@ -105,10 +105,11 @@ class Holdings:
             try:
                 partial.write_bytes(data)
                 os.replace(partial, path)
-            except OSError:
+            except OSError as error:
                 with contextlib.suppress(OSError):
                     partial.unlink()
-                raise
+                needed = f"{len(data):,} bytes are needed for the private state of rank {rank}"
+                raise OSError(error.errno, f"{error.strerror or error}: {needed}") from None
         return path
 
     def forget_restored(self, wanted: frozenset[tuple[int, int, int]]) -> None:
@@ -145,7 +146,7 @@ class Holdings:
         """Return rank, generation and step of what ranks were started from, by file."""
         try:
             files = list(self._restored.iterdir())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         found = ((path, _RESTORED.fullmatch(path.name)) for path in files)
         return {path: (int(match[1]), int(match[2]), int(match[3])) for path, match in found if match}

@@ -33,7 +33,7 @@ from sidecar.links import LauncherLink, SupervisorLink
 from sidecar.obeyed import Obeyed, Standing
 from sidecar.pages import Pages
 from sidecar.peers import Fetcher
-from sidecar.prepare import Occupied, Preparer, Unprepared
+from sidecar.prepare import Occupied, Preparer, Unprepared, Untaken
 from sidecar.saver import Retention, Saver
 from sidecar.sealing import Sealing
 from sidecar.starts import Starts
@@ -87,6 +87,7 @@ class Member:
         self.prepare_error = ""
         self.prepare_generation = 0
         self.prepare_occupied = False  # that is why
+        self.prepare_volume = False
         self.silent = ""  # why the launcher is given up
         self._silence = Silence()
         self._launch: tuple[Launch, tuple[RankStart, ...]] | None = None
@@ -137,6 +138,7 @@ class Member:
             prepare_error=shortening.shortened(self.prepare_error, shortening.WHOLE_BYTES),
             prepare_generation=self.prepare_generation,
             prepare_occupied=self.prepare_occupied,
+            prepare_volume=self.prepare_volume,
             durable=self.saver.durable,
             unmoved_s=round(self.saver.unmoved_s, 3),
             publishing=self.checkpoints.publishing,
@@ -254,12 +256,13 @@ class Member:
         try:
             make_room = partial(self._end_ranks_before, order.generation)
             launch, ranks = await self.preparer.prepare(order, make_room)
-        except (Unprepared, OSError) as error:  # or the memory volume is full
-            if isinstance(error, Unprepared) and error.slot is not None:
+        except Unprepared as error:
+            if error.slot is not None:
                 self.unusable = (*self.unusable, error.slot)
             if self.order.generation == order.generation:
                 self.prepare_error, self.prepare_generation = str(error), order.generation
-                self.prepare_occupied = isinstance(error, Occupied)
+                self.prepare_volume = isinstance(error, Untaken)
+                self.prepare_occupied = isinstance(error, (Occupied, Untaken))
             return
         if self.order.generation == order.generation and self.order.do == "run":
             self.stalls = ()

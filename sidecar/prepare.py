@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -24,6 +26,8 @@ log = logging.getLogger(__name__)
 
 ROOM_S = 10.0  # for a slot that somebody holds
 ROOM_LOOK_S = 0.01
+VOLUME_S = 5.0  # for a memory volume that is full: a lost member's memory may be on its way back
+VOLUME_LOOK_S = 0.25
 
 
 Prepared: TypeAlias = "tuple[Launch, tuple[RankStart, ...]]"
@@ -39,6 +43,10 @@ class Unprepared(Exception):
 
 class Occupied(Unprepared):
     """No slot was free for the state. That says nothing against the state."""
+
+
+class Untaken(Unprepared):
+    """The memory volume did not take the state. That says nothing against the state either."""
 
 
 class Preparer:
@@ -58,8 +66,11 @@ class Preparer:
         that is stopped within a copy, or gets no further with it, would hold it for ever. The slot that a
         checkpoint is written from stays for as long as storage takes; then the newer one is overwritten: see
         `_stays`. Raises `Occupied` when neither can be had.
+
+        A memory volume that is full gets back what no start needs any more, and some time. Raises `Untaken`
+        when it still refuses, with what it has free.
         """
-        give_up_at, keep = math.inf, None
+        give_up_at, refused_until, keep = math.inf, math.inf, None
         while True:
             try:
                 return await self._prepare(order, keep)
@@ -72,8 +83,27 @@ class Preparer:
                 keep = self._stays(order, late)
                 if late and keep is None:
                     raise Occupied(str(error)) from None
+                again_s = ROOM_LOOK_S
+            except OSError as error:
+                refused_until = min(refused_until, time.monotonic() + VOLUME_S)
+                if time.monotonic() > refused_until:
+                    raise Untaken(self._refused(error)) from None
+                with suppress(OSError):  # what gives way may be the room that is needed
+                    await self._forget(order)
+                again_s = VOLUME_LOOK_S
             make_room()
-            await asyncio.sleep(ROOM_LOOK_S)
+            await asyncio.sleep(again_s)
+
+    def _refused(self, error: OSError) -> str:
+        """Say what the memory volume did not take, its name, and what it has free."""
+        folder = self._holdings.directory
+        volume = next(each for each in (folder, *folder.parents) if os.path.ismount(each))
+        why = error.strerror or str(error)
+        try:
+            found = os.statvfs(folder)
+        except OSError as gone:
+            return f"{why}; the memory volume {volume}: {gone}"
+        return f"{why}; the memory volume {volume} has {found.f_bavail * found.f_frsize:,} bytes free"
 
     def _stays(self, order: MemberOrder, late: bool) -> frozenset[tuple[int, int]] | None:
         """Return what is kept, where the older snapshot is being read and the newer one is to be overwritten.
@@ -103,21 +133,26 @@ class Preparer:
         launch = order.launch
         assert launch is not None
         self._newest = max(self._newest, launch.generation)
+        self._refuse_older(launch)
         if launch.restore is None:
             return launch, order.ranks
         if launch.restore.source == "checkpoint":
             return await self._from_checkpoint(launch, order.ranks)
         path = await self._snapshot(launch, order.sources, keep)
-        if launch.generation < self._newest:
-            raise Unprepared(f"generation {self._newest} was asked for meanwhile")
-        # Before the new ones are written: what gives way may be the room that they need. In a thread: to give
-        # memory back takes the kernel a quarter of a second for each gigabyte.
-        await asyncio.get_running_loop().run_in_executor(
-            None, self._holdings.forget_restored, _privates(order)
-        )
+        self._refuse_older(launch)
+        await self._forget(order)  # before others are written: what gives way may be the room that they need
         ranks = tuple([replace(rank, private=await self._private(rank, order)) for rank in order.ranks])
         restore = replace(launch.restore, path=str(path), other=self._other(order))
         return replace(launch, restore=restore), ranks
+
+    def _refuse_older(self, launch: Launch) -> None:
+        if launch.generation < self._newest:
+            raise Unprepared(f"generation {self._newest} was asked for meanwhile")
+
+    async def _forget(self, order: MemberOrder) -> None:
+        """Remove the files that no start needs, in a thread: the kernel takes 0.25 s for each gigabyte."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._holdings.forget_restored, _privates(order))
 
     def _other(self, order: MemberOrder) -> tuple[int, ...]:
         """Return generation and step of a snapshot that is here beside the one wanted, and is not void."""

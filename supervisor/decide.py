@@ -49,6 +49,7 @@ from supervisor.view import (
 _S = 1_000_000_000
 IDLE_S = 60.0  # nothing has a deadline: look again then all the same
 RESTORE_RETRY_S = 1.0  # before the very state is tried again that could not be restored
+VOLUME_RETRY_S = 5.0  # before it is asked again of a memory volume that did not take it
 _LIVE = ("forming", "running", "looking", "securing")
 
 
@@ -285,7 +286,8 @@ def _restart(view: View, policy: Policy, cause: Fault, found: tuple[Fault, ...])
     if len(placing.able(view, policy)) < policy.members:
         return _short(view, policy, cause)
     resumed = remedy.resumes(view, policy, cause, found)
-    retry_ns = view.memory.since_ns + int(RESTORE_RETRY_S * _S)
+    retry_s = VOLUME_RETRY_S if cause.signature == symptoms.VOLUME else RESTORE_RETRY_S
+    retry_ns = view.memory.since_ns + int(retry_s * _S)
     if remedy.is_retry(view, cause, resumed) and view.now_ns < retry_ns:
         return Wait(retry_ns, f"{cause.detail}: tried again soon")
     hoped = _hoped_for(view, policy, resumed) or _unread(view, policy, resumed)

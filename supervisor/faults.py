@@ -113,7 +113,8 @@ def _of_report(view: View, block: int, name: str, report: MemberReport, policy: 
         if launcher.generation < memory.generation and memory.settled:
             faults.append(_forgotten(view, block, name))
         elif report.prepare_error and report.prepare_generation == memory.generation:
-            faults.append(_unprepared(view, name, report.prepare_error, report.prepare_occupied))
+            other = report.prepare_occupied and (VOLUME if report.prepare_volume else OTHER_RESTORE)
+            faults.append(_unprepared(view, name, report.prepare_error, other or ""))
         elif launcher.generation < memory.generation and _unready_s(view) > policy.form_s:
             faults.append(_unprepared(view, name, f"not ready after {policy.form_s:g} s"))
     return faults
@@ -130,22 +131,26 @@ def _forgotten(view: View, block: int, name: str) -> Fault:
     return replace(gone, detail=f"the ranks of member {name} are lost: its launcher was restarted")
 
 
-def _unprepared(view: View, name: str, why: str, occupied: bool = False) -> Fault:
+def _unprepared(view: View, name: str, why: str, other: str = "") -> Fault:
+    """`other` is the signature of a reason that says nothing against the state, where that is why."""
     launch = view.memory.launch
-    wanted = launch.restore if launch and not occupied else None
+    wanted = launch.restore if launch and not other else None
     return Fault(
         "restore",
         -1,
         name,
         reported.reached(view),
         view.now_ns,
-        restore_signature(wanted.source, wanted.generation, wanted.step) if wanted else OTHER_RESTORE,
+        restore_signature(wanted.source, wanted.generation, wanted.step)
+        if wanted
+        else other or OTHER_RESTORE,
         f"member {name} cannot prepare the state: {why}",
     )
 
 
 # What could not be restored for a reason that says nothing against the state: it is not given up for that.
 OTHER_RESTORE = "restore"
+VOLUME = "restore: the memory volume"  # that does not take it: tried again a few times, then the run ends
 
 
 def restore_signature(source: str, generation: int, step: int) -> str:

@@ -20,6 +20,7 @@ _TYPOS = frozenset(  # of the program, and of nothing outside of it
 )
 MAX_WARM_FAILURES = 3  # processes in a row that died before they joined
 WORKED_S = 60.0  # a generation that lived so long did something, though it may show no steps
+VOLUME_TRIES = 3  # of a state that the memory volume does not take
 _S = 1_000_000_000
 
 
@@ -67,6 +68,11 @@ def verdict(view: View, policy: Policy, cause: Fault) -> End | None:
         hint = "" if reported.keeps_itself(view) else "; --skip-bad-batches would pass over it"
         hint += ", --loss-jump 0 would not judge it" if cause.kind == "loss_jump" else ""
         return End(1, _names_batch(view, cause) + hint, "", cause)
+    if cause.signature == symptoms.VOLUME and _refused_before(view) + 1 >= VOLUME_TRIES:
+        why = (
+            f"{cause.detail}: tried {VOLUME_TRIES} times. Nothing is wrong with the state: free memory there"
+        )
+        return End(1, f"{why}, or give it more (docker run --shm-size), and resume the run", "", cause)
     same = _identical(view, cause)
     limit = policy.identical_failures if cause.kind == "exception" else policy.identical_crashes
     if _is_typo(view, policy, cause):
@@ -107,6 +113,16 @@ def _exit_code(cause: Fault) -> int:
     if cause.signal is not None:
         return 128 + cause.signal
     return cause.code or 1
+
+
+def _refused_before(view: View) -> int:
+    """Count the tries before this one that the memory volume has refused, one after another."""
+    count = 0
+    for past in reversed(view.memory.history):
+        if past.signature != symptoms.VOLUME:
+            break
+        count += 1
+    return count
 
 
 def _identical(view: View, cause: Fault) -> int:
@@ -269,9 +285,9 @@ def _skipped(view: View, policy: Policy, cause: Fault | None) -> tuple[tuple[int
 
 
 def is_retry(view: View, cause: Fault, resumed: Resume) -> bool:
-    """True when `resumed` is the very state that could not be restored."""
+    """True when `resumed` is the very state that could not be restored, or the volume was too full for it."""
     wanted = symptoms.restore_signature(resumed.source, resumed.generation, resumed.step)
-    return cause.kind == "restore" and cause.signature == wanted
+    return cause.kind == "restore" and cause.signature in (wanted, symptoms.VOLUME)
 
 
 def _remedy(cause: Fault | None, moved: bool) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +16,8 @@ from holdfast.lineage import Lineage
 from holdfast.messages import MemberOrder, Slot, Source
 from sidecar import prepare
 from sidecar.holdings import Holdings
-from sidecar.prepare import Occupied, Preparer, Unprepared
+from sidecar.prepare import Occupied, Preparer, Unprepared, Untaken
+from tests.expendable import in_child, limit_file_size
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
 from tests.unit.sidecar.peering import fetching, serving
 
@@ -342,4 +344,33 @@ async def test_a_preparation_that_another_has_overtaken_removes_nothing(here: Pa
         _, [rank] = await preparer.prepare(order(Source("", 0, 2, 7), launch=newer), lambda: None)
         with pytest.raises(Unprepared, match="generation 5 was asked for"):
             await preparer.prepare(order(Source("", 0, 1, 3)), lambda: None)
+    assert Path(rank.private).read_bytes() == b"mine"
+
+
+# -- a memory volume that is full
+
+
+def test_a_volume_that_takes_nothing_is_named_with_what_it_has_and_what_is_needed(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "VOLUME_S", 0.05)
+    snapshot(here, 2, 7)
+    private(here, 0, 2, 7, bytes(2000))
+    before = sorted((here / "arena").iterdir())
+
+    def child() -> None:
+        limit_file_size(1000)
+        with pytest.raises(Untaken, match=r"2,000 bytes are needed for the private state of rank 0; .* free"):
+            asyncio.run(prepared(here, order(Source("", 0, 2, 7))))
+
+    assert in_child(child) == 0
+    assert sorted((here / "arena").iterdir()) == before, "nothing is said against the state"
+
+
+async def test_a_volume_that_has_room_again_is_used(here: Path) -> None:
+    """A lost member's memory comes back a moment later, as the kernel gets to it."""
+    snapshot(here, 2, 7)
+    private(here, 0, 2, 7, b"mine")
+    (here / "restore").write_bytes(b"no folder can be made here")
+    _, [rank] = await prepared(here, order(Source("", 0, 2, 7)), (here / "restore").unlink)
     assert Path(rank.private).read_bytes() == b"mine"

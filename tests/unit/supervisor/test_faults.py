@@ -150,6 +150,20 @@ def test_a_slot_that_was_not_free_says_nothing_against_the_state() -> None:
     assert found.signature != faults.restore_signature("slot", 1, 8)
 
 
+def test_a_memory_volume_that_is_full_says_nothing_against_the_state() -> None:
+    launch = replace(LAUNCH, generation=2, restore=Restore(8, 1, "slot"))
+    behind = report(
+        "m1",
+        launcher(generation=1),
+        prepare_error="no",
+        prepare_generation=2,
+        prepare_occupied=True,
+        prepare_volume=True,
+    )
+    [found] = faults.found(view(WELL, member("m1", behind), generation=2, launch=launch), POLICY)
+    assert (found.kind, found.signature) == ("restore", faults.VOLUME)
+
+
 def test_causes_come_before_their_symptoms_then_the_earliest() -> None:
     early, late = fault("crash", at_ns=1), fault("exception", at_ns=2)
     assert faults.root((fault("victim", at_ns=0), late, early)) is early

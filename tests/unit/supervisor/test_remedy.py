@@ -211,6 +211,18 @@ def test_the_budget_counts_what_is_recent() -> None:
     assert ended.exit_code == 137
 
 
+def test_a_volume_that_takes_the_state_in_none_of_its_tries_ends_the_run_and_is_named() -> None:
+    cause = fault("restore", -1, signature=faults.VOLUME, detail="member m1: /dev/shm has 3 bytes free")
+    crash = fault("crash", signal=9, signature="signal 9")
+    refused = (past(crash), *(past(cause),) * (remedy.VOLUME_TRIES - 2))
+    assert remedy.verdict(view(history=refused), POLICY, cause) is None
+    apart = (*refused, past(cause), past(crash))
+    assert remedy.verdict(view(history=apart), POLICY, cause) is None, "between them it took one"
+    ended = remedy.verdict(view(history=(*refused, past(cause))), POLICY, cause)
+    assert ended is not None
+    assert (ended.exit_code, "/dev/shm has 3 bytes free" in ended.why) == (1, True)
+
+
 # -- the next generation
 
 
@@ -264,6 +276,7 @@ def test_the_very_state_that_failed_is_a_retry() -> None:
     action = started(None)
     signature = faults.restore_signature("none", 0, 0)
     assert remedy.is_retry(view(), fault("restore", signature=signature), action.resume)
+    assert remedy.is_retry(view(), fault("restore", signature=faults.VOLUME), action.resume)
     assert not remedy.is_retry(view(), fault("restore", signature="other"), action.resume)
     assert not remedy.is_retry(view(), fault("crash", signature=signature), action.resume)
 
