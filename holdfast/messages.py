@@ -68,7 +68,8 @@ class Progress:
 class Stall:
     """A rank without progress for longer than its steps take.
 
-    `limited` is for what has a limit of its own: a first step, a pause, an end. Then that is over.
+    `limited` is for what has a limit of its own: a first step, a pause, an end. Then that is over. `begun` is
+    False for a script that does not join and has done no step: perhaps it will never do one that is seen.
     """
 
     rank: int
@@ -80,6 +81,7 @@ class Stall:
     stalled_s: float
     limit_s: float
     limited: bool = False
+    begun: bool = True
 
 
 @dataclass(frozen=True, slots=True)

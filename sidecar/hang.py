@@ -7,6 +7,10 @@ gradient accumulation changes phase many times, and the limit for all of them to
 times give. What is not work on a step (a pause that the script declares, a snapshot that Holdfast takes,
 joining, restoring) and a first step have limits of their own, which are over when they are over.
 
+Of a script that does not join only the steps of torch's optimizers are seen. Before the first of them nobody
+knows whether there will be any (inference, a parent of the processes that train): it is late after half of
+the time for a first step, to be looked at and warned of, and that time is no limit of its own.
+
 With the defaults, a late rank is noticed at most 3 x p99 + 0.6 s after its last progress, which leaves 0.4
 s of the promised second for the look.
 """
@@ -35,6 +39,7 @@ class HangPolicy:
     first_step_s: float = 600.0  # compilers, caches, lazy initialisation, restoring
     pause_s: float = 1800.0  # a pause that declares no limit
     finish_s: float = 30.0  # from a failure that the rank reported to the end of its process
+    joins: bool = True  # the script calls `holdfast.join`
 
     def __post_init__(self) -> None:
         for name in ("factor", "few_factor"):
@@ -75,6 +80,7 @@ class Stall:
     limit_s: float
     limited: bool  # by a limit that is the activity's own: over is over
     why: str
+    begun: bool = True  # False: of a script that does not join, and has done no step
 
 
 def limit_s(progress: Progress, stats: StepStats, policy: HangPolicy) -> float:
@@ -85,6 +91,8 @@ def limit_s(progress: Progress, stats: StepStats, policy: HangPolicy) -> float:
         return progress.pause_limit_s if progress.pause_limit_s > 0 else policy.pause_s
     if progress.phase in (Phase.IDLE, Phase.DONE):
         return math.inf
+    if not _is_begun(progress, policy):
+        return policy.first_step_s / 2
     if progress.phase not in _WORK or progress.steps_done == 0 or not stats.times_s:
         return policy.first_step_s
     if len(stats.times_s) >= policy.min_samples:
@@ -92,9 +100,16 @@ def limit_s(progress: Progress, stats: StepStats, policy: HangPolicy) -> float:
     return max(policy.few_floor_s, policy.few_factor * stats.p99_s)
 
 
-def is_limited(progress: Progress) -> bool:
+def _is_begun(progress: Progress, policy: HangPolicy) -> bool:
+    """False while a script that does not join has done no step, and has not failed."""
+    own = progress.phase in PAUSES or bool(progress.failed_ns)
+    return policy.joins or own or progress.steps_done > 0
+
+
+def is_limited(progress: Progress, policy: HangPolicy) -> bool:
     """True for what has a limit of its own: no step of which the recent ones say how long it takes."""
-    return bool(progress.failed_ns) or progress.phase not in _WORK or progress.steps_done == 0
+    first = progress.phase not in _WORK or progress.steps_done == 0
+    return bool(progress.failed_ns) or (first and _is_begun(progress, policy))
 
 
 def since_ns(progress: Progress) -> int:
@@ -150,7 +165,8 @@ def stalled(
         since_ns=start_ns,
         waited_s=waited_s,
         limit_s=allowed_s,
-        limited=is_limited(progress),
+        limited=is_limited(progress, policy),
         why=f"rank {progress.rank} made no progress for {waited_s:.2f} s after step "
         f"{progress.step} ({doing}); the limit is {allowed_s:.2f} s",
+        begun=_is_begun(progress, policy),
     )

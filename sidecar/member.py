@@ -371,6 +371,8 @@ class Member:
             return
         now_ns = time.monotonic_ns()
         alive = {r.rank for r in state.ranks if r.state in ("starting", "running")}
+        if self.pages.policy.joins != state.joins:
+            self.pages.policy = replace(self.pages.policy, joins=state.joins)
         found = self.pages.poll(state.generation, now_ns, lateness_s)
         self._forget_void()
         late = (*found, *self._starts.late(state, now_ns, lateness_s))

@@ -96,6 +96,7 @@ class Pages:
                         round(stall.waited_s, 3),
                         round(stall.limit_s, 3),
                         stall.limited,
+                        stall.begun,
                     )
                 )
         self.left_s = min(left)

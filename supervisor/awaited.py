@@ -15,9 +15,11 @@ PAUSES = frozenset({*_PAUSES, SNAPSHOT})
 def in_time(view: View, policy: Policy, rank: int, phase: str) -> str:
     """Return what `rank`, which is within its time, does, and where that time comes from."""
     until = f"which may take until --first-step-timeout ({policy.first_step_s:g} s)"
+    state = _state(view, rank)
+    if phase and state is not None and reported.keeps_itself(view) and not state.marks.first_step_ns:
+        return f"rank {rank} has done no optimizer step yet{_at(view, rank)}, {until}"
     if phase in _STARTING:
         return f"rank {rank} is {_STARTING[phase]}{_at(view, rank)}, {until}"
-    state = _state(view, rank)
     if not phase or state is None:
         return f"rank {rank} is starting, {until}"
     if not state.marks.first_step_ns:

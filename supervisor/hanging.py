@@ -5,6 +5,9 @@ at, a rank that waits for locks which nothing outside of it can release, a partn
 work (loading, compiling, saving, a file system, a network) has a limit, counted from the last sign of work
 and learned from stalls that ended by themselves. While anybody is in time, in a pause that the script
 declared or in a debugger, nothing that may be work hangs: the others wait for it.
+
+A script that does not join may never do a step that is seen. Before its first, all that it does may be work:
+the time for a first step is counted from the last sign of it.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ PAUSE_SLACK_S = 1.0  # a group's own time limit may be just that of a pause: bot
 _NAMED = 4  # ranks, in a line
 _STEPS = frozenset({"data", "forward", "backward", "optimizer", "tail"})
 _AWAY = "exited"
+UNBEGUN = "before the first step"  # where that is warned of: once, wherever the script is
 _LINE = re.compile(r":\d+\)$")
 
 
@@ -169,6 +173,8 @@ def _abandoned(view: View) -> Verdict | None:
 def warning(view: View, found: Verdict) -> str:
     """Return the line that is said before anything is done: who, where, how long, and what to write."""
     waited_s = (view.now_ns - view.watch.since_ns) / 1e9
+    if found.place == UNBEGUN:
+        return _warning_unbegun(found, waited_s)
     if found.limit_s is None:
         why = f"{found.why}, so it is left alone"
         return f"{why}: no step for {waited_s:.0f} s. --hang-floor TIME would restart it"
@@ -178,6 +184,16 @@ def warning(view: View, found: Verdict) -> str:
         f"{found.why}: no step for {waited_s:.0f} s{waiting};"
         f" Holdfast restarts it at {found.limit_s or 0.0:.0f} s."
         ' If this is intended: `with state.pause("eval", limit_s=...)`, or a larger --stall-limit'
+    )
+
+
+def _warning_unbegun(found: Verdict, waited_s: float) -> str:
+    seen = f"{found.why}: no step of a torch.optim optimizer for {waited_s:.0f} s"
+    if found.limit_s is None:
+        return f"{seen}. Holdfast sees no other progress of a script that does not join, and leaves it alone"
+    return (
+        f"{seen}; Holdfast restarts it at {found.limit_s:.0f} s (--first-step-timeout) unless it works."
+        " If the script does no such steps, or waits for long before the first: a larger --first-step-timeout"
     )
 
 
@@ -198,7 +214,8 @@ def _standstill(view: View, policy: Policy) -> Verdict:
     holding = [each for each in rest if each.rank not in ahead]
     # One whose process is gone has ended: its exit is on its way from the launcher, which may be late.
     locked = [each for each in holding if each.role == shown.LOCKED]
-    if policy.hang_floor_s > 0:
+    unbegun = not all(each.begun for each in watch.ranks)
+    if policy.hang_floor_s > 0 and not unbegun:
         return _at_once(view, holding or waiting)
     alone = len(watch.ranks) == 1
     if locked and len(locked) == len(holding) and not _again(view, locked[0]):
@@ -211,19 +228,24 @@ def _standstill(view: View, policy: Policy) -> Verdict:
 def _alone(view: View, policy: Policy, only: Seen) -> Verdict:
     """Nobody waits for it, and it may be work: it has all the time, but it is worth a word."""
     why = f"rank {only.rank} has been {_doing(view, only)} since step {only.step}; nobody waits for it"
-    warn_ns = view.watch.since_ns + int(policy.stall_limit_s * _S)
-    return Verdict(why, only.rank, _place(view, only), only.work, warn_ns=warn_ns)
+    warn_s = policy.stall_limit_s if only.begun else policy.first_step_s / 2
+    place = _place(view, only) if only.begun else UNBEGUN
+    return Verdict(why, only.rank, place, only.work, warn_ns=view.watch.since_ns + int(warn_s * _S))
 
 
 def _limited(view: View, policy: Policy, holding: list[Seen]) -> Verdict:
     """It may be work: it has until its limit."""
     named = _named(view, holding)
-    since_ns, limit = view.watch.since_ns, policy.stall_limit_s
-    worked_ns = max(each.worked_ns for each in holding)
+    begun, stalls, since_ns = all(each.begun for each in holding), _stalls(view), view.watch.since_ns
+    usual_s = policy.stall_limit_s if begun else policy.first_step_s
+    # Who is late only after minutes has steps of minutes: then less says nothing of them.
+    limit = max(usual_s, _late_s({each.rank: stalls[each.rank] for each in holding if each.rank in stalls}))
+    worked_ns = max(each.worked_ns or since_ns for each in holding)
     limit_s = max(limit, (worked_ns - since_ns) / 1e9 + limit)
-    if any(each.busy for each in holding):
+    if any(each.busy and each.begun for each in holding):
         limit_s = max(limit_s, BUSY_FACTOR * limit)
-    limit_s = min(limit_s, MOST_FACTOR * limit)
+    if any(each.begun for each in view.watch.ranks):
+        limit_s = min(limit_s, MOST_FACTOR * limit)
     kinds = {work for each in holding for work in each.works}
     learned = [each.seconds for each in view.memory.learned if each.work in kinds]
     limit_s = max(limit_s, LEARNED_FACTOR * max(learned, default=0.0))
@@ -241,11 +263,11 @@ def _limited(view: View, policy: Policy, holding: list[Seen]) -> Verdict:
     return Verdict(
         why,
         named.rank,
-        place,
+        place if begun else UNBEGUN,
         work,
         limit_s,
         act_ns,
-        since_ns + int(limit_s * _S / 2),
+        since_ns + int((limit_s if begun else limit) * _S / 2),
         fault,
     )
 

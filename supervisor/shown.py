@@ -64,6 +64,12 @@ def shown(look: Look) -> Shown:
     return Shown(LOCKED, LOCK) if _locked(look) else Shown(IDLE, _wait(look))
 
 
+def works(look: Look) -> bool:
+    """True for any sign of work, a long call included; to wait for other ranks is none, however busily."""
+    found = shown(look)
+    return look.moved or look.children > 0 or look.io_bytes > 0 or found.role == BUSY
+
+
 def _kind(look: Look) -> str:
     if look.children > 0:
         return CHILDREN

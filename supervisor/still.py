@@ -124,6 +124,7 @@ def _seen(before: Seen | None, view: View, member: MemberView, stall: Stall, loo
     if before is None or (before.step, before.phase) != (stall.step, stall.phase_name):
         since_ns = view.now_ns - int((member.silent_s + stall.stalled_s) * 1e9)
         before = Seen(stall.rank, stall.step, stall.phase_name, since_ns)
+    before = replace(before, begun=stall.begun)
     if look is None or look.step not in (stall.step, -1) or look.number == before.look:
         return before
     return _looked(before, look, view.now_ns)
@@ -133,7 +134,8 @@ def _looked(before: Seen, look: Look, now_ns: int) -> Seen:
     found = shown.shown(look)
     at = look.at.rpartition(":")[0]
     again = before.look > 0
-    moved = found.evidence or (again and (look.phase_seq, at) != (before.phase_seq, before.at))
+    signs = found.evidence if before.begun else shown.works(look)
+    moved = signs or (again and (look.phase_seq, at) != (before.phase_seq, before.at))
     role, work = found.role, found.work
     if moved and role in (shown.BUSY, shown.IDLE, shown.LOCKED):
         role, work = shown.WORKS, work or shown.COMPUTES
@@ -154,7 +156,7 @@ def _looked(before: Seen, look: Look, now_ns: int) -> Seen:
 def _passed(watch: Watch, view: View) -> tuple[Learned, ...]:
     """Return what a stall that is over has taught: it ended by itself, for nothing was done about it."""
     lasted_s = (view.now_ns - watch.since_ns) / 1e9
-    if lasted_s < WORTH_S:
+    if lasted_s < WORTH_S or not all(each.begun for each in watch.ranks):
         return watch.passed
     kinds = dict.fromkeys(work for each in watch.ranks for work in each.works if work != shown.COLLECTIVE)
     kinds = kinds or dict.fromkeys(work for each in watch.ranks for work in each.works)

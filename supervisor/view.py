@@ -281,6 +281,7 @@ class Seen:
     phase_seq: int = -1
     at: str = ""
     works: tuple[str, ...] = ()  # the kinds of work that were seen
+    begun: bool = True  # as in `Stall`: False, and perhaps no step of it will ever be seen
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,24 @@ def test_each_activity_has_its_limit_and_it_is_exact(
         assert left_s(progress, after(1e9), stats, POLICY) == math.inf
 
 
+def test_before_any_step_a_script_that_does_not_join_is_late_at_half_of_its_time_which_is_no_limit() -> None:
+    """It may never do a step that is seen: nobody can tell inference from a hang by the time alone."""
+    policy = replace(POLICY, joins=False)
+    for phase in (Phase.JOINING, Phase.OPTIMIZER):
+        early = replace(FIRST, phase=phase)
+        assert stalled(early, after(299.0), STEADY, policy) is None
+        stall = stalled(early, after(301.0), STEADY, policy)
+        assert stall is not None
+        assert (stall.limited, stall.begun, stall.limit_s) == (False, False, 300.0)
+        joined = stalled(early, after(601.0), STEADY, POLICY)
+        assert joined is not None
+        assert (joined.limited, joined.begun) == (True, True)
+    ending = stalled(replace(FIRST, failed_ns=100 * S), after(31.0), STEADY, policy)
+    assert ending is not None
+    assert (ending.limited, ending.begun) == (True, True)
+    assert limit_s(AT_WORK, STEADY, policy) == limit_s(AT_WORK, STEADY, POLICY)
+
+
 def test_a_step_is_measured_from_its_start_and_a_pause_from_its_own() -> None:
     late = replace(AT_WORK, phase_since_ns=after(0.8), phase_seq=40)
     assert since_ns(late) == after(0)

@@ -28,7 +28,8 @@ def there(number: int, look: Look | None, **given: Any) -> MemberView:
     limited, late_s = given.pop("limited", False), given.pop("late_s", LATE_S)
     marks = Marks(first_step_ns=0 if given.pop("first_step", False) else 1)
     state = rank(number, given.pop("ending", None), stopped=given.pop("stopped", False), marks=marks)
-    stall = Stall(number, 1, 5, 3, 0, phase, late_s, 0.6, limited)
+    at_s, begun = given.pop("at_s", 0.6), given.pop("begun", True)
+    stall = Stall(number, 1, 5, 3, 0, phase, late_s, at_s, limited, begun)
     looks = () if look is None else (replace(look, rank=number, number=given.pop("turn", 1)),)
     told = report(
         f"m{number}",
@@ -179,6 +180,15 @@ def test_whom_the_group_waits_for_is_told_with_its_place_and_its_limit(
         assert found.why.endswith("until --first-step-timeout (600 s)")
 
 
+def test_of_a_script_that_does_not_join_it_is_told_that_it_has_done_no_optimizer_step() -> None:
+    given: dict[str, Any] = {"phase": "joining", "first_step": True, "stalled": False}
+    own, others = replace(progress(1, 0, -1), phase="joining"), replace(progress(0, 0, -1))
+    given |= {"launcher": launcher(rank(1, marks=Marks()), joins=False), "progress": (own,)}
+    found = judged(there(0, WAITS, progress=(others,)), there(1, SLEEPS, **given))
+    assert found is not None
+    assert found.why.startswith("rank 1 has done no optimizer step yet, in evaluate (train.py:42), which may")
+
+
 def test_ranks_in_a_first_step_that_wait_for_one_that_has_left_have_not_all_its_time() -> None:
     left = there(1, None, stalled=False, ending=Ending(1, 0))
     meets = replace(WAITS, at="all_reduce (torch/distributed/distributed_c10d.py:9)")
@@ -288,6 +298,88 @@ def test_what_was_restarted_without_a_place_or_at_the_same_step_has_twice_the_ti
     assert waits_on(judged(there(0, works), there(1, works), history=(certain_then,))) == 180.0
     other = replace(elsewhere, step=3)
     assert waits_on(judged(there(0, works), there(1, WAITS), history=(other,))) == 180.0
+
+
+def unbegun(number: int, look: Look, late_s: float, **given: Any) -> MemberView:
+    """Return the member of a rank whose script has not joined, and has done no step for `late_s`."""
+    return there(
+        number, look, **{"phase": "joining", "begun": False, "late_s": late_s, "at_s": 300.0, **given}
+    )
+
+
+WORKS = replace(PLAIN, moved=True)
+SPINS = replace(PLAIN, cpu_s=0.2)
+ONE: dict[str, Any] = {"placement": ("m0",), "world_size": 1}
+
+
+@pytest.mark.parametrize("look", [WORKS, SPINS, SLEEPS], ids=["works", "computes", "sleeps"])
+@pytest.mark.parametrize("late_s", [301.0, 100_000.0])
+def test_a_rank_alone_that_has_never_done_a_step_is_never_restarted_for_that(
+    look: Look, late_s: float
+) -> None:
+    found = judged(unbegun(0, look, late_s), **ONE)
+    assert found is not None
+    assert (found.act_ns, found.fault) == (None, None)
+    assert certain(judged(unbegun(0, LOCKED, late_s), **ONE)) == 0
+    assert certain(judged(unbegun(0, STOPPED, late_s), **ONE)) == 0
+
+
+@pytest.mark.parametrize("look", [WORKS, SPINS], ids=["works", "computes"])
+@pytest.mark.parametrize("late_s", [301.0, 100_000.0])
+def test_a_group_that_has_never_done_a_step_has_the_time_for_one_from_its_last_sign_of_work_on(
+    look: Look, late_s: float
+) -> None:
+    for other in (WAITS, look):
+        found = judged(unbegun(0, look, late_s), unbegun(1, other, late_s))
+        assert waits_on(found) == late_s + 600.0
+        assert found is not None
+        assert found.warn_ns is not None
+        assert found.warn_ns <= (100 - late_s + 300) * S, "once, at half of the time"
+    hang_floor = replace(POLICY, hang_floor_s=5.0)
+    assert waits_on(judged(unbegun(0, look, late_s), unbegun(1, WAITS, late_s), policy=hang_floor)) > 600.0
+
+
+def test_a_group_without_a_step_that_shows_no_work_is_restarted_when_the_time_for_one_is_over() -> None:
+    for look in (SLEEPS, WAITS, replace(WAITS, cpu_s=0.2)):
+        assert waits_on(judged(unbegun(0, look, 590.0), unbegun(1, WAITS, 590.0))) == 600.0
+        found = judged(unbegun(0, look, 601.0), unbegun(1, WAITS, 601.0))
+        certain(found)
+        assert found is not None
+        assert found.fault is not None
+        assert found.fault.work, "not the same failure again"
+    for look in (LOCKED, STOPPED):
+        assert certain(judged(unbegun(0, look, 301.0), unbegun(1, WAITS, 301.0))) == 0
+
+
+def test_the_warning_before_a_first_step_names_the_option_and_says_what_is_not_seen() -> None:
+    now = seen(unbegun(0, SLEEPS, 301.0), unbegun(1, WAITS, 301.0))
+    found = hanging.judge(now, POLICY)
+    assert found is not None
+    assert hanging.warning(now, found) == (
+        "rank 0 has been in evaluate (train.py:42) (waiting for sleep) since step 5: no step of a torch.optim"
+        " optimizer for 301 s; Holdfast restarts it at 600 s (--first-step-timeout) unless it works. If the"
+        " script does no such steps, or waits for long before the first: a larger --first-step-timeout"
+    )
+    alone = seen(unbegun(0, WORKS, 301.0), **ONE)
+    found = hanging.judge(alone, POLICY)
+    assert found is not None
+    assert "leaves it alone" in hanging.warning(alone, found)
+    elsewhere = hanging.judge(seen(unbegun(0, replace(WORKS, where="run (a.py:1)"), 301.0), **ONE), POLICY)
+    assert elsewhere is not None
+    assert elsewhere.place == found.place, "said once"
+
+
+def test_a_long_start_teaches_nothing_about_later_stalls() -> None:
+    before = seen(unbegun(0, SLEEPS, 400.0), unbegun(1, WAITS, 400.0)).watch
+    over = seen(there(0, None, stalled=False), there(1, None, stalled=False), watch=before).watch
+    assert over.passed == ()
+
+
+def test_who_is_late_only_after_minutes_has_minutes_from_the_last_sign_of_work_on() -> None:
+    """A script whose steps take minutes: the limit for work was over when it was first looked at."""
+    slow = {"late_s": 601.0, "at_s": 600.0}
+    assert waits_on(judged(there(0, WORKS, **slow), there(1, WAITS, **slow))) == 1201.0
+    assert certain(judged(there(0, SLEEPS, **slow), there(1, WAITS, **slow))) == 0
 
 
 def test_a_lock_that_comes_again_at_the_very_same_step_is_given_as_long_as_work() -> None:
