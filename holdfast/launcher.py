@@ -30,7 +30,7 @@ from holdfast.listeners import Listeners, Refused
 from holdfast.looking import Looker, Target
 from holdfast.nest import Nest, Process
 from holdfast.oom import MemoryGroup
-from holdfast.seat import survivors
+from holdfast.seat import Seat, survivors
 from holdfast.securing import Securing
 
 BEAT_S = 1.0  # between signs of life: its sidecar misses five before it gives us up
@@ -164,11 +164,9 @@ class Launcher:
         if self.crew.waiting():
             self.nest.fill()
         for slot in self.crew.waiting():
-            descriptors: tuple[int, ...] = (self.offer.fileno(),) if slot.rank == 0 else ()
             if self.nest.program.kind == "other" or self.nest.strategy == "cold":
                 if slot.rank == 0:  # it listens on the port itself
-                    self.offer.close()
-                    self.offer = _listen_tcp()
+                    self._let_go()
                 environment = self.crew.environment(slot)
                 try:
                     process = self.nest.make_cold(slot.local_rank, self.nest.program.argv, environment)
@@ -179,9 +177,23 @@ class Launcher:
                 self.crew.take(slot, process)
                 continue
             found = self._take(slot.local_rank)
-            if found is not None and self.crew.start(slot, found, descriptors) and descriptors:
-                self.offer.close()
-                self.offer = _listen_tcp()
+            if found is not None:
+                self._release(slot, found)
+
+    def _release(self, seat: Seat, found: Process) -> None:
+        """Start a rank in a warm process. Rank 0 gets the rendezvous' socket, or finds its port free."""
+        descriptors: tuple[int, ...] = ()
+        if seat.rank == 0 and self.nest.program.joins:
+            descriptors = (self.offer.fileno(),)
+        elif seat.rank == 0:  # before it runs: its script's first line may bind the port
+            self._let_go()
+        if self.crew.start(seat, found, descriptors) and descriptors:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Free the port of this rendezvous, and hold another for the next: never the same."""
+        before, self.offer = self.offer, _listen_tcp()
+        before.close()
 
     def _unstarted(self, error: Unstartable) -> Ending:
         """Say why a rank has no process. Where the command has run before, that may pass: no bad input."""

@@ -31,9 +31,6 @@ def park(mine: Runtime) -> None:
     order = mine.wait_start()
     assert order.launch is not None
     assert order.rank is not None
-    if mine.listen_fd >= 0:
-        os.close(mine.listen_fd)  # the script's own store listens on that port
-        mine.listen_fd = -1
     os.environ.update(rank_environment(order.launch, order.rank))
     watch = Watch(mine, order.launch, order.rank)
     mine.on_join = watch.hand_over

@@ -3,19 +3,22 @@ from __future__ import annotations
 import os
 import selectors
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from holdfast import channel, command
-from holdfast.channel import Say
+from holdfast.channel import Do, Say
 from holdfast.crew import Crew
 from holdfast.launcher import Launcher
 from holdfast.launcher_messages import Ending, Launch, LauncherOrder, RankStart
 from holdfast.listeners import Refused
 from holdfast.nest import Home, Nest, Process
+from holdfast.seat import Seat
 
 
 @pytest.fixture
@@ -29,6 +32,46 @@ def launcher() -> Iterator[Launcher]:
     yield made
     made.offer.close()
     shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_the_port_is_free_before_a_script_that_listens_on_it_itself_is_released(
+    launcher: Launcher, joins: bool
+) -> None:
+    """With torch imported ahead its first line binds the port, sooner than a launcher runs again."""
+    ours, theirs = channel.pair()
+    nest = launcher.nest
+    nest.strategy, nest.program = "park", replace(nest.program, kind="script", joins=joins)
+    port = launcher.offer.getsockname()[1]
+    free: list[bool] = []
+
+    class Looks(Crew):
+        def start(self, seat: Seat, process: Process, descriptors: tuple[int, ...]) -> bool:
+            free.append(_is_free(port))
+            return super().start(seat, process, descriptors)
+
+    launcher.crew = Looks(nest.home)
+    launcher.crew.begin(Launch(1, 1, 1, "", 0, 0, 0.0), (RankStart(0, 0),))
+    nest.warm[0] = Process(0, ours, nest.home.logs / "log", os.getpid(), -1, parked=True)
+    launcher.match()
+    _, descriptors = channel.receive(theirs, Do)
+    assert (free, len(descriptors)) == ([not joins], int(joins))
+    for each in descriptors:
+        os.close(each)
+    assert _is_free(port)
+    assert not _is_free(launcher.state().port), "another is held for the next"
+    launcher.crew.seats = ()
+    for line in (ours, theirs):
+        line.close()
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 @pytest.mark.parametrize("do", ["stop", "run", "secure", "kill", "settle", "look", "where", "drill"])
