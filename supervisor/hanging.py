@@ -214,10 +214,10 @@ def _standstill(view: View, policy: Policy) -> Verdict:
     holding = [each for each in rest if each.rank not in ahead]
     # One whose process is gone has ended: its exit is on its way from the launcher, which may be late.
     locked = [each for each in holding if each.role == shown.LOCKED]
-    unbegun = not all(each.begun for each in watch.ranks)
-    if policy.hang_floor_s > 0 and not unbegun:
+    if policy.hang_floor_s > 0 and all(each.begun for each in watch.ranks):
         return _at_once(view, holding or waiting)
-    alone = len(watch.ranks) == 1
+    # Before any step ranks need not wait for each other: they may serve requests, or predict.
+    alone = len(watch.ranks) == 1 or not (waiting or any(each.begun for each in watch.ranks))
     if locked and len(locked) == len(holding) and not _again(view, locked[0]):
         return _certain(view, _named(view, locked), "it waits for a lock that nothing will release")
     if alone:

@@ -329,12 +329,11 @@ def test_a_rank_alone_that_has_never_done_a_step_is_never_restarted_for_that(
 def test_a_group_that_has_never_done_a_step_has_the_time_for_one_from_its_last_sign_of_work_on(
     look: Look, late_s: float
 ) -> None:
-    for other in (WAITS, look):
-        found = judged(unbegun(0, look, late_s), unbegun(1, other, late_s))
-        assert waits_on(found) == late_s + 600.0
-        assert found is not None
-        assert found.warn_ns is not None
-        assert found.warn_ns <= (100 - late_s + 300) * S, "once, at half of the time"
+    found = judged(unbegun(0, look, late_s), unbegun(1, WAITS, late_s))
+    assert waits_on(found) == late_s + 600.0
+    assert found is not None
+    assert found.warn_ns is not None
+    assert found.warn_ns <= (100 - late_s + 300) * S, "once, at half of the time"
     hang_floor = replace(POLICY, hang_floor_s=5.0)
     assert waits_on(judged(unbegun(0, look, late_s), unbegun(1, WAITS, late_s), policy=hang_floor)) > 600.0
 
@@ -349,6 +348,15 @@ def test_a_group_without_a_step_that_shows_no_work_is_restarted_when_the_time_fo
         assert found.fault.work, "not the same failure again"
     for look in (LOCKED, STOPPED):
         assert certain(judged(unbegun(0, look, 301.0), unbegun(1, WAITS, 301.0))) == 0
+
+
+def test_ranks_that_have_never_done_a_step_and_do_not_wait_for_each_other_are_left_alone() -> None:
+    """They may serve requests, and there are none."""
+    found = judged(unbegun(0, SLEEPS, 100_000.0), unbegun(1, SLEEPS, 100_000.0))
+    assert found is not None
+    assert (found.act_ns, found.fault, found.place) == (None, None, hanging.UNBEGUN)
+    for look in (LOCKED, STOPPED):
+        assert certain(judged(unbegun(0, look, 301.0), unbegun(1, look, 301.0))) in (-1, 0)
 
 
 def test_the_warning_before_a_first_step_names_the_option_and_says_what_is_not_seen() -> None:
