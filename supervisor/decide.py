@@ -314,9 +314,7 @@ def _short(view: View, policy: Policy, cause: Fault) -> Action:
     able = placing.able(view, policy)
     away = [name for name in memory.placement if name not in able]
     unheard = _unheard(view)
-    hoped = placing.missing(view, policy)
-    if view.now_ns >= memory.since_ns + int(policy.member_timeout_s * _S):
-        hoped = unheard
+    hoped = _missing(view, policy)
     for name in away:
         if name not in memory.lost and name not in hoped:
             return Replace(name, f"member {name} is lost and no standby is left")
@@ -335,6 +333,19 @@ def _short(view: View, policy: Policy, cause: Fault) -> Action:
         until_ns = min(until_ns, memory.since_ns + int(silence.HELD_UP_S * _S))
         return Wait(until_ns, f"waiting for the sidecar of {', '.join(unheard)} to hear its launcher")
     return Wait(until_ns, f"waiting for {', '.join(away)}, or one in its place")
+
+
+def _missing(view: View, policy: Policy) -> tuple[str, ...]:
+    """Return the members with ranks that are away and not lost: what they hold is not given up before.
+
+    One that says nothing is lost within the time that is given to a member. One that comes and goes, or
+    whose launcher says nothing, is of no use after the time that a launcher may be held up for.
+    """
+    away = placing.missing(view, policy)
+    if view.now_ns < view.memory.since_ns + int(silence.HELD_UP_S * _S):
+        return away
+    quiet = {each.name for each in view.members if each.silent_s >= presence.QUIET_S}
+    return tuple(name for name in away if name in quiet)
 
 
 def _unheard(view: View) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ BUSY_FACTOR = 3  # of the limit: for one that computes, though it is seen to get
 MOST_FACTOR = 10  # of the limit: for one that works, however much
 LEARNED_FACTOR = 3  # of the longest stall of the kind that ended by itself
 HINT_S = 5.0  # beyond the time for `finally` blocks: the rank itself tells that it is over
+TWICE_S = 6.0  # from one look to the next, at most; beyond it a second one is not waited for
 SIDE_S = 0.3  # that a certain hang waits for the looks at the others, which are taken at the same time
 TOLD_S = 1.0  # the same, for one that is stopped and not late: nobody has been looked at yet
 LEFT_S = (
@@ -57,6 +58,9 @@ def judge(view: View, policy: Policy) -> Verdict | None:
     watch = view.watch
     if not watch.ranks or watch.generation != view.memory.generation:
         return None
+    untold = _untold(view)
+    if untold:
+        return Verdict(f"member {untold[0]} has not said yet what its ranks do")
     stalls, phases = _stalls(view), _phases(view)
     traced = _traced(view)
     if traced is not None:
@@ -94,6 +98,19 @@ def judge(view: View, policy: Policy) -> Verdict | None:
     if unseen and view.now_ns < watch.since_ns + int((_late_s(stalls) + policy.look_s) * _S):
         return Verdict(f"rank {unseen[0].rank} is being looked at")
     return _standstill(view, policy)
+
+
+def _untold(view: View) -> list[str]:
+    """Return the members of whose ranks nothing is known: by a supervisor, or sidecar, that has just begun.
+
+    The others may be waiting for these, and these be in a pause, or at work. A member that stays like that
+    is lost, or deaf, and that is a fault.
+    """
+    return [
+        member.name
+        for member in view.members
+        if member.name in view.memory.placement and (member.report is None or member.report.launcher is None)
+    ]
 
 
 def _hints(view: View, policy: Policy) -> list[Hint]:
@@ -255,6 +272,8 @@ def _limited(view: View, policy: Policy, holding: list[Seen]) -> Verdict:
     why = _standing(view, named, len(holding) > 1 and named.rank < 0)
     source = _source(times, bool(learned), limit_s > limit)
     act_ns = since_ns + int(limit_s * _S)
+    if any(each.looks < 2 for each in holding):  # it may have worked, before the eyes of another supervisor
+        act_ns = max(act_ns, view.memory.since_ns + int((TWICE_S + policy.look_s) * _S))
     detail = f"{why}; the limit for that is {limit_s:.0f} s{source}"
     work = named.work or shown.UNKNOWN
     fault = _fault(view, named, detail, f"stall at {place or named.phase}", work)

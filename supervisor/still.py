@@ -150,6 +150,7 @@ def _looked(before: Seen, look: Look, now_ns: int) -> Seen:
         phase_seq=look.phase_seq,
         at=at,
         works=works,
+        looks=before.looks + 1,
     )
 
 

@@ -282,6 +282,7 @@ class Seen:
     at: str = ""
     works: tuple[str, ...] = ()  # the kinds of work that were seen
     begun: bool = True  # as in `Stall`: False, and perhaps no step of it will ever be seen
+    looks: int = 0  # of this supervisor: two tell whether it has moved
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.launcher_messages import Ending, Look, Marks
-from holdfast.messages import Stall
+from holdfast.messages import MemberReport, Stall
 from supervisor import hanging, still
 from supervisor.hanging import Verdict
 from supervisor.view import Learned, MemberView, Past, Policy, View, Watch
@@ -489,3 +489,33 @@ def test_the_warning_names_the_rank_the_line_the_times_and_the_way_out() -> None
         " rank 1 waits; Holdfast restarts it at 60 s. If this is intended:"
         ' `with state.pause("eval", limit_s=...)`, or a larger --stall-limit'
     )
+
+
+@pytest.mark.parametrize("told", [None, report("m2", None)], ids=["no report", "no launcher"])
+def test_nobody_hangs_who_may_wait_for_ranks_of_which_nothing_is_known_yet(told: MemberReport | None) -> None:
+    """A supervisor has taken over: the third rank may be in a pause, or at work."""
+    waiting = [there(0, WAITS, late_s=300.0), there(1, WAITS, late_s=300.0)]
+    three: dict[str, Any] = {"world_size": 3, "placement": ("m0", "m1", "m2")}
+    for policy in (POLICY, replace(POLICY, hang_floor_s=1.0)):
+        found = judged(*waiting, member("m2", told), policy=policy, **three)
+        assert found is not None
+        assert (found.fault, found.act_ns, found.warn_ns) == (None, None, None)
+    assert certain(judged(*waiting, there(2, WAITS, late_s=300.0), since_ns=-300 * S, **three)) == -1
+
+
+def test_a_supervisor_that_takes_over_compares_two_looks_before_it_takes_work_for_a_hang() -> None:
+    """Its predecessor may have seen the rank work all the time."""
+
+    def at(looked: Look, watch: Watch | None = None, turn: int = 1) -> View:
+        waiting = there(0, WAITS, late_s=300.0, turn=turn)
+        return seen(waiting, there(1, looked, late_s=300.0, turn=turn), watch=watch, since_ns=99 * S)
+
+    first = at(SLEEPS)
+    found = hanging.judge(first, POLICY)
+    assert found is not None
+    assert found.act_ns == 99 * S + int((hanging.TWICE_S + POLICY.look_s) * S)
+    assert certain(hanging.judge(at(SLEEPS, first.watch, turn=2), POLICY)) == 1
+    moved = at(replace(SLEEPS, phase_seq=3), first.watch, turn=2)
+    assert waits_on(hanging.judge(moved, POLICY)) == 300.0 + POLICY.stall_limit_s
+    late = replace(first, memory=replace(first.memory, since_ns=50 * S))
+    assert certain(hanging.judge(late, POLICY)) == 1, "a look that does not come is not waited for"

@@ -133,6 +133,28 @@ def test_a_member_that_was_never_heard_is_waited_for_until_it_counts_as_lost() -
             assert action.until_ns == 102 * S
 
 
+@pytest.mark.parametrize(
+    ("since_s", "connected", "silent_s", "given_up"),
+    [
+        (90.0, True, 2.0, False),
+        (90.0, False, 0.1, False),
+        (90.0, False, 5.0, True),
+        (30.0, True, 2.0, False),
+        (30.0, False, 0.1, True),
+        (30.0, False, 5.0, True),
+    ],
+)
+def test_a_member_is_given_up_for_its_own_silence_not_for_how_long_a_recovery_has_lasted(
+    since_s: float, connected: bool, silent_s: float, given_up: bool
+) -> None:
+    """Work after a commit, large copies and storage may all make it longer than a member may be silent."""
+    here = member("m0", report("m0", launcher(rank(0)), secured_for=1))
+    away = member("m1", report("m1", launcher(rank(1)), secured_for=1))
+    away = replace(away, connected=connected, silent_s=silent_s)
+    seen = view(here, away, phase="securing", incident=CRASH, since_ns=int(since_s * S))
+    assert isinstance(decide(seen, Policy(members=2)), Replace if given_up else Wait)
+
+
 def test_a_start_is_carried_out_by_members_in_the_time_that_this_supervisor_gives_them() -> None:
     behind = member("m1", report("m1", launcher(generation=1)))
     seen = view(
