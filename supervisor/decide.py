@@ -240,8 +240,10 @@ def _securing(view: View, policy: Policy) -> Action:
     memory = view.memory
     waiting = [m for m in view.members if _is_awaited(view, m, policy)]
     limit_s = policy.secure_s + progress.COPIES * reported.copy_s(view)
-    # A supervisor that has taken over can have nothing secured by a member before it hears it.
-    deadline = max((memory.since_ns, *(m.heard_ns for m in waiting))) + int(limit_s * _S)
+    # A supervisor that has taken over can have nothing secured by a member before it hears it. One that is
+    # new has nothing to secure.
+    heard = (m.heard_ns for m in waiting if m.name in memory.placement)
+    deadline = max((memory.since_ns, *heard)) + int(limit_s * _S)
     if waiting and view.now_ns < deadline:
         return Wait(deadline, f"securing on {', '.join(m.name for m in waiting)}")
     unknown = placing.unknown(view, policy)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from holdfast import silence
 from holdfast.launcher_messages import Look, RankState
 from holdfast.messages import Stall
 from supervisor import awaited, deadlock, reported, shown, still, suspect, uneven
@@ -58,8 +59,8 @@ def judge(view: View, policy: Policy) -> Verdict | None:
     watch = view.watch
     if not watch.ranks or watch.generation != view.memory.generation:
         return None
-    untold = _untold(view)
-    if untold:
+    untold = reported.untold(view)
+    if untold and view.now_ns < watch.untold_ns + int(silence.HELD_UP_S * _S):
         return Verdict(f"member {untold[0]} has not said yet what its ranks do")
     stalls, phases = _stalls(view), _phases(view)
     traced = _traced(view)
@@ -98,19 +99,6 @@ def judge(view: View, policy: Policy) -> Verdict | None:
     if unseen and view.now_ns < watch.since_ns + int((_late_s(stalls) + policy.look_s) * _S):
         return Verdict(f"rank {unseen[0].rank} is being looked at")
     return _standstill(view, policy)
-
-
-def _untold(view: View) -> list[str]:
-    """Return the members of whose ranks nothing is known: by a supervisor, or sidecar, that has just begun.
-
-    The others may be waiting for these, and these be in a pause, or at work. A member that stays like that
-    is lost, or deaf, and that is a fault.
-    """
-    return [
-        member.name
-        for member in view.members
-        if member.name in view.memory.placement and (member.report is None or member.report.launcher is None)
-    ]
 
 
 def _hints(view: View, policy: Policy) -> list[Hint]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.launcher_messages import Look, RankState
 from holdfast.messages import MemberReport, Stall
-from supervisor import lost_track, suspect
+from supervisor import lost_track, presence, suspect
 from supervisor.view import View
 from supervisor.wording import step_in_words
 
@@ -30,6 +30,20 @@ def evidence(view: View) -> tuple[suspect.Evidence, ...]:
 def looks(view: View, report: MemberReport) -> tuple[Look, ...]:
     """Return the newest looks that the member took at its ranks of the present generation."""
     return report.looks if report.looked_for == view.memory.generation else ()
+
+
+def untold(view: View) -> tuple[str, ...]:
+    """Return the members of whose ranks nothing is known: to a supervisor, or sidecar, that has just begun.
+
+    A member that is lost, or deaf, is not among them: that is a fault of its own.
+    """
+    return tuple(
+        member.name
+        for member in view.members
+        if member.name in view.memory.placement
+        and (member.report is None or member.report.launcher is None)
+        and not presence.deaf(member)
+    )
 
 
 def stalls(view: View, report: MemberReport) -> tuple[Stall, ...]:

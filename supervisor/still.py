@@ -25,7 +25,8 @@ def later(watch: Watch, view: View) -> Watch:
         watch = Watch(memory.generation)
     if memory.phase != "running":
         return Watch(memory.generation)
-    watch = replace(watch, hints=_hints(watch, view))
+    untold_ns = watch.untold_ns or view.now_ns
+    watch = replace(watch, hints=_hints(watch, view), untold_ns=untold_ns if reported.untold(view) else 0)
     before = {each.rank: each for each in watch.ranks}
     found: list[Seen] = []
     for member in view.members:
@@ -117,7 +118,8 @@ def excused(watch: Watch, late_ns: int) -> Watch:
         for each in watch.ranks
     )
     hints = tuple(replace(each, since_ns=each.since_ns + late_ns) for each in watch.hints)
-    return replace(watch, ranks=moved, hints=hints)
+    untold_ns = watch.untold_ns and watch.untold_ns + late_ns
+    return replace(watch, ranks=moved, hints=hints, untold_ns=untold_ns)
 
 
 def _seen(before: Seen | None, view: View, member: MemberView, stall: Stall, look: Look | None) -> Seen:

@@ -319,6 +319,7 @@ class Watch:
     passed: tuple[Learned, ...] = ()  # of the last stall that ended by itself, in this generation
     hints: tuple[Hint, ...] = ()  # those that stand
     rests: tuple[Rest, ...] = ()  # ranks that are at rest, late or not, while any is late
+    untold_ns: int = 0  # since when a member has not said what its ranks do; 0 when all have
 
     @property
     def since_ns(self) -> int:

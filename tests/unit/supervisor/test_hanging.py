@@ -503,6 +503,29 @@ def test_nobody_hangs_who_may_wait_for_ranks_of_which_nothing_is_known_yet(told:
     assert certain(judged(*waiting, there(2, WAITS, late_s=300.0), since_ns=-300 * S, **three)) == -1
 
 
+def test_a_member_that_never_says_what_its_ranks_do_silences_nothing_for_ever() -> None:
+    """Its sidecar speaks, and finds no launcher though there is one."""
+    three: dict[str, Any] = {"world_size": 3, "placement": ("m0", "m1", "m2"), "since_ns": -300 * S}
+    mute = report("m2", None)
+    members = (there(0, WAITS), there(1, STOPPED))
+    watch = seen(*members, member("m2", mute), **three).watch
+    assert watch.untold_ns == 100 * S
+    later = seen(*members, member("m2", mute), watch=watch, now_s=159.0, **three)
+    found = hanging.judge(later, POLICY)
+    assert found is not None
+    assert found.act_ns is None
+    after = seen(*members, member("m2", mute), watch=later.watch, now_s=161.0, **three)
+    found = hanging.judge(after, POLICY)
+    assert found is not None
+    assert found.act_ns is not None
+    assert found.rank == 1
+    told = seen(*members, member("m2", report("m2", launcher(rank(2)))), watch=later.watch, **three)
+    assert told.watch.untold_ns == 0
+    assert still.excused(later.watch, 5 * S).untold_ns == 105 * S
+    deaf = member("m2", replace(mute, launcher_silent="its launcher has said nothing for 5 s"))
+    assert certain(judged(*members, deaf, **three)) == 1
+
+
 def test_a_supervisor_that_takes_over_compares_two_looks_before_it_takes_work_for_a_hang() -> None:
     """Its predecessor may have seen the rank work all the time."""
 

@@ -155,6 +155,20 @@ def test_a_member_is_given_up_for_its_own_silence_not_for_how_long_a_recovery_ha
     assert isinstance(decide(seen, Policy(members=2)), Replace if given_up else Wait)
 
 
+@pytest.mark.parametrize(("name", "waits"), [("m1", True), ("m2", False)])
+def test_only_a_member_with_ranks_has_its_time_to_secure_from_when_it_is_heard(
+    name: str, waits: bool
+) -> None:
+    """A new standby has nothing to secure."""
+    here = member("m0", report("m0", launcher(rank(0)), secured_for=1))
+    there = member("m1", report("m1", launcher(rank(1)), secured_for=1))
+    late = member(name, report(name, None), heard_ns=99 * S)
+    others = [each for each in (here, there) if each.name != name]
+    seen = view(*others, late, phase="securing", incident=CRASH, since_ns=97 * S)
+    action = decide(seen, Policy(members=2))
+    assert (isinstance(action, Wait) and action.why.startswith("securing on")) == waits, action
+
+
 def test_a_start_is_carried_out_by_members_in_the_time_that_this_supervisor_gives_them() -> None:
     behind = member("m1", report("m1", launcher(generation=1)))
     seen = view(
