@@ -23,6 +23,7 @@ from supervisor import (
 from supervisor import faults as symptoms
 from supervisor.view import (
     Action,
+    Cut,
     Dismiss,
     Done,
     End,
@@ -222,6 +223,7 @@ def _start(view: View, action: Start, policy: Policy) -> Memory:
             0 if action.cause is None and policy.from_scratch else remedy.at_most(found),
             action.cut,
             tuple(fault for fault in found if fault.kind == "exception"),
+            anew=action.cause is None and policy.from_scratch,
         ),
         **_emergency(memory, action),
     )
@@ -238,7 +240,7 @@ def _jumped(memory: Memory, cause: Fault | None) -> tuple[Jump, ...]:
 def _missed(memory: Memory, action: Start) -> tuple[Missed, ...]:
     number = memory.incident.number if memory.incident is not None else 0
     undone = unfinished.missed(action.cut, action.resume.step)
-    return tuple(Missed(number, each.rank, each.step, each.early) for each in undone)
+    return _named(number, undone)
 
 
 def _still_missed(memory: Memory, resumed: Resume) -> tuple[Missed, ...]:
@@ -330,7 +332,7 @@ def _past(view: View, policy: Policy, cause: Fault) -> Past:
 
 def _end(view: View, action: End, policy: Policy) -> Memory:
     finished = action.exit_code in (0, closing.EXIT_CUT_SHORT)
-    memory = view.memory if finished else unbegun.taken_back(view)
+    memory = view.memory if finished else unbegun.for_next(unbegun.taken_back(view))
     view = replace(view, memory=memory)
     incident = memory.incident
     if incident is not None:
@@ -362,12 +364,19 @@ def _cut_short(view: View, memory: Memory, action: End) -> tuple[Missed, ...]:
 
     The next run drops what it comes back to all the same.
     """
+    if unbegun.is_from_scratch(memory, 0):  # the next run does not go on from where that was
+        return ()
     if action.exit_code != closing.EXIT_INTERRUPTED:
         left = unbegun.cut(memory)
-        return tuple(Missed(0, each.rank, each.step, each.early) for each in left)
+        return _named(0, left)
     cuts = action.cut or unfinished.cut(view, ())
     undone = cuts if action.back is None else unfinished.missed(cuts, action.back)
-    return tuple(Missed(0, each.rank, each.step, each.early) for each in undone)
+    return _named(0, undone)
+
+
+def _named(number: int, cuts: tuple[Cut, ...]) -> tuple[Missed, ...]:
+    """Return what is not done again: a group that begins at `Cut.at_most` or before comes back to it."""
+    return tuple(Missed(number, each.rank, each.step, each.at_most >= each.step) for each in cuts)
 
 
 def _barred(view: View, memory: Memory, policy: Policy, back: int | None) -> Memory:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from holdfast.launcher_messages import UNFLUSHED
 from holdfast.messages import Durable
-from supervisor import placing, presence, remedy, reported, resume, uneven, unfinished
+from supervisor import placing, presence, remedy, reported, resume, unbegun, uneven, unfinished
 from supervisor.view import (
     UNREAD,
     Action,
@@ -88,7 +88,7 @@ def _last(view: View, policy: Policy) -> Save | Wait | None:
         return None
     [step] = steps
     stored = resume.newest_checkpoint(view)
-    if stored is not None and stored.step >= step:
+    if (stored is not None and stored.step >= step) or unbegun.is_from_scratch(view.memory, step):
         return None
     found = resume.point(view, None, unfinished.void(view))
     if found.source != "slot" or found.step != step:
@@ -137,6 +137,8 @@ def save_and_end(view: View, found: tuple[Fault, ...]) -> Action:
     cuts = unfinished.cut(view, found)
     resumed = remedy.before(view, cuts, remedy.at_most(found))
     cuts = (*cuts, *unfinished.unamended(view, resumed))
+    if unbegun.is_from_scratch(view.memory, resumed.step):
+        return End(EXIT_INTERRUPTED, "stopped, as asked, before the first step")
     if resumed.source == "slot":
         return Save(resumed.holders[0], resumed, "stop asked: a checkpoint of what is secured", cuts)
     deadline = view.memory.since_ns + int(CONFIRM_S * _S)

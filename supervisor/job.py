@@ -29,6 +29,7 @@ from supervisor import (
     remedy,
     resume,
     still,
+    unbegun,
     unfinished,
 )
 from supervisor.accounts import Accounts
@@ -382,6 +383,7 @@ def _begin(policy: Policy, held: Memory | None, fresh: bool) -> Memory:
         return Memory(world_size, policy.nproc, since_ns=now_ns)
     if not fresh:
         return apply.taken_over(held, now_ns)
+    held = unbegun.for_next(held)
     return Memory(
         world_size,
         policy.nproc,

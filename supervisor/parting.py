@@ -26,17 +26,25 @@ def lines(status: Mapping[str, Any], code: int, given: Sequence[str], run_dir: P
     return [f"resume with: holdfast run --run-dir {shlex.quote(str(run_dir))} {shlex.join(given)}"]
 
 
-def again(before: Mapping[str, Any] | None, run_dir: PurePath) -> list[str]:
-    """Return what to say before a run starts where one has ended well: steps that are trained again.
+def again(before: Mapping[str, Any] | None, run_dir: PurePath, stored: bool) -> list[str]:
+    """Return what to say before a run starts where there was one: steps that are trained again.
+
+    Those after the newest checkpoint of a run that has ended well, and all of one that left no checkpoint.
 
     Args:
         before: The last status of the run that was there, None if there was none.
         run_dir: Its directory.
+        stored: It has checkpoints, which the run resumes from, or says why not.
     """
-    step = before.get("step") if before is not None and before.get("exit_code") == 0 else None
+    step = before.get("step") if before is not None else None
     if before is None or type(step) is not int:
         return []
     saved = (before.get("checkpoint") or {}).get("step")
+    if before.get("exit_code") != 0:
+        if stored or step <= 0 or before.get("own_state"):
+            return []
+        reached = f"the run in {run_dir} had reached step {step:,} and left no checkpoint"
+        return [f"{reached}: there is nothing to resume from, and training begins at step 0"]
     begins = saved if type(saved) is int else 0
     if begins >= step:
         return []

@@ -182,7 +182,9 @@ class _Watch:
             self.view.close()
 
     def _trained_before(self) -> list[str]:
-        return [] if self.options.from_scratch else parting.again(self.run_dir.before, self.run_dir.path)
+        if self.options.from_scratch:
+            return []
+        return parting.again(self.run_dir.before, self.run_dir.path, self.run_dir.has_checkpoints())
 
     def _show(self) -> None:
         now_s = time.monotonic()

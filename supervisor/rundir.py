@@ -17,6 +17,7 @@ from supervisor import rundirlock, smallfile
 FORMAT = 1
 RUNS = "holdfast-runs"  # where runs go that are given no directory, beneath the working directory
 LATEST = "latest"
+BEFORE = "status-before.json"
 _TOKEN_BYTES = 32
 
 
@@ -25,9 +26,8 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.before: dict[str, Any] | None = (
-            None  # the last status of the run that was here, of one opened for a run
-        )
+        # The last status of the newest run here that got as far as a step, of one opened for a run.
+        self.before: dict[str, Any] | None = None
         self._lock = -1  # held by the process that opened the directory for a run, until it ends
 
     @property
@@ -77,6 +77,13 @@ class RunDir:
     def has_status(self) -> bool:
         """True when there is a status, readable or not."""
         return (self.path / "status.json").exists()
+
+    def has_checkpoints(self) -> bool:
+        """True unless it is certain that there is none, good or not."""
+        try:
+            return any(each.name.startswith("step-") for each in self.checkpoints.iterdir())
+        except OSError:
+            return True
 
     def run(self) -> dict[str, Any] | None:
         """Return what the run was started with; None when that cannot be read."""
@@ -232,12 +239,29 @@ def _claim(run: RunDir) -> None:
             f"run directory {str(path)!r} is in use by {_user(run)}: stop that run, or name another directory"
         )
     durable.remove_debris(path)
-    run.before = run.status()
-    (path / "status.json").unlink(missing_ok=True)  # an earlier run's: it would pass for ours
+    run.before = _set_aside(path)
     smallfile.replace_secret(run.token_file, secrets.token_hex(_TOKEN_BYTES))
     for folder in ("incidents", "logs"):
         (path / folder).mkdir(mode=0o700, exist_ok=True)
     (path / "checkpoints").mkdir(exist_ok=True)
+
+
+def _set_aside(path: Path) -> dict[str, Any] | None:
+    """Take away the status of the run that was here, which would pass for ours, and return it.
+
+    One that got as far as a step is kept, and returned for as long as there is no other: whoever is started
+    after a run that was killed before that is to hear of it, too.
+    """
+    last, kept = path / "status.json", path / BEFORE
+    found = smallfile.read(last)
+    if found is not None and (type(found.get("step")) is not int or found["step"] <= 0):
+        last.unlink()
+        return smallfile.read(kept) or found
+    if found is not None:
+        os.replace(last, kept)
+        return found
+    last.unlink(missing_ok=True)  # one that cannot be read
+    return smallfile.read(kept)
 
 
 def _user(run: RunDir) -> str:

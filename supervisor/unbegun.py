@@ -12,11 +12,17 @@ from dataclasses import replace
 
 from holdfast import lineage
 from supervisor import lost_track, replicas, reported
-from supervisor.view import Cut, Fault, Memory, Unbegun, View
+from supervisor.view import Aside, Cut, Fault, Memory, Unbegun, View
 
 
 def start(
-    view: View, step: int, bound: int | None, cut: tuple[Cut, ...], raised: tuple[Fault, ...]
+    view: View,
+    step: int,
+    bound: int | None,
+    cut: tuple[Cut, ...],
+    raised: tuple[Fault, ...],
+    *,
+    anew: bool = False,
 ) -> Unbegun:
     """Return what is to be known of a start until its group has done a step.
 
@@ -25,8 +31,12 @@ def start(
         bound: The most steps that a good state may have.
         cut: The work that the fault before has cut off.
         raised: The exceptions among the faults before.
+        anew: It is the first of a run that was asked to begin from scratch.
     """
     memory, before = view.memory, _failed(view.memory)
+    aside = memory.unbegun.aside if memory.unbegun is not None else None
+    if anew:
+        aside = Aside(memory.lineage, memory.missed, memory.equal, memory.saved)
     known = before.raised if before else ()  # a rank's first exception there is the one to be told
     said = {(fault.rank, fault.kind) for fault in known}
     later = tuple(fault for fault in raised if (fault.rank, fault.kind) not in said)
@@ -40,7 +50,29 @@ def start(
         bound=min(limits, default=None),
         cut=cut,
         raised=(*known, *later),
+        aside=aside,
     )
+
+
+def for_next(memory: Memory) -> Memory:
+    """Return the memory as the next run in the directory is to find it.
+
+    A run from scratch that has ended before its first step has made nothing void: to begin there was its own
+    wish, and may have been a mistake.
+    """
+    aside = memory.unbegun.aside if memory.unbegun is not None and not memory.settled else None
+    if aside is None:
+        return memory
+    return replace(memory, lineage=aside.lineage, missed=aside.missed, equal=aside.equal, saved=aside.saved)
+
+
+def is_from_scratch(memory: Memory, step: int) -> bool:
+    """True for a run from scratch that is at `step` and has done none.
+
+    To save that would delete the checkpoints that it has made void.
+    """
+    known = memory.unbegun
+    return known is not None and known.aside is not None and not memory.settled and step <= known.step
 
 
 def taken_back(view: View) -> Memory:

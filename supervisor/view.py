@@ -108,6 +108,16 @@ class Void:
 
 
 @dataclass(frozen=True, slots=True)
+class Aside:
+    """What a run that was asked to begin from scratch makes void with its first step, as it was before."""
+
+    lineage: tuple[Lineage, ...] = ()
+    missed: tuple[Missed, ...] = ()
+    equal: tuple[int, ...] = ()
+    saved: int = -1
+
+
+@dataclass(frozen=True, slots=True)
 class Unbegun:
     """What the start of a generation changed, until its group has done a step. `failed`: it is taken back."""
 
@@ -120,6 +130,7 @@ class Unbegun:
     cut: tuple[Cut, ...] = ()  # by the fault before
     raised: tuple[Fault, ...] = ()  # before
     failed: bool = False
+    aside: Aside | None = None  # of a run from scratch that has not done a step in any generation
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,37 @@ def test_from_scratch_makes_older_checkpoints_void_until_there_is_another(start:
     again.stop()
 
 
+def test_a_run_from_scratch_that_is_stopped_before_its_first_step_leaves_older_checkpoints(
+    start: Start,
+) -> None:
+    run = saved(start)
+    before = catalogue.scan(run.run_dir / "checkpoints")
+    for stop in (Run.interrupt, Run.kill):
+        anew = start(f"{SAVING} --from-scratch", "steady.py", ENDLESS, 64, 1_000_000)
+        anew.wait(lambda s: s["phase"] == "running" and s["step"] == 0, "the first step")
+        stop(anew)
+        if stop is Run.interrupt:
+            assert anew.finish().lines[-1].startswith("holdfast: stopped, as asked, before the first step")
+        assert catalogue.scan(run.run_dir / "checkpoints") == before
+    again = start(f"{SAVING} --resume", "steady.py", ENDLESS)
+    resumed = again.wait(lambda s: s["resumed"], "a generation that has resumed")["resumed"]
+    assert resumed["step"] == before[0].step
+    again.stop()
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_is_started_over_with_a_word(start: Start) -> None:
+    first = start("--checkpoint-every 600", "steady.py", ENDLESS)
+    first.reach(20)
+    first.kill()
+    for times in (1, 2):  # the second one's predecessor was killed before it did a step
+        again = start("--checkpoint-every 600 --resume", "steady.py", ENDLESS)
+        again.wait(lambda s: s["phase"] == "forming", "it forms a group")
+        again.kill()
+        said = [line for line in again.output().splitlines() if "had reached step" in line]  # by all runs
+        assert len(said) == times
+        assert said[-1].endswith("there is nothing to resume from, and training begins at step 0")
+
+
 def test_a_lost_journal_does_not_make_new_checkpoints_older_than_the_old_ones(start: Start) -> None:
     run = saved(start)
     folder = run.run_dir / "checkpoints"

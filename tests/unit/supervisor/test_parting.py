@@ -39,15 +39,27 @@ def test_a_run_that_resumed_at_its_end_says_that_there_was_nothing_to_do() -> No
 
 def test_a_run_that_has_finished_is_not_trained_again_without_a_word() -> None:
     ended = {"exit_code": 0, "step": 1200, "checkpoint": {"step": 1050}}
-    [line] = parting.again(ended, HERE)
+    [line] = parting.again(ended, HERE, stored=True)
     assert "finished already, at step 1,200; its newest checkpoint has step 1,050" in line
     assert "what follows is trained again" in line
-    [line] = parting.again({**ended, "checkpoint": None}, HERE)
+    [line] = parting.again({**ended, "checkpoint": None}, HERE, stored=True)
     assert "it has no checkpoint" in line
-    assert parting.again({**ended, "checkpoint": {"step": 1200}}, HERE) == [], (
+    assert parting.again({**ended, "checkpoint": {"step": 1200}}, HERE, stored=True) == [], (
         "nothing to do, as its end says"
     )
-    assert parting.again({**ended, "exit_code": 1}, HERE) == []
-    assert parting.again({**ended, "exit_code": None}, HERE) == []
-    assert parting.again({**ended, "step": "x"}, HERE) == []
-    assert parting.again(None, HERE) == []
+    assert parting.again({**ended, "exit_code": 1}, HERE, stored=True) == []
+    assert parting.again({**ended, "exit_code": None}, HERE, stored=True) == []
+    assert parting.again({**ended, "step": "x"}, HERE, stored=True) == []
+    assert parting.again(None, HERE, stored=True) == []
+
+
+@pytest.mark.parametrize("code", [None, 1, 130, 137])
+def test_a_run_that_left_no_checkpoint_does_not_begin_again_without_a_word(code: int | None) -> None:
+    died = {"exit_code": code, "step": 1170, "checkpoint": None, "own_state": False}
+    assert parting.again(died, HERE, stored=False) == [
+        "the run in runs/a b had reached step 1,170 and left no checkpoint: there is nothing to resume from,"
+        " and training begins at step 0"
+    ]
+    assert parting.again({**died, "own_state": True}, HERE, stored=False) == [], "it knows where it goes on"
+    assert parting.again({**died, "step": 0}, HERE, stored=False) == []
+    assert parting.again(died, HERE, stored=True) == [], "it resumes, or is refused with what there is"

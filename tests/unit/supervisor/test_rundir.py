@@ -125,6 +125,32 @@ def test_a_run_is_told_how_the_one_before_it_ended(tmp_path: Path) -> None:
     again = open_for_run(tmp_path / "a", NOW)
     assert again.before == {"exit_code": 0, "step": 12}
     assert again.status() is None
+    again.close()
+
+
+def test_the_run_that_did_steps_is_remembered_when_later_ones_are_killed_before_theirs(
+    tmp_path: Path,
+) -> None:
+    first = open_for_run(tmp_path / "a", NOW)
+    first.write_status({"step": 12})
+    first.close()
+    for told in ({"step": None}, None, {"step": 0}):
+        again = open_for_run(tmp_path / "a", NOW)
+        assert again.before == {"step": 12}
+        if told:
+            again.write_status(told)
+        again.close()
+    again.write_status({"step": 3})
+    assert open_for_run(tmp_path / "a", NOW).before == {"step": 3}
+
+
+def test_a_run_directory_says_whether_it_has_checkpoints(tmp_path: Path) -> None:
+    run = open_for_run(tmp_path / "a", NOW)
+    (run.checkpoints / ".tmp-1").mkdir()
+    assert not run.has_checkpoints()
+    (run.checkpoints / "step-00000012").mkdir()
+    assert run.has_checkpoints()
+    run.close()
 
 
 def test_an_empty_directory_is_taken(tmp_path: Path) -> None:

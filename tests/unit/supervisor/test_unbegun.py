@@ -11,7 +11,21 @@ from holdfast.messages import PrivateHeld, Progress, Slot
 from supervisor import orders, remedy, unbegun
 from supervisor.apply import apply
 from supervisor.decide import decide
-from supervisor.view import Cut, End, Fault, Memory, Missed, Open, Policy, Save, Secure, Settle, Start, View
+from supervisor.view import (
+    Cut,
+    End,
+    Fault,
+    Memory,
+    Missed,
+    Open,
+    Policy,
+    Save,
+    Secure,
+    Settle,
+    Start,
+    Stored,
+    View,
+)
 from tests.unit.supervisor.views import S, fault, launcher, member, memory, progress, rank, report
 
 POLICY = Policy(members=2)
@@ -175,3 +189,86 @@ def test_exceptions_of_start_after_start_are_each_kept_once() -> None:
     known = unbegun.start(looked(memory()), NEW, None, (), (first,))
     failed = memory(unbegun=replace(known, failed=True))
     assert unbegun.start(looked(failed), NEW, None, (), (again, other)).raised == (first, other)
+
+
+def begun_anew() -> Memory:
+    """Return the memory of a run that was asked to begin from scratch, and has not done a step."""
+    before = seen(memory(phase="forming", generation=1, lineage=(Lineage(1, 9),)), NEW)
+    action = remedy.start(before, ANEW, None, ())
+    assert isinstance(action, Start)
+    after = apply(before, action, ANEW)
+    assert after.lineage == (Lineage(2, 0),)
+    return after
+
+
+ANEW = replace(POLICY, from_scratch=True)
+
+
+def test_a_run_from_scratch_that_ends_before_its_first_step_makes_nothing_void_for_the_next() -> None:
+    anew, before = begun_anew(), (Lineage(1, 9),)
+    assert unbegun.for_next(anew).lineage == before, "it is killed"
+    for how in ("now", "graceful"):
+        stopped = looked(replace(anew, stop=how, phase="securing" if how == "graceful" else "running"))
+        ended = apply(stopped, End(130, "stopped"), ANEW)
+        assert unbegun.for_next(ended).lineage == before
+    killed = fault("crash", 0, -1)
+    failed = secured(anew, killed, steps=())
+    again = remedy.start(seen(failed), ANEW, killed, (killed,))
+    assert isinstance(again, Start)
+    assert unbegun.for_next(apply(seen(failed), again, ANEW)).lineage == before
+    began = apply(seen(anew, at=1), Settle(99 * S, "a step"), ANEW)
+    assert unbegun.for_next(began).lineage == (Lineage(2, 0),)
+
+
+def test_a_run_from_scratch_that_is_stopped_before_its_first_step_saves_nothing() -> None:
+    """A checkpoint of its step 0 would have the older ones deleted, which it has made void."""
+    anew = replace(begun_anew(), stop="graceful", phase="securing")
+    for step in (0, 1):
+        begins = looked(anew)
+        held = tuple(
+            replace(
+                each,
+                report=replace(
+                    each.report,
+                    slots=(Slot(2, step, 8),),
+                    privates=tuple(PrivateHeld(rank, 2, step, True) for rank in (0, 1)),
+                ),
+            )
+            for each in begins.members
+            if each.report is not None
+        )
+        stopped = replace(begins, members=held, stored=Stored(looked_ns=101 * S))
+        action = decide(stopped, ANEW)
+        assert isinstance(action, Save if step else End)
+        if not step:
+            ended = apply(stopped, action, ANEW)
+            assert (ended.exit_code, ended.why) == (130, "stopped, as asked, before the first step")
+            assert (ended.lineage, ended.missed) == ((Lineage(1, 9),), ())
+
+
+def test_what_such_a_run_sets_aside_is_found_again_as_it_was() -> None:
+    missed = (Missed(1, 0, 5),)
+    before = memory(
+        phase="forming", generation=1, lineage=(Lineage(1, 9),), saved=9, equal=(8,), missed=missed
+    )
+    action = remedy.start(seen(before), ANEW, None, ())
+    assert isinstance(action, Start)
+    begun = apply(seen(before), action, ANEW)
+    assert (begun.saved, begun.equal) == (-1, ())
+    left = unbegun.for_next(begun)
+    assert (left.lineage, left.saved, left.equal, left.missed) == (before.lineage, 9, (8,), missed)
+
+
+def test_a_step_that_raised_again_and_again_is_done_by_the_next_run_and_not_missed() -> None:
+    """It resumes from where that step begins."""
+    raised = fault("exception", 0, NEW, message="ValueError: 1")
+    cut_off = Cut(0, NEW, NEW, raised=True)
+    known = unbegun.start(looked(memory()), NEW, None, (cut_off,), (raised,))
+    failed = memory(unbegun=replace(known, failed=True))
+    ended = apply(looked(failed, NEW), End(1, "a bug", cause=raised), POLICY)
+    assert ended.missed == (Missed(0, 0, NEW, early=True),)
+    again = memory(phase="forming", missed=ended.missed, generation=1)
+    for step, left in ((NEW, ()), (NEW + 1, ended.missed)):
+        begins = remedy.start(seen(again, step), POLICY, None, ())
+        assert isinstance(begins, Start)
+        assert apply(seen(again, step), begins, POLICY).missed == left
