@@ -105,6 +105,7 @@ class Launcher:
         self._timers.append((time.monotonic() + seconds, call))
 
     def _beat(self) -> None:
+        self.sidecar.stay()
         self.sidecar.beat()
         self.crew.look_for_stops(time.monotonic())
         self.after(left_s(BEAT_S), self._beat)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 OWNER = "owner"  # locked by the keeper while it lives
 IMPORT = "import"  # beside the members' folders
+RESTORED = "restore"  # in a member's folder: what its ranks were started from, removed when it is not needed
 
 
 def clear(member: Path) -> None:

@@ -14,6 +14,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +49,7 @@ class Listeners:
         self._selector = selector
         self._obey = obey
         self._socket: socket.socket | None = None
+        self._inode = 0  # at the path, while the socket is there
         self._peers: dict[socket.socket, _Peer] = {}
         self._told = b""
 
@@ -55,11 +57,34 @@ class Listeners:
         """Take connections from now on."""
         self._path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(self._path))
-        self._path.chmod(0o600)
-        listener.listen(4)
+        try:
+            listener.bind(str(self._path))
+            self._path.chmod(0o600)
+            listener.listen(4)
+            self._inode = self._path.stat().st_ino
+        except BaseException:
+            listener.close()
+            raise
         self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
         self._socket = listener
+
+    def stay(self) -> None:
+        """See to it that a new sidecar finds the socket, though somebody may have removed it."""
+        before = self._socket
+        if before is None:
+            return
+        with suppress(OSError):  # such as no folder: tried again the next time
+            if self._is_found():
+                return
+            self.open()
+            self._selector.unregister(before)
+            before.close()
+
+    def _is_found(self) -> bool:
+        try:
+            return self._path.stat().st_ino == self._inode
+        except FileNotFoundError:
+            return False
 
     def close(self) -> None:
         """Take no more connections, and see to it that the last state is taken, for `LAST_S` at most.

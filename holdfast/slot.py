@@ -162,12 +162,23 @@ class Slot:
             self._descriptor = -1
 
     def _open(self) -> None:
-        if self._is_open() and os.fstat(self._descriptor).st_nlink:  # a deleted file is nobody's
+        if self._is_open() and self._is_found():
             return
         self.close()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(self._path, flags, 0o600)
         self._opened_by = os.getpid()
+
+    def _is_found(self) -> bool:
+        """False when the file was deleted: it is nobody's. One that was put back has a link, and no name."""
+        ours = os.fstat(self._descriptor)
+        if ours.st_nlink:
+            return True
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return False
+        return (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)
 
     def _is_open(self) -> bool:
         """Say whether this process opened the file: after a fork the lock would be the parent's as well."""

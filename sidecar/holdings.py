@@ -164,7 +164,11 @@ class Holdings:
         ]
 
     def _store_paths(self) -> list[tuple[int, Path]]:
-        found = ((path, _STORE.fullmatch(path.name)) for path in sorted(self.directory.iterdir()))
+        try:
+            paths = sorted(self.directory.iterdir())
+        except OSError:  # somebody has removed it, and it is not put back yet
+            return []
+        found = ((path, _STORE.fullmatch(path.name)) for path in paths)
         return [(int(match[1]), path) for path, match in found if match]
 
 

@@ -15,7 +15,7 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from holdfast import hostclock, lag, osproc, shortening, silence
+from holdfast import hostclock, lag, leftovers, osproc, shortening, silence
 from holdfast.arena import Record
 from holdfast.beat import left_s
 from holdfast.launcher_messages import Launch, LauncherOrder, LauncherState, RankStart
@@ -54,7 +54,7 @@ class Member:
         """`measured` is the selector of the loop that it runs on, where that measures itself."""
         self.config = config
         self._lag = measured
-        self.holdings = Holdings(config.arena, config.directory / "restore")
+        self.holdings = Holdings(config.arena, config.directory / leftovers.RESTORED)
         self.fetcher = Fetcher(self.holdings, config.token)
         policy = HangPolicy(
             factor=config.hang_factor,

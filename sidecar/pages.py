@@ -150,6 +150,9 @@ class Pages:
                 with open(path, "rb") as file:
                     watched.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 watched.inode = inode
+        except FileNotFoundError:
+            if watched.memory is None:
+                return None  # else somebody has removed the file, and the rank writes on
         except (OSError, ValueError):
             return None
         found = pages.read(watched.memory)

@@ -21,11 +21,12 @@ from dataclasses import dataclass, field
 from holdfast import dispatching, osproc, procstat
 from holdfast.channel import Do
 from holdfast.stops import Stops
-from supervisor import memory_volume, plan
+from supervisor import plan
 from supervisor.children import Children, Part
 from supervisor.plan import PartStart, Plan
 from supervisor.restarts import LOOP, Restarts
 from supervisor.template import PARTS_S, Template
+from supervisor.upkeep import Upkeep
 from supervisor.watchdog import Watchdog
 
 STOP_S = 8.0  # for a part to end after SIGTERM
@@ -33,6 +34,7 @@ LATE_S = 0.1  # that a machine at work may be late: no excuse for anybody
 TELL_S = 0.5  # for a supervisor to take what it is told: one that does not is stuck
 EXIT_INTERRUPTED = 130
 IDLE_S = 0.5  # a sidecar whose loop runs looks at its ranks twice in this time
+UPKEEP_S = 0.25  # between two looks whether all is there that the run has in memory
 NEW_S = 2.0  # for a sidecar to import and connect
 SUPERVISOR, MEMBERS = "supervisor", "another member"  # what is started again, beside sidecars
 
@@ -79,17 +81,21 @@ class Keeper:
     _turned_s: float = 0.0  # when the last turn was over
     _hurry: bool = False
     _told_unkillable: bool = False
+    _upkept_s: float = 0.0  # when the last look at the run's memory was
+    _upkeep: Upkeep = field(init=False)
     _children: Children = field(init=False)
     _template: Template = field(init=False)  # of members
     _parts: Template = field(init=False)  # of our own
 
     def __post_init__(self) -> None:
+        self._upkeep = Upkeep(self.plan.runtime)
         self._children = Children(self.plan.logs, self.selector, self._ended, self._left)
         self._template = Template("template", self._children, self._launch_waiting)
         self._parts = Template("parts", self._children, lambda: self._start_again(SUPERVISOR), PARTS_S)
 
     def start(self) -> None:
         osproc.adopt_orphans()
+        self._upkeep.begin()
         us, now_s = os.getpid(), time.monotonic()
         self._parts.start(lambda line: plan.part_template(us, line, os.environ), now_s)
         self._template.start(lambda line: plan.template(self.plan, us, line, os.environ), now_s)
@@ -106,6 +112,9 @@ class Keeper:
             self._start_again(name)
         if not self._closing:
             self._watch(now_s, max(0.0, now_s - due_s))
+            if now_s - self._upkept_s >= UPKEEP_S:
+                self._upkept_s = now_s
+                self.news += self._upkeep.look(now_s)
         self._turned_s = time.monotonic()
 
     # -- the supervisor
@@ -270,8 +279,10 @@ class Keeper:
         """Start one more member. On `OSError` there is none."""
         name = f"m{self._count}"
         self._count += 1
+        self._upkeep.put_back()
         self.plan.directory(name).mkdir(mode=0o700)
         try:
+            self._upkeep.add(name)
             self._begin(name)
         except OSError:
             self._kill(name)
@@ -304,6 +315,7 @@ class Keeper:
             member.launcher = self._children.spawn(name, start)
 
     def _start_sidecar(self, name: str) -> None:
+        self._upkeep.put_back()  # before it finds nothing, and makes other files in their place
         start = plan.sidecar(self.plan, name, os.getpid())
         self.members[name].sidecar = self._start(f"sidecar {name}", start)
 
@@ -321,7 +333,7 @@ class Keeper:
             if part is not None:
                 part.process.kill()
         self._children.sweep()
-        self._freeing.append(memory_volume.free(self.plan.directory(name)))
+        self._freeing.append(self._upkeep.free(name))
 
     # -- processes
 
@@ -428,6 +440,7 @@ class Keeper:
         for thread in self._freeing:
             thread.join(FREE_S)
         shutil.rmtree(self.plan.runtime, ignore_errors=True)
+        self._upkeep.close()
         self.api.close()
 
     def _hurry_to(self, signum: int) -> bool:

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,13 +28,60 @@ def create() -> tuple[Path, int]:
     root = next(each for each in _ROOTS if os.access(each, os.W_OK))
     prefix = _prefix()
     _remove_abandoned(root, prefix)
-    name = f"{prefix}{secrets.token_hex(4)}"
-    hidden = root / f".{name}"
+    folder = root / f"{prefix}{secrets.token_hex(4)}"
+    return folder, _made(folder)
+
+
+def make_again(folder: Path) -> int:
+    """Make the folder of a run, or its lock alone, that somebody has removed; return the lock's descriptor.
+
+    Raises `OSError`, also when something else is in its place.
+    """
+    if not folder.exists():
+        return _made(folder)
+    spare = folder / f".{OWNER}-{secrets.token_hex(4)}"
+    descriptor = _locked(spare)
+    try:
+        spare.rename(folder / OWNER)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _made(folder: Path) -> int:
+    """Make a folder that has its lock before it has its name; return the lock's descriptor."""
+    hidden = folder.with_name(f".{folder.name}")
     hidden.mkdir(mode=0o700)
-    descriptor = os.open(hidden / OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    hidden.rename(root / name)
-    return root / name, descriptor
+    descriptor = -1
+    try:
+        descriptor = _locked(hidden / OWNER)
+        hidden.rename(folder)
+    except BaseException:
+        if descriptor >= 0:
+            os.close(descriptor)
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise
+    return descriptor
+
+
+def _locked(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Return the device and inode of what is at `path`; None where there is nothing. Raises `OSError`."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def of_run(named: object) -> Path | None:
@@ -58,16 +106,18 @@ def _remove_abandoned(root: Path, prefix: str) -> None:
                 shutil.rmtree(half, ignore_errors=True)
 
 
-def free(folder: Path) -> threading.Thread:
+def free(folder: Path, let_go: Callable[[], None] | None = None) -> threading.Thread:
     """Remove a folder in a thread of its own: to give gigabytes back takes the kernel a second and more.
 
-    The thread yields to all others, for a group may be waiting to train again.
+    The thread yields to all others, for a group may be waiting to train again. `let_go` is called at its end.
     """
 
     def remove() -> None:
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         shutil.rmtree(folder, ignore_errors=True)
+        if let_go is not None:
+            let_go()
 
     thread = threading.Thread(target=remove, daemon=True)
     thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -47,3 +48,31 @@ def test_a_volume_that_refuses_for_a_while_costs_no_steps_and_one_that_goes_on_i
     assert "the memory volume /" in ended.output
     assert "tried 3 times. Nothing is wrong with the state" in ended.output
     assert len(run.incidents()) - known <= 4, "the fault, and each try"
+
+
+def test_a_run_whose_folder_is_removed_under_it_recovers_from_memory_as_before(start: Start) -> None:
+    """systemd does so at the last logout (RemoveIPC=yes), and so do people with `rm -rf`."""
+    run = start("--members 2 --checkpoint-every 0", "steady.py", 10_000_000)
+    run.steady(20)
+    assert run.runtime is not None
+    shutil.rmtree(run.runtime)
+    assert "`loginctl enable-linger`" in until(lambda: _said(run), "it is said", WAIT_S)
+    old = _sidecars(run)
+    for pid in old:  # new ones have nothing but what was put back
+        os.kill(pid, signal.SIGKILL)
+    run.wait(lambda _: len(_sidecars(run) - old) == len(old), "other sidecars speak")
+    run.trains()
+    run.kill_ranks(0, 1)
+    run.trains()
+    [fault] = run.incidents()
+    assert fault["resume"]["source"] == "slot", run.report()
+    run.stop()
+
+
+def _said(run: Run) -> str | None:
+    return next((line for line in run.output().splitlines() if str(run.runtime) in line), None)
+
+
+def _sidecars(run: Run) -> set[int]:
+    status = run.status() or {"members": []}
+    return {each["sidecar_pid"] for each in status["members"] if each["sidecar_pid"]}

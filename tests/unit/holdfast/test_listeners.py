@@ -161,3 +161,29 @@ def test_a_line_without_an_end_is_not_collected_for_ever(loop: Loop) -> None:
             peer.send(bytes(1 << 16))
             loop.turn()
     assert loop.heard == []
+
+
+def test_a_socket_that_somebody_has_removed_is_there_again_and_the_lines_that_are_open_stay(
+    loop: Loop,
+) -> None:
+    loop.listeners.tell(STATE)
+    with loop.joined() as before:
+        loop.listeners.tell(STATE)
+        loop.listeners.stay()
+        loop.path.unlink()
+        loop.listeners.stay()
+        with loop.joined() as new:
+            loop.listeners.tell(NEXT)
+            for peer in (before, new):
+                assert wire.encode(NEXT) in peer.recv(1 << 16)
+
+
+def test_while_its_folder_is_removed_the_socket_is_tried_again(loop: Loop) -> None:
+    aside = loop.path.parent.with_name("aside")
+    loop.path.parent.rename(aside)
+    loop.listeners.stay()
+    aside.rename(loop.path.parent)
+    loop.path.unlink()
+    loop.listeners.stay()
+    with loop.joined():
+        assert loop.path.exists()

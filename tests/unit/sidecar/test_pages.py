@@ -335,3 +335,12 @@ def test_only_what_the_script_does_after_a_commit_counts_as_its_work(here: Path)
     assert tail_s() == 0.0
     rank.page.tail_is_over()
     assert tail_s() == 0.0
+
+
+def test_a_page_that_somebody_has_removed_is_read_as_long_as_its_rank_writes_it(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    rank.does(1)
+    pages.poll(1, 0, 0.0)
+    (here / "page-0.bin").unlink()
+    rank.does(2)
+    assert [each.step for each in pages.progress(1)] == [2]
