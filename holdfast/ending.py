@@ -21,12 +21,14 @@ from holdfast.command import Program
 from holdfast.errors import BadInput, NumericFault, PeerLost
 from holdfast.launcher_messages import UNFLUSHED, Ending
 from holdfast.runtime import Runtime
+from holdfast.teardown import Before, tear_down
 from holdfast.victims import SIGNS, lost_peers
 
 _OURS = str(Path(__file__).parent)
 _STDLIB = str(Path(os.__file__).parent)
 _MAX_WHY = 200
 _EXIT_NOT_FLUSHED = 120  # an interpreter's own code for what it could not write at its end
+_LEAST_S = 5.0  # for finalizers, however short `--grace` is
 _VICTIM_S = 5.0  # for the exit handlers of one that has lost its peers: they may wait for them, too
 
 
@@ -42,22 +44,24 @@ def run(program: Program, runtime: Runtime) -> int:
     last = atexit.register(
         partial(_flush_last, runtime)
     )  # before all of the script's: so it comes after them
+    before, failed, code = Before.of_now(), "", 0
     try:
         _run_main(program)
     except SystemExit as error:
         code = _exit_code(error, runtime)
-        if code == 0:
-            _keep_last(runtime)
-        return _end_well(code, last)
     except BaseException as error:
         # Whatever ends a script must be told: also KeyboardInterrupt and torch's own exceptions.
-        if not runtime.is_ours:
-            trimmed = _trim(error.__traceback__)
+        if runtime.is_ours:
+            failed, code = _fail(error, runtime)
+        else:
+            trimmed, code = _trim(error.__traceback__), 1
             sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
-            return _end_well(1, last)
-        return _fail(error, runtime)
-    _keep_last(runtime)
-    return _end_well(0, last)
+    # Out of the handlers: what their exceptions' frames hold is nobody's any more.
+    if failed:
+        _leave(code, _VICTIM_S if failed == "distributed" else None, before)
+    if code == 0:
+        _keep_last(runtime)
+    return _end_well(code, last, runtime, before)
 
 
 def _keep_last(runtime: Runtime) -> None:
@@ -71,7 +75,7 @@ def _keep_last(runtime: Runtime) -> None:
             print(f"holdfast: the last state is not kept: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def _end_well(code: int, last: Callable[[], bool]) -> int:
+def _end_well(code: int, last: Callable[[], bool], runtime: Runtime, before: Before) -> int:
     """Do what an interpreter does at its end, but for tearing down the process group.
 
     With a DDP object alive torch's own teardown can hang: the group is destroyed by a thread that holds the
@@ -84,7 +88,45 @@ def _end_well(code: int, last: Callable[[], bool]) -> int:
     atexit.unregister(last)
     threading._shutdown()  # type: ignore[attr-defined]  # joins what is no daemon, and thread pools
     atexit._run_exitfuncs()
-    os._exit(code if last() else _EXIT_NOT_FLUSHED)
+    flushed = last()
+    if runtime.is_ours:  # what a fork has is a copy of what the rank itself will write
+        _limit_teardown(code, runtime)
+        _tear_down(before)
+        flushed = flushed and last()  # finalizers may print
+    os._exit(code if flushed else _EXIT_NOT_FLUSHED)
+
+
+def _tear_down(before: Before) -> None:
+    with suppress(
+        BaseException
+    ):  # a handler of a signal may raise here what it likes: the end comes after all
+        tear_down(before, _say_unwritten)
+
+
+def _say_unwritten(line: str) -> None:
+    with suppress(Exception):  # it may have been closed
+        print(f"holdfast: {line}", file=sys.stderr, flush=True)
+
+
+def _limit_teardown(code: int, runtime: Runtime) -> None:
+    """End the process when what the script leaves takes longer to finalize than a run has to end.
+
+    An interpreter would wait for ever, for storage that does not answer too, and the run with it.
+    """
+    launch = runtime.start.launch if runtime.start is not None else None
+    limit_s = max(launch.grace_s if launch is not None else 0.0, _LEAST_S)
+
+    def end() -> None:
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        where = f" ({frame.f_code.co_filename}, line {frame.f_lineno})" if frame is not None else ""
+        why = f"open files and finalizers were not done after {limit_s:.0f} s{where}"
+        runtime.say(Say("failing", os.getpid(), ending=_unflushed(why)))
+        _say_unwritten(why)
+        os._exit(code or _EXIT_NOT_FLUSHED)
+
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    timer.start()
 
 
 def _flush_last(runtime: Runtime) -> bool:
@@ -138,7 +180,8 @@ def _exit_code(error: SystemExit, runtime: Runtime) -> int:
     return ended.code or 1
 
 
-def _fail(error: BaseException, runtime: Runtime) -> int:
+def _fail(error: BaseException, runtime: Runtime) -> tuple[str, int]:
+    """Say how the script failed, and return that, with the exit code."""
     failed_ns = _now()
     error = _explained(error, runtime)
     trimmed = _trim(error.__traceback__)
@@ -154,8 +197,11 @@ def _fail(error: BaseException, runtime: Runtime) -> int:
             print(f"holdfast: {lost_peers(str(error) or type(error).__name__)}", file=sys.stderr)
     elif kind != "bad_input":  # that the supervisor says, once for all ranks
         sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
-    _leave(code, _VICTIM_S if kind == "distributed" else None)
-    return code
+    # As the interpreter: exit handlers look at it, and what its frames hold lives until they have run.
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    return kind, code
 
 
 def of(error: BaseException, failed_ns: int, text: str) -> Ending | None:
@@ -245,8 +291,8 @@ def _trim(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _leave(code: int, limit_s: float | None) -> None:
-    """Do what an interpreter does at its end: wait for threads that are no daemons, run the exit handlers.
+def _leave(code: int, limit_s: float | None, before: Before) -> None:
+    """Do what an interpreter does at its end: wait for threads, run the exit handlers, finalize objects.
 
     Without a limit it is the launcher's: a restart kills this process at once, an end after `--grace`.
     """
@@ -258,6 +304,8 @@ def _leave(code: int, limit_s: float | None) -> None:
         _flush()
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
+        _flush()
+        _tear_down(before)
         _flush()
     finally:
         os._exit(code)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 OUT_OF_MEMORY = "out of memory"  # begins the message of a process that the kernel killed for that
 COLLECTIVE = "collective"  # where a rank is that waits for its peers
-UNFLUSHED = "unflushed"  # how a rank failed whose script ended well, and could not write what it had printed
+UNFLUSHED = "unflushed"  # how a rank failed whose script ended well, and could not write all of its output
 NO_ROOM = "no slot is free"  # why a state that is whole could not be secured: somebody holds its place
 
 
@@ -193,6 +193,7 @@ class Launch:
     jumped: tuple[Jump, ...] = ()
     patience_s: float = 86_400.0  # for a peer that lives: longer than any limit within which it may be late
     restore: Restore | None = None
+    grace_s: float = 30.0  # for the finalizers of a script that has ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,6 +192,7 @@ def _start(view: View, action: Start, policy: Policy) -> Memory:
         jumped=_jumped(memory, action.cause),
         patience_s=policy.patience_s,
         restore=restore,
+        grace_s=policy.grace_s,
     )
     history = memory.history
     if action.cause is not None:

@@ -60,12 +60,12 @@ def without_last(view: View, why: str) -> End:
 
 
 def _unflushed(view: View) -> tuple[int, str]:
-    """Return the code of a rank that could not write what it had printed, and which it was; 0 for none."""
+    """Return the code of a rank that could not write all of its output, and which it was; 0 for none."""
     for report in reported.reports(view):
         for rank in report.launcher.ranks if report.launcher is not None else ():
             ending = rank.ending
             if rank.generation == view.memory.generation and ending is not None and ending.fail == UNFLUSHED:
-                lost = f"; rank {rank.rank} could not write what it had printed: {ending.message}"
+                lost = f"; rank {rank.rank} could not write all of its output: {ending.message}"
                 return ending.code or 0, lost
     return 0, ""
 

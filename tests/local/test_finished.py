@@ -77,5 +77,5 @@ def test_what_a_rank_cannot_print_at_its_end_is_the_interpreters_code_and_no_fau
     ended = run.finish()
     assert ended.code == 120, ended.output
     assert run.incidents() == []
-    assert "rank 1 could not write what it had printed: OSError: [Errno 28]" in ended.lines[-1]
+    assert "rank 1 could not write all of its output: OSError: [Errno 28]" in ended.lines[-1]
     assert run.last_status()["generation"] == 1

@@ -23,6 +23,16 @@ def test_a_script_that_ends_the_run_finishes_its_way_out(
     assert (tmp_path / f"done.{rank}").exists(), ended.output
 
 
+def test_what_a_script_has_left_in_open_files_is_written_at_its_end(start: Start, tmp_path: Path) -> None:
+    ended = start("--nproc-per-node 2", "recording.py", tmp_path).finish()
+    assert ended.code == 0, ended.output
+    lines = "".join(f"{step}\n" for step in range(20))
+    for rank in (0, 1):
+        assert (tmp_path / f"log.{rank}").read_text() == lines
+        assert (tmp_path / f"rows.{rank}").read_text() == lines
+        assert (tmp_path / f"record.{rank}").read_text() == f"{lines}the end\n"
+
+
 def test_an_upload_that_a_run_leaves_when_it_ends_well_has_the_grace(start: Start, tmp_path: Path) -> None:
     """It knows of no signals, as most do not."""
     ended = start("--nproc-per-node 2", "leaving.py", tmp_path, "upload").finish()

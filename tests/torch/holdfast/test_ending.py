@@ -2,59 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from holdfast import channel
-from holdfast.channel import Say
 from holdfast.launcher_messages import UNFLUSHED
-
-_RUN = """
-import socket, sys
-from pathlib import Path
-from holdfast import ending
-from holdfast.command import parse
-from holdfast.runtime import Runtime
-program = parse(["python", sys.argv[1]], Path.cwd())
-sys.exit(ending.run(program, Runtime(socket.socket(fileno=int(sys.argv[2])), Path.cwd(), 0, 1)))
-"""
-_SCRIPT = """
-import os, sys
-import torch.distributed as dist
-dist.init_process_group("gloo", init_method="file://" + os.path.abspath("rendezvous"), rank=0, world_size=1)
-print("trained", flush=True)
-"""
-
-
-Ended = tuple[subprocess.CompletedProcess[str], list[Say]]
-
-
-def _ended(folder: Path, last: str) -> Ended:
-    """Return how it ended, and what it said to its launcher."""
-    script = folder / "script.py"
-    script.write_text(_SCRIPT + last)
-    ours, theirs = channel.pair()
-    with ours:
-        with theirs:
-            words = [sys.executable, "-c", _RUN, str(script), str(theirs.fileno())]
-            ended = subprocess.run(
-                words,
-                capture_output=True,
-                text=True,
-                check=False,
-                cwd=folder,
-                timeout=120,
-                pass_fds=(theirs.fileno(),),
-            )
-        said = []
-        with suppress(channel.Closed):
-            while True:
-                said.append(channel.receive(ours, Say)[0])
-    return ended, said
+from tests.torch.holdfast.ending import ended
 
 
 @pytest.mark.parametrize(
@@ -68,9 +21,9 @@ def _ended(folder: Path, last: str) -> Ended:
     ],
 )
 def test_a_script_that_closed_its_streams_ends_well(tmp_path: Path, last: str) -> None:
-    ended, said = _ended(tmp_path, last)
-    assert (ended.returncode, ended.stdout, said) == (0, "trained\n", []), ended.stderr
-    assert "Traceback" not in ended.stderr
+    done, said = ended(tmp_path, last)
+    assert (done.returncode, done.stdout, said) == (0, "trained\n", []), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 FULL = "sys.stdout = open('/dev/full', 'w'); print('lost')"
@@ -94,9 +47,9 @@ AT_EXIT = "sys.stdout = open('/dev/full', 'w'); import atexit; atexit.register(p
 def test_what_cannot_be_written_at_the_end_has_the_interpreters_own_code_and_is_no_failure_of_the_script(
     tmp_path: Path, last: str, why: str
 ) -> None:
-    ended, [said] = _ended(tmp_path, last)
-    assert ended.returncode == 120
-    assert why in ended.stderr
+    done, [said] = ended(tmp_path, last)
+    assert done.returncode == 120
+    assert why in done.stderr
     assert said.what == "failing"
     assert said.ending is not None
     assert said.ending.is_good
@@ -105,9 +58,9 @@ def test_what_cannot_be_written_at_the_end_has_the_interpreters_own_code_and_is_
 
 
 def test_a_script_that_fails_or_chooses_to_exit_says_that_first(tmp_path: Path) -> None:
-    _, said = _ended(tmp_path, f"{FULL}; sys.exit(5)")
+    _, said = ended(tmp_path, f"{FULL}; sys.exit(5)")
     assert said[0].ending is not None
     assert (said[0].ending.code, said[0].ending.fail) == (5, "system_exit")
-    _, said = _ended(tmp_path, f"{FULL}; raise ValueError")
+    _, said = ended(tmp_path, f"{FULL}; raise ValueError")
     assert said[0].ending is not None
     assert (said[0].ending.code, said[0].ending.fail) == (1, "exception")

@@ -394,7 +394,7 @@ def test_a_rank_that_could_not_write_what_it_printed_is_no_fault_and_gives_the_c
     if state == "failing":  # its exit handlers run
         assert isinstance(action, Wait)
     else:
-        lost_line = "; rank 1 could not write what it had printed: OSError: No space left on device"
+        lost_line = "; rank 1 could not write all of its output: OSError: No space left on device"
         assert action == End(120, f"{DONE}{lost_line}")
 
 

@@ -1,0 +1,54 @@
+"""One script that forms a process group, run by `holdfast.ending` without a launcher."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from holdfast import channel
+from holdfast.channel import Say
+
+_RUN = """
+import socket, sys
+from pathlib import Path
+from holdfast import ending
+from holdfast.command import parse
+from holdfast.runtime import Runtime
+program = parse(["python", sys.argv[1]], Path.cwd())
+sys.exit(ending.run(program, Runtime(socket.socket(fileno=int(sys.argv[2])), Path.cwd(), 0, 1)))
+"""
+_SCRIPT = """
+import os, sys
+import torch.distributed as dist
+dist.init_process_group("gloo", init_method="file://" + os.path.abspath("rendezvous"), rank=0, world_size=1)
+print("trained", flush=True)
+"""
+
+
+Ended = tuple[subprocess.CompletedProcess[str], list[Say]]
+
+
+def ended(folder: Path, last: str) -> Ended:
+    """Return how it ended, and what it said to its launcher."""
+    script = folder / "script.py"
+    script.write_text(_SCRIPT + last)
+    ours, theirs = channel.pair()
+    with ours:
+        with theirs:
+            words = [sys.executable, "-c", _RUN, str(script), str(theirs.fileno())]
+            done = subprocess.run(
+                words,
+                capture_output=True,
+                text=True,
+                check=False,
+                cwd=folder,
+                timeout=120,
+                pass_fds=(theirs.fileno(),),
+            )
+        said = []
+        with suppress(channel.Closed):
+            while True:
+                said.append(channel.receive(ours, Say)[0])
+    return done, said
