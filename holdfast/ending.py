@@ -56,7 +56,6 @@ def run(program: Program, runtime: Runtime) -> int:
         else:
             trimmed, code = _trim(error.__traceback__), 1
             sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
-    # Out of the handlers: what their exceptions' frames hold is nobody's any more.
     if failed:
         _leave(code, _VICTIM_S if failed == "distributed" else None, before)
     if code == 0:
@@ -91,16 +90,15 @@ def _end_well(code: int, last: Callable[[], bool], runtime: Runtime, before: Bef
     flushed = last()
     if runtime.is_ours:  # what a fork has is a copy of what the rank itself will write
         _limit_teardown(code, runtime)
-        _tear_down(before)
+        _tear_down(before, finalize=True)
         flushed = flushed and last()  # finalizers may print
     os._exit(code if flushed else _EXIT_NOT_FLUSHED)
 
 
-def _tear_down(before: Before) -> None:
-    with suppress(
-        BaseException
-    ):  # a handler of a signal may raise here what it likes: the end comes after all
-        tear_down(before, _say_unwritten)
+def _tear_down(before: Before, *, finalize: bool) -> None:
+    # A handler of a signal may raise here what it likes: the end comes after all.
+    with suppress(BaseException):
+        tear_down(before, _say_unwritten, finalize=finalize)
 
 
 def _say_unwritten(line: str) -> None:
@@ -126,7 +124,8 @@ def _limit_teardown(code: int, runtime: Runtime) -> None:
 
     timer = threading.Timer(limit_s, end)
     timer.daemon = True
-    timer.start()
+    with suppress(RuntimeError):  # no thread is to be had: that is no reason to fail
+        timer.start()
 
 
 def _flush_last(runtime: Runtime) -> bool:
@@ -305,7 +304,8 @@ def _leave(code: int, limit_s: float | None, before: Before) -> None:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         _flush()
-        _tear_down(before)
+        # One that lost its peers is restarted: a finalizer may wait for them, or say that all is well.
+        _tear_down(before, finalize=limit_s is None)
         _flush()
     finally:
         os._exit(code)

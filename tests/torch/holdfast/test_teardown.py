@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from holdfast.launcher_messages import UNFLUSHED
 from tests.torch.holdfast.ending import ended
 
 OPENS = """
-import atexit, csv, bz2, gzip, signal, threading
+import atexit, csv, bz2, gzip, threading, zipfile
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,6 +31,7 @@ class Meter:
 class Run:
     file = open("class", "w")
 meter, writer, zipped = Meter("meter"), csv.writer(open("rows", "w")), gzip.open("zipped", "wt")
+archive = zipfile.ZipFile("archive", "w"); archive.writestr("a", "x")
 loop = [Meter("cycle")]
 loop.append(loop)
 closed = open("closed", "w"); closed.write("x\\n"); closed.close()
@@ -41,18 +43,21 @@ for count in range(1, 4):
     log.write("x\\n"); writer.writerow(["x"]); zipped.write("x\\n"); meter.add(); Run.file.write("x\\n")
 atexit.register(lambda: log.write("exit handler\\n"))
 """
-HELD = """
-def handler(*_): print(count)
-signal.signal(signal.SIGUSR1, handler)  # the globals are referred to from elsewhere
+BEATS = """
+def beat():
+    while True:
+        try: count + 1, net.training, log.name, meter.file.name
+        except BaseException: os._exit(9)
+threading.Thread(target=beat, daemon=True).start()  # it goes on to the last moment: nothing is taken from it
 """
 ENDS = {"it ends": ("", 0), "it exits": ("sys.exit(5)\n", 5), "it raises": ("raise ValueError('no')\n", 1)}
 
 
-@pytest.mark.parametrize("held", ["", HELD], ids=["alone", "held"])
+@pytest.mark.parametrize("beats", ["", BEATS], ids=["alone", "beside a thread"])
 @pytest.mark.parametrize("how", ENDS)
-def test_files_are_written_and_finalizers_run_once(tmp_path: Path, how: str, held: str) -> None:
+def test_files_are_written_and_finalizers_run_once(tmp_path: Path, how: str, beats: str) -> None:
     last, code = ENDS[how]
-    done, _ = ended(tmp_path, OPENS + held + last)
+    done, _ = ended(tmp_path, OPENS + beats + last)
     assert done.returncode == code, done.stderr
     assert done.stdout == "trained\n" + "a meter is closed\n" * 2
     assert done.stderr.count("Traceback") == (how == "it raises"), done.stderr
@@ -62,6 +67,7 @@ def test_files_are_written_and_finalizers_run_once(tmp_path: Path, how: str, hel
     assert (tmp_path / "cycle").read_text() == "closed 3\n"
     assert (tmp_path / "rows").read_text() == "x\n" * 3
     assert (tmp_path / "class").read_text() == "x\n" * 3
+    assert zipfile.ZipFile(tmp_path / "archive").read("a") == b"x"
     assert gzip.decompress((tmp_path / "zipped").read_bytes()) == b"x\n" * 3
 
 
