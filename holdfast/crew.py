@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from dataclasses import asdict, replace
 
 from holdfast import channel, dealt, logfile, procstat, shortening
@@ -218,9 +219,18 @@ class Crew:
 
     def end(self, signum: int) -> None:
         """Signal all but those that have said that they end: their exit handlers run."""
-        for seat, process in survivors(self.seats):
-            if seat.ending is None or seat.ending.unwinding:
-                process.kill(signum)
+        for process in self._at_work():
+            process.kill(signum)
+
+    def ask(self, first: str) -> None:
+        """Signal the same as a person does who wants an end: see `LauncherOrder`."""
+        for process in self._at_work():
+            handled = first == "handled" and procstat.catches(process.pid, signal.SIGTERM)
+            process.kill(signal.SIGTERM if handled else signal.SIGINT)
+
+    def _at_work(self) -> list[Process]:
+        found = survivors(self.seats)
+        return [process for seat, process in found if seat.ending is None or seat.ending.unwinding]
 
     def kill_all(self) -> None:
         for _, process in survivors(self.seats):

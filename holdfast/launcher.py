@@ -143,7 +143,7 @@ class Launcher:
             raise Refused(f"{order.do!r} of epoch {order.epoch}: {newest}")
         self.epoch = order.epoch
         if order.do == "stop":
-            self.stop(order.grace_s, order.ending_only)
+            self.stop(order.grace_s, order.ending_only, order.first)
         elif order.do == "run" and order.launch is not None:
             self._run(order)
         elif order.do in _OF_THE_PRESENT and order.generation == self.crew.generation:
@@ -266,20 +266,26 @@ class Launcher:
 
         self.after(seconds, due)
 
-    def stop(self, grace_s: float, ending_only: bool = False) -> None:
+    def stop(self, grace_s: float, ending_only: bool = False, first: str = "") -> None:
         """Begin to end: SIGTERM now, SIGKILL after `grace_s`, and at once when there is none.
 
-        Ranks that are ending by themselves are not signalled; with `ending_only` all others are killed.
+        Ranks that are ending by themselves are not signalled; with `ending_only` all others are killed. With
+        `first` they are asked in that way before (see `LauncherOrder`), and SIGTERM comes after `grace_s`.
         """
         if self.stopping and grace_s > 0:
             return
         self.stopping = True
-        self._end_s = time.monotonic() + grace_s
+        asked_s = grace_s if first and not ending_only else 0.0
+        self._end_s = time.monotonic() + asked_s + grace_s
         self._background = Background() if self.crew.is_done() else None
         self.nest.close()
         if grace_s > 0:
-            self.crew.end(signal.SIGKILL if ending_only else signal.SIGTERM)
-            self.after(grace_s, self.crew.kill_all)
+            if asked_s:
+                self.crew.ask(first)
+                self.after(asked_s, lambda: self.crew.end(signal.SIGTERM))
+            else:
+                self.crew.end(signal.SIGKILL if ending_only else signal.SIGTERM)
+            self.after(asked_s + grace_s, self.crew.kill_all)
         else:
             self.crew.kill_all()
 

@@ -198,7 +198,12 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class LauncherOrder:
-    """What a sidecar wants of its launcher: run, secure, where, settle, stop, signal, drill, look."""
+    """What a sidecar wants of its launcher: run, secure, where, settle, stop, signal, drill, look.
+
+    `first`, of "stop", is how ranks are asked to end, with `grace_s` for it, before they get SIGTERM:
+    "interrupt" by SIGINT, "handled" by SIGTERM where they have a handler for it and by SIGINT where not; ""
+    not at all.
+    """
 
     do: str
     generation: int = 0
@@ -209,6 +214,7 @@ class LauncherOrder:
     grace_s: float = 0.0
     asked: int = 0  # of "look": what the supervisor gave with its wish
     ending_only: bool = False  # of "stop": the grace is for ranks that are ending; others are killed at once
+    first: str = ""
     suspects: tuple[int, ...] = ()  # ranks that hang: not waited for as long as the others when they secure
     look: int = 0  # of "look": its number
     epoch: int = 0  # of the supervisor that wants it

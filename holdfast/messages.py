@@ -204,7 +204,8 @@ class MemberOrder:
 
     do: "idle" (stay warm), "run" (`launch` and `ranks`), "secure" (the state of `generation`, unless
     `just_in_time` is false), "stop" (end everything within `grace_s`; with
-    `ending_only` that is for ranks that are ending by themselves, and all others are killed at once).
+    `ending_only` that is for ranks that are ending by themselves, and all others are killed at once; with
+    `first` they are asked before that, and have `grace_s` twice: see `LauncherOrder`).
     `save` counts the requests for a checkpoint of the newest snapshot at or below `save_step`.
     """
 
@@ -217,6 +218,7 @@ class MemberOrder:
     settled: bool = False
     grace_s: float = 0.0
     ending_only: bool = False
+    first: str = ""
     checkpoint_every_s: float = 0.0
     keep: int = 3
     save: int = 0

@@ -114,9 +114,14 @@ def _stat(pid: int) -> list[str]:
 
 
 def kill_group(pid: int, signum: int = signal.SIGKILL) -> None:
-    """Signal the process group that `pid` leads, and `pid`; one that is gone is no error."""
+    """Signal the process group that `pid` leads, else `pid`; SIGKILL is sent to both. None there is no error.
+
+    Whoever has a handler gets the signal once.
+    """
     for send in (os.killpg, os.kill):
         try:
             send(pid, signum)
         except (ProcessLookupError, PermissionError):
             continue
+        if signum != signal.SIGKILL:
+            return

@@ -112,6 +112,15 @@ def signal_may_end(pid: int) -> bool:
         return False
 
 
+def catches(pid: int, signum: int) -> bool:
+    """Say whether `pid` has a handler for a signal."""
+    try:
+        caught = int(_named(_read(f"/proc/{pid}/status")).get("SigCgt", "0"), 16)
+    except ValueError:
+        return False
+    return bool(caught >> (signum - 1) & 1)
+
+
 def waits_of(pid: int) -> tuple[str, ...]:
     """Return what all threads of `pid` wait in."""
     return tuple(wait_of(pid, tid) for tid in threads(pid))

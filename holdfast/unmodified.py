@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import sys
 import threading
 import time
@@ -35,6 +36,9 @@ def park(mine: Runtime) -> None:
     watch = Watch(mine, order.launch, order.rank)
     mine.on_join = watch.hand_over
     watch.begin()
+    # As an interpreter has it. Last: until here there is nobody to hear a KeyboardInterrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Watch:

@@ -227,7 +227,8 @@ class Member:
         """Pass the order on, and once more when it is to be faster than asked before."""
         if not state.stopped or order.grace_s < self._stop_grace_s:
             self._stop_grace_s = order.grace_s
-            self._have_done(LauncherOrder("stop", grace_s=order.grace_s, ending_only=order.ending_only))
+            grace_s, ending_only, first = order.grace_s, order.ending_only, order.first
+            self._have_done(LauncherOrder("stop", grace_s=grace_s, ending_only=ending_only, first=first))
 
     def _begin(self, name: str, work: object) -> None:
         """Run `work` once at a time under `name`; it is looked at again at the next change."""

@@ -352,6 +352,7 @@ def _end(view: View, action: End, policy: Policy) -> Memory:
         missed=(*memory.missed, *_cut_short(view, memory, action))[-HISTORY:],
         phase="stopping",
         since_ns=view.now_ns,
+        first=closing.first(view, action),
         exit_code=action.exit_code,
         why=action.why,
         message=action.message,
@@ -411,7 +412,7 @@ def taken_over(memory: Memory, now_ns: int) -> Memory:
 
 
 def asked_to_stop(memory: Memory, how: str) -> Memory:
-    """Return the memory once the user asked to stop: "graceful", or "now", which cannot be taken back."""
-    if memory.stop == "now":
+    """Return the memory once the user asked to stop (`Memory.stop`): only "now" goes before the first."""
+    if memory.stop == "now" or (memory.stop and how != "now"):
         return memory
     return replace(memory, stop=how)

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.errors import BadInput
-from supervisor import commands
+from supervisor import commands, rendering
 from supervisor.client import Api, Refused, Unreachable, api_of
 from supervisor.drills import LIMIT_S
 from supervisor.incident import SCHEMA
 from supervisor.printing import say, say_json
-from supervisor.rendering import PHASES
 from supervisor.rundir import RunDir
 
 # A restart of the supervisor takes well under a second; a command must not fail because of one.
@@ -100,10 +99,12 @@ def _wait_for_end(run: RunDir, told: Callable[[str], object]) -> bool:
     deadline = time.monotonic() + STOP_S
     before = ""
     while run.is_in_use():
-        phase = str((run.status() or {}).get("phase", ""))
-        if phase not in (before, "", "running", "ended"):
-            told(PHASES.get(phase, phase))
-        before = phase
+        status = run.status() or {}
+        phase = str(status.get("phase", ""))
+        words = rendering.phase(status)
+        if phase not in ("", "running", "ended") and words != before:
+            told(words)
+            before = words
         if phase == "saving":  # which the supervisor ends when storage takes nothing any more
             deadline = time.monotonic() + STOP_S
         if time.monotonic() >= deadline:

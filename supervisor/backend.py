@@ -22,7 +22,7 @@ class Backend(Protocol):
 
     @property
     def stop(self) -> str:
-        """What the user asked of the run: "", "graceful" or "now"."""
+        """What the user asked of the run: see `Memory.stop`."""
 
     def want(self, count: int, discard: tuple[str, ...]) -> None:
         """See to it that `count` members exist besides those in `discard`, which are to go."""

@@ -151,7 +151,20 @@ def save_and_end(view: View, found: tuple[Fault, ...]) -> Action:
     if resumed.source == "checkpoint":
         why = f"stopped, as asked; the newest checkpoint has step {resumed.step}"
         return _interrupted(why, cuts, resumed.step)
+    if reported.keeps_itself(view):
+        return _interrupted("stopped, as asked; the script keeps its own state", cuts)
     return _interrupted("stopped, as asked; no member holds a state to save", cuts)
+
+
+def first(view: View, action: End) -> str:
+    """Return how ranks are asked to end before they get SIGTERM (`LauncherOrder`), "" for not at all.
+
+    A script that does not join saves what it likes when it is interrupted, as its author does at a terminal:
+    by Ctrl-C it gets SIGINT. A command stops it by the signal that it has a handler for.
+    """
+    if action.exit_code != EXIT_INTERRUPTED or not reported.keeps_itself(view):
+        return ""
+    return {"interrupt": "interrupt", "graceful": "handled"}.get(view.memory.stop, "")
 
 
 def _interrupted(why: str, cuts: tuple[Cut, ...], stored: int | None = None) -> End:
@@ -254,7 +267,8 @@ def stopping(view: View, policy: Policy) -> Action:
     left = [m for m in view.members if m.exists and not presence.deaf(m)]
     if not left:
         return Done("no member is left")
-    deadline = view.memory.since_ns + int((policy.grace_s + _SLACK_S) * _S)
+    grace_s = policy.grace_s * (2 if view.memory.first else 1)
+    deadline = view.memory.since_ns + int((grace_s + _SLACK_S) * _S)
     if view.now_ns >= deadline:
         return Done(f"{len(left)} members did not stop in time")
     return Wait(deadline, f"{len(left)} members are stopping")

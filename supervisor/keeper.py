@@ -251,9 +251,10 @@ class Keeper:
                 return
 
     def ask_stop(self, how: str) -> None:
-        """Have the run ended, by its supervisor or, when none does that, without. `how`: graceful, now."""
-        self.stop = how
-        self._watchdog = self._watchdog.told_to_stop(how, time.monotonic())
+        """Have the run ended, by its supervisor or, when none does that, without: see `Memory.stop`."""
+        if how == "now" or not self.stop:
+            self.stop = how
+        self._watchdog = self._watchdog.told_to_stop(self.stop, time.monotonic())
         self._tell()
 
     def hurry(self) -> None:

@@ -53,7 +53,9 @@ def _order_for(memory: Memory, member: str, policy: Policy, drill: Drill | None)
     if memory.phase in ("stopping", "ended"):
         grace_s = policy.grace_s if memory.stop != "now" else 0.0
         in_peace = memory.exit_code in (0, 130)  # else who is not ending by itself may never end
-        return MemberOrder("stop", memory.generation, grace_s=grace_s, ending_only=not in_peace)
+        return MemberOrder(
+            "stop", memory.generation, grace_s=grace_s, ending_only=not in_peace, first=memory.first
+        )
     if member not in memory.placement or memory.phase == "forming":
         # `secure` makes standbys list what they hold too: they may have had ranks before
         do = "secure" if memory.phase in ("securing", "saving") else "idle"

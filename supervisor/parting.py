@@ -26,6 +26,22 @@ def lines(status: Mapping[str, Any], code: int, given: Sequence[str], run_dir: P
     return [f"resume with: holdfast run --run-dir {shlex.quote(str(run_dir))} {shlex.join(given)}"]
 
 
+def stopping(status: Mapping[str, Any], name: str, grace_s: float) -> str:
+    """Return what is done now that a signal has asked for the end.
+
+    Args:
+        status: The newest status; empty where there is none yet.
+        name: Of the signal.
+        grace_s: What a script has to end by itself, in seconds.
+    """
+    if status.get("phase", "forming") == "forming":
+        return "stopping"
+    if not status.get("own_state"):
+        return "saving a checkpoint, then stopping"
+    sent = "SIGINT" if name == "SIGINT" else "SIGTERM"
+    return f"stopping: the script gets {sent} and has {grace_s:g} s to save what it likes and end"
+
+
 def again(before: Mapping[str, Any] | None, run_dir: PurePath, stored: bool) -> list[str]:
     """Return what to say before a run starts where there was one: steps that are trained again.
 

@@ -49,6 +49,8 @@ def phase(status: Status) -> str:
             return "restarting"
         if status.get("step") is None:
             return "starting"
+    if name == "securing" and status.get("own_state"):  # there is nothing to secure
+        return "restarting" if status.get("open_incident") else PHASES["stopping"]
     return PHASES.get(name, name)
 
 

@@ -240,7 +240,7 @@ class _Watch:
                 self._interrupted(signum)
 
     def _interrupted(self, signum: int) -> None:
-        """The first signal asks for a checkpoint and a clean end, the second ends at once, the third kills.
+        """The first signal asks for a clean end, the second ends at once, the third kills.
 
         A terminal that closes sends SIGHUP more than once: that is one request.
         """
@@ -248,10 +248,10 @@ class _Watch:
             return
         self.interrupts += 1
         if self.interrupts == 1:
-            self.view.say(
-                "holdfast: saving a checkpoint, then stopping; press Ctrl-C again to stop immediately"
-            )
-            self.keeper.ask_stop("graceful")
+            name = signal.Signals(signum).name
+            told = parting.stopping(self.following.status, name, self.options.grace_s)
+            self.view.say(f"holdfast: {told}; press Ctrl-C again to stop immediately")
+            self.keeper.ask_stop("interrupt" if signum == signal.SIGINT else "terminate")
         elif self.interrupts == 2:
             self.keeper.ask_stop("now")
         else:

@@ -193,7 +193,8 @@ class Memory:
     incidents: int = 0
     looks: int = 0  # at stacks, of hangs that were one and of those that were over before
     settled: bool = False
-    stop: str = ""  # graceful, now
+    stop: str = ""  # graceful (by a command), interrupt (Ctrl-C), terminate (another signal), now
+    first: str = ""  # how the ranks are asked to end before they get SIGTERM: see `LauncherOrder`
     save: int = 0
     save_step: int = -1
     save_generation: int = 0

@@ -109,3 +109,27 @@ def test_what_a_debugger_holds_keeps_nobody_from_ending(of: str) -> None:
                 assert osproc.state_of(pid)[0] == "Z", "the debugger has it"
         finally:
             ours.kill()
+
+
+COUNTS = """
+import signal, sys
+counted = {signal.SIGRTMIN}
+signal.pthread_sigmask(signal.SIG_BLOCK, counted)
+print("ready", flush=True)
+sys.stdin.readline()
+count = 0
+while signal.sigtimedwait(counted, 0):
+    count += 1
+print(count)
+"""
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_process_gets_a_signal_that_it_may_handle_once(leads: bool) -> None:
+    """Twice, a script that saves in its handler of Ctrl-C would be interrupted while it does."""
+    pipe, command = subprocess.PIPE, [sys.executable, "-c", COUNTS]
+    with subprocess.Popen(command, text=True, start_new_session=leads, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        osproc.kill_group(process.pid, signal.SIGRTMIN)
+        assert process.communicate("\n", LIMIT_S)[0] == "1\n"

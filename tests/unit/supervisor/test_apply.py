@@ -184,6 +184,7 @@ def test_a_stop_at_once_cannot_be_taken_back() -> None:
     assert memory.stop == "graceful"
     now = asked_to_stop(memory, "now")
     assert asked_to_stop(now, "graceful").stop == "now"
+    assert asked_to_stop(memory, "interrupt").stop == "graceful", "the first stays"
 
 
 def test_what_is_decided_depends_on_nothing_but_the_view() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from supervisor.closing import EXIT_INTERRUPTED
 from supervisor.decide import decide
+from supervisor.orders import order_for
 from supervisor.view import Done, End, Policy, Save, Wait
 from tests.simulated.scripts import STEPS, TWO, actions, cued
 from tests.unit.supervisor.views import S, launcher, member, progress, rank, report, view
@@ -69,10 +71,26 @@ def test_a_stop_never_saves_a_bad_state() -> None:
     assert newest.step <= 5
 
 
-def test_a_stop_without_anything_to_save_says_so() -> None:
-    world = World(TWO, STEPS, keeps_itself=True).at(700, ask("graceful")).run()
+@pytest.mark.parametrize(
+    ("how", "first"), [("interrupt", "interrupt"), ("graceful", "handled"), ("terminate", ""), ("now", "")]
+)
+def test_a_script_that_does_not_join_hears_of_a_stop_as_at_a_terminal(how: str, first: str) -> None:
+    world = World(TWO, STEPS, keeps_itself=True).at(700, ask(how)).run()
     assert world.ended is not None
-    assert world.ended.why == "stopped, as asked; no member holds a state to save"
+    if how != "now":
+        assert world.ended.why == "stopped, as asked; the script keeps its own state"
+    stopped = order_for(world.memory, "m0", Policy(grace_s=7.0), None)
+    assert (stopped.do, stopped.first, stopped.grace_s) == ("stop", first, 0.0 if how == "now" else 7.0)
+    joined = World(TWO, STEPS).at(700, ask(how)).run()
+    assert order_for(joined.memory, "m0", Policy(), None).first == ""
+
+
+def test_members_whose_ranks_are_asked_first_have_the_grace_twice_to_stop() -> None:
+    for first, grace_s in (("", 30.0), ("interrupt", 60.0)):
+        given: dict[str, Any] = {"phase": "stopping", "since_ns": 99 * S, "exit_code": 130}
+        found = decide(view(member("m0", None), first=first, **given), Policy())
+        assert isinstance(found, Wait)
+        assert found.until_ns == int((99.0 + grace_s + 10.0) * S), first
 
 
 def test_ranks_that_finish_while_they_are_asked_to_stop_have_finished() -> None:

@@ -63,3 +63,12 @@ def test_a_run_that_left_no_checkpoint_does_not_begin_again_without_a_word(code:
     assert parting.again({**died, "own_state": True}, HERE, stored=False) == [], "it knows where it goes on"
     assert parting.again({**died, "step": 0}, HERE, stored=False) == []
     assert parting.again(died, HERE, stored=True) == [], "it resumes, or is refused with what there is"
+
+
+def test_the_first_signal_promises_a_checkpoint_only_where_there_will_be_one() -> None:
+    assert parting.stopping(status(), "SIGINT", 30.0) == "saving a checkpoint, then stopping"
+    for early in ({}, status(phase="forming")):
+        assert parting.stopping(early, "SIGINT", 30.0) == "stopping"
+    for name, sent in (("SIGINT", "SIGINT"), ("SIGTERM", "SIGTERM"), ("SIGHUP", "SIGTERM")):
+        told = f"stopping: the script gets {sent} and has 30 s to save what it likes and end"
+        assert parting.stopping(status(own_state=True), name, 30.0) == told

@@ -39,6 +39,8 @@ def test_before_the_first_status_it_says_that_it_starts() -> None:
     [
         ({"phase": "looking", "open_incident": opened()}, "◐ finding out which rank hangs"),
         ({"phase": "securing", "open_incident": opened()}, "◐ securing the state"),
+        ({"phase": "securing", "own_state": True}, "◐ stopping"),
+        ({"phase": "securing", "own_state": True, "open_incident": opened()}, "◐ restarting"),
         ({"open_incident": opened()}, "◐ restarting"),
         ({"step": None}, "◐ starting"),
         ({"phase": "stopping"}, "◐ stopping"),

@@ -1,0 +1,35 @@
+"""A script that has never heard of holdfast, and saves when it is asked to end: python asked.py HOW.
+
+HOW: "interrupt" saves on Ctrl-C; "terminate" has a handler of SIGTERM as well; "deaf" does not hear Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+
+how = sys.argv[1]
+
+
+def save(why: str) -> None:
+    """Take a while for it, and say when it is done."""
+    time.sleep(0.5)
+    print(f"saved on {why}", flush=True)
+
+
+def terminated(*_: object) -> None:
+    save("SIGTERM")
+    sys.exit(0)
+
+
+if how != "interrupt":
+    signal.signal(signal.SIGTERM, terminated)
+if how == "deaf":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+try:
+    print("ready", flush=True)
+    while True:
+        time.sleep(0.05)
+except KeyboardInterrupt:
+    save("SIGINT")
