@@ -95,7 +95,7 @@ def _decided(incident: Mapping[str, Any]) -> list[str]:
         source = str(resume.get("source") or "")
         lines.append(
             f"resumed at step {resume.get('step')}, from {_SOURCES.get(source, source)}"
-            f" that generation {resume.get('generation')} took"
+            f"{_taken_by(resume.get('generation'), incident.get('generation'))}"
             if source != "none"
             else _from_the_beginning(incident)
         )
@@ -105,6 +105,13 @@ def _decided(incident: Mapping[str, Any]) -> list[str]:
     elif is_cost_unknown(incident) and not incident.get("own_state"):
         lines.append("how many steps are lost is not known: whoever knew it died with the group")
     return [line for line in lines if line]
+
+
+def _taken_by(generation: object, failed: object) -> str:
+    """Say which group a state is from; the one that goes on with it has a higher number than either."""
+    if generation == failed:
+        return f", taken by the group that failed (generation {failed})"
+    return f", taken by an earlier group (generation {generation}; the one that failed is {failed})"
 
 
 def _from_the_beginning(incident: Mapping[str, Any]) -> str:

@@ -23,9 +23,17 @@ def test_an_incident_is_explained_from_evidence_to_the_first_new_step() -> None:
     ]
     assert section(lines, "What was decided") == [
         "restart the processes where they are, from the snapshot of step 812",
-        "resumed at step 812, from a snapshot in memory that generation 2 took",
+        "resumed at step 812, from a snapshot in memory, taken by the group that failed (generation 2)",
         "0 steps lost",
     ]
+
+
+def test_a_state_from_before_the_group_that_failed_is_told_apart_from_that() -> None:
+    older = {**incident()["resume"], "generation": 1}
+    assert section(explain(incident(resume=older), PLAIN), "What was decided")[1] == (
+        "resumed at step 812, from a snapshot in memory, taken by an earlier group"
+        " (generation 1; the one that failed is 2)"
+    )
 
 
 def test_the_cause_is_told_before_its_victims() -> None:
