@@ -68,3 +68,13 @@ def test_two_signals_end_a_script_at_once_that_takes_its_time_to_save(start: Sta
     ended = run.finish()
     assert ended.code == 130, ended.output
     assert "saved on" not in ended.output
+
+
+def test_ranks_that_hear_no_signal_are_killed_when_their_time_is_over(start: Start) -> None:
+    run = start("--nproc-per-node 2 --grace 1s", "asked.py", "stubborn")
+    until(lambda: run.output().count("] ready") == 2 or None, "both ranks are ready", START_S)
+    run.interrupt()
+    ended = run.finish()
+    assert ended.code == 130, ended.output
+    assert "saved on" not in ended.output
+    assert ended.lines[-1].startswith("holdfast: stopped, as asked; the script keeps its own state")

@@ -1,6 +1,7 @@
 """A script that has never heard of holdfast, and saves when it is asked to end: python asked.py HOW.
 
-HOW: "interrupt" saves on Ctrl-C; "terminate" has a handler of SIGTERM as well; "deaf" does not hear Ctrl-C.
+HOW: "interrupt" saves on Ctrl-C; "terminate" has a handler of SIGTERM as well; "deaf" does not hear Ctrl-C;
+"stubborn" hears neither.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ def terminated(*_: object) -> None:
 
 
 if how != "interrupt":
-    signal.signal(signal.SIGTERM, terminated)
-if how == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if how == "stubborn" else terminated)
+if how in ("deaf", "stubborn"):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 try:
     print("ready", flush=True)
