@@ -88,13 +88,16 @@ class Journal:
             self._write(view, policy, action, after, ledger)
 
     def _write(self, view: View, policy: Policy, action: Action, after: Memory, ledger: Any) -> None:
+        seen = asdict(view)
+        if view.memory.history == after.history:  # up to half of the line: once is enough
+            del seen["memory"]["history"]
         line = {
             "format": 1,
             "epoch": self._lead.epoch,
             "wall_s": view.wall_s,
             "action": type(action).__name__,
             "what": asdict(action),
-            "view": asdict(view),
+            "view": seen,
             "policy": asdict(policy),
             "after": asdict(after),
             "ledger": ledger,
@@ -198,16 +201,21 @@ def _decision(found: dict[str, Any]) -> Decision:
     if kind is None:
         raise ValueError(f"an action {found.get('action')!r}, which this version does not know")
     return Decision(
-        wire.from_json(View, _present(found.get("view")), lenient=True),
+        wire.from_json(View, _present(found.get("view"), found["after"]), lenient=True),
         wire.from_json(Policy, found.get("policy"), lenient=True),
         wire.from_json(kind, found.get("what"), lenient=True),
         wire.from_json(Memory, found["after"], lenient=True),
     )
 
 
-def _present(view: Any) -> Any:
-    """Return a view as it is written now: before, there was at most one checkpoint in it."""
-    if not isinstance(view, dict) or "checkpoint" not in view or "stored" in view:
+def _present(view: Any, after: Any) -> Any:
+    """Return a view in full, and as it is now: before, there was at most one checkpoint in it."""
+    if not isinstance(view, dict):
+        return view
+    memory = view.get("memory")
+    if isinstance(memory, dict) and isinstance(after, dict) and "history" in after:
+        view = {**view, "memory": {"history": after["history"], **memory}}
+    if "checkpoint" not in view or "stored" in view:
         return view
     known = [] if view["checkpoint"] is None else [view["checkpoint"]]
     return {**view, "stored": {"checkpoints": known}}

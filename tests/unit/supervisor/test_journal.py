@@ -29,6 +29,7 @@ from supervisor.view import (
     Learned,
     Look,
     Memory,
+    Past,
     Policy,
     Replace,
     Resume,
@@ -107,6 +108,25 @@ def test_a_line_with_any_action_there_is_is_read_back(kind: type[object], tmp_pa
     expected = journal.Decision(seen, POLICY, EACH[kind], seen.memory)
     assert journal.last(path) == journal.Held(seen.memory, {"at": 1}, expected)
     assert list(journal.decisions(path)) == [expected]
+
+
+def test_a_line_holds_the_past_once_and_one_that_holds_it_twice_is_read(tmp_path: Path) -> None:
+    """Once was half of 50 KB after a hundred incidents."""
+    path = tmp_path / "journal.jsonl"
+    past = tuple(Past("crash", 1, "m1", step, f"signature {step}", 0, step) for step in range(100))
+    seen = view(member("m0"), history=past)
+    kept = Journal(path)
+    kept.write(seen, POLICY, Settle(7, "because"), seen.memory, None)
+    kept.write(seen, POLICY, Settle(7, "because"), replace(seen.memory, history=past[1:]), None)
+    kept.close()
+    once, twice = path.read_text().splitlines()
+    assert (once.count("signature 50"), twice.count("signature 50")) == (1, 2)
+    first, second = journal.decisions(path)
+    assert first.view == second.view == seen
+    line = json.loads(once)
+    line["view"]["memory"]["history"] = line["after"]["history"]  # as earlier versions wrote it
+    path.write_text(json.dumps(line) + "\n")
+    assert list(journal.decisions(path)) == [first]
 
 
 def changed(path: Path, *names: str, **fields: object) -> None:
