@@ -31,6 +31,7 @@ class Line:
     connected: bool = False
     heard_ns: int = 0
     first_ns: int = 0  # when it was heard for the first time
+    well_ns: int = 0  # when it last told of a launcher that answers
     order: MemberOrder | None = None
     sent: MemberOrder | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -103,6 +104,8 @@ class Connections:
         line.offset = line.offset.heard(report, self._clock, now_ns)
         line.report, line.connected, line.heard_ns = clocks.on_ours(report, line.offset), True, now_ns
         line.first_ns = line.first_ns or now_ns
+        if report.launcher is not None and not report.launcher_silent:
+            line.well_ns = now_ns
 
     def _read(self, data: str) -> MemberReport | None:
         try:

@@ -302,12 +302,15 @@ def _hoped_for(view: View, policy: Policy, resumed: Resume) -> Wait | None:
     nothing = resumed.source == "none" and resume.had_state(memory)
     if not nothing and not (reported.kept(view) and resumed.step + 1 < reported.reached(view)):
         return None
-    patience_ns = memory.since_ns + int(policy.member_timeout_s * _S)
-    who = [*placing.missing(view, policy), *(["storage"] if view.stored.error else [])]
-    if not who or view.now_ns >= patience_ns:
+    ends_ns = dict(placing.missing(view, policy, policy.member_timeout_s))
+    if view.stored.error:
+        ends_ns["storage"] = memory.since_ns + int(policy.member_timeout_s * _S)
+    left = {name: at_ns for name, at_ns in ends_ns.items() if at_ns > view.now_ns}
+    if not left:
         return None
     until_ns = view.now_ns + int(placing.next_silence_s(view, policy, policy.member_timeout_s) * _S)
-    return Wait(min(patience_ns, until_ns), f"step {resumed.step} is old, and {who[0]} may have a newer one")
+    who = next(iter(left))
+    return Wait(min(until_ns, *left.values()), f"step {resumed.step} is old, and {who} may have a newer one")
 
 
 def _short(view: View, policy: Policy, cause: Fault) -> Action:
@@ -315,8 +318,8 @@ def _short(view: View, policy: Policy, cause: Fault) -> Action:
     memory = view.memory
     able = placing.able(view, policy)
     away = [name for name in memory.placement if name not in able]
-    unheard = _unheard(view)
-    hoped = _missing(view, policy)
+    missing = placing.missing(view, policy, silence.HELD_UP_S)
+    hoped = {name: at_ns for name, at_ns in missing.items() if at_ns > view.now_ns}
     for name in away:
         if name not in memory.lost and name not in hoped:
             return Replace(name, f"member {name} is lost and no standby is left")
@@ -330,35 +333,11 @@ def _short(view: View, policy: Policy, cause: Fault) -> Action:
     if view.now_ns >= deadline:
         return End(1, f"no member came for {', '.join(away)}", cause=cause)
     left_s = placing.next_silence_s(view, policy, policy.form_s)
-    until_ns = min(deadline, view.now_ns + int(left_s * _S))
+    until_ns = min(deadline, view.now_ns + int(left_s * _S), *hoped.values())
+    unheard = [name for name in hoped if (m := view.member(name)) is not None and presence.unheard(m)]
     if unheard:
-        until_ns = min(until_ns, memory.since_ns + int(silence.HELD_UP_S * _S))
         return Wait(until_ns, f"waiting for the sidecar of {', '.join(unheard)} to hear its launcher")
     return Wait(until_ns, f"waiting for {', '.join(away)}, or one in its place")
-
-
-def _missing(view: View, policy: Policy) -> tuple[str, ...]:
-    """Return the members with ranks that are away and not lost: what they hold is not given up before.
-
-    One that says nothing is lost within the time that is given to a member. One that comes and goes, or
-    whose launcher says nothing, is of no use after the time that a launcher may be held up for.
-    """
-    away = placing.missing(view, policy)
-    if view.now_ns < view.memory.since_ns + int(silence.HELD_UP_S * _S):
-        return away
-    quiet = {each.name for each in view.members if each.silent_s >= presence.QUIET_S}
-    return tuple(name for name in away if name in quiet)
-
-
-def _unheard(view: View) -> tuple[str, ...]:
-    """Return whose launchers are there, and have not been heard; none once that has lasted too long.
-
-    Such a member has what it holds: it is not given up any sooner than one whose launcher is held up. One
-    whose launcher has ended is gone, and its backend says so.
-    """
-    if view.now_ns >= view.memory.since_ns + int(silence.HELD_UP_S * _S):
-        return ()
-    return tuple(m.name for m in view.members if m.name in view.memory.placement and presence.unheard(m))
 
 
 _RULES: Mapping[str, Callable[[View, Policy], Action]] = MappingProxyType(

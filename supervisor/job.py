@@ -327,7 +327,8 @@ class Job:
         line = self.connections.line(name)
         silent_s = (now_ns - line.heard_ns) / 1e9
         exists = name in self.backend.members and name not in self.memory.lost
-        return MemberView(name, exists, line.connected, round(silent_s, 3), line.report, line.first_ns)
+        heard = (line.report, line.first_ns, line.well_ns)
+        return MemberView(name, exists, line.connected, round(silent_s, 3), *heard)
 
     def _take_stop(self) -> None:
         for asked in (self.backend.stop, self._asked):

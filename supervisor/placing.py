@@ -5,6 +5,8 @@ from __future__ import annotations
 from supervisor import presence
 from supervisor.view import MemberView, Policy, View
 
+_S = 1_000_000_000
+
 
 def is_ready(member: MemberView, nproc: int) -> bool:
     """True when every rank of the member could start at once."""
@@ -51,16 +53,20 @@ def _keeps_failing(view: View, name: str) -> bool:
     return cause.member == last.member == name and cause.step <= last.step
 
 
-def missing(view: View, policy: Policy) -> tuple[str, ...]:
-    """Return the members with ranks that are away, but may still come back with what they hold."""
-    return tuple(
-        member.name
+def missing(view: View, policy: Policy, patience_s: float) -> dict[str, int]:
+    """Return the members with ranks that are away, and until when each may come back with what it holds.
+
+    Each has `patience_s` of its own: a sidecar that begins again late in a long recovery has as much as one
+    at its beginning. One that says nothing for `--member-timeout` is lost before that, and not among them.
+    """
+    return {
+        member.name: max(view.memory.since_ns, member.heard_ns, member.well_ns) + int(patience_s * _S)
         for member in view.members
         if member.name in view.memory.placement
         and not _is_usable(view, member, policy)
         and not presence.is_lost(view, member, policy)
         and not presence.deaf(member)
-    )
+    }
 
 
 def unknown(view: View, policy: Policy) -> tuple[str, ...]:

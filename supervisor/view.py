@@ -228,6 +228,7 @@ class MemberView:
     silent_s: float  # since its last report
     report: MemberReport | None = None
     heard_ns: int = 0  # when this supervisor heard it for the first time
+    well_ns: int = 0  # when it last said something with a launcher that answers
 
 
 @dataclass(frozen=True, slots=True)

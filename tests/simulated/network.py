@@ -24,6 +24,7 @@ class Line:
     connected: bool = False
     heard_ns: int = 0
     first_ns: int = 0
+    well_ns: int = 0
     sent: MemberOrder | None = None
     epoch: int = 0
 
@@ -49,7 +50,7 @@ class Network:
         line = self.line(name)
         exists = name in self.world.exists and name not in memory.lost
         silent_s = round((self.world.now_ns - line.heard_ns) / 1e9, 3)
-        return MemberView(name, exists, line.connected, silent_s, line.report, line.first_ns)
+        return MemberView(name, exists, line.connected, silent_s, line.report, line.first_ns, line.well_ns)
 
     def _deliver(self, name: str, epoch: int, outward: bool, act: partial[None]) -> None:
         """Have `act` happen at the other end, in order, unless the line has broken by then."""
@@ -101,6 +102,8 @@ class Network:
             line = self.line(name)
             line.report, line.connected, line.heard_ns = report, True, self.world.now_ns
             line.first_ns = line.first_ns or self.world.now_ns
+            if report.launcher is not None:
+                line.well_ns = self.world.now_ns
             self.world.heard()
 
     # -- from the supervisor

@@ -64,6 +64,23 @@ def test_what_a_member_of_another_host_tells_is_put_on_our_clock() -> None:
     assert line.report.launcher == state
 
 
+def test_a_member_is_well_while_it_tells_of_a_launcher_that_answers() -> None:
+    now_ns = [1_000]
+    made = Connections(lambda: now_ns[0], lambda: None)
+    line = made.line("m0")
+    told = report("m0", launcher(rank(0)))
+    for at_ns, said, well_ns in (
+        (2_000, report("m0", None), 0),
+        (3_000, told, 3_000),
+        (4_000, replace(told, launcher_silent="it does not answer"), 3_000),
+        (5_000, report("m0", None), 3_000),
+    ):
+        now_ns[0] = at_ns
+        made._take(line, said)
+        assert line.well_ns == well_ns
+        assert line.first_ns == 2_000
+
+
 def test_processes_of_one_host_have_one_clock() -> None:
     assert hostclock.identity() == hostclock.identity() != ""
 

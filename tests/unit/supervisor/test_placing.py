@@ -75,7 +75,13 @@ def test_a_member_that_crashes_twice_without_a_step_gained_gives_way(
 
 def test_missing_are_those_with_ranks_that_may_still_come_back() -> None:
     seen = view(warm("m0", connected=False), member("m1", exists=False), warm("m2", connected=False))
-    assert placing.missing(seen, POLICY) == ("m0",)
+    assert placing.missing(seen, POLICY, 60.0) == {"m0": 60 * S}
+
+
+def test_each_member_that_is_away_has_its_time_from_when_it_was_well_last() -> None:
+    away = [warm("m0", connected=False, well_ns=99 * S, heard_ns=1), warm("m1", connected=False, heard_ns=S)]
+    assert placing.missing(view(*away), POLICY, 60.0) == {"m0": 159 * S, "m1": 61 * S}
+    assert placing.missing(view(*away, since_ns=98 * S), POLICY, 60.0) == {"m0": 159 * S, "m1": 158 * S}
 
 
 def test_the_next_silence_to_look_at_is_the_one_that_ends_first() -> None:

@@ -110,7 +110,7 @@ def test_a_deaf_standby_is_replaced_and_never_chosen() -> None:
 
 
 def test_a_deaf_member_is_not_hoped_for() -> None:
-    assert placing.missing(view(deaf(here("m0", 0)), here("m1", 1)), POLICY) == ()
+    assert placing.missing(view(deaf(here("m0", 0)), here("m1", 1)), POLICY, 60.0) == {}
 
 
 def test_a_lone_member_trains_on_until_something_needs_its_launcher() -> None:

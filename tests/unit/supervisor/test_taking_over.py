@@ -134,23 +134,24 @@ def test_a_member_that_was_never_heard_is_waited_for_until_it_counts_as_lost() -
 
 
 @pytest.mark.parametrize(
-    ("since_s", "connected", "silent_s", "given_up"),
+    ("since_s", "connected", "silent_s", "well_s", "given_up"),
     [
-        (90.0, True, 2.0, False),
-        (90.0, False, 0.1, False),
-        (90.0, False, 5.0, True),
-        (30.0, True, 2.0, False),
-        (30.0, False, 0.1, True),
-        (30.0, False, 5.0, True),
+        (90.0, True, 2.0, 0.0, False),
+        (90.0, False, 0.1, 0.0, False),
+        (90.0, False, 5.0, 0.0, True),
+        (30.0, True, 2.0, 98.0, False),
+        (30.0, False, 0.1, 99.0, False),  # its sidecar begins again, late in a long recovery
+        (30.0, False, 0.1, 30.0, True),  # it has come and gone for a minute, and was of no use
+        (30.0, False, 5.0, 95.0, True),
     ],
 )
 def test_a_member_is_given_up_for_its_own_silence_not_for_how_long_a_recovery_has_lasted(
-    since_s: float, connected: bool, silent_s: float, given_up: bool
+    since_s: float, connected: bool, silent_s: float, well_s: float, given_up: bool
 ) -> None:
     """Work after a commit, large copies and storage may all make it longer than a member may be silent."""
     here = member("m0", report("m0", launcher(rank(0)), secured_for=1))
     away = member("m1", report("m1", launcher(rank(1)), secured_for=1))
-    away = replace(away, connected=connected, silent_s=silent_s)
+    away = replace(away, connected=connected, silent_s=silent_s, well_ns=int(well_s * S))
     seen = view(here, away, phase="securing", incident=CRASH, since_ns=int(since_s * S))
     assert isinstance(decide(seen, Policy(members=2)), Replace if given_up else Wait)
 
