@@ -17,6 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     this process over, so that Ctrl-C and the exit code are their own: for those this does not return.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_standard()
     if arguments == ["--version"]:
         from holdfast.version import __version__
 
@@ -33,6 +34,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         program = parts.command("supervisor", *arguments)
     return os.execv(program[0], program)
+
+
+def _open_standard() -> None:
+    """Open what the shell has closed (`>&-`) to nothing, for this process and the parts that follow it.
+
+    The first file or connection that is opened would have its number otherwise, and get what is printed.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.set_inheritable(null, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
 
 
 if __name__ == "__main__":

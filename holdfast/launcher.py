@@ -28,7 +28,7 @@ from holdfast.executable import Unstartable
 from holdfast.launcher_messages import Ending, LauncherOrder, LauncherState, Look
 from holdfast.listeners import Listeners, Refused
 from holdfast.looking import Looker, Target
-from holdfast.nest import Nest, Process
+from holdfast.nest import UNJOINED_BYTES, Nest, Process
 from holdfast.oom import MemoryGroup
 from holdfast.seat import Seat, survivors
 from holdfast.securing import Securing
@@ -36,7 +36,6 @@ from holdfast.securing import Securing
 BEAT_S = 1.0  # between signs of life: its sidecar misses five before it gives us up
 AGAIN_S = 0.05  # between two looks at what is left at the end
 REFILL_S = 5.0  # a generation that has not settled by then no longer delays the next warm processes
-TAIL_BYTES = 16_000  # of what a script printed that ended before it joined
 SECURE_S = 1.0  # the whole wait for survivors; a late copy is of no use to a fast recovery
 SECURE_FIRST_S = 0.15  # for those at the lowest step, before the others are asked too
 SECURE_SUSPECT_S = 0.25  # for those that hang: named wrongly, they answer in a tenth of it
@@ -344,7 +343,7 @@ class Launcher:
             if not self.stopping:
                 self.nest.failures += 1
                 # Nobody has seen what it printed: that says more than how it ended.
-                printed = logfile.tail(process.log, TAIL_BYTES)
+                printed = logfile.tail(process.log, UNJOINED_BYTES)
                 self.nest.last_ending = replace(ended, message=printed or ended.message)
                 self.nest.fill()
         else:

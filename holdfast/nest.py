@@ -21,6 +21,7 @@ from holdfast.launcher_messages import Ending
 from holdfast.zygote import Zygote
 
 TAIL_BYTES = 4096  # of what a rank printed last
+UNJOINED_BYTES = 16_000  # of what one printed that ended before it joined: nobody has seen that
 MAX_FAILURES = 3  # warm processes in a row that died before they were parked
 
 
@@ -85,14 +86,15 @@ class Nest:
             return
         if self.zygote is None:
             ours, theirs = channel.pair()
+            log = self._new_log("zygote")
             try:
                 with theirs:
-                    child = self._spawn(single=False, control=theirs, log=None, local_rank=-1)
+                    child = self._spawn(single=False, control=theirs, log=log, local_rank=-1)
             except Unstartable as error:
                 ours.close()
                 self._give_up(error)
                 return
-            self.zygote = Zygote(child.pid, ours)
+            self.zygote = Zygote(child.pid, ours, log=log)
             child.returncode = 0  # we collect it; Popen must not
         self.selector.register(self.zygote.line, selectors.EVENT_READ, self._on_zygote)
 
@@ -188,10 +190,9 @@ class Nest:
         self.warm[local_rank] = process
 
     def _spawn(
-        self, *, single: bool, control: socket.socket, log: Path | None, local_rank: int
+        self, *, single: bool, control: socket.socket, log: Path, local_rank: int
     ) -> subprocess.Popen[bytes]:
-        path = log or self._new_log("zygote")
-        with logfile.opened(path) as out:
+        with logfile.opened(log) as out:
             number = os.dup(out.fileno())
             given = warm.spec(
                 self.program,
@@ -256,13 +257,16 @@ class Nest:
 
     def _lose_zygote(self) -> None:
         assert self.zygote is not None
-        self.selector.unregister(self.zygote.line)
-        self.zygote.end()
-        self.zygote = None
-        if self._forkable:
-            self.failures += 1
-            self.last_ending = Ending(time.monotonic_ns(), 1, None, False, "", 0, "the zygote died")
-            self.fill()
+        zygote, self.zygote = self.zygote, None
+        self.selector.unregister(zygote.line)
+        if not self._forkable:
+            zygote.end()
+            return
+        self.failures += 1
+        status = zygote.lost()
+        printed = logfile.tail(zygote.log, UNJOINED_BYTES) if zygote.log is not None else ""
+        self.last_ending = of_zygote(status, printed, time.monotonic_ns())
+        self.fill()
 
     def hear_out(self, process: Process) -> None:
         """Take what a process has said before it ended: the kernel may tell of its end first."""
@@ -322,6 +326,25 @@ class Nest:
         if process.killed:
             process.kill(process.killed)
         self.selector.register(process.pidfd, selectors.EVENT_READ, lambda: self.on_gone(process))
+
+
+def of_zygote(status: int | None, printed: str, now_ns: int) -> Ending:
+    """Say how a zygote ended that nobody asked to, from its wait status: what it printed last, and with what.
+
+    None is one that was killed, or closed its line and went on.
+    """
+    code, signum, how = 1, None, "closed its connection"
+    if status is not None and os.WIFSIGNALED(status):
+        signum = os.WTERMSIG(status)
+        how = f"was killed by {osproc.signal_name(signum)}"
+    elif status is not None:
+        code = os.WEXITSTATUS(status) or 1  # 0: it did not get to the script, whatever it thinks
+        how = f"exited with code {os.WEXITSTATUS(status)}"
+    what = f"the process that imports what the script imports {how}"
+    said = printed.rstrip()
+    what += "" if said else ", and printed nothing"
+    message = f"{said}\n{what}" if said else what
+    return Ending(now_ns, None if signum else code, signum, False, "", 0, message)
 
 
 def reap(process: Process) -> Ending:

@@ -89,6 +89,14 @@ def status_of_dead(pid: int) -> int | None:
     return int(fields[_EXIT_CODE]) if fields[:1] == ["Z"] and len(fields) > _EXIT_CODE else None
 
 
+def signal_name(number: int) -> str:
+    """Return the name of a signal, as SIGSEGV; "signal 40" for one that has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def state_of(pid: int) -> tuple[str, float]:
     """Return the state letter of `pid` (X when it is gone) and the CPU seconds it has used."""
     fields = _stat(pid)

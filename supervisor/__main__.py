@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
 from holdfast.errors import BadInput
-from supervisor import commands
+from supervisor import commands, printing
 
 
 def main(argv: Sequence[str]) -> int:
@@ -22,6 +23,10 @@ def main(argv: Sequence[str]) -> int:
     except BadInput as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return 2
+    except printing.Unwritable as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter tries the rest again
+        return 120  # Python's own code for that
     except BrokenPipeError:
         return 141  # the reader of our output has left, as 128 + SIGPIPE says
 

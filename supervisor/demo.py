@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import parts
+from holdfast.errors import BadInput
 from supervisor import commands, drilling
 from supervisor.printing import say
 from supervisor.rundir import RunDir
@@ -75,8 +76,7 @@ def run(command: commands.Demo) -> int:
     if missing is not None:
         say(missing)
         return 2
-    folder = (command.run_dir or Path(tempfile.mkdtemp(prefix="holdfast-demo-"))).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _folder(command.run_dir)
     began = time.monotonic()
     try:
         good = _demo(folder, style, QUICK if command.quick else WHOLE)
@@ -87,6 +87,22 @@ def run(command: commands.Demo) -> int:
         say(f"Everything is in {folder}: try `holdfast explain i-0002 --run-dir {folder / 'broken'}`")
     say(f"The demo took {seconds(time.monotonic() - began)}.")
     return 0 if good else 1
+
+
+def _folder(given: Path | None) -> Path:
+    """Return where the demo's runs go, made. Raises `BadInput`."""
+    try:
+        folder = (given or Path(tempfile.mkdtemp(prefix="holdfast-demo-"))).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise BadInput(f"--run-dir {str(given)!r} is a file: name a directory, or a new one") from None
+    except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        what = "the temporary directory" if given is None else f"--run-dir {str(given)!r}"
+        raise BadInput(f"{what} cannot be made: {why}: name another directory with --run-dir") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise BadInput(f"--run-dir {str(given)!r} cannot be written to: name another directory")
+    return folder
 
 
 def _missing() -> str | None:

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ LATE_FLOOR_S = 0.6  # beyond the factor: pauses of the machine and of the collec
 TICK_S = 0.25
 LOSS_JUMP = 10.0  # warned of, unless the user asks for more
 PATIENCE_S = 86_400.0  # of a rank for its peers, at least
+EXIT_UNWRITTEN = 120  # Python's own, for output that cannot be written at the end
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -177,9 +179,13 @@ class _Watch:
             while self.keeper.finished is None:
                 self.keeper.turn(left_s(TICK_S))
                 self._show()
-            return self._end(self.keeper.finished)
+            code = self._end(self.keeper.finished)
         finally:
-            self.view.close()
+            lost = self.view.close()
+        if lost:
+            with suppress(OSError):  # it may be the same disk
+                print(f"holdfast: the output cannot be written: {lost}", file=sys.stderr, flush=True)
+        return code or (EXIT_UNWRITTEN if lost else 0)
 
     def _trained_before(self) -> list[str]:
         if self.options.from_scratch:

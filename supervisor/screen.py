@@ -8,6 +8,7 @@ made larger for them, where the system allows that.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import select
@@ -30,10 +31,16 @@ LAST_BYTES = 16 << 10  # of lines that are written whatever is dropped: how the 
 ROOM_BYTES = 64 << 10  # for them, a note, and the rest of a line that is half written
 _AT_ONCE_BYTES = 4096  # a pipe that can be written takes so much without waiting
 _LOOK_MS = 100  # while a pipe is full
+_GONE = (errno.EPIPE, errno.EIO)  # the reader has left, or the terminal is closed
 
 
 class Screen:
-    """One output. Its reader may be gone; that is no error."""
+    """One output. Its reader may be gone; that is no error.
+
+    `lost` says why what came last could not be written though the reader is there (a full disk), or "".
+    """
+
+    lost: str = ""
 
     def __init__(self, stream: TextIO, environment: Mapping[str, str] | None = None) -> None:
         environment = os.environ if environment is None else environment
@@ -104,16 +111,24 @@ class Screen:
                 self._waiting.clear()
             try:
                 self._write_all(raw)
-            except OSError:  # nobody reads any more
+                self.lost = ""
+            except OSError as error:
+                if error.errno not in _GONE:  # a disk that is full may have room later
+                    self.lost = error.strerror or str(error)
+                    self._done(len(raw))
+                    continue
                 with self._changed:
                     self._ending = True
                     self._waiting.clear()
                     self._waiting_bytes = 0
                     self._changed.notify_all()
                 return
-            with self._changed:
-                self._waiting_bytes -= len(raw)
-                self._changed.notify_all()
+            self._done(len(raw))
+
+    def _done(self, has_bytes: int) -> None:
+        with self._changed:
+            self._waiting_bytes -= has_bytes
+            self._changed.notify_all()
 
     def _write_all(self, raw: bytes) -> None:
         if self._is_pipe:

@@ -37,6 +37,8 @@ class Output(Protocol):
     def write(self, text: str) -> None: ...
     def flush(self) -> None: ...
     def close(self) -> None: ...
+    @property
+    def lost(self) -> str: ...
 
 
 class Display(Protocol):
@@ -54,8 +56,8 @@ class Display(Protocol):
     def flush(self) -> None:
         """Wait for a moment until all that was said is written."""
 
-    def close(self) -> None:
-        """Leave the last state on the screen and end."""
+    def close(self) -> str:
+        """Leave the last state on the screen and end; return why that could not be written, or ""."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,9 +280,10 @@ class Live:
     def flush(self) -> None:
         self._out.flush()
 
-    def close(self) -> None:
+    def close(self) -> str:
         self._draw(self._drawn_s)
         self._out.close()
+        return self._out.lost
 
     def _draw(self, now_s: float) -> None:
         """Write the lines that wait, and the frame below them, in one piece."""
@@ -365,10 +368,11 @@ class Plain:
         self._flush()
         self._out.flush()
 
-    def close(self) -> None:
+    def close(self) -> str:
         while len(self._lines):  # busy or not: closing waits a moment for all that was written
             self._write()
         self._out.close()
+        return self._out.lost
 
     def _flush(self) -> None:
         while len(self._lines) and not self._out.busy:

@@ -63,3 +63,19 @@ def test_a_reader_that_leaves_early_is_no_traceback(tmp_path: Path, monkeypatch:
     os.close(theirs)
     assert (ended.returncode, ended.stderr) == (141, b"")
     run.close()
+
+
+def test_outputs_that_are_closed_are_no_error_and_a_full_one_has_the_interpreters_code(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    run = f"{sys.executable} -m holdfast run --plain --run-dir first -- python train.py"
+    for closed in ("", "<&- >&- 2>&-", ">&-"):
+        done = subprocess.run(f"{run} {closed}", shell=True, cwd=tmp_path, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+    for words in (run, f"{sys.executable} -m holdfast status --run-dir first"):
+        full = subprocess.run(
+            f"{words} > /dev/full", shell=True, cwd=tmp_path, capture_output=True, check=False
+        )
+        said = b"holdfast: the output cannot be written: No space left on device\n"
+        assert (full.returncode, full.stderr) == (120, said)

@@ -139,6 +139,10 @@ class Terminal:
     def flush(self) -> None:
         pass
 
+    @property
+    def lost(self) -> str:
+        return ""
+
     def close(self) -> None:
         self.closed = True
 

@@ -158,3 +158,16 @@ def test_a_terminal_is_known_and_has_a_size() -> None:
         at_terminal.close()
         dumb.close()
     os.close(leader)
+
+
+def test_a_disk_that_is_full_is_told_and_one_that_has_room_again_is_not(pipe: tuple[int, TextIO]) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        screen_ = Screen(full, {})
+        screen_.write("lost\n")
+        screen_.flush()
+        assert screen_.lost == "No space left on device"
+        os.dup2(pipe[1].fileno(), full.fileno())
+        screen_.write("whole\n")
+        screen_.close()
+    assert os.read(pipe[0], 100) == b"whole\n"
+    assert screen_.lost == ""
