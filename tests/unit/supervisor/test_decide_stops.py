@@ -106,3 +106,10 @@ def ask(how: str) -> Callable[[World], None]:
         world.look()
 
     return asked
+
+
+@pytest.mark.parametrize("at_ms", range(500, 1300, 75))
+def test_a_stop_at_any_time_of_a_restart_reaches_such_a_script_by_the_same_signal(at_ms: int) -> None:
+    world = cued(1, 5, "kill", keeps_itself=True).at(at_ms, ask("interrupt")).run()
+    assert world.ended is not None
+    assert (world.ended.exit_code, world.memory.first) == (EXIT_INTERRUPTED, "interrupt")
