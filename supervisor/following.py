@@ -7,6 +7,7 @@ answer must hold up neither.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -22,6 +23,7 @@ SOON_S = 0.05  # a look takes a millisecond or two: so long it is waited for
 HANGS_S = 5.0  # a look that takes longer is told
 READ_S = 1.0  # for one small file
 END_S = 3.0  # for the last look
+OLD_S = 10.0  # a status is renewed once a second: then it is looked whether anything can be written
 
 Line = tuple[int, str]  # rank, text
 _WARNS = re.compile(r"holdfast: (?:(?P<of>warning: )(?:rank \d+: )?|rank \d+: )(?P<text>.*)")
@@ -55,6 +57,7 @@ class _Seen:
     lines: list[Line]
     status: Mapping[str, Any]
     gone: bool
+    refused: str = ""  # why nothing can be written
 
 
 class Following:
@@ -70,7 +73,10 @@ class Following:
         self._looking: Future[_Seen] | None = None
         self._since_s = 0.0
         self._gone = False
+        self._refused = ""
         self._told = ""
+        self._renewed: tuple[object, float] = (None, 0.0)  # the newest status, and when it was looked at last
+        self._probed = ""
 
     def poll(self, now_s: float) -> list[Line]:
         """Return the lines that ranks have printed since the last call, and renew `status`.
@@ -89,17 +95,21 @@ class Following:
     def news(self, now_s: float) -> str:
         """Return what people should hear of the directory itself, once for each change; "" for nothing."""
         hangs = self._looking is not None and now_s - self._since_s > HANGS_S
-        state = "hangs" if hangs else "gone" if self._gone else ""
+        state = "hangs" if hangs else "gone" if self._gone else "refuses" if self._refused else ""
         if state == self._told:
             return ""
         before, self._told = self._told, state
         name = self._run.path
+        over = "can be written to again" if before == "refuses" else "is back"
         return {
             "hangs": f"the storage of the run directory {name} does not answer: the ranks train on, but"
             " nothing of the run can be read or written",
             "gone": f"the run directory {name} is gone: the ranks train on, but their output is not shown any"
             " more, and the run cannot be resumed",
-            "": f"the run directory {name} is back" if before else "",
+            "refuses": f"nothing can be written to the run directory {name}: {self._refused}. The ranks train"
+            " on, and faults are recovered from memory, but no checkpoint, incident or line of the journal is"
+            " written, and what is shown here stands still. All of it is tried again",
+            "": f"the run directory {name} {over}" if before else "",
         }[state]
 
     def incident(self, number: int) -> Mapping[str, Any] | None:
@@ -125,11 +135,26 @@ class Following:
         return lines
 
     def _take(self, seen: _Seen) -> list[Line]:
-        self.status, self._gone = seen.status, seen.gone
+        self.status, self._gone, self._refused = seen.status, seen.gone, seen.refused
         return [line for line in seen.lines if self._warned.new(line[1])]
 
     def _look(self) -> _Seen:
-        return _Seen(self._tails.poll(), self._follower.read() or {}, not self._run.path.exists())
+        lines, status, gone = self._tails.poll(), self._follower.read(), not self._run.path.exists()
+        return _Seen(lines, status or {}, gone, "" if gone else self._refusal(status, time.monotonic()))
+
+    def _refusal(self, status: object, now_s: float) -> str:
+        """Return why nothing can be written: looked into where a status has not been renewed for a while."""
+        known, at_s = self._renewed
+        if status is not known:
+            self._renewed, self._probed = (status, now_s), ""
+        elif status is not None and now_s - at_s > OLD_S:
+            self._renewed = known, now_s
+            try:
+                self._run.probe()
+                self._probed = ""
+            except OSError as error:
+                self._probed = error.strerror or str(error)
+        return self._probed
 
     def _look_last(self) -> _Seen:
         return _Seen(self._tails.close(), self._follower.read() or {}, not self._run.path.exists())

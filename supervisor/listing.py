@@ -49,6 +49,7 @@ def status(found: Mapping[str, Any], *, alive: bool, live: bool, now_s: float, p
         *(("slow", text) for text in _slow(found)),
         *(("warning", " ".join(str(text).split())) for text in found.get("warnings") or []),
         *(("warning", each["note"]) for each in found.get("ranks") or [] if each.get("note")),
+        ("warning", _journal(found)),
         ("message", " ".join(str(found.get("message") or "").split())),
         ("directory", str(path)),
     ]
@@ -59,6 +60,11 @@ def status(found: Mapping[str, Any], *, alive: bool, live: bool, now_s: float, p
         if section:
             lines += ["", title, *(f"  {line}" for line in section)]
     return lines
+
+
+def _journal(found: Mapping[str, Any]) -> str:
+    error = " ".join(str(found.get("journal_error") or "").split())
+    return f"decisions cannot be written to the journal: {error}; tried again every 5 s" if error else ""
 
 
 def _state(found: Mapping[str, Any], alive: bool, live: bool, now_s: float) -> str:

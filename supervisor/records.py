@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 _ENDING = ("saving", "stopping", "ended")
 
+MOST_UNWRITTEN = 64  # incidents that wait for room
+
 
 class Records:
     """Writes are atomic and come behind, in a thread; a full disk costs the record, never the run."""
@@ -46,6 +48,8 @@ class Records:
         self.newest: dict[str, Any] = {}
         self._slow: tuple[Slow, ...] = ()
         self.journal_error = ""  # why the last decision is not on disk
+        self._unwritten: dict[str, dict[str, Any]] = {}  # incidents for which there was no room
+        self._status_error = ""  # why the last status could not be written
         self.files = FileWork("records")
         self.deposed: Deposed | None = None
         self._lead = lead or Lead()
@@ -65,14 +69,22 @@ class Records:
         self.last = found
         self.files.submit(lambda: self._write_incident(found), str(found["id"]))
 
-    def _write_incident(self, found: dict[str, Any]) -> None:
+    def _write_incident(self, found: dict[str, Any]) -> bool:
+        """Write an incident, or keep it until there is room for it again: what `_write_status` finds out."""
+        name = str(found["id"])
+        self._unwritten.pop(name, None)
         try:
             with self._lead.acting():
                 self.run.write_incident(found)
         except Deposed as error:
             self.deposed = error
         except OSError as error:
-            log.warning("incident not written", extra={"error": str(error)})
+            log.warning("incident not written", extra={"id": name, "error": str(error)})
+            self._unwritten[name] = found
+            for oldest in list(self._unwritten)[:-MOST_UNWRITTEN]:
+                del self._unwritten[oldest]
+            return False
+        return True
 
     def status(self, view: View, accounts: Accounts) -> dict[str, Any]:
         """Return the status, and have it left in the run directory."""
@@ -94,8 +106,16 @@ class Records:
                 self.run.write_status(newest)
         except Deposed as error:
             self.deposed = error
+            return
         except OSError as error:
-            log.warning("status not written", extra={"error": str(error)})
+            if str(error.strerror) != self._status_error:  # once a second is too often
+                self._status_error = str(error.strerror)
+                log.warning("status not written", extra={"error": str(error)})
+            return
+        self._status_error = ""
+        for found in tuple(self._unwritten.values()):
+            if not self._write_incident(found):
+                return
 
     def _keep_known(self, before: Mapping[str, Any], view: View) -> None:
         """Where no rank says any more how far it is, the last that was known still holds."""

@@ -18,6 +18,7 @@ FORMAT = 1
 RUNS = "holdfast-runs"  # where runs go that are given no directory, beneath the working directory
 LATEST = "latest"
 BEFORE = "status-before.json"
+PROBE_BYTES = 16 << 10  # more than most statuses have
 _TOKEN_BYTES = 32
 
 
@@ -56,6 +57,12 @@ class RunDir:
         Raises `OSError`, and the old one is as it was.
         """
         smallfile.replace(self.path / "status.json", status, sync=False)
+
+    def probe(self) -> None:
+        """Raise `OSError` when the directory takes no file of the size of a status."""
+        path = self.path / "probe"
+        with durable.replacement(path) as temporary:
+            temporary.write_bytes(bytes(PROBE_BYTES))
 
     def write_run(self, run: Mapping[str, Any]) -> None:
         """Replace run.json, durably, all or nothing. Raises `OSError`."""

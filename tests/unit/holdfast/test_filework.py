@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.filework import FileWork, Superseded, Unresponsive
+from tests.local.waiting import until
 
 SOON_S = 0.05
 WAIT_S = 30.0
@@ -45,7 +46,7 @@ def test_work_is_done_in_order(files: FileWork) -> None:
 def test_storage_that_hangs_is_waited_for_once(files: FileWork, storage: threading.Event) -> None:
     with pytest.raises(Unresponsive, match=r"has not answered for 0.05 s"):
         files.do(storage.wait, SOON_S)
-    assert files.busy_s > 0  # it began a moment after it was asked for
+    until(lambda: files.busy_s > SOON_S or None, "it began a moment after it was asked for", WAIT_S)
     with pytest.raises(Unresponsive):
         files.do(lambda: None, SOON_S)  # at once
     assert not files._waiting

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 import shutil
 import threading
 from collections.abc import Iterator
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.following import HANGS_S, Following, Warned
+from supervisor.following import HANGS_S, OLD_S, Following, Warned
 from supervisor.rundir import RunDir, open_for_run
 
 
@@ -120,3 +121,41 @@ def test_a_warning_that_another_rank_or_generation_gave_is_not_shown_again() -> 
     assert warned.new(shown[2]), "what the script prints is shown as often as it is printed"
     assert warned.new("holdfast: lost its peers (connection closed by peer)")
     assert warned.new("holdfast: lost its peers (connection closed by peer)")
+
+
+def test_a_directory_that_takes_no_file_any_more_is_told_and_that_it_does_again(run: RunDir) -> None:
+    following = Following(run)
+    run.write_status({"step": 3})
+    at_s = 100.0
+    assert following._refusal(following._follower.read(), at_s) == ""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        assert following._refusal(following._follower.read(), at_s + 1.0) == "", "a status may be late"
+        at_s += OLD_S + 1.0
+        why = following._refusal(following._follower.read(), at_s)
+        assert why == "File too large", "a write that fails half way, as where there is no room"
+        assert following._refusal(following._follower.read(), at_s + 1.0) == why
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    run.write_status({"step": 4})
+    assert following._refusal(following._follower.read(), at_s + 2.0) == ""
+    assert [path.name for path in run.path.iterdir() if "probe" in path.name] == []
+
+
+def test_what_is_said_of_a_directory_that_takes_nothing(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    following = Following(run)
+    monkeypatch.setattr(following, "_refusal", lambda *_: "No space left on device")
+    polled(following)
+    assert "No space left on device. The ranks train on" in following.news(0.0)
+    assert following.news(0.0) == ""
+    monkeypatch.setattr(following, "_refusal", lambda *_: "")
+    polled(following)
+    assert following.news(0.0).endswith("can be written to again")
+
+
+def test_a_status_that_is_old_says_nothing_of_a_directory_that_can_be_written(run: RunDir) -> None:
+    following = Following(run)
+    run.write_status({"step": 3})
+    for at_s in (0.0, OLD_S + 1.0, 3 * OLD_S):
+        assert following._refusal(following._follower.read(), at_s) == ""

@@ -175,3 +175,29 @@ def test_of_a_script_that_keeps_its_own_state_nothing_is_secured_and_a_restart_m
     again = records.status(its_own(3), accounts)
     assert (again["ettr"], again["ettr_hour"]) == (None, None)
     assert told_by(records, doing(0, 1))["own_state"] is False, "this one has a snapshot"
+
+
+def test_an_incident_for_which_there_was_no_room_is_written_when_there_is(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    records = Records(run)
+    now = seen(0.0, 0.0)
+
+    def turn() -> None:
+        records.status(now, Accounts(now.now_ns, None))
+        records.files.do(lambda: None, 30.0)
+
+    (tmp_path / "incidents").write_bytes(b"")  # not even root can make a file in a file
+    for number in (1, 2):
+        for open_ in (True, False):
+            records.incident({"id": f"i-000{number}", "open": open_})
+    turn()
+    assert run.incident(1) is None
+    (tmp_path / "incidents").unlink()
+    (tmp_path / "incidents").mkdir()
+    turn()
+    assert [run.incident(number) for number in (1, 2)] == [
+        {"id": f"i-000{number}", "open": False} for number in (1, 2)
+    ]
+    (tmp_path / "incidents" / "i-0001.json").unlink()
+    turn()
+    assert run.incident(1) is None, "it was written once"
