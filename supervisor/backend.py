@@ -24,6 +24,10 @@ class Backend(Protocol):
     def stop(self) -> str:
         """What the user asked of the run: see `Memory.stop`."""
 
+    @property
+    def volume_error(self) -> str:
+        """Why what the members have in memory cannot be used; "" when it can."""
+
     def want(self, count: int, discard: tuple[str, ...]) -> None:
         """See to it that `count` members exist besides those in `discard`, which are to go."""
 
@@ -52,6 +56,7 @@ class KeeperBackend:
         self._writer: asyncio.StreamWriter | None = None
         self._members: dict[str, str] = {}
         self._stop = ""
+        self._volume_error = ""
         self._wanted: tuple[int, tuple[str, ...], tuple[str, ...]] | None = None
         self.known = asyncio.Event()
 
@@ -63,6 +68,10 @@ class KeeperBackend:
     def stop(self) -> str:
         return self._stop
 
+    @property
+    def volume_error(self) -> str:
+        return self._volume_error
+
     async def run(self) -> None:
         """Listen until the keeper is gone; then this process has no reason to be."""
         reader, self._writer = await asyncio.open_connection(sock=self._line)
@@ -71,6 +80,7 @@ class KeeperBackend:
             said = json.loads(line)
             self._members = said["members"]
             self._stop = said["stop"]
+            self._volume_error = said.get("volume_error", "")
             self.known.set()
             self._changed()
 

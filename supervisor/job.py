@@ -310,6 +310,7 @@ class Job:
     def view(self) -> View:
         """Return what is known now."""
         now_ns = time.monotonic_ns()
+        self.records.volume_error = self.backend.volume_error
         existing = self.backend.members
         # A sidecar may be quicker than the backend's news of its member, which is not gone for that.
         known = dict.fromkeys((*self._existed, *existing))

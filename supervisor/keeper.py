@@ -114,7 +114,7 @@ class Keeper:
             self._watch(now_s, max(0.0, now_s - due_s))
             if now_s - self._upkept_s >= UPKEEP_S:
                 self._upkept_s = now_s
-                self.news += self._upkeep.look(now_s)
+                self._look_after_memory(now_s)
         self._turned_s = time.monotonic()
 
     # -- the supervisor
@@ -143,6 +143,13 @@ class Keeper:
                 f"process {pid}, a supervisor that was killed, does not end: the kernel waits for a"
                 " device or a file system. The ranks train on, but no fault is recovered until it is gone"
             )
+
+    def _look_after_memory(self, now_s: float) -> None:
+        """Put back what somebody has removed of the run's memory, and say if that cannot be done."""
+        before = self._upkeep.error
+        self.news += self._upkeep.look(now_s)
+        if self._upkeep.error != before:
+            self._tell()
 
     def _look_at_sidecars(self, now_s: float) -> None:
         """Replace a sidecar that is stopped, or does nothing at all, as one that is dead.
@@ -244,9 +251,10 @@ class Keeper:
 
     def _tell(self) -> None:
         alive = {name: "running" for name, member in self.members.items() if not (member.gone or member.lost)}
+        told = {"members": alive, "stop": self.stop, "volume_error": self._upkeep.error}
         if self._line is not None:
             try:
-                self._line.sendall(json.dumps({"members": alive, "stop": self.stop}).encode() + b"\n")
+                self._line.sendall(json.dumps(told).encode() + b"\n")
             except OSError:  # it died, or is stuck: the next one is told at its start
                 return
 

@@ -50,6 +50,7 @@ def status(found: Mapping[str, Any], *, alive: bool, live: bool, now_s: float, p
         *(("warning", " ".join(str(text).split())) for text in found.get("warnings") or []),
         *(("warning", each["note"]) for each in found.get("ranks") or [] if each.get("note")),
         ("warning", _journal(found)),
+        ("warning", " ".join(str(found.get("volume_error") or "").split())),
         ("message", " ".join(str(found.get("message") or "").split())),
         ("directory", str(path)),
     ]

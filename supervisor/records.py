@@ -48,6 +48,7 @@ class Records:
         self.newest: dict[str, Any] = {}
         self._slow: tuple[Slow, ...] = ()
         self.journal_error = ""  # why the last decision is not on disk
+        self.volume_error = ""  # why what the members have in memory cannot be used
         self._unwritten: dict[str, dict[str, Any]] = {}  # incidents for which there was no room
         self._status_error = ""  # why the last status could not be written
         self.files = FileWork("records")
@@ -94,6 +95,7 @@ class Records:
             view, accounts, self.run.path.name, self.last, self._slow, self._lag(), self.policy
         )
         self.newest["journal_error"] = self.journal_error
+        self.newest["volume_error"] = self.volume_error
         self.newest["passed_over"] = [each.note for each in view.stored.unusable]
         self._keep_known(before, view)
         newest = self.newest

@@ -180,6 +180,7 @@ class Upkeep:
     _kept: int = -1  # the folder's own descriptor, with a lock for those who remove what is old
     _told_s: float = -AGAIN_S
     _back: list[Path] = field(default_factory=list)  # put back, and not told
+    _error: str = ""
     _failures: int = 0  # looks in a row in which not all could be put back
 
     def __post_init__(self) -> None:
@@ -189,6 +190,11 @@ class Upkeep:
         """Take what is there for the run's own. Raises `OSError`."""
         self._owner = memory_volume.identity(self.runtime / OWNER)
         self._keep_from_aging()
+
+    @property
+    def error(self) -> str:
+        """Why not all that was removed could be put back; "" when all is there."""
+        return self._error if self._failures >= FAILURES else ""
 
     def add(self, member: str) -> None:
         """Look after the folder of a new member, which is there."""
@@ -200,13 +206,12 @@ class Upkeep:
             self.put_back()
         except OSError as error:
             self._failures += 1
-            if self._failures != FAILURES:
-                return []
-            return [
+            self._error = (
                 f"{error.filename or self.runtime}: somebody has removed or changed what the run has there,"
                 f" and it cannot be put back: {error.strerror or error}; tried again. Until then the ranks"
                 " train on, but no fault can be recovered"
-            ]
+            )
+            return [self._error] if self._failures == FAILURES else []
         self._failures = 0
         back, self._back = self._back, []
         if not back or now_s - self._told_s < AGAIN_S:

@@ -27,6 +27,7 @@ class Backend:
     members: dict[str, str] = field(default_factory=dict)
     stop: str = ""
     renewed: list[str] = field(default_factory=list)
+    volume_error: str = ""
 
     def want(self, count: int, discard: tuple[str, ...]) -> None:
         raise AssertionError
@@ -293,3 +294,10 @@ async def test_what_could_not_be_written_is_tried_again_though_nothing_new_is_de
 
 def _full(*_: object) -> None:
     raise OSError(28, "no room")
+
+
+def test_the_status_says_why_the_members_memory_cannot_be_used_while_it_cannot(job: Job) -> None:
+    for why in ("/dev/shm/x: in the way", ""):
+        assert isinstance(job.backend, Backend)
+        job.backend.volume_error = why
+        assert job.records.status(job.view(), job.accounts)["volume_error"] == why

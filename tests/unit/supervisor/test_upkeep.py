@@ -136,8 +136,10 @@ def test_what_cannot_be_put_back_is_said_once_and_tried_again(run: Path, upkeep:
     assert len(said) == 1
     assert "something else is in its place" in said[0]
     assert "no fault can be recovered" in said[0]
+    assert upkeep.error == said[0]
     run.unlink()
     assert upkeep.look(100.0)
+    assert upkeep.error == ""
     assert page.read_bytes() == b"here"
 
 
