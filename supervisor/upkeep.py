@@ -16,6 +16,7 @@ import re
 import resource
 import shutil
 import stat
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -272,7 +273,8 @@ def _ours() -> str:
 
 
 def _most_descriptors() -> int:
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARED
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit - SPARED
 
 
 def _is_folder(path: Path) -> bool:

@@ -193,3 +193,16 @@ def _open_without_a_name(run: Path) -> int:
         except FileNotFoundError:
             continue
     return sum(link.startswith(f"{run}/m0") and link.endswith("(deleted)") for link in links)
+
+
+def test_the_keeper_keeps_descriptors_for_other_things(
+    run: Path, upkeep: Upkeep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        (run / "m0" / f"page-{number}.bin").write_bytes(b"here")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr("supervisor.upkeep._most_descriptors", lambda: 0)
+    upkeep.look(0.0)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    (run / "m0" / "page-0.bin").unlink()
+    assert upkeep.look(1.0) == [], "what is not held cannot be put back"
