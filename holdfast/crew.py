@@ -170,11 +170,13 @@ class Crew:
         for seat in self.seats:
             if seat.process is process:
                 told = seat.ending
-                if told is not None and told.unwinding:
+                if told is not None and ended.signal:
+                    told = replace(ended, paused=told.paused)
+                elif told is not None and told.unwinding:
                     told = (
                         replace(told, unwinding=False, overdue=False, code=ended.code) if ended.code else None
                     )
-                self._end(seat, ended if told is None or ended.signal else told)
+                self._end(seat, told or ended)
                 seat.exited = True
                 self.securing.someone_left()
 

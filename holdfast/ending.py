@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-from holdfast import page, shortening
+from holdfast import page, pausing, shortening
 from holdfast.channel import Say
 from holdfast.command import Program
-from holdfast.errors import BadInput, NumericFault, PeerLost
+from holdfast.errors import BadInput, NumericFault
 from holdfast.launcher_messages import UNFLUSHED, Ending
 from holdfast.runtime import Runtime
 from holdfast.teardown import Before, tear_down
-from holdfast.victims import SIGNS, lost_peers
+from holdfast.victims import is_victim, lost_peers
 
 _OURS = str(Path(__file__).parent)
 _STDLIB = str(Path(os.__file__).parent)
@@ -215,7 +215,10 @@ def of(error: BaseException, failed_ns: int, text: str) -> Ending | None:
     wrong = kind == "bad_input"
     message = shortening.shortened(f"{error}{_line_of(error)}" if wrong else text, shortening.WHOLE_BYTES)
     raised = "" if wrong else _named(error)
-    return Ending(_now(), 2 if wrong else 1, None, False, kind, failed_ns, message, raised=raised)
+    paused = pausing.left_by(error)
+    return Ending(
+        _now(), 2 if wrong else 1, None, False, kind, failed_ns, message, raised=raised, paused=paused
+    )
 
 
 def _named(error: BaseException) -> str:
@@ -258,15 +261,7 @@ def kind_of(error: BaseException) -> str:
         return "bad_input"
     if isinstance(error, NumericFault):
         return "numeric"
-    if isinstance(error, PeerLost):
-        return "distributed"
-    names = {each.__name__ for each in type(error).__mro__}
-    if names & {"DistBackendError", "DistNetworkError", "DistStoreError"}:
-        return "distributed"
-    text = str(error)
-    if isinstance(error, RuntimeError) and any(sign in text for sign in SIGNS):
-        return "distributed"
-    return "exception"
+    return "distributed" if is_victim(error) else "exception"
 
 
 def _tell(runtime: Runtime, ending: Ending) -> None:

@@ -7,10 +7,13 @@ is made.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 UNKNOWN_S = 2.0  # the longest copy that is made for a label of which nothing is known
 WORTH = 10.0  # times the copy that a pause has to last for a copy to be worth it
+_MARK = "_holdfast_left_pause"  # of an exception
+_DEEP = 50  # exceptions within each other: more are not looked at
 
 
 @dataclass(slots=True)
@@ -53,3 +56,30 @@ class Pauses:
         before = self._seen.get(self._label, _Seen())
         longest_s = max(before.longest_s, now_s - self._began_s)
         self._seen[self._label] = _Seen(before.writes or self._now.writes, longest_s)
+
+
+def leaves(error: BaseException, step: int) -> None:
+    """Note that `error` leaves a pause after `step` steps, so that the work in the pause is not done.
+
+    What the rank is at from then on does not show it. What the script handles takes the note with it.
+    """
+    with suppress(Exception):  # a type may forbid it
+        vars(error)[_MARK] = step
+
+
+def left_by(error: BaseException) -> int:
+    """Return the steps done when `error`, or what it comes from, last left a pause; -1 if it left none."""
+    found, seen = -1, [error]
+    for each in seen:
+        found = max(found, vars(each).get(_MARK, -1))
+        causes = (each.__cause__, each.__context__, *getattr(each, "exceptions", ()))
+        seen += [
+            cause for cause in causes[:_DEEP] if isinstance(cause, BaseException) and not _in(cause, seen)
+        ]
+        if len(seen) > _DEEP:
+            break
+    return found
+
+
+def _in(error: BaseException, errors: list[BaseException]) -> bool:
+    return any(error is each for each in errors)

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from holdfast import accelerator, capture, gradients, hooks, misuse
+from holdfast import accelerator, capture, gradients, hooks, misuse, pausing
 from holdfast.errors import BadInput, NumericFault
 from holdfast.gate import Gate
 from holdfast.gradients import Gradients
@@ -272,6 +272,9 @@ class State:
         try:
             with self._kept_still(label):
                 yield
+        except BaseException as error:
+            pausing.leaves(error, self.step)
+            raise
         finally:
             self.private.restore_random(random)
             self._pauses.pop()

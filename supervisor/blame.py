@@ -10,20 +10,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from holdfast import victims
 from holdfast.launcher_messages import OUT_OF_MEMORY
 
-EXCEPTION, SYSTEM_EXIT, DISTRIBUTED = "exception", "system_exit", "distributed"
+SYSTEM_EXIT, DISTRIBUTED = "system_exit", "distributed"
 
 SIGABRT = 6  # how C++ ends when an exception leaves a thread
 
-# What the collectives of torch say to the ranks that a death leaves behind, also where the script
-# wraps it in an exception of its own or the library aborts the process.
-_VICTIM = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Broken pipe|DistBackendError"
-    r"|DistNetworkError|DistStoreError|NCCL (?:error|WARN)|ncclSystemError|ncclRemoteError"
-    r"|ncclUnhandledCudaError|\bgloo/transport/|ProcessGroup(?:NCCL|Gloo)|Socket Timeout"
-    r"|[Cc]onnection refused.*(?:tcp store|TCPStore)|failed to recv, got 0 bytes"
-)
 _PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?)?(?:[ |+-]*\| )?", re.MULTILINE)
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 _RAISED = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?::\s|:?$)", re.MULTILINE)
@@ -53,12 +46,10 @@ def blame(exits: tuple[Exit, ...]) -> Exit:
 
 
 def is_victim(exit_: Exit) -> bool:
-    """Say whether this rank failed because another one did."""
-    if exit_.fail_kind == DISTRIBUTED:
-        return True
-    if exit_.signal not in (None, SIGABRT) or exit_.fail_kind not in ("", EXCEPTION):
-        return False
-    return _VICTIM.search(_last_traceback(exit_.message)) is not None
+    """Say whether this rank failed because another one did: as it said itself, else by the end of its log."""
+    if exit_.signal not in (None, SIGABRT) or exit_.fail_kind:
+        return exit_.fail_kind == DISTRIBUTED
+    return victims.in_log(exit_.message)
 
 
 def signature(exit_: Exit) -> str:

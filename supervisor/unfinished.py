@@ -84,7 +84,7 @@ def _tails(view: View) -> Iterator[tuple[MemberView, RankState, Progress]]:
 def _early(view: View) -> Iterator[tuple[MemberView, RankState, Progress]]:
     """Yield the ranks whose last sign was work within a step of which another has the state with the step.
 
-    An exception of the distributed library, and an end by itself, are no work that was cut off.
+    What ended by itself there is no work that was cut off: see `_has_left` for an exception in a pause.
     """
     beyond = max((slot.step for slot in _slots(view)), default=-1)
     for member, rank, at in _ranks(view):
@@ -128,8 +128,9 @@ def cut(view: View, found: tuple[Fault, ...]) -> tuple[Cut, ...]:
     """Return the work that a restart now would leave undone, unless it resumes from `Cut.at_most` or before.
 
     That is what a script raised an exception in, wherever it was; a declared pause that a rank has not left,
-    however short; and what took longer after a commit, or before it, than it usually does. A rank that waits
-    for its peers there does nothing that could be lost.
+    or only with an exception, however short; and what took longer after a commit, or before it, than it
+    usually does. A rank that waits for its peers has lost nothing by that, unless it does so in a pause: what
+    it was to do there comes after.
     """
     raised = {fault.rank: fault for fault in found if fault.kind == "exception"}
     cuts: dict[int, Cut] = {}
@@ -138,13 +139,18 @@ def cut(view: View, found: tuple[Fault, ...]) -> tuple[Cut, ...]:
         over = rank.state == "exited" and rank.ending is not None and rank.ending.is_good
         # What a lost member told last may be of a step that others could not have gone beyond without it.
         declared = at.tail_declared and (presence.speaks(member) or at.step == ahead)
-        is_work = (declared or _is_long(at)) and rank.where != COLLECTIVE
+        is_work = declared or _has_left(rank, at) or (_is_long(at) and rank.where != COLLECTIVE)
         if over or (rank.rank not in raised and not is_work):
             continue
         cuts[rank.rank] = Cut(rank.rank, at.step, at.step - 1, _told_s(at.tail_s), rank.rank in raised)
     for _, rank, at in _early(view):
-        if at.early is not None and rank.rank not in raised and rank.where != COLLECTIVE:
+        waits = rank.where == COLLECTIVE and not (at.early is not None and at.early.declared)
+        if at.early is not None and rank.rank not in raised and not waits:
             cuts[rank.rank] = Cut(rank.rank, at.step, at.step, _told_s(at.early.seconds), early=True)
+    beyond = max((slot.step for slot in _slots(view)), default=-1)
+    for _, rank, at in _ranks(view):
+        if rank.rank not in cuts and rank.rank not in raised and _has_left(rank, at) and at.step < beyond:
+            cuts[rank.rank] = Cut(rank.rank, at.step, at.step, _told_s(0.0), early=True)
     for rank_number, fault in raised.items():
         if rank_number not in cuts and fault.step >= 0:
             cuts[rank_number] = Cut(rank_number, fault.step, fault.step, 0.0, True)
@@ -221,6 +227,11 @@ def unamended(view: View, resumed: Resume) -> tuple[Cut, ...]:
     }
     ranks |= {each.rank for each in view.memory.void if (each.generation, each.step) == state}
     return tuple(Cut(rank, resumed.step, resumed.step - 1) for rank in sorted(ranks))
+
+
+def _has_left(rank: RankState, at: Progress) -> bool:
+    """True for a rank that an exception ends, which came out of a pause of the script."""
+    return rank.ending is not None and not rank.ending.is_good and rank.ending.paused == at.step >= 0
 
 
 def _is_long(at: Progress) -> bool:

@@ -73,6 +73,33 @@ def test_a_save_in_a_declared_pause_is_made_however_early_a_fault_cuts_it_off(
     assert run.last_status()["cut_short"] == []
 
 
+def test_a_store_that_hangs_up_on_a_save_is_the_script_s_own_failure(start: Start, tmp_path: Path) -> None:
+    """In the words of a lost peer: the group went on from the step, and the save was never made."""
+    run = start(OPTIONS, "tailing.py", tmp_path, "hang-up")
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    assert (times(tmp_path), saved(tmp_path)) == (2, ["saved"])
+    [found] = run.incidents()
+    assert (found["kind"], found["rank"], found["step"]) == ("exception", 0, 20)
+    assert found["resume"]["step"] < 20
+    assert "ConnectionResetError: [Errno 104] Connection reset by peer" in ended.output
+    assert 'tailing.py", line' in ended.output
+
+
+def test_a_save_behind_a_barrier_in_a_pause_is_made_when_a_peer_dies_before_it(
+    start: Start, tmp_path: Path
+) -> None:
+    run = start(OPTIONS, "tailing.py", tmp_path, "meet")
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    assert (times(tmp_path), saved(tmp_path)) == (2, ["saved"])
+    [found] = run.incidents()
+    assert (found["kind"], found["rank"]) == ("crash", 1)
+    assert found["resume"]["step"] < 20
+    assert [(each["rank"], each["step"], each["again"]) for each in found["cut_short"]] == [(0, 20, True)]
+    assert run.last_status()["cut_short"] == []
+
+
 @pytest.mark.parametrize(("hit", "begins"), [(0, 2), (1, 1)])
 def test_a_thread_that_is_joined_in_a_pause_finishes_its_save_or_does_it_again(
     start: Start, tmp_path: Path, hit: int, begins: int

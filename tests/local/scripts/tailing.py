@@ -1,10 +1,11 @@
 """Rank 0 has work after a commit.
 
-python tailing.py FOLDER save|beside|joined|raise|raise-once|interrupt|die SECONDS
+python tailing.py FOLDER save|beside|joined|raise|raise-once|interrupt|hang-up|meet|die SECONDS
 
-With `die` it is killed once, so long into a pause in which it saves; with `beside` and `joined` a thread
-saves, which is joined in a pause or not at all. It leaves `begun` as soon as it is at that work, and a line
-in `times` each time that it begins.
+With `die` it is killed once, so long into a pause in which it saves; with `hang-up` its store is gone once
+there. With `meet` all ranks meet before it saves there, but for rank 1, which is killed before its pause.
+With `beside` and `joined` a thread saves, which is joined in a pause or not at all. It leaves `begun` as soon
+as it is at that work, and a line in `times` each time that it begins.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from tiny import once, train
 
 STEP = 20
@@ -31,12 +33,36 @@ def save() -> None:
             pause.wait(0.05)
 
 
-def after(step: int, state: Any) -> None:
-    if state.step != STEP or state.session.rank != 0:
-        return
+def met(state: Any) -> None:
+    if state.session.rank == 1 and not (folder / "died").exists():
+        while not (folder / "begun").exists():
+            pause.wait(0.01)
+        (folder / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    with state.pause("checkpoint"):
+        if state.session.rank == 0:
+            begins()
+        dist.barrier()
+        if state.session.rank == 0:
+            (folder / "model.txt").write_text("saved\n")
+        dist.barrier()
+
+
+def begins() -> None:
     with (folder / "times").open("a") as file:
         print("begins", file=file)
     (folder / "begun").touch()
+
+
+def after(step: int, state: Any) -> None:
+    if state.step == STEP and what == "meet":
+        met(state)
+    elif state.step == STEP and state.session.rank == 0:
+        alone(state)
+
+
+def alone(state: Any) -> None:
+    begins()
     if what == "save":
         save()
     elif what in ("beside", "joined"):
@@ -50,6 +76,11 @@ def after(step: int, state: Any) -> None:
             pause.wait(float(sys.argv[3]))
             if once(folder / "died"):
                 os.kill(os.getpid(), signal.SIGKILL)
+            (folder / "model.txt").write_text("saved\n")
+    elif what == "hang-up":
+        with state.pause("checkpoint"):
+            if once(folder / "hung-up"):
+                raise ConnectionResetError(104, "Connection reset by peer")
             (folder / "model.txt").write_text("saved\n")
     elif what == "interrupt":
         raise KeyboardInterrupt

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from holdfast import pausing
 from holdfast.pausing import UNKNOWN_S, WORTH, Pauses
 
 COPY_S = 0.1
@@ -43,3 +44,14 @@ def test_what_is_known_is_known_of_the_present_pause_only() -> None:
     pauses.ended(1.0)
     pauses.began("eval", 2.0)
     assert not pauses.known
+
+
+def test_an_exception_knows_the_last_pause_that_it_left() -> None:
+    error, outer = ValueError("no"), OSError("wrapped")
+    assert pausing.left_by(error) == -1
+    pausing.leaves(error, 20)
+    outer.__cause__ = error
+    error.__context__ = outer  # whatever a script makes of them
+    assert pausing.left_by(error) == pausing.left_by(outer) == 20
+    pausing.leaves(outer, 21)
+    assert pausing.left_by(error) == 21

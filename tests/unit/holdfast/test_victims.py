@@ -1,13 +1,156 @@
+"""A rank has lost its peers by where its exception was raised: the words alone are anybody's."""
+
 from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from holdfast.victims import lost_peers
+from holdfast.ending import kind_of
+from holdfast.errors import PeerLost
+from holdfast.victims import in_log, lost_peers
 
 GLOO = (
     "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
     "[127.0.0.1]:13206. This is typically caused by a remote worker crashing. Check the logs of the remote w"
 )
+C10D = "/venv/torch/distributed/distributed_c10d.py"
+DDP = "/venv/torch/nn/parallel/distributed.py"
+ENGINE = "/venv/torch/autograd/graph.py"
+SCRIPT = "/app/train.py"
+RESET = "Connection reset by peer"
+
+
+def raised_in(file: str, body: str, **names: Any) -> BaseException:
+    """Return what `body` raises, run as a function of `file`; `raw(kind, text)` raises as C++ does."""
+    lines = "\n    ".join(body.splitlines())
+    code = compile(f"def run():\n    {lines}\n", file, "exec")
+    names["raw"] = ctypes.pythonapi.PyErr_SetString
+    names["kind"] = ctypes.py_object(RuntimeError)
+    exec(code, names)
+    run: Callable[[], None] = names["run"]
+    with pytest.raises(BaseException) as caught:  # noqa: PT011  # of many types
+        run()
+    return caught.value
+
+
+def from_c(file: str, text: str) -> BaseException:
+    return raised_in(file, "raw(kind, text.encode())", text=text)
+
+
+def by_python(file: str, error: BaseException) -> BaseException:
+    return raised_in(file, "raise error", error=error)
+
+
+def torchs(name: str) -> type[RuntimeError]:
+    return type(name, (RuntimeError,), {"__module__": "torch.distributed"})
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(ConnectionResetError(104, RESET), id="the store hangs up"),
+        pytest.param(BrokenPipeError(32, "Broken pipe"), id="a pipe of its own"),
+        pytest.param(RuntimeError("cannot read s3://corpus/3.tar: Connection refused"), id="a reader"),
+        pytest.param(RuntimeError(f"the log says: {GLOO}"), id="torch's words in its own"),
+        pytest.param(type("DistNetworkError", (RuntimeError,), {})("my own"), id="a type with the name"),
+        pytest.param(ValueError("bad"), id="no such words"),
+    ],
+)
+def test_what_the_script_raises_is_its_own_whatever_it_says(error: BaseException) -> None:
+    assert kind_of(by_python(SCRIPT, error)) == "exception"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(from_c("/venv/s3fs_native/client.py", f"client: {RESET}"), id="another library in C++"),
+        pytest.param(from_c(SCRIPT, RESET), id="the same, called by the script"),
+        pytest.param(from_c(ENGINE, "mat1 and mat2 shapes cannot be multiplied"), id="a bug in backward"),
+        pytest.param(by_python("/venv/torch/_utils.py", RuntimeError(RESET)), id="a loader's worker"),
+        pytest.param(by_python(C10D, ConnectionResetError(104, RESET)), id="a socket"),
+        pytest.param(
+            from_c("/venv/torch/distributed/checkpoint/filesystem.py", "Broken pipe"), id="a file of dcp"
+        ),
+    ],
+)
+def test_a_library_that_loses_a_connection_is_no_lost_peer(error: BaseException) -> None:
+    assert kind_of(error) == "exception"
+
+
+VICTIMS = [
+    pytest.param(from_c(C10D, GLOO), id="a collective"),
+    pytest.param(from_c(C10D, RESET), id="a collective in plain words"),
+    pytest.param(from_c(ENGINE, GLOO), id="backward"),
+    pytest.param(from_c(DDP, GLOO), id="ddp's buffers"),
+    pytest.param(from_c(SCRIPT, GLOO), id="work.wait()"),
+    pytest.param(from_c("<eval_with_key>.3", GLOO), id="compiled"),
+    pytest.param(from_c("/venv/torch/_ops.py", "NCCL communicator was aborted"), id="an operator"),
+    pytest.param(from_c(SCRIPT, "Ranks 1 failed to pass monitoredBarrier in 9 ms"), id="monitored barrier"),
+    pytest.param(by_python(C10D, RuntimeError("Timed out waiting 9ms")), id="raised by torch's own Python"),
+    pytest.param(by_python(SCRIPT, torchs("DistStoreError")("wait timeout after 9ms")), id="the store"),
+    pytest.param(by_python(SCRIPT, torchs("DistBackendError")("unhandled system error")), id="nccl"),
+    pytest.param(by_python(SCRIPT, PeerLost("no way to rank 1")), id="an exchange of Holdfast's"),
+]
+
+
+@pytest.mark.parametrize("error", VICTIMS)
+def test_what_torch_raises_of_a_peer_that_is_gone_is_a_lost_peer(error: BaseException) -> None:
+    assert kind_of(error) == "distributed"
+
+
+@pytest.mark.parametrize("inner", VICTIMS)
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        ("raise OSError('step failed') from inner", "distributed"),
+        ("try:\n  raise inner\nexcept Exception as e:\n  raise OSError(f'NCCL: {e}')", "distributed"),
+        ("try:\n  raise inner\nexcept Exception:\n  raise OSError('NCCL') from None", "distributed"),
+        ("try:\n  raise inner\nfinally:\n  [][1]", "exception"),
+    ],
+)  # fmt: skip
+def test_what_the_script_makes_of_it_stays_that(inner: BaseException, how: str, kind: str) -> None:
+    assert kind_of(raised_in(SCRIPT, how, inner=inner)) == kind
+
+
+def test_exceptions_that_come_from_each_other_in_a_circle_end() -> None:
+    first, second = ValueError(RESET), ValueError(RESET)
+    first.__cause__, second.__cause__ = second, first
+    assert kind_of(first) == "exception"
+
+
+FRAME = 'Traceback (most recent call last):\n  File "{}", line 3, in run\n    {}\n'
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (FRAME.format(C10D, "work = group.allreduce([tensor], opts)") + f"RuntimeError: {GLOO}\n", True),
+        (FRAME.format(C10D, "work.wait()") + f"RuntimeError: {RESET}\n", True),
+        (FRAME.format(SCRIPT, "work.wait()") + f"RuntimeError: {GLOO}\n", True),
+        (FRAME.format(SCRIPT, "store.get(key)") + "torch.distributed.DistStoreError: wait timeout\n", True),
+        (FRAME.format(SCRIPT, "raise RuntimeError(said)") + f"RuntimeError: {GLOO}\n", False),
+        (FRAME.format(SCRIPT, "put(name)") + f"ConnectionResetError: [Errno 104] {RESET}\n", False),
+        (f'  File "<string>", line 1, in <module>\nConnectionResetError: {RESET}\n', False),
+        (f"curl: (56) Recv failure: {RESET}\n", False),
+        ("terminate called\n  what(): NCCL error: remote process exited\n", True),
+        (
+            FRAME.format(C10D, "work.wait()") + f"RuntimeError: {GLOO}\n\nThe above exception was the direct "
+            "cause of the following exception:\n\n" + FRAME.format(SCRIPT, "raise Lost from e") + "Lost\n",
+            True,
+        ),
+        (
+            FRAME.format(C10D, "work.wait()") + f"RuntimeError: {GLOO}\n\nDuring handling of the above "
+            "exception, another exception occurred:\n\n" + FRAME.format(SCRIPT, "1 / 0") + "ZeroDivision\n",
+            False,
+        ),
+    ],
+)  # fmt: skip
+def test_a_process_that_says_nothing_is_judged_by_its_log_in_the_same_way(log: str, expected: bool) -> None:
+    assert in_log(log) is expected
+    assert in_log("".join(f"[rank0]: {line}" for line in log.splitlines(keepends=True))) is expected
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,9 @@ def finished(rank: int, at_ms: int) -> Exit:
         pytest.param((victim(0, 100), killed(1, 105)), 1, id="kill, seen after its victim"),
         pytest.param((victim(0, 10), failed(1, 40, "exception", BUG)), 1, id="bug that is slow to end"),
         pytest.param(
-            (failed(0, 10, "exception", VICTIM), failed(1, 40, "exception", BUG)),
+            (failed(0, 10, "", VICTIM), failed(1, 40, "exception", BUG)),
             1,
-            id="victim that was not told apart where it failed",
+            id="victim of which only the log is known",
         ),
         pytest.param(
             (killed(0, 10, 6, "terminate called\nwhat(): NCCL error: remote"), killed(1, 40, 11)),
@@ -133,7 +133,8 @@ def test_no_exit_is_nobodys_fault() -> None:
     ],
 )
 def test_a_victim_is_known_by_the_last_thing_it_said(message: str, expected: bool) -> None:
-    assert is_victim(failed(0, 10, "exception", message)) is expected
+    assert is_victim(failed(0, 10, "", message)) is expected
+    assert not is_victim(failed(0, 10, "exception", message)), "the rank has looked itself"
     assert not is_victim(failed(0, 10, "numeric", message))
     assert not is_victim(killed(0, 10, 9, message))
 

@@ -44,6 +44,7 @@ from tests.unit.supervisor.views import (
 
 POLICY = Policy(members=2)
 KILLED = Ending(90 * S, None, 9)
+LOST = Ending(95 * S, 1, fail="distributed", failed_ns=95 * S, message="Connection closed by peer")
 RAISED = Ending(90 * S, 1, fail="exception", failed_ns=90 * S, message="RuntimeError: eval failed")
 
 
@@ -258,13 +259,59 @@ def test_what_a_lost_member_told_last_is_no_pause_if_the_others_have_gone_beyond
     assert unfinished.cut(seen, ()) == ()
 
 
-@pytest.mark.parametrize("declared", [False, True])
-def test_a_wait_for_peers_after_a_commit_is_no_work_that_is_lost(declared: bool) -> None:
-    waiting = at(0, tail_s=3.0, tail_declared=declared)
-    found = group((rank(0, where="collective"), waiting), (rank(1, KILLED), at(1)))
+def test_a_wait_for_peers_after_a_commit_is_no_work_that_is_lost() -> None:
+    found = group((rank(0, where="collective"), at(0, tail_s=3.0)), (rank(1, KILLED), at(1)))
     action = decide(found, POLICY)
     assert isinstance(action, Start)
     assert (action.resume.step, action.cut) == (20, ())
+
+
+@pytest.mark.parametrize(
+    ("state", "where"),
+    [
+        pytest.param(rank(0, where="collective"), at(0, tail_s=3.0, tail_declared=True), id="it waits"),
+        pytest.param(rank(0, replace(LOST, paused=20)), at(0, tail_s=3.0), id="it failed there"),
+        pytest.param(
+            rank(0, replace(LOST, paused=20), where="collective"), at(0, tail_s=3.0), id="it was seen to wait"
+        ),
+        pytest.param(
+            rank(0, Ending(95 * S, None, 6, paused=20)), at(0, tail_s=3.0), id="it was aborted then"
+        ),
+    ],
+)
+def test_what_a_pause_was_to_do_behind_a_wait_for_peers_is_done_again(
+    state: RankState, where: Progress
+) -> None:
+    found = group((state, where), (rank(1, KILLED), at(1)))
+    assert not isinstance(decide(found, POLICY), Wait), "who can do no more is not waited for"
+    action = decide(found, POLICY)
+    assert isinstance(action, Start)
+    assert (action.resume.step, action.cut) == (15, (Cut(0, 20, 19, 3.0),))
+    none = group((state, where), (rank(1, KILLED), at(1)), slots=(20,))
+    action = decide(none, POLICY)
+    assert isinstance(action, Start), "nobody raised it: the run goes on, and says so at its end"
+    assert apply(none, action, POLICY).missed == (Missed(1, 0, 20),)
+
+
+@pytest.mark.parametrize(
+    ("state", "where"),
+    [
+        pytest.param(rank(0, replace(LOST, paused=19)), at(0, tail_s=0.1), id="of a step before"),
+        pytest.param(rank(0, LOST), at(0, tail_s=0.1), id="in no pause"),
+        pytest.param(rank(0, replace(LOST, paused=20)), at(0), id="in a step that nobody has"),
+    ],
+)
+def test_a_wait_for_peers_in_no_pause_is_not_worth_a_rollback(state: RankState, where: Progress) -> None:
+    assert unfinished.cut(group((state, where), (rank(1, KILLED), at(1))), ()) == ()
+
+
+def test_a_pause_of_a_step_that_an_exception_left_is_done_again_if_others_have_the_step() -> None:
+    failed = rank(1, replace(LOST, paused=20))
+    found = group((rank(0), at(0, 21)), (failed, at(1)), slots=(21, 15))
+    assert unfinished.cut(found, ()) == (Cut(1, 20, 20, 0.001, early=True),)
+    waits = rank(1, where="collective")
+    found = group((rank(0), at(0, 21)), (waits, at(1, early=PAUSED)), slots=(21, 15))
+    assert unfinished.cut(found, ()) == (Cut(1, 20, 20, 0.04, early=True),)
 
 
 def test_a_rank_that_finished_has_left_nothing_undone() -> None:
