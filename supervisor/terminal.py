@@ -22,6 +22,7 @@ PLAIN_BYTES = (
     FULL_BYTES - 4 * BUSY_BYTES
 )  # for a file or a pipe: with what is being written, the output takes it
 PIECE_BYTES = BUSY_BYTES // 4  # at a time: a burst goes out while it comes in
+_TRACEBACK_LINES = 40
 _MAX_MISSED = 20  # incidents that came between two looks
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # shown all at once, where the terminal knows that
 
@@ -223,7 +224,7 @@ class _News:
         if _number(found) <= self._over:
             return []
         self._over = _number(found)
-        return _line(found, sentence(found))
+        return [*_line(found, sentence(found)), *_traceback(found)]
 
     def _storage(self, status: Mapping[str, Any]) -> list[str]:
         """Return a line when checkpoints begin to fail, and one when one is written again."""
@@ -243,6 +244,13 @@ def _number(incident: Mapping[str, Any] | None) -> int:
 def _line(incident: Mapping[str, Any], words: str) -> list[str]:
     # What the script refuses is said once, at the end.
     return [] if incident.get("kind") == "bad_input" else [f"incident {incident.get('id')}: {words}"]
+
+
+def _traceback(incident: Mapping[str, Any]) -> list[str]:
+    """Return what the first of the ranks said that lost their peers though none had failed: no log has it."""
+    if incident.get("kind") != "victim" or incident.get("remedy") == "stop":  # the end of a run has it, too
+        return []
+    return str(incident.get("message") or "").strip("\n").splitlines()[-_TRACEBACK_LINES:]
 
 
 class Live:

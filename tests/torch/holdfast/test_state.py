@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast import page, progress
+from holdfast import ending, page, progress
 from holdfast import session as joining
 from holdfast.errors import BadInput, NumericFault
 from holdfast.launcher_messages import Jump, Launch, RankStart, Restore
@@ -359,6 +359,19 @@ def test_what_a_forked_child_does_is_not_the_rank_s(memory: Path, monkeypatch: p
     script.state.commit(loss=script.step())
     assert script.state.step == 2
     assert shown() != before
+
+
+def test_the_end_of_a_rank_says_which_pause_its_exception_has_left() -> None:
+    """The page does not: it shows what comes after the pause."""
+    script = Script(alone())
+    for step in script.state.steps(2):
+        script.step()
+        script.state.commit()
+        with pytest.raises(ConnectionResetError) as caught, script.state.pause("checkpoint"):
+            raise ConnectionResetError(104, "Connection reset by peer")
+        ended = ending.of(caught.value, 5, "the traceback")
+        assert ended is not None
+        assert (ended.fail, ended.paused) == ("exception", step + 1)
 
 
 def test_a_pause_within_another_gives_it_back(memory: Path) -> None:

@@ -318,6 +318,25 @@ def test_a_log_tells_an_incident_when_it_begins_and_when_it_is_over() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("changed", "shown"),
+    [({}, True), ({"kind": "crash"}, False), ({"remedy": "stop"}, False)],
+    ids=["nobody else failed", "another rank died", "the end has it"],
+)
+def test_ranks_that_lost_their_peers_without_a_cause_are_shown_with_the_first_ones_traceback(
+    changed: dict[str, Any], shown: bool
+) -> None:
+    message = 'Traceback:\n  File "train.py", line 7\nRuntimeError: Timed out waiting\n'
+    found = {**incident(), "kind": "victim", "message": message, **changed}
+    screen = Pipe()
+    log = Plain(screen)
+    log.update(status(last_incident=found), 0.0)
+    log.close()
+    told = "".join(screen.writes).splitlines()
+    lines = [line.partition("holdfast:\x1b[0m ")[2] for line in told]
+    assert (lines[1:4] == message.splitlines()) == shown
+
+
 def test_a_log_tells_when_checkpoints_fail_and_when_they_no_longer_do() -> None:
     screen = Terminal(columns=200, style=Style())
     plain = Plain(screen)
