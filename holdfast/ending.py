@@ -48,7 +48,11 @@ def run(program: Program, runtime: Runtime) -> int:
     try:
         _run_main(program)
     except SystemExit as error:
-        code = _exit_code(error, runtime)
+        if runtime.is_ours and of(error, 0, "") is not None and is_victim(error):
+            _print_reason(error)
+            failed, code = _fail(error, runtime)
+        else:
+            code = _exit_code(error, runtime)
     except BaseException as error:
         # Whatever ends a script must be told: also KeyboardInterrupt and torch's own exceptions.
         if runtime.is_ours:
@@ -169,14 +173,18 @@ def _run_main(program: Program) -> None:
 
 def _exit_code(error: SystemExit, runtime: Runtime) -> int:
     """Translate `sys.exit` as the interpreter does."""
-    if error.code is not None and not isinstance(error.code, int):
-        with suppress(Exception):  # as the interpreter does: it may have been closed
-            print(error.code, file=sys.stderr)
+    _print_reason(error)
     ended = of(error, _now(), "")
     if ended is None:
         return 0
     _tell(runtime, ended)
     return ended.code or 1
+
+
+def _print_reason(error: SystemExit) -> None:
+    if error.code is not None and not isinstance(error.code, int):
+        with suppress(Exception):  # as the interpreter does: it may have been closed
+            print(error.code, file=sys.stderr)
 
 
 def _fail(error: BaseException, runtime: Runtime) -> tuple[str, int]:
@@ -193,7 +201,7 @@ def _fail(error: BaseException, runtime: Runtime) -> tuple[str, int]:
     _tell(runtime, ended)
     if kind == "distributed":  # a victim: the whole traceback is in the incident
         with suppress(Exception):  # it may have been closed
-            print(f"holdfast: {lost_peers(str(error) or type(error).__name__)}", file=sys.stderr)
+            print(f"holdfast: {lost_peers(text)}", file=sys.stderr)
     elif kind != "bad_input":  # that the supervisor says, once for all ranks
         sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
     # As the interpreter: exit handlers look at it, and what its frames hold lives until they have run.
@@ -205,19 +213,21 @@ def _fail(error: BaseException, runtime: Runtime) -> tuple[str, int]:
 
 def of(error: BaseException, failed_ns: int, text: str) -> Ending | None:
     """Return how a script ends with `error`, None if that is no failure. `text` is the traceback."""
+    code = 1
     if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if not code & 0xFF:
+        code = (error.code if isinstance(error.code, int) else int(error.code is not None)) & 0xFF
+        if not code:
             return None
-        said = shortening.shortened(f"sys.exit({error.code!r})", shortening.WHOLE_BYTES)
-        return Ending(_now(), code & 0xFF, None, False, "system_exit", failed_ns, said)
+        if not is_victim(error):  # else it is no choice of the script's to end the run
+            said = shortening.shortened(f"sys.exit({error.code!r})", shortening.WHOLE_BYTES)
+            return Ending(_now(), code, None, False, "system_exit", failed_ns, said)
     kind = kind_of(error)
     wrong = kind == "bad_input"
     message = shortening.shortened(f"{error}{_line_of(error)}" if wrong else text, shortening.WHOLE_BYTES)
     raised = "" if wrong else _named(error)
     paused = pausing.left_by(error)
     return Ending(
-        _now(), 2 if wrong else 1, None, False, kind, failed_ns, message, raised=raised, paused=paused
+        _now(), 2 if wrong else code, None, False, kind, failed_ns, message, raised=raised, paused=paused
     )
 
 
@@ -257,11 +267,11 @@ def _line_of(error: BaseException) -> str:
 
 def kind_of(error: BaseException) -> str:
     """Tell a script's own failure from one that a dead peer caused."""
-    if isinstance(error, BadInput):
-        return "bad_input"
     if isinstance(error, NumericFault):
         return "numeric"
-    return "distributed" if is_victim(error) else "exception"
+    if is_victim(error):  # also a state that cannot be taken because a peer died within that
+        return "distributed"
+    return "bad_input" if isinstance(error, BadInput) else "exception"
 
 
 def _tell(runtime: Runtime, ending: Ending) -> None:

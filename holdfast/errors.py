@@ -31,3 +31,16 @@ def kind_of(value: object) -> str:
 def with_article(name: str) -> str:
     spelt = name.isupper() and name[:1] in "FHLMNRSX"  # letter by letter: an ess
     return f"an {name}" if spelt or name[:1].lower() in ("a", "e", "i", "o") else f"a {name}"
+
+
+def grouped(error: BaseException) -> tuple[BaseException, ...]:
+    """Return what an exception group holds, nothing for other exceptions.
+
+    It is known by what it has: before Python 3.11 the class is that of a package.
+    """
+    try:
+        parts = getattr(error, "exceptions", ())
+    except Exception:  # of a type of the script's
+        return ()
+    is_group = isinstance(parts, tuple) and all(isinstance(each, BaseException) for each in parts)
+    return parts if is_group else ()

@@ -33,9 +33,7 @@ class Ending:
     overdue: bool = False  # of a hint: it has stood for as long as such blocks have
     step: int = -1  # of a hint: the steps that the rank had done; one more, and it is void
     raised: str = ""  # the exception's type and the first line of what it says
-    paused: int = (
-        -1
-    )  # the steps done when the exception left a declared pause of the script; -1: it left none
+    paused: int = -1  # the steps done when the exception left a declared pause; -1: it left none
 
     @property
     def is_good(self) -> bool:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
+from holdfast.errors import grouped
+
 UNKNOWN_S = 2.0  # the longest copy that is made for a label of which nothing is known
 WORTH = 10.0  # times the copy that a pause has to last for a copy to be worth it
 _MARK = "_holdfast_left_pause"  # of an exception
@@ -72,14 +74,7 @@ def left_by(error: BaseException) -> int:
     found, seen = -1, [error]
     for each in seen:
         found = max(found, vars(each).get(_MARK, -1))
-        causes = (each.__cause__, each.__context__, *getattr(each, "exceptions", ()))
-        seen += [
-            cause for cause in causes[:_DEEP] if isinstance(cause, BaseException) and not _in(cause, seen)
-        ]
-        if len(seen) > _DEEP:
-            break
+        for other in (each.__cause__, each.__context__, *grouped(each)):
+            if other is not None and len(seen) < _DEEP and not any(other is known for known in seen):
+                seen.append(other)
     return found
-
-
-def _in(error: BaseException, errors: list[BaseException]) -> bool:
-    return any(error is each for each in errors)

@@ -1,8 +1,12 @@
 """Has a rank failed because another one did, and what did torch say to it? Pure.
 
-Words prove nothing: a store that hangs up on the script says "Connection reset by peer" as well. So it also
-counts where the exception was raised: in torch's collectives, in the backward pass that calls them, or, of
-what a script calls itself (`work.wait()`), in C++ and with words that only torch has.
+Most words prove nothing: a store that hangs up on the script says "Connection reset by peer" as well. So such
+words count where torch's collectives raised them, or the backward pass that calls them. What names a place in
+torch's C++ is torch's, whoever repeats it.
+
+Where that is not certain, a rank is taken for a victim. Its cause may show itself for a moment then, and if
+none does, it is restarted some times and its traceback shown. A victim that were taken for the cause could
+end a run that had lost a peer and nothing else.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import re
 from opcode import opmap
 from types import TracebackType
 
-from holdfast.errors import PeerLost
+from holdfast.errors import BadInput, PeerLost, grouped
 
 SIGNS = (
     "Connection closed by peer",
@@ -34,45 +38,56 @@ _TORCH_SAYS = re.compile(
     r"\bgloo/\w+/|connectFullMesh|ProcessGroup(?:NCCL|Gloo|Wrapper)|NCCL (?:error|WARN)|ncclSystemError"
     r"|ncclRemoteError|ncclUnhandledCudaError|monitoredBarrier|\bDist(?:Backend|Network|Store)Error\b"
 )
-_COLLECTIVES = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
-_ENGINE = ("/torch/autograd/", "/torch/_ops.py", "/torch/_functorch/", "/torch/_inductor/", "/torch/_dynamo/")
-_FILES = "/torch/distributed/checkpoint/"  # reads and writes, and calls the collectives elsewhere
+# The places there that fail for a peer: who says one has got it from there, however the exception came about.
+_PLACE = re.compile(
+    r"\b(?:gloo|tensorpipe)/[\w/]+\.\w+:\d+|ProcessGroup\w+\.[ch]pp:\d+|failed to pass monitoredBarrier"
+)
+_COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed")  # modules, with those within them
+_ENGINE = ("torch.autograd", "torch._ops", "torch._functorch", "torch._inductor", "torch._dynamo")
+# Of these, what is no collective: the one reads and writes files, the other hands on what a function of the
+# script raised on another rank. Both call the collectives elsewhere.
+_OTHERS = ("torch.distributed.checkpoint", "torch.distributed.rpc")
 _RAISE = opmap["RAISE_VARARGS"]
-_DEEP = 50  # exceptions within each other: more are not looked at
+_DEEP = 50  # exceptions that come from each other: more are not looked at
+_NESTED = 10  # groups within each other
 
 _TRACEBACK = "Traceback (most recent call last):"
-_FROM = "The above exception was the direct cause of the following exception:"
+_LINKS = (
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+_DUMP = "Fatal Python error: "  # of faulthandler, which lists where the threads are, and no exception
 _DIST = re.compile(r"^(?:torch\.distributed\.)?(Dist\w+)", re.MULTILINE)
 _TAIL = 20_000  # characters of a log that are looked at
 _PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?)?(?:[ |+-]*\| )?", re.MULTILINE)
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line \d+.*', re.MULTILINE)
 
 
-def is_victim(error: BaseException, deep: int = 0) -> bool:
-    """Say whether `error` comes from a lost peer, also where the script wrapped that in one of its own."""
-    if deep >= _DEEP:
-        return False
-    cause, context, parts = error.__cause__, error.__context__, getattr(error, "exceptions", None)
-    if cause is not None and is_victim(cause, deep + 1):
-        return True
-    if isinstance(parts, tuple) and parts:  # of an exception group
-        return all(isinstance(each, BaseException) and is_victim(each, deep + 1) for each in parts)
-    if isinstance(error, PeerLost) or any(_is_torchs(each) for each in type(error).__mro__):
-        return True
-    text = str(error)
-    if not _has_sign(text):
-        return False
-    if context is not None and is_victim(context, deep + 1):  # without `from`, but with its words
-        return True
-    return isinstance(error, RuntimeError) and _is_raised_by_torch(error.__traceback__, text)
+def is_victim(error: BaseException, nested: int = 0) -> bool:
+    """Say whether `error` is of a lost peer, or came while the script dealt with that.
+
+    What a script makes of it (`raise Failed("step") from error`, the same without `from`, `sys.exit(1)`), and
+    what goes wrong in its `finally` then, would not have been without.
+    """
+    chain = [error]
+    for each in chain:
+        if _is_loss(each, nested):
+            return True
+        for other in (each.__cause__, each.__context__):
+            if other is not None and len(chain) < _DEEP and not any(other is known for known in chain):
+                chain.append(other)
+    return False
 
 
 def in_log(log: str) -> bool:
     """Say the same of a process that said nothing else, by the end of its log."""
     text = _PREFIX.sub("", log[-_TAIL:])
+    said, dump, stacks = text.rpartition(_DUMP)
+    if dump and _TRACEBACK not in stacks:
+        text = said
     *before, last = text.split(_TRACEBACK)
     while not _is_of_peers(last):
-        if not before or not before[-1].rstrip().endswith(_FROM):
+        if not before or not before[-1].rstrip().endswith(_LINKS):
             return False
         last = before.pop()
     return True
@@ -89,12 +104,27 @@ def lost_peers(text: str) -> str:
     return "lost its peers" + (f" ({reason[:_MOST]})" if reason else "")
 
 
+def _is_loss(error: BaseException, nested: int) -> bool:
+    if isinstance(error, PeerLost):
+        return True
+    if isinstance(error, BadInput):  # whatever it quotes
+        return False
+    parts = grouped(error)
+    if parts:
+        return nested < _NESTED and all(is_victim(each, nested + 1) for each in parts)
+    if any(_is_torchs(each) for each in type(error).__mro__):
+        return True
+    try:
+        text = str(error)
+    except Exception:  # of a type of the script's
+        return False
+    if _PLACE.search(text) is not None:
+        return True
+    return isinstance(error, RuntimeError) and _is_raised_by_torch(error.__traceback__, text)
+
+
 def _is_torchs(kind: type) -> bool:
     return kind.__name__ in _TYPES and str(kind.__module__).startswith("torch")
-
-
-def _has_sign(text: str) -> bool:
-    return any(sign in text for sign in SIGNS) or _TORCH_SAYS.search(text) is not None
 
 
 def _is_raised_by_torch(trace: TracebackType | None, text: str) -> bool:
@@ -102,25 +132,41 @@ def _is_raised_by_torch(trace: TracebackType | None, text: str) -> bool:
         return False
     while trace.tb_next is not None:
         trace = trace.tb_next
-    code = trace.tb_frame.f_code
-    if code.co_code[trace.tb_lasti] == _RAISE:  # else it came out of C++
-        return _is_in(code.co_filename, _COLLECTIVES)
-    return _TORCH_SAYS.search(text) is not None or _is_in(code.co_filename, _COLLECTIVES + _ENGINE)
+    module = str(trace.tb_frame.f_globals.get("__name__"))
+    if trace.tb_frame.f_code.co_code[trace.tb_lasti] == _RAISE:  # else it came out of C++
+        return _is_in(module, _COLLECTIVES) and _has_sign(text)
+    known = _is_in(module, _COLLECTIVES + _ENGINE) and _has_sign(text)
+    return known or _TORCH_SAYS.search(text) is not None
 
 
-def _is_in(file: str, places: tuple[str, ...]) -> bool:
-    return any(each in file for each in places) and _FILES not in file
+def _has_sign(text: str) -> bool:
+    return any(sign in text for sign in SIGNS)
+
+
+def _is_in(module: str, places: tuple[str, ...]) -> bool:
+    return _is_of(module, places) and not _is_of(module, _OTHERS)
+
+
+def _is_of(module: str, places: tuple[str, ...]) -> bool:
+    return any(module == each or module.startswith(f"{each}.") for each in places)
 
 
 def _is_of_peers(text: str) -> bool:
     """Say it of one traceback, or of what a library printed before it aborted the process."""
     frames = list(_FRAME.finditer(text))
     if not frames:
-        return _TORCH_SAYS.search(text) is not None
-    file, said = frames[-1]["file"], text[frames[-1].end() :]
-    if _TYPES & set(_DIST.findall(said)):
+        return _TORCH_SAYS.search(text) is not None or _PLACE.search(text) is not None
+    said = text[frames[-1].end() :]
+    if _PLACE.search(said) is not None or _TYPES & set(_DIST.findall(said)):
         return True
+    module = _module(frames[-1]["file"])
     if said.lstrip().startswith("raise "):
-        return _is_in(file, _COLLECTIVES) and _has_sign(said)
-    known = _is_in(file, _COLLECTIVES + _ENGINE) and _has_sign(said)
+        return _is_in(module, _COLLECTIVES) and _has_sign(said)
+    known = _is_in(module, _COLLECTIVES + _ENGINE) and _has_sign(said)
     return known or _TORCH_SAYS.search(said) is not None
+
+
+def _module(file: str) -> str:
+    """Return which of torch's modules is in `file`, "" if none is: a log names no modules."""
+    _, found, inner = f"/{file}".rpartition("/torch/")
+    return "torch." + inner.removesuffix(".py").replace("/", ".") if found else ""

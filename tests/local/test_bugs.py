@@ -70,6 +70,29 @@ def test_a_deliberate_exit_code_is_the_run_s(start: Start) -> None:
     assert run.last_status()["generation"] == 1, "no restart"
 
 
+def test_a_connection_that_all_ranks_lose_is_the_script_s_bug_with_its_traceback(start: Start) -> None:
+    """In words that torch has for the loss of a peer: the run said that all had lost their peers."""
+    run = start("--members 2", "buggy.py", "reset")
+    ended = run.finish()
+    assert ended.code == 1
+    assert [(each["kind"], each["step"]) for each in run.incidents()] == [("exception", 7)] * 3
+    told = "\n".join(line for line in ended.lines if not line.startswith("["))
+    assert "RuntimeError: reading s3://corpus/7: Connection reset by peer" in told
+    assert 'buggy.py", line' in told
+
+
+@pytest.mark.parametrize("how", ["exit", "raise"])
+def test_what_a_script_makes_of_a_lost_peer_does_not_end_the_run(
+    start: Start, tmp_path: Path, how: str
+) -> None:
+    """Its exit was taken for a choice, its exception for the cause: the end of the peer is seen later."""
+    run = start("--members 2", "catching.py", tmp_path, how)
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    [found] = run.incidents()
+    assert (found["kind"], found["rank"], found["step"]) == ("crash", 1, 7)
+
+
 def test_many_ranks_that_fail_with_long_texts_are_heard(start: Start, tmp_path: Path) -> None:
     """What 64 of them say in JSON is more than a socket's buffer holds: the run never ended."""
     script = tmp_path / "many.sh"

@@ -49,7 +49,9 @@ def test_collectives_that_never_meet_are_found_at_once_with_the_place_of_each_ra
     cut = [(each["rank"], each["again"]) for each in found["cut_short"]]
     assert cut == ([(rank, True)] if how == "paused" else []), "a pause is work, also behind a barrier"
     assert found["lost_steps"] <= 1 or cut
-    assert all("at rest until its peers send something" in line for line in found["evidence"])
+    seen = [line for line in found["evidence"] if "is done again" not in line]
+    assert seen
+    assert all("at rest until its peers send something" in line for line in seen)
 
 
 def test_a_rank_that_finds_out_by_a_time_limit_that_it_is_alone_is_left_alone(

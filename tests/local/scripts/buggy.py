@@ -1,4 +1,4 @@
-"""Fail on rank 1 in step 7, every time: python buggy.py raise|exit."""
+"""Fail on rank 1 in step 7, every time: python buggy.py raise|exit; on all ranks: reset."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ class OutOfOrder(Exception):
 
 
 def data(step: int, sampler: Sampler) -> torch.Tensor:
+    if step == 7 and sys.argv[1] == "reset":
+        raise RuntimeError(f"reading s3://corpus/{step}: Connection reset by peer")
     if step == 7 and sampler.rank == 1:
         if sys.argv[1] == "exit":
             sys.exit(3)

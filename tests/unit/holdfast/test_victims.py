@@ -1,4 +1,4 @@
-"""A rank has lost its peers by where its exception was raised: the words alone are anybody's."""
+"""A rank has lost its peers by where its exception was raised: most words are anybody's."""
 
 from __future__ import annotations
 
@@ -8,9 +8,28 @@ from typing import Any
 
 import pytest
 
+from holdfast import ending
 from holdfast.ending import kind_of
-from holdfast.errors import PeerLost
-from holdfast.victims import in_log, lost_peers
+from holdfast.errors import BadInput, PeerLost
+from holdfast.victims import in_log, is_victim, lost_peers
+
+
+class Group(Exception):
+    """As that of Python 3.11."""
+
+    def __init__(self, exceptions: tuple[BaseException, ...]) -> None:
+        super().__init__("of a pool")
+        self.exceptions = exceptions
+
+
+class Odd(RuntimeError):
+    @property
+    def exceptions(self) -> object:
+        raise LookupError
+
+    def __str__(self) -> str:
+        raise LookupError
+
 
 GLOO = (
     "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
@@ -20,13 +39,17 @@ C10D = "/venv/torch/distributed/distributed_c10d.py"
 DDP = "/venv/torch/nn/parallel/distributed.py"
 ENGINE = "/venv/torch/autograd/graph.py"
 SCRIPT = "/app/train.py"
+RPC = "/venv/torch/distributed/rpc/api.py"
 RESET = "Connection reset by peer"
+TENSORPIPE = "eof (this error originated at tensorpipe/transport/uv/connection_impl.cc:157)"
 
 
 def raised_in(file: str, body: str, **names: Any) -> BaseException:
     """Return what `body` raises, run as a function of `file`; `raw(kind, text)` raises as C++ does."""
     lines = "\n    ".join(body.splitlines())
     code = compile(f"def run():\n    {lines}\n", file, "exec")
+    _, found, inner = file.rpartition("/torch/")
+    names["__name__"] = f"torch.{inner[:-3].replace('/', '.')}" if found else "__main__"
     names["raw"] = ctypes.pythonapi.PyErr_SetString
     names["kind"] = ctypes.py_object(RuntimeError)
     exec(code, names)
@@ -54,7 +77,7 @@ def torchs(name: str) -> type[RuntimeError]:
         pytest.param(ConnectionResetError(104, RESET), id="the store hangs up"),
         pytest.param(BrokenPipeError(32, "Broken pipe"), id="a pipe of its own"),
         pytest.param(RuntimeError("cannot read s3://corpus/3.tar: Connection refused"), id="a reader"),
-        pytest.param(RuntimeError(f"the log says: {GLOO}"), id="torch's words in its own"),
+        pytest.param(ImportError("cannot import name 'ProcessGroupNCCL'"), id="torch's names alone"),
         pytest.param(type("DistNetworkError", (RuntimeError,), {})("my own"), id="a type with the name"),
         pytest.param(ValueError("bad"), id="no such words"),
     ],
@@ -74,6 +97,8 @@ def test_what_the_script_raises_is_its_own_whatever_it_says(error: BaseException
         pytest.param(
             from_c("/venv/torch/distributed/checkpoint/filesystem.py", "Broken pipe"), id="a file of dcp"
         ),
+        pytest.param(from_c(RPC, f"On WorkerInfo(id=1): {RESET}"), id="a function of the script, elsewhere"),
+        pytest.param(from_c("/home/me/torchx/distributed/a.py", RESET), id="a package with such a name"),
     ],
 )
 def test_a_library_that_loses_a_connection_is_no_lost_peer(error: BaseException) -> None:
@@ -93,6 +118,8 @@ VICTIMS = [
     pytest.param(by_python(SCRIPT, torchs("DistStoreError")("wait timeout after 9ms")), id="the store"),
     pytest.param(by_python(SCRIPT, torchs("DistBackendError")("unhandled system error")), id="nccl"),
     pytest.param(by_python(SCRIPT, PeerLost("no way to rank 1")), id="an exchange of Holdfast's"),
+    pytest.param(by_python(SCRIPT, OSError(f"the step failed: {GLOO}")), id="what only torch says, kept"),
+    pytest.param(from_c(RPC, TENSORPIPE), id="a call of a peer"),
 ]
 
 
@@ -103,16 +130,59 @@ def test_what_torch_raises_of_a_peer_that_is_gone_is_a_lost_peer(error: BaseExce
 
 @pytest.mark.parametrize("inner", VICTIMS)
 @pytest.mark.parametrize(
-    ("how", "kind"),
+    "how",
     [
-        ("raise OSError('step failed') from inner", "distributed"),
-        ("try:\n  raise inner\nexcept Exception as e:\n  raise OSError(f'NCCL: {e}')", "distributed"),
-        ("try:\n  raise inner\nexcept Exception:\n  raise OSError('NCCL') from None", "distributed"),
-        ("try:\n  raise inner\nfinally:\n  [][1]", "exception"),
+        "raise OSError('step failed') from inner",
+        "try:\n  raise inner\nexcept Exception as e:\n  raise OSError(f'failed: {e}')",
+        "try:\n  raise inner\nexcept Exception:\n  raise OSError('step failed')",
+        "try:\n  raise inner\nexcept Exception:\n  raise OSError('step failed') from None",
+        "try:\n  raise inner\nexcept Exception:\n  raise BadInput('it cannot take this state')",
+        "try:\n  raise inner\nexcept Exception as e:\n  raise e",
+        "try:\n  raise inner\nfinally:\n  [][1]",
+        "try:\n  raise inner\nexcept Exception:\n  raise SystemExit(3)",
     ],
-)  # fmt: skip
-def test_what_the_script_makes_of_it_stays_that(inner: BaseException, how: str, kind: str) -> None:
-    assert kind_of(raised_in(SCRIPT, how, inner=inner)) == kind
+)
+def test_what_the_script_makes_of_it_stays_that(inner: BaseException, how: str) -> None:
+    error = raised_in(SCRIPT, how, inner=inner, BadInput=BadInput)
+    assert kind_of(error) == "distributed"
+    ended = ending.of(error, 5, "the traceback")
+    assert ended is not None
+    assert (ended.fail, ended.code) == ("distributed", 3 if isinstance(error, SystemExit) else 1)
+
+
+def test_what_the_script_does_later_is_its_own() -> None:
+    handled = "try:\n  raise inner\nexcept Exception:\n  pass\n[][1]"
+    inner = from_c(C10D, GLOO)
+    assert kind_of(raised_in(SCRIPT, handled, inner=inner)) == "exception"
+    assert kind_of(BadInput(f"an Ema cannot take this state: {GLOO}")) == "bad_input"
+    left = ending.of(raised_in(SCRIPT, "raise SystemExit(3)"), 5, "")
+    assert left is not None
+    assert (left.fail, left.code) == ("system_exit", 3)
+    swallowed = "try:\n  raise inner\nexcept Exception:\n  raise SystemExit(0)"
+    assert ending.of(raised_in(SCRIPT, swallowed, inner=inner), 5, "") is None
+
+
+def test_a_group_is_of_a_lost_peer_if_all_in_it_are() -> None:
+    lost, own = from_c(C10D, GLOO), ValueError("bad")
+    assert is_victim(Group((lost, Group((lost,)))))
+    assert not is_victim(Group((lost, own)))
+    endless = Group(())
+    endless.exceptions = (endless,)
+    assert not is_victim(endless)
+
+
+def test_a_type_that_cannot_be_looked_at_is_the_script_s_own() -> None:
+    assert not is_victim(by_python(SCRIPT, Odd()))
+
+
+def test_a_long_chain_is_looked_at_once() -> None:
+    """Each link had the same two ways on: a chain of 50 was 2**50 looks."""
+    error: BaseException = RuntimeError(RESET)
+    for _ in range(2000):
+        outer = RuntimeError(RESET)
+        outer.__cause__ = outer.__context__ = error
+        error = outer
+    assert not is_victim(error)
 
 
 def test_exceptions_that_come_from_each_other_in_a_circle_end() -> None:
@@ -131,7 +201,9 @@ FRAME = 'Traceback (most recent call last):\n  File "{}", line 3, in run\n    {}
         (FRAME.format(C10D, "work.wait()") + f"RuntimeError: {RESET}\n", True),
         (FRAME.format(SCRIPT, "work.wait()") + f"RuntimeError: {GLOO}\n", True),
         (FRAME.format(SCRIPT, "store.get(key)") + "torch.distributed.DistStoreError: wait timeout\n", True),
-        (FRAME.format(SCRIPT, "raise RuntimeError(said)") + f"RuntimeError: {GLOO}\n", False),
+        (FRAME.format(SCRIPT, "raise OSError(said)") + f"OSError: step failed: {GLOO}\n", True),
+        (FRAME.format(SCRIPT, "raise OSError(said)") + f"OSError: {RESET}\n", False),
+        (FRAME.format("torch/_ops.py", "op(x)") + "RuntimeError: NCCL communicator was aborted\n", True),
         (FRAME.format(SCRIPT, "put(name)") + f"ConnectionResetError: [Errno 104] {RESET}\n", False),
         (f'  File "<string>", line 1, in <module>\nConnectionResetError: {RESET}\n', False),
         (f"curl: (56) Recv failure: {RESET}\n", False),
@@ -144,6 +216,20 @@ FRAME = 'Traceback (most recent call last):\n  File "{}", line 3, in run\n    {}
         (
             FRAME.format(C10D, "work.wait()") + f"RuntimeError: {GLOO}\n\nDuring handling of the above "
             "exception, another exception occurred:\n\n" + FRAME.format(SCRIPT, "1 / 0") + "ZeroDivision\n",
+            True,
+        ),
+        (
+            FRAME.format(C10D, "work.wait()") + f"RuntimeError: {GLOO}\nit is handled\n"
+            + FRAME.format(SCRIPT, "1 / 0") + "ZeroDivision\n",
+            False,
+        ),
+        (
+            "terminate called\n  what(): NCCL error: remote process exited\nFatal Python error: Aborted\n\n"
+            'Thread 0x7f (most recent call first):\n  File "/app/train.py", line 7 in <module>\n',
+            True,
+        ),
+        (
+            f'Fatal Python error: Aborted\n\n  File "{C10D}", line 7 in all_reduce\n',
             False,
         ),
     ],
