@@ -170,7 +170,10 @@ class Crew:
         for seat in self.seats:
             if seat.process is process:
                 told = seat.ending
-                if told is not None and ended.signal:
+                victim = (
+                    told is not None and told.fail == "distributed" and not (told.unwinding or ended.ours)
+                )
+                if told is not None and ended.signal and not victim:  # a victim stays one, however it goes
                     told = replace(ended, paused=told.paused)
                 elif told is not None and told.unwinding:
                     told = (

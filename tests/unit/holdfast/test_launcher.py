@@ -109,3 +109,29 @@ def test_what_a_process_said_last_is_heard_though_its_end_is_told_first(launcher
     assert ended is not None
     assert "a word" in ended.message
     theirs_too.close()
+
+
+@pytest.mark.parametrize(
+    ("told", "ended", "kept"),
+    [
+        pytest.param(Ending(5, 1, fail="distributed"), Ending(9, None, 6), True, id="its library aborts it"),
+        pytest.param(Ending(5, 1, fail="exception"), Ending(9, None, 6), False, id="not a victim"),
+        pytest.param(Ending(5, 1, fail="distributed"), Ending(9, None, 9, ours=True), False, id="by us"),
+        pytest.param(
+            Ending(5, 1, fail="distributed", unwinding=True), Ending(9, None, 9), False, id="it may handle it"
+        ),
+    ],
+)
+def test_a_rank_that_lost_its_peers_is_no_cause_however_its_process_goes(
+    launcher: Launcher, told: Ending, ended: Ending, kept: bool
+) -> None:
+    ours, theirs = channel.pair()
+    process = Process(0, ours, launcher.nest.home.logs / "log", os.getpid(), -1)
+    launcher.crew.begin(Launch(1, 1, 1, "", 0, 0, 0.0), (RankStart(0, 0),))
+    launcher.crew.take(launcher.crew.seats[0], process)
+    launcher.crew.hear(process, Say("failing", pid=process.pid, ending=told))
+    launcher.crew.lose(process, ended)
+    assert launcher.crew.seats[0].ending == (told if kept else ended)
+    launcher.crew.seats = ()
+    for line in (ours, theirs):
+        line.close()
