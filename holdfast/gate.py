@@ -55,6 +55,7 @@ class Gate:
         self._count = 0  # writes ever begun
         self._looking = threading.Lock()
         self._may_write = threading.Lock()
+        self._freezing = threading.Lock()
         self._is_frozen = False
         self.writing = False  # the host is between the first and the last write of a step
 
@@ -124,14 +125,15 @@ class Gate:
         return self._is_frozen
 
     def freeze(self, limit_s: float) -> bool:
-        """Let no further step write; what is queued goes on. One thread may do that, once is enough.
+        """Let no further step write; what is queued goes on. Once is enough.
 
         False when the script is within `close` for longer than the limit: a call into a device whose queue
         is full.
         """
-        if not self._is_frozen:
-            self._is_frozen = self._may_write.acquire(timeout=limit_s)
-        return self._is_frozen
+        with self._freezing:
+            if not self._is_frozen:
+                self._is_frozen = self._may_write.acquire(timeout=limit_s)
+            return self._is_frozen
 
     def thaw(self) -> None:
         """Let the script go on."""

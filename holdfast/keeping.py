@@ -840,13 +840,15 @@ class Keeping:
     def secure(self, generation: int) -> Secured:
         """Copy the state just in time, on the listener's thread, and freeze the rank before its next write.
 
-        Bounded by `GATE_S` and the copy. The gate stays closed: this generation has ended. When there was no
-        room for the copy, it may be asked again.
+        Bounded by `GATE_S` and the copy. The gate stays closed: this generation has ended. One that is still
+        restoring makes no step any more either: it would overwrite what the others resume from. When there
+        was no room for the copy, it may be asked again.
         """
         rank = self._rank.rank
         if generation != self._launch.generation:
             return Secured(rank, -1, False, f"this is generation {self._launch.generation}")
         if not self._restored:
+            self._state.gate.freeze(GATE_S)
             return Secured(rank, -1, False, "its state is still being restored")
         limit_s = GATE_S + (progress.COPIES - 1) * self._copy_s  # and the copy is yet to come
         give_up_at = time.monotonic() + limit_s

@@ -51,6 +51,8 @@ class Securing:
                 process.kill(signal.SIGKILL)
         steps = {seat: self._position(seat, process) for seat, process in self._survivors()}
         able = {seat: step for seat, step in steps.items() if step is not None}
+        # Who has begun only now holds nothing and is waited for by nobody, and is to make no step any more.
+        self._tell(seat for seat, process in self._survivors() if seat not in able and _runs(process))
         if able:
             lowest = min(able.values())
             self._ask(seat for seat, step in able.items() if step == lowest)
@@ -129,15 +131,19 @@ class Securing:
             self._ask(refused)
 
     def _ask(self, seats: Iterable[Seat]) -> None:
+        asked = tuple(seats)
+        self._asked |= {seat.rank for seat in asked}
+        self._tell(asked)
+        self._finish()
+
+    def _tell(self, seats: Iterable[Seat]) -> None:
         for seat in seats:
             assert seat.process is not None
-            self._asked.add(seat.rank)
             try:
                 order = Do("secure", generation=self._generation)
                 channel.send(seat.process.control, order, wait=False)
             except (channel.Closed, OSError):
                 continue
-        self._finish()
 
     def _finish(self) -> None:
         """Stop waiting once nobody who could still answer is left."""
@@ -147,7 +153,7 @@ class Securing:
 
     def _position(self, seat: Seat, process: Process) -> int | None:
         """Return the step that this rank could give, None while it cannot run at all."""
-        if process.killed or osproc.state_of(process.pid)[0] in "TZXt":
+        if not _runs(process):
             return None
         found = self._read(seat)
         return None if found is None else found.step + (found.write_seq & 1)
@@ -174,3 +180,7 @@ class Securing:
         with view:
             found = progress.read(view)
         return found if found is not None and found.generation == self._generation else None
+
+
+def _runs(process: Process) -> bool:
+    return not process.killed and osproc.state_of(process.pid)[0] not in "TZXt"

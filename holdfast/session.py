@@ -73,6 +73,7 @@ class Session:
         self._launch, self._order, self._runtime = launch, rank, mine
         self._marks = Marks()
         self._keeping: Keeping | None = None
+        self._is_over = False  # the generation was secured before there was a state
         self._state: State | None = None
         self._drill = ""
 
@@ -103,6 +104,8 @@ class Session:
 
         arena = self._runtime.arena_path
         self._keeping = Keeping(state, replicated, self._launch, self._order, arena)
+        if self._is_over:
+            state.gate.freeze(0.0)
         self._runtime.on_failing = self._keeping.secure_failing
         self._runtime.on_leaving = self._leaving
         if self.page is not None:
@@ -307,6 +310,7 @@ class Session:
             self._obey_drill(order.drill)
 
     def _secure(self, mine: runtime.Runtime, generation: int) -> None:
+        self._is_over = self._is_over or generation == self.generation  # first: a state may just come
         if self._keeping is None:
             answer = Secured(self.rank, -1, False, "nothing is protected yet")
         else:

@@ -212,6 +212,8 @@ class Member:
         elif order.do == "secure":
             if self.secured_for < order.generation:
                 self._secure(order)
+            elif self._has_begun_since(order):
+                self._have_done(LauncherOrder("secure", order.generation, suspects=order.suspects))
             if self._followed < order.generation:
                 self._begin(f"tails-{order.generation}", self._follow(order.generation))
         elif order.do == "idle":  # others have taken their places
@@ -292,6 +294,16 @@ class Member:
         self._privates = self.holdings.privates()
         self.secured_for = order.generation
         self._changed()
+
+    def _has_begun_since(self, order: MemberOrder) -> bool:
+        """True when the ranks of `order` came after what this member holds was listed.
+
+        Nobody waits for what they hold; they are to make no step any more, which would overwrite that.
+        """
+        state = self.launcher.state
+        if state is None or self.silent or not order.just_in_time:
+            return False
+        return state.generation == order.generation and state.secure_asked < order.generation
 
     async def _follow(self, generation: int) -> None:
         """Tell of the end of each work outside of the steps: what a restart would cut off is waited for."""

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch.optim.swa_utils import AveragedModel
 
 from holdfast import ahead, hooks, keeping, progress, restoring
+from holdfast.channel import Do
 from holdfast.errors import BadInput
 from holdfast.launcher_messages import Launch, Secured
 from holdfast.page import Page
@@ -167,8 +168,17 @@ def test_a_state_that_is_still_being_restored_is_not_taken_for_whole(
     monkeypatch.setattr(restoring, "restore", asked)
     script = Script(session)
     assert [(each.whole, each.why) for each in answers] == [(False, "its state is still being restored")]
+    assert script.state.gate.frozen, "it would overwrite what the others resume from"
     assert script.state.keeping is not None
     assert script.state.keeping.secure(session.generation).whole
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_a_rank_that_is_asked_before_it_has_a_state_makes_no_step(memory: Path, generation: int) -> None:
+    """A stop at the start of a generation: it would overwrite what the last checkpoint is made of."""
+    session = supervised(memory, replace(SELDOM, generation=2))
+    session._obey(Do("secure", generation=generation))
+    assert Script(session).state.gate.frozen == (generation == 2)
 
 
 class Ramped(Script):

@@ -110,6 +110,28 @@ def test_those_at_the_lowest_step_are_asked_first_and_one_whole_copy_ends_it(pla
     assert place.asked() == []
 
 
+def test_one_that_has_only_begun_is_told_as_well_and_is_not_waited_for(place: Place) -> None:
+    """Its page says nothing of this generation yet."""
+    for rank in (0, 1):
+        (place.folder / f"page-{rank}.bin").unlink()
+    place.stop(1)
+    securing = place.securing()
+    assert securing.begin()
+    assert place.asked() == [0, 2]
+    assert place.is_killed(1)
+    securing.hear(Secured(2, 8, True))
+    assert securing.done
+
+
+def test_a_group_that_has_only_begun_is_told_and_not_waited_for(place: Place) -> None:
+    for rank in range(3):
+        (place.folder / f"page-{rank}.bin").unlink()
+    securing = place.securing()
+    assert securing.begin()
+    assert securing.done
+    assert place.asked() == [0, 1, 2]
+
+
 def test_all_others_are_asked_later_and_it_ends_when_all_have_answered(place: Place) -> None:
     securing = place.securing()
     securing.begin()

@@ -243,6 +243,16 @@ async def test_survivors_are_asked_for_their_state_before_what_is_held_is_listed
         assert [each.step for each in told.privates] == [9]
 
 
+async def test_ranks_that_begin_after_what_is_held_was_listed_are_asked_to_make_no_step(here: Path) -> None:
+    """The order to run was on its way to the launcher when the stop came."""
+    async with at_work(here) as place:
+        await place.sidecar.obey(MemberOrder("secure", 2))
+        await place.until(lambda report: report.secured_for == 2)
+        assert place.there.heard.empty()
+        await place.tells(launcher(rank(0, generation=2), generation=2))
+        assert await place.heard() == LauncherOrder("secure", 2)
+
+
 @pytest.mark.parametrize(
     "order", [MemberOrder("secure", 1, just_in_time=False), MemberOrder("secure", 2)], ids=["bad", "behind"]
 )
