@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
 import runpy
 import sys
@@ -29,6 +30,7 @@ _STDLIB = str(Path(os.__file__).parent)
 _MAX_WHY = 200
 _EXIT_NOT_FLUSHED = 120  # an interpreter's own code for what it could not write at its end
 _LEAST_S = 5.0  # for finalizers, however short `--grace` is
+_FROM_JOIN = frozenset(("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"))
 _VICTIM_S = 5.0  # for the exit handlers of one that has lost its peers: they may wait for them, too
 
 
@@ -250,7 +252,43 @@ def _explained(error: BaseException, runtime: Runtime) -> BaseException:
     if twice or (early and runtime.start is None):
         what = "torch.distributed.init_process_group(): holdfast.join() does this; remove the call"
         return BadInput(what).with_traceback(error.__traceback__)
+    hint = _hint(error, runtime)
+    if hint:
+        _note(error, f"holdfast: {hint}")
     return error
+
+
+def _note(error: BaseException, line: str) -> None:
+    """Have `line` printed below what the exception says; above it where Python (3.10) has no notes."""
+    noted = vars(error).setdefault("__notes__", [])
+    if isinstance(noted, list):
+        noted.append(line)
+    if sys.version_info < (3, 11):
+        with suppress(Exception):  # it may have been closed
+            print(line, file=sys.stderr)
+
+
+def _hint(error: BaseException, runtime: Runtime) -> str:
+    """Return what to do about an exception that comes of how the script is run, "" for any other."""
+    if type(error) is KeyError and runtime.start is None and error.args and error.args[0] in _FROM_JOIN:
+        return (
+            f"{error.args[0]} is in the environment from holdfast.join() on: call that first. Only a script"
+            " that does not import holdfast, nor a module beside it, has torchrun's variables at once"
+        )
+    if isinstance(error, ModuleNotFoundError) and error.name and _is_missing(error.name.partition(".")[0]):
+        name = error.name.partition(".")[0]
+        return (
+            f"the script runs in {sys.executable}, which has no module {name!r}: install it there, or"
+            " name another Python: holdfast run -- /path/to/python SCRIPT"
+        )
+    return ""
+
+
+def _is_missing(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is None
+    except (ImportError, ValueError):  # it is half imported
+        return False
 
 
 def _line_of(error: BaseException) -> str:

@@ -16,7 +16,11 @@ _MESSAGES_BYTES = 1 << 20  # of all faults of an incident: every decision about 
 _MESSAGE_LEAST_BYTES = 256
 _SAID_BYTES = 1000  # of a `sys.exit`, in one line
 
-_SIGNALS = {6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
+_NAMES = (  # signal(7), on x86 and ARM
+    "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT"
+    " STOP TSTP TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO PWR SYS"
+)
+_SIGNALS = {number: f"SIG{name}" for number, name in enumerate(_NAMES.split(), 1)}
 
 
 def found(view: View, policy: Policy) -> tuple[Fault, ...]:
@@ -93,7 +97,7 @@ def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault
         reported.reached(view),
         view.now_ns - silent_ns,
         f"member {name}",
-        f"member {name} with rank {listed} is lost: {why}",
+        f"member {name} with {'rank' if len(ranks) == 1 else 'ranks'} {listed} is lost: {why}",
     )
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import sys
+from pathlib import Path
+
 import pytest
 
 from holdfast import ending, shortening
+from holdfast.runtime import Runtime
 from holdfast.shortening import sent_bytes
 
 COMPILER = "backend failed:\n" + "\n".join(f"  %{n} = call_function[target=add]" for n in range(9000))
@@ -39,6 +44,26 @@ def test_notes_do_not_hide_what_was_raised() -> None:
     noted = ending.of(error, 5, "")
     assert noted is not None
     assert noted.raised == "ValueError: bad"
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (KeyError("RANK"), "holdfast: RANK is in the environment from holdfast.join() on: call that first."),
+        (KeyError("rank"), ""),
+        (ModuleNotFoundError("No module named 'torhc.nn'", name="torhc.nn"), sys.executable),
+        (ModuleNotFoundError("No module named 'json.nn'", name="json.nn"), ""),
+        (ModuleNotFoundError("no"), ""),
+    ],
+)
+def test_what_comes_of_how_a_script_is_run_has_a_hint(error: Exception, hint: str) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        explained = ending._explained(error, Runtime(ours, Path(), 0, 1))
+    assert explained is error
+    notes = vars(error).get("__notes__", [])
+    assert hint in "".join(notes)
+    assert len(notes) == bool(hint)
 
 
 def test_a_long_text_keeps_its_frames_and_its_end() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +40,8 @@ def seen(*endings: Ending | None, **given: Any) -> tuple[Fault, ...]:
     ("ending", "kind", "signature", "detail"),
     [
         (Ending(90 * S, None, 9), "crash", "signal 9", "rank 1 was killed by SIGKILL"),
+        (Ending(90 * S, None, 31), "crash", "signal 31", "rank 1 was killed by SIGSYS"),
+        (Ending(90 * S, None, 40), "crash", "signal 40", "rank 1 was killed by signal 40"),
         (Ending(90 * S, 17), "crash", "exit 17", "rank 1 exited with code 17"),
         (
             Ending(90 * S, 1, fail="exception", failed_ns=80 * S, message=BUG),
@@ -242,3 +245,12 @@ def test_the_messages_of_an_incident_have_a_bounded_sum_and_the_cause_s_is_whole
     assert faults.root(found).message == "я" * 30_000
     assert all("[...]" in each.message for each in found if each is not faults.root(found)) is (count > 3)
     assert faults.bounded(found) == found
+
+
+def test_signals_have_the_names_that_this_system_gives_them() -> None:
+    assert {n: signal.Signals(n).name for n in range(1, 32)} == faults._SIGNALS
+
+
+def test_the_ranks_of_a_member_that_is_lost_are_named() -> None:
+    lost = faults._lost(view(nproc=2), 1, "m1", None)
+    assert lost.detail == "member m1 with ranks 2, 3 is lost: its processes are gone"
