@@ -56,6 +56,7 @@ class Watch:
         self._drill = ""
         self._looks = Looks()
         self._joined: Callable[[Do], None] | None = None
+        self._secured: Do | None = None  # its generation is over
         mine.say(Say("started", marks=self._marks))
 
     def begin(self) -> None:
@@ -71,6 +72,8 @@ class Watch:
     def hand_over(self, obey: Callable[[Do], None]) -> None:
         """The script joins after all (its import was hidden from us): be no more than its ear."""
         self._joined = obey
+        if self._secured is not None:  # before that: it is to make no step any more
+            obey(self._secured)
 
     def _before(self, optimizer: Any, *_: Any) -> None:
         if self._joined is not None or not self._mine.is_ours:
@@ -119,6 +122,8 @@ class Watch:
                 continue
             except (channel.Closed, OSError):
                 os._exit(1)
+            if order.what == "secure":
+                self._secured = order
             if self._joined is not None:
                 self._joined(order)
             elif order.what == "secure":  # at once: the launcher need not wait for a copy

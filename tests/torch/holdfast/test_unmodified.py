@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from holdfast import progress
+from holdfast import channel, progress
+from holdfast.channel import Do, Say
 from holdfast.launcher_messages import Launch, RankStart
 from holdfast.runtime import Runtime
 from holdfast.unmodified import Looks, Watch
+from tests.expendable import in_child
 from tests.torch.holdfast.simulation import Simulated, Stuck
 
 
@@ -108,6 +111,24 @@ def seen(tmp_path: Path) -> Iterator[Watched]:
 
 def made() -> torch.optim.Optimizer:
     return optimizer_with(0.5)
+
+
+def test_a_script_whose_join_was_hidden_hears_of_a_securing_that_came_before_it(tmp_path: Path) -> None:
+    """Its generation is over: it is to make no step, which would overwrite what the others resume from."""
+
+    def child() -> None:  # its listener ends the process with its launcher
+        ours, theirs = channel.pair()
+        watch = Watch(Runtime(ours, tmp_path, 0, 1), Launch(1, 1, 1, "", 0, 0, 0.0), RankStart(0, 0))
+        threading.Thread(target=watch._listen, daemon=True).start()
+        theirs.settimeout(20.0)
+        channel.send(theirs, Do("secure", generation=1))
+        while channel.receive(theirs, Say)[0].secured is None:
+            continue
+        heard: list[Do] = []
+        watch.hand_over(heard.append)
+        assert heard == [Do("secure", generation=1)]
+
+    assert in_child(child) == 0
 
 
 def test_each_optimizer_that_a_script_makes_counts_its_steps_once_the_one_before_is_done(
