@@ -270,6 +270,7 @@ def _decided(view: View, action: Start, policy: Policy) -> Open:
         evidence=(*incident.evidence, *action.evidence, *resumed.notes),
         reached=reached,
         lost=lost if known else None,
+        at_least=known and reached > 0 and not reported.is_told(view),
         cut=action.cut,
     )
 

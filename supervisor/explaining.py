@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.printable import harmless
 from supervisor.style import BOLD, CYAN, DIM, Style
-from supervisor.wording import count, detail, is_cost_unknown, outcome, place, what
+from supervisor.wording import detail, is_cost_unknown, lost_in_words, outcome, place, what
 
 _BAR = 40  # columns for the time from the fault to the first new step
 _SOURCES = {
@@ -101,7 +101,7 @@ def _decided(incident: Mapping[str, Any]) -> list[str]:
         )
     lost = incident.get("lost_steps")
     if lost is not None:
-        lines.append(f"{count(int(lost), 'step')} lost")
+        lines.append(lost_in_words(incident, int(lost)))
     elif is_cost_unknown(incident) and not incident.get("own_state"):
         lines.append("how many steps are lost is not known: whoever knew it died with the group")
     return [line for line in lines if line]

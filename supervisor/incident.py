@@ -37,6 +37,7 @@ def record(incident: Open, marks: Marks | None) -> dict[str, Any]:
         "detected_s": _since(incident, incident.noticed_ns),
         "recovered_s": _since(incident, recovered_ns) if recovered_ns else None,
         "lost_steps": incident.lost,
+        "lost_at_least": incident.at_least,
         "own_state": incident.own_state,
         "remedy": incident.remedy,
         "why": incident.why,

@@ -221,7 +221,8 @@ def _step(incident: Mapping[str, Any]) -> str:
 
 def _lost(incident: Mapping[str, Any]) -> str:
     lost = incident.get("lost_steps")
-    return str(lost) if lost is not None else "?" if is_cost_unknown(incident) else "-"
+    more = "+" if incident.get("lost_at_least") else ""
+    return f"{lost}{more}" if lost is not None else "?" if is_cost_unknown(incident) else "-"
 
 
 def _time(value: object) -> str:

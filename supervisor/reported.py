@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from holdfast.launcher_messages import Look, RankState
 from holdfast.messages import MemberReport, Stall
 from supervisor import lost_track, presence, suspect
@@ -81,6 +83,15 @@ def reached(view: View) -> int:
     """Return the most steps that any rank of the present generation is known to have done; -1: not known."""
     told = max((each.step for report in reports(view) for each in report.progress), default=-1)
     return told if lost_track.ahead(view) else max(told, view.memory.reached)
+
+
+def is_told(view: View) -> bool:
+    """True when somebody who is there says how far the present generation has come.
+
+    Else `reached` is what was last heard, or written down, of who is gone: it may have done more.
+    """
+    there = replace(view, members=tuple(each for each in view.members if each.exists))
+    return any(report.progress for report in reports(there))
 
 
 def reports(view: View) -> tuple[MemberReport, ...]:

@@ -167,6 +167,7 @@ class Open:
     reached: int = -1  # steps that the group had done
     resume: Resume | None = None
     lost: int | None = None  # steps to do again; None while undecided, or where nobody knows
+    at_least: bool = False  # `lost` may be more: who knew the last steps is gone
     closed_ns: int = 0  # over without a first new step: the run ended
     cut: tuple[Cut, ...] = ()  # work that it cut off; what `resume` is not before is not done again
     own_state: bool = False  # the script keeps its own: its steps are counted from its last start

@@ -50,12 +50,19 @@ def outcome(incident: Mapping[str, Any]) -> str:
         end = f"back in {seconds(float(recovered_s))}"
         if lost is None:
             return end + ", steps lost not known" * is_cost_unknown(incident)
-        return f"{end}, {count(int(lost), 'step')} lost"
+        return f"{end}, {lost_in_words(incident, int(lost))}"
     if incident.get("remedy") == "stop":
         return "the run stopped"
     if incident.get("overtaken_by"):
         return f"{incident['overtaken_by']} came before it was over"
     return "not recovered yet" if incident.get("open", True) else "the run ended"
+
+
+def lost_in_words(incident: Mapping[str, Any], lost: int) -> str:
+    """Say how many steps are done again, and where the group may have done more than anybody knows."""
+    if not incident.get("lost_at_least"):
+        return f"{count(lost, 'step')} lost"
+    return f"at least {count(lost, 'step')} lost" if lost else "steps lost not known"
 
 
 def is_cost_unknown(incident: Mapping[str, Any]) -> bool:

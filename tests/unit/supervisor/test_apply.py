@@ -112,6 +112,7 @@ def test_a_start_makes_the_next_generation_and_remembers_the_cause() -> None:
     assert [(p.kind, p.step, p.generation, p.worked) for p in after.history] == [("crash", 5, 1, True)]
     assert after.incident is not None
     assert (after.incident.lost, after.incident.reached, after.incident.remedy) == (1, 6, "restart")
+    assert not after.incident.at_least, "the members tell"
     assert after.incident.evidence == ("line",)
     assert [(p.url, p.rank) for p in after.peers] == [("http://m0:1", 0), ("http://m1:1", 1)]
     assert (after.save, after.save_step, after.save_member) == (1, 5, "m0")
@@ -121,16 +122,17 @@ def test_steps_that_nobody_knows_of_any_more_are_not_said_to_be_none() -> None:
     """The supervisor that knew them died together with the members."""
     opened = Open(1, 1, 90 * S, 95 * S, 0.0, (fault("member_lost", step=-1),))
 
-    def lost(*, settled: bool, reached: int = -1) -> int | None:
+    def lost(*, settled: bool, reached: int = -1, at_least: bool = False) -> int | None:
         gone = (member("m0", exists=False), member("m1", exists=False))
         seen = view(*gone, phase="securing", incident=opened, settled=settled, reached=reached)
         after = apply(seen, start(Resume(128, 1, "checkpoint", "p")), POLICY)
         assert after.incident is not None
         assert after.reached == -1, "that was the generation before"
+        assert after.incident.at_least == at_least
         return after.incident.lost
 
     assert lost(settled=True) is None
-    assert lost(settled=True, reached=275) == 147
+    assert lost(settled=True, reached=275, at_least=True) == 147, "by its last status, half a second old"
     assert lost(settled=False) == 0, "it had done no step"
 
 

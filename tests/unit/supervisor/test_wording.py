@@ -50,6 +50,14 @@ def fault(kind: str, rank: int, detail: str, **changed: Any) -> dict[str, Any]:
             incident(faults=[], kind="member_lost"),
             "member m-1 was lost at step 812; back in 0.13 s, 0 steps lost",
         ),
+        (
+            fault("member_lost", 0, "member m0 is lost", lost_steps=2, lost_at_least=True),
+            "member m0 is lost at step 812; back in 0.13 s, at least 2 steps lost",
+        ),
+        (
+            fault("member_lost", 0, "member m0 is lost", lost_steps=0, lost_at_least=True),
+            "member m0 is lost at step 812; back in 0.13 s, steps lost not known",
+        ),
         ({"id": "i-0001"}, "a rank failed; not recovered yet"),
     ],
 )
