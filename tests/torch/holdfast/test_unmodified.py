@@ -116,8 +116,11 @@ def made() -> torch.optim.Optimizer:
 def test_a_script_whose_join_was_hidden_hears_of_a_securing_that_came_before_it(tmp_path: Path) -> None:
     """Its generation is over: it is to make no step, which would overwrite what the others resume from."""
 
-    def child() -> None:  # its listener ends the process with its launcher
+    kept = []  # beyond the end of `child`: a listener whose launcher hangs up ends its process
+
+    def child() -> None:
         ours, theirs = channel.pair()
+        kept.append(theirs)
         watch = Watch(Runtime(ours, tmp_path, 0, 1), Launch(1, 1, 1, "", 0, 0, 0.0), RankStart(0, 0))
         threading.Thread(target=watch._listen, daemon=True).start()
         theirs.settimeout(20.0)
