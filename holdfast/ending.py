@@ -154,7 +154,7 @@ def _flush() -> str:
             if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
         except Exception as error:  # a script may put there what it likes
-            why = why or f"{type(error).__name__}: {error}".partition("\n")[0][:_MAX_WHY]
+            why = why or f"{type(error).__name__}: {_text_of(error)}".partition("\n")[0][:_MAX_WHY]
             with suppress(Exception):
                 print(f"holdfast: {stream!r} cannot be flushed:\n{traceback.format_exc()}", file=sys.stderr)
     return why
@@ -225,12 +225,21 @@ def of(error: BaseException, failed_ns: int, text: str) -> Ending | None:
             return Ending(_now(), code, None, False, "system_exit", failed_ns, said)
     kind = kind_of(error)
     wrong = kind == "bad_input"
-    message = shortening.shortened(f"{error}{_line_of(error)}" if wrong else text, shortening.WHOLE_BYTES)
+    message = shortening.shortened(
+        f"{_text_of(error)}{_line_of(error)}" if wrong else text, shortening.WHOLE_BYTES
+    )
     raised = "" if wrong else _named(error)
     paused = pausing.left_by(error)
     return Ending(
         _now(), 2 if wrong else code, None, False, kind, failed_ns, message, raised=raised, paused=paused
     )
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # of a type of the script's, which fails as it is printed
+        return ""
 
 
 def _named(error: BaseException) -> str:
@@ -246,7 +255,7 @@ def _named(error: BaseException) -> str:
 
 def _explained(error: BaseException, runtime: Runtime) -> BaseException:
     """Return what to do in the place of what torch says when a script forms the group beside `join`."""
-    text = str(error)
+    text = _text_of(error)
     early = isinstance(error, ValueError) and "environment variable RANK expected" in text
     twice = isinstance(error, ValueError) and "initialize the default process group twice" in text
     if twice or (early and runtime.start is None):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from holdfast import messages, osproc
+from holdfast import messages, osproc, procstat
 from holdfast import progress as pages
 from holdfast.progress import Phase
 from sidecar.hang import PAUSES, HangPolicy, StepStats, activity, left_s, since_ns, stalled
@@ -41,6 +41,32 @@ class Seen:
         return Seen(since_ns, now_ns, before.worked_s + more_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """For how long the process was seen to be stopped, in work after a commit: it did none then."""
+
+    began_ns: int = 0  # when that work began
+    until_ns: int = 0  # when the process was last looked at
+    is_stopped: bool = False  # then
+    seconds: float = 0.0
+
+    def later(self, began_ns: int, now_ns: int, is_stopped: bool) -> Stopped:
+        """Return what is known at `now_ns` of the work that began at `began_ns`."""
+        before = self if began_ns == self.began_ns else Stopped(began_ns, began_ns)
+        if now_ns <= before.until_ns:
+            return before
+        more_s = (now_ns - before.until_ns) / 1e9 if is_stopped else 0.0
+        if not before.is_stopped:  # it was stopped at some time since then
+            more_s = min(more_s, MOST_BETWEEN_S)
+        return Stopped(began_ns, now_ns, is_stopped, before.seconds + more_s)
+
+    def by(self, began_ns: int, now_ns: int) -> float:
+        """Return how long it was stopped of the work that began at `began_ns`, until `now_ns`."""
+        if began_ns != self.began_ns:
+            return 0.0
+        return self.seconds + (max(0, now_ns - self.until_ns) / 1e9 if self.is_stopped else 0.0)
+
+
 @dataclass(slots=True)
 class Watched:
     """One local rank's page, its step times over the generations, and our own lateness meanwhile."""
@@ -54,6 +80,7 @@ class Watched:
     lateness_s: float = 0.0
     last: pages.Progress | None = None
     early: Seen = field(default_factory=lambda: Seen())
+    stopped: Stopped = field(default_factory=Stopped)
 
 
 class Pages:
@@ -80,6 +107,7 @@ class Pages:
             watched.own = watched.own.later(found, now_ns)
             if _see(watched, found, now_ns) and not pages.is_declared(found):
                 left.append(SOON_S)
+            _see_stopped(watched, found, now_ns)
             self._excuse(watched, since_ns(found), now_ns, own_lateness_s)
             stall = stalled(found, now_ns, watched.stats, self.policy, watched.lateness_s)
             if stall is None:
@@ -221,6 +249,14 @@ def _see(watched: Watched, found: pages.Progress, now_ns: int) -> bool:
     return since_ns > 0
 
 
+def _see_stopped(watched: Watched, found: pages.Progress, now_ns: int) -> None:
+    """Note whether a rank that is at work after its commit is stopped now; most such work is over at once."""
+    began_ns = pages.tail_began_ns(found)
+    at_work = began_ns > 0 and found.tail_since_ns >= 0 and found.phase is not Phase.SNAPSHOT
+    if at_work and now_ns - began_ns > int(SOON_S * 1e9):
+        watched.stopped = watched.stopped.later(began_ns, now_ns, procstat.is_stopped(found.pid))
+
+
 def _early(watched: Watched, found: pages.Progress, now_ns: int) -> messages.Uncommitted | None:
     """Return how long a rank works before its commit; None when it does not, or may only seem to.
 
@@ -254,4 +290,5 @@ def _tail(watched: Watched, found: pages.Progress, now_ns: int) -> tuple[float, 
     until_ns = found.phase_since_ns if found.phase is pages.Phase.SNAPSHOT else now_ns
     if found.tail_since_ns < 0:
         until_ns = min(until_ns, -found.tail_since_ns)
-    return max(1e-6, round((until_ns - began_ns) / 1e9, 6)), round(usual_s, 6), round(max(0.0, left_s), 3)
+    worked_s = (until_ns - began_ns) / 1e9 - watched.stopped.by(began_ns, until_ns)
+    return max(1e-6, round(worked_s, 6)), round(usual_s, 6), round(max(0.0, left_s), 3)

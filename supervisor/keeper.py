@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from holdfast import dispatching, osproc, procstat
@@ -24,6 +25,7 @@ from holdfast.stops import Stops
 from supervisor import plan
 from supervisor.children import Children, Part
 from supervisor.plan import PartStart, Plan
+from supervisor.removals import Removals
 from supervisor.restarts import LOOP, Restarts
 from supervisor.template import PARTS_S, Template
 from supervisor.upkeep import Upkeep
@@ -83,6 +85,7 @@ class Keeper:
     _told_unkillable: bool = False
     _upkept_s: float = 0.0  # when the last look at the run's memory was
     _upkeep: Upkeep = field(init=False)
+    _removals: Removals = field(default_factory=Removals)  # from the run's memory
     _children: Children = field(init=False)
     _template: Template = field(init=False)  # of members
     _parts: Template = field(init=False)  # of our own
@@ -95,10 +98,17 @@ class Keeper:
 
     def start(self) -> None:
         osproc.adopt_orphans()
-        self._upkeep.begin()
+        self._keep_memory()
         us, now_s = os.getpid(), time.monotonic()
         self._parts.start(lambda line: plan.part_template(us, line, os.environ), now_s)
         self._template.start(lambda line: plan.template(self.plan, us, line, os.environ), now_s)
+
+    def _keep_memory(self) -> None:
+        """Look after the run's folder from now on: at every event, and now and then. Raises `OSError`."""
+        self._upkeep.begin()
+        self._removals.open()
+        if self._removals.descriptor >= 0:
+            self.selector.register(self._removals.descriptor, selectors.EVENT_READ, self._removed)
 
     def turn(self, limit_s: float) -> None:
         """Wait for events up to `limit_s` and handle them."""
@@ -148,8 +158,18 @@ class Keeper:
         """Put back what somebody has removed of the run's memory, and say if that cannot be done."""
         before = self._upkeep.error
         self.news += self._upkeep.look(now_s)
+        self._removals.watch(self._upkeep.folders())
         if self._upkeep.error != before:
             self._tell()
+
+    def _removed(self) -> None:
+        """Put back at once what was removed: a fault may come before the next look."""
+        self._removals.hear()
+        if self._closing:
+            return
+        with suppress(OSError):  # whoever removes it is not done: the next event or look tries again
+            self._upkeep.put_back()
+        self._removals.watch(self._upkeep.folders())
 
     def _look_at_sidecars(self, now_s: float) -> None:
         """Replace a sidecar that is stopped, or does nothing at all, as one that is dead.
@@ -450,6 +470,7 @@ class Keeper:
             thread.join(FREE_S)
         shutil.rmtree(self.plan.runtime, ignore_errors=True)
         self._upkeep.close()
+        self._removals.close()
         self.api.close()
 
     def _hurry_to(self, signum: int) -> bool:

@@ -89,6 +89,10 @@ class Tree:
             self._hold(name, what)
         return [self.folder / name for name in back]
 
+    def folders(self) -> list[Path]:
+        """Return the folder and those below it that were there at the last look."""
+        return [self.folder, *(self.folder / name for name in sorted(self._folders))]
+
     def close(self) -> None:
         """Let go of all: memory without a name is given back."""
         for name in list(self._files):
@@ -220,8 +224,8 @@ class Upkeep:
         self._told_s = now_s
         more = f" and {len(back) - 1} more" if len(back) > 1 and back[0] != self.runtime else ""
         return [
-            f"{back[0]}{more}: somebody has removed this while the run uses it; it is put back, and nothing"
-            " is lost. systemd removes a user's files in /dev/shm at the last logout (RemoveIPC=yes in"
+            f"{back[0]}{more}: somebody has removed this while the run uses it; it is put back with all that"
+            " is in it. systemd removes a user's files in /dev/shm at the last logout (RemoveIPC=yes in"
             " logind.conf): `loginctl enable-linger` prevents that"
         ]
 
@@ -230,6 +234,11 @@ class Upkeep:
         self._back += self._put_back_root()
         for tree in self._members.values():
             self._back += tree.look()
+
+    def folders(self) -> list[Path]:
+        """Return all folders from which something may be removed."""
+        trees = (self._root, *self._members.values())
+        return [folder for tree in trees for folder in tree.folders()]
 
     def free(self, member: str) -> threading.Thread:
         """Look after a member's folder no more, and remove it; see `memory_volume.free`."""

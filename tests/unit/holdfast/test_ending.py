@@ -38,6 +38,21 @@ def test_an_exception_is_named_by_its_type_and_first_line(error: BaseException, 
     assert said.raised == raised
 
 
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_an_exception_that_cannot_be_printed_is_one_like_any_other() -> None:
+    error = Unprintable("x")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert ending._explained(error, Runtime(ours, Path(), 0, 1)) is error
+    said = ending.of(error, 5, "the traceback")
+    assert said is not None
+    assert (said.fail, said.raised.partition(":")[0]) == ("exception", f"{__name__}.Unprintable")
+
+
 def test_notes_do_not_hide_what_was_raised() -> None:
     error = ValueError("bad")
     vars(error)["__notes__"] = ["while it was read"]

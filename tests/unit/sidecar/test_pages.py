@@ -337,6 +337,43 @@ def test_only_what_the_script_does_after_a_commit_counts_as_its_work(here: Path)
     assert tail_s() == 0.0
 
 
+def test_the_time_in_which_a_rank_is_stopped_is_no_work_after_its_commit(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    asleep = subprocess.Popen(["sleep", "600"])
+
+    def tail_s() -> float:
+        [found] = pages.progress(1, rank.now_ns)
+        return found.tail_s
+
+    try:
+        rank.page.begin(1, 0, 0, asleep.pid, 0)
+        rank.page.commit(1, 0.5, 0.5, 8, 64, 0.0, 0, -1, Phase.TAIL)
+        rank.page.tail_begins()
+        seen(rank, pages, 2)
+        worked_s = tail_s()
+        assert worked_s == pytest.approx(0.1, abs=0.11)
+        asleep.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, asleep.pid, os.WSTOPPED)
+        seen(rank, pages, 20)
+        assert tail_s() == pytest.approx(worked_s)
+        rank.now_ns += S
+        assert tail_s() == pytest.approx(worked_s), "it was killed where it stood"
+        rank.now_ns -= S
+        asleep.send_signal(signal.SIGCONT)
+        os.waitid(os.P_PID, asleep.pid, os.WCONTINUED)
+        seen(rank, pages, 20)
+        later_s = tail_s()
+        assert later_s > worked_s + 0.5
+        rank.page.tail_is_over()
+        asleep.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, asleep.pid, os.WSTOPPED)
+        seen(rank, pages, 20)
+        assert tail_s() == pytest.approx(later_s, abs=0.11), "what was done before is not less for that"
+    finally:
+        asleep.kill()
+        asleep.wait()
+
+
 def test_a_page_that_somebody_has_removed_is_read_as_long_as_its_rank_writes_it(here: Path) -> None:
     rank, pages = Rank(here), Pages(here, 1, POLICY)
     rank.does(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import osproc, procstat
-from supervisor import keeper
+from holdfast import dispatching, osproc, procstat
+from supervisor import keeper, memory_volume
 from supervisor.children import Children, Part
 from supervisor.keeper import Keeper, Member
 from supervisor.plan import Plan
+from tests.expendable import memory_directory
 from tests.local.waiting import until
 
 WAITS = "import threading; print(flush=True); threading.Event().wait()"
@@ -67,6 +69,33 @@ def stop(part: Part) -> None:
 def look(kept: Keeper, *times_s: float) -> None:
     for now_s in times_s:
         kept._look_at_sidecars(now_s)
+
+
+def test_what_is_removed_of_the_run_s_memory_is_put_back_before_the_next_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with memory_directory() as root, socket.socket() as api:
+        monkeypatch.setattr(memory_volume, "_ROOTS", (root,))
+        folder, owner = memory_volume.create()
+        kept = Keeper(Plan(("train.py",), 1, 0, "auto", folder, folder, {}, ()), api)
+        arena = folder / "m0" / "arena"
+        arena.mkdir(parents=True, mode=0o700)
+        (arena / "records").write_bytes(b"here")
+        kept._keep_memory()
+        kept._upkeep.add("m0")
+        kept._look_after_memory(0.0)
+        for whole in (arena / "records", arena, folder, folder):
+            if whole.is_dir():
+                shutil.rmtree(whole)
+            else:
+                whole.unlink()
+            for key in dispatching.ready(kept.selector, 30.0):
+                key.data()
+            assert (arena / "records").read_bytes() == b"here"
+        assert "enable-linger" in "".join(kept._upkeep.look(1.0))
+        kept._upkeep.close()
+        kept._removals.close()
+        os.close(owner)
 
 
 def test_a_sidecar_that_stays_stopped_is_killed(kept: Keeper, make: Make) -> None:
