@@ -125,6 +125,7 @@ class Look:
     stirs: str = ""  # what keeps that from being shown: "thread x waits in: poll"
     mark: int = 0  # the same in two looks: no thread ran between them, and no byte came or went
     ends: int = 0  # a sum of the connections that its collectives wait for (`holdfast.resting.sum_of`)
+    meets_unseen: bool = True  # it may wait for others in ways that look like work: on a device, through MPI
 
 
 @dataclass(frozen=True, slots=True)

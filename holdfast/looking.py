@@ -135,6 +135,7 @@ def _look(number: int, target: Target, asked: int) -> Look:
         stirs=rest.stirs,
         mark=rest.mark,
         ends=rest.ends,
+        meets_unseen=procstat.meets_unseen(target.pid),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,11 @@ from holdfast import waits
 MAX_PROCESSES = 256  # descendants of one rank that are looked at
 MAX_THREADS = 512  # of one process
 _LOADERS = "pt_data_"  # processes of torch's data loaders: its handler of SIGCHLD tells only of their deaths
+_DEVICES = tuple(
+    f"/dev/{each}" for each in ("nvidia", "kfd", "dri", "dxg", "accel", "habana", "neuron", "infiniband")
+)
+_LIBRARIES = (b"/libmpi", b"/libmpich", b"/libucp.", b"/libucc.", b"/libfabric.", b"/libibverbs.")
+_MAX_MAPS = 1 << 22  # bytes of /proc/PID/maps
 _MACHINE = platform.machine()
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -119,6 +125,40 @@ def catches(pid: int, signum: int) -> bool:
     except ValueError:
         return False
     return bool(caught >> (signum - 1) & 1)
+
+
+def meets_unseen(pid: int) -> bool:
+    """True unless `pid` is seen to have nothing through which it could wait for others as if it worked.
+
+    That is a device, which runs collectives that the process polls for, and libraries such as MPI's. Of its
+    descendants the devices count.
+    """
+    return any(_has_device(each) for each in (pid, *descendants(pid))) or _has_library(pid)
+
+
+def _has_device(pid: int) -> bool:
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(folder)  # noqa: PTH208  # in a hot loop
+    except FileNotFoundError:  # it has ended
+        return False
+    except OSError:
+        return True
+    for name in names:
+        with suppress(OSError):  # closed meanwhile
+            if os.readlink(f"{folder}/{name}").startswith(_DEVICES):  # noqa: PTH115
+                return True
+    return False
+
+
+def _has_library(pid: int) -> bool:
+    """Say whether `pid` has mapped a library for meeting others; True also when that cannot be told."""
+    try:
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            found = file.read(_MAX_MAPS)
+    except OSError:
+        return True
+    return len(found) in (0, _MAX_MAPS) or any(each in found for each in _LIBRARIES)
 
 
 def waits_of(pid: int) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ _PRIVATE = 0x80  # FUTEX_PRIVATE_FLAG: include/uapi/linux/futex.h
 _REALTIME = 0x100  # FUTEX_CLOCK_REALTIME
 _WAIT_BITSET = 9  # FUTEX_WAIT_BITSET, of which the time is an end; it is a length in others
 _FUTEX = {"x86_64": 202, "aarch64": 98}
+_SELECT = {"x86_64": (23, 270), "aarch64": (72,)}
 _CALLS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
     {
         "x86_64": {
@@ -105,6 +106,8 @@ def of(syscall: str, machine: str) -> str:
         if not arguments[1] & _PRIVATE:
             return SHARED_LOCK
         return TIMED_LOCK if arguments[3] else LOCK
+    if number in _SELECT.get(machine, ()) and len(arguments) >= 5 and not arguments[0] and arguments[4]:
+        return SLEEP  # for nothing but a time: Python's `time.sleep` before 3.11
     for name, numbers in _CALLS.get(machine, {}).items():
         if number in numbers:
             return name

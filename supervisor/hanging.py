@@ -36,6 +36,7 @@ PAUSE_SLACK_S = 1.0  # a group's own time limit may be just that of a pause: bot
 _NAMED = 4  # ranks, in a line
 _STEPS = frozenset({"data", "forward", "backward", "optimizer", "tail"})
 _AWAY = "exited"
+APART = "no rank waits for another"  # where that is warned of: once, wherever the script is
 UNBEGUN = "before the first step"  # where that is warned of: once, wherever the script is
 _LINE = re.compile(r":\d+\)$")
 
@@ -222,7 +223,8 @@ def _standstill(view: View, policy: Policy) -> Verdict:
     if policy.hang_floor_s > 0 and all(each.begun for each in watch.ranks):
         return _at_once(view, holding or waiting)
     # Before any step ranks need not wait for each other: they may serve requests, or predict.
-    alone = len(watch.ranks) == 1 or not (waiting or any(each.begun for each in watch.ranks))
+    apart = _are_apart(view, policy) or not any(each.begun for each in watch.ranks)
+    alone = len(watch.ranks) == 1 or (apart and not waiting)
     if locked and len(locked) == len(holding) and not _again(view, locked[0]):
         return _certain(view, _named(view, locked), "it waits for a lock that nothing will release")
     if alone:
@@ -230,11 +232,26 @@ def _standstill(view: View, policy: Policy) -> Verdict:
     return _limited(view, policy, holding or waiting)
 
 
+def _are_apart(view: View, policy: Policy) -> bool:
+    """True while all ranks that live are seen not to wait for another one."""
+    oldest_ns = view.now_ns - int((TWICE_S + policy.look_s) * _S)
+    seen = {each.rank for each in view.watch.ranks if each.apart and each.apart_ns > oldest_ns}
+    return set(_phases(view)) <= seen
+
+
+def _apart_until_ns(view: View) -> int:
+    """Return until when no rank waited for another since the last progress: a limit counts from there on."""
+    seen_ns = [each.apart_ns for each in view.watch.ranks]
+    return max(view.watch.since_ns, min(seen_ns)) if all(seen_ns) else view.watch.since_ns
+
+
 def _alone(view: View, policy: Policy, only: Seen) -> Verdict:
     """Nobody waits for it, and it may be work: it has all the time, but it is worth a word."""
-    why = f"rank {only.rank} has been {_doing(view, only)} since step {only.step}; nobody waits for it"
+    several = len(view.watch.ranks) > 1 and only.begun
+    nobody = "no rank waits for another" if several else "nobody waits for it"
+    why = f"rank {only.rank} has been {_doing(view, only)} since step {only.step}; {nobody}"
     warn_s = policy.stall_limit_s if only.begun else policy.first_step_s / 2
-    place = _place(view, only) if only.begun else UNBEGUN
+    place = UNBEGUN if not only.begun else APART if several else _place(view, only)
     return Verdict(why, only.rank, place, only.work, warn_ns=view.watch.since_ns + int(warn_s * _S))
 
 
@@ -246,11 +263,14 @@ def _limited(view: View, policy: Policy, holding: list[Seen]) -> Verdict:
     # Who is late only after minutes has steps of minutes: then less says nothing of them.
     limit = max(usual_s, _late_s({each.rank: stalls[each.rank] for each in holding if each.rank in stalls}))
     worked_ns = max(each.worked_ns or since_ns for each in holding)
-    limit_s = max(limit, (worked_ns - since_ns) / 1e9 + limit)
+    apart_s = (_apart_until_ns(view) - since_ns) / 1e9
+    limit_s = max(apart_s + limit, (worked_ns - since_ns) / 1e9 + limit)
     if any(each.busy and each.begun for each in holding):
-        limit_s = max(limit_s, BUSY_FACTOR * limit)
+        limit_s = max(limit_s, apart_s + BUSY_FACTOR * limit)
     if any(each.begun for each in view.watch.ranks):
-        limit_s = min(limit_s, MOST_FACTOR * limit)
+        limit_s = min(limit_s, apart_s + MOST_FACTOR * limit)
+    if apart_s > 0:  # who waits now may have begun to at any time since that look
+        limit_s = max(limit_s, apart_s + TWICE_S + policy.look_s)
     kinds = {work for each in holding for work in each.works}
     learned = [each.seconds for each in view.memory.learned if each.work in kinds]
     limit_s = max(limit_s, LEARNED_FACTOR * max(learned, default=0.0))
@@ -274,7 +294,7 @@ def _limited(view: View, policy: Policy, holding: list[Seen]) -> Verdict:
         work,
         limit_s,
         act_ns,
-        since_ns + int((limit_s if begun else limit) * _S / 2),
+        since_ns + int((apart_s + (limit_s - apart_s if begun else limit) / 2) * _S),
         fault,
     )
 

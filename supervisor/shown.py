@@ -70,6 +70,24 @@ def works(look: Look) -> bool:
     return look.moved or look.children > 0 or look.io_bytes > 0 or found.role == BUSY
 
 
+def apart(look: Look) -> bool:
+    """True when its rank was seen not to wait for another one.
+
+    The main thread says so: it runs, or sleeps for a time, or reads and writes files that answer, outside of
+    all that meets others. In a lock, a pipe, a connection or a child's work somebody else may be waited for,
+    and so where nothing is told, or where a device or a library (`Look.meets_unseen`) may hide it.
+    """
+    if look.meets_unseen or shown(look).role not in (WORKS, BUSY, IDLE):
+        return False
+    if suspect.waiting(look.stack) != suspect.NOT_WAITING:
+        return False
+    main = look.calls[0] if look.calls else ""
+    runs = main == waits.RUNS or (
+        main == waits.OTHER and look.process_state[:1] == "R"
+    )  # off its core just now
+    return runs or main == waits.SLEEP or (main == waits.FILE and look.io_bytes > 0)
+
+
 def _kind(look: Look) -> str:
     if look.children > 0:
         return CHILDREN

@@ -114,7 +114,12 @@ def _has_left(view: View) -> bool:
 def excused(watch: Watch, late_ns: int) -> Watch:
     """Return `watch` for a supervisor that did not run for `late_ns` and saw nothing of that time."""
     moved = tuple(
-        replace(each, since_ns=each.since_ns + late_ns, worked_ns=each.worked_ns + late_ns)
+        replace(
+            each,
+            since_ns=each.since_ns + late_ns,
+            worked_ns=each.worked_ns + late_ns,
+            apart_ns=each.apart_ns and each.apart_ns + late_ns,
+        )
         for each in watch.ranks
     )
     hints = tuple(replace(each, since_ns=each.since_ns + late_ns) for each in watch.hints)
@@ -125,7 +130,9 @@ def excused(watch: Watch, late_ns: int) -> Watch:
 def _seen(before: Seen | None, view: View, member: MemberView, stall: Stall, look: Look | None) -> Seen:
     if before is None or (before.step, before.phase) != (stall.step, stall.phase_name):
         since_ns = view.now_ns - int((member.silent_s + stall.stalled_s) * 1e9)
-        before = Seen(stall.rank, stall.step, stall.phase_name, since_ns)
+        same = before is not None and before.step == stall.step
+        apart_ns = before.apart_ns if before is not None and same else 0
+        before = Seen(stall.rank, stall.step, stall.phase_name, since_ns, apart_ns=apart_ns)
     before = replace(before, begun=stall.begun)
     if look is None or look.step not in (stall.step, -1) or look.number == before.look:
         return before
@@ -142,6 +149,7 @@ def _looked(before: Seen, look: Look, now_ns: int) -> Seen:
     if moved and role in (shown.BUSY, shown.IDLE, shown.LOCKED):
         role, work = shown.WORKS, work or shown.COMPUTES
     works = before.works if not work or work in before.works else (*before.works, work)
+    apart = shown.apart(look)
     return replace(
         before,
         role=role,
@@ -153,6 +161,8 @@ def _looked(before: Seen, look: Look, now_ns: int) -> Seen:
         at=at,
         works=works,
         looks=before.looks + 1,
+        apart=apart,
+        apart_ns=now_ns if apart else before.apart_ns,
     )
 
 

@@ -297,6 +297,8 @@ class Seen:
     works: tuple[str, ...] = ()  # the kinds of work that were seen
     begun: bool = True  # as in `Stall`: False, and perhaps no step of it will ever be seen
     looks: int = 0  # of this supervisor: two tell whether it has moved
+    apart: bool = False  # the newest look shows that it waits for no other rank: `supervisor.shown.apart`
+    apart_ns: int = 0  # when a look last showed that; 0 never
 
 
 @dataclass(frozen=True, slots=True)

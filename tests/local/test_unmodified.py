@@ -78,3 +78,12 @@ def test_ranks_that_hear_no_signal_are_killed_when_their_time_is_over(start: Sta
     assert ended.code == 130, ended.output
     assert "saved on" not in ended.output
     assert ended.lines[-1].startswith("holdfast: stopped, as asked; the script keeps its own state")
+
+
+def test_ranks_of_which_none_waits_for_another_are_no_hang_however_long_that_takes(start: Start) -> None:
+    """All wait for new data, and then each evaluates its own part: four times the limit and more."""
+    ended = start("--nproc-per-node 2 --stall-limit 2s", "apart.py", 8).finish()
+    assert ended.code == 0, ended.output
+    assert "incident" not in ended.output
+    assert ended.output.count("is done, restarted 0 times") == 2, ended.output
+    assert ended.output.count("no rank waits for another, so it is left alone") == 1, ended.output

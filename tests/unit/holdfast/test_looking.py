@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import looking, osproc, waits
+from holdfast import looking, osproc, procstat, waits
 from holdfast.launcher_messages import Look
 from holdfast.looking import Target
 from holdfast.page import Page
@@ -114,6 +114,18 @@ def test_all_threads_are_seen_but_our_own_and_the_loops_of_libraries(
         found = look_at(pids[habit])
     assert found.calls == calls
     assert (shown.shown(found).role == shown.LOCKED) is (set(calls) == {waits.LOCK})
+
+
+def test_a_process_that_has_a_device_or_a_library_for_meeting_others_may_wait_unseen(
+    pids: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert look_at(pids["sleep"]).meets_unseen is False
+    monkeypatch.setattr(procstat, "_DEVICES", ("/dev/null",))
+    assert look_at(pids["writes"]).meets_unseen is True
+    monkeypatch.undo()
+    monkeypatch.setattr(procstat, "_LIBRARIES", (b"/libc.",))
+    assert look_at(pids["sleep"]).meets_unseen is True
+    assert procstat.meets_unseen(2**22 + 1) is True, "nothing can be told of it"
 
 
 def test_the_work_of_its_children_is_seen_with_it(pids: dict[str, int]) -> None:

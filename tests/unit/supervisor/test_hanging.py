@@ -430,6 +430,85 @@ def test_a_rank_alone_is_left_to_what_may_be_work() -> None:
     assert certain(judged(there(0, STOPPED), **lone)) == 0
 
 
+SLEEPS_APART = replace(SLEEPS, meets_unseen=False)
+COMPUTES_APART = replace(SPINS, calls=("run",), meets_unseen=False)
+READS_APART = replace(PLAIN, calls=("file",), io_bytes=9, meets_unseen=False)
+APART = [SLEEPS_APART, COMPUTES_APART, replace(COMPUTES_APART, moved=True), READS_APART]
+
+
+@pytest.mark.parametrize("look", APART, ids=["sleeps", "computes", "works", "reads"])
+def test_ranks_that_are_all_seen_to_wait_for_no_other_have_all_the_time(look: Look) -> None:
+    for late_s in (50.0, 5000.0):
+        now = seen(there(0, SLEEPS_APART, late_s=late_s), there(1, look, late_s=late_s))
+        found = hanging.judge(now, POLICY)
+        assert found is not None
+        assert (found.act_ns, found.fault, found.limit_s, found.place) == (None, None, None, hanging.APART)
+        assert found.warn_ns == now.watch.since_ns + 60 * S
+    assert found is not None
+    assert hanging.warning(now, found) == (
+        "rank 0 has been in evaluate (train.py:42) (waiting for sleep) since step 5; no rank waits for"
+        " another, so it is left alone: no step for 5000 s. --hang-floor TIME would restart it"
+    )
+    floor = replace(POLICY, hang_floor_s=1.0)
+    assert certain(judged(there(0, look), there(1, look), policy=floor)) in (-1, 0)
+    assert certain(judged(there(0, look), there(1, STOPPED))) == 1
+    assert waits_on(judged(there(0, look), there(1, LOCKED))) >= 60.0, "somebody may wait for it"
+    assert certain(judged(there(0, LOCKED), there(1, LOCKED))) == -1
+
+
+OTHERS = {
+    "in a collective": WAITS,
+    "perhaps on a device, or through MPI": replace(COMPUTES_APART, meets_unseen=True),
+    "by a launcher that does not say": SLEEPS,
+    "in a lock, perhaps of a collective's result": replace(SLEEPS_APART, calls=("lock", "poll")),
+    "a socket": replace(SLEEPS_APART, calls=("network",)),
+    "a pipe": replace(SLEEPS_APART, calls=("poll",)),
+    "a child": replace(SLEEPS_APART, calls=("child",), children=1),
+    "a file that does not answer, or its lock": replace(READS_APART, io_bytes=0),
+    "nobody can tell": replace(SLEEPS_APART, calls=()),
+    "no stack": replace(SLEEPS_APART, stack="no stack: py-spy is not installed"),
+    "in the backward pass": replace(
+        COMPUTES_APART, stack=REDUCING.replace("all_reduce (torch/distributed/", "_engine_run_backward (x/")
+    ),
+}
+
+
+@pytest.mark.parametrize("look", OTHERS.values(), ids=OTHERS)
+def test_where_a_rank_may_wait_for_another_the_limit_stays(look: Look) -> None:
+    found = judged(there(0, SLEEPS_APART, late_s=50.0), there(1, look, late_s=50.0))
+    assert waits_on(found) > 0.0
+    assert certain(judged(there(0, SLEEPS_APART, late_s=700.0), there(1, look, late_s=700.0))) in (-1, 0, 1)
+
+
+def test_a_rank_that_was_never_seen_or_not_for_long_may_wait_for_another() -> None:
+    unseen = judged(there(0, SLEEPS_APART, late_s=700.0), there(1, None, late_s=700.0))
+    assert certain(unseen) in (-1, 0)
+    before = seen(there(0, SLEEPS_APART), there(1, SLEEPS_APART))
+    for after_s, alone in ((9, True), (11, False)):
+        now = replace(before, now_ns=before.now_ns + after_s * S)
+        now = replace(now, watch=still.later(before.watch, now))
+        found = hanging.judge(now, POLICY)
+        assert found is not None
+        assert (found.act_ns is None) is alone
+
+
+def test_the_time_in_which_no_rank_waited_for_another_counts_toward_no_limit() -> None:
+    """One is done with its own part of an evaluation, and comes to the collective before the others."""
+    late: dict[str, Any] = {"late_s": 1000.0}
+    before = seen(there(0, SLEEPS_APART, **late), there(1, COMPUTES_APART, **late))
+    now = seen(
+        there(0, WAITS, turn=2, **late), there(1, SLEEPS, turn=2, **late), watch=before.watch, now_s=105.0
+    )
+    now = replace(now, watch=still.later(before.watch, now))
+    found = hanging.judge(now, POLICY)
+    assert found is not None
+    assert found.act_ns == before.now_ns + hanging.BUSY_FACTOR * 60 * S
+    assert found.warn_ns == before.now_ns + hanging.BUSY_FACTOR * 30 * S
+    short = hanging.judge(now, replace(POLICY, stall_limit_s=2.0))
+    assert short is not None
+    assert short.act_ns == before.now_ns + 10 * S, "for looks that are seconds apart"
+
+
 def test_a_rank_that_left_while_another_waits_for_it_is_named_and_how_it_left() -> None:
     left = there(1, None, stalled=False, ending=Ending(1, 0))
     found = judged(there(0, WAITS), left)
