@@ -42,6 +42,13 @@ _TORCH_SAYS = re.compile(
 _PLACE = re.compile(
     r"\b(?:gloo|tensorpipe)/[\w/]+\.\w+:\d+|ProcessGroup\w+\.[ch]pp:\d+|failed to pass monitoredBarrier"
 )
+# What torch's C++ says of collectives of two ranks that differ. Nobody is lost then: the script is wrong, and
+# whoever says it is where that shows, though the ranks that it leaves lose a peer by it.
+_MISMATCH = re.compile(
+    r"op\.preamble\.length <= op\.nbytes|Is there a distributed collective mismatch"
+    r"|Detected mismatch between collectives on ranks"
+)
+_SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 _COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed")  # modules, with those within them
 _ENGINE = ("torch.autograd", "torch._ops", "torch._functorch", "torch._inductor", "torch._dynamo")
 # Of these, what is no collective: the one reads and writes files, the other hands on what a function of the
@@ -71,6 +78,8 @@ def is_victim(error: BaseException, nested: int = 0) -> bool:
     """
     chain = [error]
     for each in chain:
+        if _is_mismatch(each):
+            return False
         if _is_loss(each, nested):
             return True
         for other in (each.__cause__, each.__context__):
@@ -82,6 +91,8 @@ def is_victim(error: BaseException, nested: int = 0) -> bool:
 def in_log(log: str) -> bool:
     """Say the same of a process that said nothing else, by the end of its log."""
     text = _PREFIX.sub("", log[-_TAIL:])
+    if _MISMATCH.search(text.rpartition(_TRACEBACK)[2]) is not None:
+        return False
     said, dump, stacks = text.rpartition(_DUMP)
     if dump and _TRACEBACK not in stacks:
         text = said
@@ -91,6 +102,15 @@ def in_log(log: str) -> bool:
             return False
         last = before.pop()
     return True
+
+
+def mismatch(text: str) -> str:
+    """Return in one clause what torch says in `text` of ranks whose collectives differ, "" if nothing."""
+    if _MISMATCH.search(text) is None:
+        return ""
+    sizes = _SIZES.search(text)
+    said = f" (it was sent {sizes[1]} bytes and expected {sizes[2]})" if sizes is not None else ""
+    return f"its collective does not match that of another rank{said}"
 
 
 def lost_peers(text: str) -> str:
@@ -121,6 +141,13 @@ def _is_loss(error: BaseException, nested: int) -> bool:
     if _PLACE.search(text) is not None:
         return True
     return isinstance(error, RuntimeError) and _is_raised_by_torch(error.__traceback__, text)
+
+
+def _is_mismatch(error: BaseException) -> bool:
+    try:
+        return isinstance(error, RuntimeError) and _MISMATCH.search(str(error)) is not None
+    except Exception:  # of a type of the script's
+        return False
 
 
 def _is_torchs(kind: type) -> bool:

@@ -216,7 +216,7 @@ def _message(watched: Watched, found: pages.Progress, now_ns: int) -> messages.P
         rank=found.rank,
         step=found.step,
         phase=Phase(found.phase).name.lower(),
-        label=found.pause_label,
+        label=found.pause_label if found.phase in PAUSES else "",  # in the page it stays
         loss=repr(found.loss),
         grad_norm=repr(found.grad_norm),
         samples=found.samples,

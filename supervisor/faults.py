@@ -8,7 +8,7 @@ from dataclasses import replace
 from holdfast import shortening
 from holdfast.launcher_messages import Ending, Flag, RankState
 from holdfast.messages import MemberReport
-from holdfast.victims import lost_peers
+from holdfast.victims import lost_peers, mismatch
 from supervisor import blame, presence, replicas, reported, uneven
 from supervisor.view import Fault, MemberView, Policy, View
 
@@ -241,6 +241,8 @@ def _how(ending: Ending) -> str:
     if ending.signal is not None:
         named = _SIGNALS.get(ending.signal, f"signal {ending.signal}")
         why = f": {ending.message.splitlines()[0]}" if blame.is_out_of_memory(ending.message) else ""
+        differs = mismatch(ending.message) if ending.signal == blame.SIGABRT else ""
+        why = why or (f": {differs}" if differs else "")
         return f"was killed by {named}{why}"
     if ending.fail == "system_exit":
         said = shortening.shortened(ending.message, _SAID_BYTES)

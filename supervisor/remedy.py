@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from holdfast.launcher_messages import OUT_OF_MEMORY, LauncherState
+from holdfast.victims import mismatch
 from supervisor import faults as symptoms
 from supervisor import placing, refusal, replicas, reported, resume, unbegun, unfinished
 from supervisor.view import Checkpoint, Cut, End, Fault, Past, Policy, Resume, Start, View
@@ -74,7 +75,8 @@ def verdict(view: View, policy: Policy, cause: Fault) -> End | None:
         )
         return End(1, f"{why}, or give it more (docker run --shm-size), and resume the run", "", cause)
     same = _identical(view, cause)
-    limit = policy.identical_failures if cause.kind == "exception" else policy.identical_crashes
+    sure = cause.kind == "exception" or (cause.kind == "crash" and bool(mismatch(cause.message)))
+    limit = policy.identical_failures if sure else policy.identical_crashes
     if _is_typo(view, policy, cause):
         limit = min(limit, MAX_TYPOS)
     if cause.kind in ("exception", "crash", "victim", "hang") and not cause.work and same + 1 >= limit:

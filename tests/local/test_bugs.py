@@ -31,6 +31,31 @@ def test_the_same_failure_three_times_ends_the_run_with_its_traceback(start: Sta
     assert not any(sign in told for sign in VICTIM)
 
 
+def test_a_collective_of_one_rank_alone_is_its_bug_and_no_lost_peer(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "alone.py").write_text(
+        "import torch, holdfast\n"
+        "model = torch.nn.Linear(8, 1)\n"
+        "session = holdfast.join()\n"
+        "ddp = torch.nn.parallel.DistributedDataParallel(model)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "state = session.protect(model=model, optimizer=optimizer)\n"
+        "for step in state.steps(200):\n"
+        "    ddp(torch.randn(4, 8)).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    state.commit()\n"
+        "    if step == 40 and session.rank == 0:\n"
+        "        with state.pause('eval'):\n"
+        "            torch.distributed.all_reduce(torch.ones(1))\n"
+    )
+    run = start("--nproc-per-node 2", "alone.py")
+    ended = run.finish()
+    assert ended.code != 0
+    found = run.incidents()
+    assert [(each["kind"] in ("crash", "exception"), each["rank"]) for each in found] == [(True, 0)] * 3
+    assert "its collective does not match that of another rank" in ended.lines[-1]
+    assert "3 times the same" in ended.lines[-1]
+
+
 def test_a_traceback_names_the_script_as_an_interpreter_does_and_explain_its_line(
     start: Start, tmp_path: Path
 ) -> None:

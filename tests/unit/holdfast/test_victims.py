@@ -11,7 +11,7 @@ import pytest
 from holdfast import ending
 from holdfast.ending import kind_of
 from holdfast.errors import BadInput, PeerLost
-from holdfast.victims import in_log, is_victim, lost_peers
+from holdfast.victims import in_log, is_victim, lost_peers, mismatch
 
 
 class Group(Exception):
@@ -34,6 +34,11 @@ class Odd(RuntimeError):
 GLOO = (
     "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
     "[127.0.0.1]:13206. This is typically caused by a remote worker crashing. Check the logs of the remote w"
+)
+MISMATCH = (
+    "[enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:456] "
+    "op.preamble.length <= op.nbytes. 12 vs 4. Received data size doesn't match expected size. "
+    "Is there a distributed collective mismatch in your code?"
 )
 C10D = "/venv/torch/distributed/distributed_c10d.py"
 DDP = "/venv/torch/nn/parallel/distributed.py"
@@ -251,3 +256,22 @@ def test_a_process_that_says_nothing_is_judged_by_its_log_in_the_same_way(log: s
 def test_what_torch_says_of_a_dead_peer_becomes_a_few_words(text: str, says: str) -> None:
     assert lost_peers(text).startswith(says)
     assert len(lost_peers(text)) <= 100
+
+
+def test_collectives_that_differ_are_no_lost_peer() -> None:
+    raised = from_c(C10D, MISMATCH)
+    again = raised_in(
+        SCRIPT, "try:\n    raise error\nexcept RuntimeError:\n    raise ValueError", error=raised
+    )
+    assert not is_victim(raised)
+    assert not is_victim(again)
+    assert kind_of(raised) == "exception"
+    aborted = f"terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  {MISMATCH}\n"
+    assert not in_log(aborted)
+    lost = f'Traceback (most recent call last):\n  File "{C10D}", line 3, in f\nRuntimeError: {GLOO}\n'
+    assert in_log(lost)
+    assert in_log(f"caught: {MISMATCH}\n{lost}"), "what it said last counts"
+    assert mismatch(aborted).startswith(
+        "its collective does not match that of another rank (it was sent 12 bytes"
+    )
+    assert mismatch(lost) == ""

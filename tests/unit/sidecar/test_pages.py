@@ -51,6 +51,17 @@ def test_what_is_told_is_what_the_page_says_at_that_moment(here: Path) -> None:
     assert pages.progress(2) == ()
 
 
+def test_the_label_of_a_pause_is_told_in_the_pause_only(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 2, POLICY)
+    rank.does(1)
+    rank.page.pause(Phase.EVAL, "validation")
+    pages.poll(1, rank.now_ns, 0.0)
+    assert pages.progress(1)[0].label == "validation"
+    rank.does(2)
+    pages.poll(1, rank.now_ns, 0.0)
+    assert pages.progress(1)[0].label == ""
+
+
 def test_the_next_look_is_due_when_the_time_of_the_first_rank_is_over(here: Path) -> None:
     rank, pages = Rank(here), Pages(here, 2, POLICY)
     assert pages.left_s == math.inf

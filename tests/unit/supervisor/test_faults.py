@@ -26,6 +26,7 @@ from tests.unit.supervisor.views import (
 
 POLICY = Policy(members=2)
 WELL = member("m0", report("m0", launcher(rank(0)), progress=(progress(0, 7),)))
+ABORTED = "what(): gloo/pair.cc:456] op.preamble.length <= op.nbytes. 12 vs 4. Received data size\n"
 BUG = '  File "train.py", line 7\nValueError: bad\n'
 
 
@@ -42,6 +43,13 @@ def seen(*endings: Ending | None, **given: Any) -> tuple[Fault, ...]:
         (Ending(90 * S, None, 9), "crash", "signal 9", "rank 1 was killed by SIGKILL"),
         (Ending(90 * S, None, 31), "crash", "signal 31", "rank 1 was killed by SIGSYS"),
         (Ending(90 * S, None, 40), "crash", "signal 40", "rank 1 was killed by signal 40"),
+        (
+            Ending(90 * S, None, 6, message=ABORTED),
+            "crash",
+            "signal 6",
+            "rank 1 was killed by SIGABRT: its collective does not match that of another rank"
+            " (it was sent 12 bytes and expected 4)",
+        ),
         (Ending(90 * S, 17), "crash", "exit 17", "rank 1 exited with code 17"),
         (
             Ending(90 * S, 1, fail="exception", failed_ns=80 * S, message=BUG),

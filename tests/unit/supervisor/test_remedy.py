@@ -179,6 +179,15 @@ def test_a_step_beyond_shows_that_the_failure_was_got_over() -> None:
     assert remedy.verdict(view(history=history), POLICY, cause) is None
 
 
+def test_an_abort_by_a_mismatch_of_collectives_is_a_bug_as_early_as_an_exception() -> None:
+    said = "what(): op.preamble.length <= op.nbytes. 12 vs 4. Received data size doesn't match"
+    cause = fault("crash", message=said)
+    assert remedy.verdict(view(history=(past(cause),) * 1), POLICY, cause) is None
+    ended = remedy.verdict(view(history=(past(cause),) * 2), POLICY, cause)
+    assert ended is not None
+    assert "3 times the same" in ended.why
+
+
 def test_a_crash_of_another_rank_is_another_crash() -> None:
     cause = fault("crash")
     assert remedy.verdict(view(history=(past(cause, rank=0),) * 4), POLICY, cause) is None
