@@ -7,11 +7,13 @@ resumes at step n begins with the batch of step n, and what its workers had pref
 
 from __future__ import annotations
 
+import difflib
 import hashlib
+import inspect
 import operator
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import BadInput
@@ -57,6 +59,7 @@ class Batches:
         self.dataset, self.batch_size = dataset, _positive("batch_size", batch_size)
         self.session, self.state, self.seed, self.shuffle = session, state, seed, shuffle
         self._options = options
+        _check_names(options)
         given = [name for name in _OURS if name in options]
         if given:
             raise BadInput(
@@ -72,6 +75,10 @@ class Batches:
             )
         self._epoch = -1
         self._order: Sequence[int] = ()
+        try:  # what torch refuses, it refuses here, and not in the first step
+            self._loader(_Plan(self, 0, 0))
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"Batches({', '.join(f'{name}=...' for name in options)}): {error}") from None
 
     def __len__(self) -> int:
         """Return how many steps an epoch has."""
@@ -138,20 +145,32 @@ class Batches:
 
     def load(self, first: int, count: int) -> Iterator[Any]:
         """Yield the batches of the steps from `first` to below `count` that are not skipped."""
+        return iter(self._loader(_Plan(self, first, count)))
+
+    def _loader(self, plan: _Plan) -> Any:
         import torch
         from torch.utils.data import DataLoader
 
         options = dict(self._options)
         source = _Seeded(self.dataset, options.pop("collate_fn", None), self.seed, self.session.rank)
-        return iter(
-            DataLoader(
-                source,  # type: ignore[arg-type]  # it has what a loader of lists of keys asks for
-                batch_sampler=_Plan(self, first, count),
-                collate_fn=_as_it_is,
-                generator=torch.Generator(),  # else each iterator would draw from the training's own
-                **options,
-            )
+        return DataLoader(
+            source,  # type: ignore[arg-type]  # it has what a loader of lists of keys asks for
+            batch_sampler=plan,
+            collate_fn=_as_it_is,
+            generator=torch.Generator(),  # else each iterator would draw from the training's own
+            **options,
         )
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
+    """Raise `BadInput` for an option that neither `Batches` nor torch's `DataLoader` has."""
+    from torch.utils.data import DataLoader
+
+    known = [*inspect.signature(Batches).parameters, *inspect.signature(DataLoader).parameters]
+    for name in options:
+        if name not in known:
+            meant = "".join(f"; did you mean {each}?" for each in difflib.get_close_matches(name, known, 1))
+            raise BadInput(f"Batches({name}=...): neither Batches nor torch's DataLoader has this{meant}")
 
 
 class _Feed:
