@@ -23,11 +23,15 @@ _POLL_S = 0.1
 def stop(run: RunDir, command: commands.Stop) -> int:
     """End the run, wait until it has ended, and return the exit code. Raises `BadInput`."""
     tell(run, "stop", {"now": command.now}, repeat=True)
+    if not command.json:
+        say(f"run {run.path.name} is asked to stop")
     ended = _wait_for_end(run, (lambda _: None) if command.json else say)
     status = run.status() or {}
     if command.json:
         keys = ("exit_code", "message", "step", "checkpoint")
-        say_json({"schema": SCHEMA, "ended": ended, **{key: status.get(key) for key in keys}})
+        say_json(
+            {"schema": SCHEMA, "run": run.path.name, "ended": ended, **{key: status.get(key) for key in keys}}
+        )
     elif ended:
         message = str(status.get("message") or "").strip()
         say(f"ended: {message.splitlines()[0] if message else 'the run is over'}")
@@ -41,14 +45,15 @@ def inject(run: RunDir, command: commands.Inject) -> int:
     body = {"what": command.kind, "rank": command.rank}
     answer = tell(run, "inject", body, repeat=False)
     if command.json:
-        say_json({"schema": SCHEMA, "injected": command.kind, "rank": command.rank, **answer})
+        named = {"run": run.path.name, "injected": command.kind, "rank": command.rank}
+        say_json({"schema": SCHEMA, **named, **answer})
         return 0
     where = {
         "supervisor": "the supervisor",
         "sidecar": f"the sidecar of rank {command.rank}'s member",
         "member": f"the member of rank {command.rank}",
     }.get(command.kind, f"rank {command.rank}")
-    say(f"{command.kind} sent to {where}; `holdfast incidents` shows what comes of it")
+    say(f"{command.kind} sent to {where} of run {run.path.name}; `holdfast incidents` shows what comes of it")
     return 0
 
 

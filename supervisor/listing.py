@@ -92,9 +92,10 @@ def _progress(found: Mapping[str, Any]) -> str:
 
 def _safety(found: Mapping[str, Any]) -> str:
     parts = []
-    if found.get("secured_step") is not None:
+    memory_is_gone = found.get("phase") == "ended"  # what was secured there is on storage, or nowhere
+    if found.get("secured_step") is not None and not memory_is_gone:
         parts.append(f"secured {found['secured_step']:,}")
-    if (found.get("snapshot_step") or -1) >= 0:
+    if (found.get("snapshot_step") or -1) >= 0 and not memory_is_gone:
         parts.append(f"snapshot {found['snapshot_step']:,}")
     saved = found.get("checkpoint") or {}
     if saved.get("step") is not None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from supervisor.closing import FINISHED
+
 _BAD_INPUT = 2  # the same command would be refused again
 
 
@@ -24,6 +26,31 @@ def lines(status: Mapping[str, Any], code: int, given: Sequence[str], run_dir: P
     if code == _BAD_INPUT or (status.get("checkpoint") or {}).get("step") is None:
         return []
     return [f"resume with: holdfast run --run-dir {shlex.quote(str(run_dir))} {shlex.join(given)}"]
+
+
+def ended(why: str, status: Mapping[str, Any]) -> str:
+    """Return `why` the run has ended with what a person asks next, where the script itself was done.
+
+    That is how many of its steps it has done, where some are left, and which checkpoint has the last of them.
+
+    Args:
+        why: As `closing.last_line` says it.
+        status: The last status.
+    """
+    step = status.get("step")
+    if not why.startswith(FINISHED) or type(step) is not int or status.get("own_state"):
+        return why
+    said, more, rest = why.partition("; ")
+    total, saved = status.get("total_steps"), (status.get("checkpoint") or {}).get("step")
+    early = type(total) is int and step < total
+    if early:
+        said += f", after {step:,} of {total:,} steps"
+    if saved == step and step > 0:
+        said += f", with a checkpoint of step {step:,}"
+    elif early and "no checkpoint" not in rest:
+        held = f"the newest checkpoint has step {saved:,}" if type(saved) is int else "without a checkpoint"
+        said += f", {held}"
+    return said + more + rest
 
 
 def stopping(status: Mapping[str, Any], name: str, grace_s: float) -> str:

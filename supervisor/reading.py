@@ -41,11 +41,13 @@ def _obey(command: Obeyed) -> int:
     if isinstance(command, commands.Show):
         say(command.text)
         return 0
-    run = rundir.find(command.run_dir, Path.cwd())
     if isinstance(command, commands.Stop):
-        return asking.stop(run, command)
+        words = "stop --now" if command.now else "stop"
+        return asking.stop(rundir.find_living(command.run_dir, Path.cwd(), words), command)
     if isinstance(command, commands.Inject):
-        return asking.inject(run, command)
+        words = f"inject {command.kind} --rank {command.rank}"
+        return asking.inject(rundir.find_living(command.run_dir, Path.cwd(), words), command)
+    run = rundir.find(command.run_dir, Path.cwd())
     if isinstance(command, commands.Status):
         return _status(run, command)
     if isinstance(command, commands.Incidents):
@@ -57,12 +59,13 @@ def _obey(command: Obeyed) -> int:
 
 def _status(run: RunDir, command: commands.Status) -> int:
     found, alive, live = _newest_status(run)
+    unreadable = found is None and run.has_status()
     if command.json:
         say_json({"schema": SCHEMA, **(found or {}), "alive": alive})
-        return 0
+        return 1 if unreadable else 0
     if found is None:
         say(f"run {run.path.name} {_without_status(run, alive)}")
-        return 0
+        return 1 if unreadable else 0
     say_all(listing.status(found, alive=alive, live=live, now_s=time.time(), path=run.path))
     return 0
 

@@ -32,7 +32,9 @@ TICK_S = 0.25
 LOSS_JUMP = 10.0  # warned of, unless the user asks for more
 PATIENCE_S = 86_400.0  # of a rank for its peers, at least
 EXIT_UNWRITTEN = 120  # Python's own, for output that cannot be written at the end
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_ANNOUNCING = (signal.SIGUSR1, signal.SIGUSR2)
+_ONCE = (signal.SIGHUP, *_ANNOUNCING)  # sent again, they ask for nothing more
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, *_ONCE)
 
 
 def run(options: RunOptions) -> int:
@@ -168,6 +170,7 @@ class _Watch:
         known = Incidents(self.following.incident, run_dir.newest_incident())
         self.view: Display = display(sys.stdout, known, plain=options.plain, quiet=options.quiet)
         self.interrupts = 0
+        self.announced = False  # the end was asked for by a signal that SIGTERM follows
         self.unshown = False  # a status could not be shown, and that was said
 
     def until_end(self) -> int:
@@ -223,7 +226,8 @@ class _Watch:
         status = self.following.status
         for line in parting.lines(status, finished.code, self.options.given, self.run_dir.path):
             self.view.say(f"holdfast: {line}")
-        self.view.say(f"holdfast: {finished.why} (exit code {finished.code})")
+        why = parting.ended(finished.why, status)
+        self.view.say(f"holdfast: {why} (exit code {finished.code})")
         return finished.code
 
     def _take_signals(self) -> None:
@@ -248,10 +252,15 @@ class _Watch:
     def _interrupted(self, signum: int) -> None:
         """The first signal asks for a clean end, the second ends at once, the third kills.
 
-        A terminal that closes sends SIGHUP more than once: that is one request.
+        A terminal that closes sends SIGHUP more than once: that is one request. A batch system announces the
+        end of the time by SIGUSR1 or SIGUSR2, and SIGTERM follows when it is over: that is no second request.
         """
-        if signum == signal.SIGHUP and self.interrupts:
+        if signum in _ONCE and self.interrupts:
             return
+        if signum == signal.SIGTERM and self.announced:
+            self.announced = False
+            return
+        self.announced = signum in _ANNOUNCING
         self.interrupts += 1
         if self.interrupts == 1:
             name = signal.Signals(signum).name

@@ -50,6 +50,8 @@ def checked(
     program.parse(command, directory)
     if options.resume and options.run_dir is None:
         raise BadInput("--resume needs --run-dir DIR: the directory of the run to resume")
+    if options.resume and options.from_scratch:
+        raise BadInput("--resume and --from-scratch: the one goes on, the other begins anew; leave one out")
     check_devices(options, gpus)
     if options.hang_floor_s > options.first_step_timeout_s:
         raise BadInput(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
@@ -185,6 +186,31 @@ def find(path: Path | None, directory: Path) -> RunDir:
         if not _is_run(chosen):
             raise BadInput(f"directory {str(path)!r} holds no run: name the directory of a run")
     return RunDir(chosen)
+
+
+def find_living(path: Path | None, directory: Path, command: str) -> RunDir:
+    """Return the run that `command` is to act on: as `find`, but of several that go on one must be named.
+
+    Raises:
+        BadInput: As `find`, or there is more than one.
+    """
+    if path is None and not _is_readable_run(directory):
+        living = [run.path for run in map(RunDir, _runs(directory / RUNS)) if run.is_in_use()]
+        if len(living) > 1:
+            given = "".join(f"\n  holdfast {command} --run-dir {shlex.quote(str(each))}" for each in living)
+            raise BadInput(
+                f"{command}: {len(living)} runs are going on here: name the one that is meant:{given}"
+            )
+    return find(path, directory)
+
+
+def _runs(runs: Path) -> list[Path]:
+    """Return the directories of the runs in `runs`, and of the one elsewhere that is the latest."""
+    try:
+        found = {each.resolve() for each in runs.iterdir() if _is_readable_run(each)}
+    except OSError:
+        return []
+    return sorted(found)
 
 
 def newest(directory: Path) -> Path:

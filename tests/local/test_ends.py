@@ -25,11 +25,16 @@ def checkpoints(run: Run) -> list[Json]:
     return found
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1]
+)
 def test_one_signal_saves_the_newest_step_and_ends_cleanly(start: Start, signum: int) -> None:
     run = start("--nproc-per-node 2 --checkpoint-every 0", "steady.py", ENDLESS)
     step = run.steady()["step"]
     run.interrupt(signum)
+    if signum == signal.SIGUSR1:  # as a batch system sends them, when the time that it announced is over
+        for after in (signal.SIGUSR1, signal.SIGTERM):
+            run.interrupt(after)
     ended = run.finish()
     assert ended.code == 130
     assert max(each["step"] for each in checkpoints(run)) >= step

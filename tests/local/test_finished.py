@@ -28,7 +28,8 @@ def test_a_run_that_has_finished_trains_nothing_again_and_on_from_its_end(
     start: Start, tmp_path: Path, members: str
 ) -> None:
     first = start(members, "finishing.py", tmp_path, 2, "plain").finish()
-    assert (first.code, first.lines[-1]) == (0, "holdfast: all ranks have finished (exit code 0)")
+    last = "holdfast: all ranks have finished, with a checkpoint of step 40 (exit code 0)"
+    assert (first.code, first.lines[-1]) == (0, last)
     again = start(f"{members} --resume", "finishing.py", tmp_path, 2, "plain").finish()
     assert again.code == 0, again.output
     assert "nothing to do: the state in" in again.output
@@ -42,6 +43,24 @@ def test_a_run_that_has_finished_trains_nothing_again_and_on_from_its_end(
     (whole := tmp_path / "whole").mkdir()
     assert start(members, "finishing.py", whole, 3, "plain", into="other").finish().code == 0
     assert ended == digests(whole)
+
+
+def test_a_script_that_ends_early_is_told_how_far_it_came(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text(
+        "import sys, torch, holdfast\n"
+        "model = torch.nn.Linear(8, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "state = holdfast.join().protect(model=model, optimizer=optimizer)\n"
+        "for step in state.steps(500):\n"
+        "    model(torch.randn(4, 8)).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    state.commit()\n"
+        "    if step == 60:\n"
+        "        sys.exit(0)\n"
+    )
+    ended = start("--checkpoint-every 0", "leaves.py").finish()
+    line = "holdfast: all ranks have finished, after 61 of 500 steps, without a checkpoint (exit code 0)"
+    assert (ended.code, ended.lines[-1]) == (0, line), ended.output
 
 
 @pytest.mark.parametrize(("option", "how"), [("", "weights"), ("--checkpoint-every 0", "plain")])

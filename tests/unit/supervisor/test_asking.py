@@ -64,6 +64,7 @@ def test_stop_asks_and_waits_until_the_run_has_ended(run: RunDir, capsys: pytest
         assert asking.stop(run, Stop(now=True)) == 0
     assert asked == [("/v1/stop", f"Bearer {run.token()}", {"now": True})]
     assert capsys.readouterr().out.splitlines() == [
+        "run a-run is asked to stop",
         "saving a checkpoint",
         "stopping",
         "ended: stopped, as asked",
@@ -109,9 +110,9 @@ def test_inject_says_what_was_done(run: RunDir, capsys: pytest.CaptureFixture[st
         assert asking.inject(run, Inject("hang", 3, json=True)) == 0
     assert bodies[0] == {"what": "kill", "rank": 1}
     out = capsys.readouterr().out
-    assert "kill sent to rank 1;" in out
-    assert "member sent to the member of rank 2;" in out
-    assert json.loads(out[out.index("{") :]) == {"schema": 1, "injected": "hang", "rank": 3}
+    assert "kill sent to rank 1 of run a-run;" in out
+    assert "member sent to the member of rank 2 of run a-run;" in out
+    assert json.loads(out[out.index("{") :]) == {"schema": 1, "run": "a-run", "injected": "hang", "rank": 3}
 
 
 def test_a_drill_is_never_sent_twice(run: RunDir) -> None:

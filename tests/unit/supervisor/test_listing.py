@@ -16,6 +16,11 @@ def page(*, alive: bool = True, live: bool = True, age_s: float = 0.0, **changed
     return listing.status(found, alive=alive, live=live, now_s=1_000_000.0 + age_s, path=HERE)
 
 
+def test_nothing_of_the_memory_is_safe_after_the_end() -> None:
+    lines = page(alive=False, phase="ended", checkpoint=None)
+    assert not any("secured" in line or "snapshot" in line for line in lines)
+
+
 def test_the_status_says_what_goes_on_what_is_safe_and_where_the_time_went() -> None:
     assert page() == [
         "run a-run: running",

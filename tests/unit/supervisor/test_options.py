@@ -300,6 +300,11 @@ def test_to_resume_needs_a_directory(here: Path) -> None:
     assert run(here, "--resume --run-dir d train.py").resume
 
 
+def test_to_resume_and_to_begin_anew_exclude_each_other(here: Path) -> None:
+    assert "leave one out" in refused(here, "run --resume --from-scratch --run-dir d train.py")
+    assert run(here, "--from-scratch --run-dir d train.py").from_scratch
+
+
 def test_a_directory_is_not_taken_for_a_script(here: Path) -> None:
     (here / "package.py").mkdir()
     assert "is a directory" in refused(here, "run package.py")

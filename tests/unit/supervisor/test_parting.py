@@ -72,3 +72,41 @@ def test_the_first_signal_promises_a_checkpoint_only_where_there_will_be_one() -
     for name, sent in (("SIGINT", "SIGINT"), ("SIGTERM", "SIGTERM"), ("SIGHUP", "SIGTERM")):
         told = f"stopping: the script gets {sent} and has 30 s to save what it likes and end"
         assert parting.stopping(status(own_state=True), name, 30.0) == told
+
+
+@pytest.mark.parametrize(
+    ("why", "changed", "says"),
+    [
+        ("", {"checkpoint": {"step": 500}}, ", with a checkpoint of step 500"),
+        (
+            " after 2 incidents",
+            {"checkpoint": {"step": 500}},
+            " after 2 incidents, with a checkpoint of step 500",
+        ),
+        ("", {"checkpoint": {"step": 480}}, ""),
+        (
+            "",
+            {"step": 61, "checkpoint": {"step": 61}},
+            ", after 61 of 500 steps, with a checkpoint of step 61",
+        ),
+        ("", {"step": 61, "checkpoint": None}, ", after 61 of 500 steps, without a checkpoint"),
+        (
+            "; rank 0 left its loop",
+            {"step": 61, "checkpoint": {"step": 40}},
+            ", after 61 of 500 steps, the newest checkpoint has step 40; rank 0 left its loop",
+        ),
+        (
+            "; no checkpoint of the last step: full",
+            {"step": 61, "checkpoint": None},
+            ", after 61 of 500 steps; no checkpoint of the last step: full",
+        ),
+        ("", {"step": 61, "own_state": True}, ""),
+        ("", {"step": None}, ""),
+    ],
+)
+def test_the_last_line_says_how_far_the_script_went_and_what_is_saved(
+    why: str, changed: dict[str, Any], says: str
+) -> None:
+    last = status(**{"step": 500, "total_steps": 500, "checkpoint": None, "own_state": False, **changed})
+    assert parting.ended(f"all ranks have finished{why}", last) == f"all ranks have finished{says}"
+    assert parting.ended("stopped, as asked", last) == "stopped, as asked"

@@ -130,9 +130,10 @@ def test_what_cannot_be_read_is_said_to_be_unreadable(run: RunDir, capsys: Print
     assert "i-0001" in printed.out
     assert "i-0002.json cannot be read" in printed.err
     run.close()
-    text = shown(capsys, commands.Status())
+    text = shown(capsys, commands.Status(), 1)
     assert "cannot be read" in text
     assert str(run.path / "status.json") in text
+    assert json.loads(shown(capsys, commands.Status(json=True), 1)) == {"schema": 1, "alive": False}
 
 
 def test_a_record_of_an_older_version_has_every_field(run: RunDir, capsys: Printed) -> None:

@@ -14,7 +14,7 @@ import pytest
 from holdfast import logfile
 from holdfast.errors import BadInput
 from supervisor import rundir, rundirlock
-from supervisor.rundir import RunDir, find, newest, open_for_run
+from supervisor.rundir import RunDir, find, find_living, newest, open_for_run
 
 NOW = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
 
@@ -253,6 +253,19 @@ def test_the_newest_run_is_the_one_started_last_wherever_it_is(tmp_path: Path) -
     assert newest(elsewhere.path) == elsewhere.path, "the run one stands in"
     for run in (first, second, elsewhere):
         run.close()
+
+
+def test_of_several_living_runs_the_one_to_act_on_is_named(tmp_path: Path) -> None:
+    first, second = started(None, NOW, tmp_path), started(None, NOW + 1, tmp_path)
+    with pytest.raises(BadInput) as refused:
+        find_living(None, tmp_path, "stop --now")
+    said = str(refused.value).splitlines()
+    assert said[1:] == [f"  holdfast stop --now --run-dir {run.path.resolve()}" for run in (first, second)]
+    assert find_living(first.path, tmp_path, "stop").path == first.path
+    assert find_living(None, first.path, "stop").path == first.path, "the run one stands in"
+    first.close()
+    assert find_living(None, tmp_path, "stop").path == second.path
+    second.close()
 
 
 def test_a_run_that_could_not_be_set_up_is_not_the_newest(tmp_path: Path) -> None:
