@@ -183,8 +183,11 @@ class Keeping:
         finally:
             unlock(lock)
 
-    def begin(self, step: int) -> None:
-        """Secure the state that the loop starts from. Collective."""
+    def begin(self, step: int, *, asked: bool = True) -> None:
+        """Secure the state that the loop starts from. Collective.
+
+        `asked`: the script has read how many steps are done: what it did since `protect` may depend on it.
+        """
         if self._sent > step:  # a loop was left in the middle of a step
             self._take()
         self._core = self._state.private.core()
@@ -198,7 +201,7 @@ class Keeping:
         self._began, self._over = step, -1
         what = self._changed()
         if what is not None:  # by the script, since the last loop: that is what it goes on from
-            self._warn_of_change(what, first)
+            self._warn_of_change(what, first, asked)
             whole = self._forgets(step) and not self._state.gate.frozen
             if not first:
                 self._state.session.note_late(step, whole)
@@ -210,7 +213,7 @@ class Keeping:
         if restored is None or restored.source != "slot":
             self._snapshot(step)
 
-    def _warn_of_change(self, what: str, first: bool) -> None:
+    def _warn_of_change(self, what: str, first: bool, asked: bool) -> None:
         if not first:
             self._tell(
                 f"{what}, between two loops: a restart from a later step does it again if the script comes "
@@ -223,6 +226,22 @@ class Keeping:
                 f"{what.partition(' after ')[0]} after protect() had restored it: load initial weights "
                 "before protect(), or each restart begins with them"
             )
+        elif not asked and self._is_loaded_over():
+            self._tell(
+                f"{what.partition(' after ')[0]} between protect() and the first step: a restart puts the"
+                " state of the training there, and this would overwrite it. Load initial weights before"
+                " protect(), or under `if state.step == 0:`"
+            )
+
+    def _is_loaded_over(self) -> bool:
+        """True when a parameter has other values since `protect`, and the group did not give it those.
+
+        DDP gives all ranks the values of rank 0, also to one that is made after `protect`.
+        """
+        since = self._footprint
+        if since is None or self._state.session.rank != 0 or self._footprints.written(since) is None:
+            return False
+        return self._footprints.returned(since) is None
 
     def _expect(self, state_bytes: int) -> None:
         """Say how large the state is: how long a copy may take follows from it before one has been made."""

@@ -49,7 +49,8 @@ class State:
 
     def __init__(self, session: Session, objects: Mapping[str, Any]) -> None:
         self.session = session
-        self.step = 0
+        self._step = 0
+        self._asked = False  # somebody has read `step` since `protect`: what follows may depend on it
         self.turn = 0  # another one with each step that a loop yields, and when a loop ends
         modules, private, replicated = hooks.sort(objects)
         self.guard = LossGuard(factor=session.loss_jump) if session.loss_jump > 0 else None
@@ -96,6 +97,17 @@ class State:
         )
         self._threads = Threads(lambda text: misuse.warn(0, text))  # on any rank: one may save alone
         self.gate.start(self.step)
+        self._asked = False
+
+    @property
+    def step(self) -> int:
+        """The number of steps that the state contains."""
+        self._asked = True
+        return self._step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self._step = value
 
     # -- the loop
 
@@ -117,13 +129,14 @@ class State:
             self._order.leave()
 
     def _loop(self, count: int) -> Iterator[int]:
+        asked = self._asked
         if self._random is not None:
             self.private.restore_random(self._random)
             self._random = None
         self.session.aim(count)
         self._tell_passed(count)
         if self.keeping is not None:
-            self.keeping.begin(self.step)
+            self.keeping.begin(self.step, asked=asked)
         self._phase(Phase.DATA)
         try:
             while self.step < count:

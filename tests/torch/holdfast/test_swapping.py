@@ -151,6 +151,19 @@ def test_initial_weights_that_are_loaded_over_a_restored_state_are_told(
     )
 
 
+@pytest.mark.parametrize(("how", "told"), [("always", True), ("asked", False), ("same", False)])
+def test_initial_weights_that_a_restart_would_load_again_are_told_before_there_was_one(
+    memory: Path, capsys: pytest.CaptureFixture[str], how: str, told: bool
+) -> None:
+    script = Script(supervised(memory, LAUNCH))
+    initial = {k: v.clone() + (how != "same") for k, v in script.model.state_dict().items()}
+    if how != "asked" or script.state.step == 0:
+        script.model.load_state_dict(initial)
+    script.run(3)
+    said = "was written between protect() and the first step: a restart puts the state of the training there"
+    assert (said in capsys.readouterr().err) == told
+
+
 def test_a_schedule_behind_the_commit_is_told(memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = Script(supervised(memory, LAUNCH))
     for _ in script.state.steps(3):
