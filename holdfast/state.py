@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from holdfast import accelerator, capture, gradients, hooks, misuse, pausing
+from holdfast import accelerator, capture, gradients, hooks, loops, misuse, pausing
 from holdfast.errors import BadInput, NumericFault
 from holdfast.gate import Gate
 from holdfast.gradients import Gradients
@@ -90,8 +90,7 @@ class State:
             self.step, self._random = self.keeping.restore()
             self.keeping.mark(self.step)
             session.restored(self.step)
-        self._resumed = self.step  # what was done before this process
-        self._passed: int | None = None  # the loop that was, as far as it matters
+        self._loops = loops.Loops(self.step, lambda text: misuse.warn(session.rank, text))
         self._added = misuse.Added(
             self._modules, self._optimizers, lambda text: misuse.warn(session.rank, text)
         )
@@ -114,18 +113,27 @@ class State:
     def steps(self, count: int) -> Iterator[int]:
         """Yield the numbers of the steps to do, up to `count` in all, from where the group left off.
 
+        `count` is that of the whole training, from its very beginning, and not that of an epoch.
+
         A step counts when it is committed; one left by `continue` or `break` without a commit is
         yielded again, at most three times.
 
         Raises:
             BadInput: `count` is no whole number, or below 0; the loop is within another one; a step was begun
-                too often without a commit, or its optimizer ran and it was not committed.
+                too often without a commit, or its optimizer ran and it was not committed; this line has
+                trained all of its steps before, as an epoch's.
         """
+        return self._steps(count, loops.line_of_script())
+
+    def _steps(self, count: int, line: loops.Line) -> Iterator[int]:
         count = misuse.count_of(count)
         self._order.enter()
+        begun = self._step  # what the script has read of it, `_loop` looks at
         try:
+            self._loops.begin(count, begun, line)
             yield from self._loop(count)
         finally:
+            self._loops.ended(self._step - begun, line)
             self._order.leave()
 
     def _loop(self, count: int) -> Iterator[int]:
@@ -134,7 +142,6 @@ class State:
             self.private.restore_random(self._random)
             self._random = None
         self.session.aim(count)
-        self._tell_passed(count)
         if self.keeping is not None:
             self.keeping.begin(self.step, asked=asked)
         self._phase(Phase.DATA)
@@ -161,20 +168,6 @@ class State:
             self._phase(Phase.IDLE)
         if self.keeping is not None:
             self.keeping.ended(self.step)
-
-    def _tell_passed(self, count: int) -> None:
-        """Warn when what stands between an earlier loop and this one has run again, with a later state."""
-        if count < self._resumed:
-            self._passed = count
-        elif self._passed is not None and self.step < count:
-            passed, self._passed = self._passed, None
-            misuse.warn(
-                self.session.rank,
-                f"the loop over steps({passed}) was done before the restart, so what follows it has run "
-                f"again, with the state of step {self.step}. If it must happen once: write `if state.step < "
-                f"{passed}:` around that loop, and do it as the next one begins, in `if step == {passed}:` "
-                '(see "Two loops" in the user guide)',
-            )
 
     def _end_tail(self) -> None:
         """The script's work after a commit is over: see what it has changed before anything else is done.

@@ -1,4 +1,4 @@
-"""Get one thing wrong: python misusing.py before|after|twice|uneven|early|forgets|late|accumulates FOLDER.
+"""Get one thing wrong: misusing.py before|after|twice|epochs|uneven|early|forgets|late|accumulates FOLDER.
 
 The last three go on after a kill: the optimizer is not protected, a protected object changes after commit, or
 the optimizer steps in each fourth step only.
@@ -36,6 +36,11 @@ steps = {
     "late": 100_000,
     "accumulates": 100_000,
 }.get(what, 60)
+for _epoch in range(3 if what == "epochs" else 0):
+    for _ in state.steps(20):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        state.commit()
 for step in state.steps(steps):
     if len(sys.argv) > 2 and Path(sys.argv[2], "enough").exists():
         break

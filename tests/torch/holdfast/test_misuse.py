@@ -15,6 +15,7 @@ import holdfast
 from holdfast import misuse
 from holdfast.errors import BadInput
 from holdfast.launcher_messages import Launch, RankStart
+from holdfast.loops import Loops
 from holdfast.session import Session
 from holdfast.state import State
 from tests.torch.holdfast.simulation import Simulated
@@ -33,6 +34,12 @@ def plain(**objects: Any) -> State:
 def committed(state: State, count: int) -> State:
     for _ in state.steps(count):
         state.commit()
+    return state
+
+
+def resumed_at(state: State, step: int) -> State:
+    state.step = step
+    state._loops = Loops(step, lambda text: misuse.warn(0, text))
     return state
 
 
@@ -77,6 +84,76 @@ def test_loops_may_follow_each_other() -> None:
             if step == 5:
                 break
     assert state.step == 12
+
+
+def epochs(state: State, *counts: int) -> list[int]:
+    """Return how many steps each of the loops does that one line asks for."""
+    done = []
+    for count in counts:
+        before = state.step
+        for _ in state.steps(count):
+            state.commit()
+        done.append(state.step - before)
+    return done
+
+
+def test_a_line_that_asks_for_the_steps_of_an_epoch_again_is_refused() -> None:
+    state = plain()
+    with pytest.raises(BadInput, match=r"steps\(50\) is the whole training, not one epoch.*steps\(3 \* 50\)"):
+        epochs(state, 50, 50, 50)
+    assert state.step == 50
+    assert epochs(state, 60) == [10], "the mistake has changed nothing"
+
+
+def test_epochs_over_batches_are_refused_as_well() -> None:
+    session = alone()
+    state = session.protect()
+    batches = holdfast.Batches(list(range(12)), 4, session, state)
+
+    def train() -> None:
+        for _ in range(3):
+            for _step, _batch in batches.steps(len(batches)):
+                state.commit()
+
+    with pytest.raises(BadInput, match=r"steps\(3\) is the whole training.*if batches\.ends_epoch\(step\)"):
+        train()
+    assert state.step == 3
+
+
+def test_a_line_that_asked_for_fewer_steps_before_may_have_nothing_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert epochs(plain(), *(min(4 * (epoch + 1), 10) for epoch in range(5))) == [4, 4, 2, 0, 0]
+    assert epochs(resumed_at(plain(), 9), 4, 8, 10, 10) == [0, 0, 1, 0]
+    assert "does nothing" not in capsys.readouterr().err
+
+
+def test_another_loop_that_has_nothing_left_is_warned_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+    state = committed(plain(), 6)
+    assert list(state.steps(4)) == []
+    assert list(state.steps(6)) == []
+    [warning] = capsys.readouterr().err.splitlines()
+    assert "steps(4) (test_misuse.py, line " in warning
+    assert "does nothing, as 6 steps are done: n in steps(n) counts from the beginning" in warning
+    assert "write steps(6 + 4)" in warning
+
+
+def test_a_loader_that_ends_before_the_steps_do_is_not_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    state = plain()
+    for _ in range(4):
+        for _ in zip(range(3), state.steps(7), strict=False):
+            state.commit()
+    assert state.step == 7
+    assert capsys.readouterr().err.count("does nothing") == 1
+
+
+def test_a_process_that_was_resumed_passes_over_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    state = resumed_at(plain(), 6)
+    assert list(state.steps(4)) == []
+    assert epochs(state, 6, 6) == [0, 0]
+    assert capsys.readouterr().err == ""
+    assert epochs(resumed_at(plain(), 6), 9, 9) == [3, 0], "it cannot tell what was before it"
+    assert "does nothing" in capsys.readouterr().err
 
 
 def test_a_step_is_not_begun_for_ever() -> None:
