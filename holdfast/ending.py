@@ -19,7 +19,7 @@ from types import ModuleType, TracebackType
 from holdfast import page, pausing, shortening
 from holdfast.channel import Say
 from holdfast.command import Program
-from holdfast.errors import BadInput, NumericFault
+from holdfast.errors import BadInput, NumericFault, Uncommitted
 from holdfast.launcher_messages import UNFLUSHED, Ending
 from holdfast.runtime import Runtime
 from holdfast.teardown import Before, tear_down
@@ -198,7 +198,7 @@ def _fail(error: BaseException, runtime: Runtime) -> tuple[str, int]:
     ended = of(error, failed_ns, text)
     assert ended is not None
     kind, code = ended.fail, ended.code or 1
-    if runtime.on_failing is not None and kind in ("exception", "distributed"):
+    if runtime.on_failing is not None and (kind in ("exception", "distributed") or ended.doubtful):
         runtime.on_failing()
     _tell(runtime, ended)
     if kind == "distributed":  # a victim: the whole traceback is in the incident
@@ -229,9 +229,17 @@ def of(error: BaseException, failed_ns: int, text: str) -> Ending | None:
         f"{_text_of(error)}{_line_of(error)}" if wrong else text, shortening.WHOLE_BYTES
     )
     raised = "" if wrong else _named(error)
-    paused = pausing.left_by(error)
     return Ending(
-        _now(), 2 if wrong else code, None, False, kind, failed_ns, message, raised=raised, paused=paused
+        _now(),
+        2 if wrong else code,
+        None,
+        False,
+        kind,
+        failed_ns,
+        message,
+        raised=raised,
+        paused=pausing.left_by(error),
+        doubtful=isinstance(error, Uncommitted),
     )
 
 

@@ -11,6 +11,10 @@ class BadInput(HoldfastError, ValueError):
     """The user gave something that cannot be obeyed. The run ends with exit code 2 and this one line."""
 
 
+class Uncommitted(BadInput):
+    """A step was begun again without a commit. The script may have caught what a lost peer raised in it."""
+
+
 class NumericFault(HoldfastError, FloatingPointError):
     """A loss or gradient norm that is not finite or jumped, in a script that nobody supervises."""
 

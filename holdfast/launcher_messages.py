@@ -34,6 +34,7 @@ class Ending:
     step: int = -1  # of a hint: the steps that the rank had done; one more, and it is void
     raised: str = ""  # the exception's type and the first line of what it says
     paused: int = -1  # the steps done when the exception left a declared pause; -1: it left none
+    doubtful: bool = False  # of bad input: it may come of a lost peer, whose exception the script has caught
 
     @property
     def is_good(self) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast import capture
 from holdfast.accelerator import Brought, Device
-from holdfast.errors import BadInput, kind_of
+from holdfast.errors import BadInput, Uncommitted, kind_of
 
 if TYPE_CHECKING:
     import torch
@@ -60,9 +60,10 @@ class Order:
         again = step == self._step and self.place is Place.IN_STEP
         self._begun = self._begun + 1 if again else 1
         if self._begun > TRIES:
-            raise BadInput(
+            raise Uncommitted(
                 f"step {step} was begun {TRIES} times without a commit: call state.commit(loss=...) at the "
-                "end of each step. To pass over batches that give bad numbers, use --skip-bad-batches"
+                "end of each step, and let what torch.distributed raises in it pass any `except`. To pass "
+                "over batches that give bad numbers, use --skip-bad-batches"
             )
         self.place, self._step = Place.IN_STEP, step
 

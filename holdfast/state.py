@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from holdfast import accelerator, capture, gradients, hooks, loops, misuse, pausing
-from holdfast.errors import BadInput, NumericFault
+from holdfast.errors import NumericFault, Uncommitted
 from holdfast.gate import Gate
 from holdfast.gradients import Gradients
 from holdfast.guard import LossGuard
@@ -160,7 +160,9 @@ class State:
                 self.turn += 1
                 yield step
                 if self._prepared > self.step and self.writing:
-                    raise BadInput(f"step {step} was not committed: call state.commit(loss=...) in the loop")
+                    raise Uncommitted(
+                        f"step {step} was not committed: call state.commit(loss=...) in the loop"
+                    )
             self._settle()
             self._end_tail()
         finally:  # also when the script leaves the loop by `break`: what follows is no step

@@ -262,7 +262,7 @@ def _securing(view: View, policy: Policy) -> Action:
         lost = lost_track.unexplained(view)
         return Secure((lost,), True, lost.detail)
     cause = symptoms.root(found)
-    if cause.kind == "victim":
+    if cause.kind == "victim" or cause.doubtful:
         patience = memory.since_ns + int(policy.victim_s * _S)
         if view.now_ns < patience:
             return Wait(patience, "only victims so far: the cause will show itself")

@@ -209,6 +209,7 @@ def _of_rank(view: View, name: str, report: MemberReport, rank: RankState) -> li
             ending.message,
             ending.code,
             ending.signal,
+            doubtful=ending.doubtful,
         )
     )
     return faults
@@ -255,9 +256,14 @@ def _how(ending: Ending) -> str:
 
 def root(faults: tuple[Fault, ...]) -> Fault:
     """Return the fault that explains the others: causes before their symptoms, then the earliest."""
-    return min(faults, key=lambda each: (_CLASS.get(each.kind, 3), each.at_ns, each.rank))
+    return min(faults, key=lambda each: (_class(each), each.at_ns, each.rank))
 
 
+def _class(fault: Fault) -> int:
+    return _DOUBTFUL if fault.doubtful else _CLASS.get(fault.kind, 3)
+
+
+_DOUBTFUL = 5  # bad input that a lost peer may have caused: after all that does not come of another rank
 _CLASS = {
     "bad_input": 0,
     "member_lost": 1,
@@ -270,5 +276,5 @@ _CLASS = {
     "exception": 3,
     "exit": 3,
     "hang": 4,
-    "victim": 5,
+    "victim": 6,
 }

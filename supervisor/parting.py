@@ -23,7 +23,8 @@ def lines(status: Mapping[str, Any], code: int, given: Sequence[str], run_dir: P
     """
     if code == 0:
         return _nothing_to_do(status, run_dir)
-    if code == _BAD_INPUT or (status.get("checkpoint") or {}).get("step") is None:
+    refused = code == _BAD_INPUT and not _has_trained(status)
+    if refused or (status.get("checkpoint") or {}).get("step") is None:
         return []
     return [f"resume with: holdfast run --run-dir {shlex.quote(str(run_dir))} {shlex.join(given)}"]
 
@@ -102,3 +103,13 @@ def _nothing_to_do(status: Mapping[str, Any], run_dir: PurePath) -> list[str]:
         return []
     done = f"the state in {run_dir} already has {int(resumed['step']):,} steps"
     return [f"nothing to do: {done}; name another --run-dir to start over"]
+
+
+def _has_trained(status: Mapping[str, Any]) -> bool:
+    """Say whether the run has done steps, so that its input was accepted and the script went wrong later.
+
+    That can be put right, unlike a command, which would be refused again.
+    """
+    resumed, step = status.get("resumed") or {}, status.get("step")
+    began = resumed.get("step", 0)
+    return type(step) is int and (resumed.get("source") == "slot" or step > began)

@@ -40,6 +40,7 @@ class Fault:
     value: str = ""  # of a bad number
     place: str = ""  # of a hang: the line of the script where the rank stands
     work: str = ""  # of a hang that may have been work: of which kind
+    doubtful: bool = False  # of bad input: any other rank's fault explains it, as it does a victim
 
 
 @dataclass(frozen=True, slots=True)

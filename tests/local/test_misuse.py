@@ -40,6 +40,7 @@ def line_of(text: str, after: str = "") -> str:
         ),
         ("twice", ("commit() was called already in step 0", line_of("commit()", 'what == "twice":'))),
         ("epochs", ("steps(20) is the whole training, not one epoch", line_of("in state.steps(20):"))),
+        ("never", ("step 40 was begun 3 times without a commit", line_of("in state.steps(steps):"))),
         (
             "uneven",
             ("rank 0 left its loop at step 40 while rank 1 wants step 41", "all ranks must do the same"),
@@ -55,6 +56,19 @@ def test_a_mistake_ends_the_run_at_once_with_what_is_right(
     assert all(each in "\n".join(ended.lines[-2:]) for each in says), ended.output
     assert "Traceback" not in ended.output
     assert len(run.incidents()) <= 1
+
+
+def test_a_rank_that_swallows_what_a_lost_peer_raised_is_its_victim(start: Start, tmp_path: Path) -> None:
+    run = start("--nproc-per-node 2", "misusing.py", "swallows", tmp_path)
+    run.steady(8)
+    for _ in range(2):
+        run.broken(lambda: run.hit(1, signal.SIGKILL))
+        run.trains(8)
+    (tmp_path / "enough").touch()
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    assert [(each["kind"], each["rank"]) for each in run.incidents()] == [("crash", 1)] * 2
+    assert "begun 3 times" in run.logs("gen-0001/rank-0.log") + str(run.incidents()), "it did swallow it"
 
 
 def test_a_rank_that_leaves_its_loop_with_0_is_named_and_not_its_victim(start: Start) -> None:

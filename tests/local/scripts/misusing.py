@@ -1,7 +1,8 @@
-"""Get one thing wrong: misusing.py before|after|twice|epochs|uneven|early|forgets|late|accumulates FOLDER.
+"""Get one thing wrong: python misusing.py WHAT FOLDER.
 
-The last three go on after a kill: the optimizer is not protected, a protected object changes after commit, or
-the optimizer steps in each fourth step only.
+WHAT is before, after, twice, epochs, never, uneven or early. These go on after a kill: swallows (what a lost
+peer raises), forgets (to protect the optimizer), late (a protected object changes after commit), accumulates
+(the optimizer steps in each fourth step only).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ else:
     state = session.protect(model=model, optimizer=optimizer, scheduler=scheduler)
 steps = {
     "uneven": 40 if session.rank == 0 else 60,
+    "swallows": 100_000,
     "forgets": 100_000,
     "late": 100_000,
     "accumulates": 100_000,
@@ -47,7 +49,14 @@ for step in state.steps(steps):
     if what == "early" and session.rank == 1 and step == 31:
         os._exit(0)
     loss = model(torch.ones(2, 4)).sum()
-    loss.backward()
+    if what == "never" and step == 40:
+        continue
+    try:
+        loss.backward()
+    except RuntimeError:
+        if what != "swallows":
+            raise
+        continue
     if what != "accumulates" or step % 4 == 3:
         optimizer.step()
         optimizer.zero_grad()

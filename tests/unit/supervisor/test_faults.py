@@ -183,6 +183,18 @@ def test_causes_come_before_their_symptoms_then_the_earliest() -> None:
     assert faults.root((fault("nan", at_ns=0), fault("member_lost", at_ns=9))).kind == "member_lost"
 
 
+def test_a_step_that_was_not_committed_is_explained_by_what_another_rank_died_of() -> None:
+    """A script that catches what a lost peer raises, and begins the step again, says nothing of the peer."""
+    ended = Ending(80 * S, 2, fail="bad_input", message="begun 3 times", doubtful=True)
+    [misuse] = seen(ended)
+    assert (misuse.kind, misuse.doubtful) == ("bad_input", True)
+    assert faults.root(seen(ended, Ending(90 * S, None, 9))).kind == "crash"
+    assert faults.root((misuse, fault("member_lost", 2, at_ns=99 * S))).kind == "member_lost"
+    assert faults.root((misuse, fault("victim", 2, at_ns=1))) is misuse
+    certain = fault("bad_input", at_ns=99 * S)
+    assert faults.root((misuse, fault("crash", 2, at_ns=1), certain)) is certain
+
+
 @given(st.permutations([fault("crash", at_ns=3), fault("nan"), fault("victim"), fault("hang", at_ns=1)]))
 def test_the_root_does_not_depend_on_the_order_of_what_was_heard(found: list[Fault]) -> None:
     assert faults.root(tuple(found)).kind == "nan"

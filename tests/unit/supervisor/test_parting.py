@@ -25,7 +25,19 @@ def test_a_run_that_did_not_end_well_says_how_it_is_resumed(code: int) -> None:
 def test_there_is_nothing_to_resume_without_a_checkpoint_or_with_input_that_is_refused() -> None:
     assert said(130, checkpoint=None) == []
     assert said(130, checkpoint={"step": None, "path": None, "error": "No space left"}) == []
-    assert said(2) == []
+    assert said(2, step=0) == []
+    assert said(2, step=None) == []
+    assert said(2, step=1200, resumed={"step": 1200, "source": "checkpoint"}) == []
+
+
+@pytest.mark.parametrize(
+    "resumed", [None, {"step": 1200, "source": "checkpoint"}, {"step": 1234, "source": "slot"}]
+)
+def test_a_script_that_got_something_wrong_after_it_had_trained_says_how_it_is_resumed(
+    resumed: dict[str, Any] | None,
+) -> None:
+    [line] = said(2, resumed=resumed)
+    assert line.startswith("resume with: holdfast run --run-dir ")
 
 
 def test_a_run_that_resumed_at_its_end_says_that_there_was_nothing_to_do() -> None:
