@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from holdfast import accelerator, capture, gradients, hooks, loops, misuse, pausing
+from holdfast import accelerator, capture, gradients, hooks, loops, misuse, pausing, rates
 from holdfast.errors import NumericFault, Uncommitted
 from holdfast.gate import Gate
 from holdfast.gradients import Gradients
@@ -93,6 +93,9 @@ class State:
         self._loops = loops.Loops(self.step, lambda text: misuse.warn(session.rank, text))
         self._added = misuse.Added(
             self._modules, self._optimizers, lambda text: misuse.warn(session.rank, text)
+        )
+        self._unscheduled = rates.Unscheduled(
+            self._optimizers, objects, lambda text: misuse.warn(session.rank, text)
         )
         self._threads = Threads(lambda text: misuse.warn(0, text))  # on any rank: one may save alone
         self.gate.start(self.step)
@@ -213,6 +216,7 @@ class State:
         misuse.single("grad_norm", grad_norm)
         self._settle_forgotten()
         self._added.look(self.step)
+        self._unscheduled.look()
         self._accumulated.look()
         if self._spoilt or (self._poison is not None and self._poison < self.step):
             loss = math.nan
