@@ -2,8 +2,8 @@
 
 A rank with a process group cannot be left to the interpreter: its end destroys what torch keeps, too, in any
 order and with its lock held, while threads of the backends wait for that lock, and some never return. So
-nothing is destroyed here, and nothing taken away that a thread may use: finalizers that the script itself
-defines are called, and the files on disk are written.
+nothing is destroyed here, and nothing taken away that a thread may use: finalizers that the script's own code
+defines are called, and files are written: Python's, and those of the libraries that `unclosed` knows.
 """
 
 from __future__ import annotations
@@ -15,18 +15,23 @@ import os
 import stat
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
+
+from holdfast import unclosed
 
 _OURS = str(Path(__file__).parent)
 _STDLIB = str(Path(os.__file__).parent)
 _LIBRARIES = ("site-packages", "dist-packages")
 _FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+_PIPE_S = 1.0  # all pipes and sockets together: who reads from one may have stopped
 _C_FLUSH_S = 1.0  # C's own lock of a stream may be held by a thread that waits to read from it
 _PACKED = (("gzip", "GzipFile"), ("bz2", "BZ2File"), ("lzma", "LZMAFile"), ("zipfile", "ZipFile"))
 
@@ -38,15 +43,14 @@ class Before:
     """What the process had before the script's first line."""
 
     frozen: int  # objects that the collector leaves out
-    folder: str  # what the script imports from there is its own
 
     @classmethod
     def of_now(cls) -> Before:
-        return cls(gc.get_freeze_count(), os.path.realpath(sys.path[0] or os.curdir))
+        return cls(gc.get_freeze_count())
 
 
 def tear_down(before: Before, tell: Tell, *, finalize: bool = True) -> None:
-    """Call the script's finalizers, unless not to `finalize`, and write all buffers of files on disk.
+    """Call the script's finalizers, unless not to `finalize`, and write what is left open.
 
     Exit handlers have run, and the process ends right after. What a finalizer raises is printed, as at any
     end. `tell` gets a line for each file that could not be written; the interpreter would say nothing.
@@ -58,25 +62,29 @@ def tear_down(before: Before, tell: Tell, *, finalize: bool = True) -> None:
         gc.unfreeze()  # the script has, and its files may be among them
     _flush_files(told, tell)  # first of all: whatever a finalizer does, this is safe
     if finalize:
-        _finalize(before.folder)
+        _finalize()
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # a script may put there what it likes, as a tee to a file
             stream.flush()
+    _close_unclosed(unclosed.WRITERS, told, tell)
+    _flush_files(told, tell)  # what has been written into a compressed one that is closed below
     _close_packed(told, tell)
     _flush_files(told, tell)
-    flushing = threading.Thread(target=_flush_c, daemon=True)
-    flushing.start()
-    flushing.join(_C_FLUSH_S)
+    _flush_pipes(told, tell)
+    _close_unclosed(unclosed.TEMPORARY, told, tell)
+    flushing = _in_thread(_flush_c)
+    if flushing is not None:
+        flushing.join(_C_FLUSH_S)
 
 
-def _finalize(folder: str) -> None:
+def _finalize() -> None:
     """Call what the script defines as `__del__` for each of its objects, once."""
     known: dict[type, FunctionType | None] = {}
     found = []
     for each in gc.get_objects():
         kind = type(each)
         if kind not in known:
-            known[kind] = _finalizer(kind, folder)
+            known[kind] = _finalizer(kind)
         finalizer = known[kind]
         if finalizer is not None:
             found.append((finalizer, each))
@@ -92,20 +100,29 @@ def _finalize(folder: str) -> None:
 _called: list[object] = []  # as long as they are here, nobody calls their finalizers a second time
 
 
-def _finalizer(kind: type, folder: str) -> FunctionType | None:
+def _finalizer(kind: type) -> FunctionType | None:
     for each in kind.__mro__:
         found = each.__dict__.get("__del__")
         if found is not None:
-            return found if isinstance(found, FunctionType) and _is_scripts(found, folder) else None
+            return found if isinstance(found, FunctionType) and is_scripts(found) else None
     return None
 
 
-def _is_scripts(function: FunctionType, folder: str) -> bool:
-    if function.__globals__.get("__name__") == "__main__":
+def is_scripts(function: FunctionType) -> bool:
+    """Say whether `function` is the user's own: of no library that is installed, wherever it lies."""
+    names = function.__globals__
+    if names.get("__name__") == "__main__":
         return True
-    path = os.path.realpath(function.__code__.co_filename)
-    inside = path.startswith(f"{folder.rstrip(os.sep)}{os.sep}")
-    return inside and not path.startswith((_OURS, _STDLIB)) and not any(each in path for each in _LIBRARIES)
+    name = function.__code__.co_filename
+    if name.startswith("<"):  # code that a module has made
+        name = str(names.get("__file__") or "")
+    if not name:
+        return False
+    path = Path(os.path.realpath(name))
+    torch = getattr(sys.modules.get("torch"), "__file__", None)  # it may be somebody's own build
+    theirs = (_OURS, _STDLIB, Path(torch).parent if torch else _OURS)
+    inside = any(path.is_relative_to(os.path.realpath(each)) for each in theirs)
+    return not inside and not any(each in path.parts for each in _LIBRARIES)
 
 
 def _live(kinds: tuple[type, ...]) -> list[Any]:
@@ -122,15 +139,61 @@ def _flush_files(told: set[str], tell: Tell) -> None:
                 _attempt(each.flush, each, told, tell)
 
 
+def _flush_pipes(told: set[str], tell: Tell) -> None:
+    """Write what is buffered for pipes and sockets, each in a thread: the other end may not read."""
+    ours = {id(each) for stream in (sys.stdout, sys.stderr) for each in (stream, _buffer(stream))}
+    for kinds in (_FILES[:1], _FILES[1:]):
+        found = [each for each in _live(kinds) if id(each) not in ours and _is_pipe(each)]
+        waited = [(each, _in_thread(partial(_attempt, each.flush, each, told, tell))) for each in found]
+        until = time.monotonic() + _PIPE_S
+        for each, thread in waited:
+            if thread is not None:
+                thread.join(max(until - time.monotonic(), 0.0))
+            if thread is None or thread.is_alive():
+                _tell_once(each, "is not written: its other end does not read", told, tell)
+
+
+def _in_thread(act: Callable[[], object]) -> threading.Thread | None:
+    thread = threading.Thread(target=act, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # none is to be had
+        return None
+    return thread
+
+
 def _buffer(stream: object) -> object:
     return stream.buffer if issubclass(type(stream), io.TextIOWrapper) else None  # type: ignore[attr-defined]
 
 
 def _is_on_disk(file: Any) -> bool:
+    return stat.S_ISREG(_mode(file))
+
+
+def _is_pipe(file: Any) -> bool:
+    return stat.S_ISFIFO(_mode(file)) or stat.S_ISSOCK(_mode(file))
+
+
+def _mode(file: Any) -> int:
+    """Return what kind of file is open for writing; 0 when none is."""
     try:
-        return not file.closed and file.writable() and stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        return os.fstat(file.fileno()).st_mode if not file.closed and file.writable() else 0
     except Exception:  # detached, in memory, or a class of the script
-        return False
+        return 0
+
+
+def _close_unclosed(kinds: tuple[unclosed.Kind, ...], told: set[str], tell: Tell) -> None:
+    def attempt(act: Callable[[], object], file: Any) -> None:
+        try:
+            act()
+        except Exception as error:  # a library has types of its own for what a disk says
+            _tell_once(file, f"cannot be closed: {_said(error)}", told, tell)
+
+    left: list[Any] = []
+    with suppress(Exception):  # whatever a library does: what comes after this is to be written
+        left = unclosed.close(kinds, attempt)
+    for each in left:
+        _tell_once(each, "is not closed, and may lack what that writes: a thread still uses it", told, tell)
 
 
 def _close_packed(told: set[str], tell: Tell) -> None:
@@ -152,12 +215,26 @@ def _attempt(act: Callable[[], object], file: Any, told: set[str], tell: Tell) -
     try:
         act()
     except OSError as error:
-        name = str(getattr(file, "name", file))
-        if name not in told:
-            told.add(name)
-            tell(f"{name} cannot be written: {error.strerror or error}")
+        _tell_once(file, f"cannot be written: {error.strerror or error}", told, tell)
     except Exception:  # a class that is derived from one of Python's: its finalizer speaks for itself
         return
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def _tell_once(file: Any, what: str, told: set[str], tell: Tell) -> None:
+    try:
+        name = next(
+            str(n) for a in ("filename", "name", "where") if (n := getattr(file, a, None)) not in (None, "")
+        )
+    except Exception:
+        name = object.__repr__(file)
+    name = f"file descriptor {name}" if name.isdecimal() else name
+    if name not in told:
+        told.add(name)
+        tell(f"{name} {what}")
 
 
 def _flush_c() -> None:
