@@ -16,6 +16,15 @@ from holdfast.errors import BadInput
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?(\.exe)?")
 _TAKES_VALUE = {"-W", "-X"}
+_LAUNCHERS = {  # by module, and by the program that runs it
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torch.distributed.launch",
+    "accelerate.commands.launch": "accelerate launch",
+    "torchrun": "torchrun",
+    "accelerate-launch": "accelerate launch",
+}
+_ACCELERATE = ("accelerate", "accelerate.commands.accelerate_cli")
+_SAYS_ONLY = {"-V", "-VV", "--version", "-h", "-?", "--help", "--help-env", "--help-xoptions", "--help-all"}
 _MAX_SOURCE_BYTES = 4 << 20
 _COMPILE = """
 import sys, traceback
@@ -75,6 +84,33 @@ def parse(argv: list[str], directory: Path) -> Program:
     if not rest or rest[0].startswith("-"):
         return Program("other", found, (), "", (), tuple(argv))
     return _script(found, flags, rest[0], rest[1:], argv, directory)
+
+
+def refusal(argv: list[str]) -> str:
+    """Return why `run` cannot supervise what `argv` starts; "" where nothing speaks against it.
+
+    A launcher of ranks would be one rank: those that it starts inherit nothing of what `join` needs.
+    """
+    if not argv:
+        return ""
+    name, words = Path(argv[0]).name, argv[1:]
+    if _PYTHON.fullmatch(name):
+        flags, words = _split_flags(words)
+        if not words and not _SAYS_ONLY.intersection(flags):
+            return (
+                f"{name!r} without a script would only read its input: give one, such as `-- {name} train.py`"
+            )
+        named = words[1:2] if words[:1] == ["-m"] else [Path(word).name for word in words[:1]]
+        name, words = "".join(named), words[1 + (words[:1] == ["-m"]) :]
+    launcher = _LAUNCHERS.get(name)
+    if launcher is None and name in _ACCELERATE and words[:1] == ["launch"]:
+        launcher = "accelerate launch"
+    if launcher is None:
+        return ""
+    return (
+        f"holdfast run takes the place of {launcher}: give it the script itself:"
+        " holdfast run --nproc-per-node N -- python train.py"
+    )
 
 
 def _not_a_command(name: str, directory: Path) -> str:

@@ -417,10 +417,27 @@ def _from_environment() -> runtime.Runtime | None:
         return None
     if not os.environ.keys() >= _LAUNCHERS:  # left over in somebody's shell: no launcher started us
         return None
-    control = socket.socket(fileno=int(os.environ["HOLDFAST_CONTROL"]))
+    control = _control(os.environ["HOLDFAST_CONTROL"])
     order = wire.from_json(Do, json.loads(given))
     directory, nproc = Path(os.environ["HOLDFAST_DIRECTORY"]), int(os.environ["HOLDFAST_NPROC"])
     mine = runtime.Runtime(control, directory, order.local_rank, nproc, start=order)
     runtime.install(mine)
     mine.say(Say("born", os.getpid()))
     return mine
+
+
+def _control(number: str) -> socket.socket:
+    """Return the line to the launcher that was handed down to us as a descriptor."""
+    try:
+        control = socket.socket(fileno=int(number))
+    except (OSError, ValueError, OverflowError):  # closed, or no socket: it was not handed down
+        control = None
+    if control is not None and (control.family, control.type) == (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+        return control
+    if control is not None:
+        control.detach()  # somebody else's
+    raise BadInput(
+        f"join() in process {os.getpid()}, which Holdfast did not start: it has a rank's environment, but not"
+        " its line to the launcher (torchrun, accelerate launch or a script that starts other processes"
+        " stands between); give the script itself: holdfast run --nproc-per-node N -- python train.py"
+    )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,6 +184,27 @@ def test_a_second_join_gives_the_same_session(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(joining, "_joined", None)
     monkeypatch.setattr(Session, "enter", lambda self: None)
     assert holdfast.join() is holdfast.join()
+
+
+@pytest.mark.parametrize("handed_down", ["closed", "a file", "a socket of another kind", "no number"])
+def test_a_process_that_a_rank_has_started_is_told_so(
+    handed_down: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As a worker of torchrun, which inherits the environment and not the descriptors."""
+    joining = importlib.import_module("holdfast.session")
+    monkeypatch.setattr(joining, "_joined", None)
+    monkeypatch.setattr("holdfast.runtime.current", None)
+    with socket.socket() as other, (tmp_path / "file").open("w") as file:
+        closed = os.dup(file.fileno())
+        os.close(closed)
+        descriptor = {"closed": closed, "a file": file.fileno(), "no number": "x"}.get(
+            handed_down, other.fileno()
+        )
+        for name, value in (("START", "{}"), ("CONTROL", descriptor), ("DIRECTORY", tmp_path), ("NPROC", 1)):
+            monkeypatch.setenv(f"HOLDFAST_{name}", str(value))
+        with pytest.raises(BadInput, match=r"which Holdfast did not start: .*give the script itself"):
+            holdfast.join()
+        assert os.fstat(other.fileno()), "what is another's stays open"
 
 
 # -- the wrong values

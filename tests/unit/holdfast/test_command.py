@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.command import Program, check_module, check_syntax, parse
+from holdfast.command import Program, check_module, check_syntax, parse, refusal
 from holdfast.errors import BadInput
 
 PYTHON = sys.executable
@@ -72,6 +72,51 @@ def test_what_is_no_file_or_module_is_started_as_it_stands(words: list[str], tmp
 
 def test_another_program_is_started_as_it_stands(tmp_path: Path) -> None:
     assert parse(["sh", "-c", "true"], tmp_path).kind == "other"
+
+
+@pytest.mark.parametrize(
+    ("line", "launcher"),
+    [
+        ("torchrun --nproc-per-node 2 train.py", "torchrun"),
+        ("/opt/venv/bin/torchrun train.py", "torchrun"),
+        ("python3 -u -m torch.distributed.run train.py", "torchrun"),
+        ("python /opt/venv/bin/torchrun train.py", "torchrun"),
+        ("python -m torch.distributed.launch --nproc_per_node 2 train.py", "torch.distributed.launch"),
+        ("accelerate launch --num_processes 2 train.py", "accelerate launch"),
+        ("accelerate-launch train.py", "accelerate launch"),
+        ("python -m accelerate.commands.launch train.py", "accelerate launch"),
+        ("python -m accelerate.commands.accelerate_cli launch train.py", "accelerate launch"),
+    ],
+)
+def test_another_launcher_is_refused_with_what_to_give_instead(line: str, launcher: str) -> None:
+    expected = (
+        f"holdfast run takes the place of {launcher}: give it the script itself:"
+        " holdfast run --nproc-per-node N -- python train.py"
+    )
+    assert refusal(line.split()) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python train.py torchrun",
+        "python start_torchrun.py",
+        "python -m job torch.distributed.run",
+        "sh -c torchrun",
+        "accelerate test",
+        "python -V",
+        "python -",
+        "python -c pass",
+        "",
+    ],
+)
+def test_a_command_that_only_names_a_launcher_is_not_refused(line: str) -> None:
+    assert not refusal(line.split())
+
+
+@pytest.mark.parametrize("line", ["python", "/usr/bin/python3 -u", "python -X dev"])
+def test_an_interpreter_without_a_script_is_refused(line: str) -> None:
+    assert "without a script would only read its input" in refusal(line.split())
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,11 @@ def test_options_of_one_command_are_unknown_to_another(here: Path) -> None:
         ("run --", ("no command", "-- python train.py")),
         ("run -m", ("-m needs a module",)),
         ("run other.py", ("script 'other.py' not found",)),
+        (
+            "run -- torchrun --nproc-per-node 2 train.py",
+            ("takes the place of torchrun", "-- python train.py"),
+        ),
+        ("run -m torch.distributed.run train.py", ("takes the place of torchrun", "-- python train.py")),
         ("run -- no-such-program", ("command 'no-such-program' not found",)),
         ("inject", ("inject needs KIND", "kill, stop, hang")),
         ("inject kil", ("KIND 'kil'", "did you mean 'kill'?", "kill, stop, hang")),
