@@ -21,8 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments == ["--version"]:
         from holdfast.version import __version__
 
-        sys.stdout.write(f"holdfast {__version__}\n")
-        return 0
+        return _print(f"holdfast {__version__}\n")
     if arguments[:1] == ["launch"]:
         from holdfast import launch
 
@@ -34,6 +33,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         program = parts.command("supervisor", *arguments)
     return os.execv(program[0], program)
+
+
+def _print(text: str) -> int:
+    """Print it, and return the exit code: as those of the supervisor when it cannot be written."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return 0
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter tries the rest again
+        if isinstance(error, BrokenPipeError):
+            return 141
+        sys.stderr.write(f"holdfast: the output cannot be written: {error.strerror or error}\n")
+        return 120
 
 
 def _open_standard() -> None:

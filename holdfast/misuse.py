@@ -133,6 +133,15 @@ def single(name: str, value: Any) -> None:
         raise BadInput(f"commit({name}={value!r}): expected a number or a tensor with one element")
 
 
+def counts(**values: Any) -> None:
+    """Raise BadInput unless these are whole numbers, or, of `flops`, a number."""
+    for name, value in values.items():
+        fractional = name == "flops" and hasattr(value, "__float__")
+        if not fractional and not hasattr(value, "__index__"):
+            expected = "a number" if name == "flops" else "a whole number"
+            raise BadInput(f"commit({name}={value!r}): expected {expected}")
+
+
 def pause_of(label: Any, limit_s: Any) -> None:
     """Raise BadInput unless these name a pause and its limit."""
     if not isinstance(label, str):

@@ -214,6 +214,7 @@ class State:
         self._order.commit()
         misuse.single("loss", loss)
         misuse.single("grad_norm", grad_norm)
+        misuse.counts(samples=samples, tokens=tokens, flops=flops, position=position)
         self._settle_forgotten()
         self._added.look(self.step)
         self._unscheduled.look()

@@ -35,6 +35,11 @@ _LAUNCHERS_OWN = frozenset(
     }
 )  # fmt: skip
 _TORCHRUNS_OWN = ("--nproc-per-node", "--nnodes", "--max-restarts")
+_MEANT = {
+    "-n": "--nproc-per-node",
+    "-np": "--nproc-per-node",
+    "--nproc": "--nproc-per-node",
+}  # mpirun's words
 _CHANGES_A_RUN = ("stop", "inject")  # never suggested: a misspelled word must not lead to them
 
 
@@ -232,7 +237,8 @@ def _plain(name: str) -> str:
 def _unknown(name: str, entry: Entry) -> str:
     known = [each for option in entry.options for each in option.names]
     known += [*(each for option in entry.foreign for each in option.names), "--help"]
-    near = _near(_plain(name), known)
+    meant = _MEANT.get(name, "")
+    near = meant if meant in known else _near(_plain(name), known)
     if near:
         return f"unknown option {name!r}: did you mean {near!r}?"
     main = (option.names[0] for option in entry.options)
@@ -246,7 +252,12 @@ def _near(name: str, known: Sequence[str]) -> str:
     begun = [each for each in long if each[2:].startswith(stem)] if len(stem) >= 2 else []
     close = difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.8)
     alike = [each for each in long if len(stem) >= 5 and each[2:7] == stem[:5]]
-    loose = difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.6)
+    # Of one letter none is a misspelling, and a word that the script may have is not cut down to another.
+    loose = [
+        each
+        for each in difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.6)
+        if len(stem) > 1 and abs(len(each) - len("--" + stem)) <= 1
+    ]
     return next(iter([*begun, *close, *alike, *loose]), "")
 
 

@@ -23,6 +23,14 @@ def test_the_version_is_told_without_starting_anything(capsys: pytest.CaptureFix
     assert capsys.readouterr().out == f"holdfast {__version__}\n"
 
 
+def test_a_version_that_cannot_be_written_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        words = [sys.executable, "-m", "holdfast", "--version"]
+        ended = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 120
+    assert ended.stderr == "holdfast: the output cannot be written: No space left on device\n"
+
+
 def test_node_becomes_the_node_agent_in_the_same_process(tmp_path: Path) -> None:
     site = installation(tmp_path, nodeagent=WHO).parent.parent
     ended = python("-c", MAIN, "node", "check", "--json", cwd=tmp_path, PYTHONPATH=str(site))

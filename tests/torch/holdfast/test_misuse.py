@@ -230,6 +230,10 @@ def step_of(use: Callable[[State], object]) -> None:
         ),
         (lambda s: s.commit(loss="low"), r"commit\(loss='low'\): expected a number"),
         (lambda s: s.commit(grad_norm=[1.0]), r"commit\(grad_norm=\[1\.0\]\): expected a number"),
+        (lambda s: s.commit(samples="a"), r"commit\(samples='a'\): expected a whole number"),
+        (lambda s: s.commit(tokens=None), r"commit\(tokens=None\): expected a whole number"),
+        (lambda s: s.commit(flops="1e9"), r"commit\(flops='1e9'\): expected a number"),
+        (lambda s: s.commit(position=[3]), r"commit\(position=\[3\]\): expected a whole number"),
         (
             lambda s: s.commit(loss=1.0, lr=0.1, norm=2.0),
             r"commit\(\) has no argument lr, norm: write commit\(loss, grad_norm=\.\.\., samples=",

@@ -163,10 +163,16 @@ def test_what_torchrun_would_do_on_several_machines_is_refused(
         ("checkpoints --verfy", "--verify"),
         ("stop --no", "--now"),
         ("status --rundir x", "--run-dir"),
+        ("run -n 2 train.py", "--nproc-per-node"),
+        ("run -np 2 train.py", "--nproc-per-node"),
     ],
 )
 def test_an_unknown_option_names_the_near_miss(here: Path, line: str, near: str) -> None:
     assert f"did you mean {near!r}?" in refused(here, line)
+
+
+def test_an_option_of_the_script_is_not_taken_for_a_misspelling(here: Path) -> None:
+    assert "did you mean" not in refused(here, "run --steps 5 train.py")
 
 
 def test_an_unknown_option_like_no_other_names_all_that_there_are(here: Path) -> None:
