@@ -58,7 +58,8 @@ def tear_down(before: Before, tell: Tell, *, finalize: bool = True) -> None:
     # Daemons would be gone by now: what they make of files that are closed is of no interest.
     threading.excepthook = lambda _: None
     told: set[str] = set()
-    if gc.get_freeze_count() > before.frozen:
+    mixed = gc.get_freeze_count() > before.frozen
+    if mixed:
         gc.unfreeze()  # the script has, and its files may be among them
     _flush_files(told, tell)  # first of all: whatever a finalizer does, this is safe
     if finalize:
@@ -71,7 +72,10 @@ def tear_down(before: Before, tell: Tell, *, finalize: bool = True) -> None:
     _close_packed(told, tell)
     _flush_files(told, tell)
     _flush_pipes(told, tell)
-    _close_unclosed(unclosed.TEMPORARY, told, tell)
+    if not (
+        mixed and before.frozen
+    ):  # else one may be of the process that we were forked from, and of others
+        _close_unclosed(unclosed.TEMPORARY, told, tell)
     flushing = _in_thread(_flush_c)
     if flushing is not None:
         flushing.join(_C_FLUSH_S)
