@@ -100,7 +100,8 @@ class Children:
         """Kill what a dead part left behind: it came to us as an orphan.
 
         What the kernel does not let go within `GONE_S`, because it waits for a device or a file system, and
-        what a debugger has to collect first, is left to later sweeps. They do not wait for it again.
+        what a debugger has to collect first, is left to `collect_held`. Later sweeps do not wait for it. So
+        is one of many threads whose first has ended before the others: it looks dead, and cannot be had yet.
         """
         mine = {part.process.pid for part in self.alive()}
         give_up_at = time.monotonic() + GONE_S
@@ -114,6 +115,14 @@ class Children:
             if strays <= self._held:
                 return
             time.sleep(osproc.PAUSE_S)
+
+    def collect_held(self) -> None:
+        """Collect what a sweep has left, if it is to be had by now. Never waits."""
+        if not self._held:
+            return
+        self._held &= set(osproc.children()) - {part.process.pid for part in self.alive()}
+        for pid in self._held:
+            osproc.collected(pid)
 
     def _kill_strays(self) -> None:
         mine = {part.process.pid for part in self.alive()}

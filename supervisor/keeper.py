@@ -117,6 +117,7 @@ class Keeper:
             key.data()
         for template in (self._parts, self._template):
             template.turn(time.monotonic())
+        self._children.collect_held()
         now_s = time.monotonic()
         for name in self._restarts.take(now_s):
             self._start_again(name)

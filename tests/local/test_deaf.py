@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -32,18 +34,19 @@ def standbys(status: Json) -> list[Json]:
     return [each for each in status["members"] if each["role"] == "standby" and each["parked"]]
 
 
-def gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
+def there(pids: dict[str, int]) -> dict[str, str]:
+    """Return those that are not gone, each with its line of /proc: for whoever has to find out why."""
+    found = {}
+    for name, pid in pids.items():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found[name] = Path(f"/proc/{pid}/stat").read_text()
+    return found
 
 
 def test_a_member_whose_launcher_is_stopped_is_lost_and_costs_a_step_at_most(run: Run) -> None:
     before = ready(run)
     deaf = next(each for each in before["members"] if 0 in each["ranks"])
-    pids = [run.pid(0), deaf["launcher_pid"], deaf["sidecar_pid"]]
+    pids = {"rank": run.pid(0), "launcher": deaf["launcher_pid"], "sidecar": deaf["sidecar_pid"]}
     found = run.broken(lambda: os.kill(deaf["launcher_pid"], signal.SIGSTOP))
     assert (found["kind"], found["member"], found["remedy"]) == ("member_lost", deaf["name"], "swap")
     assert "its launcher has said nothing for 5 s and is stopped" in found["why"]
@@ -51,7 +54,7 @@ def test_a_member_whose_launcher_is_stopped_is_lost_and_costs_a_step_at_most(run
     after = run.trains()
     assert after["generation"] == before["generation"] + 1
     assert deaf["name"] not in {each["name"] for each in after["members"] if each["ranks"]}
-    until(lambda: True if all(map(gone, pids)) else None, "its processes are gone", GONE_S)
+    until(lambda: None if there(pids) else True, lambda: f"its processes are gone: {there(pids)}", GONE_S)
 
 
 def test_a_standby_whose_launcher_is_stopped_is_replaced_beside_the_training(run: Run) -> None:

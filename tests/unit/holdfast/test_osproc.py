@@ -87,6 +87,9 @@ sys.stdin.readline()
 children.sweep()
 children.sweep()
 print("ended", flush=True)
+sys.stdin.readline()
+children.collect_held()
+print("collected", flush=True)
 """
 
 
@@ -107,6 +110,29 @@ def test_what_a_debugger_holds_keeps_nobody_from_ending(of: str) -> None:
                 assert select.select([ours.stdout], [], [], LIMIT_S)[0], "it waits for the debugger"
                 assert ours.stdout.readline() == "ended\n"
                 assert osproc.state_of(pid)[0] == "Z", "the debugger has it"
+        finally:
+            ours.kill()
+
+
+def test_what_a_debugger_held_is_collected_once_it_has_let_go() -> None:
+    """The next sweep may be hours away: it comes when another part ends."""
+    words = [sys.executable, "-c", _KEEPER, *SLEEPS]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as ours:
+        try:
+            assert ours.stdin is not None
+            assert ours.stdout is not None
+            said = {ours.stdout.readline().strip(), ours.stdout.readline().strip()}
+            pid = int((said - {"ready"}).pop())
+            with held(pid):
+                ours.stdin.write("go\n")
+                ours.stdin.flush()
+                assert ours.stdout.readline() == "ended\n"
+            assert osproc.state_of(pid)[0] == "Z"
+            ours.stdin.write("go\n")
+            ours.stdin.flush()
+            assert ours.stdout.readline() == "collected\n"
+            assert osproc.state_of(pid)[0] == "X"
         finally:
             ours.kill()
 
