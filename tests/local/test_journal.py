@@ -66,7 +66,7 @@ def test_a_run_whose_supervisor_dies_with_all_members_does_not_begin_again_as_if
     ended = run.finish()
     assert ended.code == 1
     assert "no state is left to resume from: storage has no checkpoint yet" in ended.output
-    # The one before the next supervisor knows that they are gone, the other after it.
+    # Which of the two is said depends on when the next supervisor hears that they are gone.
     assert "the member is lost" in ended.output or "is lost with its members" in ended.output
     [found] = run.incidents()
     assert found["step"] >= written > 0

@@ -5,7 +5,8 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -93,48 +94,44 @@ print("collected", flush=True)
 """
 
 
-@pytest.mark.parametrize("of", [_LAUNCHER, _KEEPER], ids=["launcher", "keeper"])
-def test_what_a_debugger_holds_keeps_nobody_from_ending(of: str) -> None:
+@contextmanager
+def parent(of: str) -> Iterator[tuple[int, Callable[[], str]]]:
+    """Yield the child of a process that runs `of`, and what has that go on and say what it did."""
     words = [sys.executable, "-c", of, *SLEEPS]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as ours:
+        stdin, stdout = ours.stdin, ours.stdout
+        assert stdin is not None
+        assert stdout is not None
+
+        def go_on() -> str:
+            stdin.write("go\n")
+            stdin.flush()
+            assert select.select([stdout], [], [], LIMIT_S)[0], "it waits for the debugger"
+            return stdout.readline().strip()
+
         try:
-            assert ours.stdin is not None
-            assert ours.stdout is not None
-            said = {ours.stdout.readline().strip(), ours.stdout.readline().strip()}
-            pid = int((said - {"ready"}).pop())
-            with held(pid):
-                ours.stdin.write("go\n")
-                ours.stdin.flush()
-                ended(pid)
-                assert select.select([ours.stdout], [], [], LIMIT_S)[0], "it waits for the debugger"
-                assert ours.stdout.readline() == "ended\n"
-                assert osproc.state_of(pid)[0] == "Z", "the debugger has it"
+            said = {stdout.readline().strip(), stdout.readline().strip()}
+            yield int((said - {"ready"}).pop()), go_on
         finally:
             ours.kill()
+
+
+@pytest.mark.parametrize("of", [_LAUNCHER, _KEEPER], ids=["launcher", "keeper"])
+def test_what_a_debugger_holds_keeps_nobody_from_ending(of: str) -> None:
+    with parent(of) as (pid, go_on), held(pid):
+        assert go_on() == "ended"
+        assert osproc.state_of(pid)[0] == "Z", "the debugger has it"
 
 
 def test_what_a_debugger_held_is_collected_once_it_has_let_go() -> None:
     """The next sweep may be hours away: it comes when another part ends."""
-    words = [sys.executable, "-c", _KEEPER, *SLEEPS]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as ours:
-        try:
-            assert ours.stdin is not None
-            assert ours.stdout is not None
-            said = {ours.stdout.readline().strip(), ours.stdout.readline().strip()}
-            pid = int((said - {"ready"}).pop())
-            with held(pid):
-                ours.stdin.write("go\n")
-                ours.stdin.flush()
-                assert ours.stdout.readline() == "ended\n"
-            assert osproc.state_of(pid)[0] == "Z"
-            ours.stdin.write("go\n")
-            ours.stdin.flush()
-            assert ours.stdout.readline() == "collected\n"
-            assert osproc.state_of(pid)[0] == "X"
-        finally:
-            ours.kill()
+    with parent(_KEEPER) as (pid, go_on):
+        with held(pid):
+            assert go_on() == "ended"
+        assert osproc.state_of(pid)[0] == "Z"
+        assert go_on() == "collected"
+        assert osproc.state_of(pid)[0] == "X"
 
 
 COUNTS = """
