@@ -39,7 +39,7 @@ def serve(options: argparse.Namespace, zygote: Zygote | None = None) -> int:
         (directory / "arena").mkdir(parents=True, exist_ok=True)
         root = parts.import_root(directory / "import")
     except osproc.ParentGone:
-        leftovers.clear(Path(options.directory))
+        leftovers.leave(Path(options.directory), options.parent)
         return 1
     except (BadInput, OSError) as error:
         print(f"holdfast launch: {error}", file=sys.stderr)
@@ -47,8 +47,8 @@ def serve(options: argparse.Namespace, zygote: Zygote | None = None) -> int:
     _put_on_path(root)
     home = Home(directory, Path(options.logs), options.name, options.nproc, root, os.getppid())
     _serve(program, home, _strategy(program, options.warm), zygote)
-    if options.parent and os.getppid() != options.parent:
-        leftovers.clear(directory)
+    if options.parent:
+        leftovers.leave(directory, options.parent)
     return 0
 
 

@@ -24,13 +24,18 @@ class ParentGone(Exception):
 
 
 def die_with(parent: int, signum: int = signal.SIGKILL) -> None:
-    """Ask the kernel to send `signum` to us when our parent dies.
+    """Ask the kernel to send `signum` to us when our parent dies: once for each of its threads.
 
     Raises `ParentGone` when `parent` is no longer our parent: the signal would never come.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
     if os.getppid() != parent:
         raise ParentGone(str(parent))
+
+
+def outlive() -> None:
+    """Take back what `die_with` asked for: what we are at must not be cut off by our parent's death."""
+    _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
 def adopt_orphans() -> None:

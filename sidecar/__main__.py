@@ -21,12 +21,17 @@ log = logging.getLogger("sidecar")
 SHUTDOWN_S = 1.0  # for peers that are being served
 
 
-async def serve(settings: config.Config, measured: lag.Lag) -> None:
-    """Run until SIGTERM. A service that ends takes the process down: the backend restarts it."""
+async def serve(settings: config.Config, told: threading.Event, measured: lag.Lag) -> None:
+    """Run until SIGTERM, or not at all if `told` says that it came before.
+
+    A service that ends takes the process down: the backend restarts it.
+    """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
+    if told.is_set():
+        stop.set()
     member = Member(settings, measured)
     door = Door()
     runner = web.AppRunner(
@@ -57,6 +62,7 @@ async def serve(settings: config.Config, measured: lag.Lag) -> None:
     ]
     ending = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait({*services, ending}, return_when=asyncio.FIRST_COMPLETED)
+    osproc.outlive()  # a dying keeper tells us once for each of its threads: the next would end us here
     await tasks.end([*reversed(services), ending])
     with contextlib.suppress(OSError):
         await member.fetcher.close()
@@ -69,16 +75,20 @@ async def serve(settings: config.Config, measured: lag.Lag) -> None:
 def main() -> None:
     logs.setup()
     settings = config.from_environment(os.environ)
+    keeper = int(os.environ["HOLDFAST_PARENT"])
+    told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told.set())  # until the loop has it
     try:
-        osproc.die_with(int(os.environ["HOLDFAST_PARENT"]), signal.SIGTERM)
-        lag.run(lambda measured: serve(settings, measured))
+        osproc.die_with(keeper, signal.SIGTERM)
+        lag.run(lambda measured: serve(settings, told, measured))
     except osproc.ParentGone:
         pass
-    if os.getppid() != int(os.environ["HOLDFAST_PARENT"]):
-        leftovers.clear(settings.directory)
+    leftovers.leave(settings.directory, keeper)
 
 
 if __name__ == "__main__":
     main()
     # A thread that is still hashing or writing must not keep a stopped sidecar alive.
-    threading.Timer(5.0, os._exit, (0,)).start() if threading.active_count() > 1 else None
+    limit = threading.Timer(5.0, os._exit, (0,))
+    limit.daemon = True
+    limit.start()

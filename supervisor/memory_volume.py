@@ -133,7 +133,7 @@ def in_use(folder: Path) -> bool:
     except OSError:
         return True  # not ours to judge
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others may look at the same moment
     except BlockingIOError:
         return True
     finally:
