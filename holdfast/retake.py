@@ -33,6 +33,7 @@ class Retake:
         self._there: frozenset[int] = frozenset()  # steps of the snapshots that there are
         self._made = -1  # the last step that took the place of one
         self._losses = 0  # in a row, for other ranks
+        self._doubts = False  # whether the loss that the last look saw is one
 
     def voided(self, step: int, every: int) -> None:
         """This rank made `step` void, of which a snapshot was wanted. `every` is the interval, 0 for none."""
@@ -41,15 +42,22 @@ class Retake:
 
     def forgot(self, there: Collection[int]) -> None:
         """This rank has forgotten a snapshot itself; those of the steps `there` are left."""
-        self._there = frozenset(there)
+        self._there, self._doubts = frozenset(there), False
 
     def look(self, step: int, there: Collection[int], every: int) -> None:
         """Find out, at the commit of `step`, whether a snapshot was forgotten for another rank.
 
-        Not only the newest: the last one that there is stays, void or not.
+        Not only the newest: the last one that there is stays, void or not. Another rank of this member may be
+        overwriting the older one, as before a pause that it has come to first.
         """
-        before, self._there = self._there, frozenset(there)
-        if before <= self._there or self._there - before:  # one that is new has taken another's place
+        before, now = self._there, frozenset(there)
+        lost, new = before - now, now - before  # one that is new has taken another's place
+        # What overwrites the older one has ended by the next commit, for which the ranks have met.
+        self._doubts = bool(lost and not new and now) and min(lost) < max(now) and not self._doubts
+        if self._doubts:
+            return
+        self._there = now
+        if new or not lost:
             return
         self._meet(step - 1, every)
         if self._near and self._from < 0:
@@ -78,7 +86,7 @@ class Retake:
         """A snapshot of `step` was made; those of the steps `there` are all that there are."""
         if self.is_due(step):
             self._made, self._from = step, -1
-        self._there = frozenset(there)
+        self._there, self._doubts = frozenset(there), False
 
     def _meet(self, step: int, every: int) -> None:
         if not self._near:

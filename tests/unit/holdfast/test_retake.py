@@ -88,6 +88,17 @@ def test_where_each_snapshot_that_is_due_is_void_for_another_rank_there_is_one_a
     assert member.copies == [*(n * EVERY + more for n in range(1, 20) for more in (0, 5)), STEPS]
 
 
+def test_what_another_rank_of_the_member_overwrites_is_not_lost() -> None:
+    """Before a pause, which it comes to a moment before this rank has looked at its commit."""
+    retake = Retake(True)
+    for step, there in ((48, (0, 32)), (49, (0, 32)), (50, (32,)), (51, (50, 32)), (52, (50, 32))):
+        retake.look(step, there, EVERY)
+        assert not retake.is_due(step)
+    for step in (53, 54):
+        retake.look(step, (50,), EVERY)
+    assert retake.is_due(54)
+
+
 def test_where_each_step_is_void_for_another_rank_few_copies_are_made_in_vain() -> None:
     member = Member(True, set(), set(range(STEPS + 1))).run(1, STEPS)
     assert len(member.copies) <= 4 * (STEPS // EVERY)
