@@ -11,8 +11,9 @@ from itertools import islice
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from holdfast import capture, misuse, sharded
+from holdfast import capture, misuse, sharded, unseen
 from holdfast.errors import BadInput
+from holdfast.unseen import Hook
 
 if TYPE_CHECKING:
     import torch
@@ -193,15 +194,28 @@ def attach(
             to.backward()
 
     for module in modules.values():
-        module.register_forward_pre_hook(lambda *_: to.forward())
-        module.register_forward_hook(after)
+        _before_forward(module, to)
+        module.register_forward_hook(Hook(after))
+        _hide(module._forward_hooks)
         if _waits_for_buffers(module):
-            module.module.register_forward_pre_hook(lambda *_: to.forward())
+            _before_forward(module.module, to)
     for optimizer in optimizers:
         for each in (optimizer, *capture.within(optimizer).values()):  # SAM's own step is never called
-            each.register_step_pre_hook(lambda *_: to.before_write())
+            each.register_step_pre_hook(Hook(lambda *_: to.before_write()))
+            unseen.hide(getattr(each, "_optimizer_step_pre_hooks", {}))
             if after_write is not None:
-                each.register_step_post_hook(after_write)
+                each.register_step_post_hook(Hook(after_write))
+                unseen.hide(getattr(each, "_optimizer_step_post_hooks", {}))
+
+
+def _before_forward(module: torch.nn.Module, to: Phases) -> None:
+    module.register_forward_pre_hook(Hook(lambda *_: to.forward()))
+    _hide(module._forward_pre_hooks)
+
+
+def _hide(hooks: dict[int, Any]) -> None:
+    unseen.hide(hooks)
+    unseen.hide_from_script(hooks)
 
 
 def _waits_for_buffers(module: torch.nn.Module) -> bool:
