@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast import capture, misuse, sharded, unseen
 from holdfast.errors import BadInput
+from holdfast.randomness import is_state
 from holdfast.unseen import Hook
 
 if TYPE_CHECKING:
@@ -33,9 +34,9 @@ def sort(
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Return modules, objects private to a rank, and replicated objects (modules among them), by name.
 
-    Private is what keeps no tensors and is no scheduler or scaler: a sampler, a data loader, a counter. A
-    scheduler of any class is replicated, see `schedules`. An attribute `holdfast_private` (bool) on the
-    object decides otherwise.
+    Private is what keeps no tensors but states of generators and is no scheduler or scaler: a sampler, a data
+    loader, a counter. A scheduler of any class is replicated, see `schedules`. An attribute
+    `holdfast_private` (bool) on the object decides otherwise.
 
     Raises:
         BadInput: an object has no state_dict and load_state_dict, or is spread over the ranks.
@@ -150,17 +151,37 @@ def _is_private(value: Any, objects: Mapping[str, Any]) -> bool:
         return bool(said)
     if isinstance(value, _shared()) or schedules(value, objects):
         return False
-    return not _has_tensor(value.state_dict())
+    return all(map(is_state, _tensors(value.state_dict())))
+
+
+def with_generators(replicated: Mapping[str, Any]) -> list[str]:
+    """Return which objects are taken for shared for their tensors, and keep a generator's state beside them.
+
+    A generator usually differs from rank to rank. Those that have `holdfast_private` are left out.
+    """
+    import torch
+
+    return [
+        name
+        for name, value in replicated.items()
+        if not isinstance(value, (torch.nn.Module, *_shared()))
+        and not hasattr(value, "holdfast_private")
+        and any(map(is_state, _tensors(value.state_dict())))
+    ]
 
 
 def _has_tensor(value: Any) -> bool:
+    return any(True for _ in _tensors(value))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
     import torch
 
     if isinstance(value, torch.Tensor):
-        return True
-    if isinstance(value, Mapping):
-        return any(_has_tensor(each) for each in value.values())
-    return isinstance(value, (list, tuple)) and any(_has_tensor(each) for each in value)
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(each)
 
 
 def is_optimizer(value: Any) -> bool:

@@ -176,7 +176,8 @@ class Keeping:
             ) as file:  # not the locked one: a mapping that is still held would keep its lock
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             layout = safetensors.parse(data)
-            for warning in restoring.restore(self._objects, layout, data, self._state.private.moved):
+            private = self._state.private
+            for warning in restoring.restore(self._objects, layout, data, private.moved, private.own):
                 self._tell(warning)
             if base := self._launch.restore:
                 self._snapshots.restored(path, base.generation, base.step, layout.header)

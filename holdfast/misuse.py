@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from holdfast import capture
 from holdfast.accelerator import Brought, Device
 from holdfast.errors import BadInput, Uncommitted, kind_of
+from holdfast.randomness import is_state
 
 if TYPE_CHECKING:
     import torch
@@ -225,6 +226,15 @@ def unkeepable(name: str, value: Any) -> str:
     )
 
 
+def shared_generator(name: str) -> str:
+    """Say what is wrong with a generator's state beside tensors, if it differs from rank to rank."""
+    return (
+        f"{name} keeps the state of a torch.Generator beside tensors, so it is taken for the same on all"
+        " ranks: a restart gives one rank's to all. If each rank has its own, set holdfast_private = True on"
+        " it and let state_dict() give .tolist() of the tensors; if not, holdfast_private = False"
+    )
+
+
 def not_json(states: Mapping[str, Any]) -> str:
     """Name the first value that JSON cannot hold, by the path to it."""
     for name, state in states.items():
@@ -249,7 +259,7 @@ def _odd(value: Any, path: str) -> tuple[str, Any] | None:
     elif isinstance(value, (list, tuple)):
         below = (_odd(each, f"{path}[{at}]") for at, each in enumerate(value))
     else:
-        return path, value
+        return None if is_state(value) else (path, value)
     return next((each for each in below if each is not None), None)
 
 

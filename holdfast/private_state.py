@@ -11,6 +11,7 @@ import json
 import math
 import struct
 from array import array
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast import capture, memcopy, misuse
 from holdfast.capture import PAIRS, TUPLE
 from holdfast.errors import BadInput, kind_of
-from holdfast.randomness import Generators, Section, raw
+from holdfast.randomness import Generators, Section, is_state, raw, state_from
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _MAGIC = b"HFPS\x01"
 _SECTION = struct.Struct("<HQ")  # length of the name, length of the content
+GENERATOR = "holdfast.generator"  # {"holdfast.generator": base64} is the state of a torch.Generator
 LOOKS = (2, 4)  # steps of a generation between which a buffer that is not kept should not change
 _PLAIN = {int, str, type(None)}  # nothing changes within, and what is equal has the same text
 _SCALARS = {bool, int, float, str, type(None)}
@@ -209,6 +211,11 @@ class PrivateState:
     def objects(self) -> bytes:
         """Return the objects' states as JSON, empty without objects."""
         return self._described() if self._objects else b""
+
+    @property
+    def own(self) -> Mapping[str, Any]:
+        """The objects that are private, by name."""
+        return self._objects
 
     def no_data(self, names: set[str]) -> list[str]:
         """Return those of the objects `names` that nobody can iterate over, as one can over a loader."""
@@ -420,7 +427,9 @@ def _is_plain(state: object) -> bool:
 
 
 def _tagged(value: Any) -> Any:
-    """Return `value` with what JSON has no form for marked: tuples, and mappings with keys other than texts.
+    """Return `value` with what JSON has no form for marked.
+
+    That is tuples, mappings with keys other than texts, and states of generators.
 
     Raises TypeError for a key that JSON cannot hold.
     """
@@ -428,7 +437,7 @@ def _tagged(value: Any) -> Any:
         pairs = value.items()
         if not _SCALARS.issuperset(map(type, value.values())):
             pairs = {key: _tagged(each) for key, each in pairs}.items()
-        if _TEXT.issuperset(map(type, value)) and not value.keys() & {PAIRS, TUPLE}:
+        if _TEXT.issuperset(map(type, value)) and not value.keys() & {PAIRS, TUPLE, GENERATOR}:
             return dict(pairs)
         if odd := next((k for k in value if not isinstance(k, (bool, int, float, str, type(None)))), None):
             raise TypeError(f"a key {odd!r}")
@@ -437,7 +446,7 @@ def _tagged(value: Any) -> Any:
         plain = _SCALARS.issuperset(map(type, value))
         items = value if plain else [_tagged(each) for each in value]
         return {TUPLE: items} if isinstance(value, tuple) else items
-    return value
+    return {GENERATOR: b64encode(raw(value)).decode()} if is_state(value) else value
 
 
 def _untagged(value: Any) -> Any:
@@ -448,6 +457,8 @@ def _untagged(value: Any) -> Any:
         return value
     if value.keys() == {TUPLE}:
         return tuple(_untagged(_listed(value[TUPLE])))
+    if value.keys() == {GENERATOR}:
+        return state_from(b64decode(value[GENERATOR], validate=True))
     pairs = value.items() if value.keys() != {PAIRS} else _listed(value[PAIRS])
     return {key: _untagged(each) for key, each in pairs}
 

@@ -12,6 +12,7 @@ import random
 import struct
 import sys
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from holdfast import numpy_random, twister
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 Section = tuple[str, bytes]
 
+_CUDA_BYTES = 16  # of the state of a CUDA generator: its seed and its offset
 _PYTHON = struct.Struct("<625I?d")
 
 
@@ -117,6 +119,27 @@ def _words_of(generator: Any) -> int:
     at = id(generator) + head
     position, *words = struct.unpack(f"={twister.WORDS}I", ctypes.string_at(at, twister.WORDS * 4))
     return at if (*words, position) == generator.getstate()[1] else 0
+
+
+def is_state(value: object) -> bool:
+    """Say whether `value` is what `torch.Generator.get_state` gives, for the host or for CUDA."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or value.dtype != torch.uint8 or value.dim() != 1:
+        return False
+    return value.device.type == "cpu" and value.numel() in (_host_bytes(), _CUDA_BYTES)
+
+
+@cache
+def _host_bytes() -> int:
+    import torch
+
+    return torch.Generator().get_state().numel()
+
+
+def state_from(content: bytes) -> torch.Tensor:
+    """Return the state of a generator of torch whose bytes `raw` gave. Raises ValueError."""
+    return _tensor(content)
 
 
 def raw(tensor: torch.Tensor) -> bytes:

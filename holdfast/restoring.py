@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import mmap
 from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from holdfast import capture, memcopy, misuse
@@ -21,15 +22,24 @@ if TYPE_CHECKING:
     import torch
 
 _REFERENCE = {TENSOR, STRIDE, HOST}
+_ONE_FOR_ALL = (
+    "was saved once for all ranks, not for each: every rank begins with the same state of it, also where they"
+    " had differed; from now on each rank's own is kept"
+)
 _LARGE_BYTES = 1 << 20  # of a tensor: its memory is likely to be new, and to fill it alone takes long
 
 
 def restore(
-    objects: Mapping[str, Any], layout: Layout, data: mmap.mmap, private: Collection[str] = ()
+    objects: Mapping[str, Any],
+    layout: Layout,
+    data: mmap.mmap,
+    private: Collection[str] = (),
+    own: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[str]:
     """Put the snapshot in `data` into the live objects. Nothing of ours stays mapped by them.
 
-    Those named in `private` need not be in it: earlier versions kept them as private state.
+    Those named in `private` need not be in it: earlier versions kept them as private state. `own` are private
+    objects: earlier versions kept some of them in it, those with the state of a generator.
 
     Returns a sentence for each object that, asked after its own load_state_dict, does not hold what was
     saved.
@@ -53,14 +63,21 @@ def restore(
             continue
         if name not in document:
             raise BadInput(f"{name} is not in the snapshot, which has {sorted(document)}")
-        try:
-            warnings += _restore_object(name, value, document[name], held)
-        except BadInput:
-            raise
-        except Exception as error:  # whatever a class makes of a state that is not its own
-            raise BadInput(f"{name}: {kind_of(value)} cannot take this state: {error!r}") from error
+        warnings += _restored(name, value, document[name], held)
+    for name, value in own.items():
+        if name in document:
+            warnings += [*_restored(name, value, document[name], held), f"{name} {_ONE_FOR_ALL}"]
     held.settle()
     return warnings
+
+
+def _restored(name: str, value: Any, saved: Any, held: _Held) -> list[str]:
+    try:
+        return _restore_object(name, value, saved, held)
+    except BadInput:
+        raise
+    except Exception as error:  # whatever a class makes of a state that is not its own
+        raise BadInput(f"{name}: {kind_of(value)} cannot take this state: {error!r}") from error
 
 
 class _Held:

@@ -53,6 +53,9 @@ class State:
         self._asked = False  # somebody has read `step` since `protect`: what follows may depend on it
         self.turn = 0  # another one with each step that a loop yields, and when a loop ends
         modules, private, replicated = hooks.sort(objects)
+        if session.world_size > 1:
+            for name in hooks.with_generators(replicated):
+                misuse.warn(session.rank, misuse.shared_generator(name))
         self.guard = LossGuard(factor=session.loss_jump) if session.loss_jump > 0 else None
         moved = {name: each for name, each in replicated.items() if hooks.schedules(each, objects)}
         self.private = PrivateState(modules, private, session.device, self.guard, moved)

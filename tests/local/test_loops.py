@@ -26,6 +26,7 @@ LOOPS = {
     "average": "averages, swapped in for an evaluation",
     "sam": "weights that are moved and put back within a step",
     "adapter": "frozen parameters, activation checkpointing",
+    "drawing": "a sampler with a generator of its own",
     "compiled": "torch.compile",
     "workers fork": "new loader workers in each epoch",
     "workers persistent": "loader workers that stay",

@@ -169,3 +169,34 @@ def test_a_scheduler_of_any_class_is_what_all_ranks_share_and_nothing_that_may_b
     assert set(replicated) == {"model", "optimizer", "ramp", "several", "warmed"}
     assert not any(hooks.schedules(each, given) for each in (model, optimizer, within)), "they always were"
     assert set(private) == {"engine", "feeder", "stranger", "endless", "counter", "drawing", "said", *OWN}
+
+
+class Drawn(Kept):
+    """A sampler whose state has these tensors."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        self.tensors = tensors
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": 5, "states": {"all": list(self.tensors)}}
+
+
+def test_a_state_of_a_generator_is_a_rank_s_own_and_beside_tensors_it_is_told() -> None:
+    state = torch.Generator().get_state()
+    said = Drawn(state, torch.ones(2))
+    said.holdfast_private = False  # type: ignore[attr-defined]
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given = {
+        "model": model,
+        "optimizer": optimizer,
+        "host": Drawn(state),
+        "both": Drawn(torch.zeros(16, dtype=torch.uint8), state),
+        "mixed": Drawn(state, torch.ones(2)),
+        "bytes": Drawn(torch.zeros(5000, dtype=torch.uint8)),
+        "square": Drawn(state.view(2, -1)),
+        "said": said,
+    }
+    _, private, replicated = hooks.sort(given)
+    assert set(private) == {"host", "both"}
+    assert hooks.with_generators(replicated) == ["mixed"]

@@ -26,6 +26,7 @@ from holdfast.retake import SOON
 from holdfast.session import Session
 from holdfast.snapshots import Snapshots
 from tests.expendable import in_child, limit_file_size, memory_directory
+from tests.torch.holdfast.test_private_state import Drawn
 from tests.torch.holdfast.test_state import Script, alone, resumed, supervised
 
 SELDOM = Launch(3, 1, 1, "", 0, 4096, 0.0)  # snapshots by the interval come never
@@ -248,6 +249,42 @@ def test_a_state_of_earlier_versions_has_such_a_scheduler_in_the_private_state(m
 
     session = resumed(memory, before(supervised(memory, launch)).run(9), launch, 8)
     assert Ramped(session).ramp.count == 7, "what follows a commit was not in it"
+
+
+class Drawing(Script):
+    """One whose sampler has a generator of its own."""
+
+    def __init__(self, session: Session) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.sampler = Drawn(session.generation)
+        self.state = session.protect(model=self.model, optimizer=self.optimizer, sampler=self.sampler)
+
+    def run(self, until: int) -> Drawing:
+        for _ in self.state.steps(until):
+            self.optimizer.zero_grad()
+            loss = self.model(torch.tensor(self.sampler.draw()) / 1000).pow(2).mean()
+            loss.backward()
+            self.optimizer.step()
+            self.state.commit(loss=loss)
+        return self
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_generator_of_a_sampler_is_kept_for_each_rank_and_found_where_earlier_versions_had_it(
+    memory: Path, earlier: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launch = replace(SELDOM, snapshot_every=4)
+    with pytest.MonkeyPatch.context() as patch:
+        if earlier:  # as they sorted it
+            patch.setattr(hooks, "is_state", lambda _: False)
+        before = Drawing(supervised(memory, launch)).run(8)
+    assert ("sampler" in before.state.private.own) is not earlier
+    again = Drawing(resumed(memory, before, launch, 8))
+    assert "sampler" in again.state.private.own
+    assert again.sampler.draw() == before.sampler.draw()
+    assert ("sampler was saved once for all ranks" in capsys.readouterr().err) is earlier
 
 
 class Averaged(Script):

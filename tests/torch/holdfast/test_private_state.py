@@ -14,7 +14,7 @@ from torch import nn
 
 from holdfast.errors import BadInput
 from holdfast.guard import LossGuard
-from holdfast.private_state import LOOKS, PrivateState, parse
+from holdfast.private_state import LOOKS, PrivateState, first_changed, parse
 
 CPU = torch.device("cpu")
 
@@ -342,6 +342,7 @@ def test_a_buffer_that_is_assigned_in_inference_mode_is_kept_and_its_changes_are
         [[1, 2], ({3: (4,)},)],
         {"holdfast.tuple": [1], "holdfast.pairs": {}},
         {"holdfast.pairs": [[1, 2]]},
+        {"holdfast.generator": "AAAA"},
         {"holdfast.tuple": (1,)},
         {},
         (),
@@ -364,7 +365,15 @@ def test_a_state_whose_own_keys_are_numbers_comes_back_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    "inner", ['{"holdfast.pairs":5}', '{"holdfast.pairs":[[[1],2]]}', '{"holdfast.tuple":{}}']
+    "inner",
+    [
+        '{"holdfast.pairs":5}',
+        '{"holdfast.pairs":[[[1],2]]}',
+        '{"holdfast.tuple":{}}',
+        '{"holdfast.generator":5}',
+        '{"holdfast.generator":"a"}',
+        '{"holdfast.generator":""}',
+    ],
 )
 def test_marks_that_no_rank_wrote_are_bad_input(inner: str) -> None:
     blob = framed(objects=f'{{"data":{inner}}}'.encode())
@@ -559,3 +568,41 @@ def test_of_buffers_that_change_after_a_commit_those_are_named_that_are_no_copie
     average.running_mean.mul_(0.5)  # type: ignore[union-attr]
     assert kept.changed_after(core) == "ema.running_mean"
     assert kept.changed_after(kept.with_buffers(core)) is None
+
+
+class Drawn:
+    """A sampler of the script's own, with a generator of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator, self.drawn = torch.Generator().manual_seed(seed), 0
+
+    def draw(self) -> list[int]:
+        self.drawn += 1
+        found: list[int] = torch.randint(1000, (4,), generator=self.generator).tolist()
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self.drawn, "states": [self.generator.get_state()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.drawn = state["drawn"]
+        self.generator.set_state(*state["states"])
+
+
+def test_a_sampler_with_a_generator_of_its_own_draws_on_where_it_was() -> None:
+    one, other = Drawn(1), Drawn(2)
+    one.draw()
+    private = PrivateState({}, {"data": one}, CPU)
+    before, blob = private.core(), private.collect()
+    assert private.is_still(before, closely=True)
+    expected = one.draw()
+    assert first_changed(before, private.core()) == "data"
+    PrivateState({}, {"data": other}, CPU).restore(blob)
+    assert (other.draw(), other.drawn) == (expected, 2)
+
+
+def test_another_tensor_in_a_private_object_is_named_beside_the_state_of_a_generator() -> None:
+    given = Given()
+    given.state = {"generator": torch.Generator().get_state(), "order": torch.ones(2)}
+    with pytest.raises(BadInput, match=r"order.* is a Tensor"):
+        PrivateState({}, {"data": given}, CPU).collect()
