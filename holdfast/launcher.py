@@ -51,6 +51,7 @@ class Launcher:
     def __init__(self, crew: Crew, warm: Nest, directory: Path) -> None:
         self.crew = crew
         self.nest = warm
+        self.nest.later = self.after
         self.selector = warm.selector
         self.sidecar = Listeners(directory / "launcher.sock", self.selector, self.obey)
         self.offer = _listen_tcp()
@@ -120,6 +121,7 @@ class Launcher:
             parked=tuple(sorted(n for n, each in self.nest.warm.items() if each.parked)),
             port=self.offer.getsockname()[1],
             warm_failures=self.nest.failures,
+            warm_tries=self.nest.tries,
             warm_ending=self.nest.last_ending,
             strategy=self.nest.strategy,
             joins=self.nest.program.joins,
@@ -153,6 +155,7 @@ class Launcher:
         if order.launch.generation <= self.crew.generation:
             return
         self.crew.begin(order.launch, order.ranks)
+        self.nest.needed()
         generation = order.launch.generation
         self.after(REFILL_S, lambda: self._refill_for(generation))
         self.match()
@@ -341,11 +344,9 @@ class Launcher:
         if self.nest.warm.get(process.local_rank) is process:
             del self.nest.warm[process.local_rank]
             if not self.stopping:
-                self.nest.failures += 1
                 # Nobody has seen what it printed: that says more than how it ended.
                 printed = logfile.tail(process.log, UNJOINED_BYTES)
-                self.nest.last_ending = replace(ended, message=printed or ended.message)
-                self.nest.fill()
+                self.nest.failed(replace(ended, message=printed or ended.message))
         else:
             self.crew.lose(process, ended)
         self.nest.unhear(process)

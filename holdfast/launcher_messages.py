@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 OUT_OF_MEMORY = "out of memory"  # begins the message of a process that the kernel killed for that
 COLLECTIVE = "collective"  # where a rank is that waits for its peers
 UNFLUSHED = "unflushed"  # how a rank failed whose script ended well, and could not write all of its output
+LONGEST_PAUSE_S = 60.0  # between two tries to make a warm process: what failed before may work at any time
 NO_ROOM = "no slot is free"  # why a state that is whole could not be secured: somebody holds its place
 
 
@@ -142,6 +143,7 @@ class LauncherState:
     secured: tuple[Secured, ...] = ()
     warm_failures: int = 0  # warm processes that died before they were parked, in a row
     warm_ending: Ending | None = None
+    warm_tries: int = 0  # of those failures, how many since the generation was begun
     strategy: str = "park"
     joins: bool = True  # the script calls `holdfast.join`, so what it declares can be told from a hang
     stopped: bool = False

@@ -17,12 +17,13 @@ from holdfast import channel, executable, logfile, osproc, warm, wire
 from holdfast.channel import Say
 from holdfast.command import Program
 from holdfast.executable import Unstartable
-from holdfast.launcher_messages import Ending
+from holdfast.launcher_messages import LONGEST_PAUSE_S, Ending
 from holdfast.zygote import Zygote
 
 TAIL_BYTES = 4096  # of what a rank printed last
 UNJOINED_BYTES = 16_000  # of what one printed that ended before it joined: nobody has seen that
-MAX_FAILURES = 3  # warm processes in a row that died before they were parked
+MAX_FAILURES = 3  # warm processes in a row that died before they were parked: from then on with pauses
+PAUSE_S = 1.0  # before the next try, and twice as long each time
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +65,12 @@ class Home:
 
 @dataclass(slots=True)
 class Nest:
-    """Keeps one parked process per local rank, made ahead of need."""
+    """Keeps one parked process per local rank, made ahead of need.
+
+    One that dies before it is parked is made again for as long as the nest is open: at once the first times,
+    then with pauses that grow. `failures` counts them since one was parked, `tries` since ranks were last
+    `needed` too.
+    """
 
     program: Program
     home: Home
@@ -74,11 +80,15 @@ class Nest:
     strategy: str = "park"
     warm: dict[int, Process] = field(default_factory=dict)
     failures: int = 0
+    tries: int = 0
     last_ending: Ending | None = None
     zygote: Zygote | None = None
     _forkable: bool = True
     _count: int = 0
     _closed: bool = False
+    later: Callable[[float, Callable[[], None]], None] = lambda _seconds, _call: None
+    _pauses: int = 0  # since one was parked, or ranks were needed
+    _pause: object = None  # the one that is going on
 
     def open(self) -> None:
         """Listen to the zygote, started now unless there is one; none if processes are made one by one."""
@@ -100,7 +110,7 @@ class Nest:
 
     def fill(self) -> None:
         """Begin a warm process for every local rank that has none. Returns at once."""
-        if self._closed or self.failures >= MAX_FAILURES or self.program.kind == "other":
+        if self._closed or self._pause is not None or self.program.kind == "other":
             return
         if self.strategy == "cold":
             return
@@ -108,8 +118,33 @@ class Nest:
             self.zygote.kill()  # stopped: it would never fork again; its end is heard, and another is made
             return
         for local_rank in range(self.home.nproc):
-            if local_rank not in self.warm:
+            if local_rank not in self.warm and self._pause is None:
                 self._make(local_rank)
+
+    def needed(self) -> None:
+        """Let the next `fill` try at once: ranks are to be started, and what failed before may work now."""
+        self.tries, self._pauses, self._pause = 0, 0, None
+
+    def failed(self, ending: Ending) -> None:
+        """Note how a process ended that was to become a warm one, and make another, perhaps after a pause."""
+        self.failures += 1
+        self.tries += 1
+        self.last_ending = ending
+        if self.failures < MAX_FAILURES:
+            self.fill()
+        elif self._pause is None and not self._closed:
+            self._rest()
+
+    def _rest(self) -> None:
+        mine = self._pause = object()
+
+        def over() -> None:
+            if self._pause is mine:
+                self._pause = None
+                self.fill()
+
+        self.later(pause_s(self._pauses), over)
+        self._pauses += 1
 
     def take(self, local_rank: int) -> Process | None:
         """Return the parked process of `local_rank` and forget it; None while there is none."""
@@ -218,10 +253,10 @@ class Nest:
                 os.close(number)
 
     def _give_up(self, error: Unstartable) -> None:
-        """The interpreter is to blame: it would be no better the next time."""
+        """The interpreter is to blame: it would be no better at once."""
         now_ns = time.monotonic_ns()
-        self.failures = MAX_FAILURES
-        self.last_ending = Ending(now_ns, 2, fail="bad_input", failed_ns=now_ns, message=str(error))
+        self.failures = max(self.failures, MAX_FAILURES - 1)
+        self.failed(Ending(now_ns, 2, fail="bad_input", failed_ns=now_ns, message=str(error)))
 
     def _started(self, argv: Sequence[str], **given: Any) -> subprocess.Popen[bytes]:
         """Start a process. Raises `Unstartable`, `OSError`."""
@@ -262,11 +297,9 @@ class Nest:
         if not self._forkable:
             zygote.end()
             return
-        self.failures += 1
         status = zygote.lost()
         printed = logfile.tail(zygote.log, UNJOINED_BYTES) if zygote.log is not None else ""
-        self.last_ending = of_zygote(status, printed, time.monotonic_ns())
-        self.fill()
+        self.failed(of_zygote(status, printed, time.monotonic_ns()))
 
     def hear_out(self, process: Process) -> None:
         """Take what a process has said before it ended: the kernel may tell of its end first."""
@@ -295,7 +328,7 @@ class Nest:
             self._adopt(process, said.pid)
         elif said.what == "parked":
             process.parked = True
-            self.failures = 0
+            self.failures = self.tries = self._pauses = 0
         elif said.what == "unparkable":
             self._go_cold()
         elif said.what == "failing" and said.pid in (0, process.pid):
@@ -326,6 +359,11 @@ class Nest:
         if process.killed:
             process.kill(process.killed)
         self.selector.register(process.pidfd, selectors.EVENT_READ, lambda: self.on_gone(process))
+
+
+def pause_s(before: int) -> float:
+    """Return how long to wait for the next try, after so many pauses in a row."""
+    return min(LONGEST_PAUSE_S, PAUSE_S * 2.0 ** min(before, 16))
 
 
 def of_zygote(status: int | None, printed: str, now_ns: int) -> Ending:

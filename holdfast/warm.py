@@ -114,7 +114,9 @@ def _reseed() -> None:
 
 
 def preload(program: Program) -> None:
-    """Import what the script imports from elsewhere. What fails here will fail there, and be told.
+    """Import what the script imports from elsewhere, also what only a branch imports that is never taken.
+
+    What fails here is left to the script: it fails there as well, and is told, or is never imported.
 
     What an import makes, stays. To look for garbage in it again and again is a fifth of torch's import.
     """
@@ -129,8 +131,9 @@ def _import_all(program: Program) -> None:
     for name in program.imports:
         try:
             importlib.import_module(name)
-        except Exception:
-            # An import may raise anything, and optional ones often do: the script decides, not we.
+        except BaseException:
+            # An import may raise anything, and optional ones often do: sys.exit() and pytest.skip() included.
+            # The script decides, not we. A signal raises nothing here: those that end us have no handler.
             sys.modules.pop(name, None)
     if "torch" in sys.modules:
         importlib.import_module("torch.distributed")

@@ -205,7 +205,7 @@ def _of_rank(view: View, name: str, report: MemberReport, rank: RankState) -> li
             step,
             ending.failed_ns or ending.at_ns,
             blame.signature(as_exit),
-            f"rank {rank.rank} {_how(ending) if _kind(as_exit) != 'victim' else lost_peers(ending.message)}",
+            f"rank {rank.rank} {how(ending) if _kind(as_exit) != 'victim' else lost_peers(ending.message)}",
             ending.message,
             ending.code,
             ending.signal,
@@ -238,7 +238,8 @@ def _kind(ended: blame.Exit) -> str:
     return "crash"
 
 
-def _how(ending: Ending) -> str:
+def how(ending: Ending) -> str:
+    """Say how a process ended: "raised ValueError: no", "was killed by SIGSEGV"."""
     if ending.signal is not None:
         named = _SIGNALS.get(ending.signal, f"signal {ending.signal}")
         why = f": {ending.message.splitlines()[0]}" if blame.is_out_of_memory(ending.message) else ""

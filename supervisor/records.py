@@ -175,7 +175,7 @@ def build(
         "samples_per_s": round(per_step[0] / step_s, 1) if step_s and moves else None,
         "tokens_per_s": round(per_step[1] / step_s, 1) if step_s and moves else None,
         **standing,
-        "warnings": [each.text for each in memory.warned],
+        "warnings": [*(each.text for each in memory.warned), *(text for _, text in _unmade(view))],
         "ettr": _rounded(ledger.ettr(still_ns)),
         "ettr_hour": _rounded(ledger.ettr_over(3600.0, ledger.at_ns, still_ns)),
         "buckets_s": {b.value: ns / 1e9 for b, ns in ledger.buckets_ns().items()},
@@ -308,10 +308,19 @@ def _member(member: MemberView, view: View) -> dict[str, Any]:
         "role": role,
         "connected": member.connected,
         "parked": len(launcher.parked) if launcher else 0,
+        "warm_error": dict(_unmade(view)).get(member.name, ""),
         "ranks": list(range(first, first + view.memory.nproc)) if active else [],
         "launcher_pid": launcher.pid if launcher else None,
         "sidecar_pid": report.sidecar_pid if report else None,
     }
+
+
+def _unmade(view: View) -> list[tuple[str, str]]:
+    """Return the members for which no warm process can be made, and why, while that matters."""
+    if view.memory.phase not in ("running", "securing"):
+        return []
+    found = ((m.name, remedy.unmade(view, m)) for m in view.members if m.exists and m.connected)
+    return [(name, text) for name, text in found if text]
 
 
 def _was_lost(name: str, memory: Memory) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from holdfast.launcher_messages import OUT_OF_MEMORY, LauncherState
+from holdfast.launcher_messages import LONGEST_PAUSE_S, OUT_OF_MEMORY, LauncherState
 from holdfast.victims import mismatch
 from supervisor import faults as symptoms
-from supervisor import placing, refusal, replicas, reported, resume, unbegun, unfinished
-from supervisor.view import Checkpoint, Cut, End, Fault, Past, Policy, Resume, Start, View
+from supervisor import placing, presence, refusal, replicas, reported, resume, unbegun, unfinished
+from supervisor.view import Checkpoint, Cut, End, Fault, MemberView, Past, Policy, Resume, Start, View
+from supervisor.wording import place
 
 NUMERIC = frozenset({"nan", "inf", "loss_jump"})
 SPOILING = NUMERIC | {replicas.KIND}  # of which the survivors' state is no better
@@ -20,6 +21,7 @@ _TYPOS = frozenset(  # of the program, and of nothing outside of it
     {"TypeError", "AttributeError", "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"}
 )
 MAX_WARM_FAILURES = 3  # processes in a row that died before they joined
+AGAIN_S = 60.0  # that a run which has done steps tries to make processes before it ends
 WORKED_S = 60.0  # a generation that lived so long did something, though it may show no steps
 VOLUME_TRIES = 3  # of a state that the memory volume does not take
 _S = 1_000_000_000
@@ -28,7 +30,9 @@ _S = 1_000_000_000
 def before_joining(view: View) -> End | None:
     """End for a script that ends, or fails for good, before it joins: no generation can help it.
 
-    Ranks that train are left alone, also when no new process can be made warm beside them.
+    Ranks that train are left alone, also when no new process can be made warm beside them. Where steps have
+    been done the script has worked, and what it reads before it joins may only be away: that is tried for
+    `AGAIN_S` when processes are needed.
     """
     forming = view.memory.phase == "forming"
     for member in view.members:
@@ -42,10 +46,40 @@ def before_joining(view: View) -> End | None:
         for_good = ending.fail in ("system_exit", "bad_input") or _SYNTAX.search(ending.message)
         if for_good and forming:
             return End(code, "the script cannot start", ending.message)
-        if launcher.warm_failures >= MAX_WARM_FAILURES and _is_in_need(view, member.name, launcher):
-            why = f"the script failed {launcher.warm_failures} times before it joined"
-            return End(code or 1, why, ending.message)
+        if not _is_in_need(view, member.name, launcher):
+            continue
+        tries = launcher.warm_tries if has_worked(view) else launcher.warm_failures
+        over = not has_worked(view) or view.now_ns >= view.memory.since_ns + int(AGAIN_S * _S)
+        if tries >= MAX_WARM_FAILURES and over:
+            killed = f": it {symptoms.how(ending)}" if ending.signal is not None else ""
+            return End(code or 1, f"the script failed {tries} times before it joined{killed}", ending.message)
     return None
+
+
+def has_worked(view: View) -> bool:
+    """True when the run has done steps, or began with some: its script can join, or could."""
+    memory = view.memory
+    if memory.phase == "forming":  # a new run: its script may be another one
+        return False
+    return memory.settled or resume.had_state(memory) or any(past.worked for past in memory.history)
+
+
+def unmade(view: View, member: MemberView) -> str:
+    """Say why no warm process can be made for `member`; "" when one can, or it is not known yet."""
+    launcher = member.report.launcher if member.report is not None else None
+    ending = launcher.warm_ending if launcher is not None else None
+    if launcher is None or ending is None or ending.ours or launcher.strategy == "cold":
+        return ""
+    if not presence.obeys(member):
+        return ""
+    least = 1 if ending.signal is None else MAX_WARM_FAILURES  # one that was killed says nothing
+    if launcher.warm_failures < least or len(launcher.parked) >= view.memory.nproc:
+        return ""
+    where = place(ending.message) if ending.fail == "exception" else ""
+    what = f"warm processes for member {member.name} cannot be made: one {symptoms.how(ending)}{where}"
+    if _is_in_need(view, member.name, launcher):
+        return f"{what}; the ranks wait for them, and the run ends if that fails for {AGAIN_S:g} s"
+    return f"{what}; a fault now costs a cold start; tried again, with pauses of up to {LONGEST_PAUSE_S:g} s"
 
 
 def _is_in_need(view: View, name: str, launcher: LauncherState) -> bool:

@@ -174,6 +174,26 @@ class _SlowNews:
         return news
 
 
+class _WarmNews:
+    """For which members no warm process can be made, and for which that works again."""
+
+    def __init__(self) -> None:
+        self._failing: set[object] = set()
+
+    def of(self, status: Mapping[str, Any]) -> list[str]:
+        """Return a line for each change."""
+        news = []
+        for each in status.get("members") or ():
+            name, error = each.get("name"), each.get("warm_error")
+            if error and name not in self._failing:
+                self._failing.add(name)
+                news.append(str(error))
+            elif not error and name in self._failing and each.get("parked"):
+                self._failing.discard(name)
+                news.append(f"warm processes for member {name} are made again")
+        return news
+
+
 class _News:
     """What was not shown yet: incidents when they begin and when they are over, checkpoints not used or not
     written, slow ranks."""
@@ -183,14 +203,16 @@ class _News:
         self._over = incidents.before  # the newest incident that was shown as over
         self._told: set[tuple[object, object]] = set()
         self._slow = _SlowNews()
+        self._warm = _WarmNews()
         self._storage_fails = False
 
     def of(self, status: Mapping[str, Any]) -> list[str]:
         """Return a line for each; for one that was over at once, a single line."""
-        news = [*self._slow.of(status), *self._storage(status)]
+        news = [*self._slow.of(status), *self._warm.of(status), *self._storage(status)]
+        warm = {each.get("warm_error") for each in status.get("members") or ()}
         for name in ("passed_over", "warnings"):
             for note in status.get(name) or ():
-                if (name, note) not in self._told:
+                if (name, note) not in self._told and note not in warm:
                     self._told.add((name, note))
                     news.append(note)
         last, opened = status.get("last_incident"), status.get("open_incident")

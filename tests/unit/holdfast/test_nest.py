@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import selectors
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from holdfast import nest
+from holdfast.command import Program
+from holdfast.launcher_messages import Ending
+from holdfast.nest import Home, Nest
 from holdfast.zygote import Zygote
 
 
@@ -49,3 +55,70 @@ def test_one_that_only_closes_its_line_is_ended() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     assert Zygote(child.pid, ours).lost() is None
     child.returncode = 0
+
+
+class Tried(Nest):
+    """One whose processes are only asked for."""
+
+    def _make(self, local_rank: int) -> None:
+        asked.append(local_rank)
+
+
+asked: list[int] = []
+
+
+@pytest.fixture
+def tried() -> Iterator[tuple[Tried, list[tuple[float, Callable[[], None]]]]]:
+    """A nest that makes nothing, and the pauses that it asks for."""
+    home = Home(Path("/nowhere"), Path("/nowhere"), "m0", 1, Path("/nowhere"), 0)
+    program = Program("script", "python", (), "train.py", (), ())
+    pauses: list[tuple[float, Callable[[], None]]] = []
+    made = Tried(program, home, selectors.DefaultSelector(), lambda *_: None, lambda *_: None)
+    made.later = lambda seconds, call: pauses.append((seconds, call))
+    asked.clear()
+    yield made, pauses
+    made.selector.close()
+
+
+FAILED = Ending(0, 1, fail="exception", message="FileNotFoundError: data.pt")
+
+
+def test_warm_processes_that_fail_are_made_again_for_ever_with_pauses_that_grow(
+    tried: tuple[Tried, list[tuple[float, Callable[[], None]]]],
+) -> None:
+    warm, pauses = tried
+    for _ in range(2):
+        warm.failed(FAILED)
+    assert (asked, pauses) == ([0, 0], []), "the first times at once"
+    for number in range(10):
+        warm.failed(FAILED)
+        warm.failed(FAILED)  # of another local rank: one pause is enough
+        warm.fill()
+        assert len(asked) == 2 + number, "nothing is made in a pause"
+        pauses[-1][1]()
+        assert len(asked) == 3 + number
+    assert [seconds for seconds, _ in pauses] == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
+    assert (warm.failures, warm.tries) == (22, 22)
+
+
+def test_ranks_that_need_processes_have_them_tried_at_once(
+    tried: tuple[Tried, list[tuple[float, Callable[[], None]]]],
+) -> None:
+    warm, pauses = tried
+    for _ in range(4):
+        warm.failed(FAILED)
+        if pauses:
+            pauses[-1][1]()
+    warm.failed(FAILED)
+    asked.clear()
+    warm.needed()
+    warm.fill()
+    assert asked == [0]
+    warm.failed(FAILED)
+    assert (warm.tries, pauses[-1][0]) == (1, 1.0), "the pauses begin again"
+    asked.clear()
+    pauses[-2][1]()
+    assert asked == [], "that pause had ended before"
+    warm.close()
+    pauses[-1][1]()
+    assert asked == []

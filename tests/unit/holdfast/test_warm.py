@@ -34,7 +34,9 @@ def test_nobody_looks_for_garbage_while_the_zygote_imports_and_afterwards_as_bef
     (folder / "first_of_two.py").write_text(WITHIN)
     (folder / "second_of_two.py").write_text("raise ValueError('optional')\n")
     before = gc.get_threshold()
-    preload("first_of_two", "second_of_two", "no_such_module")
+    (folder / "that_exits.py").write_text("import sys; sys.exit('only for TPUs')\n")
+    preload("that_exits", "first_of_two", "second_of_two", "no_such_module")
+    assert "that_exits" not in sys.modules
     assert sys.modules["first_of_two"].within == 0
     assert "second_of_two" not in sys.modules
     assert gc.get_threshold() == before

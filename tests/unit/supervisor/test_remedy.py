@@ -64,7 +64,9 @@ def test_other_failures_are_tried_again_and_end_the_run_at_the_third() -> None:
     ending = Ending(0, 1, fail="exception", message="RuntimeError")
     assert warm(ending, 2) is None
     assert warm(ending, 3) == End(1, "the script failed 3 times before it joined", "RuntimeError")
-    assert warm(Ending(0, None, 11), 3) == End(139, "the script failed 3 times before it joined")
+    assert warm(Ending(0, None, 11), 3) == End(
+        139, "the script failed 3 times before it joined: it was killed by SIGSEGV"
+    )
 
 
 def test_ranks_that_train_do_not_mind_that_no_other_process_can_be_made() -> None:
@@ -73,6 +75,49 @@ def test_ranks_that_train_do_not_mind_that_no_other_process_can_be_made() -> Non
     assert warm(broken, 3, "running", ranks=(rank(0),)) is None
     waiting = rank(0, pid=0, state="starting")
     assert warm(broken, 3, "running", ranks=(waiting,)) is not None
+
+
+def test_what_has_worked_is_tried_for_a_while_when_processes_are_needed() -> None:
+    """What the script reads before it joins may be away for a moment."""
+    away = Ending(0, 1, fail="exception", message="FileNotFoundError: data.pt")
+    waiting = rank(0, pid=0, state="starting")
+
+    def ended(after_s: float, tries: int, **given: Any) -> End | None:
+        state = launcher(waiting, parked=(), warm_ending=away, warm_failures=9, warm_tries=tries)
+        told = member("m0", report("m0", state))
+        return remedy.before_joining(view(told, now_s=100 + after_s, since_ns=100 * S, **given))
+
+    assert ended(0, 9) == End(1, "the script failed 9 times before it joined", away.message)
+    for known in ({"saved": 7}, {"held": 7}, {"settled": True}):
+        assert ended(59, 9, **known) is None
+        assert ended(61, 2, **known) is None, "each try takes long"
+        assert ended(61, 3, **known) == End(1, "the script failed 3 times before it joined", away.message)
+
+
+@pytest.mark.parametrize(
+    ("ending", "failures", "said"),
+    [
+        (Ending(0, 1, fail="exception", raised="OSError: x"), 1, "one raised OSError: x; a fault now costs"),
+        (Ending(0, 3), 1, "one exited with code 3; a fault"),
+        (Ending(0, None, 11), 2, ""),
+        (Ending(0, None, 11), 3, "one was killed by SIGSEGV; a fault"),
+        (Ending(0, None, 9, ours=True), 3, ""),
+        (Ending(0, 1), 0, ""),
+    ],
+)
+def test_why_no_warm_process_can_be_made_is_said(ending: Ending, failures: int, said: str) -> None:
+    def unmade(**given: Any) -> str:
+        state = launcher(warm_ending=ending, warm_failures=failures, **given)
+        told = member("m0", report("m0", state))
+        return remedy.unmade(view(told), told)
+
+    assert unmade(parked=()).startswith(
+        f"warm processes for member m0 cannot be made: {said}" if said else ""
+    )
+    assert bool(unmade(parked=())) == bool(said)
+    assert unmade(parked=(0,)) == unmade(parked=(), strategy="cold") == ""
+    if said:
+        assert "the ranks wait for them" in unmade(parked=(), ranks=(rank(0, pid=0, state="starting"),))
 
 
 def test_processes_that_we_ended_ourselves_say_nothing() -> None:
