@@ -23,7 +23,7 @@ T = TypeVar("T")
 class Say:
     """A rank tells its launcher.
 
-    born, parked, unparkable, started, settled, flag, failing, withdrawn, secured, note, where.
+    born, parked, unparkable, started, settled, flag, failing, withdrawn, secured, note, where, left.
     """
 
     what: str

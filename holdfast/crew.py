@@ -47,6 +47,7 @@ class Crew:
                 seat.note,
                 seat.where,
                 seat.stopped and not seat.exited,
+                seat.left,
             )
             for seat in self.seats
         )
@@ -139,6 +140,8 @@ class Crew:
             self.securing.hear(shortening.each(said.secured, self._words_bytes))
         elif said.what == "note":
             seat.note = shortening.shortened(said.note, self._words_bytes)
+        elif said.what == "left":
+            seat.left = shortening.shortened(said.note, self._words_bytes)
         elif said.what == "where":
             seat.where = shortening.shortened(said.where, self._words_bytes)
 

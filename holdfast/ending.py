@@ -76,8 +76,10 @@ def _keep_last(runtime: Runtime) -> None:
     try:
         runtime.on_leaving()
     except Exception as error:
+        why = f"{type(error).__name__}: {_text_of(error)}"[:_MAX_WHY]
+        runtime.say(Say("left", note=why))
         with suppress(Exception):
-            print(f"holdfast: the last state is not kept: {type(error).__name__}: {error}", file=sys.stderr)
+            print(f"holdfast: the last state is not kept: {why}", file=sys.stderr)
 
 
 def _end_well(code: int, last: Callable[[], bool], runtime: Runtime, before: Before) -> int:

@@ -29,7 +29,7 @@ from holdfast.private_state import changed_objects, first_changed
 from holdfast.randomness import Section
 from holdfast.retake import SOON, Retake
 from holdfast.slot import lock_shared, unlock
-from holdfast.snapshots import Snapshots, Torn, Transfer
+from holdfast.snapshots import Snapshots, Torn, Transfer, copying_s
 
 if TYPE_CHECKING:
     from holdfast.state import State
@@ -49,6 +49,7 @@ _NUMBER = re.compile(r"\d+")
 _COPY_IT = ", or let it become a copy of a model's buffer, as in an AveragedModel without use_buffers"
 _INSIDE = "inside the optimizer's writes"
 _PATIENCE_S = 10.0  # for a slot to restore from that is being written
+LAST_PAUSE_S = 0.01  # between two looks at who holds the slot that the last copy goes to
 
 
 class Keeping:
@@ -776,25 +777,47 @@ class Keeping:
         ):
             self._copy(step)
 
-    def leaving(self) -> bool:
-        """The script has ended: say whether a copy has the state that it ended with, made now if need be.
+    def leaving(self) -> str:
+        """The script has ended: see that a copy has the state that it ended with; return why none has, or "".
 
         None has if the script left its loop by `break`, for then it would do more when it is started again;
         or if it has changed the state since: weights that it loaded are nothing to train on from.
         """
         step, since = self._over, self._footprint
-        if step < 0 or since is None or since.step != step or step == self._voided:
-            return False
+        if not self._loops:
+            return "the script began no loop over state.steps(n)"
+        if step < 0 or since is None or since.step != step:
+            return "the script left its loop before all steps were done"
         own = self._changed_apart() - self._ahead - (self._alike or set())
-        if self._changed() is not None or self._footprints.late(since) or self._state.private.no_data(own):
-            return False
+        what = self._footprints.moved(since) or self._footprints.late(since)
+        if what is None and (named := self._state.private.no_data(own)):
+            what = f"{' and '.join(named)} was changed"
+        if what is not None or step == self._voided:
+            return f"{what or 'protected state was changed'} after the last commit"
         if self._rank.local_rank:  # its member's first rank copies
-            return True
+            return ""
         if self._launch.snapshot_every == 0:
-            return False
-        if not self._snapshots.held(self._generation, step) and not self._state.gate.frozen:
-            self._copy(step)
-        return self._snapshots.held(self._generation, step)
+            return "--snapshot-every 0"
+        return self._copied_at_last(step)
+
+    def _copied_at_last(self, step: int) -> str:
+        """See that there is a snapshot of `step`, the last; return why there is none, or "".
+
+        Another rank of the member may be writing the very same, before a pause or at the end of its loop, and
+        a checkpoint may be read from the slot that comes next: either is waited for, as long as a copy may
+        take. A reader that is not done then keeps its slot, and the newer snapshot is overwritten.
+        """
+        generation, snapshots = self._generation, self._snapshots
+        give_up_at = time.monotonic() + copying_s(snapshots.expected_bytes())
+        while not snapshots.held(generation, step):
+            if self._state.gate.frozen:
+                return "the generation was ended meanwhile"
+            late = time.monotonic() > give_up_at
+            failed = self._copy(step, over_newer=late)
+            if failed or (late and not snapshots.held(generation, step)):
+                return failed or "the slots of the snapshots were in use"
+            time.sleep(LAST_PAUSE_S)
+        return ""
 
     def _choose_interval(self) -> None:
         step_s = self._median_step_s()
@@ -814,27 +837,33 @@ class Keeping:
         if self._rank.local_rank == 0:
             self._copy(step)
 
-    def _copy(self, step: int) -> None:
-        """Copy the present state, when the device has made it."""
-        self._device.wait(self._device.mark())
-        self._guarded(lambda: self._copy_now(step))
+    def _copy(self, step: int, *, over_newer: bool = False) -> str:
+        """Copy the present state, when the device has made it. Returns what failed, "" for nothing.
 
-    def _copy_now(self, step: int) -> None:
+        A slot that is in use is no failure: then there is no copy. `over_newer`: see `Snapshots.write_over`.
+        """
+        self._device.wait(self._device.mark())
+        return self._guarded(lambda: self._copy_now(step, over_newer))
+
+    def _copy_now(self, step: int, over_newer: bool) -> None:
         with self._copying:
             self._end_transfer()
-            cost_s = self._snapshots.write(self._launch.generation, step)
+            write = self._snapshots.write_over if over_newer else self._snapshots.write
+            cost_s = write(self._launch.generation, step)
         if cost_s is not None:
             self._note(step, cost_s)
 
-    def _guarded(self, copy: Callable[[], None]) -> None:
-        """Copy on behalf of Holdfast: the time that it takes is not the rank's."""
+    def _guarded(self, copy: Callable[[], None]) -> str:
+        """Copy on behalf of Holdfast: the time that it takes is not the rank's. Returns as `_copy` does."""
         self._state.session.copy_begins(self._snapshots.expected_bytes())
         try:
             copy()
         except OSError as error:
             self._tell(f"no snapshot: {error}; training continues, and existing checkpoints are kept")
+            return f"no snapshot: {error}"
         finally:
             self._state.session.copy_ends()
+        return ""
 
     def _note(self, step: int, cost_s: float, held_s: float | None = None) -> None:
         """Record what a copy took, and how long the host was held up by it, if not for all of that."""

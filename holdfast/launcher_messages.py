@@ -84,6 +84,7 @@ class RankState:
     note: str = ""  # its last warning, for people
     where: str = ""  # what its main thread does (`holdfast.whereabouts`), when it was last asked
     stopped: bool = False  # by a signal, for seconds in which its launcher ran: see `holdfast.stops`
+    left: str = ""  # why no copy has the state that its script ended with, in its own words
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ class Seat:
     note: str = ""
     where: str = ""
     stopped: bool = False
+    left: str = ""
 
     @property
     def state(self) -> str:

@@ -19,6 +19,7 @@ from holdfast.channel import Do, Say
 from holdfast.errors import BadInput, Fenced
 from holdfast.launcher_messages import Flag, Launch, Marks, RankStart, Secured
 from holdfast.rehearse import rehearse
+from holdfast.snapshots import copying_s
 from holdfast.state import State
 from holdfast.torchrun import rank_environment
 from holdfast.unwinding import Lookout, Unwinding
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from holdfast.keeping import Keeping
 
 NOTE = 500  # characters of a warning that the status shows
-COPY_S, COPY_BYTES_PER_S = 20.0, 50e6  # what a snapshot may take, at memory that is swapped or starved
 GIVE_WAY_S = 0.3  # to be ended by the roll back that another rank's flag brings about
 _COLD = (
     "the script used a GPU before holdfast.join(), so no process is kept warm and restarts are slow: build "
@@ -113,8 +113,13 @@ class Session:
         return self._keeping
 
     def _leaving(self) -> None:
-        """The script has ended well: see that the state that it ended with is kept, and say so if it is."""
-        if self._keeping is not None and self._keeping.leaving() and self.page is not None:
+        """The script has ended well: see that its last state is kept, and say that it is, or why not."""
+        if self._keeping is None or self._runtime is None:
+            return
+        why = self._keeping.leaving()
+        if why:
+            self._runtime.say(Say("left", note=why[:NOTE]))
+        elif self.page is not None:
             self.page.phase(page.Phase.DONE)
 
     def restored(self, _step: int) -> None:
@@ -136,7 +141,7 @@ class Session:
     def copy_begins(self, total_bytes: int) -> None:
         """A snapshot begins: it is Holdfast's work, and no part of the rank's step."""
         if self.page is not None:
-            self.page.copy_begins(COPY_S + total_bytes / COPY_BYTES_PER_S)
+            self.page.copy_begins(copying_s(total_bytes))
 
     def copy_ends(self) -> None:
         if self.page is not None:

@@ -30,6 +30,8 @@ PATIENCE_S = 0.3  # for a slot that somebody reads: a recovery waits for this co
 PAUSE_S = 0.002
 COPY_LIMIT_S = 10.0  # for a piece of a copy from a device, which waits for nothing: longer, and it never ends
 
+COPY_S, COPY_BYTES_PER_S = 20.0, 50e6  # what a snapshot may take, at memory that is swapped or starved
+
 Tensors = list[tuple[str, "torch.Tensor"]]
 
 
@@ -304,6 +306,11 @@ class Snapshots:
             cost_s = self.write(generation, step, None, part, still)
         return cost_s
 
+    def write_over(self, generation: int, step: int) -> float | None:
+        """Like `write`, but into the newer slot while somebody reads the older, which stays whole."""
+        stays = self._first_to_go(generation)
+        return self.write(generation, step, None if stays is None else frozenset({stays}))
+
     def _first_to_go(self, generation: int) -> tuple[int, int] | None:
         """Return which of two is overwritten first, if the group could go back to either; else None."""
         ages = [(record.generation, record.step) for record in self.arena.records()]
@@ -349,6 +356,11 @@ def _parted(
         memcopy.Copying(ours, theirs, sparing=True),
         memcopy.Copying([targets[n] for n in rest], [sources[n] for n in rest]),
     )
+
+
+def copying_s(total_bytes: int) -> float:
+    """Return for how long a copy of so many bytes is waited for, and not called a hang."""
+    return COPY_S + total_bytes / COPY_BYTES_PER_S
 
 
 def _nothing() -> None:

@@ -62,8 +62,7 @@ def apply(view: View, action: Action, policy: Policy) -> Memory:
     if isinstance(action, Look | Dismiss):  # only in old journals, after which other decisions came
         return memory
     if isinstance(action, Warn):
-        warned = (*memory.warned, Warned(action.place, action.why))
-        return replace(memory, warned=warned[-WARNED:])
+        return replace(memory, warned=_warned(memory, action.place, action.why))
     if isinstance(action, Learn):
         return replace(memory, learned=_learned(memory, action))
     if isinstance(action, Secure):
@@ -91,6 +90,10 @@ def apply(view: View, action: Action, policy: Policy) -> Memory:
         return _end(view, action, policy)
     assert isinstance(action, Done)
     return replace(memory, phase="ended", since_ns=view.now_ns)
+
+
+def _warned(memory: Memory, place: str, text: str) -> tuple[Warned, ...]:
+    return (*memory.warned, Warned(place, text))[-WARNED:]
 
 
 def _learned(memory: Memory, action: Learn) -> tuple[Learned, ...]:
@@ -354,6 +357,7 @@ def _end(view: View, action: End, policy: Policy) -> Memory:
         phase="stopping",
         since_ns=view.now_ns,
         first=closing.first(view, action),
+        warned=_warned(memory, "the end", action.warning) if action.warning else memory.warned,
         exit_code=action.exit_code,
         why=action.why,
         message=action.message,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.launcher_messages import UNFLUSHED
-from holdfast.messages import Durable
+from holdfast.messages import Durable, Progress
 from supervisor import placing, presence, remedy, reported, resume, unbegun, uneven, unfinished
 from supervisor.view import (
     UNREAD,
@@ -41,7 +41,7 @@ def finished(view: View, policy: Policy) -> Save | Wait | End:
     missed = view.memory.missed
     if not missed:
         last = _last(view, policy)
-        return without_last(view, "") if last is None else last
+        return without_last(view, last) if isinstance(last, str) else last
     known = next((each.incident for each in missed if each.incident), 0)
     where = f" (see holdfast explain {known})" if known else " by a stop"
     return End(EXIT_CUT_SHORT, f"{FINISHED}; {unfinished.described(missed)}{where}")
@@ -55,8 +55,27 @@ def is_finish(end: End) -> bool:
 def without_last(view: View, why: str) -> End:
     """End a run that has finished; `why` its last state is not on storage, "" where that needs no word."""
     code, unflushed = _unflushed(view)
-    said = f"{FINISHED}{_left(view.memory)}{unflushed}"
-    return End(code, f"{said}; no checkpoint of the last step: {why}" if why else said)
+    rest = f"{_left(view.memory)}{unflushed}"
+    if not why:
+        return End(code, f"{FINISHED}{rest}")
+    missing = f"no checkpoint of step {_reached(view)} could be written: {why}{_newest(view)}"
+    return End(code, f"{FINISHED}, but {missing}{rest}", warning=missing)
+
+
+def _newest(view: View) -> str:
+    """Name the newest checkpoint, where it is known what storage holds."""
+    if view.stored.error:
+        return ""
+    stored = resume.newest_checkpoint(view)
+    return "; there is no other" if stored is None else f"; the newest is of step {stored.step}"
+
+
+def _reached(view: View) -> int:
+    """Return the step with which the script has ended."""
+    return max(
+        (each.step for report in reported.reports(view) for each in unfinished.of_generation(view, report)),
+        default=view.memory.save_step,
+    )
 
 
 def _unflushed(view: View) -> tuple[int, str]:
@@ -70,31 +89,52 @@ def _unflushed(view: View) -> tuple[int, str]:
     return 0, ""
 
 
-def _last(view: View, policy: Policy) -> Save | Wait | None:
-    """Return the order to save the state that the script ended with; None if nobody has it, or it is stored.
+def _last(view: View, policy: Policy) -> Save | Wait | str:
+    """Return the order to save the state that the script ended with, or why there is no checkpoint of it.
 
-    All ranks must have said that nothing has changed it since (`progress.Phase.DONE`). A member that has said
-    nothing for a moment is waited for, but not until it would count as lost: the run has finished.
+    That is "" where it is stored, or where none is wanted. All ranks must have said that nothing has changed
+    it since (`progress.Phase.DONE`). A member that has said nothing for a moment is waited for, but not until
+    it would count as lost: the run has finished.
     """
-    ranks = {e.rank: e for report in reported.reports(view) for e in unfinished.of_generation(view, report)}
-    steps = {each.step for each in ranks.values()}
-    said = len(ranks) == view.memory.world_size and all(each.phase == _DONE for each in ranks.values())
-    if policy.checkpoint_every_s <= 0 or not said or len(steps) != 1:
-        return None
+    if policy.checkpoint_every_s <= 0 or not reported.kept(view):
+        return ""
+    step = _reached(view)
     read_ns = view.stored.failed_ns + int(CONFIRM_S * _S)
     if view.stored.error == UNREAD and view.now_ns < read_ns:  # by a supervisor that has just taken over
         return Wait(read_ns, "looking what is on storage")
-    if view.stored.error:
-        return None
-    [step] = steps
     stored = resume.newest_checkpoint(view)
     if (stored is not None and stored.step >= step) or unbegun.is_from_scratch(view.memory, step):
-        return None
+        return ""
+    if why := _unkept(view):
+        return why if step > 0 else ""
+    if view.stored.error:
+        return f"storage: {'it does not answer' if view.stored.error == UNREAD else view.stored.error}"
     found = resume.point(view, None, unfinished.void(view))
-    if found.source != "slot" or found.step != step:
-        left_s = max((_QUIET * policy.member_timeout_s - each.silent_s for each in _quiet(view)), default=0.0)
-        return Wait(view.now_ns + int(left_s * _S), "a member says nothing") if left_s > 0 else None
-    return Save(found.holders[0], found, f"{FINISHED}: a checkpoint of the last step", finished=True)
+    if found.source == "slot" and found.step == step:
+        return Save(found.holders[0], found, f"{FINISHED}: a checkpoint of the last step", finished=True)
+    left_s = max((_QUIET * policy.member_timeout_s - each.silent_s for each in _quiet(view)), default=0.0)
+    if left_s > 0:
+        return Wait(view.now_ns + int(left_s * _S), "a member says nothing")
+    return resume.incomplete(view, step) or "no member holds a snapshot of it that can be used"
+
+
+def _unkept(view: View) -> str:
+    """Return why not all ranks have said that their last state is kept, "" when they have."""
+    ranks: dict[int, Progress] = {}
+    told: dict[int, str] = {}
+    for report in reported.reports(view):
+        ranks |= {each.rank: each for each in unfinished.of_generation(view, report)}
+        told |= {
+            each.rank: each.left for each in (report.launcher.ranks if report.launcher else ()) if each.left
+        }
+    silent = [n for n in range(view.memory.world_size) if n not in ranks or ranks[n].phase != _DONE]
+    for number in silent:
+        if number in told:
+            return told[number]
+    if silent:
+        return f"rank {silent[0]} ended without a word, as by os._exit(), or within its loop"
+    steps = sorted({each.step for each in ranks.values()})
+    return "" if len(steps) == 1 else f"the ranks ended with different steps, {steps[0]} and {steps[-1]}"
 
 
 def _quiet(view: View) -> tuple[MemberView, ...]:

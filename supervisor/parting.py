@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
@@ -41,7 +42,8 @@ def ended(why: str, status: Mapping[str, Any]) -> str:
     step = status.get("step")
     if not why.startswith(FINISHED) or type(step) is not int or status.get("own_state"):
         return why
-    said, more, rest = why.partition("; ")
+    said = re.split("; |, but ", why, maxsplit=1)[0]
+    rest = why.removeprefix(said)
     total, saved = status.get("total_steps"), (status.get("checkpoint") or {}).get("step")
     early = type(total) is int and step < total
     if early:
@@ -51,7 +53,7 @@ def ended(why: str, status: Mapping[str, Any]) -> str:
     elif early and "no checkpoint" not in rest:
         held = f"the newest checkpoint has step {saved:,}" if type(saved) is int else "without a checkpoint"
         said += f", {held}"
-    return said + more + rest
+    return said + rest
 
 
 def stopping(status: Mapping[str, Any], name: str, grace_s: float) -> str:

@@ -495,6 +495,7 @@ class End:
     cause: Fault | None = None
     cut: tuple[Cut, ...] = ()  # work that the stop cuts off
     back: int | None = None  # what is beyond this step becomes void: a checkpoint of it is on storage
+    warning: str = ""  # for the status
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,25 @@ def test_a_run_that_has_finished_trains_nothing_again_and_on_from_its_end(
     assert ended == digests(whole)
 
 
+def test_a_rank_that_ends_while_another_copies_the_last_state_leaves_a_checkpoint_of_it(
+    start: Start,
+) -> None:
+    ended = start("--nproc-per-node 4 --snapshot-every 16", "large.py", 80).finish()
+    last = "holdfast: all ranks have finished, with a checkpoint of step 40 (exit code 0)"
+    assert (ended.code, ended.lines[-1]) == (0, last), ended.output
+
+
+def test_a_script_that_ends_at_once_is_told_that_its_last_steps_have_no_checkpoint(
+    start: Start, tmp_path: Path
+) -> None:
+    run = start("--nproc-per-node 2", "finishing.py", tmp_path, 1, "at_once")
+    ended = run.finish()
+    assert ended.code == 0, ended.output
+    missing = "no checkpoint of step 20 could be written: rank 0 ended without a word"
+    assert missing in ended.lines[-1]
+    assert any(each.startswith(missing) for each in run.last_status()["warnings"])
+
+
 def test_a_script_that_ends_early_is_told_how_far_it_came(start: Start, tmp_path: Path) -> None:
     (tmp_path / "leaves.py").write_text(
         "import sys, torch, holdfast\n"

@@ -248,7 +248,7 @@ def test_a_script_that_ends_leaves_a_copy_of_its_last_state(order: list[int], ev
         run_until(training, 10 * STEPS)
         kept = training.state.keeping
         assert kept is not None
-        assert kept.leaving() == (every > 0)
+        assert (not kept.leaving()) == (every > 0)
         assert (STEPS in training.held()) == (every > 0)
         exact(training)
 

@@ -706,8 +706,8 @@ def test_a_snapshot_that_is_being_read_when_its_step_becomes_void_costs_no_other
     with ExitStack() as reading:
         copy = script.state.keeping._copy_now
 
-        def read(step: int) -> None:
-            copy(step)
+        def read(step: int, over_newer: bool) -> None:
+            copy(step, over_newer)
             if step == 8:
                 reading.enter_context(arena.pin(arena.records()[0]))
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from holdfast import keeping
+from holdfast.arena import Arena, Draft
 from holdfast.progress import Phase
 from tests.torch.holdfast.test_keeping import SELDOM, page_of, steps_of
 from tests.torch.holdfast.test_state import Script, resumed, supervised
 
 
 def left(script: Script) -> bool:
-    """Return what is said of the last state when the script ends."""
+    """Say whether the last state is kept when the script ends."""
     script.state.session._leaving()
     assert script.state.keeping is not None
-    return script.state.keeping.leaving()
+    return not script.state.keeping.leaving()
 
 
 def test_the_state_of_a_loop_that_was_done_is_kept_when_the_script_ends(memory: Path) -> None:
@@ -75,3 +79,64 @@ def test_without_snapshots_there_is_no_last_one(memory: Path) -> None:
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=0))).run(9)
     assert not left(script)
     assert steps_of(script) == {0}
+
+
+def after_each_copy(script: Script, monkeypatch: pytest.MonkeyPatch, then: Callable[[], object]) -> None:
+    """Have `then` called when this rank has tried to copy."""
+    kept = script.state.keeping
+    assert kept is not None
+    copy = kept._copy
+
+    def copied(step: int, *, over_newer: bool = False) -> str:
+        failed = copy(step, over_newer=over_newer)
+        then()
+        return failed
+
+    monkeypatch.setattr(kept, "_copy", copied)
+
+
+def begun_by_another(memory: Path, script: Script) -> Draft:
+    """Return the copy of the last state that another rank of the member makes."""
+    assert script.state.keeping is not None
+    assert script.state.keeping._snapshots._layout is not None
+    draft = Arena(memory / "arena").begin(script.state.keeping._snapshots._layout[2], 3, 9, 1)
+    assert draft is not None
+    return draft
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_the_first_rank_of_a_member_waits_for_another_that_copies_the_last_state_and_copies_if_that_dies(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, done: bool
+) -> None:
+    script = Script(supervised(memory, SELDOM)).run(9)
+    other = begun_by_another(memory, script)
+    after_each_copy(script, monkeypatch, other.commit if done else other.abandon)
+    assert left(script)
+    assert 9 in steps_of(script)
+    assert (page_of(memory).snapshot_step == 9) == (not done)
+
+
+def test_a_copy_that_never_ends_is_not_waited_for_without_bound(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(supervised(memory, SELDOM)).run(9)
+    monkeypatch.setattr(keeping, "copying_s", lambda _: 0.0)
+    with begun_by_another(memory, script):
+        assert not left(script)
+        assert script.state.keeping is not None
+        assert script.state.keeping.leaving() == "the slots of the snapshots were in use"
+
+
+@pytest.mark.parametrize(("limit_s", "held"), [(math.inf, {4, 9}), (0.0, {0, 9})])
+def test_a_slot_that_a_checkpoint_is_written_from_is_waited_for_and_then_the_newer_gives_way(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, limit_s: float, held: set[int]
+) -> None:
+    script = Script(supervised(memory, SELDOM)).run(9)
+    arena = Arena(memory / "arena")
+    monkeypatch.setattr(keeping, "copying_s", lambda _: limit_s)
+    with ExitStack() as reading:
+        reading.enter_context(arena.pin(arena.records()[-1]))
+        if limit_s:
+            after_each_copy(script, monkeypatch, reading.close)
+        assert left(script)
+    assert steps_of(script) == held

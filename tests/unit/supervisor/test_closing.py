@@ -174,7 +174,7 @@ def test_if_the_member_that_saves_is_lost_another_holder_is_asked() -> None:
     assert isinstance(stops, Save)
     assert stops.resume.step == 7
     ends = decide(replace(view(lost, older, finished=True, **given), stored=on_storage()), POLICY)
-    assert ends == End(0, "all ranks have finished; no checkpoint of the last step: member m0 is lost")
+    assert ends == missing("member m0 is lost; there is no other")
 
 
 def test_members_are_waited_for_until_they_are_gone_or_their_time_is_up() -> None:
@@ -318,27 +318,89 @@ def test_a_run_that_has_finished_saves_its_last_state_before_it_ends() -> None:
     assert (asked.do, asked.save, asked.save_step, asked.just_in_time) == ("secure", 1, 9, False)
 
 
+DONE = "all ranks have finished"
+NONE = "no checkpoint of step 9 could be written: "
+NEWEST = "; the newest is of step 4"
+SILENT = "rank 0 ended without a word, as by os._exit(), or within its loop"
+
+
+def missing(why: str) -> End:
+    """Return how a run ends that has finished without a checkpoint of its last step."""
+    return End(0, f"{DONE}, but {NONE}{why}", warning=f"{NONE}{why}")
+
+
 @pytest.mark.parametrize(
     ("seen", "policy"),
     [
         pytest.param(at_the_end(9, 9), replace(POLICY, checkpoint_every_s=0.0), id="none wanted"),
-        pytest.param(at_the_end(9, 9, phase="idle"), POLICY, id="changed since"),
-        pytest.param(at_the_end(9, 8), POLICY, id="not all at the same step"),
-        pytest.param(at_the_end(9, 9, held=8), POLICY, id="an older state"),
-        pytest.param(at_the_end(9, 9, void=(Void(1, 9, 0),)), POLICY, id="void"),
         pytest.param(at_the_end(9, 9, stored=on_storage(Checkpoint(9, 1, 2, "p"))), POLICY, id="stored"),
-        pytest.param(at_the_end(9, 9, stored=on_storage(error="Stale file handle")), POLICY, id="away"),
+        pytest.param(
+            at_the_end(9, 9, phase="idle", stored=on_storage(Checkpoint(9, 1, 2, "p"))), POLICY, id="resumed"
+        ),
+        pytest.param(at_the_end(0, 0, phase="idle", held=0, stored=on_storage()), POLICY, id="no step"),
     ],
 )
-def test_a_last_state_that_is_stored_or_not_to_be_had_delays_no_end(seen: View, policy: Policy) -> None:
-    assert decide(seen, policy) == End(0, "all ranks have finished")
+def test_a_last_state_that_is_stored_or_not_wanted_delays_no_end_and_needs_no_word(
+    seen: View, policy: Policy
+) -> None:
+    assert decide(seen, policy) == End(0, DONE)
+
+
+@pytest.mark.parametrize(
+    ("seen", "why"),
+    [
+        pytest.param(at_the_end(9, 9, phase="idle"), f"{SILENT}{NEWEST}", id="os._exit"),
+        pytest.param(
+            at_the_end(9, 9, phase="idle", stored=on_storage()), f"{SILENT}; there is no other", id="none"
+        ),
+        pytest.param(
+            at_the_end(9, 8), f"the ranks ended with different steps, 8 and 9{NEWEST}", id="different steps"
+        ),
+        pytest.param(
+            at_the_end(9, 9, held=8),
+            f"the private state of rank 0, 1 is missing{NEWEST}",
+            id="an older state",
+        ),
+        pytest.param(
+            at_the_end(9, 9, void=(Void(1, 9, 0),)),
+            f"no member holds a snapshot of it that can be used{NEWEST}",
+            id="void",
+        ),
+        pytest.param(
+            at_the_end(9, 9, stored=on_storage(error="Stale file handle")),
+            "storage: Stale file handle",
+            id="away",
+        ),
+    ],
+)
+def test_a_run_that_finished_without_a_checkpoint_of_its_last_step_says_so_and_why(
+    seen: View, why: str
+) -> None:
+    action = decide(seen, POLICY)
+    assert action == missing(why)
+    assert isinstance(action, End)
+    ended = apply(seen, action, POLICY)
+    assert [each.text for each in ended.warned] == [f"{NONE}{why}"]
+    assert closing.last_line(replace(ended, incidents=1)) == (f"{DONE} after 1 incident, but {NONE}{why}")
+
+
+def test_the_word_of_a_rank_whose_last_state_is_not_kept_is_repeated() -> None:
+    seen = at_the_end(9, 9, phase="idle")
+    first, second = seen.members
+    assert second.report is not None
+    assert second.report.launcher is not None
+    [told] = second.report.launcher.ranks
+    word = "the script left its loop before all steps were done"
+    left = replace(second.report.launcher, ranks=(replace(told, left=word),))
+    seen = replace(seen, members=(first, replace(second, report=replace(second.report, launcher=left))))
+    assert decide(seen, POLICY) == missing(f"{word}{NEWEST}")
 
 
 def test_a_supervisor_that_takes_over_at_the_end_looks_what_is_on_storage_before_it_does_without() -> None:
     unread = Stored(error=UNREAD, failed_ns=99 * S)
     assert isinstance(decide(at_the_end(9, 9, stored=unread), POLICY), Wait)
     late = replace(unread, failed_ns=90 * S)
-    assert decide(at_the_end(9, 9, stored=late), POLICY) == End(0, "all ranks have finished")
+    assert decide(at_the_end(9, 9, stored=late), POLICY) == missing("storage: it does not answer")
 
 
 def test_a_member_that_is_quiet_for_a_moment_is_waited_for_but_not_until_it_is_lost() -> None:
@@ -351,38 +413,46 @@ def test_a_member_that_is_quiet_for_a_moment_is_waited_for_but_not_until_it_is_l
     waits = decide(quiet(2.0), POLICY)
     assert isinstance(waits, Wait)
     assert waits.until_ns == 101 * S
-    assert decide(quiet(3.5), POLICY) == End(0, "all ranks have finished")
-
-
-DONE = "all ranks have finished"
-NONE = f"{DONE}; no checkpoint of the last step: "
+    assert decide(quiet(3.5), POLICY) == missing(f"the private state of rank 1 is missing{NEWEST}")
 
 
 @pytest.mark.parametrize(
     ("durable", "given", "why"),
     [
-        (Durable(9, 1, "p", 0.1, "", 2), {}, DONE),
-        (Durable(9, 1, "p", 0.1, "", 1), {"stop": "now"}, DONE),
-        (Durable(7, 1, "p", 0.0, "disk full", 2), {}, f"{NONE}disk full"),
-        (Durable(7, 1, "p", 0.0, "", 1), {"now_s": 50.0}, f"{NONE}storage took nothing of it for 50 s"),
-        (Durable(7, 1, "p", 0.0, "", 1), {"exists": False}, f"{NONE}member m0 is lost"),
-        (Durable(8, 1, "p", 0.1, "", 2), {}, f"{NONE}it was written, and is not on storage any more"),
+        (Durable(9, 1, "p", 0.1, "", 2), {}, ""),
+        (Durable(9, 1, "p", 0.1, "", 1), {"stop": "now"}, ""),
+        (Durable(7, 1, "p", 0.0, "disk full", 2), {"held": 7}, "disk full; the newest is of step 7"),
+        (
+            Durable(7, 1, "p", 0.0, "", 1),
+            {"now_s": 50.0, "held": 7},
+            "storage took nothing of it for 50 s; the newest is of step 7",
+        ),
+        (
+            Durable(7, 1, "p", 0.0, "", 1),
+            {"exists": False, "held": 7},
+            "member m0 is lost; the newest is of step 7",
+        ),
+        (
+            Durable(8, 1, "p", 0.1, "", 2),
+            {"held": 7},
+            "it was written, and is not on storage any more; the newest is of step 7",
+        ),
         (
             Durable(9, 1, "p", 0.1, "", 2),
             {"stored": on_storage(error="Stale file handle"), "now_s": 50.0},
-            f"{NONE}Stale file handle",
+            "Stale file handle",
         ),
         (
             Durable(9, 1, "p", 0.1, "", 2),
             {"stored": on_storage(heard=1), "now_s": 50.0},
-            f"{NONE}it was written, and storage does not answer",
+            "it was written, and storage does not answer; there is no other",
         ),
     ],
 )
 def test_whatever_becomes_of_the_last_checkpoint_a_run_that_finished_ends_with_0(
     durable: Durable, given: dict[str, Any], why: str
 ) -> None:
-    assert _last_of(durable, **given) == End(0, why)
+    assert _last_of(durable, **given) == (missing(why) if why else End(0, DONE))
 
 
 @pytest.mark.parametrize("state", ["exited", "failing"])
@@ -405,10 +475,17 @@ def test_a_last_checkpoint_is_waited_for_within_bounds() -> None:
 
 
 def _last_of(
-    durable: Durable, now_s: float = 40.0, stored: Stored | None = None, exists: bool = True, stop: str = ""
+    durable: Durable,
+    now_s: float = 40.0,
+    stored: Stored | None = None,
+    exists: bool = True,
+    stop: str = "",
+    held: int = 9,
 ) -> Any:
     told = member("m0", report("m0", launcher(), durable=durable), exists=exists)
-    seen = view(told, now_s=now_s, phase="saving", save=2, save_member="m0", finished=True, stop=stop)
+    given = {"save": 2, "save_step": 9, "save_member": "m0", "finished": True, "stop": stop}
+    seen = view(told, now_s=now_s, phase="saving", **given)
     return decide(
-        replace(seen, stored=stored if stored is not None else on_storage(Checkpoint(9, 1, 2, "p"))), POLICY
+        replace(seen, stored=stored if stored is not None else on_storage(Checkpoint(held, 1, 2, "p"))),
+        POLICY,
     )

@@ -108,9 +108,9 @@ def test_the_first_signal_promises_a_checkpoint_only_where_there_will_be_one() -
             ", after 61 of 500 steps, the newest checkpoint has step 40; rank 0 left its loop",
         ),
         (
-            "; no checkpoint of the last step: full",
+            ", but no checkpoint of step 61 could be written: full; there is no other",
             {"step": 61, "checkpoint": None},
-            ", after 61 of 500 steps; no checkpoint of the last step: full",
+            ", after 61 of 500 steps, but no checkpoint of step 61 could be written: full; there is no other",
         ),
         ("", {"step": 61, "own_state": True}, ""),
         ("", {"step": None}, ""),
