@@ -346,7 +346,7 @@ class Launcher:
             if not self.stopping:
                 # Nobody has seen what it printed: that says more than how it ended.
                 printed = logfile.tail(process.log, UNJOINED_BYTES)
-                self.nest.failed(replace(ended, message=printed or ended.message))
+                self.nest.failed(replace(ended, message=printed or ended.message), process.log)
         else:
             self.crew.lose(process, ended)
         self.nest.unhear(process)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import shutil
@@ -23,6 +24,7 @@ from holdfast.zygote import Zygote
 TAIL_BYTES = 4096  # of what a rank printed last
 UNJOINED_BYTES = 16_000  # of what one printed that ended before it joined: nobody has seen that
 MAX_FAILURES = 3  # warm processes in a row that died before they were parked: from then on with pauses
+LOGS = 64  # of processes that failed in a row
 PAUSE_S = 1.0  # before the next try, and twice as long each time
 
 
@@ -125,8 +127,14 @@ class Nest:
         """Let the next `fill` try at once: ranks are to be started, and what failed before may work now."""
         self.tries, self._pauses, self._pause = 0, 0, None
 
-    def failed(self, ending: Ending) -> None:
-        """Note how a process ended that was to become a warm one, and make another, perhaps after a pause."""
+    def failed(self, ending: Ending, log: Path | None = None) -> None:
+        """Note how a process ended that was to become a warm one, and make another, perhaps after a pause.
+
+        What it printed is kept of the first `LOGS` in a row only: they may be days of tries.
+        """
+        if log is not None and self.failures >= LOGS:
+            with contextlib.suppress(OSError):
+                log.unlink()
         self.failures += 1
         self.tries += 1
         self.last_ending = ending
@@ -299,7 +307,7 @@ class Nest:
             return
         status = zygote.lost()
         printed = logfile.tail(zygote.log, UNJOINED_BYTES) if zygote.log is not None else ""
-        self.failed(of_zygote(status, printed, time.monotonic_ns()))
+        self.failed(of_zygote(status, printed, time.monotonic_ns()), zygote.log)
 
     def hear_out(self, process: Process) -> None:
         """Take what a process has said before it ended: the kernel may tell of its end first."""

@@ -15,6 +15,7 @@ from supervisor import (
     remedy,
     replicas,
     reported,
+    resume,
     shown,
     suspect,
     unbegun,
@@ -133,6 +134,7 @@ def _secure(view: View, action: Secure) -> Memory:
         since_ns=view.now_ns,
         incident=incident,
         incidents=_count(memory, incident),
+        end=action.end or memory.end,
         **_found(view),
     )
 
@@ -351,6 +353,9 @@ def _end(view: View, action: End, policy: Policy) -> Memory:
                 remedy="stop",
                 why=action.why,
             )
+            resumed = incident.resume is not None and not closing.is_finish(action)
+            if resumed or memory.end is not None:
+                incident = _not_resumed(view, incident, action.back)
     return replace(
         _barred(view, memory, policy, action.back),
         missed=(*memory.missed, *_cut_short(view, memory, action))[-HISTORY:],
@@ -366,6 +371,16 @@ def _end(view: View, action: End, policy: Policy) -> Memory:
     )
 
 
+def _not_resumed(view: View, incident: Open, back: int | None) -> Open:
+    """Return the incident after which no group has done a step: all is lost that is not on storage."""
+    newest = resume.newest_checkpoint(view)
+    kept = [newest.step] if newest is not None else [0]
+    kept += [back] if back is not None else []
+    lost = max(0, incident.reached - min(kept)) if incident.reached >= 0 else None
+    unknown = incident.own_state or (incident.resume is not None and incident.lost is None)
+    return replace(incident, resume=None, lost=None if unknown else lost)
+
+
 def _cut_short(view: View, memory: Memory, action: End) -> tuple[Missed, ...]:
     """Return the work that a stop leaves undone, and that a state which is on storage is not before.
 
@@ -373,7 +388,7 @@ def _cut_short(view: View, memory: Memory, action: End) -> tuple[Missed, ...]:
     """
     if unbegun.is_from_scratch(memory, 0):  # the next run does not go on from where that was
         return ()
-    if action.exit_code != closing.EXIT_INTERRUPTED:
+    if action.exit_code != closing.EXIT_INTERRUPTED and memory.end is None:
         left = unbegun.cut(memory)
         return _named(0, left)
     cuts = action.cut or unfinished.cut(view, ())

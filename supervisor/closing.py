@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from holdfast.launcher_messages import UNFLUSHED
@@ -30,6 +31,7 @@ _DONE = "done"  # `progress.spoken` of a rank's last phase
 _S = 1_000_000_000
 _IDLE_S = 60.0
 CONFIRM_S = 10.0  # that storage may take to say what it holds
+_STOPPED = re.compile(r"^stopped(, as asked)?")
 _SLACK_S = 10.0  # beyond the members' own grace, before they are left to whoever keeps them
 
 
@@ -157,7 +159,7 @@ def _left(memory: Memory) -> str:
 
 def last_line(memory: Memory) -> str:
     """Say how the run ended, how many incidents it had, and what a stop has cut short."""
-    if memory.exit_code == EXIT_INTERRUPTED and memory.missed:
+    if memory.missed and (memory.exit_code == EXIT_INTERRUPTED or memory.end is not None):
         memory = replace(memory, why=f"{memory.why}; {unfinished.described(memory.missed)}", missed=())
     count = memory.incidents - memory.before
     said = "1 incident" if count == 1 else f"{count} incidents"
@@ -174,6 +176,18 @@ def save_and_end(view: View, found: tuple[Fault, ...]) -> Action:
     Where the stop cuts off work after a commit, that is a state from before it, as for a restart: the next
     run does it again. A checkpoint is named only if storage was seen to hold it since the end was asked for.
     """
+    return _for_its_reason(view.memory, _save_and_end(view, found))
+
+
+def _for_its_reason(memory: Memory, action: Action) -> Action:
+    """Return `action` with the reason and the code of an end that nobody has asked for (`Memory.end`)."""
+    if memory.end is None or not isinstance(action, End):
+        return action
+    saved = _STOPPED.sub("", action.why, count=1)
+    return replace(memory.end, why=f"{memory.end.why}{saved}", cut=action.cut, back=action.back)
+
+
+def _save_and_end(view: View, found: tuple[Fault, ...]) -> Action:
     cuts = unfinished.cut(view, found)
     resumed = remedy.before(view, cuts, remedy.at_most(found))
     cuts = (*cuts, *unfinished.unamended(view, resumed))
@@ -222,6 +236,10 @@ def _interrupted(why: str, cuts: tuple[Cut, ...], stored: int | None = None) -> 
 
 def saving(view: View, policy: Policy) -> Action:
     """Rule for the phase `saving`."""
+    return _for_its_reason(view.memory, _saving(view, policy))
+
+
+def _saving(view: View, policy: Policy) -> Action:
     memory = view.memory
     member = view.member(memory.save_member)
     durable = member.report.durable if member and member.report else None

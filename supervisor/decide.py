@@ -143,7 +143,7 @@ def _running(view: View, policy: Policy) -> Action:
             return acted
     ended = remedy.before_joining(view)
     if ended is not None:
-        return ended
+        return _give_up(view, ended)
     refused = room.refusal(view)
     if refused is not None:
         return refused
@@ -184,6 +184,13 @@ def _next_ns(view: View, policy: Policy, found: Verdict) -> int:
 def _secure(found: tuple[Fault, ...]) -> Secure:
     """A bad number spoils the survivors' state as well; every other fault leaves it whole."""
     return Secure(found, remedy.at_most(found) is None, symptoms.root(found).detail)
+
+
+def _give_up(view: View, ended: End) -> Secure | End:
+    """End the run, but have what its members hold written to storage before, if they may hold anything."""
+    if view.memory.end is not None or not remedy.has_worked(view) or reported.keeps_itself(view):
+        return ended
+    return Secure((), True, ended.why, ended)
 
 
 def _learnt(view: View) -> Learn | None:
@@ -256,7 +263,7 @@ def _securing(view: View, policy: Policy) -> Action:
     found = symptoms.gathered(view, policy)
     if not found and _is_finished(view):
         return closing.finished(view, policy)
-    if not found and memory.stop:
+    if not found and (memory.stop or memory.end):
         return closing.save_and_end(view, ())
     if not found:
         lost = lost_track.unexplained(view)
@@ -270,7 +277,7 @@ def _securing(view: View, policy: Policy) -> Action:
     ended = remedy.verdict(view, policy, cause)
     if ended is not None:
         return ended
-    if memory.stop:
+    if memory.stop or memory.end:
         return closing.save_and_end(view, found)
     return _restart(view, policy, cause, found)
 
@@ -328,7 +335,7 @@ def _short(view: View, policy: Policy, cause: Fault) -> Action:
         return lost
     ended = remedy.before_joining(view)
     if ended is not None:
-        return ended
+        return _give_up(view, ended)
     deadline = memory.since_ns + int(policy.form_s * _S)
     if view.now_ns >= deadline:
         return End(1, f"no member came for {', '.join(away)}", cause=cause)

@@ -183,7 +183,7 @@ class Job:
         if isinstance(action, Secure):
             if any(fault.kind == "restore" for fault in action.faults):
                 self.storage.doubt()
-            elif after.stop:  # what the end names has to be there
+            elif after.stop or after.end is not None:  # what the end names has to be there
                 self.storage.look_again()
         if isinstance(action, Warn):
             log.warning("a rank holds up the others", extra={"why": action.why})

@@ -178,18 +178,19 @@ class _WarmNews:
     """For which members no warm process can be made, and for which that works again."""
 
     def __init__(self) -> None:
-        self._failing: set[object] = set()
+        self._failing: dict[object, str] = {}  # what that means: the error may differ each time
 
     def of(self, status: Mapping[str, Any]) -> list[str]:
         """Return a line for each change."""
         news = []
         for each in status.get("members") or ():
             name, error = each.get("name"), each.get("warm_error")
-            if error and name not in self._failing:
-                self._failing.add(name)
+            meaning = str(error or "").rpartition("; ")[2]
+            if error and self._failing.get(name) != meaning:
+                self._failing[name] = meaning
                 news.append(str(error))
             elif not error and name in self._failing and each.get("parked"):
-                self._failing.discard(name)
+                del self._failing[name]
                 news.append(f"warm processes for member {name} are made again")
         return news
 

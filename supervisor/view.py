@@ -218,6 +218,7 @@ class Memory:
     void: tuple[Void, ...] = ()  # oldest first
     unbegun: Unbegun | None = None  # while the present generation has not done a step
     finished: bool = False  # the script has ended well; what is saved is its last state
+    end: End | None = None  # with which the run ends, though nobody asked for it, once its state is saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,6 +441,7 @@ class Secure:
     faults: tuple[Fault, ...]
     just_in_time: bool
     why: str
+    end: End | None = None  # with which the run ends once what is secured is on storage
 
 
 @dataclass(frozen=True, slots=True)

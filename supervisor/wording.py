@@ -52,7 +52,7 @@ def outcome(incident: Mapping[str, Any]) -> str:
             return end + ", steps lost not known" * is_cost_unknown(incident)
         return f"{end}, {lost_in_words(incident, int(lost))}"
     if incident.get("remedy") == "stop":
-        return "the run stopped"
+        return "the run stopped" + (f", {lost_in_words(incident, int(lost))}" if lost else "")
     if incident.get("overtaken_by"):
         return f"{incident['overtaken_by']} came before it was over"
     return "not recovered yet" if incident.get("open", True) else "the run ended"

@@ -101,6 +101,18 @@ def test_warm_processes_that_fail_are_made_again_for_ever_with_pauses_that_grow(
     assert (warm.failures, warm.tries) == (22, 22)
 
 
+def test_of_failures_in_a_row_that_many_leave_a_log(
+    tried: tuple[Tried, list[tuple[float, Callable[[], None]]]], tmp_path: Path
+) -> None:
+    warm, _ = tried
+    for number in range(nest.LOGS + 5):
+        log = tmp_path / str(number)
+        log.touch()
+        warm.failed(FAILED, log)
+    assert len(list(tmp_path.iterdir())) == nest.LOGS
+    warm.failed(FAILED, tmp_path / "not there")
+
+
 def test_ranks_that_need_processes_have_them_tried_at_once(
     tried: tuple[Tried, list[tuple[float, Callable[[], None]]]],
 ) -> None:

@@ -19,9 +19,12 @@ from supervisor.view import (
     Done,
     End,
     Missed,
+    Open,
     Past,
     Policy,
+    Resume,
     Save,
+    Secure,
     Stored,
     View,
     Void,
@@ -489,3 +492,59 @@ def _last_of(
         replace(seen, stored=stored if stored is not None else on_storage(Checkpoint(held, 1, 2, "p"))),
         POLICY,
     )
+
+
+AWAY = Ending(0, 1, fail="exception", message="FileNotFoundError: data.pt")
+OLD = Checkpoint(4, 1, 2, "step-00000004")
+
+
+def stuck(asked: Durable | None = None, **given: Any) -> View:
+    """Return a group that no process can be made for: both hold the state of step 9, and 4 is on storage."""
+    members = []
+    for number in (0, 1):
+        waiting = rank(number, generation=2, pid=0, state="starting")
+        failing = launcher(waiting, generation=2, parked=(), warm_ending=AWAY, warm_failures=4, warm_tries=4)
+        more: dict[str, Any] = {"launcher": failing, "secured_for": 2}
+        more |= {"durable": asked} if asked is not None and number == 0 else {}
+        members.append(holding(f"m{number}", ((1, 9),), ((number, 1, 9),), **more))
+    return replace(view(*members, **given), stored=on_storage(OLD))
+
+
+def opened() -> Open:
+    resumed = Resume(9, 1, "slot")
+    return Open(1, 1, 90 * S, 90 * S, 0.0, (fault("crash"),), resume=resumed, lost=0, reached=9)
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored", "said", "lost"),
+    [
+        (Durable(9, 1, "p", 0.1, "", 1), (Checkpoint(9, 1, 2, "p"), OLD), ", with a checkpoint of step 9", 0),
+        (Durable(4, 1, "p", 0.1, "no space", 1), (OLD,), "; the last checkpoint failed: no space", 5),
+    ],
+)
+def test_a_run_whose_script_starts_no_more_ends_when_what_is_secured_is_on_storage(
+    asked: Durable, stored: tuple[Checkpoint, ...], said: str, lost: int
+) -> None:
+    why = "the script failed 4 times before it joined"
+    seen = stuck(now_s=161, since_ns=100 * S, generation=2, saved=4, incident=opened(), incidents=1)
+    known = replace(seen.memory, lineage=(Lineage(2, 9),))
+    seen = replace(seen, memory=known)
+    secure = decide(seen, POLICY)
+    assert secure == Secure((), True, why, End(1, why, AWAY.message))
+    seen = replace(seen, memory=apply(seen, secure, POLICY))
+    save = decide(seen, POLICY)
+    assert isinstance(save, Save)
+    assert (save.member, save.resume.step) == ("m0", 9)
+    memory = apply(seen, save, POLICY)
+    seen = replace(stuck(asked, now_s=170), memory=memory, stored=on_storage(*stored, looked_s=169))
+    end = decide(seen, POLICY)
+    assert end == End(1, why + said, AWAY.message)
+    after = apply(seen, end, POLICY)
+    assert (after.exit_code, after.why, after.phase) == (1, why + said, "stopping")
+    assert after.incident is not None
+    assert (after.incident.resume, after.incident.lost, after.incident.remedy) == (None, lost, "stop")
+
+
+def test_a_script_that_has_never_worked_ends_the_run_at_once() -> None:
+    ended = decide(stuck(now_s=100, since_ns=100 * S, generation=2, incident=opened()), POLICY)
+    assert ended == End(1, "the script failed 4 times before it joined", AWAY.message)

@@ -440,10 +440,21 @@ def test_no_message_of_a_script_reaches_the_frame_with_its_escape_codes() -> Non
 def test_warm_processes_that_cannot_be_made_are_told_once_and_when_they_are_again() -> None:
     out = Pipe()
     plain = Plain(out)
-    why = "warm processes for member m0 cannot be made: one raised OSError"
-    for error, parked in (("", 1), (why, 0), (why, 0), ("", 0), ("", 1), (why, 0)):
+    why = "warm processes for member m0 cannot be made: one raised OSError; a fault now costs"
+    other = why.replace("OSError", "another OSError")
+    need = "warm processes for member m0 cannot be made: one raised OSError; the ranks wait for them"
+    for error, parked in (
+        ("", 1),
+        (why, 0),
+        (other, 0),
+        (why, 0),
+        (need, 0),
+        ("", 0),
+        ("", 1),
+        (why, 0),
+    ):
         member = {"name": "m0", "parked": parked, "warm_error": error}
         plain.update(status(members=[member], warnings=[error] * bool(error), last_incident=None), 0.0)
     told = [line for line in "".join(out.writes).splitlines() if "warm" in line]
     again = "warm processes for member m0 are made again"
-    assert [re.sub(r"^.*?(?=warm)", "", line) for line in told] == [why, again, why]
+    assert [re.sub(r"^.*?(?=warm)", "", line) for line in told] == [why, need, again, why]
