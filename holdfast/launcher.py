@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from holdfast import background, dispatching, logfile, nest, orphans, osproc, ports, procstat, progress
+from holdfast import background, below, dispatching, logfile, nest, orphans, osproc, ports, procstat, progress
 from holdfast.background import Background
 from holdfast.beat import left_s
 from holdfast.channel import Say
@@ -344,9 +344,9 @@ class Launcher:
         if self.nest.warm.get(process.local_rank) is process:
             del self.nest.warm[process.local_rank]
             if not self.stopping:
-                # Nobody has seen what it printed: that says more than how it ended.
                 printed = logfile.tail(process.log, UNJOINED_BYTES)
-                self.nest.failed(replace(ended, message=printed or ended.message), process.log)
+                refused = below.refused(self.crew.home.directory, process.local_rank)
+                self.nest.failed(nest.unjoined(ended, printed, refused=refused), process.log)
         else:
             self.crew.lose(process, ended)
         self.nest.unhear(process)

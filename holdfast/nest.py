@@ -10,11 +10,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast import channel, executable, logfile, osproc, warm, wire
+from holdfast import below, channel, executable, logfile, osproc, warm, wire
 from holdfast.channel import Say
 from holdfast.command import Program
 from holdfast.executable import Unstartable
@@ -168,7 +168,8 @@ class Nest:
         """
         ours, theirs = channel.pair()
         process = self._process(local_rank, ours)
-        environment = {**environment, "HOLDFAST_CONTROL": str(theirs.fileno())}
+        mark = below.mark(self.home.directory, local_rank)
+        environment = {**environment, **mark, "HOLDFAST_CONTROL": str(theirs.fileno())}
         try:
             with theirs, logfile.opened(process.log) as log:
                 child = self._started(
@@ -278,6 +279,7 @@ class Nest:
 
     def _process(self, local_rank: int, ours: socket.socket) -> Process:
         process = Process(local_rank, ours, self._new_log(str(local_rank)))
+        below.begin(self.home.directory, local_rank)
         self.selector.register(ours, selectors.EVENT_READ, lambda: self._on_rank(process))
         return process
 
@@ -391,6 +393,17 @@ def of_zygote(status: int | None, printed: str, now_ns: int) -> Ending:
     what += "" if said else ", and printed nothing"
     message = f"{said}\n{what}" if said else what
     return Ending(now_ns, None if signum else code, signum, False, "", 0, message)
+
+
+def unjoined(ended: Ending, printed: str, *, refused: bool) -> Ending:
+    """Say how one ended that had not joined; `refused`: something that its script has started would have.
+
+    Then it is no good end, whatever its exit code says: nothing is trained.
+    """
+    if refused and ended.signal is None:
+        said = printed if below.STANDS_BETWEEN in printed else f"{printed}{below.UNSEEN}"
+        return replace(ended, code=2, fail="bad_input", message=said)
+    return replace(ended, message=printed or ended.message)  # nobody has seen that: it says more
 
 
 def reap(process: Process) -> Ending:

@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast import channel, dealt, misuse, page, runtime, wire
+from holdfast import below, channel, dealt, misuse, page, runtime, wire
 from holdfast.channel import Do, Say
 from holdfast.errors import BadInput, Fenced
 from holdfast.launcher_messages import Flag, Launch, Marks, RankStart, Secured
@@ -363,6 +363,9 @@ def join() -> Session:
     Under holdfast this is where a warm process waits; under torchrun it takes torchrun's environment;
     otherwise the session is a group of one. On return torch.distributed is initialised. A second call
     returns the same session.
+
+    Raises:
+        BadInput: in a process that a rank's script has forked or started.
     """
     global _joined
     if _joined is not None and _joined.process == os.getpid():
@@ -371,6 +374,7 @@ def join() -> Session:
     if mine is not None and not mine.is_ours:
         raise BadInput("join() in a process that the script forked: only the script itself is a rank")
     if mine is None:
+        below.refuse(os.environ)
         launch, rank = _plain()
     else:
         if mine.start is None:
@@ -441,8 +445,4 @@ def _control(number: str) -> socket.socket:
         return control
     if control is not None:
         control.detach()  # somebody else's
-    raise BadInput(
-        f"join() in process {os.getpid()}, which Holdfast did not start: it has a rank's environment, but not"
-        " its line to the launcher (torchrun, accelerate launch or a script that starts other processes"
-        " stands between); give the script itself: holdfast run --nproc-per-node N -- python train.py"
-    )
+    raise BadInput(below.refusal())

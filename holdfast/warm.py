@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from holdfast import channel, ending, forking, numpy_random, osproc, output, runtime, wire
+from holdfast import below, channel, ending, forking, numpy_random, osproc, output, runtime, wire
 from holdfast.channel import Say
 from holdfast.command import Program
 from holdfast.zygote import Zygote
@@ -93,7 +93,7 @@ def _become(
     forking.redirect(log)
     output.install()
     _reseed()
-    os.environ["LOCAL_RANK"] = str(local_rank)
+    os.environ.update(below.mark(Path(given["directory"]), local_rank), LOCAL_RANK=str(local_rank))
     osproc.set_name("warm")
     mine = runtime.Runtime(control, Path(given["directory"]), local_rank, given["nproc"])
     runtime.install(mine)

@@ -150,6 +150,16 @@ def test_a_variable_of_ours_that_is_left_over_starts_no_rank(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("how", ["exec", "hidden"])
+def test_a_script_that_starts_itself_again_trains_no_copies_of_its_own(how: str, tmp_path: Path) -> None:
+    again = SCRIPTS / "again.py"
+    ended = holdfast("run", "--plain", "--nproc-per-node", "2", sys.executable, again, how, cwd=tmp_path)
+    assert ended.code == 2, ended.output
+    assert "rank 0 of" not in ended.output
+    said = [line for line in ended.lines if "OMP_NUM_THREADS=4 holdfast run" in line]
+    assert len(said) == 1, ended.output
+
+
 def test_a_script_behind_a_link_finds_the_modules_beside_it(start: Start, tmp_path: Path) -> None:
     (tmp_path / "link.py").symlink_to(SCRIPTS / "steady.py")
     assert start("", "link.py", 5).finish().code == 0

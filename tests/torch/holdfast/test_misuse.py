@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast import misuse
+from holdfast import below, misuse
 from holdfast.errors import BadInput
 from holdfast.launcher_messages import Launch, RankStart
 from holdfast.loops import Loops
@@ -205,6 +205,29 @@ def test_a_process_that_a_rank_has_started_is_told_so(
         with pytest.raises(BadInput, match=r"which Holdfast did not start: .*give the script itself"):
             holdfast.join()
         assert os.fstat(other.fileno()), "what is another's stays open"
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_what_a_rank_has_started_is_no_group_of_one_while_the_run_goes_on(
+    goes_on: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As a script that starts itself again: each rank would train by itself."""
+    joining = importlib.import_module("holdfast.session")
+    monkeypatch.setattr(joining, "_joined", None)
+    monkeypatch.setattr("holdfast.runtime.current", None)
+    monkeypatch.setattr(Session, "enter", lambda self: None)
+    folder = tmp_path if goes_on else tmp_path / "removed"
+    for name, value in below.mark(folder, 1).items():
+        monkeypatch.setenv(name, value)
+    if goes_on:
+        with pytest.raises(BadInput, match=r"which Holdfast did not start: .*=4 holdfast run"):
+            holdfast.join()
+    else:
+        assert holdfast.join().world_size == 1
+    assert below.refused(folder, 1) == goes_on
+    assert not below.refused(folder, 0)
+    below.begin(folder, 1)
+    assert not below.refused(folder, 1), "the next process of the rank has started nothing yet"
 
 
 # -- the wrong values

@@ -7,11 +7,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from holdfast import nest
+from holdfast import below, nest
 from holdfast.command import Program
 from holdfast.launcher_messages import Ending
 from holdfast.nest import Home, Nest
@@ -35,6 +36,28 @@ def test_a_zygote_that_is_lost_says_how_and_what_it_printed(
     assert (ended.code, ended.signal) == (code, None if code else 11)
     what = message.replace("PROCESS", "the process that imports what the script imports")
     assert ended.message == what
+
+
+@pytest.mark.parametrize("code", [0, 1])
+@pytest.mark.parametrize("printed", ["", "its usage\n", f"BadInput: {below.STANDS_BETWEEN}\n"])
+def test_a_process_of_which_something_below_would_have_joined_has_not_ended_well(
+    code: int, printed: str
+) -> None:
+    ended = nest.unjoined(Ending(7, code), printed, refused=True)
+    assert (ended.code, ended.fail, ended.is_good) == (2, "bad_input", False)
+    assert ended.message.startswith(printed)
+    assert ended.message.count(below.STANDS_BETWEEN) == 1
+
+
+@pytest.mark.parametrize(
+    ("ending", "refused"), [(Ending(7, 0), False), (Ending(7, 1), False), (Ending(7, signal=9), True)]
+)
+def test_what_one_printed_that_had_not_joined_says_more_than_how_it_ended(
+    ending: Ending, refused: bool
+) -> None:
+    assert nest.unjoined(ending, "its usage\n", refused=refused) == replace(ending, message="its usage\n")
+    told = replace(ending, message="Traceback")
+    assert nest.unjoined(told, "", refused=refused) == told
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,60 @@
+"""What a script starts below its rank, itself again among it: it is no rank, and `join` tells it so.
+
+It would train alone otherwise, as many copies as there are ranks, and all would end well.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from holdfast.errors import BadInput
+
+VARIABLE = "HOLDFAST_BELOW"  # of a rank and all below it: the file that says that one of those would join
+
+STANDS_BETWEEN = (
+    "torchrun, accelerate launch, or a script that starts other processes or itself again (os.exec,"
+    " subprocess) stands between; give the script itself: holdfast run --nproc-per-node N -- python train.py."
+    " Variables that it starts itself again for are set before that: OMP_NUM_THREADS=4 holdfast run ..."
+)
+
+UNSEEN = f"a process below the rank was refused by join(): {STANDS_BETWEEN}\n"
+
+
+def mark(directory: Path, local_rank: int) -> dict[str, str]:
+    """Return what the environment of a rank has more than the launcher's, in the member's `directory`."""
+    return {VARIABLE: str(_file(directory, local_rank))}
+
+
+def refuse(environment: Mapping[str, str]) -> None:
+    """Raise BadInput in a process that a rank has started, and leave word of it; else do nothing.
+
+    What is left over in somebody's shell names the folder of a run that is over.
+    """
+    given = environment.get(VARIABLE, "")
+    if not given or not Path(given).parent.is_dir():
+        return
+    with suppress(OSError):
+        Path(given).touch()
+    raise BadInput(refusal())
+
+
+def refusal() -> str:
+    return f"join() in process {os.getpid()}, which Holdfast did not start: {STANDS_BETWEEN}"
+
+
+def begin(directory: Path, local_rank: int) -> None:
+    """A process for `local_rank` is made: forget what those before it have started."""
+    with suppress(OSError):
+        _file(directory, local_rank).unlink(missing_ok=True)
+
+
+def refused(directory: Path, local_rank: int) -> bool:
+    """True when something below the process of `local_rank` has been refused."""
+    return _file(directory, local_rank).exists()
+
+
+def _file(directory: Path, local_rank: int) -> Path:
+    return directory / f"below-{local_rank}"
