@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast import below, channel, dealt, misuse, page, runtime, wire
+from holdfast import below, caught, channel, dealt, misuse, page, runtime, wire
 from holdfast.channel import Do, Say
 from holdfast.errors import BadInput, Fenced
 from holdfast.launcher_messages import Flag, Launch, Marks, RankStart, Secured
@@ -70,6 +70,7 @@ class Session:
         self._jumped = frozenset((each.step, each.loss) for each in launch.jumped)
         self.page: page.Page | None = None
         self.accelerator: Device | None = None  # None: as the state's tensors lie
+        self.peers = caught.Connections({})
         self._launch, self._order, self._runtime = launch, rank, mine
         self._marks = Marks()
         self._keeping: Keeping | None = None
@@ -285,10 +286,11 @@ class Session:
             master_listen_fd=listener if self.rank == 0 and listener >= 0 else None,
         )
         prefixed = dist.PrefixStore(f"holdfast/{self.generation}", store)
-        hook = sys.excepthook
+        hook, before = sys.excepthook, caught.open_sockets()
         dist.init_process_group(
             backend, store=prefixed, rank=self.rank, world_size=self.world_size, timeout=limit
         )
+        self.peers = caught.Connections.since(before)
         sys.excepthook = hook  # torch's names the rank before each line, which the launcher's log does
 
     # -- listening

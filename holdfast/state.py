@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from holdfast import accelerator, capture, gradients, hooks, loops, misuse, pausing, rates
+from holdfast.caught import Caught
 from holdfast.errors import NumericFault, Uncommitted
 from holdfast.gate import Gate
 from holdfast.gradients import Gradients
@@ -88,7 +89,9 @@ class State:
         )
         self.keeping: Keeping | None = session.keeping(self, replicated)
         hooks.attach(modules, self._optimizers, self, self._after_write)
+        self._caught: Caught | None = None
         if self.keeping is not None:
+            self._caught = Caught(session.peers, lambda: self.gate.frozen)
             capture.refuse_kinds(replicated)
             self.step, self._random = self.keeping.restore()
             self.keeping.mark(self.step)
@@ -211,6 +214,7 @@ class State:
             BadInput: outside of a step, or a second time in it; a number is none; an unknown argument.
             NumericFault: the numbers are bad and nobody supervises. Under a supervisor this call does not
                 return then: the group is rolled back.
+            PeerLost: the script has caught what a lost peer raised, and the step lacks its update.
         """
         misuse.named_only("commit(loss, grad_norm=..., samples=..., position=...)", unnamed)
         misuse.known_only(_COMMIT, unknown)
@@ -218,6 +222,8 @@ class State:
         misuse.single("loss", loss)
         misuse.single("grad_norm", grad_norm)
         misuse.counts(samples=samples, tokens=tokens, flops=flops, position=position)
+        if self._caught is not None:
+            self._caught.commits(self.step, written=self.writing)
         self._settle_forgotten()
         self._added.look(self.step)
         self._unscheduled.look()
@@ -236,6 +242,8 @@ class State:
             self.keeping.finish(self.step + 1)
         self.step += 1
         self._order.committed()
+        if self._caught is not None:
+            self._caught.committed()
         if self._page is not None:
             shown = numbers if self._judged is None else self._judged
             norm = math.nan if shown.norm is None or not math.isfinite(shown.norm) else shown.norm
@@ -343,6 +351,8 @@ class State:
 
     def before_write(self) -> None:
         """The optimizer is about to write: secure what is private, close the gate."""
+        if self._caught is not None:
+            self._caught.writes(self.step)
         if self.writing:
             self._write_more()
             return
@@ -394,7 +404,7 @@ class State:
 
     def forked(self) -> None:
         """This process is one that the script forked: what is done to its copies is kept nowhere."""
-        self._page, self.keeping, self._forgotten = None, None, None
+        self._page, self.keeping, self._forgotten, self._caught = None, None, None, None
 
     # -- for the listener
 
