@@ -345,8 +345,9 @@ class Launcher:
             del self.nest.warm[process.local_rank]
             if not self.stopping:
                 printed = logfile.tail(process.log, UNJOINED_BYTES)
+                took_s = 0.0 if process.parked else time.monotonic() - process.made_s
                 refused = below.refused(self.crew.home.directory, process.local_rank)
-                self.nest.failed(nest.unjoined(ended, printed, refused=refused), process.log)
+                self.nest.failed(nest.unjoined(ended, printed, refused=refused), process.log, took_s)
         else:
             self.crew.lose(process, ended)
         self.nest.unhear(process)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 OUT_OF_MEMORY = "out of memory"  # begins the message of a process that the kernel killed for that
 COLLECTIVE = "collective"  # where a rank is that waits for its peers
 UNFLUSHED = "unflushed"  # how a rank failed whose script ended well, and could not write all of its output
-LONGEST_PAUSE_S = 60.0  # between two tries to make a warm process: what failed before may work at any time
 NO_ROOM = "no slot is free"  # why a state that is whole could not be secured: somebody holds its place
 
 

@@ -18,12 +18,15 @@ from holdfast import below, channel, executable, logfile, osproc, warm, wire
 from holdfast.channel import Say
 from holdfast.command import Program
 from holdfast.executable import Unstartable
-from holdfast.launcher_messages import LONGEST_PAUSE_S, Ending
+from holdfast.launcher_messages import Ending
 from holdfast.zygote import Zygote
 
 TAIL_BYTES = 4096  # of what a rank printed last
 UNJOINED_BYTES = 16_000  # of what one printed that ended before it joined: nobody has seen that
 MAX_FAILURES = 3  # warm processes in a row that died before they were parked: from then on with pauses
+LONGEST_PAUSE_S = 60.0  # what the script reads before it joins may come back at any time
+REST = 4  # a pause is this times as long as the try before it, at least: ranks that train need the cores
+MOST_REST_S = 600.0  # a try may also take long because what it reads does not answer
 LOGS = 64  # of processes that failed in a row
 PAUSE_S = 1.0  # before the next try, and twice as long each time
 
@@ -40,6 +43,7 @@ class Process:
     parked: bool = False
     said: Ending | None = None  # what it told before it ended
     killed: int = 0  # the signal that we sent
+    made_s: float = field(default_factory=time.monotonic)
 
     def kill(self, signum: int) -> None:
         self.killed = self.killed or signum
@@ -91,6 +95,8 @@ class Nest:
     later: Callable[[float, Callable[[], None]], None] = lambda _seconds, _call: None
     _pauses: int = 0  # since one was parked, or ranks were needed
     _pause: object = None  # the one that is going on
+    _needed: bool = False  # ranks wait for processes
+    _opened_s: float = 0.0  # when the zygote was started
 
     def open(self) -> None:
         """Listen to the zygote, started now unless there is one; none if processes are made one by one."""
@@ -98,7 +104,7 @@ class Nest:
             return
         if self.zygote is None:
             ours, theirs = channel.pair()
-            log = self._new_log("zygote")
+            log, self._opened_s = self._new_log("zygote"), time.monotonic()
             try:
                 with theirs:
                     child = self._spawn(single=False, control=theirs, log=log, local_rank=-1)
@@ -125,9 +131,9 @@ class Nest:
 
     def needed(self) -> None:
         """Let the next `fill` try at once: ranks are to be started, and what failed before may work now."""
-        self.tries, self._pauses, self._pause = 0, 0, None
+        self.tries, self._pauses, self._pause, self._needed = 0, 0, None, True
 
-    def failed(self, ending: Ending, log: Path | None = None) -> None:
+    def failed(self, ending: Ending, log: Path | None = None, took_s: float = 0.0) -> None:
         """Note how a process ended that was to become a warm one, and make another, perhaps after a pause.
 
         What it printed is kept of the first `LOGS` in a row only: they may be days of tries.
@@ -141,9 +147,9 @@ class Nest:
         if self.failures < MAX_FAILURES:
             self.fill()
         elif self._pause is None and not self._closed:
-            self._rest()
+            self._rest(0.0 if self._needed else min(REST * took_s, MOST_REST_S))
 
-    def _rest(self) -> None:
+    def _rest(self, least_s: float) -> None:
         mine = self._pause = object()
 
         def over() -> None:
@@ -151,7 +157,7 @@ class Nest:
                 self._pause = None
                 self.fill()
 
-        self.later(pause_s(self._pauses), over)
+        self.later(max(least_s, pause_s(self._pauses)), over)
         self._pauses += 1
 
     def take(self, local_rank: int) -> Process | None:
@@ -309,7 +315,8 @@ class Nest:
             return
         status = zygote.lost()
         printed = logfile.tail(zygote.log, UNJOINED_BYTES) if zygote.log is not None else ""
-        self.failed(of_zygote(status, printed, time.monotonic_ns()), zygote.log)
+        took_s = time.monotonic() - self._opened_s if not zygote.ready else 0.0
+        self.failed(of_zygote(status, printed, time.monotonic_ns()), zygote.log, took_s)
 
     def hear_out(self, process: Process) -> None:
         """Take what a process has said before it ended: the kernel may tell of its end first."""
@@ -339,6 +346,7 @@ class Nest:
         elif said.what == "parked":
             process.parked = True
             self.failures = self.tries = self._pauses = 0
+            self._needed = False
         elif said.what == "unparkable":
             self._go_cold()
         elif said.what == "failing" and said.pid in (0, process.pid):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from holdfast.launcher_messages import LONGEST_PAUSE_S, OUT_OF_MEMORY, LauncherState
+from holdfast.launcher_messages import OUT_OF_MEMORY, LauncherState
 from holdfast.victims import mismatch
 from supervisor import faults as symptoms
 from supervisor import placing, presence, refusal, replicas, reported, resume, unbegun, unfinished
@@ -79,7 +79,7 @@ def unmade(view: View, member: MemberView) -> str:
     what = f"warm processes for member {member.name} cannot be made: one {symptoms.how(ending)}{where}"
     if _is_in_need(view, member.name, launcher):
         return f"{what}; the ranks wait for them, and the run ends if that fails for {AGAIN_S:g} s"
-    return f"{what}; a fault now costs a cold start; tried again, with pauses of up to {LONGEST_PAUSE_S:g} s"
+    return f"{what}; a fault now costs a cold start; tried again, after pauses"
 
 
 def _is_in_need(view: View, name: str, launcher: LauncherState) -> bool:

@@ -124,6 +124,21 @@ def test_warm_processes_that_fail_are_made_again_for_ever_with_pauses_that_grow(
     assert (warm.failures, warm.tries) == (22, 22)
 
 
+def test_a_try_that_takes_long_is_followed_by_a_longer_pause_unless_ranks_wait(
+    tried: tuple[Tried, list[tuple[float, Callable[[], None]]]],
+) -> None:
+    warm, pauses = tried
+    for _ in range(nest.MAX_FAILURES):
+        warm.failed(FAILED, took_s=100.0)
+    assert [seconds for seconds, _ in pauses] == [400.0]
+    pauses[-1][1]()
+    warm.failed(FAILED, took_s=3600.0)
+    assert pauses[-1][0] == nest.MOST_REST_S
+    warm.needed()
+    warm.failed(FAILED, took_s=300.0)
+    assert pauses[-1][0] == 1.0
+
+
 def test_of_failures_in_a_row_that_many_leave_a_log(
     tried: tuple[Tried, list[tuple[float, Callable[[], None]]]], tmp_path: Path
 ) -> None:
