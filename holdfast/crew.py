@@ -124,6 +124,8 @@ class Crew:
 
     def hear(self, process: Process, said: Say) -> None:
         seat = next((s for s in self.seats if s.process is process), None)
+        if seat is not None and said.what == "left":  # also a script's whose command is another process
+            seat.left = shortening.shortened(said.note, self._words_bytes)
         if seat is None or said.pid not in (0, process.pid):  # what the script forks holds the line as well
             return
         if said.what == "failing" and said.ending is not None:
@@ -140,8 +142,6 @@ class Crew:
             self.securing.hear(shortening.each(said.secured, self._words_bytes))
         elif said.what == "note":
             seat.note = shortening.shortened(said.note, self._words_bytes)
-        elif said.what == "left":
-            seat.left = shortening.shortened(said.note, self._words_bytes)
         elif said.what == "where":
             seat.where = shortening.shortened(said.where, self._words_bytes)
 

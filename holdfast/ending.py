@@ -28,6 +28,7 @@ from holdfast.victims import is_victim, lost_peers
 _OURS = str(Path(__file__).parent)
 _STDLIB = str(Path(os.__file__).parent)
 _MAX_WHY = 200
+_LEAVE_STATE = ("exception", "distributed")  # the kinds of failures that leave a state to go on from
 _EXIT_NOT_FLUSHED = 120  # an interpreter's own code for what it could not write at its end
 _LEAST_S = 5.0  # for finalizers, however short `--grace` is
 _FROM_JOIN = frozenset(("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"))
@@ -65,11 +66,28 @@ def run(program: Program, runtime: Runtime) -> int:
     if failed:
         _leave(code, _VICTIM_S if failed == "distributed" else None, before)
     if code == 0:
-        _keep_last(runtime)
+        keep_last(runtime)
     return _end_well(code, last, runtime, before)
 
 
-def _keep_last(runtime: Runtime) -> None:
+def keep_at_exit(runtime: Runtime) -> None:
+    """Have the state kept at the end of an interpreter that runs the script by itself, and not through `run`.
+
+    It is the last one, or what an exception has left. With which code it exits, a handler is not told: a rank
+    that fails is restarted, whatever its page says.
+    """
+    atexit.register(_keep_at_exit, runtime)
+
+
+def _keep_at_exit(runtime: Runtime) -> None:
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if error is None:
+        keep_last(runtime)
+    elif runtime.is_ours and runtime.on_failing is not None and kind_of(error) in _LEAVE_STATE:
+        runtime.on_failing()
+
+
+def keep_last(runtime: Runtime) -> None:
     """Have the state kept that the script ended with. Whatever comes of that, the script has ended well."""
     if runtime.on_leaving is None or not runtime.is_ours:
         return
@@ -200,7 +218,7 @@ def _fail(error: BaseException, runtime: Runtime) -> tuple[str, int]:
     ended = of(error, failed_ns, text)
     assert ended is not None
     kind, code = ended.fail, ended.code or 1
-    if runtime.on_failing is not None and (kind in ("exception", "distributed") or ended.doubtful):
+    if runtime.on_failing is not None and (kind in _LEAVE_STATE or ended.doubtful):
         runtime.on_failing()
     _tell(runtime, ended)
     if kind == "distributed":  # a victim: the whole traceback is in the incident

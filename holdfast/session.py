@@ -423,6 +423,8 @@ def _plain() -> tuple[Launch, RankStart]:
 
 def _from_environment() -> runtime.Runtime | None:
     """Find a launcher that started us without a warm process (`--warm cold`, a shell in between)."""
+    from holdfast import ending
+
     given = os.environ.pop("HOLDFAST_START", "")
     if not given:
         return None
@@ -434,6 +436,7 @@ def _from_environment() -> runtime.Runtime | None:
     mine = runtime.Runtime(control, directory, order.local_rank, nproc, start=order)
     runtime.install(mine)
     mine.say(Say("born", os.getpid()))
+    ending.keep_at_exit(mine)
     return mine
 
 

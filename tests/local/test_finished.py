@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.local.conftest import Start
+from tests.local.running import SCRIPTS
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
 
@@ -50,6 +53,22 @@ def test_a_rank_that_ends_while_another_copies_the_last_state_leaves_a_checkpoin
 ) -> None:
     ended = start("--nproc-per-node 4 --snapshot-every 16", "large.py", 80).finish()
     last = "holdfast: all ranks have finished, with a checkpoint of step 40 (exit code 0)"
+    assert (ended.code, ended.lines[-1]) == (0, last), ended.output
+
+
+def test_a_script_that_nobody_of_ours_runs_leaves_a_last_checkpoint(start: Start, tmp_path: Path) -> None:
+    script = f"{sys.executable} {SCRIPTS / 'finishing.py'} {tmp_path} 1 plain; echo done"
+    ended = start("--nproc-per-node 2", "bash", "-c", script).finish()
+    last = "holdfast: all ranks have finished, with a checkpoint of step 20 (exit code 0)"
+    assert (ended.code, ended.lines[-1]) == (0, last), ended.output
+
+
+def test_a_cold_script_leaves_a_last_checkpoint_and_when_a_peer_dies_its_state(start: Start) -> None:
+    run = start("--nproc-per-node 2 --warm cold --snapshot-every 1024", "steady.py", 150)
+    run.reach(40)
+    assert run.broken(lambda: run.hit(1, signal.SIGKILL))["lost_steps"] <= 1
+    ended = run.finish()
+    last = "holdfast: all ranks have finished after 1 incident, with a checkpoint of step 150 (exit code 0)"
     assert (ended.code, ended.lines[-1]) == (0, last), ended.output
 
 

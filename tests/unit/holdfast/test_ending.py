@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -88,3 +89,34 @@ def test_a_long_text_keeps_its_frames_and_its_end() -> None:
     assert 0.9 * shortening.WHOLE_BYTES < sent_bytes(said.message) <= shortening.WHOLE_BYTES
     assert said.message.startswith('Traceback\n  File "train.py", line 7\nRuntimeError: backend failed:\n')
     assert said.message.endswith("%8999 = call_function[target=add]")
+
+
+AT_EXIT = """
+import os, socket, sys
+from pathlib import Path
+from holdfast import ending
+from holdfast.errors import BadInput
+from holdfast.runtime import Runtime
+mine = Runtime(socket.socket(), Path(), 0, 1)
+mine.on_leaving = lambda: print("last", flush=True)
+mine.on_failing = lambda: print("failing", flush=True)
+ending.keep_at_exit(mine)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "kept"),
+    [
+        ("", "last"),
+        ("sys.exit(0)", "last"),
+        ("raise RuntimeError('no')", "failing"),
+        ("raise BadInput('no')", ""),
+        ("os._exit(0)", ""),
+        ("if not os.fork(): sys.exit(0)\nos.wait()", "last"),
+    ],
+)
+def test_an_interpreter_that_runs_the_script_by_itself_keeps_its_state_at_its_end(
+    how: str, kept: str
+) -> None:
+    found = subprocess.run([sys.executable, "-c", AT_EXIT + how], stdout=subprocess.PIPE, text=True)
+    assert found.stdout.split() == ([kept] if kept else [])
