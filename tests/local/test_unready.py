@@ -37,7 +37,7 @@ def test_what_is_away_for_a_moment_costs_no_recovery(start: Start, tmp_path: Pat
     tried = tries(run)
     run.wait(lambda _: tries(run) >= tried + 4, "tried beyond the third time")
     run.hit(0, signal.SIGKILL)
-    run.wait(lambda status: "the ranks wait for them" in error(status), "a fault")
+    run.wait(lambda _: "the ranks wait for them" in run.output(), "a fault, and the screen says so")
     away.rename(there)
     cold = run.recovered(2)
     assert (cold["lost_steps"], cold["resume"]["source"]) == (0, "slot")
