@@ -83,6 +83,7 @@ class Keeping:
             self._device,
             void,
             (other[0], other[1]) if len(other) == 2 else None,
+            state.flags.document,
         )
         every = max(launch.snapshot_every, 0)
         pins = self._snapshots.arena.steps  # what can be resumed from must have its private states
@@ -177,8 +178,8 @@ class Keeping:
             ) as file:  # not the locked one: a mapping that is still held would keep its lock
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             layout = safetensors.parse(data)
-            private = self._state.private
-            for warning in restoring.restore(self._objects, layout, data, private.moved, private.own):
+            private, flags = self._state.private, self._state.flags
+            for warning in restoring.restore(self._objects, layout, data, private.moved, private.own, flags):
                 self._tell(warning)
             if base := self._launch.restore:
                 self._snapshots.restored(path, base.generation, base.step, layout.header)

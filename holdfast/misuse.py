@@ -235,6 +235,16 @@ def shared_generator(name: str) -> str:
     )
 
 
+def left_frozen(names: list[str], step: int) -> str:
+    """Say which parameters are frozen here and were not at `step`, where the group goes on."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"{names[0]}{more}: requires_grad was True at step {step} and is False now, as the script has set it"
+        " when it started. It stays so: DDP reduces no gradient of what was frozen when it was made. Set it"
+        " again before DDP is made, under `if state.step >= N:` with the step N of the change"
+    )
+
+
 def not_json(states: Mapping[str, Any]) -> str:
     """Name the first value that JSON cannot hold, by the path to it."""
     for name, state in states.items():

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast import capture, memcopy, misuse
 from holdfast.capture import HOST, JSON_ENTRY, PAIRS, STRIDE, TENSOR, TUPLE, Tree, dtype_of, unwrap
 from holdfast.errors import BadInput, kind_of, with_article
+from holdfast.flags import ENTRY, Flags
 from holdfast.safetensors import Layout
 
 if TYPE_CHECKING:
@@ -35,11 +36,13 @@ def restore(
     data: mmap.mmap,
     private: Collection[str] = (),
     own: Mapping[str, Any] = MappingProxyType({}),
+    flags: Flags | None = None,
 ) -> list[str]:
     """Put the snapshot in `data` into the live objects. Nothing of ours stays mapped by them.
 
     Those named in `private` need not be in it: earlier versions kept them as private state. `own` are private
-    objects: earlier versions kept some of them in it, those with the state of a generator.
+    objects: earlier versions kept some of them in it, those with the state of a generator. `flags` are given
+    theirs.
 
     Returns a sentence for each object that, asked after its own load_state_dict, does not hold what was
     saved.
@@ -52,6 +55,8 @@ def restore(
     values = {name: unwrap(value) for name, value in objects.items()}
     held = _Held(layout, capture.views(layout, data, layout.data_offset))
     document = _document(layout, data)
+    if flags is not None:
+        flags.restore(document)
     for name, value in values.items():
         if isinstance(value, torch.nn.Module):
             _restore_module(name, value, held)
@@ -62,7 +67,7 @@ def restore(
         if name not in document and name in private:
             continue
         if name not in document:
-            raise BadInput(f"{name} is not in the snapshot, which has {sorted(document)}")
+            raise BadInput(f"{name} is not in the snapshot, which has {sorted({*document} - {ENTRY})}")
         warnings += _restored(name, value, document[name], held)
     for name, value in own.items():
         if name in document:

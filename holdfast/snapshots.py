@@ -73,20 +73,22 @@ class Snapshots:
         device: Device | None = None,
         void: Callable[[], frozenset[int]] = frozenset,
         other: tuple[int, int] | None = None,
+        more: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         """`base` is the (generation, step) resumed from: kept until this generation has its own.
 
         `other` is that of the snapshot beside it that the group could go back to as well, if there is one.
 
         `moved` is called for each piece that is copied, by any thread. `void` gives the steps of this
-        generation whose state some rank of the member has changed after their commit.
+        generation whose state some rank of the member has changed after their commit. `more` gives what the
+        document has beside the objects.
         """
         self.arena = Arena(directory)
         self._moved = moved or _nothing
         self._void = void
         self._base = base
         self._other = other
-        self._standing = Standing(objects)
+        self._standing = Standing(objects, more)
         self.frozen = Frozen(objects)
         self.was_whole = True  # the last copy left nothing out
         self.was_read = 1.0  # of the state's bytes, by the last copy: copied or compared

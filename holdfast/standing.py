@@ -7,7 +7,7 @@ is the very same: what the modules' tables and the optimizers' states hold, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from operator import attrgetter, is_, methodcaller
 from typing import TYPE_CHECKING, Any
@@ -27,8 +27,10 @@ _values, _flat = methodcaller("values"), chain.from_iterable
 class Standing:
     """What `capture.collect` gives of `objects`, kept while it stands."""
 
-    def __init__(self, objects: Mapping[str, Any]) -> None:
+    def __init__(self, objects: Mapping[str, Any], more: Callable[[], Mapping[str, Any]] = dict) -> None:
+        """`more` gives what the document has beside the objects."""
         self._objects = objects
+        self._more = more
         self._tables: list[Mapping[str, Any]] = []  # of the modules: parameters, modules, averages' buffers
         self._sources: list[Any] = []  # held, so that no other object gets the identity of one of them
         self._tensors: list[tuple[str, torch.Tensor]] = []
@@ -70,7 +72,7 @@ class Standing:
         self._groups = {name: GroupText(name, optimizer) for name, optimizer in optimizers.items()}
         stands = all(isinstance(each, fixed) for each in found) and not any(map(_changes, documents.values()))
         self._sources = found if stands else []
-        return tree.tensors, dumps(tree.document)
+        return tree.tensors, dumps({**tree.document, **self._more()})
 
     def _stands(self) -> bool:
         found = self._found() if self._sources else []
@@ -104,6 +106,7 @@ class Standing:
             else:
                 part = dumps(capture.flatten(name, capture.state_of(value), rest))
             parts.append(f"{dumps(name)}:{part}")
+        parts += [f"{dumps(key)}:{dumps(value)}" for key, value in self._more().items()]
         return None if rest.tensors else f"{{{','.join(parts)}}}"
 
 

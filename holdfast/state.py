@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from holdfast import accelerator, capture, gradients, hooks, loops, misuse, pausing, rates
 from holdfast.caught import Caught
 from holdfast.errors import NumericFault, Uncommitted
+from holdfast.flags import Flags
 from holdfast.gate import Gate
 from holdfast.gradients import Gradients
 from holdfast.guard import LossGuard
@@ -54,6 +55,7 @@ class State:
         self._asked = False  # somebody has read `step` since `protect`: what follows may depend on it
         self.turn = 0  # another one with each step that a loop yields, and when a loop ends
         modules, private, replicated = hooks.sort(objects)
+        self.flags = Flags(modules)
         if session.world_size > 1:
             for name in hooks.with_generators(replicated):
                 misuse.warn(session.rank, misuse.shared_generator(name))
@@ -147,6 +149,8 @@ class State:
 
     def _loop(self, count: int) -> Iterator[int]:
         asked = self._asked
+        if self.keeping is not None and self.step <= count:
+            self._put_flags_back()  # not before an earlier loop, after which the script may set them
         if self._random is not None:
             self.private.restore_random(self._random)
             self._random = None
@@ -179,6 +183,10 @@ class State:
             self._phase(Phase.IDLE)
         if self.keeping is not None:
             self.keeping.ended(self.step)
+
+    def _put_flags_back(self) -> None:
+        if left := self.flags.begin():
+            misuse.warn(self.session.rank, misuse.left_frozen(left, self.step))
 
     def _end_tail(self) -> None:
         """The script's work after a commit is over: see what it has changed before anything else is done.
@@ -238,6 +246,7 @@ class State:
             self._close()
             self._accumulated.watch()
         if self.keeping is not None:
+            self.flags.commit()
             self._threads.look()
             self.keeping.finish(self.step + 1)
         self.step += 1

@@ -27,6 +27,7 @@ LOOPS = {
     "sam": "weights that are moved and put back within a step",
     "adapter": "frozen parameters, activation checkpointing",
     "drawing": "a sampler with a generator of its own",
+    "once": "layers that are frozen in a step",
     "compiled": "torch.compile",
     "workers fork": "new loader workers in each epoch",
     "workers persistent": "loader workers that stay",

@@ -185,3 +185,12 @@ def test_what_no_snapshot_can_hold_is_named_whenever_it_comes() -> None:
     objects["optimizer"].param_groups[0]["odd"] = 1j
     with pytest.raises(BadInput, match=r"^optimizer\.group\.0\.odd: a complex cannot be kept"):
         standing.collect()
+
+
+def test_what_is_kept_beside_the_objects_has_the_same_place_whether_all_is_collected_or_not() -> None:
+    objects, more = group(), dict[str, Any]()
+    standing = Standing(objects, lambda: more)
+    plain = standing.collect()[1]
+    assert plain == Standing(objects).collect()[1]
+    more["holdfast.flags"] = {"model": {"training": {"1": False}}}
+    assert standing.collect()[1] == Standing(objects, lambda: more).collect()[1] != plain
