@@ -77,7 +77,8 @@ def unmade(view: View, member: MemberView) -> str:
         return ""
     where = place(ending.message) if ending.fail == "exception" else ""
     what = f"warm processes for member {member.name} cannot be made: one {symptoms.how(ending)}{where}"
-    if _is_in_need(view, member.name, launcher):
+    unheard = member.name in view.memory.placement and launcher.generation < view.memory.generation
+    if unheard or _is_in_need(view, member.name, launcher):
         return f"{what}; the ranks wait for them, and the run ends if that fails for {AGAIN_S:g} s"
     return f"{what}; a fault now costs a cold start; tried again, after pauses"
 
