@@ -25,7 +25,7 @@ _LAUNCHERS = {  # by module, and by the program that runs it
 }
 _ACCELERATE = ("accelerate", "accelerate.commands.accelerate_cli")
 _SAYS_ONLY = {"-V", "-VV", "--version", "-h", "-?", "--help", "--help-env", "--help-xoptions", "--help-all"}
-_MAX_SOURCE_BYTES = 4 << 20
+MAX_SOURCE_BYTES = 4 << 20
 _COMPILE = """
 import sys, traceback
 try:
@@ -39,6 +39,7 @@ import importlib.util, sys
 sys.exit({_NOT_FOUND} if importlib.util.find_spec(sys.argv[1]) is None else 0)
 """
 _MAX_FILES = 200  # local modules looked through for `import holdfast`
+_Found = tuple[bool, tuple[str, ...], tuple[str, ...]]  # it joins; imports from elsewhere; files of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Program:
     joins: bool = False  # it, or a module beside it, imports holdfast
     imports: tuple[str, ...] = ()  # what it imports from elsewhere than its own folder
     source: str = ""  # the file with its first line, where that is known
+    own: tuple[str, ...] = ()  # files of its own modules, which it and they import
 
     def entered(self, code: str, root: Path) -> tuple[str, ...]:
         """Return the words that run `code` in its interpreter, with its folder and `root` as arguments."""
@@ -141,8 +143,10 @@ def _script(
     if not path.is_file():
         raise BadInput(f"script {name!r} not found in {directory}: give a Python file that exists")
     real = path.resolve()  # Python follows a link to the script before it takes its folder
-    joins, imports = _look_through(real, real.parent)
-    return Program("script", python, tuple(flags), name, tuple(args), tuple(argv), joins, imports, str(path))
+    joins, imports, own = _look_through(real, real.parent)
+    return Program(
+        "script", python, tuple(flags), name, tuple(args), tuple(argv), joins, imports, str(path), own
+    )
 
 
 def _module(
@@ -151,13 +155,15 @@ def _module(
     relative = name.replace(".", "/")
     for candidate in (directory / relative / "__main__.py", directory / f"{relative}.py"):
         if candidate.is_file():
-            joins, imports = _look_through(candidate, directory)
+            joins, imports, own = _look_through(candidate, directory)
             source = str(candidate)
             break
     else:
-        source = ""
-        joins, imports = _look_at_installed(name)
-    return Program("module", python, tuple(flags), name, tuple(args), tuple(argv), joins, imports, source)
+        source, own = "", ()
+        joins, imports, _ = _look_at_installed(name)
+    return Program(
+        "module", python, tuple(flags), name, tuple(args), tuple(argv), joins, imports, source, own
+    )
 
 
 def check_start(program: Program) -> str:
@@ -203,7 +209,7 @@ def check_module(program: Program, directory: Path) -> str | None:
     return f"module {program.target!r} not found: give one that can be imported from {directory}"
 
 
-def _look_at_installed(name: str) -> tuple[bool, tuple[str, ...]]:
+def _look_at_installed(name: str) -> _Found:
     """Find a module on the interpreter's own path without importing its parents."""
     top = name.partition(".")[0]
     try:
@@ -211,7 +217,7 @@ def _look_at_installed(name: str) -> tuple[bool, tuple[str, ...]]:
     except (ImportError, ValueError):
         spec = None
     if spec is None or not spec.origin:
-        return False, ()
+        return False, (), ()
     root = Path(spec.origin).parent
     relative = name.split(".")[1:]
     if spec.submodule_search_locations is None:
@@ -220,16 +226,16 @@ def _look_at_installed(name: str) -> tuple[bool, tuple[str, ...]]:
     for candidate in (package / "__main__.py", package.with_suffix(".py"), root / "__init__.py"):
         if candidate.is_file():
             return _look_through(candidate, root.parent)
-    return False, ()
+    return False, (), ()
 
 
-def _look_through(first: Path, root: Path) -> tuple[bool, tuple[str, ...]]:
-    """Follow imports from `first` within `root`: is holdfast among them, and what else is?
+def _look_through(first: Path, root: Path) -> _Found:
+    """Follow imports from `first` within `root`: is holdfast among them, what else is, and which files are?
 
     Reads sources only. A script that hides its import of holdfast (importlib, exec) counts as one that
     does not join, which costs speed, never correctness.
     """
-    todo, seen, outside, joins = [first], {first.resolve()}, set[str](), False
+    todo, seen, outside, own, joins = [first], {first.resolve()}, set[str](), list[str](), False
     while todo and len(seen) <= _MAX_FILES:
         path = todo.pop()
         for name in _imported(path, root):
@@ -243,7 +249,8 @@ def _look_through(first: Path, root: Path) -> tuple[bool, tuple[str, ...]]:
                 if each.resolve() not in seen:
                     seen.add(each.resolve())
                     todo.append(each)
-    return joins, tuple(sorted(outside))
+                    own.append(str(each))
+    return joins, tuple(sorted(outside)), tuple(sorted(own[:_MAX_FILES]))
 
 
 def _local(name: str, root: Path, beside: Path) -> list[Path]:
@@ -257,7 +264,7 @@ def _local(name: str, root: Path, beside: Path) -> list[Path]:
 
 def _imported(path: Path, root: Path) -> list[str]:
     try:
-        if path.stat().st_size > _MAX_SOURCE_BYTES:
+        if path.stat().st_size > MAX_SOURCE_BYTES:
             return []
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):

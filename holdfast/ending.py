@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-from holdfast import page, pausing, shortening
+from holdfast import page, pausing, shortening, sources
 from holdfast.channel import Say
 from holdfast.command import Program
 from holdfast.errors import BadInput, NumericFault, Uncommitted
@@ -35,8 +35,10 @@ _FROM_JOIN = frozenset(("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", 
 _VICTIM_S = 5.0  # for the exit handlers of one that has lost its peers: they may wait for them, too
 
 
-def run(program: Program, runtime: Runtime) -> int:
+def run(program: Program, runtime: Runtime, source: bytes | None = None) -> int:
     """Run `program` as `__main__` and return the exit code, after what an interpreter would print.
+
+    `source` is the script as it was when the run began; without it, the file is read.
 
     A failure has been told to the launcher, with the survivors' chance to secure their state, before
     this returns: the recovery need not wait for the process to unwind.
@@ -49,7 +51,7 @@ def run(program: Program, runtime: Runtime) -> int:
     )  # before all of the script's: so it comes after them
     before, failed, code = Before.of_now(), "", 0
     try:
-        _run_main(program)
+        _run_main(program, source)
     except SystemExit as error:
         if runtime.is_ours and of(error, 0, "") is not None and is_victim(error):
             _print_reason(error)
@@ -180,16 +182,26 @@ def _flush() -> str:
     return why
 
 
-def _run_main(program: Program) -> None:
+def enter(program: Program, source: bytes | None) -> None:
+    """Run `program` as `__main__`. Raises what it raises: nobody is told."""
+    _run_main(program, source)
+
+
+def _run_main(program: Program, source: bytes | None) -> None:
     main = ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main
     sys.argv = [program.target, *program.args]
     if program.kind == "module":
+        if source is not None:
+            sources.pin_module(program, source)
         runpy._run_module_as_main(program.target, alter_argv=True)  # type: ignore[attr-defined]
         return
     main.__file__ = str(Path.cwd() / program.target)  # as an interpreter does: the script may change folder
-    code = compile(Path(program.target).read_bytes(), main.__file__, "exec", dont_inherit=True)
+    if source is None:
+        source = Path(program.target).read_bytes()
+    sources.pin(main.__file__, source)
+    code = compile(source, main.__file__, "exec", dont_inherit=True)
     exec(code, main.__dict__)
 
 
@@ -224,6 +236,9 @@ def _fail(error: BaseException, runtime: Runtime) -> tuple[str, int]:
     if kind == "distributed":  # a victim: the whole traceback is in the incident
         with suppress(Exception):  # it may have been closed
             print(f"holdfast: {lost_peers(text)}", file=sys.stderr)
+    elif kind != "bad_input" and sys.excepthook is sys.__excepthook__ and sources.differ():
+        with suppress(Exception):  # it would show the lines that the file has now
+            print(text, end="", file=sys.stderr)
     elif kind != "bad_input":  # that the supervisor says, once for all ranks
         sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
     # As the interpreter: exit handlers look at it, and what its frames hold lives until they have run.

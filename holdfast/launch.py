@@ -10,11 +10,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast import command, leftovers, osproc, parts
+from holdfast import command, leftovers, osproc, parts, sources
 from holdfast.crew import Crew
 from holdfast.errors import BadInput
 from holdfast.launcher import Launcher
 from holdfast.nest import Home, Nest
+from holdfast.sources import Sources
 from holdfast.zygote import Zygote
 
 _ABOUT = """\
@@ -28,13 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return serve(options_of(list(sys.argv[1:] if argv is None else argv)))
 
 
-def serve(options: argparse.Namespace, zygote: Zygote | None = None) -> int:
-    """Serve one member, with the zygote that there is already, if any. Returns as `main`."""
+def serve(options: argparse.Namespace, zygote: Zygote | None = None, kept: Sources | None = None) -> int:
+    """Serve one member, with the zygote and the sources that there are already, if any. Returns as `main`."""
     osproc.adopt_orphans()
     try:
         if options.parent:
             osproc.die_with(options.parent, signal.SIGTERM)
-        program = command.parse(options.command, Path.cwd())
+        kept = kept or _kept(options)
         directory = Path(options.directory)
         (directory / "arena").mkdir(parents=True, exist_ok=True)
         root = parts.import_root(directory / "import")
@@ -46,13 +47,20 @@ def serve(options: argparse.Namespace, zygote: Zygote | None = None) -> int:
         return 2
     _put_on_path(root)
     home = Home(directory, Path(options.logs), options.name, options.nproc, root, os.getppid())
-    _serve(program, home, _strategy(program, options.warm), zygote)
+    _serve(kept, home, _strategy(kept.program, options.warm), zygote)
     if options.parent:
         leftovers.leave(directory, options.parent)
     return 0
 
 
-def _serve(program: command.Program, home: Home, strategy: str, zygote: Zygote | None) -> None:
+def _kept(options: argparse.Namespace) -> Sources:
+    """Return the run's sources: those handed down, or of now. Raises `BadInput`, `OSError`."""
+    if options.kept >= 0:
+        return sources.load(options.kept)
+    return sources.keep(command.parse(options.command, Path.cwd()))
+
+
+def _serve(kept: Sources, home: Home, strategy: str, zygote: Zygote | None) -> None:
     selector = selectors.DefaultSelector()
     crew = Crew(home)
     launcher: Launcher | None = None
@@ -65,7 +73,7 @@ def _serve(program: command.Program, home: Home, strategy: str, zygote: Zygote |
         assert launcher is not None
         launcher.on_gone(process)  # type: ignore[arg-type]
 
-    nest = Nest(program, home, selector, say, gone, strategy, zygote=zygote)
+    nest = Nest(kept.program, home, selector, say, gone, strategy, zygote=zygote, kept=kept)
     launcher = Launcher(crew, nest, home.directory)
     launcher.serve()
 
@@ -91,6 +99,7 @@ def options_of(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--nproc", type=int, default=int(given("HOLDFAST_NPROC", "1")))
     parser.add_argument("--warm", choices=("auto", "park", "spawn", "cold"), default="auto")
     parser.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--kept", type=int, default=-1, help=argparse.SUPPRESS)  # descriptor: see `sources`
     own, rest = argv, []
     if "--" in argv:
         place = argv.index("--")

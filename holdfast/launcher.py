@@ -32,6 +32,7 @@ from holdfast.nest import UNJOINED_BYTES, Nest, Process
 from holdfast.oom import MemoryGroup
 from holdfast.seat import Seat, survivors
 from holdfast.securing import Securing
+from holdfast.sources import Changes
 
 BEAT_S = 1.0  # between signs of life: its sidecar misses five before it gives us up
 AGAIN_S = 0.05  # between two looks at what is left at the end
@@ -66,6 +67,7 @@ class Launcher:
         self._began: dict[int, int] = {}  # when those began that have ended, in ticks, by pid
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._looker = Looker(self._has_looked)
+        self._changes = Changes(warm.kept) if warm.kept is not None else None
         self._seen: deque[tuple[int, int, tuple[Look, ...]]] = deque()  # what the looker's thread has for us
         self._looks: tuple[int, int, tuple[Look, ...]] = (0, 0, ())  # generation, number
 
@@ -108,6 +110,8 @@ class Launcher:
         self.sidecar.stay()
         self.sidecar.beat()
         self.crew.look_for_stops(time.monotonic())
+        if self._changes is not None:
+            self._changes.look(time.monotonic())
         self.after(left_s(BEAT_S), self._beat)
 
     # -- what is
@@ -129,6 +133,7 @@ class Launcher:
             looks=looks,
             looked=looked,
             epoch=self.epoch,
+            changed=self._changes.told if self._changes is not None else (),
         )
 
     # -- orders
@@ -347,7 +352,12 @@ class Launcher:
                 printed = logfile.tail(process.log, UNJOINED_BYTES)
                 took_s = 0.0 if process.parked else time.monotonic() - process.made_s
                 refused = below.refused(self.crew.home.directory, process.local_rank)
-                self.nest.failed(nest.unjoined(ended, printed, refused=refused), process.log, took_s)
+                ending = nest.unjoined(ended, printed, refused=refused)
+                changed = self._changes.look_at_once() if self._changes is not None else ()
+                said = "\n".join(
+                    (ending.message.rstrip(), *(f"holdfast: {each}" for each in changed))
+                ).lstrip()
+                self.nest.failed(replace(ending, message=said) if changed else ending, process.log, took_s)
         else:
             self.crew.lose(process, ended)
         self.nest.unhear(process)

@@ -150,6 +150,7 @@ class LauncherState:
     looks: tuple[Look, ...] = ()  # the newest at each rank of the generation
     looked: int = 0  # the number of the newest look that is complete
     epoch: int = 0  # the highest of which it has had an order
+    changed: tuple[str, ...] = ()  # sentences: which of the script's files are not as the run began with them
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast import below, channel, executable, logfile, osproc, warm, wire
+from holdfast import below, channel, cold, executable, logfile, osproc, sources, warm, wire
 from holdfast.channel import Say
 from holdfast.command import Program
 from holdfast.executable import Unstartable
 from holdfast.launcher_messages import Ending
+from holdfast.sources import Sources
 from holdfast.zygote import Zygote
 
 TAIL_BYTES = 4096  # of what a rank printed last
@@ -89,6 +90,7 @@ class Nest:
     tries: int = 0
     last_ending: Ending | None = None
     zygote: Zygote | None = None
+    kept: Sources | None = None  # the program's sources, as the run began
     _forkable: bool = True
     _count: int = 0
     _closed: bool = False
@@ -168,7 +170,9 @@ class Nest:
         return self.warm.pop(local_rank)
 
     def make_cold(self, local_rank: int, argv: tuple[str, ...], environment: dict[str, str]) -> Process:
-        """Start `argv` as it stands, in the rank's environment, and return it running.
+        """Start `argv` in the rank's environment, and return it running.
+
+        As it stands, but for a script whose file is not as it was: then the one of the run's start.
 
         Raises `Unstartable` where the program is to blame, `OSError` where the machine is.
         """
@@ -176,6 +180,11 @@ class Nest:
         process = self._process(local_rank, ours)
         mark = below.mark(self.home.directory, local_rank)
         environment = {**environment, **mark, "HOLDFAST_CONTROL": str(theirs.fileno())}
+        passed = [theirs.fileno()]
+        if self.kept is not None and self.kept.main is not None and sources.fate(self.kept.files[0]):
+            argv = self.program.entered(cold.BOOT, self.home.import_root)
+            environment[cold.SOURCES] = str(self.kept.descriptor)
+            passed.append(self.kept.descriptor)
         try:
             with theirs, logfile.opened(process.log) as log:
                 child = self._started(
@@ -184,7 +193,7 @@ class Nest:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    pass_fds=(theirs.fileno(),),
+                    pass_fds=passed,
                     start_new_session=True,
                 )
         except BaseException:
@@ -244,6 +253,7 @@ class Nest:
     ) -> subprocess.Popen[bytes]:
         with logfile.opened(log) as out:
             number = os.dup(out.fileno())
+            kept = self.kept.descriptor if self.kept is not None else -1
             given = warm.spec(
                 self.program,
                 parent=os.getpid(),
@@ -253,6 +263,7 @@ class Nest:
                 single=single,
                 control=control.fileno(),
                 log=number,
+                kept=kept,
                 local_rank=local_rank,
             )
             try:
@@ -262,7 +273,7 @@ class Nest:
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=out,
-                    pass_fds=(control.fileno(), number),
+                    pass_fds=[each for each in (control.fileno(), number, kept) if each >= 0],
                 )
             finally:
                 os.close(number)

@@ -14,7 +14,7 @@ import socket
 import sys
 import traceback
 
-from holdfast import channel, forking, launch, osproc, warm, wire
+from holdfast import channel, forking, launch, osproc, sources, warm, wire
 from holdfast.channel import Say
 from holdfast.command import Program
 
@@ -27,22 +27,25 @@ def main() -> None:
     program = wire.from_json(Program, given["program"])
     osproc.die_with(given["parent"])
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    kept = sources.load(given["kept"]) if given["kept"] >= 0 else sources.Sources(program)
     warm.preload(program)
     keeper = given["parent"]
     for order, birth, log, _ in forking.forks(socket.socket(fileno=given["control"]), "member", keeper):
-        _be_member(program, keeper, order.argv, birth, log)
+        _be_member(kept, keeper, order.argv, birth, log)
 
 
-def _be_member(program: Program, keeper: int, argv: tuple[str, ...], birth: socket.socket, log: int) -> None:
+def _be_member(
+    kept: sources.Sources, keeper: int, argv: tuple[str, ...], birth: socket.socket, log: int
+) -> None:
     """Become a launcher that has its zygote already. Only the zygote's ranks return, and by an exception."""
     os.setsid()
     forking.redirect(log)
     options = launch.options_of(list(argv))
-    zygote = warm.fork_zygote(program, keeper, options.directory, options.nproc, birth)
+    zygote = warm.fork_zygote(kept, keeper, options.directory, options.nproc, birth)
     try:
         channel.send(birth, Say("born", os.getpid()))
         birth.close()
-        code = launch.serve(options, zygote)
+        code = launch.serve(options, zygote, kept)
     except channel.Closed:
         code = 1  # the keeper has not waited for us
     except BaseException:

@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import FrameType, TracebackType
 
-from holdfast import threadview
+from holdfast import sources, threadview
 
 TICK_S = 0.25  # an exception that is out sooner needs no word before
 
@@ -159,7 +159,7 @@ def _blocks(file: str) -> tuple[ast.Try | ast.With | ast.AsyncWith, ...] | None:
 @lru_cache(maxsize=64)
 def _parsed(file: str) -> tuple[ast.Try | ast.With | ast.AsyncWith, ...] | None:
     try:
-        tree = ast.parse(Path(file).read_bytes())
+        tree = ast.parse(sources.text_of(file))
     except (OSError, ValueError, SyntaxError, RecursionError):
         return None
     found: list[ast.Try | ast.With | ast.AsyncWith] = []

@@ -15,11 +15,11 @@ import random
 import signal
 import socket
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast import below, channel, ending, forking, numpy_random, osproc, output, runtime, wire
+from holdfast import below, channel, ending, forking, numpy_random, osproc, output, runtime, sources, wire
 from holdfast.channel import Say
 from holdfast.command import Program
 from holdfast.zygote import Zygote
@@ -41,7 +41,8 @@ SPEC = "HOLDFAST_WARM"  # the variable with the JSON that `spec` gives
 
 
 def spec(program: Program, **more: Any) -> str:
-    return json.dumps({"program": asdict(program), **more})
+    """Return what a process of `BOOT` is told. `kept`: the descriptor of `sources.Sources`, -1 for none."""
+    return json.dumps({"program": asdict(replace(program, own=())), **more})
 
 
 def main() -> None:
@@ -50,20 +51,21 @@ def main() -> None:
     program = wire.from_json(Program, given["program"])
     osproc.die_with(given["parent"])
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    source = sources.take(given["kept"])
     preload(program)
     if given["single"]:
         control, log = socket.socket(fileno=given["control"]), given["log"]
-        sys.exit(_become(program, given, given["local_rank"], control, log))
-    _serve(program, given, socket.socket(fileno=given["control"]))
+        sys.exit(_become(program, source, given, given["local_rank"], control, log))
+    _serve(program, source, given, socket.socket(fileno=given["control"]))
 
 
-def _serve(program: Program, given: dict[str, Any], control: socket.socket) -> None:
+def _serve(program: Program, source: bytes | None, given: dict[str, Any], control: socket.socket) -> None:
     for order, line, log, _ in forking.forks(control, "fork", given["parent"]):
-        sys.exit(_become(program, given, order.local_rank, line, log))
+        sys.exit(_become(program, source, given, order.local_rank, line, log))
 
 
 def fork_zygote(
-    program: Program, tracer: int, directory: str, nproc: int, *not_its_own: socket.socket
+    kept: sources.Sources, tracer: int, directory: str, nproc: int, *not_its_own: socket.socket
 ) -> Zygote:
     """Return a zygote of this process, which has imported what the script does and becomes a launcher.
 
@@ -77,14 +79,21 @@ def fork_zygote(
         return Zygote(pid, ours)
     for each in (ours, *not_its_own):
         each.close()
+    if kept.descriptor >= 0:
+        os.close(kept.descriptor)  # the launcher's, for zygotes to come
     osproc.die_with(launcher)
     given = {"parent": launcher, "tracer": tracer, "directory": directory, "nproc": nproc}
-    _serve(program, given, theirs)
+    _serve(kept.program, kept.main, given, theirs)
     os._exit(0)
 
 
 def _become(
-    program: Program, given: dict[str, Any], local_rank: int, control: socket.socket, log: int
+    program: Program,
+    source: bytes | None,
+    given: dict[str, Any],
+    local_rank: int,
+    control: socket.socket,
+    log: int,
 ) -> int:
     """Turn this process into the warm process of one slot, and run the script in it."""
     os.setsid()
@@ -102,7 +111,7 @@ def _become(
         from holdfast import unmodified
 
         unmodified.park(mine)
-    return ending.run(program, mine)
+    return ending.run(program, mine, source)
 
 
 def _reseed() -> None:

@@ -50,6 +50,7 @@ _S = 1_000_000_000
 IDLE_S = 60.0  # nothing has a deadline: look again then all the same
 RESTORE_RETRY_S = 1.0  # before the very state is tried again that could not be restored
 VOLUME_RETRY_S = 5.0  # before it is asked again of a memory volume that did not take it
+MAX_WARNED = 24  # places and files: fewer than `apply` remembers
 _LIVE = ("forming", "running", "looking", "securing")
 
 
@@ -141,7 +142,7 @@ def _running(view: View, policy: Policy) -> Action:
         acted = _standing(view, standing)
         if acted is not None:
             return acted
-    ended = remedy.before_joining(view)
+    ended = _changed(view) or remedy.before_joining(view)
     if ended is not None:
         return _give_up(view, ended)
     refused = room.refusal(view)
@@ -200,6 +201,18 @@ def _learnt(view: View) -> Learn | None:
     if not fresh or view.watch.generation != view.memory.generation:
         return None
     return Learn(fresh, f"{fresh[0].work}: {fresh[0].seconds:g} s without a step, which ended by themselves")
+
+
+def _changed(view: View) -> Warn | None:
+    """Say that a file of the script is not as the run began with it, once."""
+    told = {each.place for each in view.memory.warned}
+    if len(told) >= MAX_WARNED:  # what is forgotten would be said again
+        return None
+    for report in reported.reports(view):
+        for sentence in report.launcher.changed if report.launcher is not None else ():
+            if sentence not in told:
+                return Warn(sentence, sentence)
+    return None
 
 
 def _is_finished(view: View) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast import command, parts, warm
+from holdfast import command, parts, sources, warm
 from holdfast import template as holdfast_template
 from holdfast.channel import Do
 from supervisor import devices
@@ -38,6 +38,12 @@ class Plan:
     run_dir: Path
     settings: Mapping[str, str]  # for the sidecar
     supervisor: tuple[str, ...]  # arguments of the supervisor's process
+    kept: sources.Sources | None = None  # the command's, as the run began
+
+    @property
+    def handed_down(self) -> int:
+        """The descriptor of what members are to know of the sources, -1 for none."""
+        return self.kept.descriptor if self.kept is not None else -1
 
     @property
     def logs(self) -> Path:
@@ -78,7 +84,8 @@ def launcher(plan: Plan, member: str, parent: int, base: Mapping[str, str]) -> S
     """Return the launcher of `member`."""
     root = parts.import_root(plan.runtime / "import")
     argv = (sys.executable, "-c", _LAUNCH, str(root), *launch_words(plan, member, parent))
-    return Start(argv, {**base, **devices.dealt_out(base, plan.gpus)})
+    kept = (plan.handed_down,) if plan.handed_down >= 0 else ()
+    return Start(argv, {**base, **devices.dealt_out(base, plan.gpus)}, kept)
 
 
 def launch_words(plan: Plan, member: str, parent: int) -> tuple[str, ...]:
@@ -86,7 +93,7 @@ def launch_words(plan: Plan, member: str, parent: int) -> tuple[str, ...]:
     return (
         *("--directory", str(plan.directory(member)), "--logs", str(plan.logs)),
         *("--name", member, "--nproc", str(plan.nproc), "--warm", plan.warm),
-        *("--parent", str(parent), "--", *plan.command),
+        *("--parent", str(parent), "--kept", str(plan.handed_down), "--", *plan.command),
     )
 
 
@@ -95,7 +102,8 @@ def template(plan: Plan, parent: int, control: int, base: Mapping[str, str]) -> 
 
     With GPUs each does: an import that calls CUDA would leave it unusable in what is forked from there.
     """
-    program = command.parse(list(plan.command), Path.cwd())
+    program = plan.kept.program if plan.kept else command.parse(list(plan.command), Path.cwd())
+    kept = plan.handed_down
     if plan.gpus or plan.warm not in ("auto", "park") or program.kind == "other":
         return None
     root = parts.import_root(plan.runtime / "import")
@@ -104,9 +112,9 @@ def template(plan: Plan, parent: int, control: int, base: Mapping[str, str]) -> 
         {
             **base,
             "PYTHONPATH": parts.with_path(base, root),
-            warm.SPEC: warm.spec(program, parent=parent, control=control),
+            warm.SPEC: warm.spec(program, parent=parent, control=control, kept=kept),
         },
-        (control,),
+        (control,) if kept < 0 else (control, kept),
     )
 
 

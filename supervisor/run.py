@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from holdfast import command
+from holdfast import command, sources
 from holdfast.beat import left_s
 from holdfast.errors import BadInput
 from supervisor import devices, journal, memory_volume, parting
@@ -56,12 +56,13 @@ def run(options: RunOptions) -> int:
     run_dir = open_for_run(options.run_dir, time.time(), must_exist=options.resume)
     policy = policy_of(options)
     try:
+        kept = sources.keep(program)  # from here on nobody reads the script's file to run it
         runtime, owner = memory_volume.create()
         _describe(run_dir, options, policy, runtime, api)
     except OSError as error:
         raise BadInput(f"the run cannot be set up: {error}") from None
     run_dir.name_latest(Path.cwd())
-    keeper = Keeper(_plan(options, run_dir, runtime, api), api)
+    keeper = Keeper(_plan(options, run_dir, runtime, api, kept), api)
     try:
         return _Watch(keeper, run_dir, options).until_end()
     finally:
@@ -133,7 +134,9 @@ def _describe(
     run_dir.write_run(described)
 
 
-def _plan(options: RunOptions, run_dir: RunDir, runtime: Path, api: socket.socket) -> Plan:
+def _plan(
+    options: RunOptions, run_dir: RunDir, runtime: Path, api: socket.socket, kept: sources.Sources
+) -> Plan:
     if options.nproc_per_node * options.members > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     os.environ.setdefault("HOLDFAST_PY_SPY", str(Path(sys.executable).with_name("py-spy")))
@@ -155,6 +158,7 @@ def _plan(options: RunOptions, run_dir: RunDir, runtime: Path, api: socket.socke
         run_dir=run_dir.path,
         settings=settings,
         supervisor=(str(run_dir.path),),
+        kept=kept,
     )
 
 

@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from supervisor.apply import apply
 from supervisor.decide import decide
 from supervisor.view import (
     Checkpoint,
     Done,
     End,
     Learn,
+    MemberView,
     Memory,
     Policy,
     Replace,
@@ -22,7 +24,7 @@ from supervisor.view import (
     Warn,
 )
 from tests.simulated.scripts import SINGLE, STEPS, TWO, Script, actions, cued, is_whole, remedies
-from tests.unit.supervisor.views import S
+from tests.unit.supervisor.views import S, launcher, member, rank, report, view
 from tests.world import World
 
 
@@ -113,6 +115,24 @@ def test_a_rank_that_waits_for_a_file_is_warned_of_and_then_restarted_at_its_lim
     assert "rank 1 has been in evaluate (train.py:42) (waiting for a file system)" in warned.why
     assert "no step for 5 s while rank 0 waits; Holdfast restarts it at 10 s" in warned.why
     assert "the limit for that is 10 s" in secured.why
+
+
+def test_a_file_that_has_changed_is_warned_of_once_and_not_beyond_what_is_remembered() -> None:
+    def telling(number: int, *changed: str) -> MemberView:
+        return member(f"m{number}", report(f"m{number}", launcher(rank(number), changed=changed)))
+
+    seen = view(telling(0, "a has changed"), telling(1, "a has changed", "b has changed"), settled=True)
+    told: list[str] = []
+    while isinstance(action := decide(seen, TWO), Warn):
+        told.append(action.why)
+        seen = replace(seen, memory=apply(seen, action, TWO))
+    assert told == ["a has changed", "b has changed"]
+    for first in range(0, 80, 8):
+        each = [f"{first + n} has changed" for n in range(8)]
+        seen = replace(seen, members=(telling(0, *each), telling(1, "a has changed")))
+        while isinstance(action := decide(seen, TWO), Warn):
+            seen = replace(seen, memory=apply(seen, action, TWO))
+    assert [each.text for each in seen.memory.warned][:2] == told, "what is forgotten would be said again"
 
 
 def test_what_was_restarted_at_a_place_gets_twice_the_time_there_and_is_no_bug() -> None:
