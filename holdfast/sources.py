@@ -134,7 +134,9 @@ def fate(file: File) -> str:
 
 def sentence(file: File, what: str, program: Program, here: str) -> str:
     """Say in a sentence that a file has changed or was removed, and what that means for the run."""
-    name = os.path.relpath(file.path, here) if file.path.startswith(here.rstrip("/") + "/") else file.path
+    inside = here and file.path.startswith(here.rstrip("/") + "/")
+    name = os.path.relpath(file.path, here) if inside else file.path
+    name = "".join(each if each.isprintable() else "?" for each in name)
     has = f"{name} {'has changed' if what == 'changed' else 'was removed'} since the run began"
     if file.path == program.source:
         said = f"{has}: the run goes on with the version of its start; restart the run to use the new one"
@@ -157,13 +159,15 @@ class Changes:
     _before: dict[str, str] = field(default_factory=dict)  # path -> fate, at the look before
     _next_s: float = 0.0
     _known: set[str] = field(default_factory=set)
+    _here: str = field(default_factory=lambda: _folder())
 
     def look(self, now_s: float) -> None:
         """Take what the last look has seen, and begin another if it is time. Never waits."""
         if not self.sources.files:
             return
         if self._looking is not None and self._looking.done():
-            self._take(self._looking.result())
+            if self._looking.exception() is None:
+                self._take(self._looking.result())
             self._looking = None
         if self._looking is None and now_s >= self._next_s:
             self._next_s = now_s + LOOK_S
@@ -188,8 +192,15 @@ class Changes:
                 continue
             if len(self.told) < _MAX_TOLD:
                 self._known.add(file.path)
-                self.told += (sentence(file, what, self.sources.program, str(Path.cwd())),)
+                self.told += (sentence(file, what, self.sources.program, self._here),)
         self._before = found
+
+
+def _folder() -> str:
+    """Return the working directory, "" where it is gone."""
+    with suppress(OSError):
+        return str(Path.cwd())
+    return ""
 
 
 # -- in a rank's process

@@ -88,6 +88,17 @@ def test_a_change_is_told_once_when_two_looks_have_seen_it(kept: Sources) -> Non
     assert len(changes.told) == 2
 
 
+def test_a_folder_that_is_removed_is_told_like_its_files(kept: Sources, tmp_path: Path) -> None:
+    changes = Changes(kept)
+    for name in ("train.py", "helper.py"):
+        (tmp_path / name).unlink()
+    tmp_path.rmdir()
+    looked(changes, 0.0)
+    assert [each.partition(" was removed")[0] for each in looked(changes, 10.0)] == ["train.py", "helper.py"]
+    odd = sources.File("/a/b\udcff\nc.py", 1, 1, 1)
+    assert sources.sentence(odd, "changed", kept.program, "").startswith("/a/b??c.py has changed")
+
+
 RUN = """
 import sys
 from pathlib import Path
