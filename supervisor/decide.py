@@ -142,7 +142,10 @@ def _running(view: View, policy: Policy) -> Action:
         acted = _standing(view, standing)
         if acted is not None:
             return acted
-    ended = _changed(view) or remedy.before_joining(view)
+    changed = _changed(view)
+    if changed is not None:
+        return changed
+    ended = remedy.before_joining(view)
     if ended is not None:
         return _give_up(view, ended)
     refused = room.refusal(view)
