@@ -1,4 +1,4 @@
-"""`python -m bench NAME [options]`: measure, show a table, keep all figures."""
+"""`python -m bench NAME [options]`: measure, print a table, store all figures as JSON."""
 
 from __future__ import annotations
 
@@ -8,42 +8,43 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from bench.launching import Failed
-from bench.say import say
+from bench.harness.console import say
+from bench.harness.launchers import Failed
 
-NAMES = {
-    "recovery": "from the kill of a rank to the first new step, side by side with torchrun",
-    "start": "from a launcher's start to the first step; how long a killed part of ours is missed",
-    "overhead": "what holdfast costs while nothing happens, against torchrun",
-    "snapshot": "copying the state into memory and onto storage, against plain copies",
-    "frozen": "what a later snapshot costs beside frozen parameters: nearly nothing, or as much as a copy",
-    "transfer": "a snapshot from one member to another, against a plain copy through a socket",
-    "gpu": "on an NVIDIA GPU: copies beside a kernel that stands still, snapshots, what a commit waits for",
-    "nodeagent": "the node agent: from an event to its verdict, what a poll and a quiet hour cost",
-    "flood": "the node agent in a flood of kernel lines: what it sees, what is lost, and whether it says so",
-    "quarantine": "a simulated year of 2,000 nodes: who is taken out, how soon, and who never",
-    "soak": "random faults for a long time: weights stay equal, nothing grows",
+BENCHES = {  # package and module of each bench, and its line in the help; a bench has its module's name
+    "recovery.recovery": "from the kill of a rank to the first new step, side by side with torchrun",
+    "start.start": "from a launcher's start to the first step; how soon a killed process is replaced",
+    "overhead.overhead": "what holdfast costs while nothing fails, against torchrun",
+    "snapshot.snapshot": "copying the state into memory and onto storage, against plain copies",
+    "snapshot.frozen": "what the second and later snapshots cost when most parameters are frozen",
+    "snapshot.transfer": "sending a snapshot from one member to another, against a plain socket copy",
+    "gpu.gpu": "on an NVIDIA GPU: copies beside a blocked kernel, snapshots, what a commit waits for",
+    "nodeagent.nodeagent": "the node agent: from an event to its verdict, what a poll and an idle hour cost",
+    "nodeagent.flood": "the node agent in a flood of kernel lines: what it sees, what it reports as lost",
+    "quarantine.quarantine": "a simulated year of 2,000 nodes: which ones are taken out, and how soon",
+    "soak.soak": "random faults for a long time: the weights stay equal, nothing grows",
 }
+MODULES = {path.rpartition(".")[2]: f"bench.{path}" for path in BENCHES}
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one bench and return its exit code; 2 for a command line that is no good."""
+    """Run one bench and return its exit code; 2 for an invalid command line."""
     if not argv or argv[0] in ("-h", "--help", "help"):
-        say("python -m bench NAME [options]: measure, show a table, keep all figures as JSON\n")
-        for name, about in NAMES.items():
+        say("python -m bench NAME [options]: measure, print a table, store all figures as JSON\n")
+        for name, about in zip(MODULES, BENCHES.values(), strict=True):
             say(f"  {name:<12}{about}")
-        say("\npython -m bench NAME --help says what exactly is measured, and the options")
+        say("\npython -m bench NAME --help describes what is measured, and the options")
         return 0 if argv else 2
-    if argv[0] not in NAMES:
-        sys.stderr.write(f"bench: no bench {argv[0]!r}; there are {', '.join(NAMES)}\n")
+    if argv[0] not in MODULES:
+        sys.stderr.write(f"bench: unknown bench {argv[0]!r}: expected one of {', '.join(MODULES)}\n")
         return 2
     for signum in _ENDING:
         if signal.getsignal(signum) != signal.SIG_IGN:  # nohup
-            signal.signal(signum, _terminated)  # so that what was started is ended, and its memory given back
+            signal.signal(signum, _terminated)  # to end what the bench has started, and free its memory
     try:
-        code: int = importlib.import_module(f"bench.{argv[0]}").main(list(argv[1:]))
+        code: int = importlib.import_module(MODULES[argv[0]]).main(list(argv[1:]))
     except Failed as error:
         sys.stderr.write(f"bench: {error}\n")
         return 1
@@ -53,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _terminated(_signum: int, _frame: FrameType | None) -> None:
-    """End the bench. A second signal must not cut off what the first one has begun: gigabytes would stay."""
+    """End the bench; ignore later signals, which would leave gigabytes of shared memory behind."""
     for signum in _ENDING:
         signal.signal(signum, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.gpu_training import GPU, Training, cycles, folder, reference
+from bench.gpu.training import GPU, Training, cycles, folder, reference
 from holdfast.accelerator import Cuda
 
 pytestmark = [

@@ -6,10 +6,10 @@ import argparse
 
 import pytest
 
-from bench import fault_mixes, quarantine
-from bench.quarantine_report import judge
-from bench.verdicts import all_met
-from bench.year import Pool
+from bench.quarantine import fault_mixes, quarantine
+from bench.quarantine.report import judge
+from bench.quarantine.simulated_pool import Pool
+from bench.text import all_met
 from supervisor import witness
 from supervisor.nodepolicy import NodePolicy
 from supervisor.storms import Unrest

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.ballast import STATE
+from bench.workloads.network import BALLAST
 from tests.local.conftest import Start
 from tests.local.running import Run
 
@@ -37,8 +37,8 @@ def standby(run: Run) -> None:
 
 def test_ten_faults_one_after_another_cost_a_step_each_at_most(start: Start) -> None:
     run = start(
-        "--members 2 --standby 1 --checkpoint-every 0", "-m", "bench.workload",
-        PYTHONPATH=str(ROOT), **{STATE: str(BYTES)},
+        "--members 2 --standby 1 --checkpoint-every 0", "-m", "bench.workloads.protected",
+        PYTHONPATH=str(ROOT), **{BALLAST: str(BYTES)},
     )  # fmt: skip
     faults: list[Callable[[], object]] = [
         partial(run.hit, 0, signal.SIGKILL),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.launching import holdfast_run, launch
+from bench.harness.launchers import holdfast_run, launch
 from holdfast import osproc
 from tests.local.conftest import Start
 from tests.local.running import SCRIPTS

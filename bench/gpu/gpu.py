@@ -1,0 +1,139 @@
+"""What the device path costs on a real GPU: it says so where there is none.
+
+The copy just in time is made while a kernel of 5 s stands in the training's stream, before the optimizer's
+writes, as a collective with a dead peer does. Its speed, and that of a snapshot beside the training, are held
+against one copy of as many bytes from the device into pinned memory. The commit is the host's time for it
+while the device is busy: the marks, the host's part that is kept, the numbers that are brought.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from bench.harness import results
+from bench.harness.console import make_parser, say
+from bench.text import Verdict, all_met, at_most, below, seconds, size, summary, table
+
+STILL_S = 5.0
+SHARE = 0.8  # of a plain copy's speed
+COMMIT_S = 1e-3
+
+
+def main(argv: Sequence[str]) -> int:
+    options = _parse(argv)
+    import torch
+
+    if not torch.cuda.is_available():
+        say("no NVIDIA GPU here: nothing was measured")
+        return 0
+    found = results.begin("gpu")
+    found["gpu"] = torch.cuda.get_device_name(0)
+    say(found["gpu"])
+    figures = {**_copies(options), **_commits(options)}
+    verdicts = _verdicts(figures)
+    say(table(("what", "median", "worst"), _rows(figures)))
+    for each in verdicts:
+        say(each.line)
+    found.update(figures=figures, verdicts=[each.line for each in verdicts])
+    results.write(found)
+    return 0 if all_met(verdicts) else 1
+
+
+def _copies(options: argparse.Namespace) -> dict[str, Any]:
+    """Return bytes, and the seconds of a plain copy, of a snapshot, and of copies just in time."""
+    import torch
+
+    from bench.gpu.training import GPU, Training, cycles, folder
+
+    just_in_time, plain, snapshots = [], [], []
+    with folder() as memory:
+        for number in range(options.repeats):
+            training = Training(memory / str(number), options.width, options.layers, every=1)
+            loop = training.state.steps(100)
+            for _ in range(4):
+                training.queue(next(loop))
+            keeping = training.state.keeping
+            assert keeping is not None
+            snapshots.append(keeping._copy_s)
+            training.queue(next(loop), before_write=cycles(STILL_S))
+            began = time.perf_counter()
+            answer = training.secured()
+            just_in_time.append(time.perf_counter() - began)
+            if not answer.whole:
+                say(f"no copy just in time: {answer.why}")
+            total = keeping._snapshots.arena.records()[0].total_bytes
+            torch.cuda.synchronize()
+            plain.append(_plain(total, GPU))
+            del training, loop, keeping
+    return {"bytes": total, "just_in_time_s": just_in_time, "plain_s": plain, "snapshot_s": snapshots}
+
+
+def _plain(total: int, device: Any) -> float:
+    """Copy as many bytes in one piece, into pinned memory."""
+    import torch
+
+    source = torch.zeros(total, dtype=torch.uint8, device=device)
+    target = torch.zeros(total, dtype=torch.uint8, pin_memory=True)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    target.copy_(source, non_blocking=True)
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def _commits(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the host's seconds for commits with a device that is busy."""
+    import torch
+
+    from bench.gpu.training import GPU, Training, cycles, folder
+
+    took = []
+    with folder() as memory:
+        training = Training(memory, 256)
+        loop = training.state.steps(10 * options.repeats + 10)
+        busy = cycles(0.02)
+        for number, step in enumerate(loop):
+            torch.cuda.synchronize()
+            torch.cuda._sleep(busy)
+            training.optimizer.step()
+            loss = torch.ones((), device=GPU)
+            began = time.perf_counter()
+            training.state.commit(loss=loss, position=step)
+            if number >= 10:
+                took.append(time.perf_counter() - began)
+    return {"commit_s": took}
+
+
+def _rows(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
+    names = {
+        "just_in_time_s": "copy just in time beside a kernel that stands still",
+        "snapshot_s": "snapshot beside the training",
+        "plain_s": "plain copy into pinned memory",
+        "commit_s": "commit while the device is busy",
+    }
+    found = {text: summary(figures[name]) for name, text in names.items()}
+    rows = [(text, seconds(each.median), seconds(each.worst)) for text, each in found.items()]
+    return [*rows, ("state", size(figures["bytes"]), "")]
+
+
+def _verdicts(figures: dict[str, Any]) -> list[Verdict]:
+    plain, snapshot = (summary(figures[name]).median for name in ("plain_s", "snapshot_s"))
+    late = summary(figures["just_in_time_s"]).worst
+    commit = summary(figures["commit_s"]).median
+    shown = f"{seconds(snapshot)}, plain {seconds(plain)}"
+    return [
+        below("a copy just in time waits for no kernel", late, STILL_S / 2, seconds(late)),
+        at_most(f"a snapshot has {SHARE:.0%} of a plain copy's speed", snapshot, plain / SHARE, shown),
+        below("a commit waits for no kernel", commit, COMMIT_S, seconds(commit)),
+    ]
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser("gpu", __doc__ or "")
+    parser.add_argument("--width", type=int, default=8192, help="of the square layers")
+    parser.add_argument("--layers", type=int, default=8, help="how many of them")
+    parser.add_argument("--repeats", type=int, default=5, help="of each copy")
+    return parser.parse_args(list(argv))

@@ -1,0 +1,26 @@
+"""Command lines of the benches, and the lines that they print."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+
+class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Text as it is written, and the default of each option."""
+
+
+def make_parser(name: str, about: str, examples: str = "") -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        f"python -m bench {name}",
+        description=about,
+        epilog=examples,
+        formatter_class=_Formatter,
+        allow_abbrev=False,
+    )
+
+
+def say(text: str = "") -> None:
+    """Print one or more lines at once: a pipe must see progress too."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

@@ -1,0 +1,155 @@
+"""Start a launcher, find its end, and leave nothing of it behind, whatever it was."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.harness import processes
+from bench.harness.results import ROOT
+from bench.harness.ticks import VARIABLE, Follower
+from holdfast import osproc
+from supervisor import memory_volume
+from supervisor.rundir import RunDir
+
+STOP_S = 15.0  # a clean end after SIGTERM; a launcher that hangs is killed then
+SWEEPS = 50
+TAIL_BYTES = 3000
+
+
+class Failed(Exception):
+    """A launcher did not get going; the message has the end of its output."""
+
+
+@dataclass(slots=True)
+class Running:
+    """One launcher with all that it has started. `close` is owed on every path."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    folder: Path
+    ticks: Follower
+    started_ns: int
+    strays: list[str] = field(default_factory=list)  # processes that outlived a clean end
+
+    @property
+    def run_dir(self) -> Path:
+        """Where a `holdfast run` keeps its records."""
+        return self.folder / "run"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "output.log"
+
+    def ended(self) -> int | None:
+        """Return the exit code once the launcher has ended."""
+        return self.process.poll()
+
+    def tail(self) -> str:
+        """Return the end of what the launcher and its ranks have printed."""
+        with self.log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - TAIL_BYTES))
+            return file.read().decode(errors="replace")
+
+    def stop(self, limit_s: float = STOP_S) -> bool:
+        """End it as a user would; True when that worked in time. Nothing of it is left either way."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return False
+        self.strays = _sweep()
+        return True
+
+    def kill(self) -> None:
+        """End it and everything below it at once, as far as it takes."""
+        below = processes.below(self.process.pid, processes.snapshot())
+        self.process.kill()
+        for each in below:
+            osproc.kill_group(each.pid)
+        self.process.wait()
+        _sweep()
+
+    def leftovers(self) -> list[str]:
+        """Return the command lines of processes that outlived the launcher, and end them."""
+        return _sweep()
+
+    def close(self) -> None:
+        """Kill what is left and remove its files."""
+        if self.process.poll() is None:
+            self.kill()
+        memory = memory_volume.of_run((RunDir(self.folder / "run").run() or {}).get("runtime"))
+        if memory is not None and not memory_volume.in_use(memory):
+            shutil.rmtree(memory, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def launch(name: str, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Running:
+    """Start `argv` in a session and a folder of its own, its output in a file.
+
+    The checkout's `bench` and `trainer` can be imported there; what a launcher leaves in its working
+    directory goes with it. `{run_dir}` in an argument stands for the folder of a holdfast run.
+    """
+    osproc.adopt_orphans()  # what a killed launcher leaves comes to us, and ends
+    folder = Path(tempfile.mkdtemp(prefix=f"bench-{name}-"))
+    for package in ("bench", "trainer"):
+        (folder / package).symlink_to(ROOT / package)
+    ticks = folder / "ticks"
+    run_dir = str(folder / "run")
+    parent = os.getpid()
+    with (folder / "output.log").open("wb") as log:
+        process = subprocess.Popen(
+            [word.replace("{run_dir}", run_dir) for word in argv],
+            cwd=folder,
+            env={**os.environ, **(environment or {}), VARIABLE: str(ticks)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=lambda: osproc.die_with(parent, signal.SIGTERM),  # even if we are killed
+        )
+    return Running(name, process, folder, Follower(ticks), time.monotonic_ns())
+
+
+def holdfast_run(options: Sequence[str], script: Sequence[str]) -> list[str]:
+    """Return the command line of a `holdfast run` of a Python script, without a keyboard."""
+    python = sys.executable
+    return [
+        *(python, "-m", "holdfast", "run", "--plain", "--run-dir", "{run_dir}"),
+        *options,
+        *("--", python, *script),
+    ]
+
+
+def torchrun(options: Sequence[str], script: Sequence[str]) -> list[str]:
+    """Return torchrun's command line for one machine, as its documentation gives it."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", *options, *script]
+
+
+def _sweep() -> list[str]:
+    """Kill and reap what a launcher has left to us; return the command lines of those that lived."""
+    found: list[str] = []
+    for _ in range(SWEEPS):
+        strays = osproc.children()
+        if not strays:
+            break
+        for pid in strays:
+            process = processes.look(pid)
+            if process is not None and process.state != "Z":
+                found.append(" ".join(process.argv)[:200])
+            osproc.kill_group(pid)
+            try:
+                os.waitpid(pid, 0)
+            except ChildProcessError:
+                continue
+    return found

@@ -1,0 +1,146 @@
+"""Does the node agent see what matters in a flood of kernel lines? With the real /dev/kmsg.
+
+A `holdfast node serve --test` reads /dev/kmsg while this writes so many lines into it, 20 of them an Xid of a
+GPU of its own. Told is how many of the 20 became findings, how soon after the last line, and how many lines
+the kernel had overwritten before anybody read them: those nobody can see, and the agent has to say so.
+
+It needs root, and lifts the kernel's rate limit for writers of /dev/kmsg (kernel.printk_devkmsg) meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.harness import results
+from bench.harness.console import make_parser, say
+from bench.harness.launchers import Failed
+from bench.harness.processes import look
+from bench.text import Verdict, all_met, at_most, seconds
+from tests.local.nodeagent.serving import Serving, serving
+
+KMSG = Path("/dev/kmsg")
+LIMIT = Path("/proc/sys/kernel/printk_devkmsg")
+XIDS = (48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158, 160, 167, 171, 172)
+MOST_MB = 60.0
+PATIENCE_S = 10.0
+BATCH = 500  # lines between two looks at the clock
+
+
+def main(argv: Sequence[str]) -> int:
+    options = _parse(argv)
+    found = results.begin("flood")
+    with _unlimited():
+        figures = _flooded(options.lines, options.seconds)
+    say(
+        f"{options.lines:,} lines written in {seconds(figures['wrote_s'])}: "
+        f"{figures['seen']} of {len(XIDS)} Xids are findings {seconds(figures['seen_s'])} after the last; "
+        f"{figures['lost'] or 'no line is lost'}"
+    )
+    judged = _judged(figures)
+    for each in judged:
+        say(each.line)
+    found |= {"options": vars(options), "figures": figures, "verdicts": [asdict(each) for each in judged]}
+    results.write(found)
+    return 1 if options.strict and not all_met(judged) else 0
+
+
+def _flooded(lines: int, over_s: float) -> dict[str, Any]:
+    domain = f"{random.Random().getrandbits(16):04x}"  # the log may have the lines of another run
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-flood-") as folder,
+        serving(Path(folder), None, "--test", "--kernel-log", "kmsg") as agent,
+    ):
+        agent.until(lambda health: all(each["calls"] for each in health["sensors"]))
+        wrote_s = _write(lines, over_s, domain)
+        ended = time.monotonic()
+        seen = _until_seen(agent, domain, ended)
+        seen_s = time.monotonic() - ended
+        health, process = agent.get("/v1/health"), look(agent.process.pid)
+    assert process is not None, "the agent has ended by itself"
+    lost = [each for each in _findings(health, "sensor/kmsg") if each["check"] == "observations_dropped"]
+    return {
+        "wrote_s": wrote_s,
+        "seen": seen,
+        "seen_s": seen_s,
+        "lost": lost[0]["why"] if lost else "",
+        "sees": all(each["sees"] for each in health["sensors"] if each["name"] == "kmsg"),
+        "rss_mb": process.rss_bytes / 1e6,
+    }
+
+
+def _judged(figures: dict[str, Any]) -> list[Verdict]:
+    seen, sees, rss_mb = figures["seen"], figures["sees"], figures["rss_mb"]
+    told = seen == len(XIDS) or bool(figures["lost"])
+    return [
+        Verdict("every Xid is seen, or the loss is told", f"{seen} of {len(XIDS)}", told),
+        Verdict("the sensor goes on", "it sees" if sees else "it is blind", sees),
+        at_most(f"memory <= {MOST_MB:g} MB", rss_mb, MOST_MB, f"{rss_mb:.1f} MB"),
+    ]
+
+
+@contextmanager
+def _unlimited() -> Iterator[None]:
+    """Let anybody write as much as he likes. Raises Failed when that may not be set here."""
+    try:
+        before = LIMIT.read_text()
+        LIMIT.write_text("on\n")
+    except OSError as error:
+        raise Failed(f"flood: {LIMIT}: {error.strerror}: it needs root, outside of a container") from None
+    try:
+        yield
+    finally:
+        LIMIT.write_text(before)
+
+
+def _write(lines: int, over_s: float, domain: str) -> float:
+    """Write the lines evenly over so many seconds, or as fast as they go; return the seconds it took."""
+    every = lines // len(XIDS)
+    began = time.monotonic()
+    with KMSG.open("wb", buffering=0) as log:
+        for n in range(lines):
+            which, at = divmod(n, every)
+            if at == every // 2 and which < len(XIDS):
+                log.write(
+                    f"<6>NVRM: Xid (PCI:{domain}:{which:02x}:00): {XIDS[which]}, pid=1, a flood\n".encode()
+                )
+            else:
+                log.write(b"<6>eth0: renamed from veth%d %s\n" % (n, b"x" * 60))
+            if n % BATCH == 0:
+                time.sleep(max(0.0, began + over_s * n / lines - time.monotonic()))
+    return time.monotonic() - began
+
+
+def _until_seen(agent: Serving, domain: str, ended: float) -> int:
+    """Return how many of the Xids are findings: all, or as many as there are when nothing more comes."""
+    while True:
+        health = agent.get("/v1/health")
+        seen = sum(bool(_findings(health, f"gpu/{domain}:{which:02x}:00.0")) for which in range(len(XIDS)))
+        if seen == len(XIDS) or time.monotonic() - ended > PATIENCE_S:
+            return seen
+        agent.events(after=1 << 50, wait_s=0.05)
+
+
+def _findings(health: dict[str, Any], entity: str) -> list[dict[str, Any]]:
+    return [found for each in health["entities"] if each["entity"] == entity for found in each["findings"]]
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser("flood", __doc__ or "")
+    add = parser.add_argument
+    add("--lines", type=int, default=100_000, metavar="N", help="in all")
+    add("--seconds", type=float, default=1.0, metavar="S", help="over which they come; 0: as fast as they go")
+    add("--strict", action="store_true", help="exit code 1 when a target is missed")
+    options = parser.parse_args(argv)
+    if not len(XIDS) <= options.lines <= 10_000_000:
+        parser.error(f"--lines: {options.lines}; expected {len(XIDS)} to 10000000")
+    if not 0 <= options.seconds <= 600:
+        parser.error(f"--seconds: {options.seconds:g}; expected 0 to 600")
+    return options

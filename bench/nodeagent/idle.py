@@ -1,0 +1,82 @@
+"""A real agent with nothing going on: what it uses, beside a process that wakes up as often and does nothing.
+
+What it costs to wake a process up is the machine's affair, and on virtual machines most of what an agent at
+rest costs: there it can be microseconds in one hour and milliseconds in the next.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.harness.processes import cpu_s, look
+from tests.fakenvml.build import build
+from tests.fakenvml.state import VARIABLE, Fake
+
+SETTLE_S = 15.0  # sensors are opened, what is not supported is found out, the log is read
+_SLEEPER = "import sys, time\nwhile True: time.sleep(float(sys.argv[1]))"
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """`cpu` in cores: of the agent, and of the process that only wakes up as often."""
+
+    cpu: float
+    sleeper_cpu: float
+    wakes_per_s: float
+    rss_mb: float
+    over_s: float
+
+
+def measure(seconds: float, gpus: int = 8) -> Rest:
+    """Return what `holdfast node serve` used over so many seconds, all its threads together."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-node-") as folder,
+        Fake(Path(folder) / "nvml", gpus) as fake,
+    ):
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(build().parent), VARIABLE: str(fake.path)}
+        command = [sys.executable, "-m", "holdfast", "node", "serve", "--listen", "127.0.0.1:0"]
+        agent = subprocess.Popen(
+            [*command, "--state-dir", folder], env=environment, stdout=subprocess.DEVNULL
+        )
+        try:
+            time.sleep(SETTLE_S)
+            wakes_per_s = _wakes_per_s(agent.pid)
+            sleeper = subprocess.Popen([sys.executable, "-c", _SLEEPER, str(1 / wakes_per_s)])
+            try:
+                return _watched(agent.pid, sleeper.pid, seconds, wakes_per_s)
+            finally:
+                sleeper.kill()
+                sleeper.wait()
+        finally:
+            agent.terminate()
+            agent.wait()
+
+
+def _wakes_per_s(pid: int, over_s: float = 5.0) -> float:
+    before = _switches(pid)
+    time.sleep(over_s)
+    return max(1.0, (_switches(pid) - before) / over_s)
+
+
+def _watched(pid: int, sleeper: int, seconds: float, wakes_per_s: float) -> Rest:
+    time.sleep(1.0)  # the sleeper's start is not its rest
+    before = cpu_s(pid), cpu_s(sleeper), time.monotonic()
+    time.sleep(seconds)
+    over_s = time.monotonic() - before[2]
+    used_s, slept_s, process = cpu_s(pid) - before[0], cpu_s(sleeper) - before[1], look(pid)
+    assert process is not None, "the agent has ended by itself"
+    return Rest(used_s / over_s, slept_s / over_s, wakes_per_s, process.rss_bytes / 1e6, over_s)
+
+
+def _switches(pid: int) -> int:
+    """Return how often the threads of a process have gone to sleep: proc(5)."""
+    return sum(
+        int((thread / "status").read_text().split("voluntary_ctxt_switches:")[1].split()[0])
+        for thread in Path(f"/proc/{pid}/task").iterdir()
+    )

@@ -1,0 +1,129 @@
+"""What the node agent costs and how fast it is: events, sweeps, rest, a simulated week.
+
+The GPUs are the tests' fake library, which answers at once: what is measured is ours, not the driver's.
+  events  an event in NVML to the verdict that others can read, one after another, saves to disk included
+  sweep   CPU of one poll of all GPUs, with every check due
+  rest    CPU and memory of a real `holdfast node serve` with nothing going on
+  week    the evaluator with the shipped policy, every check at its period, in simulated time
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.harness import results
+from bench.harness.console import make_parser, say
+from bench.nodeagent import idle, simulated_week
+from bench.text import Verdict, all_met, at_most, below, percent, seconds, summary, table
+from nodeagent.agent import Agent, Fitted
+from nodeagent.clock import begin
+from nodeagent.memory import Memory
+from nodeagent.nvml.driver import Driver
+from nodeagent.nvml.events import NvmlEvents
+from nodeagent.policy.loading import load
+from tests.fakenvml.costs import sweep_cpu_s
+from tests.fakenvml.inprocess import faked
+
+GPUS = 8
+EVENT_S, SWEEP_S, REST, REST_MB = 0.05, 0.005, 0.005, 60.0
+PATIENCE_S = 10.0
+
+
+def main(argv: Sequence[str]) -> int:
+    options = _parse(argv)
+    found = results.begin("nodeagent")
+    took_s = events(options.events)
+    p99_s = sorted(took_s)[int(len(took_s) * 0.99)]
+    told = summary(took_s)
+    sweep_s = sweep_cpu_s(GPUS)
+    say(table(("what", "median", "p99", "worst"), [
+        ("event to verdict", seconds(told.median), seconds(p99_s), seconds(told.worst)),
+        ("CPU of a sweep of 8 GPUs", seconds(sweep_s), "", ""),
+    ]))  # fmt: skip
+    rest = idle.measure(options.rest)
+    say(
+        f"at rest for {options.rest:g} s: {percent(rest.cpu, 2)} of a core, {rest.rss_mb:.1f} MB; "
+        f"a process that only wakes up as often, {rest.wakes_per_s:.0f} times a second: "
+        f"{percent(rest.sleeper_cpu, 2)}"
+    )
+    week = simulated_week.measure(options.days, say)
+    verdicts = [
+        at_most("an event becomes a verdict in <= 50 ms, p99", p99_s, EVENT_S, seconds(p99_s)),
+        at_most("a sweep of 8 GPUs <= 5 ms of CPU", sweep_s, SWEEP_S, seconds(sweep_s)),
+        below("at rest < 0.5% of a core", rest.cpu, REST, percent(rest.cpu, 2)),
+        at_most("at rest <= 60 MB", rest.rss_mb, REST_MB, f"{rest.rss_mb:.1f} MB"),
+        simulated_week.verdict(week),
+    ]
+    return _end(
+        found, options, verdicts, {"event_s": took_s, "sweep_s": sweep_s, "rest": asdict(rest), "week": week}
+    )
+
+
+def events(count: int) -> list[float]:
+    """Return the seconds from each of `count` events to its verdict: other codes, other GPUs each time."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-node-") as folder,
+        faked(Path(folder) / "nvml", GPUS) as fake,
+    ):
+        clock, driver = begin(None, 0.0), Driver(Path(folder))
+        agent = Agent(load(), clock, Memory(), Path(folder), lambda _: None, lambda: driver.branch)
+        agent.watch([Fitted(NvmlEvents(driver, clock))])
+        running = threading.Thread(target=agent.run)
+        running.start()
+        fake.until(lambda state: state.waiting == 1)
+        took_s = []
+        for number in range(count):
+            gpu, code = number % GPUS, 1 + number // GPUS
+            entity = fake.entity(gpu)
+            with agent.looked:
+                began = time.perf_counter()
+                fake.xid(gpu, code)
+                if not agent.looked.wait_for(partial(_stands, agent, entity, code), PATIENCE_S):
+                    raise TimeoutError(f"Xid {code} of {entity} became no verdict")
+                took_s.append(time.perf_counter() - began)
+        agent.stop()
+        running.join(PATIENCE_S)
+        for each in agent.watched:  # one that waits for an event closes NVML when its wait is over
+            each.join(PATIENCE_S)
+    return took_s
+
+
+def _stands(agent: Agent, entity: str, code: int) -> bool:
+    return any(
+        each.code == code
+        for verdict in agent.published.verdicts
+        if verdict.entity == entity
+        for each in verdict.findings
+    )
+
+
+def _end(
+    found: dict[str, Any], options: argparse.Namespace, judged: list[Verdict], figures: dict[str, Any]
+) -> int:
+    say()
+    for each in judged:
+        say(each.line)
+    found |= {"options": vars(options), "figures": figures, "verdicts": [asdict(each) for each in judged]}
+    results.write(found)
+    return 1 if options.strict and not all_met(judged) else 0
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser("nodeagent", __doc__ or "")
+    add = parser.add_argument
+    add("--events", type=int, default=1000, metavar="N", help="Xids")
+    add("--rest", type=float, default=60.0, metavar="S", help="seconds at rest")
+    add("--days", type=float, default=7.0, metavar="N", help="simulated")
+    add("--strict", action="store_true", help="exit code 1 when a target is missed")
+    options = parser.parse_args(argv)
+    if not 1 <= options.events <= GPUS * 178:
+        parser.error(f"--events: {options.events}; expected 1 to {GPUS * 178}")
+    return options

@@ -1,0 +1,125 @@
+"""The bundled GPT trainer as it is, with its steps written down and the time inside of holdfast's calls.
+
+`python -m bench.overhead.gpt_probe ARGS` takes the arguments of `python -m trainer.gpt`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.optim import optimizer as torch_optimizer
+
+from bench.harness.ticks import Ticker
+from bench.overhead.blocks import Blocks
+from bench.overhead.stopwatch import INSIDE, OUTPUT, SKIP, WHOLE, Stopwatch
+from holdfast import runtime
+from trainer.gpt.__main__ import main
+
+
+def watch() -> Stopwatch:
+    """Time everything of holdfast that a training step runs through."""
+    from holdfast import state
+    from holdfast.beside import Beside
+    from holdfast.exchange import Exchange
+    from holdfast.keeping import Keeping
+    from holdfast.page import Page
+    from holdfast.private import PrivateStore
+    from holdfast.private_state import PrivateState
+    from holdfast.snapshots import Snapshots
+
+    watch = Stopwatch()
+    for owner, attribute, name in (
+        (state.State, "before_write", "before the optimizer's writes"),
+        (state.State, "commit", "commit"),
+        (state.State, "forward", "forward hook"),
+        (state.State, "backward", "backward hook"),
+        (Keeping, "throttle", "step begin"),
+        (PrivateState, "core", "collect private state"),
+        (PrivateState, "random", "random states"),
+        (PrivateStore, "put", "store private state"),
+        (Exchange, "start", "exchange with a peer, begun"),
+        (Exchange, "finish", "exchange with a peer, ended (waits for it)"),
+        (Beside, "finish", "look for a peer's in the same memory"),
+        (Snapshots, "write", "snapshot"),
+        (Page, "commit", "progress write"),
+        (Page, "phase", "phase write"),
+    ):
+        watch.wrap(owner, attribute, name)
+    return watch
+
+
+class Probe:
+    """Counts the steps of the group through torch's own hook, under every launcher."""
+
+    def __init__(self, stopwatch: Stopwatch) -> None:
+        self.steps = 0
+        self._stopwatch = stopwatch
+        self._skip = int(os.environ.get(SKIP, "0"))
+        self._ticker: Ticker | None = None
+
+    def after_step(self, *_: Any) -> None:
+        if not dist.is_initialized() or dist.get_world_size() < 2:
+            return  # a rehearsal
+        if self._ticker is None:
+            self._ticker = Ticker()
+        self._ticker.tick(self.steps)
+        self.steps += 1
+        if self.steps == self._skip:
+            self._stopwatch.reset()
+        if self.steps >= self._skip:
+            # By the number's ones: of the steps with a snapshot, multiples of a power of two, half are each.
+            self._stopwatch.turn(INSIDE if bin(self.steps).count("1") % 2 else WHOLE)
+
+
+def take_turns() -> None:
+    """Make the training wait for its turn before each block of steps, where there is another."""
+    from holdfast.state import State
+
+    steps = State.steps
+
+    def in_blocks(self: State, count: int) -> Iterator[int]:
+        blocks = Blocks.given(self.session.rank)
+        for step in steps(self, count):
+            if blocks is not None and blocks.begins(step):
+                with self.pause("another's turn"):
+                    blocks.wait(step)
+            yield step
+        if blocks is not None:
+            blocks.end(count)
+
+    State.steps = in_blocks  # type: ignore[method-assign]
+
+
+def take_out() -> None:
+    """Leave of holdfast only the names that the script calls: what remains is plain DDP."""
+    from holdfast import hooks, misuse
+    from holdfast.state import State
+
+    def count(self: State, loss: object = None, *_: object, **__: object) -> None:
+        self.step += 1
+
+    hooks.attach = lambda *_: None
+    misuse.Forgotten = lambda *_: None  # type: ignore[misc,assignment]
+    State.commit = count  # type: ignore[method-assign]
+
+
+def run() -> None:
+    if os.environ.get("TORCHELASTIC_RUN_ID") and runtime.current is None:
+        take_out()
+    take_turns()
+    stopwatch = watch()
+    probe = Probe(stopwatch)
+    torch_optimizer.register_optimizer_step_post_hook(probe.after_step)
+    main()
+    folder = os.environ.get(OUTPUT)
+    if folder:
+        rank = os.environ.get("RANK", "0")
+        stopwatch.write(Path(folder) / f"spent-{rank}.json")
+
+
+if __name__ == "__main__":
+    run()

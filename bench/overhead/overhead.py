@@ -1,0 +1,210 @@
+"""What holdfast costs while nothing happens, on the bundled GPT, against torchrun.
+
+The same training runs under `holdfast run` and under torchrun at the same time, on the same cores, in
+turns of a few seconds (A B, B A, A B, ...), so that the machine's moods hit both; each pair of blocks gives
+one ratio of mean step times. On torchrun's side all that holdfast does inside of a rank is taken out: it is
+plain DDP. Beside that, free of such noise: the seconds that each step spends inside holdfast's calls (by
+wrapping them from outside) and the CPU seconds of the threads that holdfast has in the ranks, the CPU
+seconds of holdfast's own processes, and the cost of one progress write. The ranks are on a member each, so
+they send each other their private state at each step. Snapshots are at the automatic interval, and the steps
+that have one are counted as they come; checkpoints run in the background, more often than by default so that
+some fall into the measurement.
+
+What is spent in a step is nearly the same for any model: the table says of how long a step it is 1%.
+
+The wall clock of the calls includes waiting for the peer's private state, which is mostly time for which
+the next collective would have waited; the CPU time beside it has no waiting in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shlex
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.harness import results
+from bench.harness.console import make_parser, say
+from bench.overhead import segments
+from bench.overhead.segments import COLD, Plan, Segment, ratios
+from bench.text import Summary, Verdict, all_met, below, number, percent, ratio, seconds, summary, table
+from bench.workloads.modes import RANKS
+from holdfast.page import Page, Phase
+
+STEP_S, SHARE, WRITE_S = 0.05, 0.01, 2e-6
+ROUNDS = 40
+WRITES = 2500
+PAUSE_S = 0.1  # between rounds: a moment in which a shared core is slow is not its pace
+
+
+def main(argv: Sequence[str]) -> int:
+    options = _parse(argv)
+    found = results.begin("overhead")
+    write = _progress_write()
+    say(f"a progress write: {seconds(write.median)} (best {seconds(write.best)})")
+    plan = Plan(
+        options.blocks, options.steps, options.checkpoint_every, options.members, tuple(options.model)
+    )
+    ours, theirs = segments.run(plan, _tell)
+    found["options"] = vars(options)
+    found["progress_write_s"] = asdict(write)
+    found["segments"] = [asdict(ours), asdict(theirs)]
+    return _end(found, ours, theirs, write, options.strict)
+
+
+def _tell(ours: Segment, theirs: Segment) -> None:
+    """Say what the newest pair of blocks gave."""
+    pairs = ratios(ours, theirs)
+    if pairs:
+        at = len(pairs) - 1
+        mine, base = (statistics.fmean(side.blocks[at]) for side in (ours, theirs))
+        say(f"pair {at + 1:3d}: holdfast {seconds(mine)}, torchrun {seconds(base)}: {number(pairs[-1], 4)}")
+
+
+def _end(found: dict[str, Any], ours: Segment, theirs: Segment, write: Summary, strict: bool) -> int:
+    say()
+    say(_table((ours, theirs)))
+    spent = segments.inside(ours)
+    say("\nper step inside holdfast's calls (both ranks):")
+    say(_calls(spent))
+    cpu = segments.cpu_share(ours)
+    say("\nCPU seconds per second of holdfast's own processes:")
+    say(table(("part", "CPU"), [(name, percent(share)) for name, share in cpu.items()]))
+    pairs = ratios(ours, theirs)
+    found.update(ratios=pairs, inside=asdict(spent), cpu_share=cpu)
+    verdicts = _verdicts(ours, pairs, spent, cpu, write)
+    say()
+    say(f"step time, holdfast to torchrun, {len(pairs)} pairs: {_spread(pairs)}")
+    for verdict in verdicts:
+        say(verdict.line)
+    found["verdicts"] = [asdict(each) for each in verdicts]
+    results.write(found)
+    return 1 if strict and not all_met(verdicts) else 0
+
+
+def mean_and_off(pairs: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and half the width of its 95% interval (normal: there are many pairs)."""
+    if not pairs:
+        return math.nan, math.inf
+    off = 1.96 * statistics.stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else math.inf
+    return statistics.fmean(pairs), off
+
+
+def _spread(pairs: Sequence[float]) -> str:
+    mean, off = mean_and_off(pairs)
+    middle = statistics.median(pairs) if pairs else math.nan
+    return f"mean {number(mean, 4)} +- {number(off, 4)}, median {number(middle, 4)}"
+
+
+def step_time(pairs: Sequence[float]) -> Verdict:
+    """Judge the ratio of step times by its mean; open while its interval has the limit in it."""
+    mean, off = mean_and_off(pairs)
+    limit = 1 + SHARE
+    met = None if not abs(mean - limit) > off else mean <= limit
+    return Verdict(f"step time to torchrun's <= {limit:g}", f"{number(mean, 4)} +- {number(off, 4)}", met)
+
+
+def _table(sides: Sequence[Segment]) -> str:
+    rows = []
+    for side in sides:
+        all_of = summary(side.step_times_s)
+        rows.append((side.name, str(all_of.count), *map(seconds, (all_of.median, all_of.mean, all_of.p90))))
+    return table(("launcher", "steps", "median", "mean", "p90"), rows)
+
+
+def _calls(found: segments.Inside) -> str:
+    rows = [
+        (name, number(each.calls, 2), seconds(each.wall_s), seconds(each.worst_s))
+        for name, each in found.calls.items()
+        if each.calls
+    ]
+    rows.append(("all together, once", "", seconds(found.wall_s), ""))
+    rows.append(("  without the exchange", "", seconds(found.wall_s - found.exchange_s), ""))
+    rows.append(("  CPU time, all threads", "", seconds(found.cpu_s), ""))
+    rows.append(("  of that, holdfast's own threads", "", seconds(found.threads_cpu_s), ""))
+    rows.append(("  which is 1% of steps of", "", seconds(found.cpu_s / SHARE), ""))
+    return table(("call", "calls", "mean", "worst"), rows)
+
+
+def _verdicts(
+    ours: Segment, pairs: Sequence[float], spent: segments.Inside, cpu: Mapping[str, float], write: Summary
+) -> list[Verdict]:
+    step_s = summary(ours.step_times_s).mean
+    share, own = ratio(spent.wall_s, step_s), ratio(spent.cpu_s, step_s)
+    own_cpu = sum(cpu.values()) or math.nan
+    return [
+        below(
+            "a progress write < 2 us",
+            write.median,
+            WRITE_S,
+            f"{seconds(write.median)} in the median of {write.count} rounds (best {seconds(write.best)})",
+        ),
+        Verdict("measured at steps >= 50 ms", seconds(step_s), step_s >= STEP_S),
+        below("calls and threads in the ranks < 1% of step time, CPU", own, SHARE, percent(own)),
+        below("calls in the ranks < 1% of step time, wall clock", share, SHARE, percent(share)),
+        below(
+            "our own processes < 1% of the ranks' cores",
+            own_cpu / RANKS,
+            SHARE,
+            f"{percent(own_cpu / RANKS)} ({percent(own_cpu)} of one core)",
+        ),
+        step_time(pairs),
+    ]
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser("overhead", __doc__ or "")
+    add = parser.add_argument
+    add("--blocks", type=int, default=20, metavar="N", help="counted blocks of each launcher")
+    add("--steps", type=int, default=24, metavar="N", help="steps of a block")
+    add("--checkpoint-every", default="20s", metavar="TIME", help="of the holdfast run")
+    add(
+        "--members",
+        type=int,
+        default=RANKS,
+        choices=(1, RANKS),
+        help="of the holdfast run; ranks of different members send each other their private state",
+    )
+    add(
+        "--model",
+        type=shlex.split,
+        default=["--layers", "6"],
+        metavar="ARGS",
+        help="more arguments for trainer.gpt, in one word: its size, for example",
+    )
+    add("--strict", action="store_true", help="exit code 1 when a target is missed")
+    options = parser.parse_args(argv)
+    if options.steps < COLD + 4:
+        parser.error(f"--steps: {options.steps}; expected {COLD + 4} and more")
+    if options.blocks < 2:
+        parser.error(f"--blocks: {options.blocks}; expected 2 and more")
+    return options
+
+
+def _progress_write() -> Summary:
+    """Return the seconds of a commit, summed up over rounds of many: the clock itself costs 50 ns."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(
+        prefix="bench-page-", dir=shared if os.access(shared, os.W_OK) else None
+    ) as folder:
+        page = Page.create(Path(folder) / "page.bin")
+        page.begin(1, 0, 0, os.getpid(), 0)
+        page.phase(Phase.DATA)
+        took_s = [_round(page, at * WRITES) for at in range(ROUNDS)]
+        page.close()
+    return summary(took_s)
+
+
+def _round(page: Page, first: int) -> float:
+    time.sleep(PAUSE_S)
+    began = time.perf_counter()
+    for step in range(first, first + WRITES):
+        page.commit(step, 2.5, 1.0, 8, 1024, 1e9, 0, step)
+    return (time.perf_counter() - began) / WRITES

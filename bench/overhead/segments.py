@@ -1,0 +1,219 @@
+"""The same training under both launchers, block by block in turns, and what is known of it afterwards."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.harness import processes
+from bench.harness.launchers import Failed, Running, holdfast_run, launch, torchrun
+from bench.harness.ticks import Tick, newest
+from bench.overhead import blocks, stopwatch
+from bench.overhead.blocks import Board
+from bench.workloads.modes import RANKS
+from supervisor.rundir import RunDir
+
+POLL_S = 0.1  # looking costs what is measured: seldom
+LIMIT_S = 1800.0
+COLD = 4  # steps of a block that find the other's data in the caches
+SIDES = ("holdfast", "torchrun")
+OURS = ("keeper", "supervisor", "sidecar", "template", "parts", "launcher", "zygote", "warm")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`blocks` of `steps` each for either side, and one before them that is not counted."""
+
+    blocks: int
+    steps: int
+    checkpoint_every: str
+    members: int  # of the holdfast run: the ranks are dealt out to them
+    model: tuple[str, ...]
+
+    def argv(self, name: str) -> list[str]:
+        script = ["-m", "bench.overhead.gpt_probe", "--steps", str((self.blocks + 1) * self.steps)]
+        script += ["--val-every", "0", "--log-every", "0", *self.model]
+        if name == "holdfast":
+            places = ("--members", str(self.members), "--nproc-per-node", str(RANKS // self.members))
+            return holdfast_run((*places, "--checkpoint-every", self.checkpoint_every), script)
+        return torchrun((f"--nproc-per-node={RANKS}",), script)
+
+
+@dataclass(slots=True)
+class Segment:
+    """One side. `spent` is what each rank's stopwatch says; `cpu_s` seconds of our parts in `cpu_over_s`."""
+
+    name: str
+    blocks: list[list[float]] = field(default_factory=list)  # step times of rank 0, without the cold ones
+    spent: list[dict[str, Any]] = field(default_factory=list)
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    cpu_over_s: float = 0.0
+    status: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def step_times_s(self) -> list[float]:
+        return [time_s for block in self.blocks for time_s in block]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Per step: calls and seconds on average; the worst single call."""
+
+    calls: float
+    wall_s: float
+    worst_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """Per step and rank, the time inside of holdfast's calls."""
+
+    steps: int
+    wall_s: float
+    cpu_s: float  # of the calls and of holdfast's own threads
+    threads_cpu_s: float  # of the threads alone
+    exchange_s: float
+    calls: dict[str, Call]
+
+
+def run(plan: Plan, tell: Callable[[Segment, Segment], None]) -> tuple[Segment, Segment]:
+    """Train to the end under both launchers in turns; give `tell` what is known after each pair of blocks.
+
+    Returns holdfast's side and torchrun's. Raises `Failed` when one of them does not work.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-blocks-")))
+        board = Board.create(folder / "board", RANKS)
+        sides: list[Running] = []
+        for at, name in enumerate(SIDES):
+            said = f"{folder / 'board'}:{at}:{plan.steps}:{RANKS}"
+            given = {blocks.VARIABLE: said, stopwatch.SKIP: str(plan.steps), stopwatch.OUTPUT: "."}
+            sides.append(launch(name, plan.argv(name), given))
+            stack.callback(sides[-1].close)
+        ours, theirs = (Segment(name) for name in SIDES)
+        _watch(sides, board, plan, (ours, theirs), tell)
+        for side, segment in zip(sides, (ours, theirs), strict=True):
+            segment.spent = [json.loads(each.read_text()) for each in sorted(_spent(side.folder))]
+        status = RunDir(sides[0].run_dir).status() or {}
+        ours.status = {key: status.get(key) for key in ("ettr", "incidents", "checkpoint")}
+        return ours, theirs
+
+
+def _spent(folder: Path) -> list[Path]:
+    return list(folder.glob("spent-*.json"))
+
+
+def _watch(
+    sides: Sequence[Running],
+    board: Board,
+    plan: Plan,
+    found: tuple[Segment, Segment],
+    tell: Callable[[Segment, Segment], None],
+) -> None:
+    """Wait for the end of both; meanwhile sum up the CPU time of our parts in holdfast's turns."""
+    deadline = time.monotonic() + LIMIT_S
+    turn, since, used = -1, 0.0, dict[str, float]()
+    while None in (codes := [side.ended() for side in sides]):
+        if time.monotonic() > deadline or any(codes):
+            _fail(sides, codes)
+        now = board.turn()
+        if now != turn:
+            at, usage = time.monotonic(), cpu_of_parts(sides[0])
+            if turn >= 2 and blocks.side_of(turn) == 0:
+                _add(found[0], usage, used, at - since)
+            turn, since, used = now, at, usage
+            for side, segment in zip(sides, found, strict=True):
+                segment.blocks = in_blocks(side.ticks.follow(), plan.steps)
+            if turn > 2 and turn % 2 == 0:
+                tell(*found)
+        time.sleep(POLL_S)
+    _fail(sides, codes)
+    for side, segment in zip(sides, found, strict=True):
+        segment.blocks = in_blocks(side.ticks.follow(), plan.steps, last=True)
+
+
+def _fail(sides: Sequence[Running], codes: Sequence[int | None]) -> None:
+    """Raise `Failed` for a side that ended badly, or for all when none has."""
+    bad = [side for side, code in zip(sides, codes, strict=True) if code != 0]
+    if bad:
+        said = "; ".join(f"{side.name}: exit code {side.ended()}\n{side.tail()}" for side in bad)
+        raise Failed(f"not at its end: {said}")
+
+
+def _add(segment: Segment, now: dict[str, float], before: dict[str, float], over_s: float) -> None:
+    segment.cpu_over_s += over_s
+    for name, value in now.items():
+        more = max(0.0, value - before.get(name, 0.0))
+        segment.cpu_s[name] = segment.cpu_s.get(name, 0.0) + more
+
+
+def in_blocks(ticks: Sequence[Tick], steps: int, last: bool = False) -> list[list[float]]:
+    """Return the step times of rank 0 in each counted block; the newest only with `last`, or when over."""
+    times: dict[int, list[float]] = {}
+    before: Tick | None = None
+    for tick in (each for each in ticks if each.rank == 0):
+        if before is not None and tick.step >= steps and tick.step % steps >= COLD:
+            times.setdefault(tick.step // steps, []).append((tick.at_ns - before.at_ns) / 1e9)
+        before = tick
+    whole = [times[block] for block in sorted(times)]
+    return whole if last or not whole or len(whole[-1]) == steps - COLD else whole[:-1]
+
+
+def cpu_of_parts(running: Running) -> dict[str, float]:
+    """Return the CPU seconds so far of each kind of our processes."""
+    alive = processes.snapshot()
+    ranks = {tick.pid for tick in newest(running.ticks.follow()).values()}
+    names = processes.zygotes(processes.parts(running.process.pid, alive, ranks), alive)
+    used = dict.fromkeys(OURS, 0.0)
+    for pid, name in names.items():
+        if name in used:
+            used[name] += processes.cpu_s(pid)
+    return used
+
+
+def ratios(ours: Segment, theirs: Segment) -> list[float]:
+    """Return holdfast's mean step time over torchrun's in each pair of blocks.
+
+    Means, because a snapshot falls into one step of several: a median never has it in it.
+    """
+    pairs = zip(ours.blocks, theirs.blocks, strict=False)
+    return [statistics.fmean(mine) / statistics.fmean(base) for mine, base in pairs if mine and base]
+
+
+def inside(found: Segment) -> Inside:
+    """Return what a step of one side spent inside of holdfast on average."""
+    steps = sum(spent["steps"]["inside"] for spent in found.spent)
+    whole = sum(spent["steps"]["whole"] for spent in found.spent)
+    if not steps or not whole:
+        return Inside(0, 0.0, 0.0, 0.0, 0.0, {})
+    calls: dict[str, Call] = {}
+    for call in found.spent[0]["spent"]:
+        each = [spent["spent"][call] for spent in found.spent]
+        calls[call] = Call(
+            sum(one["calls"] for one in each) / steps,
+            sum(one["wall_s"] for one in each) / steps,
+            max(one["worst_s"] for one in each),
+        )
+    threads_s = sum(spent["threads_cpu_s"] for spent in found.spent) / (steps + whole)
+    return Inside(
+        steps,
+        sum(spent["outer"]["wall_s"] for spent in found.spent) / whole,
+        sum(spent["outer_cpu_s"] for spent in found.spent) / whole + threads_s,
+        threads_s,
+        sum(call.wall_s for key, call in calls.items() if key.startswith("exchange")),
+        calls,
+    )
+
+
+def cpu_share(found: Segment) -> dict[str, float]:
+    """Return CPU seconds per second of each of our parts."""
+    if not found.cpu_over_s:
+        return {}
+    return {name: used / found.cpu_over_s for name, used in found.cpu_s.items()}

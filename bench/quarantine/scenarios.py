@@ -1,0 +1,410 @@
+"""What people and their tools do in the simulated year about nodes that were taken out.
+
+They wait until a node is empty, remedy it, now and then in vain, and overrule us where they know better.
+
+What befalls single nodes in the simulated year: faults, maintenance, false alarms, silent agents.
+
+Every node in service always runs a job: the worst case for whoever ends one without need.
+
+What befalls many nodes at once in the simulated year: a rack, a switch, a roll-out of a bad agent."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from bench.quarantine.fault_mixes import YEAR_S, Fault
+from bench.quarantine.simulated_node import DAY_S, HOUR_S, Node, Sign
+from bench.quarantine.simulated_pool import Pool
+from bench.quarantine.tally import Case
+from supervisor import standing
+from supervisor.nodes import NO_NEW_WORK, Action, Drain, Release, Taint
+
+DRAIN_S = 120.0  # mean, until a job has made its checkpoint and gone
+JOB_S = 12 * HOUR_S  # mean, until the job on a node that is only tainted ends by itself
+REMEDY_S = {"reset_gpu": 300.0, "reboot_node": 900.0, "replace": 2 * DAY_S}  # mean
+COMES_BACK, COMES_BACK_LEMON = 0.1, 0.5  # share of the remedies that did not help
+BAD_BATCH, BAD_BATCH_S = "bad_batch", 8 * DAY_S  # nodes for whose repair there are no parts
+HOLD_S = 600.0  # what an agent waits after a remedy: xid policy
+OVERRULED = 0.2  # share of the false alarms that an operator ends by hand
+
+
+class People:
+    """Acts on what was decided; `again` is told of a fault whose remedy did not help for long."""
+
+    def __init__(self, pool: Pool, chance: random.Random, again: Callable[[Sign, Node], None]) -> None:
+        self.pool, self.chance, self._again = pool, chance, again
+        self._remedies: dict[str, str] = {}  # by node: under way
+        self.cleared: Callable[[Node, str], None] = lambda _node, _key: None
+        pool.acted = self.acted
+
+    def is_tainted(self, node: Node) -> bool:
+        held = node.standing.quarantine
+        return held is not None and held.effect == NO_NEW_WORK
+
+    def acted(self, node: Node, action: Action) -> None:
+        if isinstance(action, Taint) and node.standing.quarantine is not None:
+            stay = node.standing.quarantine.at_s
+            if stay == self.pool.now_s:
+                self.pool.after(self.chance.expovariate(1 / JOB_S), partial(self._emptied, node, stay))
+                if not node.is_bad and self.chance.random() < OVERRULED:
+                    self.pool.after(self.chance.expovariate(1 / HOUR_S), partial(self._overrule, node, stay))
+                self.remedy_if_empty(node)
+        elif isinstance(action, Drain) and node.standing.quarantine is not None:
+            stay = node.standing.quarantine.at_s
+            self.pool.after(self.chance.expovariate(1 / DRAIN_S), partial(self._emptied, node, stay))
+        elif isinstance(action, Release):
+            node.standing = replace(node.standing, busy=True)
+
+    def _emptied(self, node: Node, stay_s: float) -> None:
+        held = node.standing.quarantine
+        if held is None or held.at_s != stay_s or not node.standing.busy:
+            return
+        self.pool.touch(node)
+        node.standing = replace(node.standing, busy=False)
+        self.remedy_if_empty(node)
+
+    def _overrule(self, node: Node, stay_s: float) -> None:
+        """An operator has looked, sees that the node is well, and takes our taint off."""
+        held = node.standing.quarantine
+        if held is None or held.at_s != stay_s or node.is_bad:
+            return
+        self.pool.touch(node)
+        self.pool.tally.count("overruled")
+        node.standing = replace(standing.freed(node.standing, self.pool.now_s), busy=True)
+        self.pool.tally.ended(node, self.pool.now_s)
+
+    def remedy_if_empty(self, node: Node) -> None:
+        """Reset, reboot or repair a node that is out and empty."""
+        wanted = [each for each in node.signs.values() if each.lasting]
+        if not wanted or node.standing.busy or not self.is_tainted(node) or node.name in self._remedies:
+            return
+        action = max((each.action for each in wanted), key=list(REMEDY_S).index)
+        self._remedies[node.name] = action
+        is_slow = any(each.key.startswith(BAD_BATCH) for each in wanted)
+        took_s = (BAD_BATCH_S if is_slow else REMEDY_S[action]) * self.chance.uniform(0.5, 2.0)
+        self.pool.after(took_s, partial(self._remedied, node, action))
+
+    def _remedied(self, node: Node, action: str) -> None:
+        """What only a remedy ends, ends; the agent waits its time before it says so."""
+        del self._remedies[node.name]
+        self.pool.touch(node)
+        if action != "reset_gpu":
+            node.booted(self.pool.now_s)
+        for sign in [each for each in node.signs.values() if each.lasting]:
+            if list(REMEDY_S).index(sign.action) > list(REMEDY_S).index(action):
+                continue
+            was_true = sign.key in node.truths
+            self.heal(node, sign.key)
+            self.remedy_seen(node, sign.key)
+            if was_true and self.chance.random() < (COMES_BACK_LEMON if node.lemon else COMES_BACK):
+                self.pool.after(self.chance.expovariate(1 / (2 * DAY_S)), partial(self._again, sign, node))
+        self.remedy_if_empty(node)
+
+    def remedy_seen(self, node: Node, key: str) -> None:
+        """From then on the finding passes by itself, and the agent waits its time before it says so."""
+        node.found(replace(node.signs[key], lasting=False), self.pool.now_s)
+        self.pool.after(HOLD_S, partial(self.cleared, node, key))
+
+    def heal(self, node: Node, key: str) -> None:
+        """What was wrong is so no more, and nobody can see it yet."""
+        self.pool.tally.account(node, self.pool.now_s)
+        node.truths.discard(key)
+
+
+LEMON_RATE = 8.0  # times as many faults
+FLAP_EVERY_S = 4 * HOUR_S  # of a sensor in a bad fortnight
+FLAP_S = 90.0  # mean, before the agent's own time to clear
+FLAP_STANDS = 0.1  # share of the false alarms that only a reset ends
+
+
+class Befalls:
+    """Puts a year's events into a pool; `until_s` is when they stop."""
+
+    def __init__(self, pool: Pool, seed: int, until_s: float) -> None:
+        self.pool, self.until_s = pool, until_s
+        self.chance = random.Random(seed)
+        self._serial = 0
+        self._cases: dict[str, Case] = {}  # by key of the fault
+        self.people = People(pool, self.chance, self._again)
+        self.people.cleared = self._clear
+
+    # -- when
+
+    def faults(self, faults: list[Fault]) -> None:
+        """Have each kind come at its rate, to lemons more often."""
+        nodes = self.pool.nodes
+        weights = [LEMON_RATE if node.lemon else 1.0 for node in nodes]
+        for fault in faults:
+            if fault.kind == "none":
+                continue
+            per_s = fault.per_node_year * len(nodes) / YEAR_S
+            at_s = self.chance.expovariate(per_s)
+            while at_s < self.until_s:
+                [node] = self.chance.choices(nodes, weights)
+                self.pool.at(at_s, partial(self.strike, fault, node))
+                at_s += self.chance.expovariate(per_s)
+
+    def flapping(self, episodes: int) -> None:
+        """Have sensors on well nodes be wrong now and then, for some days each."""
+        for _ in range(episodes):
+            node = self.chance.choice(self.pool.nodes)
+            action = self.chance.choice(("reset_gpu", "reboot_node", "contact_support"))
+            source = self.chance.choice(("nvml_poll", "sysfs", "kmsg"))
+            at_s = self.chance.uniform(0, self.until_s)
+            end_s = min(self.until_s, at_s + self.chance.uniform(3, 14) * DAY_S)
+            while at_s < end_s:
+                self.pool.at(at_s, partial(self.flap, node, action, source))
+                at_s += self.chance.expovariate(1 / FLAP_EVERY_S)
+
+    def silences(self, times: int, mean_s: float = HOUR_S) -> None:
+        """Have agents of well nodes fall silent."""
+        for _ in range(times):
+            node = self.chance.choice(self.pool.nodes)
+            at_s = self.chance.uniform(0, self.until_s)
+            self.pool.at(at_s, partial(self.silence, node, self.chance.expovariate(1 / mean_s)))
+
+    # -- what
+
+    def strike(self, fault: Fault, node: Node) -> None:
+        {
+            "degraded": self._degraded,
+            "passing": self._passing,
+            "lasting": self._lasting,
+            "dead": self._dead,
+            "panic": self._panic,
+            "maintenance": self._maintenance,
+        }[fault.kind](fault, node)
+
+    def _degraded(self, fault: Fault, node: Node) -> None:
+        key = self._key(fault.component)
+        self.pool.touch(node)
+        node.found(Sign(key, "degraded", fault.action, fault.sources, self.pool.now_s), self.pool.now_s)
+        self.pool.after(
+            self.chance.expovariate(1 / fault.lasts_s) + fault.clears_s, partial(self._clear, node, key)
+        )
+
+    def _passing(self, fault: Fault, node: Node) -> None:
+        self.hurt(fault, node, self.chance.expovariate(1 / fault.lasts_s))
+
+    def hurt(self, fault: Fault, node: Node, lasts_s: float) -> None:
+        """Let something that ends by itself be wrong for so long."""
+        key = self._truth(fault, node)
+        if lasts_s > fault.delay_s:
+            self.pool.after(fault.delay_s, partial(self._report, fault, node, key))
+            self.pool.after(lasts_s + fault.clears_s, partial(self._clear, node, key))
+        self.pool.after(lasts_s, partial(self.people.heal, node, key))
+
+    def _lasting(self, fault: Fault, node: Node) -> None:
+        key = self._truth(fault, node)
+        self.pool.after(
+            self.chance.uniform(0.1, 1.0) * fault.delay_s, partial(self._report, fault, node, key)
+        )
+
+    def _dead(self, fault: Fault, node: Node) -> None:
+        self._lose(node, self.chance.expovariate(1 / fault.lasts_s) + HOUR_S)
+
+    def _panic(self, fault: Fault, node: Node) -> None:
+        self._lose(node, self.chance.uniform(0.5, 1.5) * fault.lasts_s)
+
+    def _maintenance(self, fault: Fault, node: Node) -> None:
+        """Somebody cordons the node and works on it; its agent complains, rightly, and nobody is to act."""
+        if node.standing.cordoned:
+            return
+        key = self._truth(fault, node)
+        self.pool.touch(node)
+        node.standing = replace(node.standing, cordoned=True)
+        self._ill(
+            node, Sign(key, "unhealthy", "reboot_node", ("nvml_poll", "kmsg"), self.pool.now_s, lasting=True)
+        )
+        self.pool.after(self.chance.expovariate(1 / fault.lasts_s), partial(self._handed_back, node, key))
+
+    def _handed_back(self, node: Node, key: str) -> None:
+        self.pool.touch(node)
+        self.people.heal(node, key)
+        node.booted(self.pool.now_s)
+        self.people.remedy_seen(node, key)
+        node.standing = replace(node.standing, cordoned=False)  # while the agent still has its doubts
+
+    def flap(self, node: Node, action: str, source: str) -> None:
+        """One sensor says for a moment what is not so; the agent's own rule holds on to it for a while."""
+        key = self._key(f"false {source}")
+        stands = action != "contact_support" and self.chance.random() < FLAP_STANDS
+        self.pool.tally.count("false_alarms")
+        self.pool.touch(node)
+        self._ill(node, Sign(key, "unhealthy", action, (source,), self.pool.now_s, lasting=stands))
+        if not stands:
+            lasts_s = self.chance.expovariate(1 / FLAP_S) + self.chance.choice((60.0, 600.0))
+            self.pool.after(lasts_s, partial(self._clear, node, key))
+
+    def silence(self, node: Node, lasts_s: float) -> None:
+        self.pool.tally.count("silent_agents")
+        self.pool.touch(node)
+        node.hush(self.pool.now_s)
+        self.pool.after(lasts_s, partial(self._heard_again, node))
+
+    def lost(self, node: Node, lasts_s: float) -> None:
+        """The node is there, and cannot be reached."""
+        self._lose(node, lasts_s)
+
+    # -- truths and signs
+
+    def _key(self, what: str) -> str:
+        self._serial += 1
+        return f"{what} {self._serial}"
+
+    def _truth(self, fault: Fault, node: Node) -> str:
+        key = self._key(fault.component)
+        self.pool.tally.account(node, self.pool.now_s)
+        node.truths.add(key)
+        return key
+
+    def _clear(self, node: Node, key: str) -> None:
+        self.pool.touch(node)
+        node.cleared(key, self.pool.now_s)
+        case = self._cases.pop(key, None)
+        if case is not None:
+            self.pool.tally.passed(case)
+
+    def _ill(self, node: Node, sign: Sign) -> None:
+        node.found(sign, self.pool.now_s)
+        self.people.remedy_if_empty(node)
+
+    def _report(self, fault: Fault, node: Node, key: str) -> None:
+        if key not in node.truths:
+            return
+        self.pool.touch(node)
+        now_s, policy = self.pool.now_s, self.pool.policy
+        sign = Sign(
+            key, "unhealthy", fault.action, fault.sources, now_s, fault.driver, fault.kind == "lasting"
+        )
+        sure = fault.driver or len(fault.sources) > 1
+        wait_s = policy.confirm_s if sure else policy.confirm_alone_s
+        case = Case(node.name, fault.component, sure, now_s, now_s + wait_s)
+        if node.cut_off:
+            case.held = "its agent was silent"
+        self.pool.tally.reported(case, node)
+        self._ill(node, sign)
+        self._cases[key] = case
+
+    def _lose(self, node: Node, lasts_s: float) -> None:
+        key = self._key("lost")
+        self.pool.tally.count("lost_nodes")
+        self.pool.touch(node)
+        node.truths.add(key)
+        node.hush(self.pool.now_s)
+        node.standing = replace(node.standing, ready=False, busy=False)
+        self.pool.after(lasts_s, partial(self._found_again, node, key))
+
+    def _found_again(self, node: Node, key: str) -> None:
+        self.pool.touch(node)
+        self.people.heal(node, key)
+        node.booted(self.pool.now_s)
+        node.speak(self.pool.now_s)
+        if not node.cut_off:
+            node.standing = replace(node.standing, ready=True, busy=not self.people.is_tainted(node))
+
+    def _heard_again(self, node: Node) -> None:
+        self.pool.touch(node)
+        node.speak(self.pool.now_s)
+        if not node.cut_off:
+            node.standing = replace(node.standing, ready=True)
+
+    def _again(self, sign: Sign, node: Node) -> None:
+        """The remedy has not helped for long."""
+        again = Fault(
+            "",
+            sign.key.split(" ")[0],
+            "lasting",
+            sign.action,
+            sign.sources,
+            sign.driver,
+            2.0,
+            0.0,
+            600.0,
+            0.0,
+        )
+        self.pool.tally.count("came_again")
+        self._lasting(again, node)
+
+
+LEAF = Fault("", "leaf_switch", "passing", "contact_support", ("sysfs",), False, 240.0, 1.0, 600.0, 0.0)
+HEAT = Fault("", "cooling", "passing", "contact_support", ("nvml_poll",), False, 60.0, 1.0, 120.0, 0.0)
+BATCH = Fault("", BAD_BATCH, "lasting", "replace", ("kmsg", "nvml_poll"), True, 10.0, 0.0, 600.0, 0.0)
+ROLLOUT_WAVE, WAVE_S, HALTED_AT = 0.05, 600.0, 0.3  # NVSentinel rolls out by 5 %
+LONGEST_S = DAY_S + HOUR_S  # of all of them: longer than the policy's `cohort_s`
+
+
+class Crowds:
+    """Puts them into a year of `befalls`; each comes at a fixed share of it."""
+
+    def __init__(self, befalls: Befalls, rack_size: int) -> None:
+        self.befalls, self.rack_size = befalls, rack_size
+        self.pool, self.chance = befalls.pool, befalls.chance
+
+    def all_of_them(self, year_s: float) -> None:
+        """Have each of them happen once, the roll-outs last."""
+        self.pool.at(0.10 * year_s, partial(self.lose_rack, 3, 3 * HOUR_S))
+        self.pool.at(0.15 * year_s, partial(self.lose_leaf, 5, 3 * HOUR_S))
+        self.pool.at(0.20 * year_s, partial(self.go_blind, 0.4, 1200.0))
+        self.pool.at(0.25 * year_s, partial(self.overheat, 0.15, 6 * HOUR_S))
+        self.pool.at(0.30 * year_s, partial(self.wear_out, 0.125, 0.02 * year_s))
+        self.pool.at(0.60 * year_s, partial(self.roll_out_at_once, 2 * HOUR_S))
+        self.pool.at(0.75 * year_s, partial(self.roll_out_in_waves, 8 * HOUR_S))
+        self.pool.at(0.90 * year_s, partial(self.roll_out_at_once, LONGEST_S))
+
+    def _rack(self, number: int) -> list[Node]:
+        racks = -(-len(self.pool.nodes) // self.rack_size)
+        at = number % racks * self.rack_size
+        return self.pool.nodes[at : at + self.rack_size]
+
+    def lose_rack(self, number: int, lasts_s: float) -> None:
+        """Its power goes: all of it falls silent within seconds."""
+        for node in self._rack(number):
+            self.pool.after(self.chance.uniform(0, 5), partial(self.befalls.lost, node, lasts_s))
+
+    def lose_leaf(self, number: int, lasts_s: float) -> None:
+        """Its InfiniBand switch goes: the agents can still be heard, and all say: ports down."""
+        for node in self._rack(number):
+            self.befalls.hurt(LEAF, node, lasts_s)
+
+    def overheat(self, share: float, lasts_s: float) -> None:
+        """Cooling fails for more nodes than may be out."""
+        for node in self.chance.sample(self.pool.nodes, int(share * len(self.pool.nodes))):
+            self.pool.after(self.chance.uniform(0, HOUR_S), partial(self.befalls.hurt, HEAT, node, lasts_s))
+
+    def wear_out(self, share: float, within_s: float) -> None:
+        """One by one a bad batch fails, in all more than may be out, and parts take weeks to come."""
+        for node in self.chance.sample(self.pool.nodes, int(share * len(self.pool.nodes))):
+            self.pool.after(self.chance.uniform(0, within_s), partial(self.befalls.strike, BATCH, node))
+
+    def go_blind(self, share: float, lasts_s: float) -> None:
+        """Nothing is heard of a part of all agents."""
+        for node in self.chance.sample(self.pool.nodes, int(share * len(self.pool.nodes))):
+            self.befalls.silence(node, lasts_s)
+
+    def roll_out_at_once(self, lasts_s: float) -> None:
+        """A new agent calls every GPU lost: with two sensors, and in the driver's name."""
+        for node in self.pool.nodes:
+            self.pool.after(self.chance.uniform(0, 60), partial(self._upgrade, node, "bad"))
+            self.pool.after(lasts_s + self.chance.uniform(0, 60), partial(self._upgrade, node, "mended"))
+
+    def roll_out_in_waves(self, lasts_s: float) -> None:
+        """The same, first on one node for an hour, then wave by wave until somebody stops it."""
+        order = self.chance.sample(self.pool.nodes, int(HALTED_AT * len(self.pool.nodes)))
+        wave = max(1, int(ROLLOUT_WAVE * len(self.pool.nodes)))
+        for at, node in enumerate(order):
+            delay_s = 0.0 if at == 0 else HOUR_S + (at - 1) // wave * WAVE_S
+            self.pool.after(delay_s + self.chance.uniform(0, 60), partial(self._upgrade, node, "waves"))
+            self.pool.after(lasts_s + self.chance.uniform(0, 60), partial(self._upgrade, node, "mended"))
+
+    def _upgrade(self, node: Node, version: str) -> None:
+        self.pool.touch(node)
+        now_s, key = self.pool.now_s, "gpu/0 lost, says the new agent"
+        node.agent = version
+        if version == "mended":
+            node.cleared(key, now_s)
+        else:
+            node.found(Sign(key, "unhealthy", "reset_gpu", ("kmsg", "nvml_events"), now_s, True, True), now_s)

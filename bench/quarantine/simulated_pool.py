@@ -1,0 +1,136 @@
+"""Simulated time for a pool of nodes: events, and the real decision on a fixed tick after each of them.
+
+The decision is given a view and nothing else. One patch in fifty is refused, as the API server does when a
+node's object has changed, and is decided again at the next tick.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from bench.quarantine.simulated_node import Node
+from bench.quarantine.tally import Tally
+from supervisor import standing
+from supervisor.breaker import is_out, is_unknown
+from supervisor.nodepolicy import NodePolicy
+from supervisor.nodes import Action, Drain, Hold, NodeView, PoolView, Release, Taint
+from supervisor.quarantine import decide
+
+TICK_S = 15.0
+REFUSED = 0.02
+ROUNDS = 8  # of decisions at one tick: an action may make room for the next
+
+
+class Pool:
+    """Runs events in order; `acted` is told of each action that was carried out."""
+
+    def __init__(self, nodes: list[Node], policy: NodePolicy, seed: int) -> None:
+        self.nodes, self.policy = nodes, policy
+        self.by_name = {node.name: at for at, node in enumerate(nodes)}
+        self.now_s = 0.0
+        self.tally = Tally(len(nodes))
+        self.decisions = 0
+        self.acted: Callable[[Node, Action], None] = lambda _node, _action: None
+        self._chance = random.Random(seed)
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._views: list[NodeView] = [node.view(0.0) for node in nodes]
+        self._odd: set[int] = set()
+        self._look_at_s = 0.0
+        self._changed = False  # since the last decision
+
+    # -- events
+
+    def at(self, when_s: float, call: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (max(when_s, self.now_s), next(self._order), call))
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+        self.at(self.now_s + delay_s, call)
+
+    def touch(self, node: Node) -> None:
+        """Something about the node has changed."""
+        self._odd.add(self.by_name[node.name])
+        self._changed = True
+        self.tally.account(node, self.now_s)
+
+    def run(self, until_s: float) -> None:
+        """Let all happen that happens before `until_s`."""
+        while (self._heap and self._heap[0][0] < until_s) or self._look_at_s < until_s:
+            first_s = min(self._look_at_s, self._heap[0][0] if self._heap else until_s)
+            tick_s = -(-first_s // TICK_S) * TICK_S
+            while self._heap and self._heap[0][0] <= tick_s:
+                self.now_s, _, call = heapq.heappop(self._heap)
+                call()
+            self.now_s = tick_s
+            if self._changed or self._look_at_s <= tick_s:
+                self._look()
+
+    @property
+    def allowed(self) -> int:
+        """Return how many nodes may be out, reckoned apart from the breaker."""
+        return max(self.policy.min_out, int(self.policy.max_share * len(self.nodes)))
+
+    # -- observe, decide, act
+
+    def _look(self) -> None:
+        self._changed = False
+        held: tuple[Hold, ...] = ()
+        done: list[Action] = []
+        for _ in range(ROUNDS):
+            seen = self._view()
+            actions = decide(seen, self.policy)
+            self.decisions += 1
+            held = tuple(each for each in actions if isinstance(each, Hold))
+            done = [each for each in actions if not isinstance(each, Hold)]
+            refused = [self._carry_out(each, seen) for each in done]
+            self._check(seen, done)
+            if not done or any(refused):
+                break
+        else:
+            raise AssertionError(f"decides without end: {done}")
+        again_s = self.now_s + TICK_S if done else min((each.until_s for each in held), default=float("inf"))
+        self._look_at_s = max(again_s, self.now_s + TICK_S)
+        self.tally.held(held, self.now_s)
+
+    def _view(self) -> PoolView:
+        for at in list(self._odd):
+            node = self.nodes[at]
+            self._views[at] = node.view(self.now_s)
+            if node.is_plain(self.now_s):
+                self._odd.discard(at)
+        return PoolView(self.now_s, tuple(self._views))
+
+    def _carry_out(self, action: Action, seen: PoolView) -> bool:
+        """Do it, and return whether it was refused."""
+        at = self.by_name[action.node]
+        assert not is_unknown(seen.nodes[at], self.policy), f"acts on the unknown: {action}"
+        if self._chance.random() < REFUSED:
+            return True
+        node = self.nodes[at]
+        self._judge(node, action)
+        self.tally.account(node, self.now_s)
+        node.standing = standing.apply(node.standing, action, self.now_s, self.policy)
+        self._odd.add(at)
+        self.tally.acted(node, action, self.now_s)
+        self.acted(node, action)
+        return False
+
+    def _judge(self, node: Node, action: Action) -> None:
+        shown = node.standing
+        if isinstance(action, Taint) and shown.quarantine is None:
+            assert not shown.cordoned, f"taints what somebody else has cordoned: {action}"
+            known = set(shown.waiver.evidence) if shown.waiver else set()
+            assert not set(action.evidence) <= known, f"overrules an operator: {action}"
+        if isinstance(action, (Drain, Release)):
+            assert shown.quarantine is not None, action
+
+    def _check(self, seen: PoolView, done: Sequence[Action]) -> None:
+        """Never more out than allowed: asked after each round in which somebody was taken out."""
+        out = sum(1 for at in self._odd if is_out(self.nodes[at].standing))
+        was_out = sum(1 for at in self._odd if is_out(seen.nodes[at]))
+        by_us = out > was_out and any(isinstance(each, Taint) for each in done)
+        assert not by_us or out <= self.allowed, f"{out} are out, {self.allowed} may be"
+        self.tally.out(out, by_us)

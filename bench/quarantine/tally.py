@@ -1,0 +1,111 @@
+"""What the simulated year is judged by. It knows the truth, and tells it to nobody who decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bench.quarantine.simulated_node import Node
+from supervisor.nodes import NO_NEW_WORK, Action, Drain, Hold, Release, Taint
+
+
+@dataclass(slots=True)
+class Case:
+    """A true fault that an agent has reported as unhealthy."""
+
+    node: str
+    component: str
+    sure: bool  # two witnesses or the driver
+    reported_s: float
+    due_s: float  # when the wait for its confirmation is over
+    out_s: float | None = None
+    how: str = ""  # taint, already out, cordoned, passed
+    held: str = ""  # why it was not taken out when it was due
+
+
+@dataclass(slots=True)
+class Tally:
+    """Of the whole year."""
+
+    nodes: int
+    cases: list[Case] = field(default_factory=list)
+    open: dict[str, list[Case]] = field(default_factory=dict)  # by node
+    most_out: int = 0
+    most_by_us: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    false_h: float = 0.0  # node-hours out, though never bad since the taint
+    proof_h: float = 0.0  # node-hours out after the fault had gone
+    bad_h: float = 0.0  # node-hours out, and bad
+    back_s: list[float] = field(default_factory=list)  # from well, as its agent sees it, to released
+    evicted: list[str] = field(default_factory=list)
+    _since_s: dict[str, float] = field(default_factory=dict)
+    _was_bad: dict[str, bool] = field(default_factory=dict)
+    _stay_h: dict[str, float] = field(default_factory=dict)  # well and out, in the stay that goes on
+
+    def count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def reported(self, case: Case, node: Node) -> None:
+        self.cases.append(case)
+        held = node.standing.quarantine
+        if held is not None and held.effect == NO_NEW_WORK:
+            case.out_s, case.how = case.reported_s, "already out"
+        elif node.standing.cordoned:
+            case.out_s, case.how = case.reported_s, "cordoned"
+        else:
+            self.open.setdefault(node.name, []).append(case)
+
+    def passed(self, case: Case) -> None:
+        """The fault ended before the node was taken out."""
+        waiting = self.open.get(case.node, [])
+        if case in waiting:
+            waiting.remove(case)
+            case.how = "passed"
+
+    def acted(self, node: Node, action: Action, now_s: float) -> None:
+        self.count(type(action).__name__.lower())
+        if isinstance(action, Drain) and not node.is_bad:
+            self.evicted.append(f"{node.name} at {now_s:.0f} s: {action.why}")
+        if isinstance(action, Taint) and action.effect == NO_NEW_WORK:
+            for case in self.open.pop(node.name, []):
+                case.out_s, case.how = now_s, "taint"
+            self._since_s.setdefault(node.name, now_s)
+            self._was_bad[node.name] = self._was_bad.get(node.name, False) or node.is_bad
+        if isinstance(action, Release):
+            self.back_s.append(now_s - node.clean_at_s)
+            self.ended(node, now_s)
+
+    def ended(self, node: Node, now_s: float) -> None:
+        """Our taint is off, whoever took it off."""
+        self.account(node, now_s)
+        self._since_s.pop(node.name, None)
+        well_h = self._stay_h.pop(node.name, 0.0)
+        if self._was_bad.pop(node.name, False):
+            self.proof_h += well_h
+        else:
+            self.false_h += well_h
+
+    def account(self, node: Node, now_s: float) -> None:
+        """Add up the time since the last call; to be called before and after what is true changes."""
+        since_s = self._since_s.get(node.name)
+        if since_s is None:
+            return
+        hours = (now_s - since_s) / 3600.0
+        if node.is_bad:
+            self.bad_h += hours
+            self._was_bad[node.name] = True
+        else:
+            self._stay_h[node.name] = self._stay_h.get(node.name, 0.0) + hours
+        self._since_s[node.name] = now_s
+
+    def out(self, out: int, by_us: bool) -> None:
+        """Note how many are out; `by_us` when the last of them is by our doing."""
+        self.most_out = max(self.most_out, out)
+        if by_us:
+            self.most_by_us = max(self.most_by_us, out)
+
+    def held(self, holds: tuple[Hold, ...], now_s: float) -> None:
+        """Note which faults wait for something else than their confirmation."""
+        for each in holds:
+            for case in self.open.get(each.node, ()):
+                if now_s > case.due_s and "to be confirmed" not in each.why:
+                    case.held = each.why

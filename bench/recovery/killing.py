@@ -1,0 +1,202 @@
+"""One launcher's turn in the recovery bench: wait until it trains, kill a rank, see it train again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bench.harness.launchers import Failed, Running, launch
+from bench.harness.ticks import Regained, Tick, newest, redone, regained
+from bench.recovery.turns import Kill, Turn
+from bench.workloads.modes import RANKS, Mode
+from supervisor.rundir import RunDir
+
+POLL_S = 0.005
+START_S = 120.0  # from the launcher's start to its first steps; imports on a busy machine are slow
+READY_S = 60.0  # from one recovery until the next kill may come
+SETTLED_STEPS = 20  # of every rank before a kill: no launcher is hit while it starts
+JITTER_S = 0.5
+STATUS_S = 1.5  # older than this, a holdfast run's status does not tell how it is now
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How kills are done."""
+
+    patience_s: float  # for a new step; after that the group counts as hung
+    back_to_back: bool
+    chance: random.Random
+    members: bool = False  # whole ones, where there are members
+
+
+def turn(mode: Mode, count: int, manner: Manner, said: Callable[[Kill], None]) -> Turn:
+    """Start `mode`, kill `count` ranks in it one after another, end it.
+
+    A group that does not go on in time, or a launcher that ends, ends the turn early: its last kill
+    says so. Raises `Failed` when the launcher does not get going at all.
+    """
+    running = launch(mode.name, mode.argv, mode.environment)
+    done = Turn(mode.name)
+    try:
+        done.start_s = wait_for_start(running, mode)
+        for number in range(count):
+            kill = _one(running, mode, number, manner)
+            done.kills.append(kill)
+            said(kill)
+            if kill.outcome != "recovered":
+                break
+        _finish(running, mode, done)
+        return done
+    finally:
+        running.close()
+
+
+def wait_for_start(running: Running, mode: Mode) -> float:
+    for _ in _polls(START_S):
+        code = running.ended()
+        if code is not None:
+            raise Failed(f"{mode.name} ended with exit code {code}\n{running.tail()}")
+        first = regained(running.ticks.follow(), -1, RANKS)
+        if first is not None:
+            return (first.all_ns - running.started_ns) / 1e9
+    raise Failed(f"{mode.name}: no step within {START_S:.0f} s\n{running.tail()}")
+
+
+def _one(running: Running, mode: Mode, number: int, manner: Manner) -> Kill:
+    began = time.monotonic()
+    late = _wait_until_ready(running, mode, manner)
+    time.sleep(manner.chance.uniform(0.0, JITTER_S))  # anywhere in a step
+    ticks = running.ticks.follow()
+    latest = newest(ticks)
+    rank = manner.chance.randrange(RANKS)
+    victim = latest[rank]
+    kill = Kill(mode.name, number, rank, victim.pid, victim.step, victim.generation)
+    kill.ready_s = round(time.monotonic() - began, 3)
+    kill.detail = late
+    known = len(_incidents(running)) if mode.supervised else 0
+    at_ns = time.monotonic_ns()
+    os.kill(_launcher_of(running, rank) if mode.supervised and manner.members else victim.pid, signal.SIGKILL)
+    found = _wait_for_step(running, victim.generation, manner.patience_s)
+    if found is None:
+        code = running.ended()
+        kill.outcome = "hung" if code is None else "ended"
+        kill.detail = running.tail() if code is None else f"exit code {code}\n{running.tail()}"
+    else:
+        _take(kill, found, running.ticks.ticks, at_ns)
+    if mode.supervised:
+        kill.incident = _wait_for_incident(running, known)
+    return kill
+
+
+def _take(kill: Kill, found: Regained, ticks: list[Tick], at_ns: int) -> None:
+    kill.outcome = "recovered"
+    kill.took_s = (found.all_ns - at_ns) / 1e9
+    kill.first_s = (found.first_ns - at_ns) / 1e9
+    kill.redone = redone(ticks, kill.generation, found)
+    before = {tick.pid for tick in ticks if tick.at_ns <= at_ns}
+    kill.same_pids = len(before & set(found.pids))
+
+
+def _wait_until_ready(running: Running, mode: Mode, manner: Manner) -> str:
+    """Wait for `SETTLED_STEPS` and, with warm spares, for those; return what was not ready in time."""
+    why = ""
+    for _ in _polls(READY_S):
+        if running.ended() is not None:
+            return "the launcher ended by itself"
+        why = _not_ready(running, mode, manner)
+        if not why:
+            return ""
+    return why
+
+
+def _not_ready(running: Running, mode: Mode, manner: Manner) -> str:
+    ticks = running.ticks.follow()
+    latest = newest(ticks)
+    generation = max((tick.generation for tick in latest.values()), default=0)
+    counts = [0] * RANKS
+    for tick in reversed(ticks):
+        if tick.generation != generation:
+            break
+        counts[tick.rank] += 1
+        if min(counts) >= SETTLED_STEPS:
+            break
+    if min(counts) < SETTLED_STEPS:
+        return f"fewer than {SETTLED_STEPS} steps"
+    if not mode.supervised or manner.back_to_back:
+        return ""
+    status = RunDir(running.run_dir).status()
+    if status is None or time.time() - float(status["updated"]) > STATUS_S:
+        return "no status"
+    if status["generation"] != generation + 1 or status["open_incident"] is not None:
+        return "an incident is open"
+    if manner.members and not any(m["role"] == "standby" and m["parked"] for m in status["members"]):
+        return "no standby"
+    return "" if status["warm_ready"] else "no warm spares"
+
+
+def _launcher_of(running: Running, rank: int) -> int:
+    """Return the process with which the member of a rank goes."""
+    status = RunDir(running.run_dir).status() or {"members": ()}
+    return next(int(m["launcher_pid"]) for m in status["members"] if rank in m["ranks"])
+
+
+def _wait_for_step(running: Running, generation: int, patience_s: float) -> Regained | None:
+    for _ in _polls(patience_s):
+        found = regained(running.ticks.follow(), generation, RANKS)
+        if found is not None:
+            return found
+        if running.ended() is not None:
+            return None
+    return None
+
+
+def _incidents(running: Running) -> list[dict[str, Any]]:
+    return RunDir(running.run_dir).incidents()
+
+
+def _wait_for_incident(running: Running, known: int) -> dict[str, Any] | None:
+    """Return the first incident after those `known`, when it is over or as it is after a while."""
+    found: dict[str, Any] | None = None
+    for _ in _polls(3.0):
+        new = _incidents(running)[known:]
+        found = new[0] if new else None
+        if found is not None and not found["open"]:
+            break
+    if found is None:
+        return None
+    kept = ("id", "kind", "rank", "detected_s", "recovered_s", "lost_steps", "resume", "timeline")
+    return {key: found[key] for key in kept}
+
+
+def _finish(running: Running, mode: Mode, done: Turn) -> None:
+    if done.kills and done.kills[-1].outcome != "recovered":
+        return  # it is not to be asked any more; `close` kills it
+    done.stopped = running.stop()
+    done.strays = running.strays
+    if mode.supervised:
+        status = RunDir(running.run_dir).status() or {}
+        kept = ("ettr", "buckets_s", "pending_s", "total_s", "incidents", "generation", "step")
+        done.status = {key: status.get(key) for key in kept}
+
+
+def _polls(limit_s: float) -> Iterator[None]:
+    """Yield at every look until `limit_s` has passed; the looks are outside of what is measured."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        yield
+        time.sleep(POLL_S)
+
+
+def problem(found: Turn) -> str:
+    """Return what was wrong with the end of a turn, for people; empty when nothing."""
+    if not found.stopped:
+        return f"{found.mode}: did not end in time when told to, and was killed"
+    if found.strays:
+        return f"{found.mode}: left {len(found.strays)} processes: {json.dumps(found.strays)}"
+    return ""

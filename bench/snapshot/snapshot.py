@@ -1,0 +1,133 @@
+"""How fast the state gets into the arena and onto storage, against plain copies of as many bytes.
+
+The snapshot is the whole of what a rank does at a step: collect the tensors, claim the slot, copy, commit.
+The copy in it is that alone: the same call, into a mapping of the same layout. What a snapshot costs
+whatever the size of its tensors, one of as many tensors of 64 bytes shows. The first two are compared with
+plain copies between touched buffers, into anonymous memory and into memory shared through a file system as
+the arena's is: torch's copy_ and memmove of all bytes in one piece, and memmove of the same tensors one by
+one.
+Before each copy other memory is gone through, as training does between two snapshots: no side finds its
+bytes in a cache. (Of a single large piece glibc's memmove bypasses the cache, which nearly doubles its speed;
+it does not for pieces of the size of most tensors.)
+The checkpoint is the whole of what a sidecar does: write, checksum, fsync, manifest, rename; it is
+compared with a plain write and one fsync.
+All take turns within one run, with as many threads as a rank has (1 unless told otherwise).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.harness import results
+from bench.harness.console import make_parser, say
+from bench.harness.rounds import take_turns
+from bench.snapshot import copying, report, storing
+from bench.snapshot.report import CHECKPOINT, COPY, EMPTY, PLAIN_WRITE, SNAPSHOT
+from bench.text import all_met, size, summary
+
+MEMORY = Path("/dev/shm")
+SPARE = 1.3  # beside what is copied: the machine needs some, too
+
+
+def main(argv: Sequence[str]) -> int:
+    options = _parse(argv)
+    found = results.begin("snapshot")
+    torch.set_num_threads(options.threads)
+    rows = [_measure(copying.bundled(), options)]
+    for wanted in options.sizes:
+        needed = int(wanted * 1e6 * 6 * SPARE)  # the state, three buffers, two slots
+        if needed > _available():
+            say(f"{wanted} MB: left out, for it would need {size(needed)} of memory")
+            continue
+        rows.append(_measure(copying.make(int(wanted * 1e6), options.parameters), options))
+    return _end(found, rows, options)
+
+
+def _measure(held: copying.Held, options: argparse.Namespace) -> dict[str, Any]:
+    shared = MEMORY if os.access(MEMORY, os.W_OK) else None
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-arena-", dir=shared) as memory,
+        tempfile.TemporaryDirectory(prefix="bench-store-", dir=options.directory) as storage,
+    ):
+        plain = copying.shared(Path(memory), held.nbytes)
+        calls = {
+            SNAPSHOT: copying.snapshotter(held, Path(memory) / "arena"),
+            COPY: copying.copier(held, plain),
+            EMPTY: copying.snapshotter(
+                copying.make(1, len(held.sources) // copying.TENSORS_PER_PARAMETER), Path(memory) / "tiny"
+            ),
+            **copying.plain_copies(held, plain),
+        }
+        copies = take_turns(calls, options.repeats, copying.elsewhere(options.evict))
+        say(report.copies_table(held.title, held.nbytes, copies))
+        slot = max((Path(memory) / "arena").glob("*"), key=lambda each: each.stat().st_size)
+        stores = take_turns(
+            {
+                CHECKPOINT: storing.checkpointer(slot, Path(storage)),
+                PLAIN_WRITE: storing.plain_writer(slot, Path(storage)),
+            },
+            options.writes,
+        )
+        say(f"{report.stores_table(held.title, held.nbytes, stores)}\n")
+    return {
+        "title": held.title,
+        "bytes": held.nbytes,
+        "tensors": len(held.sources),
+        "seconds": {**copies, **stores},
+        "summary": {name: asdict(summary(each)) for name, each in {**copies, **stores}.items()},
+    }
+
+
+def _end(found: dict[str, Any], rows: list[dict[str, Any]], options: argparse.Namespace) -> int:
+    judged = report.verdicts(rows)
+    for each in judged:
+        say(each.line)
+    found["options"] = vars(options)
+    found["sizes"] = rows
+    found["verdicts"] = [asdict(each) for each in judged]
+    results.write(found)
+    return 1 if options.strict and not all_met(judged) else 0
+
+
+def _available() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser("snapshot", __doc__ or "")
+    add = parser.add_argument
+    add(
+        "--sizes",
+        type=float,
+        nargs="+",
+        default=[10, 100, 1000],
+        metavar="MB",
+        help="of made states, beside the GPT's",
+    )
+    add("--parameters", type=int, default=64, metavar="N", help="tensors of the model")
+    add("--repeats", type=int, default=15, metavar="N", help="copies of each kind")
+    add("--writes", type=int, default=5, metavar="N", help="checkpoints and plain writes")
+    add(
+        "--evict", type=float, default=512, metavar="MB", help="of other memory gone through before each copy"
+    )
+    add("--threads", type=int, default=1, metavar="N", help="of torch in this process")
+    add(
+        "--directory",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="on the storage to be measured; None is where temporary files go",
+    )
+    add("--strict", action="store_true", help="exit code 1 when a target is missed")
+    return parser.parse_args(argv)

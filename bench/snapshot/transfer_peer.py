@@ -1,0 +1,73 @@
+"""The holder's side of the transfer bench, a process of its own: it serves until its input is closed.
+
+`python -m bench.snapshot.transfer_peer FOLDER` prints three ports: that of a sidecar's peers, and those of
+the plain copy, as the system paces it and unpaced. At its end it prints the lag of its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+
+from aiohttp import web
+
+from bench.harness.console import say
+from holdfast import lag
+from holdfast.arena import Arena
+from holdfast.door import Door
+from holdfast.safetensors import plan
+from sidecar import peers, sending
+from sidecar.holdings import Holdings
+
+TOKEN = "bench"
+WORLD_SIZE = 2
+FILLER = os.urandom(1 << 20)
+
+
+def fill(folder: Path, total: int) -> None:
+    """Make a snapshot of about `total` bytes in `folder`."""
+    arena = Arena(folder / "arena")
+    draft = arena.begin(plan([("w", "U8", (total,))], {}), 1, 1, WORLD_SIZE)
+    assert draft is not None
+    with draft:
+        for at in range(0, total, len(FILLER)):
+            piece = FILLER[: total - at]
+            draft.data[at : at + len(piece)] = piece
+        draft.commit()
+    arena.close()
+
+
+def main(folder: Path) -> None:
+    path = Arena(folder / "arena").records()[0].path
+    plain = [socket.create_server(("127.0.0.1", 0)), sending.listener("127.0.0.1")]
+    for each in plain:
+        threading.Thread(target=_give_plainly, args=(each, path), daemon=True).start()
+    ports = [each.getsockname()[1] for each in plain]
+    lag.run(lambda measured: _serve(measured, folder, ports))
+
+
+def _give_plainly(listener: socket.socket, path: Path) -> None:
+    while True:
+        line, _ = listener.accept()
+        with line, path.open("rb") as file:
+            line.sendall(path.stat().st_size.to_bytes(8, "little"))
+            line.sendfile(file)
+
+
+async def _serve(measured: lag.Lag, folder: Path, plain: list[int]) -> None:
+    held = Holdings(folder / "arena", folder / "restore")
+    runner = web.AppRunner(peers.application(held, TOKEN, Door()), access_log=None, handle_signals=False)
+    await runner.setup()
+    await web.SockSite(runner, sending.listener("127.0.0.1")).start()
+    say(" ".join(map(str, [runner.addresses[0][1], *plain])))
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    say(f"{measured.over_last_minute()[0]:.6f}")
+    await runner.cleanup()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,152 @@
+"""Break a run on purpose, and see what becomes of it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.harness import processes
+from bench.harness.watch import Watch
+from supervisor.client import Refused, Unreachable, api_of
+
+KINDS = (
+    "kill", "stop", "hang", "spin", "nan", "exit", "member", "launcher", "sidecar", "supervisor",
+)  # fmt: skip
+COSTLESS = ("sidecar", "supervisor")  # no step and no incident
+NAMES_RANK = ("kill", "stop", "hang", "spin", "nan", "exit")
+SECOND = ("kill", "sidecar", "supervisor")  # what may hit while a recovery goes on
+PATIENCE_S = 60.0
+
+
+@dataclass(slots=True)
+class Fault:
+    """One fault, a second one soon after it perhaps, and the incidents that came of them."""
+
+    kind: str
+    rank: int
+    step: int
+    at_s: float  # since the run's start
+    second: str = ""
+    second_after_s: float = 0.0
+    outcome: str = ""  # recovered, costless, unnoticed, stuck, ended, refused, over (the run was)
+    calm_s: float | None = None  # until all was well again, spares included
+    named: bool | None = None  # the incident names the right rank
+    incidents: list[dict[str, Any]] = field(default_factory=list)
+    detail: str = ""
+
+
+def bag(chance: random.Random, kinds: tuple[str, ...]) -> Iterator[str]:
+    """Yield kinds for ever: each equally often, in random order."""
+    while True:
+        yield from chance.sample(kinds, len(kinds))
+
+
+def strike(watch: Watch, fault: Fault, chance: random.Random) -> None:
+    """Do it and wait until all is well again; `fault` has the outcome then."""
+    before = {each["id"] for each in watch.run.incidents()}
+    pids = _ours(watch, fault.kind)
+    began = time.monotonic()
+    fault.detail = _hit(watch, fault.kind, fault.rank)
+    if fault.detail:
+        fault.outcome = "refused"
+        return
+    if fault.second:
+        fault.second_after_s = round(chance.uniform(0.0, 0.5), 3)
+        watch.until(began + fault.second_after_s)
+        _hit_from_outside(watch, fault.second, chance.randrange(len(_ranks(watch)) or 1))
+    noticed = _until_seen(watch, fault, before, pids)
+    calm = watch.until_calm(time.time(), PATIENCE_S)  # an older status may not know yet
+    fault.calm_s = round(time.monotonic() - began, 3) if calm else None
+    fault.incidents = [_brief(each) for each in watch.run.incidents() if each["id"] not in before]
+    fault.outcome = _outcome(watch, fault, noticed, calm)
+    if fault.kind in NAMES_RANK and fault.incidents and not fault.second:
+        fault.named = fault.incidents[0]["rank"] == fault.rank
+
+
+def _outcome(watch: Watch, fault: Fault, noticed: bool, calm: bool) -> str:
+    code = watch.running.ended()
+    if code is not None:
+        return "ended" if code else "over"
+    if not calm:
+        return "stuck"
+    if not noticed:
+        return "unnoticed"
+    return "recovered" if fault.incidents else "costless"
+
+
+def _until_seen(watch: Watch, fault: Fault, before: set[str], pids: set[int]) -> bool:
+    """Wait for an incident, or for one of our own parts to be another process."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if fault.kind in COSTLESS:
+            now = _ours(watch, fault.kind)
+            if now and now != pids and len(now) == len(pids):
+                return True
+        elif any(each["id"] not in before for each in watch.run.incidents()):
+            return True
+        if not watch.poll():
+            return False
+    return False
+
+
+def _ours(watch: Watch, kind: str) -> set[int]:
+    """Return the pids of one of our parts as the run itself tells them."""
+    status = watch.status()
+    if kind == "supervisor":
+        return {status["supervisor_pid"]} if status.get("supervisor_pid") else set()
+    members = status.get("members") or []
+    return {each["sidecar_pid"] for each in members if each.get("sidecar_pid")}
+
+
+def _hit(watch: Watch, kind: str, rank: int) -> str:
+    """Do it; return why not, empty when done."""
+    if kind == "launcher":
+        return _hit_from_outside(watch, kind, rank)
+    api = api_of(watch.run)
+    if api is None:
+        return "the run has no API"
+    try:
+        api.post("/v1/inject", {"what": kind, "rank": rank})
+    except Refused as error:
+        return str(error)
+    except Unreachable as error:
+        return "" if error.sent else str(error)
+    return ""
+
+
+def _hit_from_outside(watch: Watch, kind: str, rank: int) -> str:
+    """SIGKILL one process, without asking anybody."""
+    pid = _pid_of(watch, kind, rank)
+    if pid is None:
+        return f"no process for {kind}"
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return f"the {kind} had died already"
+    return ""
+
+
+def _pid_of(watch: Watch, kind: str, rank: int) -> int | None:
+    if kind == "supervisor":
+        return next(iter(_ours(watch, kind)), None)
+    if kind == "sidecar":
+        return next(iter(sorted(_ours(watch, kind))), None)
+    pid = next((each["pid"] for each in _ranks(watch) if each["rank"] == rank), None)
+    if kind == "kill" or not pid:
+        return pid
+    found = processes.look(pid)
+    return found.parent if found is not None else None  # the launcher adopts its ranks
+
+
+def _ranks(watch: Watch) -> list[dict[str, Any]]:
+    return list(watch.status().get("ranks") or [])
+
+
+def _brief(incident: dict[str, Any]) -> dict[str, Any]:
+    kept = ("id", "kind", "rank", "step", "detected_s", "recovered_s", "lost_steps", "remedy")
+    return {key: incident[key] for key in kept} | {"timeline": incident["timeline"]}

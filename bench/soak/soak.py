@@ -1,0 +1,218 @@
+"""Random faults of all kinds at random times, for a long time, on a bundled trainer.
+
+The same training runs undisturbed first. Then, on two members and a standby, one fault follows the other:
+SIGKILL, SIGSTOP, a rank that hangs or spins, NaN, an exit, the loss of a member, of a launcher, of a sidecar,
+of the supervisor; now and then a second one hits while the first is being recovered from. In the end
+parameters, buffers, optimizer and random states of all ranks must equal the undisturbed run's, nothing may
+have got stuck, and no process or memory may be left.
+
+With --quiet-faults nothing is broken: what is looked at then is whether anything of ours grows (memory,
+open files, shared memory, the run directory).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.harness import results
+from bench.harness.console import make_parser, say
+from bench.harness.launchers import Failed, Running, holdfast_run, launch
+from bench.harness.watch import Watch
+from bench.soak import faults, report
+from bench.soak.faults import Fault
+from bench.text import all_met
+
+START_S = 180.0
+SHARE = 0.4  # of the wall clock that is training while faults come one after the other
+CALIBRATION_STEPS = 300
+QUIET_MODEL = "--layers 1 --heads 1 --width 16 --context 16 --batch 2"
+_MANY = "1000000"
+
+
+def main(argv: Sequence[str]) -> int:
+    options = _parse(argv)
+    found = results.begin("soak")
+    steps = options.steps or _steps_for(options)
+    say(f"{steps} steps of trainer.{options.trainer}, seed {options.seed}")
+    reference = None if options.quiet_faults else _undisturbed(steps, options)
+    running = launch("soak", _command(steps, options, options.standby))
+    try:
+        watch = Watch(running, options.every)
+        done = _soak(watch, options)
+        code = _until_end(watch)
+        found.update(
+            options=vars(options),
+            steps=steps,
+            exit_code=code,
+            faults=[asdict(each) for each in done],
+            status=_kept(watch.status()),
+            left_behind=_left_behind(watch),
+            readings=[asdict(each) for each in watch.readings],
+        )
+        digests = _digests(running)
+        found["digests"], found["reference"] = digests, reference
+        if code != 0:
+            say(running.tail())
+    finally:
+        running.close()
+    return _end(found, done, watch, options)
+
+
+def _end(found: dict[str, Any], done: list[Fault], watch: Watch, options: argparse.Namespace) -> int:
+    growths = report.growths(watch.readings, quiet=options.quiet_faults)
+    found["growth"] = [asdict(each) for each in growths]
+    judged = report.verdicts(found, done, growths, quiet=options.quiet_faults)
+    say()
+    for line in report.lines(found, done, growths):
+        say(line)
+    say()
+    for verdict in judged:
+        say(verdict.line)
+    found["verdicts"] = [asdict(each) for each in judged]
+    results.write(found)
+    return 1 if options.strict and not all_met(judged) else 0
+
+
+def _command(steps: int, options: argparse.Namespace, standby: int) -> list[str]:
+    run = ("--nproc-per-node", "1", "--members", str(options.members), "--standby", str(standby))
+    # A rank that spins may be work, which has minutes: the drill wants it taken for a hang.
+    more = ("--max-restarts", _MANY, "--checkpoint-every", "10s", "--hang-floor", "600ms")
+    script = ["-m", f"trainer.{options.trainer}", "--tiny", "--steps", str(steps)]
+    script += ["--seed", str(options.seed), "--val-every", "200", "--log-every", "1000"]
+    return holdfast_run((*run, *more), [*script, "--digest", "digest.json", *options.model])
+
+
+def _undisturbed(steps: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Train without faults and return the digests of all ranks."""
+    began = time.monotonic()
+    running = launch("undisturbed", _command(steps, options, 0))
+    try:
+        watch = Watch(running, 1e9)
+        if _until_end(watch) != 0:
+            raise Failed(f"the undisturbed run failed\n{running.tail()}")
+        found = _digests(running)
+    finally:
+        running.close()
+    assert found is not None
+    say(f"undisturbed: {time.monotonic() - began:.0f} s, digest {found['0']['all'][:16]}")
+    return found
+
+
+def _steps_for(options: argparse.Namespace) -> int:
+    """Return about how many steps fit into the time asked for, faults included."""
+    running = launch("calibration", _command(CALIBRATION_STEPS, options, 0))
+    try:
+        began = time.monotonic()
+        watch = Watch(running, 1e9)
+        steps: list[tuple[float, int]] = []
+        while watch.poll():
+            step = watch.status().get("step")
+            if step is not None and (not steps or step > steps[-1][1]):
+                steps.append((time.monotonic() - began, step))
+    finally:
+        running.close()
+    if len(steps) < 2:
+        raise Failed(f"the calibration run did not train\n{running.name}")
+    (first_s, first), (last_s, last) = steps[0], steps[-1]
+    step_s = (last_s - first_s) / max(1, last - first)
+    share = 1.0 if options.quiet_faults else SHARE
+    return max(200, int(options.minutes * 60 * share / step_s))
+
+
+def _soak(watch: Watch, options: argparse.Namespace) -> list[Fault]:
+    """Break it again and again until it has ended or got stuck."""
+    done: list[Fault] = []
+    began = time.monotonic()
+    if not watch.until_calm(0.0, START_S):
+        raise Failed(f"the run did not start\n{watch.running.tail()}")
+    if options.quiet_faults:
+        return done
+    chance = random.Random(options.seed)
+    for kind in faults.bag(chance, tuple(options.kinds)):
+        if not watch.until(time.monotonic() + chance.expovariate(1 / options.gap)):
+            break
+        step = watch.status().get("step") or 0
+        rank = chance.randrange(options.members)
+        fault = Fault(kind, rank, step, round(time.monotonic() - began, 1))
+        if chance.random() < options.double:
+            fault.second = chance.choice(faults.SECOND)
+        faults.strike(watch, fault, chance)
+        done.append(fault)
+        say(report.fault_line(fault))
+        if fault.outcome in ("stuck", "ended", "over"):
+            break
+    return done
+
+
+def _until_end(watch: Watch) -> int:
+    """Wait for the end of a run that is left alone; one that does not get on is ended."""
+    last, at_s = -1, time.monotonic()
+    told = time.monotonic()
+    while watch.poll():
+        step = watch.status().get("step") or 0
+        if step != last:
+            last, at_s = step, time.monotonic()
+        if time.monotonic() - at_s > START_S:
+            say(f"no step for {START_S:.0f} s: ending it")
+            watch.running.stop()
+        if time.monotonic() - told > 30:
+            told = time.monotonic()
+            say(f"  step {last}")
+    code = watch.running.ended()
+    assert code is not None
+    return code
+
+
+def _digests(running: Running) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads((running.folder / "digest.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def _left_behind(watch: Watch) -> list[str]:
+    """Return what of the run is still there after its end."""
+    runtime = (watch.run.run() or {}).get("runtime")
+    found = [str(runtime)] if runtime and Path(runtime).exists() else []
+    return [*found, *watch.running.leftovers()]
+
+
+def _kept(status: dict[str, Any]) -> dict[str, Any]:
+    kept = ("ettr", "buckets_s", "pending_s", "total_s", "incidents", "generation", "step", "message")
+    return {key: status.get(key) for key in kept}
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser(
+        "soak", __doc__ or "", "a long quiet one: python -m bench soak --steps 100000 --quiet-faults"
+    )
+    add = parser.add_argument
+    add("--minutes", type=float, default=10.0, help="about how long the faults go on")
+    add("--steps", type=int, default=0, metavar="N", help="optimizer steps; 0: as --minutes gives")
+    add("--trainer", choices=("gpt", "vision"), default="gpt", help="what is trained, --tiny")
+    add("--model", type=shlex.split, default=[], metavar="ARGS", help="more arguments for it")
+    add("--members", type=int, default=2, metavar="M", help="members, one rank each")
+    add("--standby", type=int, default=1, metavar="S", help="members in reserve")
+    add("--kinds", nargs="+", choices=faults.KINDS, default=list(faults.KINDS), metavar="KIND",
+        help=f"of faults: {', '.join(faults.KINDS)}")  # fmt: skip
+    add("--gap", type=float, default=1.0, metavar="S", help="seconds between two, on average")
+    add("--double", type=float, default=0.2, metavar="P", help="chance of a second one soon after")
+    add("--quiet-faults", action="store_true", help="break nothing; look for growth")
+    add("--every", type=float, default=5.0, metavar="S", help="seconds between two readings")
+    add("--seed", type=int, default=0, help="of the faults and of the training")
+    add("--strict", action="store_true", help="exit code 1 when a target is missed")
+    options = parser.parse_args(argv)
+    if options.members < 1 or options.standby < 0:
+        parser.error("--members: expected 1 or more; --standby: 0 or more")
+    if options.quiet_faults and not options.model and options.trainer == "gpt":
+        options.model = shlex.split(QUIET_MODEL)
+    return options

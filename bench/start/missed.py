@@ -1,0 +1,80 @@
+"""Kill the supervisor and the sidecars of a run in turns, and see how long each is missed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bench.harness.launchers import Failed, Running
+from bench.harness.watch import Watch
+from bench.text import seconds
+from supervisor.client import Unreachable, api_of
+
+PARTS = ("supervisor", "sidecar")
+FORKED, ALONE = "forked", "by itself"
+CALM_S = 60.0  # until the run is as before
+BACK_S = 60.0
+LIVED_S = 1.2  # what dies sooner than a second after its start is started a second later
+POLL_S = 0.002
+
+
+def measure(running: Running, kills: int, said: Callable[[str], object]) -> dict[str, dict[str, list[float]]]:
+    """Return the seconds of each kill, by how the next one started and by part.
+
+    Raises:
+        Failed: A part did not come back, or the run has ended.
+    """
+    watch = Watch(running, 3600.0)
+    found: dict[str, dict[str, list[float]]] = {}
+    for how in (FORKED, ALONE):
+        if how == ALONE:
+            [template] = [pid for pid, part in watch.pids().items() if part == "parts"]
+            os.kill(template, signal.SIGKILL)
+        found[how] = {part: [] for part in PARTS}
+        for _ in range(kills):
+            for part in PARTS:
+                found[how][part].append(_one(watch, part))
+                said(f"{part} {how}: back after {seconds(found[how][part][-1])}")
+    return found
+
+
+def _one(watch: Watch, part: str) -> float:
+    time.sleep(LIVED_S)
+    if not watch.until_calm(time.time(), CALM_S):
+        raise Failed(f"the run is not calm\n{watch.running.tail()}")
+    victim = min(pid for pid, what in watch.pids().items() if what == part)
+    at_s = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    while time.monotonic() < at_s + BACK_S:
+        status = _asked(watch) if _is_gone(victim) else None  # not by the old one
+        if status is not None and _is_back(status, part, victim):
+            return time.monotonic() - at_s
+        time.sleep(POLL_S)
+    raise Failed(f"no {part} for {BACK_S:.0f} s\n{watch.running.tail()}")
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def _asked(watch: Watch) -> dict[str, Any] | None:
+    """Return what the supervisor says of the run now; None when nobody answers."""
+    api = api_of(watch.run)
+    try:
+        return None if api is None else api.get("/v1/status")
+    except Unreachable:
+        return None
+
+
+def _is_back(status: dict[str, Any], part: str, victim: int) -> bool:
+    if part == "supervisor":
+        return True
+    sidecars = [each["sidecar_pid"] for each in status["members"] if each["connected"]]
+    return victim not in sidecars and len(sidecars) == len(status["members"])

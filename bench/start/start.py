@@ -1,0 +1,95 @@
+"""How long a start takes, and how long a part of ours is missed when it is killed.
+
+Starts: from the launcher's start to the first optimizer step of the last rank, holdfast (two members and a
+standby; and two ranks in one member) and torchrun, in turns (A B C, C B A, ...), the same script.
+Parts: in a run that trains, supervisor and sidecar get SIGKILL in turns; the time is from the kill until the
+next supervisor answers, or until the next sidecar is connected. First they are forked from their template,
+then, when that has been killed, they start by themselves: a new interpreter with imports of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from bench.harness import results
+from bench.harness.console import make_parser, say
+from bench.harness.launchers import holdfast_run, launch, torchrun
+from bench.recovery.killing import wait_for_start
+from bench.start import missed
+from bench.text import number, ratio, seconds, summary, table
+from bench.workloads.modes import RANKS, Mode
+
+SCRIPT = ("-m", "bench.workloads.protected")
+MODES = (
+    Mode("holdfast", "", tuple(holdfast_run(("--members", str(RANKS), "--standby", "1"), SCRIPT)), True),
+    Mode("holdfast, one member", "", tuple(holdfast_run(("--nproc-per-node", str(RANKS)), SCRIPT)), True),
+    Mode("torchrun", "", tuple(torchrun((f"--nproc-per-node={RANKS}",), SCRIPT)), False),
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    options = _parse(argv)
+    found = results.begin("start")
+    found["options"] = vars(options)
+    starts: dict[str, list[float]] = {mode.name: [] for mode in MODES}
+    for at in range(options.rounds):
+        for mode in order(at):
+            starts[mode.name].append(_start_s(mode))
+            say(f"start {at + 1}: {mode.name} {seconds(starts[mode.name][-1])}")
+    found["starts_s"] = starts
+    found["missed_s"] = _missed(options.kills) if options.kills else {}
+    say("\n" + _table("start to the first step", starts, "torchrun"))
+    for part in missed.PARTS if options.kills else ():
+        mine = {how: times[part] for how, times in found["missed_s"].items()}
+        say("\n" + _table(f"{part} killed, until it is back", mine, missed.ALONE))
+    results.write(found)
+    return 0
+
+
+def order(at: int) -> Sequence[Mode]:
+    """Return who starts after whom in round `at`: every other one runs backwards."""
+    return MODES if at % 2 == 0 else MODES[::-1]
+
+
+def _start_s(mode: Mode) -> float:
+    running = launch("start", mode.argv)
+    try:
+        took_s = wait_for_start(running, mode)
+        running.stop()
+    finally:
+        running.close()
+    return took_s
+
+
+def _missed(kills: int) -> dict[str, dict[str, list[float]]]:
+    running = launch("missed", MODES[0].argv)
+    try:
+        wait_for_start(running, MODES[0])
+        found = missed.measure(running, kills, say)
+        running.stop()
+    finally:
+        running.close()
+    return found
+
+
+def _table(what: str, times: dict[str, list[float]], base: str) -> str:
+    against = summary(times[base]).median
+    rows = []
+    for name, each in times.items():
+        all_of = summary(each)
+        shares = number(ratio(all_of.median, against)), *map(seconds, (all_of.best, all_of.worst))
+        rows.append((name, str(all_of.count), seconds(all_of.median), *shares))
+    return table((what, "times", "median", f"to {base}", "best", "worst"), rows)
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser("start", __doc__ or "")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="starts of each launcher")
+    parser.add_argument("--kills", type=int, default=8, metavar="N", help="of each part, forked and alone")
+    options = parser.parse_args(argv)
+    if options.rounds < 1:
+        parser.error(f"--rounds: {options.rounds}; expected 1 or more")
+    if options.kills < 0:
+        parser.error(f"--kills: {options.kills}; expected 0 or more")
+    return options

@@ -1,0 +1,72 @@
+"""Who is compared in the recovery bench: a launcher and a script each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bench.harness.launchers import holdfast_run, torchrun
+from bench.workloads.network import BALLAST
+
+RANKS = 2
+_MANY = "1000000"  # restarts: the bench says when it is enough
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    name: str
+    about: str
+    argv: tuple[str, ...]
+    supervised: bool  # by holdfast: it has incidents, warm spares, an ETTR
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def modes(members: int = 1, state_bytes: int = 0, standby: int = 0) -> tuple[Mode, ...]:
+    """Return all that can be compared, the one that it is about first.
+
+    Holdfast's ranks are divided among `members`; scripts that join protect `state_bytes` and their model.
+    """
+    state = {BALLAST: str(state_bytes)} if state_bytes else {}
+    joins, plain = ("-m", "bench.workloads.protected"), ("-m", "bench.workloads.unmodified")
+    ours = (
+        *("--members", str(members), "--standby", str(standby)),
+        *("--nproc-per-node", str(RANKS // members), "--max-restarts", _MANY),
+    )
+    theirs = (f"--nproc-per-node={RANKS}", f"--max-restarts={_MANY}")
+    fresh = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return (
+        Mode(
+            "holdfast",
+            "holdfast run; the script calls holdfast.join, its state is restored",
+            tuple(holdfast_run(ours, joins)),
+            True,
+            state,
+        ),
+        Mode(
+            "holdfast-unmodified",
+            "holdfast run; a plain script that starts over",
+            tuple(holdfast_run(ours, plain)),
+            True,
+        ),
+        Mode(
+            "torchrun",
+            "torchrun as it comes; the same script as holdfast, which starts over",
+            tuple(torchrun(theirs, joins)),
+            False,
+            state,
+        ),
+        Mode(
+            "torchrun-fresh",
+            "the same with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: a new store at each restart",
+            tuple(torchrun(theirs, joins)),
+            False,
+            {**fresh, **state},
+        ),
+        Mode(
+            "torchrun-unmodified",
+            "torchrun-fresh with the plain script",
+            tuple(torchrun(theirs, plain)),
+            False,
+            fresh,
+        ),
+    )

@@ -1,0 +1,36 @@
+"""The script of the recovery bench, on `holdfast.join`: it runs under holdfast, torchrun, and alone.
+
+Under holdfast it goes on from the state secured when the fault happened. Under torchrun nothing restores
+its state and it starts over, which spares torchrun what a checkpoint's load would cost it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import holdfast
+from bench.harness.ticks import Ticker
+from bench.workloads.network import STEPS, Ballast, build, train_step
+
+
+def main() -> None:
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters())
+    session = holdfast.join()
+    replica = DistributedDataParallel(model)
+    ballast = Ballast.from_environment(optimizer)
+    state = session.protect(model=model, optimizer=optimizer)
+    ticker = Ticker()
+    for step in state.steps(STEPS):
+        loss = train_step(replica, step, session.rank)
+        optimizer.step()
+        if ballast is not None:
+            ballast.step(step)
+        ticker.tick(step)
+        optimizer.zero_grad()
+        state.commit(loss=loss)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import os
+import time
+
+from bench.harness.processes import Process, below, cpu_s, look, parts, read_stat
+
+
+def process(pid: int, parent: int, *argv: str, name: str = "python") -> Process:
+    return Process(pid, parent, "S", argv, name, 0, 0)
+
+
+TREE = {
+    each.pid: each
+    for each in (
+        process(1, 0, "init"),
+        process(10, 1, "python", "parts.py", "supervisor", "run"),
+        process(11, 10, "python", "parts.py", "supervisor", "serve", "dir"),
+        process(12, 10, "python", "parts.py", "sidecar"),
+        process(13, 10, "python", "-c", "from holdfast.launch import main"),
+        process(14, 13, "python", "-c", "boot"),
+        process(15, 13, "python", "-c", "boot"),
+        process(16, 14, "worker"),
+        process(17, 12, "py-spy"),
+        process(20, 1, "bash"),
+    )
+}
+
+
+def test_descendants_come_after_their_parents() -> None:
+    found = [each.pid for each in below(10, TREE)]
+    assert set(found) == {11, 12, 13, 14, 15, 16, 17}
+    assert found.index(13) < found.index(14) < found.index(16)
+
+
+def test_each_part_of_a_run_is_known_by_parent_and_command_line() -> None:
+    assert parts(10, TREE, [14]) == {
+        10: "keeper",
+        11: "supervisor",
+        12: "sidecar",
+        13: "launcher",
+        14: "rank",
+        15: "warm",
+        16: "other",
+        17: "other",
+    }
+
+
+def test_launchers_are_told_from_the_template_that_they_were_forked_from() -> None:
+    boot = ("python", "-c", "from holdfast.template import main")
+    forked = [process(30, 10, *boot), process(31, 10, *boot), process(32, 31, *boot), process(33, 31, *boot)]
+    found = parts(10, {**TREE, **{each.pid: each for each in forked}}, [33])
+    assert [found[pid] for pid in (30, 31, 32, 33)] == ["template", "launcher", "warm", "rank"]
+
+
+def test_parts_that_were_forked_are_known_by_the_name_that_they_took() -> None:
+    argv = ("python", "parts.py", "--template", "10", "7", "sidecar.member")
+    forked = [process(30 + at, 10, *argv, name=n) for at, n in enumerate(("python", "supervisor", "sidecar"))]
+    found = parts(10, {**TREE, **{each.pid: each for each in forked}}, [])
+    assert [found[pid] for pid in (30, 31, 32)] == ["parts", "supervisor", "sidecar"]
+
+
+def test_a_name_with_spaces_and_brackets_does_not_shift_the_fields() -> None:
+    tail = "S 7 " + " ".join(str(at) for at in range(5, 53))
+    name, state, parent, rss_bytes = read_stat(f"42 (a) b (c)) {tail}")
+    assert (name, state, parent) == ("a) b (c)", "S", 7)
+    assert rss_bytes == 24 * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_process_that_is_gone_is_none() -> None:
+    mine = look(os.getpid())
+    assert mine is not None
+    assert mine.parent == os.getppid()
+    assert mine.descriptors > 2
+    assert look(2**22 + 1) is None
+
+
+def test_our_own_cpu_time_grows_while_we_work() -> None:
+    before, began_s = cpu_s(os.getpid()), time.process_time()
+    while time.process_time() - began_s < 0.05:  # the kernel books it at its ticks
+        sum(range(10_000))
+    assert cpu_s(os.getpid()) > before
+    assert cpu_s(2**22 + 1) == 0.0

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.harness.watch import is_calm
+
+CALM = {"updated": 100.0, "phase": "running", "open_incident": None, "warm_ready": True}
+
+
+def test_a_run_that_trains_with_all_spares_warm_is_calm() -> None:
+    assert is_calm(CALM, 99.0, 100.5)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"updated": 98.0}, {"phase": "securing"}, {"open_incident": {"id": "i-0001"}}, {"warm_ready": False}],
+)
+def test_anything_else_is_not(changed: dict[str, Any]) -> None:
+    assert not is_calm({**CALM, **changed}, 99.0, 100.5)
+
+
+def test_a_status_from_before_or_from_long_ago_tells_nothing() -> None:
+    assert not is_calm(CALM, 100.0, 100.5)
+    assert not is_calm(CALM, 99.0, 110.0)
+    assert not is_calm({}, 0.0, 1.0)

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+
+from bench.start import missed, start
+
+
+def test_every_other_round_runs_backwards_with_the_same_script() -> None:
+    assert [*start.order(0)] == [*reversed(start.order(1))] == [*start.MODES]
+    assert len({mode.argv[-1] for mode in start.MODES}) == 1
+
+
+def status(*sidecars: tuple[int, bool]) -> dict[str, object]:
+    return {"members": [{"sidecar_pid": pid, "connected": connected} for pid, connected in sidecars]}
+
+
+def test_a_sidecar_is_back_when_another_is_connected_in_its_place() -> None:
+    assert not missed._is_back(status((7, True), (8, True)), "sidecar", 7)
+    assert not missed._is_back(status((7, False), (8, True)), "sidecar", 7)
+    assert not missed._is_back(status((9, False), (8, True)), "sidecar", 7)
+    assert missed._is_back(status((9, True), (8, True)), "sidecar", 7)
+
+
+def test_a_supervisor_is_back_when_it_answers() -> None:
+    assert missed._is_back(status((7, False)), "supervisor", 5)
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"), [(["--rounds", "0"], "--rounds: 0"), (["--kills", "-1"], "--kills: -1")]
+)
+def test_a_bad_option_is_named(argv: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        start.main(argv)
+    assert ended.value.code == 2
+    assert named in capsys.readouterr().err
