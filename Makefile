@@ -25,7 +25,7 @@ OTHER_UNIT := $(filter-out $(UNIT) %/__init__.py %/__pycache__,$(wildcard tests/
 # All others as two processes, too, of about the same length: a run waits for limits, ends and disks, and one
 # after another they leave half of two cores idle.
 BROKEN_RUNS := $(patsubst %,tests/local/test_%.py,deaf frozen hangs identical just_in_time late own_parts recovery replicas slow template)
-OTHER_RUNS := tests/torn tests/histories tests/healthy \
+OTHER_RUNS := tests/crash tests/simulation tests/healthy \
     $(filter-out $(BROKEN_RUNS),$(wildcard tests/local/test_*.py tests/local/nodeagent))
 # With PYTEST_ARGS that choose some tests, one of the two runs may have none of them: pytest's exit code 5.
 NONE_CHOSEN = $(if $(PYTEST_ARGS),|| test $$? -eq 5)
@@ -109,7 +109,7 @@ setup test unit check: export PYTHONDONTWRITEBYTECODE :=
 test: setup ## run all tests of this machine (PYTEST_ARGS="-k hang -x")
 	@$(say) "unit tests and those with torch, in two processes"
 	@$(call two_at_once,$(UNIT),$(OTHER_UNIT) tests/torch tests/docs tests/gpu,--hypothesis-profile=thorough)
-	@$(say) "torn writes, simulated histories, local tests, in two processes"
+	@$(say) "crashes of writers, simulated runs, local tests, in two processes"
 	@$(call two_at_once,$(BROKEN_RUNS),$(OTHER_RUNS),--hypothesis-profile=thorough)
 
 .PHONY: extras

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.expendable import MEMORY, memory_directory
+from tests.sandbox import MEMORY, memory_directory
 
 QUICK = tuple(Path(__file__).parent / name for name in ("unit", "torch", "docs"))
 # aiohttp reads the system's certificates when it is imported, and these tests speak no TLS.

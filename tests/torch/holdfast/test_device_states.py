@@ -25,7 +25,7 @@ from holdfast.runtime import Runtime
 from holdfast.safetensors import map_file
 from holdfast.session import Session
 from holdfast.state import State
-from tests.expendable import memory_directory
+from tests.sandbox import memory_directory
 from tests.torch.holdfast.simulation import Here, Late, Simulated, Stuck
 from tests.torch.holdfast.test_state import Position, Unheard
 

@@ -16,7 +16,7 @@ from torch import nn
 from holdfast import writes
 from holdfast.frozen import Frozen
 from holdfast.snapshots import Snapshots
-from tests.expendable import in_child
+from tests.sandbox import in_child
 from tests.torch.holdfast.test_snapshots import contents
 
 torch.set_num_threads(1)

@@ -25,7 +25,7 @@ from holdfast.private_state import PrivateState, parse
 from holdfast.retake import SOON
 from holdfast.session import Session
 from holdfast.snapshots import Snapshots
-from tests.expendable import in_child, limit_file_size, memory_directory
+from tests.sandbox import in_child, limit_file_size, memory_directory
 from tests.torch.holdfast.test_private_state import Drawn
 from tests.torch.holdfast.test_state import Script, alone, resumed, supervised
 

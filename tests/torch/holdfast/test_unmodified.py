@@ -18,7 +18,7 @@ from holdfast.channel import Do, Say
 from holdfast.launcher_messages import Launch, RankStart
 from holdfast.runtime import Runtime
 from holdfast.unmodified import Looks, Watch
-from tests.expendable import in_child
+from tests.sandbox import in_child
 from tests.torch.holdfast.simulation import Simulated, Stuck
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.arena import Arena, Gone
-from tests.expendable import in_child
 from tests.samples.snapshots import ages, assert_whole, layout, snapshot
+from tests.sandbox import in_child
 
 
 def test_a_committed_snapshot_is_a_safetensors_file_and_is_found_by_others(memory: Path) -> None:

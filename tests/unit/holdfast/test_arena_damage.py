@@ -13,8 +13,8 @@ import pytest
 from holdfast.arena import Arena, Busy, Corrupt
 from holdfast.checksum import checksum
 from holdfast.safetensors import Malformed, plan
-from tests.expendable import flip, in_child, limit_file_size
 from tests.samples.snapshots import ages, assert_whole, layout, snapshot
+from tests.sandbox import flip, in_child, limit_file_size
 
 
 def test_a_seal_holds_for_its_snapshot_and_finds_a_flipped_bit(memory: Path) -> None:

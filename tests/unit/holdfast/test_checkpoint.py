@@ -11,8 +11,8 @@ import pytest
 from holdfast import checkpoint, durable
 from holdfast.checkpoint import newest_whole, retain, scan, verify, write
 from holdfast.checksum import CHUNK_BYTES, checksum
-from tests.expendable import flip, in_child
 from tests.samples.checkpoints import PRIVATE, STATE, assert_whole, names, save, steps
+from tests.sandbox import flip, in_child
 
 
 def test_a_checkpoint_is_found_with_all_that_was_said(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from holdfast import checkpoint
 from holdfast.checkpoint import newest_whole, retain, scan, verify
-from tests.expendable import flip
 from tests.samples.checkpoints import PRIVATE, STATE, names, save, steps
+from tests.sandbox import flip
 
 
 def test_a_flipped_bit_in_any_file_is_found_told_and_the_one_before_is_used(

@@ -13,8 +13,8 @@ import pytest
 
 from holdfast import checkpoint, direct, filebatch
 from holdfast.checkpoint import scan, verify, write
-from tests.expendable import in_child, limit_file_size
 from tests.samples.checkpoints import PRIVATE, STATE, assert_whole, names, save
+from tests.sandbox import in_child, limit_file_size
 
 
 def write_files(root: Path, files: dict[str, Path | bytes], step: int = 1) -> Path:

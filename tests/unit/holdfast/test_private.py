@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.private import FEW_BYTES, Blob, Held, PrivateReader, PrivateStore
-from tests.expendable import in_child, limit_file_size
 from tests.samples.privates import put, state, steps_of
+from tests.sandbox import in_child, limit_file_size
 
 
 def test_what_was_put_is_held_and_comes_back_to_any_process(memory: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.checkpoint import retain, scan
 from holdfast.lineage import Lineage
-from tests.expendable import flip
 from tests.samples.checkpoints import STATE, save, steps
+from tests.sandbox import flip
 
 
 def line(root: Path, generation: int, *at: int) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import writes
-from tests.expendable import in_child
+from tests.sandbox import in_child
 
 PAGE = mmap.PAGESIZE
 SIZE = 64 * PAGE

@@ -10,7 +10,7 @@ from holdfast.arena import Arena, Record
 from holdfast.private import PrivateStore
 from holdfast.safetensors import plan
 from sidecar.holdings import Holdings
-from tests.expendable import memory_directory
+from tests.sandbox import memory_directory
 
 WORLD_SIZE = 2
 

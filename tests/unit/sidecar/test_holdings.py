@@ -8,7 +8,7 @@ import pytest
 from holdfast.messages import PrivateHeld, Slot
 from holdfast.private import PrivateStore
 from sidecar.holdings import NEWEST
-from tests.expendable import in_child, limit_file_size
+from tests.sandbox import in_child, limit_file_size
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
 
 

@@ -13,7 +13,7 @@ from holdfast.launcher_messages import LauncherOrder, LauncherState
 from holdfast.messages import MemberOrder, MemberReport
 from sidecar import links
 from sidecar.links import LauncherLink, SupervisorLink
-from tests.expendable import memory_directory
+from tests.sandbox import memory_directory
 from tests.unit.sidecar.launching import LIMIT_S, Launcher
 from tests.unit.supervisor.views import launcher, report
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from holdfast.page import Page, Phase
 from holdfast.progress import Progress, read
 from sidecar.own import BLOCKS, OwnTime
-from tests.expendable import memory_directory
+from tests.sandbox import memory_directory
 
 S = 1_000_000_000
 

@@ -13,7 +13,7 @@ from holdfast.messages import Uncommitted
 from holdfast.page import Page, Phase
 from sidecar.hang import HangPolicy
 from sidecar.pages import SOON_S, Pages
-from tests.expendable import memory_directory
+from tests.sandbox import memory_directory
 
 POLICY = HangPolicy(floor_s=0.5, few_floor_s=0.5, few_factor=1.0, first_step_s=2.0)
 S = 1_000_000_000

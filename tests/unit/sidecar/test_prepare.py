@@ -17,7 +17,7 @@ from holdfast.messages import MemberOrder, Slot, Source
 from sidecar import prepare
 from sidecar.holdings import Holdings
 from sidecar.prepare import Occupied, Preparer, Unprepared, Untaken
-from tests.expendable import in_child, limit_file_size
+from tests.sandbox import in_child, limit_file_size
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
 from tests.unit.sidecar.peering import fetching, serving
 

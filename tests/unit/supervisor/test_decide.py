@@ -23,9 +23,9 @@ from supervisor.view import (
     Wait,
     Warn,
 )
-from tests.simulated.scripts import SINGLE, STEPS, TWO, Script, actions, cued, is_whole, remedies
+from tests.simulation.scripts import SINGLE, STEPS, TWO, Script, actions, cued, is_whole, remedies
+from tests.simulation.world import World
 from tests.unit.supervisor.views import S, launcher, member, rank, report, view
-from tests.world import World
 
 
 def test_a_run_without_faults_forms_once_and_ends_well() -> None:

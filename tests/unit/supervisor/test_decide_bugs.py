@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.view import Start
-from tests.simulated.member import Content
-from tests.simulated.scripts import STEPS, TWO, cued
-from tests.world import World
+from tests.simulation.member import Content
+from tests.simulation.scripts import STEPS, TWO, cued
+from tests.simulation.world import World
 
 
 def test_the_same_exception_at_the_same_step_ends_the_run_at_the_third_time() -> None:

@@ -11,7 +11,7 @@ from holdfast.lineage import Lineage
 from supervisor.apply import apply
 from supervisor.decide import decide
 from supervisor.view import Action, Checkpoint, End, Open, Policy, Start, Stored, Unusable, Wait
-from tests.simulated.scripts import TWO
+from tests.simulation.scripts import TWO
 from tests.unit.supervisor.views import S, fault, holding, launcher, member, report, view
 
 

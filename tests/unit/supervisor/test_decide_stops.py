@@ -12,9 +12,9 @@ from supervisor.closing import EXIT_INTERRUPTED
 from supervisor.decide import decide
 from supervisor.orders import order_for
 from supervisor.view import Done, End, Policy, Save, Wait
-from tests.simulated.scripts import STEPS, TWO, actions, cued
+from tests.simulation.scripts import STEPS, TWO, actions, cued
+from tests.simulation.world import World
 from tests.unit.supervisor.views import S, launcher, member, progress, rank, report, view
-from tests.world import World
 
 
 def test_a_graceful_stop_leaves_a_checkpoint_of_the_last_step() -> None:

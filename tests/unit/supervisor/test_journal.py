@@ -42,8 +42,8 @@ from supervisor.view import (
     Wait,
     Warn,
 )
+from tests.simulation.world import World
 from tests.unit.supervisor.views import fault, holding, member, view
-from tests.world import World
 
 POLICY = Policy(members=2, standby=1, checkpoint_every_s=0.2, skip_bad_batches=True)
 

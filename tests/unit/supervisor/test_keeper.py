@@ -21,8 +21,8 @@ from supervisor import keeper, memory_volume
 from supervisor.children import Children, Part
 from supervisor.keeper import Keeper, Member
 from supervisor.plan import Plan
-from tests.expendable import memory_directory
 from tests.local.waiting import until
+from tests.sandbox import memory_directory
 
 WAITS = "import threading; print(flush=True); threading.Event().wait()"
 POLLS = "import time\nprint(flush=True)\nwhile True: time.sleep(0.05)"

@@ -33,7 +33,8 @@ from supervisor.view import (
     View,
     Wait,
 )
-from tests.simulated.scripts import SINGLE, TWO, actions, cued, is_whole, remedies
+from tests.simulation.scripts import SINGLE, TWO, actions, cued, is_whole, remedies
+from tests.simulation.world import World
 from tests.unit.supervisor.test_decide_stops import ask
 from tests.unit.supervisor.test_job import Backend
 from tests.unit.supervisor.views import (
@@ -48,7 +49,6 @@ from tests.unit.supervisor.views import (
     report,
     view,
 )
-from tests.world import World
 
 STUCK_MS = 6000  # longer than a member may be silent
 CRASH = Open(1, 1, 90 * S, 90 * S, 0.0, (fault("crash"),))

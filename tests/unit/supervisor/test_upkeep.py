@@ -16,7 +16,7 @@ from holdfast.private import PrivateReader, PrivateStore
 from holdfast.safetensors import plan
 from supervisor import memory_volume
 from supervisor.upkeep import AGAIN_S, FAILURES, Upkeep
-from tests.expendable import memory_directory
+from tests.sandbox import memory_directory
 
 LAYOUT = plan([("w", "F32", (1024,))], {})
 

@@ -10,7 +10,7 @@ from nodeagent.kernel.lines import Lines
 from nodeagent.kernel.seen import Seen
 from nodeagent.observation import MAX_TEXT
 from nodeagent.policy import kernel_lines
-from tests.growth import growth
+from tests.unit.nodeagent.kernel.growth import growth
 from tests.unit.nodeagent.kernel.world import LINES, NOTHING, TABLE, XID_79, raw
 
 TOLD = kernel_lines.load(TABLE)

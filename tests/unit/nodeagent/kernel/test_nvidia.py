@@ -12,7 +12,7 @@ from nodeagent.kernel.seen import Seen
 from nodeagent.policy import kernel_lines
 from nodeagent.policy.nvlink4 import bits
 from nodeagent.policy.nvlink5 import parsed
-from tests.growth import growth
+from tests.unit.nodeagent.kernel.growth import growth
 
 GPU = "gpu/0000:3b:00.0"
 TABLE = Path(kernel_lines.__file__).parent / "xid.csv"

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodeagent.kernel.record import MAX_FIELDS, Record, parse, sequence
-from tests.growth import growth
+from tests.unit.nodeagent.kernel.growth import growth
 
 
 def test_a_record_has_facility_priority_sequence_and_time() -> None:

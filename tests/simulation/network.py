@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from holdfast.messages import MemberOrder, MemberReport
 from supervisor.view import MemberView, Memory
-from tests.simulated.member import MS, Member
+from tests.simulation.member import MS, Member
 
 if TYPE_CHECKING:
-    from tests.world import World
+    from tests.simulation.world import World
 
 LATENCY_MS, BEAT_MS, RETRY_MS = 1, 500, 50
 

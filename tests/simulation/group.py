@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.launcher_messages import Ending, Flag, Launch, Marks
-from tests.simulated.member import MS, Content, Member, Rank
+from tests.simulation.member import MS, Content, Member, Rank
 
 if TYPE_CHECKING:
-    from tests.world import World
+    from tests.simulation.world import World
 
 JOIN_MS, RESTORE_MS, VICTIM_MS, EXIT_MS = 10, 5, 4, 15
 LATER_MS = 50  # than the limit for a hang: then somebody looks

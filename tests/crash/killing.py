@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import holdfast
-from tests.expendable import in_child
+from tests.sandbox import in_child
 
 T = TypeVar("T")
 

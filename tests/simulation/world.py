@@ -19,10 +19,10 @@ from supervisor.apply import apply, asked_to_stop, taken_over
 from supervisor.decide import decide
 from supervisor.remembered import remembered
 from supervisor.view import Action, End, Memory, Policy, Secure, Settle, Start, View, Wait, Watch
-from tests.simulated.group import Group
-from tests.simulated.member import MS, Content, Member
-from tests.simulated.network import Network
-from tests.simulated.storage import Store
+from tests.simulation.group import Group
+from tests.simulation.member import MS, Content, Member
+from tests.simulation.network import Network
+from tests.simulation.storage import Store
 
 BEGIN_NS = 1_000_000_000
 

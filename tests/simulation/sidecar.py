@@ -16,7 +16,7 @@ from holdfast.messages import (
     Slot,
     Stall,
 )
-from tests.simulated.member import MS, Member, Rank
+from tests.simulation.member import MS, Member, Rank
 
 PREPARE_MS, LOOK_MS, STOP_MS, SAVE_MS = 5, 100, 20, 50
 WAITING = 'Thread 1 (idle): "MainThread"\n    all_reduce (torch/distributed/c10d.py:3)\n'

@@ -9,9 +9,9 @@ import pytest
 from holdfast import checkpoint, durable
 from holdfast.checkpoint import newest_whole, retain, scan, verify
 from holdfast.lineage import Lineage
-from tests.expendable import flip
+from tests.crash.killing import killed_at_every_line
 from tests.samples.checkpoints import STATE, assert_whole, names, save, steps
-from tests.torn.killing import killed_at_every_line
+from tests.sandbox import flip
 
 
 @pytest.mark.parametrize("generation", [0, 1, 2])

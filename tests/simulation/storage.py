@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from holdfast.messages import Durable, MemberOrder
 from supervisor.view import Checkpoint, Stored, Unusable
-from tests.simulated.member import Content, Member, Rank
+from tests.simulation.member import Content, Member, Rank
 
 if TYPE_CHECKING:
-    from tests.world import World
+    from tests.simulation.world import World
 
 KEPT = 3
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.private import PrivateReader, PrivateStore
+from tests.crash.killing import killed_at_every_line
 from tests.samples.privates import put, state, steps_of
-from tests.torn.killing import killed_at_every_line
 
 
 @pytest.mark.parametrize("size", [300, 3000])

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from supervisor.accounts import Accounts
 from supervisor.ledger import Bucket
 from supervisor.view import Policy
-from tests.world import World
+from tests.simulation.world import World
 
 KINDS = ["raise", "kill", "hang", "lose", "supervisor", "nan"]
 PLACES = st.tuples(st.integers(0, 1), st.integers(0, 7))

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from supervisor.view import Policy
-from tests.simulated.member import Content
-from tests.world import World
+from tests.simulation.member import Content
+from tests.simulation.world import World
 
 STEPS = 8
 TWO = Policy(members=2, standby=1, checkpoint_every_s=0.2)

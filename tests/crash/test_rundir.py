@@ -6,7 +6,7 @@ import pytest
 
 from supervisor import rundir, rundirlock, smallfile
 from supervisor.rundir import RunDir, newest, open_for_run
-from tests.torn import killing
+from tests.crash import killing
 
 NOW = 1_700_000_000.0
 

@@ -16,8 +16,8 @@ from holdfast.launcher_messages import Ending, Flag, Launch, LauncherState, Mark
 from holdfast.messages import PrivateHeld
 
 if TYPE_CHECKING:
-    from tests.simulated.sidecar import Sidecar
-    from tests.world import World
+    from tests.simulation.sidecar import Sidecar
+    from tests.simulation.world import World
 
 MS = 1_000_000
 START_MS, WARM_MS, REFILL_MS = 10, 400, 5000
@@ -100,7 +100,7 @@ class Member:
         self.world.after(self.world.sidecar_ms, self._start_sidecar)
 
     def _start_sidecar(self) -> None:
-        from tests.simulated.sidecar import Sidecar
+        from tests.simulation.sidecar import Sidecar
 
         if not self.gone and self.sidecar is None:
             self.sidecar = Sidecar(self)

@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.arena import Arena, Gone
 from holdfast.checksum import checksum
+from tests.crash.killing import killed_at_every_line
 from tests.samples.snapshots import ages, assert_whole, content, layout, snapshot
-from tests.torn.killing import killed_at_every_line
 
 
 @pytest.mark.parametrize(("held", "values"), [(0, 500), (1, 500), (3, 500), (2, 9000), (2, 10)])

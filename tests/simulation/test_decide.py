@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.view import Policy
-from tests.simulated.group import FAULTS
-from tests.simulated.scripts import SINGLE, STEPS, is_whole, remedies
-from tests.world import World
+from tests.simulation.group import FAULTS
+from tests.simulation.scripts import SINGLE, STEPS, is_whole, remedies
+from tests.simulation.world import World
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,0 @@
-"""What stands in for processes and machines in the tests of decisions: everything in simulated time."""

@@ -1,1 +1,0 @@
-"""Writers killed at every line, and readers beside writers: nobody ever takes half for the whole."""
