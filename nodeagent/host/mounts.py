@@ -1,4 +1,4 @@
-"""Which mounts are looked at: local file systems, each once; never one that a server could block. Pure."""
+"""Select the mounts to look at: each local file system once, and none that a server could block. Pure."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class SelectedMounts:
     """What is looked at, and what is not though it may matter."""
 
     local: tuple[Mount, ...]
@@ -83,7 +83,7 @@ def unescaped(raw: bytes) -> str:
     return os.fsdecode(_ESCAPE.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), raw))
 
 
-def chosen(mounts: Sequence[Mount]) -> Chosen:
+def select(mounts: Sequence[Mount]) -> SelectedMounts:
     """Return each local file system once, and name what is left out."""
     on_top = {each.point: each for each in mounts}  # the later one covers the earlier at the same place
     local: dict[str, Mount] = {}
@@ -99,7 +99,7 @@ def chosen(mounts: Sequence[Mount]) -> Chosen:
             local[mount.device] = mount if before is None or _rank(mount) < _rank(before) else before
     found = sorted(local.values(), key=_rank)
     others += [LeftOut(each.entity, f"more than {MAX_LOCAL} file systems") for each in found[MAX_LOCAL:]]
-    return Chosen(tuple(found[:MAX_LOCAL]), _bounded(others))
+    return SelectedMounts(tuple(found[:MAX_LOCAL]), _bounded(others))
 
 
 def _why_not(mount: Mount, remote: Iterable[str]) -> str:

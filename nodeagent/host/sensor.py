@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.clock import Clock
-from nodeagent.host.clocks import Clocks
-from nodeagent.host.disks import Disks
-from nodeagent.host.stuck import Stuck
-from nodeagent.host.tables import Tables
+from nodeagent.host.filesystems import FileSystems
+from nodeagent.host.resources import ResourceUsage
+from nodeagent.host.stuck_threads import StuckThreads
+from nodeagent.host.wall_clock import WallClock
 from nodeagent.observation import Observation
 from nodeagent.reading import LeftOut, exists
 from nodeagent.sensor import Unavailable
 from nodeagent.sweep import Sweep
 
-CHECKS = Tables.checks | Disks.checks | Clocks.checks | Stuck.checks
+CHECKS = ResourceUsage.checks | FileSystems.checks | WallClock.checks | StuckThreads.checks
 
 
 class HostSensor:
@@ -44,8 +44,8 @@ class HostSensor:
         """
         self._proc = proc
         where = None if root is None else str(root)
-        self._disks = Disks(str(proc), where, clock.anchor.boot_id, remembered or {})
-        groups = (Tables(str(proc)), self._disks, Clocks(), Stuck(str(proc)))
+        self._disks = FileSystems(str(proc), where, clock.anchor.boot_id, remembered or {})
+        groups = (ResourceUsage(str(proc)), self._disks, WallClock(), StuckThreads(str(proc)))
         self._sweep = Sweep(self.name, self.period_s, clock, periods_s, groups)
 
     def open(self) -> None:

@@ -17,7 +17,7 @@ from nodeagent.calm import Calm
 from nodeagent.commands import COMMANDS, HARD_STOP_S, TESTS
 from nodeagent.evaluation import bursts, drivers_word, evaluator, samples
 from nodeagent.evaluation.evaluator import verdicts
-from nodeagent.host import uninterruptible, walk
+from nodeagent.host import stuck_threads
 from nodeagent.policy import checks, meanings, overriding
 from nodeagent.policy.loading import load, shipped
 from nodeagent.policy.seeing import SENSORS
@@ -201,8 +201,11 @@ def test_the_numbers_of_the_decisions_are_the_code_s() -> None:
     assert f"older than {samples.LATE_S:g} s" in SET
     assert f"within {bursts.GAP_S:g} s of each other" in SET
     assert f"{drivers_word.BEFORE_S:g} s before to {drivers_word.AFTER_S:g} s after it" in SET
-    assert f"at most {walk.MAX_PROCESSES} processes and {walk.MAX_THREADS} more threads a look" in PROC
-    assert f"stuck after {uninterruptible.STUCK_S:g} s" in PROC
+    assert (
+        f"at most {stuck_threads.MAX_PROCESSES} processes and {stuck_threads.MAX_THREADS} more threads a look"
+        in PROC
+    )
+    assert f"stuck after {stuck_threads.STUCK_S:g} s" in PROC
 
 
 def test_what_nvidia_smi_is_asked_for_in_a_runbook_is_what_it_can_show() -> None:

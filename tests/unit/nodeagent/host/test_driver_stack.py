@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.host.driver_stack import in_driver
+from nodeagent.host.stuck_threads import in_driver
 
 IN_UVM = b"""\
 [<0>] rwsem_down_write_slowpath+0x2/0x5

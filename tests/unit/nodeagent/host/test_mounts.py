@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.host.mounts import MAX_LOCAL, MAX_NAMED, chosen, parse
+from nodeagent.host.mounts import MAX_LOCAL, MAX_NAMED, parse, select
 
 
 def line(
@@ -13,11 +13,11 @@ def line(
 
 
 def local(*lines: bytes) -> list[str]:
-    return [each.point for each in chosen(parse(b"".join(lines))).local]
+    return [each.point for each in select(parse(b"".join(lines))).local]
 
 
 def left_out(*lines: bytes) -> dict[str, str]:
-    return {each.what: each.why for each in chosen(parse(b"".join(lines))).left_out}
+    return {each.what: each.why for each in select(parse(b"".join(lines))).left_out}
 
 
 def test_a_local_file_system_is_looked_at_and_images_and_pseudo_file_systems_are_not() -> None:
@@ -86,7 +86,7 @@ def test_blanks_in_paths_are_understood_and_what_cannot_be_printed_is_not_shown(
 
 def test_thousands_of_mounts_are_bounded() -> None:
     lines = [line(f"/d{n:04}", "ext4", f"8:{n}") for n in range(MAX_LOCAL + 500)]
-    found = chosen(parse(b"".join(lines)))
+    found = select(parse(b"".join(lines)))
     assert len(found.local) == MAX_LOCAL
     assert len(found.left_out) == MAX_NAMED + 1
     assert "468 more" in found.left_out[-1].why
@@ -99,7 +99,7 @@ FIELD = st.sampled_from(
 
 @given(st.one_of(st.binary(max_size=200), st.lists(FIELD, max_size=16).map(b" ".join)))
 def test_no_bytes_make_it_raise(raw: bytes) -> None:
-    for mount in chosen(parse(raw)).local:
+    for mount in select(parse(raw)).local:
         assert mount.point.startswith("/")
         assert "\0" not in mount.point
         mount.entity.encode()

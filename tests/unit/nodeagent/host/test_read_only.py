@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.host import read_only
+from nodeagent.host import filesystems
 from nodeagent.host.mounts import Mount
 
 DISK = Mount("8:1", "/", "/data", "ext4", "/dev/sda1", read_only=True)
@@ -13,21 +13,21 @@ NOBODY: frozenset[str] = frozenset()
 
 
 def test_one_that_was_writable_and_is_not_any_more_is_found() -> None:
-    assert read_only.state(DISK, (read_only.key(DISK),), NOBODY) == read_only.READ_ONLY
-    assert read_only.state(replace(DISK, read_only=False), (), NOBODY) == read_only.WRITABLE
+    assert filesystems.read_only_state(DISK, (filesystems.mount_key(DISK),), NOBODY) == filesystems.READ_ONLY
+    assert filesystems.read_only_state(replace(DISK, read_only=False), (), NOBODY) == filesystems.WRITABLE
 
 
 def test_one_that_fstab_wants_writable_is_found_though_nobody_has_seen_it_so() -> None:
-    assert read_only.state(DISK, (), frozenset({"/data"})) == read_only.READ_ONLY
+    assert filesystems.read_only_state(DISK, (), frozenset({"/data"})) == filesystems.READ_ONLY
 
 
 def test_one_that_was_read_only_from_the_start_says_nothing() -> None:
-    assert read_only.state(DISK, (), NOBODY) is None
+    assert filesystems.read_only_state(DISK, (), NOBODY) is None
 
 
 def test_another_disk_at_the_same_place_is_not_the_one_that_was_writable() -> None:
     other = replace(DISK, device="8:17", source="/dev/sdb1")
-    assert read_only.state(other, (read_only.key(DISK),), NOBODY) is None
+    assert filesystems.read_only_state(other, (filesystems.mount_key(DISK),), NOBODY) is None
 
 
 def test_fstab_wants_writable_what_it_mounts_at_boot_and_not_read_only() -> None:
@@ -39,9 +39,9 @@ def test_fstab_wants_writable_what_it_mounts_at_boot_and_not_read_only() -> None
         UUID=4 /stick vfat noauto,rw 0 0
         broken
     """
-    assert read_only.wanted_writable(fstab) == {"/", "/with blank"}
+    assert filesystems.fstab_writable(fstab) == {"/", "/with blank"}
 
 
 @given(st.binary(max_size=200))
 def test_no_fstab_makes_it_raise(raw: bytes) -> None:
-    assert all(isinstance(each, str) for each in read_only.wanted_writable(raw))
+    assert all(isinstance(each, str) for each in filesystems.fstab_writable(raw))

@@ -3,24 +3,24 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nodeagent.host import space
+from nodeagent.host import filesystems
 
 COUNT = st.integers(0, 2**64)
 
 
 def test_what_is_kept_for_root_is_neither_used_nor_free() -> None:
-    assert space.disk_used(blocks=100, free=10, available=5) == 100 * 90 / 95
-    assert space.disk_used(blocks=100, free=5, available=0) == 100.0
+    assert filesystems.disk_used(blocks=100, free=10, available=5) == 100 * 90 / 95
+    assert filesystems.disk_used(blocks=100, free=5, available=0) == 100.0
 
 
 def test_a_file_system_without_a_size_or_without_inodes_says_nothing() -> None:
-    assert space.disk_used(0, 0, 0) is None
-    assert space.inodes_used(0, 0) is None
-    assert space.inodes_used(100, 25) == 75.0
+    assert filesystems.disk_used(0, 0, 0) is None
+    assert filesystems.inodes_used(0, 0) is None
+    assert filesystems.inodes_used(100, 25) == 75.0
 
 
 @example(483_104_898_305_951, 0, 0)  # rounding would make more than all of it
 @given(COUNT, COUNT, COUNT)
 def test_a_share_is_between_nothing_and_all(total: int, free: int, available: int) -> None:
-    for found in (space.disk_used(total, free, available), space.inodes_used(total, free)):
+    for found in (filesystems.disk_used(total, free, available), filesystems.inodes_used(total, free)):
         assert found is None or 0.0 <= found <= 100.0

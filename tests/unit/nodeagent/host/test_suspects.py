@@ -1,29 +1,29 @@
 from __future__ import annotations
 
-from nodeagent.host.uninterruptible import (
+from nodeagent.host.stuck_threads import (
     MAX_SUSPECTS,
     STUCK_S,
-    Asleep,
-    Key,
+    SleepingThread,
     Suspect,
-    longer,
-    processes,
+    ThreadKey,
+    asleep_for,
+    describe,
+    process_count,
     suspects,
-    words,
 )
 
 KEY = (10, 11)
 
 
-def seen(switches: int = 5, start: int = 100, wait_channel: str = "") -> dict[Key, Asleep]:
-    return {KEY: Asleep("python", start, switches, wait_channel)}
+def seen(switches: int = 5, start: int = 100, wait_channel: str = "") -> dict[ThreadKey, SleepingThread]:
+    return {KEY: SleepingThread("python", start, switches, wait_channel)}
 
 
-def stuck_after(*looks: dict[Key, Asleep], every_s: float = 30.0) -> bool:
-    found: dict[Key, Suspect] = {}
+def stuck_after(*looks: dict[ThreadKey, SleepingThread], every_s: float = 30.0) -> bool:
+    found: dict[ThreadKey, Suspect] = {}
     for n, look in enumerate(looks):
         found = suspects(found, look, n * every_s)
-    return bool(longer(found, (len(looks) - 1) * every_s, STUCK_S))
+    return bool(asleep_for(found, (len(looks) - 1) * every_s, STUCK_S))
 
 
 def test_a_thread_that_sleeps_on_for_a_minute_is_stuck() -> None:
@@ -50,15 +50,16 @@ def test_a_thread_that_was_frozen_on_purpose_is_not_stuck() -> None:
 
 def test_threads_of_one_process_are_one_process_and_the_longest_are_named_first() -> None:
     found = {
-        (10, 10 + n): Suspect(Asleep(f"t{n}", 1, 1, "rpc_wait" if n == 4 else ""), 100.0 - n)
+        (10, 10 + n): Suspect(SleepingThread(f"t{n}", 1, 1, "rpc_wait" if n == 4 else ""), 100.0 - n)
         for n in range(5)
     }
-    assert processes(found) == 1
+    assert process_count(found) == 1
     assert (
-        words(found, 160.0) == "t4 (14) for 64 s in rpc_wait, t3 (13) for 63 s, t2 (12) for 62 s, and 2 more"
+        describe(found, 160.0)
+        == "t4 (14) for 64 s in rpc_wait, t3 (13) for 63 s, t2 (12) for 62 s, and 2 more"
     )
 
 
 def test_suspects_are_bounded() -> None:
-    many = {(n, n): Asleep("x", 1, 1, "") for n in range(MAX_SUSPECTS * 2)}
+    many = {(n, n): SleepingThread("x", 1, 1, "") for n in range(MAX_SUSPECTS * 2)}
     assert len(suspects({}, many, 0.0)) == MAX_SUSPECTS

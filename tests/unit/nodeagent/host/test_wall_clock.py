@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.host import clock_step, clock_sync
-from nodeagent.host.clocks import Clocks
+from nodeagent.host import wall_clock
+from nodeagent.host.wall_clock import WallClock
 
 
 def test_a_jump_is_told_once_with_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     walls = iter([1000.0, 1000.0, 993.0, 993.0])
-    monkeypatch.setattr(clock_step, "take", lambda: [(0.0, next(walls), 0.0)])
-    clocks = Clocks()
+    monkeypatch.setattr(wall_clock, "read_clocks", lambda: [(0.0, next(walls), 0.0)])
+    clocks = WallClock()
     found = [next(iter(clocks.read(frozenset({"clock_step"}), 0.0))) for _ in range(4)]
     assert [each.value for each in found] == [0.0, 0.0, 7.0, 0.0]
     assert found[2].text == "7.000 s back"
@@ -19,8 +19,8 @@ def test_a_kernel_that_may_not_be_asked_is_left_out(monkeypatch: pytest.MonkeyPa
     def refused() -> int:
         raise PermissionError(1, "Operation not permitted")
 
-    clocks = Clocks()
-    monkeypatch.setattr(clock_sync, "status", refused)
+    clocks = WallClock()
+    monkeypatch.setattr(wall_clock, "adjtimex_status", refused)
     assert list(clocks.read(frozenset({"clock_unsynchronised"}), 0.0)) == []
     assert [each.what for each in clocks.left_out()] == ["clock_unsynchronised"]
     monkeypatch.undo()

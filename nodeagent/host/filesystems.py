@@ -1,4 +1,4 @@
-"""Looks at the local file systems: space, inodes, and whether one has become read-only."""
+"""Checks of the local file systems: space, inodes, and whether one has become read-only."""
 
 from __future__ import annotations
 
@@ -7,15 +7,69 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nodeagent.host import read_only, space
-from nodeagent.host.mounts import OWN_NUMBERS, Chosen, Mount, chosen, parse
+from nodeagent.host.mounts import OWN_NUMBERS, Mount, SelectedMounts, parse, select, unescaped
 from nodeagent.reading import LeftOut, Reading, content
+
+
+def disk_used(blocks: int, free: int, available: int) -> float | None:
+    """Return percent used of what users can have; None if the file system has no size.
+
+    What is kept for root counts as neither used nor free: at 100% others can write no more.
+    """
+    used = blocks - free
+    usable = used + available
+    return _percent(used, usable) if used >= 0 and usable > 0 else None
+
+
+def inodes_used(inodes: int, free: int) -> float | None:
+    """Return percent used; None where inodes are made as they are needed (btrfs, vfat: both are 0)."""
+    return _percent(inodes - free, inodes) if 0 <= free <= inodes and inodes > 0 else None
+
+
+def _percent(part: int, whole: int) -> float:
+    return min(100.0, 100.0 * part / whole)  # of very large numbers rounding makes a little more
+
+
+WRITABLE, READ_ONLY = 0.0, 1.0
+MAX_REMEMBERED = 512
+
+
+def fstab_writable(fstab: bytes) -> frozenset[str]:
+    """Return the mount points that fstab mounts at boot, and not read-only."""
+    found = set()
+    for line in fstab.splitlines():
+        fields = line.split()
+        if len(fields) < 4 or fields[0].startswith(b"#"):
+            continue
+        options = fields[3].split(b",")
+        if b"ro" not in options and b"noauto" not in options:
+            found.add(unescaped(fields[1]))
+    return frozenset(found)
+
+
+def mount_key(mount: Mount) -> str:
+    """Return what a file system is remembered by: another one at the same place is not it."""
+    return f"{mount.device} {mount.source} {mount.entity}"
+
+
+def read_only_state(mount: Mount, writable: Iterable[str], wanted: frozenset[str]) -> float | None:
+    """Return the check's state; None for one that was read-only from the start, and may well be.
+
+    Args:
+        mount: The file system now.
+        writable: Keys of those that were writable in this boot.
+        wanted: Mount points that fstab wants writable.
+    """
+    if not mount.read_only:
+        return WRITABLE
+    return READ_ONLY if mount.point in wanted or mount_key(mount) in writable else None
+
 
 MOUNTINFO_BYTES = 4 << 20  # a node with thousands of pods has one of about a megabyte
 FSTAB_BYTES = 1 << 20
 
 
-class Disks:
+class FileSystems:
     """Sees its own mounts or, with `root`, those of the host that is mounted there."""
 
     checks = frozenset({"disk_used", "inodes_used", "disk_read_only"})
@@ -33,7 +87,7 @@ class Disks:
         if raw is None:
             self._left_out = {"disk": LeftOut("disk", f"{self._mountinfo} cannot be read")}
             return ()
-        found = chosen(parse(raw[: raw.rfind(b"\n") + 1]))  # whole lines, should it be longer than that
+        found = select(parse(raw[: raw.rfind(b"\n") + 1]))  # whole lines, should it be longer than that
         self._left_out = {each.what: each for each in found.left_out}
         readings = []
         if due & {"disk_used", "inodes_used"}:
@@ -65,26 +119,26 @@ class Disks:
             self._left_out[mount.entity] = LeftOut(mount.entity, f"{error.strerror}: {path}")
             return
         values = {
-            "disk_used": space.disk_used(found.f_blocks, found.f_bfree, found.f_bavail),
-            "inodes_used": space.inodes_used(found.f_files, found.f_ffree),
+            "disk_used": disk_used(found.f_blocks, found.f_bfree, found.f_bavail),
+            "inodes_used": inodes_used(found.f_files, found.f_ffree),
         }
         for check, value in values.items():
             if value is not None:
                 yield Reading(check, mount.entity, round(value, 3))
 
-    def _states(self, found: Chosen) -> Iterator[Reading]:
-        wanted = read_only.wanted_writable(content(f"{self._root}/etc/fstab", FSTAB_BYTES) or b"")
+    def _states(self, found: SelectedMounts) -> Iterator[Reading]:
+        wanted = fstab_writable(content(f"{self._root}/etc/fstab", FSTAB_BYTES) or b"")
         for mount in found.local:
-            state = read_only.state(mount, self._writable, wanted)
+            state = read_only_state(mount, self._writable, wanted)
             if state is not None:
                 yield Reading("disk_read_only", mount.entity, state, f"{mount.kind} on {mount.source}")
-            if state == read_only.WRITABLE:
-                self._remember(read_only.key(mount))
+            if state == WRITABLE:
+                self._remember(mount_key(mount))
 
     def _remember(self, key: str) -> None:
         self._writable.pop(key, None)
         self._writable[key] = None  # the newest last
-        while len(self._writable) > read_only.MAX_REMEMBERED:
+        while len(self._writable) > MAX_REMEMBERED:
             del self._writable[next(iter(self._writable))]
 
 
@@ -97,4 +151,4 @@ def _writable(remembered: Mapping[str, Any], boot_id: str) -> dict[str, None]:
     keys = remembered.get("writable")
     if remembered.get("boot_id") != boot_id or not isinstance(keys, list):
         return {}
-    return {key: None for key in keys[: read_only.MAX_REMEMBERED] if isinstance(key, str)}
+    return {key: None for key in keys[:MAX_REMEMBERED] if isinstance(key, str)}

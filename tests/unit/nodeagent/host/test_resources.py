@@ -6,8 +6,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.host import files, load, memory, pids
-from nodeagent.host.tables import FIGURES, Tables
+from nodeagent.host import resources
+from nodeagent.host.resources import FIGURES, ResourceUsage
 from tests.unit.nodeagent.host.procs import Procs
 
 ANY = st.binary(max_size=80)
@@ -15,7 +15,7 @@ ANY = st.binary(max_size=80)
 
 def test_the_four_figures_of_a_node(tmp_path: Path) -> None:
     Procs(tmp_path)
-    tables = Tables(str(tmp_path))
+    tables = ResourceUsage(str(tmp_path))
     found = {each.check: each.value for each in tables.read(tables.checks, 0.0)}
     cores = os.sysconf("SC_NPROCESSORS_ONLN")
     assert found == {
@@ -29,7 +29,7 @@ def test_the_four_figures_of_a_node(tmp_path: Path) -> None:
 
 def test_a_file_that_says_nothing_is_left_out_until_it_does(tmp_path: Path) -> None:
     procs = Procs(tmp_path)
-    tables = Tables(str(tmp_path))
+    tables = ResourceUsage(str(tmp_path))
     procs.write("meminfo", b"N/A")
     (tmp_path / "loadavg").unlink()
     assert {each.check for each in tables.read(tables.checks, 0.0)} == {"files_used"}
@@ -41,9 +41,9 @@ def test_a_file_that_says_nothing_is_left_out_until_it_does(tmp_path: Path) -> N
 
 def test_only_what_is_due_is_read(tmp_path: Path) -> None:
     Procs(tmp_path)
-    assert [each.check for each in Tables(str(tmp_path)).read(frozenset({"load", "disk_used"}), 0.0)] == [
-        "load"
-    ]
+    assert [
+        each.check for each in ResourceUsage(str(tmp_path)).read(frozenset({"load", "disk_used"}), 0.0)
+    ] == ["load"]
 
 
 @given(st.lists(ANY, min_size=3, max_size=3))
@@ -54,14 +54,14 @@ def test_no_bytes_make_a_figure_raise(raw: list[bytes]) -> None:
 
 
 def test_limits_of_nothing_and_figures_without_end_say_nothing() -> None:
-    assert files.used(b"5 0 0") is None
-    assert files.used(b"5 0 " + b"9" * 5000) is None
-    assert pids.used(b"0 0 0 1/5 9", b"0", b"100") is None
-    assert load.each_core(b"0 inf 0", 4) is None
-    assert load.each_core(b"0 nan 0", 4) is None
-    assert memory.used(b"MemTotal: 0 kB\nMemAvailable: 0 kB") is None
+    assert resources.files_used(b"5 0 0") is None
+    assert resources.files_used(b"5 0 " + b"9" * 5000) is None
+    assert resources.pids_used(b"0 0 0 1/5 9", b"0", b"100") is None
+    assert resources.load_per_core(b"0 inf 0", 4) is None
+    assert resources.load_per_core(b"0 nan 0", 4) is None
+    assert resources.memory_used(b"MemTotal: 0 kB\nMemAvailable: 0 kB") is None
 
 
 def test_the_lower_of_two_limits_of_process_ids_counts() -> None:
-    assert pids.used(b"0 0 0 1/50 9", b"4194304", b"100") == 50.0
-    assert pids.used(b"0 0 0 1/50 9", b"200", b"N/A") == 25.0
+    assert resources.pids_used(b"0 0 0 1/50 9", b"4194304", b"100") == 50.0
+    assert resources.pids_used(b"0 0 0 1/50 9", b"200", b"N/A") == 25.0

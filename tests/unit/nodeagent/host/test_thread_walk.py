@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nodeagent.host.walk import Walk
+from nodeagent.host.stuck_threads import ThreadWalk
 from tests.unit.nodeagent.host.procs import Procs
 
 
-def asleep(walk: Walk) -> list[tuple[int, int]]:
+def asleep(walk: ThreadWalk) -> list[tuple[int, int]]:
     return [key for key, _ in walk.asleep()]
 
 
@@ -17,14 +17,14 @@ def test_processes_and_threads_in_uninterruptible_sleep_are_found(tmp_path: Path
     procs.thread(20, 21, state="D")
     procs.thread(20, 22, state="R")
     (tmp_path / "²").mkdir()
-    assert asleep(Walk(str(tmp_path))) == [(10, 10), (20, 21)]
+    assert asleep(ThreadWalk(str(tmp_path))) == [(10, 10), (20, 21)]
 
 
 def test_what_does_not_fit_into_one_look_is_seen_in_the_next_ones(tmp_path: Path) -> None:
     procs = Procs(tmp_path)
     for pid in range(10, 20):
         procs.thread(pid, state="D")
-    walk = Walk(str(tmp_path), processes=3)
+    walk = ThreadWalk(str(tmp_path), processes=3)
     seen: list[tuple[int, int]] = []
     for _ in range(4):
         found = asleep(walk)
@@ -40,7 +40,7 @@ def test_many_threads_are_seen_in_turn_also_those_of_one_process(tmp_path: Path)
         procs.thread(pid, threads=8)
     for pid, tid in stuck:
         procs.thread(pid, tid, state="D")
-    walk = Walk(str(tmp_path), threads=3)
+    walk = ThreadWalk(str(tmp_path), threads=3)
     looks = [asleep(walk) for _ in range(5)]
     assert all(len(each) <= 3 for each in looks)
     assert {key for each in looks for key in each} == stuck
@@ -51,5 +51,5 @@ def test_processes_that_end_during_the_walk_are_passed_over(tmp_path: Path) -> N
     (tmp_path / "30/task").mkdir(parents=True)
     (tmp_path / "31").mkdir()
     (tmp_path / "31/stat").write_bytes(b"\xff\0 garbage")
-    assert asleep(Walk(str(tmp_path))) == []
-    assert asleep(Walk(str(tmp_path / "nowhere"))) == []
+    assert asleep(ThreadWalk(str(tmp_path))) == []
+    assert asleep(ThreadWalk(str(tmp_path / "nowhere"))) == []

@@ -3,33 +3,33 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.host.threads import MAX_NAME, PF_KTHREAD, stat, switches
+from nodeagent.host.stuck_threads import MAX_NAME, PF_KTHREAD, context_switches, parse_stat
 
 LINE = b"42 (a b) c) %s 1 42 42 0 -1 %d 143 0 0 0 0 0 0 0 20 0 3 0 777 9 9\n"
 
 
 def test_a_name_with_blanks_and_brackets_is_understood() -> None:
-    found = stat(LINE % (b"D", 4194304))
+    found = parse_stat(LINE % (b"D", 4194304))
     assert found is not None
     assert (found.name, found.state, found.threads, found.start) == ("a b) c", "D", 3, 777)
     assert found.is_asleep
 
 
 def test_the_kernels_own_threads_may_sleep_as_they_like() -> None:
-    found = stat(LINE % (b"D", 4194304 | PF_KTHREAD))
+    found = parse_stat(LINE % (b"D", 4194304 | PF_KTHREAD))
     assert found is not None
     assert not found.is_asleep
 
 
 def test_both_kinds_of_switches_count() -> None:
     status = b"Name:\tx\nvoluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t2\n"
-    assert switches(status) == 7
-    assert switches(b"Name:\tx\n") is None
-    assert switches(b"voluntary_ctxt_switches:\tN/A\n") is None
+    assert context_switches(status) == 7
+    assert context_switches(b"Name:\tx\n") is None
+    assert context_switches(b"voluntary_ctxt_switches:\tN/A\n") is None
 
 
 @given(st.one_of(st.binary(max_size=200), st.binary(max_size=30).map(lambda junk: LINE % (b"D", 1) + junk)))
 def test_no_bytes_make_it_raise(raw: bytes) -> None:
-    for each in (stat(raw), stat(raw[: len(raw) // 2])):
+    for each in (parse_stat(raw), parse_stat(raw[: len(raw) // 2])):
         assert each is None or (each.flags >= 0 and len(each.name) <= MAX_NAME)
-    assert (switches(raw) or 0) >= 0
+    assert (context_switches(raw) or 0) >= 0

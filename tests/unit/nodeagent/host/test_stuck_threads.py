@@ -2,23 +2,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nodeagent.host.stuck import Stuck
-from nodeagent.host.walk import Walk
+from nodeagent.host.stuck_threads import StuckThreads, ThreadWalk
 from nodeagent.reading import Reading
 from tests.unit.nodeagent.host.procs import INIT, Procs
 
 IN_DRIVER = "[<0>] uvm_ioctl+0x1f/0x30 [nvidia_uvm]\n"
 
 
-def look(stuck: Stuck, now_s: float) -> dict[str, Reading]:
-    return {each.check: each for each in stuck.read(Stuck.checks, now_s)}
+def look(stuck: StuckThreads, now_s: float) -> dict[str, Reading]:
+    return {each.check: each for each in stuck.read(StuckThreads.checks, now_s)}
 
 
 def test_a_process_stuck_in_the_driver_is_counted_and_named(tmp_path: Path) -> None:
     procs = Procs(tmp_path)
     procs.thread(10, threads=2, name="train")
     procs.thread(10, 11, state="D", stack=IN_DRIVER, wchan="uvm_lock", name="train")
-    stuck = Stuck(str(tmp_path))
+    stuck = StuckThreads(str(tmp_path))
     values = [{check: each.value for check, each in look(stuck, 15.0 * n).items()} for n in range(5)]
     assert [each["gpu_process_stuck"] for each in values] == [0, 1, 1, 1, 1]
     assert [each["uninterruptible"] for each in values] == [0, 0, 0, 0, 1]
@@ -29,7 +28,7 @@ def test_a_process_stuck_in_the_driver_is_counted_and_named(tmp_path: Path) -> N
 def test_a_process_that_was_stuck_and_goes_on_is_not_counted_any_more(tmp_path: Path) -> None:
     procs = Procs(tmp_path)
     procs.thread(10, state="D", stack=IN_DRIVER)
-    stuck = Stuck(str(tmp_path))
+    stuck = StuckThreads(str(tmp_path))
     look(stuck, 0.0)
     assert look(stuck, 60.0)["uninterruptible"].value == 1
     procs.thread(10, state="D", stack=IN_DRIVER, switches=6)
@@ -43,7 +42,7 @@ def test_one_that_is_suspected_is_looked_at_every_time_though_the_walk_has_gone_
     for pid in range(11, 20):
         procs.thread(pid)
     procs.thread(10, state="D", stack=IN_DRIVER)
-    stuck = Stuck(str(tmp_path), Walk(str(tmp_path), processes=3))
+    stuck = StuckThreads(str(tmp_path), ThreadWalk(str(tmp_path), processes=3))
     values = [look(stuck, 30.0 * n)["uninterruptible"].value for n in range(4)]
     assert values == [0, 0, 1, 1]
 
@@ -51,7 +50,7 @@ def test_one_that_is_suspected_is_looked_at_every_time_though_the_walk_has_gone_
 def test_one_that_waits_for_storage_is_not_the_drivers(tmp_path: Path) -> None:
     procs = Procs(tmp_path)
     procs.thread(10, state="D", stack="[<0>] nfs_wait+0x1/0x2 [nfs]\n")
-    stuck = Stuck(str(tmp_path))
+    stuck = StuckThreads(str(tmp_path))
     look(stuck, 0.0)
     found = look(stuck, 90.0)
     assert (found["uninterruptible"].value, found["gpu_process_stuck"].value) == (1, 0)
@@ -61,7 +60,7 @@ def test_without_the_privilege_it_says_so_and_claims_nothing(tmp_path: Path) -> 
     procs = Procs(tmp_path)
     procs.thread(INIT, wchan="0")
     procs.thread(10, state="D")
-    stuck = Stuck(str(tmp_path))
+    stuck = StuckThreads(str(tmp_path))
     look(stuck, 0.0)
     found = look(stuck, 90.0)
     assert set(found) == {"uninterruptible"}

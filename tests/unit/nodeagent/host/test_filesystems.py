@@ -4,9 +4,9 @@ import json
 import os
 from pathlib import Path
 
-from nodeagent.host.disks import Disks
+from nodeagent.host.filesystems import FileSystems
 
-ALL = Disks.checks
+ALL = FileSystems.checks
 READ_ONLY = frozenset({"disk_read_only"})
 
 
@@ -19,8 +19,8 @@ def mounted(proc: Path, here: Path, options: str = "rw", point: str = "", extra:
     (proc / "self/mountinfo").write_text(line)
 
 
-def disks(proc: Path, remembered: object = None, boot: str = "boot") -> Disks:
-    return Disks(str(proc), None, boot, remembered if isinstance(remembered, dict) else {})
+def disks(proc: Path, remembered: object = None, boot: str = "boot") -> FileSystems:
+    return FileSystems(str(proc), None, boot, remembered if isinstance(remembered, dict) else {})
 
 
 def test_a_disk_is_seen_with_its_space_and_its_state(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_in_a_container_the_mounts_are_those_of_process_1_below_where_the_host_i
     (tmp_path / "host/etc/fstab").write_text("UUID=1 /broken ext4 defaults 0 0\n")
     mounted(tmp_path, tmp_path, point="/data", extra="37 35 8:99 / /broken rw - xfs /dev/x ro\n")
     (tmp_path / "1").symlink_to("self")
-    seen = Disks(str(tmp_path), str(tmp_path / "host"), "boot", {})
+    seen = FileSystems(str(tmp_path), str(tmp_path / "host"), "boot", {})
     values = {(each.check, each.entity): each.value for each in seen.read(ALL, 0.0)}
     assert ("disk_used", "disk//data") in values
     assert values["disk_read_only", "disk//broken"] == 1.0

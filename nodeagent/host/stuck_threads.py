@@ -1,0 +1,293 @@
+"""Checks for threads that are stuck in the kernel, and whether it is the NVIDIA driver that they wait in.
+
+A thread in state D is not necessarily stuck: one that is busy with a disk is in that state most of the time. A thread
+counts as stuck when it has been in state D for a minute without a context switch.
+
+The walk reads a bounded number of files per look. A stuck thread stays stuck, so not every thread need be seen in each
+look: the walk continues where the previous one ended. It reads only files that the kernel serves without the lock of
+the process's memory, which a stuck process may hold: reading `cmdline` would block.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from nodeagent.observation import NODE
+from nodeagent.reading import LeftOut, Reading, content, names, shown, text
+
+STAT_BYTES = 1024
+STATUS_BYTES = 16384  # the context switches are its last two lines
+PF_KTHREAD = 0x00200000  # linux/sched.h
+MAX_NAME = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStat:
+    """What is needed of /proc/PID/stat."""
+
+    name: str
+    state: str
+    flags: int
+    threads: int  # of the process
+    start: int  # clock ticks after boot: tells a thread from a later one with its id
+
+    @property
+    def is_asleep(self) -> bool:
+        """True in uninterruptible sleep of a user's thread.
+
+        The kernel's own threads are not counted: some drivers let theirs rest so, for good.
+        """
+        return self.state == "D" and not self.flags & PF_KTHREAD
+
+
+def parse_stat(raw: bytes) -> ThreadStat | None:
+    """Return what the file says; None for anything else."""
+    before, closing, after = raw.rpartition(b")")  # the name may have blanks and brackets
+    fields = after.split()
+    _, opening, name = before.partition(b"(")
+    if not closing or not opening or len(fields) < 20:
+        return None
+    figures = (fields[6], fields[17], fields[19])  # fields 9, 20 and 22 of proc(5)
+    if not all(each.isdigit() and len(each) <= 20 for each in figures):
+        return None
+    flags, threads, start = (int(each) for each in figures)
+    state = fields[0].decode("ascii", "replace")
+    return ThreadStat(shown(name[:MAX_NAME].decode("utf-8", "replace")), state, flags, threads, start)
+
+
+def context_switches(status: bytes) -> int | None:
+    """Return how often the thread has given up a core, by will or not; None if it is not said.
+
+    A thread that sleeps on does not switch; one that is busy with a disk sleeps often, and switches.
+    """
+    found = 0
+    lines = [line for line in status.splitlines() if b"voluntary_ctxt_switches:" in line]
+    for line in lines:
+        figures = line.rpartition(b":")[2].strip()
+        if not figures.isdigit() or len(figures) > 20:
+            return None
+        found += int(figures)
+    return found if lines else None
+
+
+# A read takes about 15 us: 3000 of them every 15 s are a third of a percent of a core.
+MAX_PROCESSES = 2000
+MAX_THREADS = 1000  # besides the first of each process
+
+ThreadKey = tuple[int, int]  # process, thread
+
+
+class ThreadWalk:
+    """Remembers how far it has come. `proc` is the root of a procfs."""
+
+    def __init__(self, proc: str, processes: int = MAX_PROCESSES, threads: int = MAX_THREADS) -> None:
+        self._proc = proc
+        self._most_processes = processes
+        self._most_threads = threads
+        self._last_process = 0
+        self._last_thread: ThreadKey = (0, 0)
+
+    def asleep(self) -> list[tuple[ThreadKey, ThreadStat]]:
+        """Return those of the threads seen this time that are in uninterruptible sleep."""
+        pids = [int(each) for each in names(self._proc) if each.isdecimal()]
+        found, several = [], []
+        for pid in _rotated(self._last_process, sorted(pids))[: self._most_processes]:
+            self._last_process = pid
+            seen = self.stat((pid, pid))
+            if seen is None:
+                continue
+            if seen.is_asleep:
+                found.append(((pid, pid), seen))
+            if seen.threads > 1:
+                several.append(pid)
+        return found + list(self._others(sorted(several)))
+
+    def stat(self, key: ThreadKey) -> ThreadStat | None:
+        """Return what is said of one thread; None if it is gone."""
+        pid, tid = key
+        folder = str(pid) if pid == tid else f"{pid}/task/{tid}"
+        raw = content(f"{self._proc}/{folder}/stat", STAT_BYTES)
+        return parse_stat(raw) if raw else None
+
+    def _others(self, pids: Sequence[int]) -> Iterator[tuple[ThreadKey, ThreadStat]]:
+        left = self._most_threads
+        for pid in _rotated(self._last_thread[0] - 1, pids):  # the one it ended in comes first
+            tids = sorted(int(each) for each in names(f"{self._proc}/{pid}/task") if each.isdecimal())
+            after = self._last_thread[1] if pid == self._last_thread[0] else 0
+            for tid in tids[bisect_right(tids, after) :]:
+                if left == 0:
+                    return
+                if tid != pid:
+                    left -= 1
+                    self._last_thread = (pid, tid)
+                    seen = self.stat((pid, tid))
+                    if seen is not None and seen.is_asleep:
+                        yield (pid, tid), seen
+        self._last_thread = (0, 0)  # all have been seen: the next look begins anew
+
+
+def _rotated(last: int, ids: Sequence[int]) -> list[int]:
+    """Return `ids`, sorted as they are, from the first after `last` on, around to it."""
+    at = bisect_right(ids, last)
+    return [*ids[at:], *ids[:at]]
+
+
+STACK_BYTES = 16384
+
+# Not nvidia_fs: what hangs there is the storage.
+_DRIVER_MODULE = re.compile(rb"\[nvidia(_uvm|_modeset|_drm|_peermem)?\]")
+_DRIVER_SYMBOL = re.compile(r"nvidia(?!_?fs)|^_?nv_|^_nv\d|^uvm_")
+
+
+def in_driver(stack: bytes | None, wait_channel: str) -> bool:
+    """Say whether the driver is in the stack or, where no stack may be read, is what is waited in.
+
+    A line of the stack is `[<0>] uvm_ioctl+0x1f/0x30 [nvidia_uvm]`: the module is what tells.
+    """
+    if stack:
+        return _DRIVER_MODULE.search(stack) is not None
+    return _DRIVER_SYMBOL.search(wait_channel) is not None
+
+
+STUCK_S = 60.0  # "a minute or more"
+MAX_SUSPECTS = 256
+MAX_NAMED = 3  # in the text
+
+# Wait channels of a thread that was frozen on purpose: a paused container of cgroup v1 is in state D.
+FROZEN_CHANNELS = ("__refrigerator", "do_freezer_trap", "get_signal")
+
+
+@dataclass(frozen=True, slots=True)
+class SleepingThread:
+    """A thread in uninterruptible sleep."""
+
+    name: str
+    start: int
+    switches: int
+    wait_channel: str  # "" where it may not be read
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A thread that has been asleep without a switch since it was first seen."""
+
+    asleep: SleepingThread
+    since_s: float
+
+
+def suspects(
+    before: Mapping[ThreadKey, Suspect], now: Mapping[ThreadKey, SleepingThread], now_s: float
+) -> dict[ThreadKey, Suspect]:
+    """Return who may be stuck, and since when. One that has run since the last look begins anew."""
+    found = {}
+    for key, asleep in list(now.items())[:MAX_SUSPECTS]:
+        known = before.get(key)
+        same = (
+            known is not None
+            and known.asleep.start == asleep.start
+            and known.asleep.switches == asleep.switches
+        )
+        if asleep.wait_channel not in FROZEN_CHANNELS:
+            found[key] = Suspect(asleep, known.since_s if known is not None and same else now_s)
+    return found
+
+
+def process_count(stuck: Iterable[ThreadKey]) -> int:
+    """Return how many processes the threads belong to."""
+    return len({pid for pid, _ in stuck})
+
+
+def asleep_for(found: Mapping[ThreadKey, Suspect], now_s: float, for_s: float) -> dict[ThreadKey, Suspect]:
+    """Return those that have been asleep for `for_s` or more."""
+    return {key: each for key, each in found.items() if now_s - each.since_s >= for_s}
+
+
+def describe(stuck: Mapping[ThreadKey, Suspect], now_s: float) -> str:
+    """Return who is stuck, for people: the longest first, and how many more."""
+    order = sorted(stuck.items(), key=lambda item: (item[1].since_s, item[0]))
+    told = [
+        f"{each.asleep.name} ({tid}) for {now_s - each.since_s:.0f} s"
+        + (f" in {each.asleep.wait_channel}" if each.asleep.wait_channel else "")
+        for (_, tid), each in order[:MAX_NAMED]
+    ]
+    more = [f"and {len(order) - MAX_NAMED} more"] if len(order) > MAX_NAMED else []
+    return ", ".join(told + more)
+
+
+IN_DRIVER_S = 10.0  # seen twice without a switch; how long is too long is the policy's
+MAX_STACKS = 64
+NO_STACK = (
+    "neither /proc/PID/stack (CAP_SYS_ADMIN) nor /proc/PID/wchan (CAP_SYS_PTRACE) may be read: "
+    "which driver a stuck process waits for cannot be told"
+)
+
+
+class StuckThreads:
+    """Sees the processes of one procfs: those of the host need the host's PID namespace."""
+
+    checks = frozenset({"uninterruptible", "gpu_process_stuck"})
+
+    def __init__(self, proc: str, walk: ThreadWalk | None = None) -> None:
+        self._proc = proc
+        self._walk = walk or ThreadWalk(proc)
+        self._suspects: dict[ThreadKey, Suspect] = {}
+        self._is_blind = False
+
+    def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
+        self._suspects = suspects(self._suspects, self._asleep(), now_s)
+        if "uninterruptible" in due:
+            stuck = asleep_for(self._suspects, now_s, STUCK_S)
+            yield _counted("uninterruptible", stuck, now_s)
+        if "gpu_process_stuck" in due:
+            self._is_blind = not self._may_see_stacks()
+            if not self._is_blind:
+                stuck = asleep_for(self._suspects, now_s, IN_DRIVER_S)
+                yield _counted("gpu_process_stuck", self._in_driver(stuck), now_s)
+
+    def left_out(self) -> tuple[LeftOut, ...]:
+        return (LeftOut("gpu_process_stuck", NO_STACK),) if self._is_blind else ()
+
+    def _asleep(self) -> dict[ThreadKey, SleepingThread]:
+        # Those known go first: the walk comes to each of them only now and then.
+        known = [(key, self._walk.stat(key)) for key in self._suspects]
+        still = [(key, each) for key, each in known if each is not None and each.is_asleep]
+        found = dict([*still, *self._walk.asleep()])
+        described = {key: self._described(key, each) for key, each in list(found.items())[:MAX_SUSPECTS]}
+        return {key: each for key, each in described.items() if each is not None}
+
+    def _described(self, key: ThreadKey, found: ThreadStat) -> SleepingThread | None:
+        count = context_switches(content(self._path(key, "status"), STATUS_BYTES) or b"")
+        return (
+            None if count is None else SleepingThread(found.name, found.start, count, self._wait_channel(key))
+        )
+
+    def _wait_channel(self, key: ThreadKey) -> str:
+        """Return what it waits in. The kernel writes 0 for those that may not know."""
+        found = text(content(self._path(key, "wchan"))) or ""
+        return "" if found == "0" else found
+
+    def _in_driver(self, stuck: Mapping[ThreadKey, Suspect]) -> dict[ThreadKey, Suspect]:
+        return {
+            key: each
+            for key, each in list(stuck.items())[:MAX_STACKS]
+            if in_driver(self._stack(key), each.asleep.wait_channel)
+        }
+
+    def _stack(self, key: ThreadKey) -> bytes | None:
+        return content(self._path(key, "stack"), STACK_BYTES)
+
+    def _may_see_stacks(self) -> bool:
+        """Try with process 1, which sleeps nearly always."""
+        return bool(self._stack((1, 1)) or self._wait_channel((1, 1)))
+
+    def _path(self, key: ThreadKey, name: str) -> str:
+        pid, tid = key
+        return f"{self._proc}/{pid}/task/{tid}/{name}"
+
+
+def _counted(check: str, stuck: Mapping[ThreadKey, Suspect], now_s: float) -> Reading:
+    value = float(process_count(stuck))
+    return Reading(check, NODE, value, describe(stuck, now_s))
