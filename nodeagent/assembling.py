@@ -21,11 +21,11 @@ from nodeagent import memory as memories
 from nodeagent.agent import Fitted
 from nodeagent.clock import Clock
 from nodeagent.host.sensor import HostSensor
-from nodeagent.kernel.journal import JOURNALCTL, Journal
-from nodeagent.kernel.kmsg import Cursor, Kmsg
-from nodeagent.kernel.lines import Lines
+from nodeagent.kernel.journal import JOURNALCTL, JournalSensor
+from nodeagent.kernel.kmsg import KmsgCursor, KmsgSensor
+from nodeagent.kernel.line_reader import LinePatterns
 from nodeagent.memory import Memory, Newer
-from nodeagent.nvml.driver import Driver
+from nodeagent.nvml.driver import NvmlDriver
 from nodeagent.nvml.events import NvmlEvents
 from nodeagent.nvml.polling import NvmlPolling
 from nodeagent.operator_word import OperatorWord
@@ -33,7 +33,7 @@ from nodeagent.options import POLICY_FILE
 from nodeagent.policy import kernel_lines, loading
 from nodeagent.policy.mistakes import BadPolicy
 from nodeagent.policy.rules import Kind, Policy
-from nodeagent.sysfs.ib_ports import Expected
+from nodeagent.sysfs.infiniband import ExpectedPorts
 from nodeagent.sysfs.sensor import SysfsSensor
 
 MAX_POLICY_BYTES = 1 << 20
@@ -50,7 +50,7 @@ class Fit:
     problems: tuple[str, ...]
     sensors: list[Fitted]
     branch: Callable[[], int | None]
-    lines: Lines
+    lines: LinePatterns
     test: bool
 
     def about(self) -> dict[str, Any]:
@@ -88,8 +88,10 @@ def fit(
         chosen = hastened(chosen, quick_s, promised=options.gpus is not None)
     memory, problems = _memory(options.state_dir, keeps)
     clock = clocks.begin(memory.anchor, memory.last_s)
-    driver = Driver(options.sys)
-    lines = Lines(kernel_lines.load((loading.FOLDER / "kernel_lines.toml").read_text(encoding="utf-8")))
+    driver = NvmlDriver(options.sys)
+    lines = LinePatterns(
+        kernel_lines.load((loading.FOLDER / "kernel_lines.toml").read_text(encoding="utf-8"))
+    )
     sensors = _sensors(options, chosen, clock, memory, driver, lines, trusting)
     if quick_s is not None:
         for each in sensors:
@@ -188,8 +190,8 @@ def _sensors(
     chosen: Policy,
     clock: Clock,
     memory: Memory,
-    driver: Driver,
-    lines: Lines,
+    driver: NvmlDriver,
+    lines: LinePatterns,
     trusting: bool,
 ) -> list[Fitted]:
     periods_s = {name: rule.period_s for name, rule in chosen.rules.items() if rule.period_s}
@@ -199,7 +201,7 @@ def _sensors(
         driver, clock, periods_s, _mapping(before, NvmlPolling.name), options.gpus, promised
     )
     host = HostSensor(clock, periods_s, _mapping(before, HostSensor.name), options.proc, options.root)
-    expected = Expected(options.ib_ports, options.ib_gbps)
+    expected = ExpectedPorts(options.ib_ports, options.ib_gbps)
     sysfs = SysfsSensor(clock, periods_s, _mapping(before, SysfsSensor.name), options.sys, expected)
     word = OperatorWord(options.state_dir, clock.now_s, before.get(OperatorWord.name))
     return [
@@ -213,13 +215,17 @@ def _sensors(
 
 
 def _kernel_log(
-    options: argparse.Namespace, clock: Clock, memory: Memory, lines: Lines, trusting: bool
+    options: argparse.Namespace, clock: Clock, memory: Memory, lines: LinePatterns, trusting: bool
 ) -> list[Fitted]:
-    kmsg = Kmsg(
-        clock, lines, _cursor(memory.positions.get(Kmsg.name)), path=options.kmsg, trust_user_lines=trusting
+    kmsg = KmsgSensor(
+        clock,
+        lines,
+        _cursor(memory.positions.get(KmsgSensor.name)),
+        path=options.kmsg,
+        trust_user_lines=trusting,
     )
-    text = memory.positions.get(Journal.name)
-    journal = Journal(
+    text = memory.positions.get(JournalSensor.name)
+    journal = JournalSensor(
         clock,
         lines,
         text if isinstance(text, str) else "",
@@ -251,7 +257,7 @@ def _mapping(positions: dict[str, Any], name: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _cursor(raw: Any) -> Cursor | None:
+def _cursor(raw: Any) -> KmsgCursor | None:
     if isinstance(raw, list) and len(raw) == 2 and isinstance(raw[0], str) and type(raw[1]) is int:
-        return Cursor(raw[0], raw[1])
+        return KmsgCursor(raw[0], raw[1])
     return None

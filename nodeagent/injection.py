@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nodeagent.inbox import Inbox
-from nodeagent.kernel.lines import Lines
+from nodeagent.kernel.line_reader import LinePatterns
 from nodeagent.observation import Observation
 from nodeagent.policy.rules import Kind, Policy
 
@@ -15,7 +15,7 @@ MAX_LINE = 8192
 
 
 def injector(
-    inbox: Inbox, policy: Policy, lines: Lines, now_s: Callable[[], float]
+    inbox: Inbox, policy: Policy, lines: LinePatterns, now_s: Callable[[], float]
 ) -> Callable[[Mapping[str, Any]], str]:
     """Return what `POST /v1/inject` calls with its body: it says what was done, or raises ValueError."""
 
@@ -27,7 +27,9 @@ def injector(
     return inject
 
 
-def parse(asked: Mapping[str, Any], policy: Policy, lines: Lines, at_s: float) -> tuple[Observation, ...]:
+def parse(
+    asked: Mapping[str, Any], policy: Policy, lines: LinePatterns, at_s: float
+) -> tuple[Observation, ...]:
     """Return the observations that a request stands for. Raises ValueError, one line."""
     what, value = asked.get("what"), str(asked.get("value", ""))[:MAX_LINE]
     entity = str(asked.get("entity", ""))[:200]

@@ -26,7 +26,7 @@ from bench.text import Verdict, all_met, at_most, below, percent, seconds, summa
 from nodeagent.agent import Agent, Fitted
 from nodeagent.clock import begin
 from nodeagent.memory import Memory
-from nodeagent.nvml.driver import Driver
+from nodeagent.nvml.driver import NvmlDriver
 from nodeagent.nvml.events import NvmlEvents
 from nodeagent.policy.loading import load
 from tests.fakenvml.costs import sweep_cpu_s
@@ -73,7 +73,7 @@ def events(count: int) -> list[float]:
         tempfile.TemporaryDirectory(prefix="bench-node-") as folder,
         faked(Path(folder) / "nvml", GPUS) as fake,
     ):
-        clock, driver = begin(None, 0.0), Driver(Path(folder))
+        clock, driver = begin(None, 0.0), NvmlDriver(Path(folder))
         agent = Agent(load(), clock, Memory(), Path(folder), lambda _: None, lambda: driver.branch)
         agent.watch([Fitted(NvmlEvents(driver, clock))])
         running = threading.Thread(target=agent.run)

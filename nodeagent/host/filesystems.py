@@ -10,6 +10,11 @@ from typing import Any
 from nodeagent.host.mounts import OWN_NUMBERS, Mount, SelectedMounts, parse, select, unescaped
 from nodeagent.reading import LeftOut, Reading, content
 
+WRITABLE, READ_ONLY = 0.0, 1.0
+MAX_REMEMBERED = 512
+MOUNTINFO_BYTES = 4 << 20  # a node with thousands of pods has one of about a megabyte
+FSTAB_BYTES = 1 << 20
+
 
 def disk_used(blocks: int, free: int, available: int) -> float | None:
     """Return percent used of what users can have; None if the file system has no size.
@@ -28,10 +33,6 @@ def inodes_used(inodes: int, free: int) -> float | None:
 
 def _percent(part: int, whole: int) -> float:
     return min(100.0, 100.0 * part / whole)  # of very large numbers rounding makes a little more
-
-
-WRITABLE, READ_ONLY = 0.0, 1.0
-MAX_REMEMBERED = 512
 
 
 def fstab_writable(fstab: bytes) -> frozenset[str]:
@@ -63,10 +64,6 @@ def read_only_state(mount: Mount, writable: Iterable[str], wanted: frozenset[str
     if not mount.read_only:
         return WRITABLE
     return READ_ONLY if mount.point in wanted or mount_key(mount) in writable else None
-
-
-MOUNTINFO_BYTES = 4 << 20  # a node with thousands of pods has one of about a megabyte
-FSTAB_BYTES = 1 << 20
 
 
 class FileSystems:

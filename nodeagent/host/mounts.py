@@ -1,4 +1,4 @@
-"""Select the mounts to look at: each local file system once, and none that a server could block. Pure."""
+"""Selects the mounts to look at: each local file system once, and none that a server could block. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of kernel resources in use: memory, open files, process ids, load."""
+"""Checks of the kernel resources in use: memory, open files, process ids and load."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Checks for threads that are stuck in the kernel, and whether it is the NVIDIA driver that they wait in.
+"""Checks for threads that are stuck in the kernel, and whether they wait in the NVIDIA driver.
 
-A thread in state D is not necessarily stuck: one that is busy with a disk is in that state most of the time. A thread
-counts as stuck when it has been in state D for a minute without a context switch.
+A thread in state D is not necessarily stuck: one that is busy with a disk is in that state most of the time.
+A thread counts as stuck when it has been in state D for a minute without a context switch.
 
-The walk reads a bounded number of files per look. A stuck thread stays stuck, so not every thread need be seen in each
-look: the walk continues where the previous one ended. It reads only files that the kernel serves without the lock of
-the process's memory, which a stuck process may hold: reading `cmdline` would block.
+The walk reads a bounded number of files per look. A stuck thread stays stuck, so not every thread need be
+seen in each look: the walk continues where the previous one ended. It reads only files that the kernel serves
+without the lock of the process's memory, which a stuck process may hold: reading `cmdline` would block.
 """
 
 from __future__ import annotations
@@ -22,6 +22,28 @@ STAT_BYTES = 1024
 STATUS_BYTES = 16384  # the context switches are its last two lines
 PF_KTHREAD = 0x00200000  # linux/sched.h
 MAX_NAME = 64
+
+# A read takes about 15 us: 3000 of them every 15 s are a third of a percent of a core.
+MAX_PROCESSES = 2000
+MAX_THREADS = 1000  # besides the first of each process
+ThreadKey = tuple[int, int]  # process, thread
+STACK_BYTES = 16384
+
+# Not nvidia_fs: what hangs there is the storage.
+_DRIVER_MODULE = re.compile(rb"\[nvidia(_uvm|_modeset|_drm|_peermem)?\]")
+_DRIVER_SYMBOL = re.compile(r"nvidia(?!_?fs)|^_?nv_|^_nv\d|^uvm_")
+STUCK_S = 60.0  # "a minute or more"
+MAX_SUSPECTS = 256
+MAX_NAMED = 3  # in the text
+
+# Wait channels of a thread that was frozen on purpose: a paused container of cgroup v1 is in state D.
+FROZEN_CHANNELS = ("__refrigerator", "do_freezer_trap", "get_signal")
+IN_DRIVER_S = 10.0  # seen twice without a switch; how long is too long is the policy's
+MAX_STACKS = 64
+NO_STACK = (
+    "neither /proc/PID/stack (CAP_SYS_ADMIN) nor /proc/PID/wchan (CAP_SYS_PTRACE) may be read: "
+    "which driver a stuck process waits for cannot be told"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +93,6 @@ def context_switches(status: bytes) -> int | None:
             return None
         found += int(figures)
     return found if lines else None
-
-
-# A read takes about 15 us: 3000 of them every 15 s are a third of a percent of a core.
-MAX_PROCESSES = 2000
-MAX_THREADS = 1000  # besides the first of each process
-
-ThreadKey = tuple[int, int]  # process, thread
 
 
 class ThreadWalk:
@@ -135,13 +150,6 @@ def _rotated(last: int, ids: Sequence[int]) -> list[int]:
     return [*ids[at:], *ids[:at]]
 
 
-STACK_BYTES = 16384
-
-# Not nvidia_fs: what hangs there is the storage.
-_DRIVER_MODULE = re.compile(rb"\[nvidia(_uvm|_modeset|_drm|_peermem)?\]")
-_DRIVER_SYMBOL = re.compile(r"nvidia(?!_?fs)|^_?nv_|^_nv\d|^uvm_")
-
-
 def in_driver(stack: bytes | None, wait_channel: str) -> bool:
     """Say whether the driver is in the stack or, where no stack may be read, is what is waited in.
 
@@ -150,14 +158,6 @@ def in_driver(stack: bytes | None, wait_channel: str) -> bool:
     if stack:
         return _DRIVER_MODULE.search(stack) is not None
     return _DRIVER_SYMBOL.search(wait_channel) is not None
-
-
-STUCK_S = 60.0  # "a minute or more"
-MAX_SUSPECTS = 256
-MAX_NAMED = 3  # in the text
-
-# Wait channels of a thread that was frozen on purpose: a paused container of cgroup v1 is in state D.
-FROZEN_CHANNELS = ("__refrigerator", "do_freezer_trap", "get_signal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,14 +215,6 @@ def describe(stuck: Mapping[ThreadKey, Suspect], now_s: float) -> str:
     ]
     more = [f"and {len(order) - MAX_NAMED} more"] if len(order) > MAX_NAMED else []
     return ", ".join(told + more)
-
-
-IN_DRIVER_S = 10.0  # seen twice without a switch; how long is too long is the policy's
-MAX_STACKS = 64
-NO_STACK = (
-    "neither /proc/PID/stack (CAP_SYS_ADMIN) nor /proc/PID/wchan (CAP_SYS_PTRACE) may be read: "
-    "which driver a stuck process waits for cannot be told"
-)
 
 
 class StuckThreads:

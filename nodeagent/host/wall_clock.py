@@ -1,7 +1,7 @@
 """Checks of the wall clock: whether somebody set it, and whether anything disciplines it.
 
-The kernel slews CLOCK_REALTIME and CLOCK_BOOTTIME by the same factor and counts sleep into both. The difference between
-them therefore changes only when somebody sets the clock, or at a leap second.
+The kernel slews CLOCK_REALTIME and CLOCK_BOOTTIME by the same factor and counts sleep into both. The
+difference between them therefore changes only when somebody sets the clock, or at a leap second.
 
 adjtimex(2) reports whether anything disciplines the clock. Reading it needs no privilege.
 """
@@ -19,8 +19,9 @@ from nodeagent.reading import LeftOut, Reading
 TRIES = 5
 CLOSE_S = 1e-4  # two clocks that were read within this are taken at once
 LOOSE_S = 0.1  # what was read in more says nothing: the machine stood still in between
-
 ClockSample = tuple[float, float, float]  # CLOCK_BOOTTIME before, the wall clock, CLOCK_BOOTTIME after
+STA_UNSYNC = 0x0040  # linux/timex.h
+SYNCHRONISED, UNSYNCHRONISED = 0.0, 1.0
 
 
 def read_clocks() -> list[ClockSample]:
@@ -46,10 +47,6 @@ def wall_offset(samples: Sequence[ClockSample]) -> float | None:
 def offset_change(before: float | None, now: float) -> float:
     """Return by how much the wall clock has jumped between two offsets, in seconds; 0 at first."""
     return 0.0 if before is None else abs(now - before)
-
-
-STA_UNSYNC = 0x0040  # linux/timex.h
-SYNCHRONISED, UNSYNCHRONISED = 0.0, 1.0
 
 
 class _Timex(ctypes.Structure):

@@ -1,28 +1,44 @@
-"""The sensor of the kernel's ring buffer: instant, complete, and needs a privileged container."""
+"""The sensor of the kernel's ring buffer, /dev/kmsg: instant and complete; needs a privileged container.
+
+Records are parsed as Documentation/ABI/testing/dev-kmsg of the Linux source describes them.
+
+The kernel stamps records with the processor's counter. CLOCK_MONOTONIC is the same counter slewed by NTP, and
+the two drift apart by seconds a day: without a correction, an event that another sensor saw at the same
+moment would seem to come before or after. CLOCK_MONOTONIC_RAW is not slewed, so its distance from
+CLOCK_MONOTONIC gives the correction.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import select
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.beat import left_s
 from nodeagent.clock import Clock
-from nodeagent.kernel import record, stamps
-from nodeagent.kernel.lines import Lines
-from nodeagent.kernel.losses import Losses
-from nodeagent.kernel.sightings import Sightings
+from nodeagent.kernel.line_reader import LinePatterns, LineReader, LostRecords
 from nodeagent.observation import Observation
 from nodeagent.sensor import WAIT_S, Unavailable
 
+MAX_FIELDS = 16  # the kernel itself writes two: SUBSYSTEM and DEVICE
+KERNEL_FACILITY = (
+    0  # the facility of what the kernel wrote; what is written to /dev/kmsg gets another, always
+)
+
+# "priority,sequence,microseconds,flags[,more];text", then lines " KEY=value"; more may come before the ";".
+_HEAD = rb"(\d{1,9}),(\d{1,20}),(\d{1,20}),[^;\n]*;"
+_NUMBERED = re.compile(_HEAD)
+_RECORD = re.compile(_HEAD + rb"([^\n]*)(.*)", re.DOTALL)
+_ESCAPED = re.compile(rb"\\x([0-9a-fA-F]{2})")
 PATH = Path("/dev/kmsg")
 BUFFER_BYTES = 16384  # the kernel's longest record is CONSOLE_EXT_LOG_MAX, 8192 until now
 MAX_RECORDS = 4096  # of one `read`, some 30 ms: a flood must not keep the thread from stopping
 MAX_FAILURES = 64  # of one `read`, of records that are longer than the buffer
-
 _NOT_ALLOWED = (
     "a container must be privileged to read it: CAP_SYSLOG and a hostPath mount are not enough, because the "
     "device cgroup refuses the open. The journal has the same lines and needs no privilege: mount /var/log"
@@ -30,14 +46,70 @@ _NOT_ALLOWED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Cursor:
+class KmsgRecord:
+    """One message of the log."""
+
+    facility: int
+    priority: int  # 0 emergency to 7 debug
+    seq: int  # one more than that of the record before, if none was lost
+    monotonic_s: float  # since boot, by the clock of the log: see `stamps`
+    text: str  # unescaped: may hold line ends
+    fields: tuple[tuple[str, str], ...] = ()
+
+
+def parse_record(raw: bytes) -> KmsgRecord | None:
+    """Return what a record says; None if it is none. Never raises, in time linear in its length."""
+    match = _RECORD.match(raw)
+    if match is None:
+        return None
+    level, seq, stamp_us, text, rest = match.groups()
+    number = int(level)
+    fields = _fields(rest) if rest not in (b"", b"\n") else ()
+    return KmsgRecord(number >> 3, number & 7, int(seq), int(stamp_us) / 1e6, _unescaped(text), fields)
+
+
+def record_sequence(raw: bytes) -> int | None:
+    """Return the `seq` of a record whose text does not matter; None if it is none."""
+    match = _NUMBERED.match(raw)
+    return None if match is None else int(match[2])
+
+
+def _unescaped(text: bytes) -> str:
+    if b"\\" in text:
+        text = _ESCAPED.sub(lambda found: bytes([int(found[1], 16)]), text)
+    return text.decode("utf-8", "replace")
+
+
+def _fields(rest: bytes) -> tuple[tuple[str, str], ...]:
+    found = []
+    for line in rest.split(b"\n", MAX_FIELDS + 1)[1 : MAX_FIELDS + 1]:
+        key, equals, value = line.partition(b"=")
+        if equals and key.startswith(b" "):
+            found.append((_unescaped(key[1:]), _unescaped(value)))
+    return tuple(found)
+
+
+def stamp_to_monotonic(stamp_s: float, monotonic_now_s: float, raw_now_s: float) -> float:
+    """Return the CLOCK_MONOTONIC reading at a stamp: the slew of the whole time since boot, in proportion."""
+    if raw_now_s <= 0:
+        return stamp_s
+    return min(stamp_s * (monotonic_now_s / raw_now_s), monotonic_now_s)
+
+
+def read_clocks() -> tuple[float, float]:
+    """Return both clocks' readings, for `monotonic_s`."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC), time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
+
+
+@dataclass(frozen=True, slots=True)
+class KmsgCursor:
     """How far the log has been read."""
 
     boot_id: str
     seq: int  # of the last record read
 
 
-class Kmsg:
+class KmsgSensor:
     """Reads records; one `read` of the descriptor gives one. See `Sensor`.
 
     Args:
@@ -56,8 +128,8 @@ class Kmsg:
     def __init__(
         self,
         clock: Clock,
-        lines: Lines,
-        cursor: Cursor | None = None,
+        lines: LinePatterns,
+        cursor: KmsgCursor | None = None,
         *,
         path: Path = PATH,
         trust_user_lines: bool = False,
@@ -69,16 +141,16 @@ class Kmsg:
         self._trusted = trust_user_lines
         self._opener = opener or self._open
         self._reader = reader
-        self._sightings = Sightings(lines, self.name)
+        self._sightings = LineReader(lines, self.name)
         here = cursor is not None and cursor.boot_id == clock.anchor.boot_id
         self._seq = cursor.seq if cursor is not None and here else None
         self._fd: int | None = None
-        self._losses = Losses(clock, self.name, "the kernel overwrote records before they were read")
+        self._losses = LostRecords(clock, self.name, "the kernel overwrote records before they were read")
 
     @property
-    def cursor(self) -> Cursor | None:
+    def cursor(self) -> KmsgCursor | None:
         """How far has been read; what `read` has returned is of records up to there. None: nothing yet."""
-        return None if self._seq is None else Cursor(self._clock.anchor.boot_id, self._seq)
+        return None if self._seq is None else KmsgCursor(self._clock.anchor.boot_id, self._seq)
 
     @property
     def lost(self) -> int:
@@ -115,7 +187,7 @@ class Kmsg:
 
     def _drain(self, fd: int, found: list[Observation]) -> bool:
         """Read what is there, up to a bound; False if nothing was."""
-        slew, failures = stamps.slew(), 0
+        slew, failures = read_clocks(), 0
         for count in range(MAX_RECORDS):
             try:
                 raw = self._reader(fd, BUFFER_BYTES)
@@ -139,15 +211,15 @@ class Kmsg:
 
     def _take(self, raw: bytes, slew: tuple[float, float], found: list[Observation]) -> None:
         if not self._sightings.worth(raw):  # nearly all
-            seq = record.sequence(raw)
+            seq = record_sequence(raw)
             if seq is not None:
                 self._is_new(seq)
             return
-        one = record.parse(raw)
+        one = parse_record(raw)
         if one is None or not self._is_new(one.seq):
             return
-        if one.facility == record.KERNEL or self._trusted:
-            at_s = self._clock.from_monotonic(stamps.monotonic_s(one.monotonic_s, *slew))
+        if one.facility == KERNEL_FACILITY or self._trusted:
+            at_s = self._clock.from_monotonic(stamp_to_monotonic(one.monotonic_s, *slew))
             found += self._sightings.take(one.text, at_s)
 
     def _is_new(self, seq: int) -> bool:

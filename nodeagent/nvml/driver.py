@@ -1,12 +1,14 @@
-"""NVML, shared by the sensors: initialised by the first, shut down by the last, anew after it was lost.
+"""One NVML session shared by the sensors: the first initialises NVML, the last shuts it down.
 
-Each sensor calls NVML from its own thread, between `join` and `leave`, and holds no lock meanwhile: a call
-that never returns stops nobody else. All calls belong to a session. Whoever sees that the driver is gone ends
-the session; the others see it before their next call, and leave. NVML counts its inits, so only when the last
-one has left is it shut down and initialised anew. One that is stuck in a call prevents that, and so would the
-driver: the module cannot be exchanged while a call is in it. Then `join` says so instead of waiting.
+Each sensor calls NVML from its own thread, between `join` and `leave`, and holds no lock during the call, so
+a call that never returns stops no other sensor. All calls belong to a session. A sensor that finds the driver
+gone ends the session; the others notice it before their next call, and leave. NVML counts its inits, so it
+can be shut down and initialised again only when the last sensor has left. A sensor that is stuck in a call
+prevents that, and so would the driver: its module cannot be exchanged while a call is in it. Then `join`
+raises DriverGone instead of waiting.
 
-The one lock is never held over a call of NVML: who initialises or shuts down has marked it busy.
+The one lock is never held during a call of NVML: the sensor that initialises or shuts down has marked the
+driver busy.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeagent.nvml import library, presence
+from nodeagent.nvml import inventory, library
 from nodeagent.nvml.library import DriverGone, nvml
 
 PATIENCE_S = 5.0  # with an init by the other sensor: seconds, where no persistence daemon keeps GPUs awake
@@ -24,7 +26,7 @@ _FLAGS = nvml.NVML_INIT_FLAG_NO_GPUS
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class NvmlSession:
     """NVML from one init to its shutdown. Handles are good within one session."""
 
     number: int
@@ -42,22 +44,22 @@ class _Ended:
     renewal: bool  # nothing is wrong with it: GPUs are to be looked for anew
 
 
-class Driver:
+class NvmlDriver:
     """See the module. May be used from any thread."""
 
-    def __init__(self, sysfs: Path = presence.SYSFS, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, sysfs: Path = inventory.SYSFS, patience_s: float = PATIENCE_S) -> None:
         self.sysfs = sysfs
         self._patience_s = patience_s
         self._changed = threading.Condition()
         self._busy = ""  # who is in nvmlInit or nvmlShutdown
         self._users: set[str] = set()
-        self._session: Session | None = None
+        self._session: NvmlSession | None = None
         self._ended: _Ended | None = None
         self._lost = False  # since the last session that could be begun
         self._number = 0
         self.branch: int | None = None  # of the driver that was seen last
 
-    def join(self, who: str) -> Session:
+    def join(self, who: str) -> NvmlSession:
         """Return the session that is open, or open one.
 
         Blocks for as long as nvmlInit does, and no longer than the driver's patience while others
@@ -86,7 +88,7 @@ class Driver:
     def _stayed(self) -> bool:
         return self._ended is not None and bool(self._users)
 
-    def _begin(self, who: str, old: Session | None) -> Session:
+    def _begin(self, who: str, old: NvmlSession | None) -> NvmlSession:
         session = None
         try:
             if old is not None:
@@ -106,7 +108,7 @@ class Driver:
                 self._changed.notify_all()
         return session
 
-    def _initialise(self) -> Session:
+    def _initialise(self) -> NvmlSession:
         during = "nvmlInit"
         begun = False
         try:
@@ -121,22 +123,22 @@ class Driver:
             library.unload()
             raise library.driver_gone(error.value, during) from None
         self._number += 1
-        load = presence.driver_load(self.sysfs)
-        return Session(self._number, version, library_version, branch_of(version), load, self._lost)
+        load = inventory.driver_load(self.sysfs)
+        return NvmlSession(self._number, version, library_version, branch_of(version), load, self._lost)
 
-    def usable(self, session: Session) -> bool:
+    def usable(self, session: NvmlSession) -> bool:
         """Say whether the session goes on. Takes no lock: to be asked before every call that waits."""
         return self._session is session and self._ended is None
 
-    def lose(self, session: Session, gone: DriverGone) -> None:
+    def lose(self, session: NvmlSession, gone: DriverGone) -> None:
         """End a session because NVML has said that the driver is gone. The caller leaves next."""
         self._end(session, _Ended(gone.state, str(gone), renewal=False))
 
-    def renew(self, session: Session) -> None:
+    def renew(self, session: NvmlSession) -> None:
         """End a session in order to see GPUs that have come back. Everybody leaves it and joins the next."""
         self._end(session, _Ended(library.OK, "", renewal=True))
 
-    def _end(self, session: Session, ended: _Ended) -> None:
+    def _end(self, session: NvmlSession, ended: _Ended) -> None:
         with self._changed:
             if self._session is session and (self._ended is None or self._ended.renewal):
                 self._ended = ended

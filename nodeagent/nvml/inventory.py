@@ -1,16 +1,53 @@
-"""Which GPUs NVML lists, and what each of them is."""
+"""Which GPUs NVML lists and what each of them is; which NVIDIA GPUs the kernel shows without NVML."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nodeagent import observation
 from nodeagent.nvml import library
 from nodeagent.nvml.library import nvml
 
+SYSFS = Path("/sys")
+NVIDIA_VENDOR = "0x10de"  # the PCI vendor
+DISPLAY_CLASS = "0x03"  # the PCI base class of GPUs: VGA controllers 0x0300, 3D controllers 0x0302
+MAX_DEVICES = 4096
 MAX_GPUS = 64  # of one node; NVIDIA's largest have 16
+
+
+def gpus_on_bus(sysfs: Path = SYSFS) -> tuple[str, ...]:
+    """Return the addresses of the NVIDIA GPUs on the PCI bus; none also where there is no PCI."""
+    try:
+        devices = sorted((sysfs / "bus/pci/devices").iterdir())[:MAX_DEVICES]
+    except OSError:
+        return ()
+    return tuple(
+        each.name
+        for each in devices
+        if _word(each / "vendor") == NVIDIA_VENDOR and _word(each / "class")[:4] == DISPLAY_CLASS
+    )
+
+
+def driver_load(sysfs: Path = SYSFS) -> str:
+    """Return what tells one load of the NVIDIA module from the next; "" if it is not loaded.
+
+    sysfs gives every directory a new inode number, so a module that was taken out and put in again while
+    nobody looked has another one.
+    """
+    try:
+        return str((sysfs / "module/nvidia").stat().st_ino)
+    except OSError:
+        return ""
+
+
+def _word(path: Path) -> str:
+    try:
+        return path.read_text().strip().lower()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +66,14 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class GpuInventory:
     """What NVML lists. `count` includes GPUs that it lists and does not open."""
 
     count: int
     gpus: tuple[Gpu, ...]
 
 
-def count() -> int:
+def count_gpus() -> int:
     """Return how many GPUs NVML lists. Raises DriverGone."""
     try:
         return min(int(nvml.nvmlDeviceGetCount()), MAX_GPUS)
@@ -44,14 +81,14 @@ def count() -> int:
         raise library.driver_gone(error.value, "nvmlDeviceGetCount") from None
 
 
-def take() -> Inventory:
+def list_gpus() -> GpuInventory:
     """Look at all GPUs. One that does not answer is left out. Raises DriverGone."""
-    listed = count()
+    listed = count_gpus()
     found = [_opened(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(listed)]
-    return Inventory(listed, tuple(each for each in found if isinstance(each, Gpu)))
+    return GpuInventory(listed, tuple(each for each in found if isinstance(each, Gpu)))
 
 
-def find(pci: str) -> Gpu | int:
+def find_gpu(pci: str) -> Gpu | int:
     """Return the GPU at a PCI address, or the code that NVML gives instead. Raises DriverGone."""
     return _opened(nvml.nvmlDeviceGetHandleByPciBusId, pci)
 

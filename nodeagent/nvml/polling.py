@@ -1,23 +1,114 @@
-"""The sensor that asks NVML for the state of the driver and of every GPU."""
+"""The sensor that polls NVML for the state of the driver and of every GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from nodeagent import observation
 from nodeagent.clock import Clock
-from nodeagent.nvml import history, inventory, library, presence, probes
-from nodeagent.nvml.asking import Asker
-from nodeagent.nvml.driver import Driver, Session
+from nodeagent.nvml import gpu_checks, gpu_roster, inventory, library
+from nodeagent.nvml.driver import NvmlDriver, NvmlSession
+from nodeagent.nvml.gpu_checks import recovery_action
+from nodeagent.nvml.gpu_query import GpuGone, GpuQuery, GpuReading
+from nodeagent.nvml.gpu_roster import STATE_OF_GONE, GpuHistory, GpuRoster
 from nodeagent.nvml.library import DriverGone
-from nodeagent.nvml.roster import Roster
-from nodeagent.nvml.schedule import Schedule
-from nodeagent.nvml.sweeping import sweep_gpu
 from nodeagent.observation import Observation
+from nodeagent.periods import Periods
 from nodeagent.sensor import Unavailable
 
+ProbeRead = Callable[[GpuQuery, GpuHistory], Iterable[GpuReading]]
 RENEW_S = 60.0  # while a GPU is away: NVML looks for GPUs only when it is initialised
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Asks for the values of some checks at once."""
+
+    checks: frozenset[str]
+    read: ProbeRead
+
+
+def _alone(read: Callable[[GpuQuery], Iterator[GpuReading]], *checks: str) -> Probe:
+    return Probe(frozenset(checks), lambda asker, _history: read(asker))
+
+
+PROBES = (
+    _alone(recovery_action, "recovery_action"),
+    _alone(gpu_checks.uncorrected_errors, "ecc_dbe"),
+    _alone(gpu_checks.corrected_errors, "ecc_sbe"),
+    _alone(gpu_checks.sram_threshold, "ecc_sram_threshold"),
+    _alone(gpu_checks.remapped_rows, "row_remap_pending", "row_remap_failure"),
+    _alone(gpu_checks.retired_pages, "retired_pages", "retired_pages_pending"),
+    _alone(gpu_checks.inforom, "inforom"),
+    _alone(gpu_checks.temperature_margin, "gpu_temperature_margin"),
+    _alone(gpu_checks.throttled, "gpu_throttled"),
+    _alone(gpu_checks.pcie_link, "pcie_link"),
+    _alone(gpu_checks.pcie_replays, "pcie_replay"),
+    Probe(
+        frozenset({"nvlink_down"}),
+        lambda asker, history: gpu_checks.nvlink_down(gpu_checks.links_up(asker), history.links),
+    ),
+    _alone(gpu_checks.nvlink_errors, "nvlink_errors"),
+    _alone(gpu_checks.fabric, "fabric"),
+)
+# All that `NvmlPolling` tells as samples: what it is given the periods of.
+CHECKS = frozenset({"nvml", "gpu_state", "gpu_count"}).union(*(probe.checks for probe in PROBES))
+
+
+def sweep_gpu(
+    asker: GpuQuery | None, known: GpuHistory, due: frozenset[str], away: tuple[int, str]
+) -> Iterator[GpuReading]:
+    """Tell what is due of one GPU, then its state, and a `gpu_reset` if it was reset.
+
+    Args:
+        asker: None if NVML does not open the GPU: then `away` is its state and why.
+        known: What is known of it, brought up to date.
+
+    Raises:
+        DriverGone.
+    """
+    before = known.state
+    reasons: list[str] = []
+    if asker is None:
+        state, why = away
+    else:
+        asker.begin()
+        try:
+            yield from _values(asker, known, due, reasons)
+            state, why = _state(asker, before)
+        except GpuGone as gone:
+            state, why = STATE_OF_GONE[gone.code], str(gone)
+    if known.take_state(state):
+        reasons.append("it is back")
+    if "gpu_state" in due or state != before:
+        yield GpuReading("gpu_state", state, why)
+    if reasons:
+        yield GpuReading("gpu_reset", 0.0, "; ".join(reasons))
+
+
+def _values(
+    asker: GpuQuery, known: GpuHistory, due: frozenset[str], reasons: list[str]
+) -> Iterator[GpuReading]:
+    for probe in PROBES:
+        if not probe.checks & due:
+            continue
+        for reading in probe.read(asker, known):
+            if reading.check == "ecc_dbe" and known.take_uncorrected(reading.value):
+                reasons.append("its volatile counter of uncorrected errors restarted from zero")
+            if reading.check == "recovery_action" and known.take_recovery(int(reading.value)):
+                reasons.append("the driver asks for no reset any more")
+            if reading.check in due:
+                yield reading
+
+
+def _state(asker: GpuQuery, before: int) -> tuple[int, str]:
+    if asker.answered:
+        return gpu_roster.OK, ""
+    if asker.failed:
+        return gpu_roster.UNREADABLE, asker.failed
+    return before, ""  # nothing was asked
 
 
 class NvmlPolling:
@@ -31,7 +122,7 @@ class NvmlPolling:
 
     def __init__(
         self,
-        driver: Driver,
+        driver: NvmlDriver,
         clock: Clock,
         periods_s: Mapping[str, float],
         remembered: Mapping[str, Any] | None = None,
@@ -48,10 +139,10 @@ class NvmlPolling:
         """
         self._driver = driver
         self._clock = clock
-        self._schedule = Schedule({c: s for c, s in periods_s.items() if c in probes.CHECKS})
-        self._roster = Roster(history.load(remembered), expected)
+        self._periods = Periods(periods_s, CHECKS, self.period_s)
+        self._roster = GpuRoster(gpu_roster.load_history(remembered), expected)
         self._promised = promised
-        self._session: Session | None = None
+        self._session: NvmlSession | None = None
         self._begun_s = 0.0
         self._began = 0  # the number of the session whose GPUs are in the roster
         self._remembered = self._roster.history.dump()
@@ -89,7 +180,7 @@ class NvmlPolling:
         return self._remembered
 
     def _unless_no_gpus(self, gone: DriverGone) -> None:
-        if not self._roster.expected and not presence.gpus_on_bus(self._driver.sysfs):
+        if not self._roster.expected and not inventory.gpus_on_bus(self._driver.sysfs):
             raise Unavailable(
                 f"no NVIDIA driver, and no NVIDIA GPU on the PCI bus ({gone})", nothing_there=True
             ) from None
@@ -98,7 +189,7 @@ class NvmlPolling:
         if self._session is None or not self._driver.usable(self._session):
             self._session = self._driver.join(self.name)
         session = self._session
-        due = self._schedule.due(self._clock.now_s())
+        due = self._periods.due(self._clock.now_s())
         if session.number != self._began:
             yield from self._begin(session)
         elif due & {"gpu_state", "gpu_count"}:
@@ -117,7 +208,7 @@ class NvmlPolling:
             self._driver.renew(session)
             self.close()  # nobody can initialise it before everybody has left
 
-    def _begin(self, session: Session) -> Iterator[Observation]:
+    def _begin(self, session: NvmlSession) -> Iterator[Observation]:
         self._begun_s = self._clock.now_s()
         self._roster.void()
         yield from self._look(again=True)
@@ -127,10 +218,10 @@ class NvmlPolling:
         self._began = session.number
 
     def _look(self, again: bool) -> Iterator[Observation]:
-        listed = inventory.count()
+        listed = inventory.count_gpus()
         if again or listed != self._roster.count:
             for pci, old, new in self._roster.take(
-                inventory.take(), presence.gpus_on_bus(self._driver.sysfs)
+                inventory.list_gpus(), inventory.gpus_on_bus(self._driver.sysfs)
             ):
                 text = f"{new} in place of {old}"
                 yield self._tell("replaced", observation.gpu(pci), 0.0, text=text)
@@ -138,11 +229,11 @@ class NvmlPolling:
     def _gpu(self, pci: str, due: frozenset[str]) -> Iterator[Observation]:
         known = self._roster.history.gpus[pci]
         entity = observation.gpu(pci)
-        asker: Asker | None = self._roster.askers.get(pci)
+        asker: GpuQuery | None = self._roster.askers.get(pci)
         facts = self._roster.facts(pci)
-        if known.state in history.AWAY and "gpu_state" not in due:
+        if known.state in gpu_roster.AWAY and "gpu_state" not in due:
             return  # a GPU that is away may take long to say so
-        away = self._roster.away.get(pci, (history.VANISHED, "NVML lists it no more"))
+        away = self._roster.away.get(pci, (gpu_roster.VANISHED, "NVML lists it no more"))
         for reading in sweep_gpu(asker, known, due, away):
             told = facts if reading.check == "gpu_state" else reading.facts
             yield self._tell(reading.check, entity, reading.value, reading.text, told)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nodeagent.host import sensor as host
-from nodeagent.nvml import probes
+from nodeagent.nvml import polling
 from nodeagent.policy.overriding import KERNEL
 from nodeagent.sysfs import sensor as sysfs
 
@@ -15,7 +15,7 @@ _SEES: Mapping[str, frozenset[str]] = {
     "nvml-events": frozenset(
         {"recovery_action", "ecc_dbe", "ecc_sbe", "gpu_unavailable", "poison_fatal", "gpu_reset"}
     ),
-    "nvml-polling": probes.CHECKS | {"gpu_reset", "replaced"},
+    "nvml-polling": polling.CHECKS | {"gpu_reset", "replaced"},
     "host": host.CHECKS,
     "sysfs": sysfs.CHECKS,
     "agent": frozenset({"boot", "sensor_stuck", "sensor_lost", "memory_lost", "observations_dropped"}),

@@ -1,18 +1,24 @@
-"""Looks at the ports of InfiniBand and RoCE adapters: their state, and their counters."""
+"""Checks of the ports of InfiniBand and RoCE adapters: their state and rate, and their error counters.
+
+A port is expected to be up if an operator says so, if it was up before, or if a port like it is up.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.reading import LeftOut, Reading, content, exists, names, number, text
-from nodeagent.sysfs import ib_ports
-from nodeagent.sysfs.counters import Sum
-from nodeagent.sysfs.ib_ports import Expected, Place, Port
 from nodeagent.sysfs.listing import Listing
-from nodeagent.sysfs.pci import nearest
+from nodeagent.sysfs.pci import nearest_address, pci_address
 
+UP, DOWN, SLOW = 0.0, 1.0, 2.0
+ACTIVE = 4  # rdma/ib_verbs.h: IB_PORT_ACTIVE
+_RATE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) Gb/sec")
+_STATE = re.compile(r"(\d{1,3}):")
 MAX_PORTS = 256
 MAX_REMEMBERED = 512
 
@@ -33,17 +39,165 @@ COUNTERS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class InfiniBand:
+class CounterSum:
+    """The sum of counters that may come and go.
+
+    A counter that appears later than the others counts from its first reading: what it has counted before
+    is no growth.
+    """
+
+    def __init__(self) -> None:
+        self._bases: dict[str, int] | None = None  # None: before the first reading
+        self._last: dict[str, int] = {}
+
+    def take(self, readings: Mapping[str, int | None]) -> int | None:
+        """Return the sum; None if a counter that should be there could not be read.
+
+        Args:
+            readings: Every counter there is now. One that is not among them any more is forgotten.
+        """
+        known = {name: value for name, value in readings.items() if value is not None}
+        if not known or any(value is None and name in self._last for name, value in readings.items()):
+            return None
+        bases = self._bases
+        self._bases = {name: self._base(bases, name, value) for name, value in known.items()}
+        self._last = known
+        return sum(value - self._bases[name] for name, value in known.items())
+
+    @staticmethod
+    def _base(bases: Mapping[str, int] | None, name: str, value: int) -> int:
+        if bases is None:
+            return 0
+        return min(bases.get(name, value), value)
+
+
+@dataclass(frozen=True, slots=True)
+class IbPort:
+    """One port of one adapter."""
+
+    device: str  # mlx5_0
+    port: str
+    path: str
+    pci: str  # path of the adapter's PCI device; "" if it has none
+    key: str  # what it is remembered by: the adapter's GUID, since names change
+    model: str
+    layer: str  # InfiniBand, Ethernet
+    counters: tuple[str, ...] = ()  # files below `path`
+
+    @property
+    def entity(self) -> str:
+        return f"port/{self.device}/{self.port}"
+
+    @property
+    def alike(self) -> tuple[str, str, str, str]:
+        """Return what makes two ports peers.
+
+        The function is in it since the second port of a card has its own: often none of them has a cable.
+        """
+        return self.model, self.layer, self.port, pci_address(self.pci).rpartition(".")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class IbPortState:
+    """A port, and what it says of itself."""
+
+    place: IbPort
+    is_active: bool
+    rate_gbps: float | None
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedPorts:
+    """What an operator says should be; None: what was seen counts."""
+
+    ports: int | None = None  # that are up
+    rate_gbps: float | None = None
+
+
+def parse_active(state: str) -> bool | None:
+    """Say whether `4: ACTIVE` says that a port is usable; None if it says nothing.
+
+    The physical state is no help with RoCE, where it is `Disabled` for a cable that is not plugged in, too.
+    """
+    found = _STATE.match(state)
+    return int(found[1]) == ACTIVE if found else None
+
+
+def parse_rate_gbps(rate: str) -> float | None:
+    """Return the figure of `400 Gb/sec (4X NDR)`; None for anything else."""
+    found = _RATE.match(rate)
+    return float(found[1]) if found else None
+
+
+def judge_ports(
+    ports: Sequence[IbPortState], best_gbps: Mapping[str, float], expected: ExpectedPorts
+) -> list[tuple[IbPortState, float, str]]:
+    """Return the state of each port of which one can be told, with the reason.
+
+    A port that is down without having been up, and without a peer that is, may well be meant to be.
+
+    Args:
+        ports: All of the node.
+        best_gbps: The best rate of those that have been up before, by `Place.key`.
+        expected: What an operator says; it goes before what was seen.
+    """
+    active = [each for each in ports if each.is_active]
+    enough = expected.ports is not None and len(active) >= expected.ports
+    peers = {each.place.alike for each in active}
+    found = []
+    for each in ports:
+        if each.is_active:
+            found.append((each, *_rated(each, best_gbps.get(each.place.key), expected.rate_gbps)))
+        elif why := _why_expected(each, peers, best_gbps, expected, enough, len(active)):
+            found.append((each, DOWN, why))
+    return found
+
+
+def _why_expected(
+    port: IbPortState,
+    peers: Iterable[tuple[str, str, str, str]],
+    best_gbps: Mapping[str, float],
+    expected: ExpectedPorts,
+    enough: bool,
+    active: int,
+) -> str:
+    """Return why a port that is not active should be; "" if nothing says so."""
+    if expected.ports is not None:
+        return "" if enough else f"{active} of {expected.ports} expected ports are up"
+    if port.place.key in best_gbps:
+        return "it was up before"
+    return "a port like it is up" if port.place.alike in peers else ""
+
+
+def _rated(port: IbPortState, seen: float | None, wanted: float | None) -> tuple[float, str]:
+    limit = seen if wanted is None else wanted
+    if port.rate_gbps is None or limit is None or port.rate_gbps >= limit:
+        return UP, ""
+    said = "seen before" if wanted is None else "expected"
+    return SLOW, f"{port.rate_gbps:g} of {limit:g} Gb/s {said}"
+
+
+def best_rates(before: Mapping[str, float], ports: Iterable[IbPortState], most: int) -> dict[str, float]:
+    """Return the best rates with those of now, of at most `most` ports; the oldest are forgotten."""
+    found = dict(before)
+    for each in ports:
+        if each.is_active:
+            found[each.place.key] = max(found.pop(each.place.key, 0.0), each.rate_gbps or 0.0)
+    return dict(list(found.items())[-most:])
+
+
+class InfiniBandPorts:
     """Sees the adapters of one sysfs."""
 
     checks = frozenset({"ib_port", *COUNTERS})
 
-    def __init__(self, root: str, expected: Expected, remembered: Mapping[Any, Any]) -> None:
-        self._listing = Listing(lambda: places(root))
+    def __init__(self, root: str, expected: ExpectedPorts, remembered: Mapping[Any, Any]) -> None:
+        self._listing = Listing(lambda: list_ports(root))
         self._expected = expected
-        self._best_gbps = _rates(remembered)
-        self._sums: dict[tuple[str, str], Sum] = {}
-        self._seen: dict[str, Place] = {}  # by entity, since this process began
+        self._best_gbps = _remembered_rates(remembered)
+        self._sums: dict[tuple[str, str], CounterSum] = {}
+        self._seen: dict[str, IbPort] = {}  # by entity, since this process began
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
         found = self._listing.at(now_s)
@@ -64,14 +218,14 @@ class InfiniBand:
         """Return the best rate of each port that was up. JSON."""
         return dict(self._best_gbps)
 
-    def _states(self, found: Iterable[Place]) -> Iterator[Reading]:
-        ports = [port for place in found if (port := _port(place)) is not None]
-        self._best_gbps = ib_ports.best(self._best_gbps, ports, MAX_REMEMBERED)
-        for port, state, why in ib_ports.judged(ports, self._best_gbps, self._expected):
+    def _states(self, found: Iterable[IbPort]) -> Iterator[Reading]:
+        ports = [port for place in found if (port := _port_state(place)) is not None]
+        self._best_gbps = best_rates(self._best_gbps, ports, MAX_REMEMBERED)
+        for port, state, why in judge_ports(ports, self._best_gbps, self._expected):
             yield Reading("ib_port", port.place.entity, state, "; ".join(filter(None, (port.words, why))))
         yield from self._vanished(ports)
 
-    def _vanished(self, ports: Iterable[Port]) -> Iterator[Reading]:
+    def _vanished(self, ports: Iterable[IbPortState]) -> Iterator[Reading]:
         """Yield the ports whose adapter has left the bus.
 
         One whose PCI device is still there has gone into a container's namespace, or its driver is reloaded.
@@ -80,32 +234,32 @@ class InfiniBand:
         up = {each.place.entity: each.place for each in ports if each.is_active}
         for entity, place in self._seen.items():
             if entity not in now and place.pci and not exists(place.pci):
-                address = nearest(place.pci)
-                yield Reading("ib_port", entity, ib_ports.DOWN, f"its PCI device {address} is gone")
+                address = nearest_address(place.pci)
+                yield Reading("ib_port", entity, DOWN, f"its PCI device {address} is gone")
         self._seen = dict(list({**self._seen, **up}.items())[-MAX_PORTS:])
 
-    def _counts(self, place: Place, due: frozenset[str]) -> Iterator[Reading]:
+    def _counts(self, place: IbPort, due: frozenset[str]) -> Iterator[Reading]:
         for check, files in COUNTERS.items():
             there = [each for each in files if each in place.counters]
             if check in due and there:
                 values = {each: number(content(f"{place.path}/{each}")) for each in there}
-                count = self._sums.setdefault((check, place.entity), Sum()).take(values)
+                count = self._sums.setdefault((check, place.entity), CounterSum()).take(values)
                 if count is not None:
                     yield Reading(check, place.entity, float(count))
 
 
-def places(root: str) -> tuple[Place, ...]:
+def list_ports(root: str) -> tuple[IbPort, ...]:
     """Return the ports of all adapters but virtual functions, as they are now."""
-    found: list[Place] = []
+    found: list[IbPort] = []
     base = f"{root}/class/infiniband"
     for device in names(base):
         folder = f"{base}/{device}"
         if not exists(f"{folder}/device/physfn"):
-            found += [_place(folder, device, each) for each in names(f"{folder}/ports") if each.isdecimal()]
+            found += [_ib_port(folder, device, each) for each in names(f"{folder}/ports") if each.isdecimal()]
     return tuple(found[:MAX_PORTS])
 
 
-def _place(folder: str, device: str, port: str) -> Place:
+def _ib_port(folder: str, device: str, port: str) -> IbPort:
     path = f"{folder}/ports/{port}"
     guid = text(content(f"{folder}/node_guid")) or device
     model = text(content(f"{folder}/board_id")) or text(content(f"{folder}/hca_type")) or ""
@@ -113,21 +267,21 @@ def _place(folder: str, device: str, port: str) -> Place:
     layer = text(content(f"{path}/link_layer")) or ""
     files = {each for group in COUNTERS.values() for each in group}
     kept = {f"{sub}/{name}" for sub in ("counters", "hw_counters") for name in names(f"{path}/{sub}")}
-    return Place(device, port, path, pci, f"{guid}/{port}", model, layer, tuple(sorted(files & kept)))
+    return IbPort(device, port, path, pci, f"{guid}/{port}", model, layer, tuple(sorted(files & kept)))
 
 
-def _port(place: Place) -> Port | None:
+def _port_state(place: IbPort) -> IbPortState | None:
     state = text(content(f"{place.path}/state")) or ""
-    active = ib_ports.is_active(state)
+    active = parse_active(state)
     if active is None:
         return None
     rate = text(content(f"{place.path}/rate")) or ""
     physical = text(content(f"{place.path}/phys_state")) or ""
     words = ", ".join(filter(None, (state, physical, rate)))
-    return Port(place, active, ib_ports.rate_gbps(rate), words)
+    return IbPortState(place, active, parse_rate_gbps(rate), words)
 
 
-def _rates(remembered: Mapping[Any, Any]) -> dict[str, float]:
+def _remembered_rates(remembered: Mapping[Any, Any]) -> dict[str, float]:
     """Return the best rates of a memory that may be garbage."""
     found = {
         key: float(rate)

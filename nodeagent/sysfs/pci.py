@@ -1,22 +1,35 @@
-"""Which PCI devices are looked at: network, NVMe, GPUs, and the bridges on the way to them."""
+"""Checks of PCI devices: their error counters (AER), and the width of their links.
+
+Network adapters, NVMe drives, GPUs and the bridges above them are looked at.
+
+The link's speed is not checked: an idle link may be slow by design. The device and the port above it report
+the full width, but a slot may have fewer lanes than its port claims. So a width counts as full only once the
+device, or another of its model, has been seen with it.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from nodeagent.reading import content, exists, names, number, text
+from nodeagent.reading import LeftOut, Reading, content, exists, names, number, text
+from nodeagent.sysfs.listing import Listing
 
 MAX_DEVICES = 512  # a node with eight GPUs and their switches has about a hundred
 MAX_DEPTH = 16  # bridges above one device
-
 NETWORK, NVME, GPU, BRIDGE = "network", "nvme", "gpu", "bridge"
 # The first bytes of the class: pci_ids.h. GPUs of data centres are 3D controllers or accelerators.
 CLASSES = ((0x02, NETWORK), (0x0108, NVME), (0x03, GPU), (0x1200, GPU))
-
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+MAX_FIGURES = 20
+WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})  # PCI Express: others, as 0 and 63, are no link
+AER = {f"aer_{each}": each for each in ("fatal", "nonfatal", "correctable")}
+LINK_KINDS = frozenset({NETWORK, NVME})  # a GPU's own is NVML's; a bridge's is that of what is below it
+MAX_REMEMBERED = 1024
+NO_AER = "no PCI device shows error counters: the firmware keeps AER to itself, or this is a virtual machine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +48,7 @@ class Device:
         return f"device/{self.address}"
 
 
-def kind(code: int | None) -> str:
+def device_kind(code: int | None) -> str:
     """Return what a device is by its class; "" if it is none of ours."""
     if code is None or not 0 <= code <= 0xFFFFFF:
         return ""
@@ -45,37 +58,37 @@ def kind(code: int | None) -> str:
     return ""
 
 
-def address(path: str) -> str:
+def pci_address(path: str) -> str:
     """Return the PCI address that a path in /sys/devices ends in; "" if it ends in none."""
     name = path.rpartition("/")[2]
     return name if _ADDRESS.fullmatch(name) else ""
 
 
-def above(path: str) -> list[str]:
+def bridges_above(path: str) -> list[str]:
     """Return the paths of the bridges above a device, nearest first."""
     found: list[str] = []
     parent = path.rpartition("/")[0]
-    while address(parent) and len(found) < MAX_DEPTH:
+    while pci_address(parent) and len(found) < MAX_DEPTH:
         found.append(parent)
         parent = parent.rpartition("/")[0]
     return found
 
 
-def nearest(path: str) -> str:
+def nearest_address(path: str) -> str:
     """Return the address of the PCI device that a path in /sys/devices is or is below of; "" if none."""
     while path:
-        if found := address(path):
+        if found := pci_address(path):
             return found
         path = path.rpartition("/")[0]
     return ""
 
 
-def devices(root: str) -> tuple[Device, ...]:
+def list_devices(root: str) -> tuple[Device, ...]:
     """Return the devices to look at, as they are now. `root` is that of a sysfs."""
     found: dict[str, Device] = {}
     for path, what in _endpoints(f"{root}/bus/pci/devices"):
         found[path] = _device(path, what)
-        for bridge in above(path):
+        for bridge in bridges_above(path):
             found.setdefault(bridge, _device(bridge, BRIDGE))
         if len(found) >= MAX_DEVICES:
             break
@@ -84,11 +97,11 @@ def devices(root: str) -> tuple[Device, ...]:
 
 def _endpoints(folder: str) -> Iterator[tuple[str, str]]:
     for name in names(folder):
-        what = kind(_hexadecimal(content(f"{folder}/{name}/class")))
+        what = device_kind(_hexadecimal(content(f"{folder}/{name}/class")))
         # A virtual function has neither a link nor error counters of its own, and there may be hundreds.
         if what and not exists(f"{folder}/{name}/physfn"):
             path = os.path.realpath(f"{folder}/{name}")
-            if address(path):
+            if pci_address(path):
                 yield path, what
 
 
@@ -96,12 +109,12 @@ def _device(path: str, what: str) -> Device:
     there = set(names(path))
     aer = tuple(each for each in ("fatal", "nonfatal", "correctable") if f"aer_dev_{each}" in there)
     model = f"{text(content(f'{path}/vendor'))}:{text(content(f'{path}/device'))}"
-    return Device(address(path), path, what, model, _most(path), aer)
+    return Device(pci_address(path), path, what, model, _max_width(path), aer)
 
 
-def _most(path: str) -> int | None:
+def _max_width(path: str) -> int | None:
     """Return the width that the link could have: a card of 16 lanes in a slot of 8 has 8."""
-    ends = [path, *above(path)[:1]]
+    ends = [path, *bridges_above(path)[:1]]
     widths = [number(content(f"{each}/max_link_width")) for each in ends]
     known = [each for each in widths if each is not None and each > 0]
     return min(known) if known else None
@@ -110,3 +123,120 @@ def _most(path: str) -> int | None:
 def _hexadecimal(raw: bytes | None) -> int | None:
     found = text(raw) or ""
     return int(found, 16) if re.fullmatch(r"0x[0-9a-f]{1,8}", found) else None
+
+
+def aer_total(raw: bytes) -> int | None:
+    """Return how many errors a file aer_dev_* counts; None if it says nothing.
+
+    Its lines are `RxErr 0`; the last, `TOTAL_ERR_COR 0`, counts messages, of which one may name several
+    errors. Without it the others are summed up.
+    """
+    found: dict[bytes, int] = {}
+    for line in raw.splitlines():
+        name, _, figures = line.strip().rpartition(b" ")
+        if name and figures.isdigit() and len(figures) <= MAX_FIGURES:
+            found[name.strip()] = int(figures)
+    totals = [count for name, count in found.items() if name.startswith(b"TOTAL_ERR")]
+    if totals:
+        return totals[0]
+    return sum(found.values()) if found else None
+
+
+def best_width(now: int | None, before: int | None, most: int | None) -> int | None:
+    """Return the greatest width that a device has been seen with, now or before; None if none.
+
+    Args:
+        now: What sysfs says.
+        before: The best that is remembered.
+        most: What device and port can: what is remembered of another slot does not count.
+    """
+    seen = [each for each in (now, before) if each in WIDTHS and each is not None]
+    if not seen:
+        return None
+    return max(seen) if most is None else min(max(seen), most)
+
+
+def full_width(own: int | None, most: int | None, alike: Iterable[int | None]) -> int | None:
+    """Return the width that a link should have; None if nobody knows.
+
+    Args:
+        own: The best it has been seen with.
+        most: What device and port can.
+        alike: The best widths of the other devices of its model.
+    """
+    seen = [each for each in (own, *alike) if each is not None]
+    if not seen:
+        return None
+    return max(seen) if most is None else min(max(seen), most)
+
+
+def width_share(now: int | None, whole: int | None) -> float | None:
+    """Return the share of the full width; None if one of them is not known."""
+    if now not in WIDTHS or now is None or whole is None or whole <= 0:
+        return None
+    return min(1.0, now / whole)
+
+
+def remembered_widths(remembered: Mapping[Any, Any]) -> dict[str, int]:
+    """Return the best widths of a memory that may be garbage."""
+    return {
+        key: width
+        for key, width in remembered.items()
+        if isinstance(key, str) and isinstance(width, int) and width in WIDTHS
+    }
+
+
+class PciDevices:
+    """Sees the devices of one sysfs."""
+
+    checks = frozenset({"device_pcie_link", *AER})
+
+    def __init__(self, root: str, remembered: Mapping[Any, Any]) -> None:
+        self._listing = Listing(lambda: list_devices(root))
+        self._best = remembered_widths(remembered)
+
+    def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
+        found = self._listing.at(now_s)
+        readings: list[Reading] = []
+        for check in sorted(due & set(AER)):
+            readings += _errors(check, found)
+        if "device_pcie_link" in due:
+            readings += self._links([each for each in found if each.kind in LINK_KINDS])
+        return readings
+
+    def left_out(self) -> tuple[LeftOut, ...]:
+        if any(each.aer for each in self._listing.last):
+            return ()
+        return (LeftOut("aer", NO_AER),)
+
+    def remembered(self) -> dict[str, Any]:
+        """Return the best width of each device. JSON."""
+        return dict(list(self._best.items())[-MAX_REMEMBERED:])
+
+    def _links(self, found: Iterable[Device]) -> Iterator[Reading]:
+        now: dict[Device, int] = {}
+        best: dict[Device, int] = {}
+        for each in found:
+            width = number(content(f"{each.path}/current_link_width"))
+            seen = best_width(width, self._best.get(_device_key(each)), each.width)
+            if width is not None and seen is not None:
+                now[each], best[each] = width, seen
+                self._best[_device_key(each)] = seen
+        for each, width in now.items():
+            alike = (seen for other, seen in best.items() if other.model == each.model)
+            whole = full_width(best[each], each.width, alike)
+            share = width_share(width, whole)
+            if share is not None:
+                yield Reading("device_pcie_link", each.entity, share, f"{each.kind}: x{width} of x{whole}")
+
+
+def _errors(check: str, found: Iterable[Device]) -> Iterator[Reading]:
+    for each in found:
+        if AER[check] in each.aer:
+            count = aer_total(content(f"{each.path}/aer_dev_{AER[check]}") or b"")
+            if count is not None:
+                yield Reading(check, each.entity, float(count), each.kind)
+
+
+def _device_key(device: Device) -> str:
+    return f"{device.address} {device.model}"

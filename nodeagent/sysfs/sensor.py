@@ -11,14 +11,13 @@ from nodeagent.observation import Observation
 from nodeagent.reading import LeftOut, exists
 from nodeagent.sensor import Unavailable
 from nodeagent.sweep import Sweep
-from nodeagent.sysfs.devices import Devices
-from nodeagent.sysfs.heat import Heat
-from nodeagent.sysfs.ib_ports import Expected
-from nodeagent.sysfs.infiniband import InfiniBand
-from nodeagent.sysfs.net import Interfaces
+from nodeagent.sysfs.infiniband import ExpectedPorts, InfiniBandPorts
+from nodeagent.sysfs.network import NetworkInterfaces
+from nodeagent.sysfs.pci import PciDevices
+from nodeagent.sysfs.temperature import Temperatures
 
-CHECKS = Devices.checks | InfiniBand.checks | Interfaces.checks | Heat.checks
-NOTHING_EXPECTED = Expected()
+CHECKS = PciDevices.checks | InfiniBandPorts.checks | NetworkInterfaces.checks | Temperatures.checks
+NOTHING_EXPECTED = ExpectedPorts()
 
 
 class SysfsSensor:
@@ -33,7 +32,7 @@ class SysfsSensor:
         periods_s: Mapping[str, float],
         remembered: Mapping[str, Any] | None = None,
         root: Path = Path("/sys"),
-        expected: Expected = NOTHING_EXPECTED,
+        expected: ExpectedPorts = NOTHING_EXPECTED,
     ) -> None:
         """Make a sensor that has read nothing yet.
 
@@ -46,10 +45,10 @@ class SysfsSensor:
         """
         self._root = root
         before = remembered or {}
-        self._devices = Devices(str(root), _mapping(before.get("link_widths")))
-        self._infiniband = InfiniBand(str(root), expected, _mapping(before.get("port_gbps")))
-        self._interfaces = Interfaces(str(root), before.get("net_up"))
-        groups = (self._devices, self._infiniband, self._interfaces, Heat(str(root)))
+        self._devices = PciDevices(str(root), _mapping(before.get("link_widths")))
+        self._infiniband = InfiniBandPorts(str(root), expected, _mapping(before.get("port_gbps")))
+        self._interfaces = NetworkInterfaces(str(root), before.get("net_up"))
+        groups = (self._devices, self._infiniband, self._interfaces, Temperatures(str(root)))
         self._sweep = Sweep(self.name, self.period_s, clock, periods_s, groups)
 
     def open(self) -> None:

@@ -10,9 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from nodeagent.nvml.driver import Driver
-from nodeagent.nvml.polling import NvmlPolling
-from nodeagent.nvml.probes import CHECKS
+from nodeagent.nvml.driver import NvmlDriver
+from nodeagent.nvml.polling import CHECKS, NvmlPolling
 from tests.fakenvml.inprocess import SetClock, faked
 
 SWEEPS = 50
@@ -27,7 +26,7 @@ def sweep_cpu_s(gpus: int = 8, period_s: float = 0.0, sweeps: int = SWEEPS) -> f
     """
     with tempfile.TemporaryDirectory() as folder, faked(Path(folder) / "nvml", gpus):
         clock = SetClock()
-        sensor = NvmlPolling(Driver(Path(folder)), clock, dict.fromkeys(CHECKS, period_s))
+        sensor = NvmlPolling(NvmlDriver(Path(folder)), clock, dict.fromkeys(CHECKS, period_s))
         sensor.open()
         sensor.read()  # what is not supported is found out once
         began_s = time.thread_time()

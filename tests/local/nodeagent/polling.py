@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from nodeagent.nvml.driver import Driver
-from nodeagent.nvml.polling import NvmlPolling
-from nodeagent.nvml.probes import CHECKS
+from nodeagent.nvml.driver import NvmlDriver
+from nodeagent.nvml.polling import CHECKS, NvmlPolling
 from nodeagent.observation import Observation
 from tests.fakenvml.inprocess import SetClock, bus
 from tests.fakenvml.state import Fake
@@ -33,7 +32,7 @@ class Room:
         for each in self.sensors:
             each.close()
         periods_s = dict.fromkeys(CHECKS, 5.0)
-        self.sensor = NvmlPolling(Driver(self.sysfs), self.clock, periods_s, remembered, expected)
+        self.sensor = NvmlPolling(NvmlDriver(self.sysfs), self.clock, periods_s, remembered, expected)
         self.sensors.append(self.sensor)
         self.sensor.open()
         return self.sensor

@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.beat import LEAST
 from nodeagent.clock import Clock, begin
-from nodeagent.kernel.journal import Journal
+from nodeagent.kernel.journal import JournalSensor
 from nodeagent.observation import Observation
 from nodeagent.sensor import WAIT_S, Unavailable
 from tests.unit.nodeagent.kernel.world import LINES, XID_79, events, lost
@@ -72,11 +72,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
 
 
 @pytest.fixture
-def journal(folder: Folder) -> Iterator[Callable[..., Journal]]:
-    made: list[Journal] = []
+def journal(folder: Folder) -> Iterator[Callable[..., JournalSensor]]:
+    made: list[JournalSensor] = []
 
-    def start(cursor: str = "", **options: Any) -> Journal:
-        sensor = Journal(CLOCK, LINES, cursor, journalctl=str(folder.program), **options)
+    def start(cursor: str = "", **options: Any) -> JournalSensor:
+        sensor = JournalSensor(CLOCK, LINES, cursor, journalctl=str(folder.program), **options)
         made.append(sensor)
         sensor.open()
         return sensor
@@ -86,7 +86,7 @@ def journal(folder: Folder) -> Iterator[Callable[..., Journal]]:
         each.close()
 
 
-def until(sensor: Journal, count: int) -> list[Observation]:
+def until(sensor: JournalSensor, count: int) -> list[Observation]:
     """Read until there are so many events, or a bound."""
     found: list[Observation] = []
     deadline_s = time.monotonic() + BOUND_S
@@ -100,7 +100,7 @@ def alive(pid: int) -> bool:
 
 
 def test_what_the_kernel_said_is_told_as_it_comes_and_the_cursor_moves(
-    folder: Folder, journal: Callable[..., Journal]
+    folder: Folder, journal: Callable[..., JournalSensor]
 ) -> None:
     sensor = journal(directory=Path("/host/var/log/journal"))
     folder.say("eth0: renamed from veth0")
@@ -121,7 +121,7 @@ def test_what_the_kernel_said_is_told_as_it_comes_and_the_cursor_moves(
 
 
 def test_only_the_kernels_own_lines_of_this_boot_are_believed(
-    folder: Folder, journal: Callable[..., Journal]
+    folder: Folder, journal: Callable[..., JournalSensor]
 ) -> None:
     sensor = journal()
     folder.say(XID_79, _TRANSPORT="syslog")
@@ -133,7 +133,7 @@ def test_only_the_kernels_own_lines_of_this_boot_are_believed(
 
 
 def test_silence_is_no_failure_and_a_call_does_not_wait_long(
-    folder: Folder, journal: Callable[..., Journal]
+    folder: Folder, journal: Callable[..., JournalSensor]
 ) -> None:
     sensor = journal()
     folder.say(XID_79)
@@ -144,7 +144,7 @@ def test_silence_is_no_failure_and_a_call_does_not_wait_long(
 
 
 def test_its_end_is_told_and_it_goes_on_behind_the_cursor(
-    folder: Folder, journal: Callable[..., Journal]
+    folder: Folder, journal: Callable[..., JournalSensor]
 ) -> None:
     sensor = journal()
     folder.say(XID_79)
@@ -159,7 +159,7 @@ def test_its_end_is_told_and_it_goes_on_behind_the_cursor(
     assert "--after-cursor=s=1;i=1" in folder.calls()[1]
 
 
-def test_a_cursor_that_is_refused_is_given_up(folder: Folder, journal: Callable[..., Journal]) -> None:
+def test_a_cursor_that_is_refused_is_given_up(folder: Folder, journal: Callable[..., JournalSensor]) -> None:
     (folder.path / "fails").write_text("Failed to seek to cursor: Invalid argument")
     sensor = journal("garbage")
     with pytest.raises(Unavailable, match=r"Failed to seek to cursor: Invalid argument \(exit status 1\)"):
@@ -168,7 +168,7 @@ def test_a_cursor_that_is_refused_is_given_up(folder: Folder, journal: Callable[
     assert not any(each.startswith("--after-cursor") for each in sensor.command())
 
 
-def test_closing_leaves_no_process_behind(folder: Folder, journal: Callable[..., Journal]) -> None:
+def test_closing_leaves_no_process_behind(folder: Folder, journal: Callable[..., JournalSensor]) -> None:
     sensor = journal()
     folder.say(XID_79)
     until(sensor, 1)
@@ -181,7 +181,9 @@ def test_closing_leaves_no_process_behind(folder: Folder, journal: Callable[...,
         sensor.read()
 
 
-def test_a_line_without_end_is_left_out_and_counted(folder: Folder, journal: Callable[..., Journal]) -> None:
+def test_a_line_without_end_is_left_out_and_counted(
+    folder: Folder, journal: Callable[..., JournalSensor]
+) -> None:
     sensor = journal()
     folder.say(XID_79)
     found = until(sensor, 1)
@@ -196,7 +198,7 @@ def test_a_line_without_end_is_left_out_and_counted(folder: Folder, journal: Cal
 
 
 def test_a_flood_is_read_in_shares_and_nothing_is_missed(
-    folder: Folder, journal: Callable[..., Journal]
+    folder: Folder, journal: Callable[..., JournalSensor]
 ) -> None:
     sensor = journal()
     found: list[Observation] = []
@@ -210,12 +212,12 @@ def test_a_flood_is_read_in_shares_and_nothing_is_missed(
 
 def test_without_journalctl_it_says_so() -> None:
     with pytest.raises(Unavailable, match="not installed"):
-        Journal(CLOCK, LINES, journalctl="/nonexistent/journalctl").open()
+        JournalSensor(CLOCK, LINES, journalctl="/nonexistent/journalctl").open()
 
 
 @pytest.mark.skipif(shutil.which("journalctl") is None, reason="there is no journalctl on this machine")
 def test_the_real_journalctl_knows_all_that_it_is_asked_for(tmp_path: Path) -> None:
-    sensor = Journal(CLOCK, LINES, "s=0;i=1;b=0;m=0;t=0;x=0", directory=tmp_path)
+    sensor = JournalSensor(CLOCK, LINES, "s=0;i=1;b=0;m=0;t=0;x=0", directory=tmp_path)
     sensor.open()
     why = ""
     try:

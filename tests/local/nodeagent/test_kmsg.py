@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.clock import begin
-from nodeagent.kernel.kmsg import Kmsg
+from nodeagent.kernel.kmsg import KmsgSensor
 from nodeagent.observation import Observation
 from tests.unit.nodeagent.kernel.world import LINES, events
 
@@ -32,13 +32,13 @@ def writer() -> Iterator[int]:
     os.close(fd)
 
 
-def made(*, trusting: bool) -> Kmsg:
-    sensor = Kmsg(CLOCK, LINES, trust_user_lines=trusting)
+def made(*, trusting: bool) -> KmsgSensor:
+    sensor = KmsgSensor(CLOCK, LINES, trust_user_lines=trusting)
     sensor.open()
     return sensor
 
 
-def until(sensor: Kmsg, text: str) -> list[Observation]:
+def until(sensor: KmsgSensor, text: str) -> list[Observation]:
     found: list[Observation] = []
     deadline_s = time.monotonic() + BOUND_S
     while not any(text in each.text for each in found) and time.monotonic() < deadline_s:
@@ -55,7 +55,7 @@ def test_a_line_makes_the_round_trip_through_the_kernel(writer: int) -> None:
     assert (found.check, found.entity, found.value) == ("xid", "gpu/0000:3b:00.0", 43)
     assert dict(found.facts)["name"] == mark
     assert found.at_s == pytest.approx(before_s, abs=1.0)
-    again = Kmsg(CLOCK, LINES, sensor.cursor, trust_user_lines=True)
+    again = KmsgSensor(CLOCK, LINES, sensor.cursor, trust_user_lines=True)
     again.open()
     assert not any(mark in each.text for each in again.read())
     sensor.close()

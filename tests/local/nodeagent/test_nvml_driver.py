@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.nvml.driver import Driver
-from nodeagent.nvml.polling import NvmlPolling
-from nodeagent.nvml.probes import CHECKS
+from nodeagent.nvml.driver import NvmlDriver
+from nodeagent.nvml.polling import CHECKS, NvmlPolling
 from nodeagent.sensor import Unavailable
 from tests.fakenvml import state
 from tests.fakenvml.inprocess import SetClock, faked
@@ -72,7 +71,7 @@ def test_nvml_that_was_away_without_another_load_of_the_module_is_no_reset(room:
 
 
 def test_the_branch_of_the_driver_is_known(room: Room) -> None:
-    driver = Driver(room.sysfs)
+    driver = NvmlDriver(room.sysfs)
     assert driver.branch is None
     assert driver.join("me").branch == driver.branch == 575
     driver.leave("me")
@@ -81,7 +80,7 @@ def test_the_branch_of_the_driver_is_known(room: Room) -> None:
 def test_a_node_without_gpus_and_driver_has_nothing_to_tell(tmp_path: Path) -> None:
     with faked(tmp_path / "nvml", 0) as fake:
         fake.driver("missing")
-        sensor = NvmlPolling(Driver(tmp_path), SetClock(), dict.fromkeys(CHECKS, 5.0))
+        sensor = NvmlPolling(NvmlDriver(tmp_path), SetClock(), dict.fromkeys(CHECKS, 5.0))
         with pytest.raises(Unavailable, match=r"no NVIDIA driver, and no NVIDIA GPU on the PCI bus"):
             sensor.open()
         with pytest.raises(Unavailable):
@@ -91,7 +90,7 @@ def test_a_node_without_gpus_and_driver_has_nothing_to_tell(tmp_path: Path) -> N
 def test_a_node_that_should_have_gpus_tells_of_its_driver_though_the_bus_shows_none(tmp_path: Path) -> None:
     with faked(tmp_path / "nvml", 0) as fake:
         fake.driver("missing")
-        sensor = NvmlPolling(Driver(tmp_path), SetClock(), dict.fromkeys(CHECKS, 5.0), expected=8)
+        sensor = NvmlPolling(NvmlDriver(tmp_path), SetClock(), dict.fromkeys(CHECKS, 5.0), expected=8)
         sensor.open()
         assert told(sensor.read(), "nvml") == [("driver", 2)]
         fake.driver("loaded")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.nvml.driver import Driver
+from nodeagent.nvml.driver import NvmlDriver
 from nodeagent.nvml.events import MAX_FAILED, NvmlEvents
 from nodeagent.observation import Observation
 from nodeagent.sensor import WAIT_S, Unavailable
@@ -32,7 +32,7 @@ def pauses() -> list[float]:
 
 @pytest.fixture
 def sensor(fake: Fake, tmp_path: Path, pauses: list[float]) -> Iterator[NvmlEvents]:
-    found = NvmlEvents(Driver(tmp_path), SetClock(), pauses.append)
+    found = NvmlEvents(NvmlDriver(tmp_path), SetClock(), pauses.append)
     found.open()
     yield found
     fake.release()

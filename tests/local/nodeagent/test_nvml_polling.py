@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.nvml.driver import Driver
+from nodeagent.nvml.driver import NvmlDriver
 from nodeagent.nvml.polling import NvmlPolling
 from tests.fakenvml import state
 from tests.fakenvml.inprocess import SetClock, faked
@@ -72,7 +72,7 @@ def test_what_is_wrong_is_read_as_it_is(room: Room) -> None:
 
 def test_each_check_is_told_at_its_own_period(room: Room) -> None:
     room.sensor.close()
-    slow = NvmlPolling(Driver(room.sysfs), room.clock, {"gpu_throttled": 5, "ecc_sbe": 15, "load": 5})
+    slow = NvmlPolling(NvmlDriver(room.sysfs), room.clock, {"gpu_throttled": 5, "ecc_sbe": 15, "load": 5})
     counts: dict[str, int] = {}
     for _ in range(12):
         room.clock.at_s += 5.03
@@ -195,6 +195,6 @@ def test_errors_of_newer_links_are_summed_over_the_links(
         for field, value in fields.items():
             for link in range(2):
                 fake.field(0, field, value, scope=link)
-        sensor = NvmlPolling(Driver(tmp_path), SetClock(), {"nvlink_errors": 5.0})
+        sensor = NvmlPolling(NvmlDriver(tmp_path), SetClock(), {"nvlink_errors": 5.0})
         assert [each.value for each in sensor.read()] == [total]
         sensor.close()

@@ -10,11 +10,10 @@ from typing import TypeVar
 
 import pytest
 
-from nodeagent.nvml.driver import Driver
+from nodeagent.nvml.driver import NvmlDriver
 from nodeagent.nvml.events import NvmlEvents
 from nodeagent.nvml.library import DriverGone
-from nodeagent.nvml.polling import RENEW_S, NvmlPolling
-from nodeagent.nvml.probes import CHECKS
+from nodeagent.nvml.polling import CHECKS, RENEW_S, NvmlPolling
 from nodeagent.sensor import Unavailable
 from tests.fakenvml.inprocess import SetClock, bus, faked
 from tests.fakenvml.state import Fake
@@ -31,7 +30,7 @@ class Pair:
     def __init__(self, fake: Fake, folder: Path) -> None:
         self.fake = fake
         self.clock = SetClock()
-        self.driver = Driver(bus(folder / "sys", fake), patience_s=1.0)
+        self.driver = NvmlDriver(bus(folder / "sys", fake), patience_s=1.0)
         self.events = NvmlEvents(self.driver, self.clock)
         self.polling = NvmlPolling(self.driver, self.clock, dict.fromkeys(CHECKS, 5.0))
         self._threads = {each: ThreadPoolExecutor(1) for each in ("events", "polling")}

@@ -13,9 +13,9 @@ import pytest
 
 from nodeagent.agent import Agent, Fitted
 from nodeagent.clock import begin
-from nodeagent.kernel.kmsg import Kmsg
+from nodeagent.kernel.kmsg import KmsgSensor
 from nodeagent.memory import Memory
-from nodeagent.nvml.driver import Driver
+from nodeagent.nvml.driver import NvmlDriver
 from nodeagent.nvml.events import NvmlEvents
 from nodeagent.policy import kernel_lines
 from nodeagent.policy.loading import FOLDER, load
@@ -42,9 +42,9 @@ class Both:
     def __init__(self, fake: Fake, log: Log, sysfs: Path) -> None:
         self.told: list[dict[str, Any]] = []
         self.fake, self.log, self.seq = fake, log, 0
-        clock, driver = begin(None, 0.0), Driver(sysfs)
+        clock, driver = begin(None, 0.0), NvmlDriver(sysfs)
         self.agent = Agent(POLICY, clock, Memory(), None, self.told.extend, lambda: driver.branch)
-        kmsg = Kmsg(clock, LINES, opener=log.open, reader=log.read)
+        kmsg = KmsgSensor(clock, LINES, opener=log.open, reader=log.read)
         self.agent.watch([Fitted(NvmlEvents(driver, clock)), Fitted(kmsg)])
         self.thread = threading.Thread(target=self.agent.run)
         self.thread.start()

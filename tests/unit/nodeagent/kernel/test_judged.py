@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.evaluation.evaluator import Evaluator
-from nodeagent.kernel.sightings import Sightings
+from nodeagent.kernel.line_reader import LineReader
 from nodeagent.policy.loading import shipped
 from nodeagent.verdict import Action, Level
 from tests.unit.nodeagent.kernel.world import LINES, XID_79
@@ -14,7 +14,7 @@ XID = "NVRM: Xid (PCI:0000:3b:00): "
 
 def judged(*lines: tuple[float, str]) -> dict[str, tuple[Level, Action]]:
     """Return what stands after the last line."""
-    evaluator, sightings = Evaluator(shipped(), 575), Sightings(LINES, "kmsg")
+    evaluator, sightings = Evaluator(shipped(), 575), LineReader(LINES, "kmsg")
     for at_s, text in lines:
         for each in sightings.take(text, at_s):
             assert evaluator.take(each)

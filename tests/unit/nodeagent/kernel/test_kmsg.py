@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.clock import Anchor, Clock
 from nodeagent.kernel import kmsg
-from nodeagent.kernel.kmsg import BUFFER_BYTES, MAX_RECORDS, Cursor, Kmsg
+from nodeagent.kernel.kmsg import BUFFER_BYTES, MAX_RECORDS, KmsgCursor, KmsgSensor
 from nodeagent.sensor import Unavailable
 from tests.unit.nodeagent.kernel.world import (
     BOOT,
@@ -60,9 +60,9 @@ def test_unless_a_test_asks_for_it(log: Log) -> None:
 
 def test_what_was_read_before_is_not_read_again(log: Log) -> None:
     log.write(raw(1, XID_79), raw(2), raw(3, XID_79.replace("3b", "5e")))
-    reader = sensor(log, Cursor(BOOT, 2))
+    reader = sensor(log, KmsgCursor(BOOT, 2))
     assert [found.entity for found in events(reader.read())] == ["gpu/0000:5e:00.0"]
-    assert reader.cursor == Cursor(BOOT, 3)
+    assert reader.cursor == KmsgCursor(BOOT, 3)
 
 
 def test_nor_after_it_was_closed_and_opened_anew(log: Log) -> None:
@@ -80,7 +80,7 @@ def test_nor_after_it_was_closed_and_opened_anew(log: Log) -> None:
 
 def test_the_cursor_of_another_boot_does_not_count(log: Log) -> None:
     log.write(raw(1, XID_79))
-    assert len(events(sensor(log, Cursor("another", 100)).read())) == 1
+    assert len(events(sensor(log, KmsgCursor("another", 100)).read())) == 1
 
 
 def test_nothing_read_is_no_cursor(log: Log) -> None:
@@ -125,7 +125,7 @@ def test_what_was_read_before_a_log_failed_or_ended_is_told(log: Log, end: int) 
         return b""
 
     pieces = [raw(1), raw(2, XID_79)]
-    reader = Kmsg(CLOCK, LINES, opener=log.open, reader=read)
+    reader = KmsgSensor(CLOCK, LINES, opener=log.open, reader=read)
     reader.open()
     assert len(events(reader.read())) == 1
     with pytest.raises(Unavailable):
@@ -134,7 +134,7 @@ def test_what_was_read_before_a_log_failed_or_ended_is_told(log: Log, end: int) 
 
 
 def test_what_was_overwritten_while_nobody_read_is_lost_too(log: Log) -> None:
-    reader = sensor(log, Cursor(BOOT, 10))
+    reader = sensor(log, KmsgCursor(BOOT, 10))
     log.write(raw(100))
     reader.read()
     assert reader.lost == 89
@@ -158,7 +158,7 @@ def test_a_record_too_large_is_left_out_and_counted(log: Log) -> None:
 
 
 def test_a_record_too_large_that_was_seen_before_costs_no_other(log: Log) -> None:
-    reader = sensor(log, Cursor(BOOT, 10))
+    reader = sensor(log, KmsgCursor(BOOT, 10))
     log.failing = [errno.EINVAL]
     log.write(raw(5), raw(11, XID_79))
     assert len(events(reader.read())) == 1
@@ -199,9 +199,9 @@ def test_it_says_which_privilege_is_missing_and_what_to_do_instead(tmp_path: Pat
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     with pytest.raises(Unavailable, match=r"Operation not permitted.*privileged.*journal"):
-        Kmsg(CLOCK, LINES, opener=refused).open()
+        KmsgSensor(CLOCK, LINES, opener=refused).open()
     with pytest.raises(Unavailable, match="No such file"):
-        Kmsg(CLOCK, LINES, path=tmp_path / "kmsg").open()
+        KmsgSensor(CLOCK, LINES, path=tmp_path / "kmsg").open()
 
 
 def test_its_descriptor_is_closed_once() -> None:
@@ -217,7 +217,7 @@ def test_one_call_reads_no_more_than_its_share() -> None:
     script = Script(raw(seq) for seq in range(3 * MAX_RECORDS))
     reader = sensor(script)
     reader.read()
-    assert reader.cursor == Cursor(BOOT, MAX_RECORDS - 1)
+    assert reader.cursor == KmsgCursor(BOOT, MAX_RECORDS - 1)
 
 
 def test_the_buffer_holds_the_longest_record_of_the_kernel() -> None:

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from nodeagent.clock import Anchor, Clock
-from nodeagent.kernel.kmsg import Cursor, Kmsg
-from nodeagent.kernel.lines import Lines
+from nodeagent.kernel.kmsg import KmsgCursor, KmsgSensor
+from nodeagent.kernel.line_reader import LinePatterns
 from nodeagent.observation import Observation
 from nodeagent.policy import kernel_lines
 
 BOOT = "5a7c1e5e-9d0e-4b57-a0a5-0b1f8c5d2a11"
 CLOCK = Clock(Anchor(BOOT, 1000.0))
 TABLE = Path(kernel_lines.__file__).with_suffix(".toml").read_text()
-LINES = Lines(kernel_lines.load(TABLE))
+LINES = LinePatterns(kernel_lines.load(TABLE))
 XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
 NOTHING = "eth0: renamed from veth123abc"
 
@@ -79,10 +79,14 @@ class Script:
 
 
 def sensor(
-    log: Log | Script, cursor: Cursor | None = None, *, trust_user_lines: bool = False, clock: Clock = CLOCK
-) -> Kmsg:
+    log: Log | Script,
+    cursor: KmsgCursor | None = None,
+    *,
+    trust_user_lines: bool = False,
+    clock: Clock = CLOCK,
+) -> KmsgSensor:
     opener: Callable[[], int] = log.open if isinstance(log, Log) else lambda: os.open(os.devnull, os.O_RDONLY)
-    made = Kmsg(clock, LINES, cursor, trust_user_lines=trust_user_lines, opener=opener, reader=log.read)
+    made = KmsgSensor(clock, LINES, cursor, trust_user_lines=trust_user_lines, opener=opener, reader=log.read)
     made.open()
     return made
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nodeagent.nvml import probes
+from nodeagent.nvml import polling
 from nodeagent.policy.loading import load, shipped
 from nodeagent.policy.overriding import KERNEL
 from nodeagent.policy.seeing import sensors
@@ -60,7 +60,7 @@ def test_every_check_is_seen_by_a_sensor_and_what_needs_a_right_by_the_one_that_
     for need in NEEDS:
         for check in need.checks:
             assert need.sensor in sensors(check)
-    assert {each for need in NEEDS if need.sensor == "nvml-polling" for each in need.checks} == probes.CHECKS
+    assert {each for need in NEEDS if need.sensor == "nvml-polling" for each in need.checks} == polling.CHECKS
 
 
 def test_what_an_operator_changes_is_on_a_page_of_that_policy() -> None:

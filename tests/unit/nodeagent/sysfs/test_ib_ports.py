@@ -6,7 +6,18 @@ from math import isfinite
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.sysfs.ib_ports import DOWN, SLOW, UP, Expected, Place, Port, best, is_active, judged, rate_gbps
+from nodeagent.sysfs.infiniband import (
+    DOWN,
+    SLOW,
+    UP,
+    ExpectedPorts,
+    IbPort,
+    IbPortState,
+    best_rates,
+    judge_ports,
+    parse_active,
+    parse_rate_gbps,
+)
 
 
 def port(
@@ -17,15 +28,15 @@ def port(
     model: str = "cx7",
     layer: str = "InfiniBand",
     function: str = "0",
-) -> Port:
+) -> IbPortState:
     pci = f"/sys/devices/pci0000:00/0000:3b:00.{function}"
-    return Port(Place(name, "1", "", pci, name, model, layer), active, rate, "")
+    return IbPortState(IbPort(name, "1", "", pci, name, model, layer), active, rate, "")
 
 
 def states(
-    *ports: Port, before: Mapping[str, float] | None = None, expected: Expected | None = None
+    *ports: IbPortState, before: Mapping[str, float] | None = None, expected: ExpectedPorts | None = None
 ) -> dict[str, float]:
-    found = judged(ports, before or {}, expected or Expected())
+    found = judge_ports(ports, before or {}, expected or ExpectedPorts())
     return {each.place.device: state for each, state, _ in found}
 
 
@@ -49,40 +60,42 @@ def test_other_adapters_other_links_and_second_ports_are_no_peers() -> None:
 
 def test_what_an_operator_expects_goes_before_what_was_seen() -> None:
     down = port("a", active=False)
-    assert states(down, port("b"), before={"a": 400.0}, expected=Expected(ports=1)) == {"b": UP}
-    assert states(down, port("b", model="cx6"), expected=Expected(ports=2)) == {"a": DOWN, "b": UP}
+    assert states(down, port("b"), before={"a": 400.0}, expected=ExpectedPorts(ports=1)) == {"b": UP}
+    assert states(down, port("b", model="cx6"), expected=ExpectedPorts(ports=2)) == {"a": DOWN, "b": UP}
 
 
 def test_a_port_is_slow_below_what_was_seen_or_expected() -> None:
     assert states(port("a", rate=200.0), before={"a": 400.0}) == {"a": SLOW}
-    assert states(port("a", rate=200.0), before={"a": 400.0}, expected=Expected(rate_gbps=200.0)) == {"a": UP}
-    assert states(port("a", rate=200.0), expected=Expected(rate_gbps=400.0)) == {"a": SLOW}
+    assert states(port("a", rate=200.0), before={"a": 400.0}, expected=ExpectedPorts(rate_gbps=200.0)) == {
+        "a": UP
+    }
+    assert states(port("a", rate=200.0), expected=ExpectedPorts(rate_gbps=400.0)) == {"a": SLOW}
     assert states(port("a", rate=None), before={"a": 400.0}) == {"a": UP}
 
 
 def test_the_best_rates_are_of_ports_that_are_up_and_bounded() -> None:
-    found = best(
+    found = best_rates(
         {"a": 400.0, "old": 100.0}, [port("a", rate=200.0), port("b"), port("c", active=False)], most=2
     )
     assert found == {"a": 400.0, "b": 400.0}
 
 
 def test_only_active_is_active() -> None:
-    assert is_active("4: ACTIVE")
+    assert parse_active("4: ACTIVE")
     for state in ("1: DOWN", "2: INIT", "3: ARMED", "5: ACTIVE_DEFER"):
-        assert is_active(state) is False
-    assert is_active("N/A") is None
-    assert is_active("") is None
+        assert parse_active(state) is False
+    assert parse_active("N/A") is None
+    assert parse_active("") is None
 
 
 def test_rates_are_read_as_the_kernel_writes_them() -> None:
-    assert rate_gbps("400 Gb/sec (4X NDR)") == 400.0
-    assert rate_gbps("2.5 Gb/sec (1X SDR)") == 2.5
-    assert rate_gbps("N/A") is None
+    assert parse_rate_gbps("400 Gb/sec (4X NDR)") == 400.0
+    assert parse_rate_gbps("2.5 Gb/sec (1X SDR)") == 2.5
+    assert parse_rate_gbps("N/A") is None
 
 
 @given(st.text(max_size=30))
 def test_no_text_makes_them_raise(text: str) -> None:
-    assert is_active(text) in (True, False, None)
-    rate = rate_gbps(text)
+    assert parse_active(text) in (True, False, None)
+    rate = parse_rate_gbps(text)
     assert rate is None or isfinite(rate)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.sysfs.ib_ports import DOWN, SLOW, UP, Expected
-from nodeagent.sysfs.infiniband import COUNTERS, InfiniBand
+from nodeagent.sysfs.infiniband import COUNTERS, DOWN, SLOW, UP, ExpectedPorts, InfiniBandPorts
 from nodeagent.sysfs.listing import LIST_S
 from tests.unit.nodeagent.sysfs.tree import ADAPTERS, BRIDGES, Tree, realistic
 
@@ -14,17 +13,19 @@ PORT = "class/infiniband/mlx5_0/ports/1"
 STATE = frozenset({"ib_port"})
 
 
-def seeing(root: Path, remembered: object = None) -> InfiniBand:
-    return InfiniBand(str(root), Expected(), remembered if isinstance(remembered, dict) else {})
+def seeing(root: Path, remembered: object = None) -> InfiniBandPorts:
+    return InfiniBandPorts(str(root), ExpectedPorts(), remembered if isinstance(remembered, dict) else {})
 
 
-def states(infiniband: InfiniBand, now_s: float = 0.0) -> dict[str, float]:
+def states(infiniband: InfiniBandPorts, now_s: float = 0.0) -> dict[str, float]:
     return {each.entity: each.value for each in infiniband.read(STATE, now_s)}
 
 
 def test_all_ports_and_all_their_counters_are_read(tmp_path: Path) -> None:
     realistic(tmp_path)
-    found = {(each.check, each.entity): each.value for each in seeing(tmp_path).read(InfiniBand.checks, 0.0)}
+    found = {
+        (each.check, each.entity): each.value for each in seeing(tmp_path).read(InfiniBandPorts.checks, 0.0)
+    }
     assert found == {(check, f"port/mlx5_{n}/1"): 0.0 for check in ("ib_port", *COUNTERS) for n in range(2)}
 
 
@@ -39,11 +40,13 @@ def test_each_counter_is_the_sum_of_its_files(tmp_path: Path, check: str, files:
 
 def test_a_counter_that_cannot_be_read_leaves_the_others(tmp_path: Path) -> None:
     tree, infiniband = realistic(tmp_path), seeing(tmp_path)
-    list(infiniband.read(InfiniBand.checks, 0.0))
+    list(infiniband.read(InfiniBandPorts.checks, 0.0))
     tree.write(f"{PORT}/counters/symbol_error", "N/A (no PMA)")
     tree.remove(f"{PORT}/hw_counters/rnr_nak_retry_err")
-    found = {each.check for each in infiniband.read(InfiniBand.checks, 5.0) if each.entity == "port/mlx5_0/1"}
-    assert found == InfiniBand.checks - {"ib_symbol_errors", "ib_integrity"}
+    found = {
+        each.check for each in infiniband.read(InfiniBandPorts.checks, 5.0) if each.entity == "port/mlx5_0/1"
+    }
+    assert found == InfiniBandPorts.checks - {"ib_symbol_errors", "ib_integrity"}
 
 
 @pytest.mark.parametrize("layer", ["InfiniBand", "Ethernet"])
@@ -109,4 +112,4 @@ def test_a_memory_that_is_garbage_is_as_none(tmp_path: Path) -> None:
 
 
 def test_a_node_without_adapters_shows_nothing(tmp_path: Path) -> None:
-    assert list(seeing(tmp_path).read(InfiniBand.checks, 0.0)) == []
+    assert list(seeing(tmp_path).read(InfiniBandPorts.checks, 0.0)) == []

@@ -10,7 +10,7 @@ from tests.unit.nodeagent.sysfs.tree import ADAPTERS, BRIDGES, DISK, GPU, Tree, 
 
 def test_network_nvme_and_gpus_are_looked_at_with_the_bridges_above_them(tmp_path: Path) -> None:
     realistic(tmp_path)
-    found = {each.address: each.kind for each in pci.devices(str(tmp_path))}
+    found = {each.address: each.kind for each in pci.list_devices(str(tmp_path))}
     assert found == {
         **dict.fromkeys(ADAPTERS, pci.NETWORK), **dict.fromkeys(BRIDGES, pci.BRIDGE),
         GPU: pci.GPU, DISK: pci.NVME,
@@ -26,21 +26,21 @@ def test_network_nvme_and_gpus_are_looked_at_with_the_bridges_above_them(tmp_pat
     ],
 )  # fmt: skip
 def test_the_class_says_what_a_device_is(code: int | None, what: str) -> None:
-    assert pci.kind(code) == what
+    assert pci.device_kind(code) == what
 
 
 def test_virtual_functions_are_passed_over(tmp_path: Path) -> None:
     tree = realistic(tmp_path)
     path = tree.pci("0000:3b:00.2", "0x020700", above=BRIDGES[0])
     (tmp_path / path / "physfn").symlink_to(tmp_path / path)
-    assert "0000:3b:00.2" not in {each.address for each in pci.devices(str(tmp_path))}
+    assert "0000:3b:00.2" not in {each.address for each in pci.list_devices(str(tmp_path))}
 
 
 def test_the_full_width_is_what_device_and_port_can(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.pci("0000:00:01.0", "0x060400", most=8)
     tree.pci("0000:01:00.0", "0x020000", above="0000:00:01.0", most=16)
-    found = {each.address: each.width for each in pci.devices(str(tmp_path))}
+    found = {each.address: each.width for each in pci.list_devices(str(tmp_path))}
     assert found["0000:01:00.0"] == 8
 
 
@@ -50,14 +50,14 @@ def test_garbage_in_the_tree_is_passed_over(tmp_path: Path) -> None:
     tree.write("bus/pci/devices/0000:99:00.0/class", b"\xff\xfe")
     tree.write(f"bus/pci/devices/{DISK}/class", b"N/A")
     tree.write(f"bus/pci/devices/{GPU}/max_link_width", b"")
-    found = {each.address for each in pci.devices(str(tmp_path))}
+    found = {each.address for each in pci.list_devices(str(tmp_path))}
     assert found == {*ADAPTERS, *BRIDGES, GPU}
 
 
 def test_a_path_is_of_the_nearest_pci_device() -> None:
     path = "/sys/devices/pci0000:00/0000:00:01.0/0000:02:00.0/nvme/nvme0"
-    assert pci.nearest(path) == "0000:02:00.0"
-    assert pci.above("/sys/devices/pci0000:00/0000:00:01.0/0000:02:00.0") == [
+    assert pci.nearest_address(path) == "0000:02:00.0"
+    assert pci.bridges_above("/sys/devices/pci0000:00/0000:00:01.0/0000:02:00.0") == [
         "/sys/devices/pci0000:00/0000:00:01.0"
     ]
-    assert pci.nearest("/sys/devices/platform/coretemp.0") == ""
+    assert pci.nearest_address("/sys/devices/platform/coretemp.0") == ""

@@ -3,39 +3,39 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.sysfs.pcie_link import WIDTHS, best, full, share, widths
+from nodeagent.sysfs.pci import WIDTHS, best_width, full_width, remembered_widths, width_share
 
 
 def test_a_link_is_held_against_the_best_it_has_been_seen_with() -> None:
-    assert share(8, full(best(8, 16, 16), 16, [])) == 0.5
-    assert share(16, full(best(16, None, 16), 16, [])) == 1.0
+    assert width_share(8, full_width(best_width(8, 16, 16), 16, [])) == 0.5
+    assert width_share(16, full_width(best_width(16, None, 16), 16, [])) == 1.0
 
 
 def test_a_slot_with_fewer_lanes_than_its_port_claims_is_no_fault() -> None:
-    assert share(8, full(best(8, None, 16), 16, [])) == 1.0
+    assert width_share(8, full_width(best_width(8, None, 16), 16, [])) == 1.0
 
 
 def test_the_others_of_its_model_show_what_a_link_should_have() -> None:
-    assert share(8, full(8, 16, [16, 16, 8])) == 0.5
+    assert width_share(8, full_width(8, 16, [16, 16, 8])) == 0.5
 
 
 def test_a_card_in_a_narrower_slot_is_not_held_against_those_in_wide_ones() -> None:
-    assert share(8, full(8, 8, [16, 16])) == 1.0
+    assert width_share(8, full_width(8, 8, [16, 16])) == 1.0
 
 
 def test_what_is_remembered_of_a_wider_slot_does_not_count() -> None:
-    assert best(8, 16, 8) == 8
+    assert best_width(8, 16, 8) == 8
 
 
 def test_widths_that_are_no_link_say_nothing() -> None:
     for width in (None, 0, 63, 255, -1):
-        assert share(width, 16) is None
-        assert best(width, None, 16) is None
-    assert share(8, None) is None
+        assert width_share(width, 16) is None
+        assert best_width(width, None, 16) is None
+    assert width_share(8, None) is None
 
 
 def test_a_memory_that_is_garbage_is_as_none() -> None:
-    assert widths({"a": 16, "b": "16", 3: 8, "c": 7, "d": None, "e": 4.5}) == {"a": 16}
+    assert remembered_widths({"a": 16, "b": "16", 3: 8, "c": 7, "d": None, "e": 4.5}) == {"a": 16}
 
 
 WIDTH = st.one_of(st.none(), st.integers(-1, 300), st.sampled_from(sorted(WIDTHS)))
@@ -47,5 +47,5 @@ WIDTH = st.one_of(st.none(), st.integers(-1, 300), st.sampled_from(sorted(WIDTHS
 def test_a_share_is_never_more_than_all(
     now: int | None, before: int | None, most: int | None, alike: list[int]
 ) -> None:
-    found = share(now, full(best(now, before, most), most, alike))
+    found = width_share(now, full_width(best_width(now, before, most), most, alike))
     assert found is None or 0 < found <= 1

@@ -3,19 +3,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from nodeagent.sysfs.devices import Devices
+from nodeagent.sysfs.pci import PciDevices
 from tests.unit.nodeagent.sysfs.tree import ADAPTERS, BRIDGES, DISK, GPU, realistic
 
 LINK = frozenset({"device_pcie_link"})
 
 
-def values(devices: Devices, due: frozenset[str], now_s: float = 0.0) -> dict[tuple[str, str], float]:
+def values(devices: PciDevices, due: frozenset[str], now_s: float = 0.0) -> dict[tuple[str, str], float]:
     return {(each.check, each.entity): each.value for each in devices.read(due, now_s)}
 
 
 def test_every_device_shows_its_counters_and_network_and_disks_their_link(tmp_path: Path) -> None:
     realistic(tmp_path)
-    found = values(Devices(str(tmp_path), {}), Devices.checks)
+    found = values(PciDevices(str(tmp_path), {}), PciDevices.checks)
     every = {f"device/{each}" for each in (*ADAPTERS, *BRIDGES, GPU, DISK)}
     for check in ("aer_fatal", "aer_nonfatal", "aer_correctable"):
         assert {entity: value for (name, entity), value in found.items() if name == check} == dict.fromkeys(
@@ -26,7 +26,7 @@ def test_every_device_shows_its_counters_and_network_and_disks_their_link(tmp_pa
 
 
 def test_a_counter_that_falls_is_passed_on_as_it_is(tmp_path: Path) -> None:
-    tree, devices = realistic(tmp_path), Devices(str(tmp_path), {})
+    tree, devices = realistic(tmp_path), PciDevices(str(tmp_path), {})
     for n, count in enumerate((0, 7, 2)):
         tree.aer(GPU, "correctable", count)
         found = values(devices, frozenset({"aer_correctable"}), 5.0 * n)
@@ -34,48 +34,48 @@ def test_a_counter_that_falls_is_passed_on_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_link_that_loses_lanes_is_found_also_after_a_restart(tmp_path: Path) -> None:
-    tree, devices = realistic(tmp_path), Devices(str(tmp_path), {})
+    tree, devices = realistic(tmp_path), PciDevices(str(tmp_path), {})
     values(devices, LINK)
     remembered = json.loads(json.dumps(devices.remembered()))
     tree.write(f"bus/pci/devices/{DISK}/current_link_width", 1)
-    for each in (devices, Devices(str(tmp_path), remembered)):
+    for each in (devices, PciDevices(str(tmp_path), remembered)):
         assert values(each, LINK, 5.0)["device_pcie_link", f"device/{DISK}"] == 0.25
 
 
 def test_another_device_in_its_place_is_not_held_against_it(tmp_path: Path) -> None:
-    tree, devices = realistic(tmp_path), Devices(str(tmp_path), {})
+    tree, devices = realistic(tmp_path), PciDevices(str(tmp_path), {})
     values(devices, LINK)
     tree.write(f"bus/pci/devices/{DISK}/current_link_width", 2)
     tree.write(f"bus/pci/devices/{DISK}/device", "0x9999")
-    found = values(Devices(str(tmp_path), devices.remembered()), LINK)
+    found = values(PciDevices(str(tmp_path), devices.remembered()), LINK)
     assert found["device_pcie_link", f"device/{DISK}"] == 1.0
 
 
 def test_an_adapter_with_fewer_lanes_than_its_twin_is_found_at_first_sight(tmp_path: Path) -> None:
     tree = realistic(tmp_path)
     tree.write(f"bus/pci/devices/{ADAPTERS[1]}/current_link_width", 8)
-    found = values(Devices(str(tmp_path), {}), LINK)
+    found = values(PciDevices(str(tmp_path), {}), LINK)
     assert found["device_pcie_link", f"device/{ADAPTERS[1]}"] == 0.5
     assert found["device_pcie_link", f"device/{ADAPTERS[0]}"] == 1.0
 
 
 def test_a_device_that_vanishes_between_two_reads_is_passed_over(tmp_path: Path) -> None:
-    tree, devices = realistic(tmp_path), Devices(str(tmp_path), {})
-    values(devices, Devices.checks)
+    tree, devices = realistic(tmp_path), PciDevices(str(tmp_path), {})
+    values(devices, PciDevices.checks)
     where = (tmp_path / f"bus/pci/devices/{GPU}").resolve()
     tree.remove(str(where.relative_to(tmp_path.resolve())))
-    found = values(devices, Devices.checks, 5.0)
+    found = values(devices, PciDevices.checks, 5.0)
     assert f"device/{GPU}" not in {entity for _, entity in found}
     assert f"device/{DISK}" in {entity for _, entity in found}
 
 
 def test_a_node_without_error_counters_says_so(tmp_path: Path) -> None:
     tree = realistic(tmp_path)
-    devices = Devices(str(tmp_path), {})
-    values(devices, Devices.checks)
+    devices = PciDevices(str(tmp_path), {})
+    values(devices, PciDevices.checks)
     assert devices.left_out() == ()
     for path in tmp_path.rglob("aer_dev_*"):
         tree.remove(str(path.relative_to(tmp_path)))
-    bare = Devices(str(tmp_path), {})
-    values(bare, Devices.checks)
+    bare = PciDevices(str(tmp_path), {})
+    values(bare, PciDevices.checks)
     assert [each.what for each in bare.left_out()] == ["aer"]

@@ -1,4 +1,4 @@
-"""Looks at the temperatures of hwmon: how far the hottest part of each device is from its critical one."""
+"""Checks of the temperatures in hwmon: how far the hottest part of each device is from its critical one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from nodeagent.reading import LeftOut, Reading, content, exists, names, number, text
 from nodeagent.sysfs.listing import Listing
-from nodeagent.sysfs.pci import nearest
+from nodeagent.sysfs.pci import nearest_address
 
 MAX_PARTS = 512
 # Firmware that knows no critical temperature writes 0, 255 or 65535; what is out of these is none.
@@ -21,7 +21,7 @@ _PACKAGE = re.compile(r"coretemp Package id \d+")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TemperatureInput:
     """One temperature that has a critical value."""
 
     entity: str
@@ -43,13 +43,13 @@ def margin_c(raw: bytes | None, critical: float) -> float | None:
     return critical - value / 1000 if value is not None and MIN_C <= value / 1000 <= MAX_C else None
 
 
-class Heat:
+class Temperatures:
     """Sees the hwmon devices of one sysfs."""
 
     checks = frozenset({"host_temperature_margin"})
 
     def __init__(self, root: str) -> None:
-        self._listing = Listing(lambda: parts(root))
+        self._listing = Listing(lambda: list_inputs(root))
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
         least: dict[str, Reading] = {}
@@ -69,17 +69,17 @@ class Heat:
         return (LeftOut("host_temperature_margin", "no device shows a critical temperature in hwmon"),)
 
 
-def parts(root: str) -> tuple[Part, ...]:
+def list_inputs(root: str) -> tuple[TemperatureInput, ...]:
     """Return the temperatures to look at, as they are now."""
-    found: list[Part] = []
+    found: list[TemperatureInput] = []
     base = f"{root}/class/hwmon"
     for name in names(base):
         folder = f"{base}/{name}"
-        found += _of_one_package(_parts(folder))
+        found += _of_one_package(_chip_inputs(folder))
     return tuple(found[:MAX_PARTS])
 
 
-def _parts(folder: str) -> list[Part]:
+def _chip_inputs(folder: str) -> list[TemperatureInput]:
     entity = _entity(folder)
     chip = text(content(f"{folder}/name")) or folder.rpartition("/")[2]
     found = []
@@ -88,11 +88,11 @@ def _parts(folder: str) -> list[Part]:
             critical = critical_c(content(f"{folder}/{match[1]}_crit"))
             if critical is not None:
                 label = text(content(f"{folder}/{match[1]}_label")) or match[1]
-                found.append(Part(entity, f"{folder}/{each}", f"{chip} {label}", critical))
+                found.append(TemperatureInput(entity, f"{folder}/{each}", f"{chip} {label}", critical))
     return found
 
 
-def _of_one_package(found: list[Part]) -> list[Part]:
+def _of_one_package(found: list[TemperatureInput]) -> list[TemperatureInput]:
     """Return the package's own where there is one: it is the hottest core, and one read for a hundred."""
     packages = [each for each in found if _PACKAGE.fullmatch(each.label)]
     return packages or found
@@ -102,5 +102,5 @@ def _entity(folder: str) -> str:
     """Return the PCI device that it belongs to, else what the kernel calls it: `device/coretemp.0`."""
     path = os.path.realpath(f"{folder}/device")
     if exists(f"{folder}/device"):
-        return f"device/{nearest(path) or path.rpartition('/')[2]}"
+        return f"device/{nearest_address(path) or path.rpartition('/')[2]}"
     return f"device/{text(content(f'{folder}/name')) or folder.rpartition('/')[2]}"

@@ -1,4 +1,4 @@
-"""Looks at physical network interfaces: is one down that was up, and how often does its carrier change."""
+"""Checks of physical network interfaces: one that was up and is down, and how often the carrier changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IFF_UP = 0x1  # linux/if.h: the operator wants it up
 _FLAGS = re.compile(r"0x[0-9a-f]{1,8}")
 
 
-def state(operstate: str, flags: int, was_up: bool) -> float | None:
+def interface_state(operstate: str, flags: int, was_up: bool) -> float | None:
     """Return the check's state; None for an interface that has never been up. Pure.
 
     One that an operator has taken down is as it should be. `unknown` is what drivers say that do not know.
@@ -29,14 +29,14 @@ def state(operstate: str, flags: int, was_up: bool) -> float | None:
     return DOWN if flags & IFF_UP and operstate in ("down", "lowerlayerdown") else UP
 
 
-class Interfaces:
+class NetworkInterfaces:
     """Sees the interfaces of the network namespace that the sysfs belongs to."""
 
     checks = frozenset({"net_carrier", "net_down"})
 
     def __init__(self, root: str, remembered: object) -> None:
         self._base = f"{root}/class/net"
-        self._listing = Listing(lambda: physical(self._base))
+        self._listing = Listing(lambda: physical_interfaces(self._base))
         self._were_up = _remembered(remembered)
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
@@ -62,14 +62,14 @@ class Interfaces:
         flags = text(content(f"{self._base}/{name}/flags")) or ""
         if operstate is None or not _FLAGS.fullmatch(flags):
             return
-        found = state(operstate, int(flags, 16), name in self._were_up)
+        found = interface_state(operstate, int(flags, 16), name in self._were_up)
         if found is not None:
             yield Reading("net_down", entity, found, f"operstate {operstate}, flags {flags}")
         if operstate == "up" and name not in self._were_up:
             self._were_up = dict.fromkeys([*self._were_up, name][-MAX_REMEMBERED:])
 
 
-def physical(base: str) -> tuple[str, ...]:
+def physical_interfaces(base: str) -> tuple[str, ...]:
     """Return the interfaces that are a device, but no virtual function of one, as they are now."""
     found = (
         name

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from nodeagent.kernel.sightings import MAX_KEYS, Sightings
+from nodeagent.kernel.line_reader import MAX_KEYS, LineReader
 from tests.unit.nodeagent.kernel.world import LINES, XID_79
 
 FALLEN = "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus."
@@ -11,7 +11,7 @@ RESET, OVER = VERDICT.format("0x1 (GPU Reset Required)"), VERDICT.format("0x0 (N
 
 
 def told(*lines: tuple[float, str]) -> list[tuple[float, str, str]]:
-    sightings = Sightings(LINES, "kmsg")
+    sightings = LineReader(LINES, "kmsg")
     return [(o.at_s, o.check, o.variant) for at_s, text in lines for o in sightings.take(text, at_s)]
 
 
@@ -41,7 +41,7 @@ def test_each_change_of_the_drivers_verdict_is_told() -> None:
 
 
 def test_a_gpus_uuid_that_was_named_is_a_fact_of_what_follows() -> None:
-    sightings = Sightings(LINES, "kmsg")
+    sightings = LineReader(LINES, "kmsg")
     assert sightings.take("NVRM: GPU at PCI:0000:3b:00: GPU-7f2b4c1e-0f59", 1.0) == []
     [known], [other] = sightings.take(XID_79, 1.0), sightings.take(XID_79.replace("3b", "5e"), 1.0)
     assert ("uuid", "GPU-7f2b4c1e-0f59") in known.facts
@@ -50,7 +50,7 @@ def test_a_gpus_uuid_that_was_named_is_a_fact_of_what_follows() -> None:
 
 
 def test_what_is_remembered_of_a_storm_of_different_events_is_bounded() -> None:
-    sightings = Sightings(LINES, "kmsg")
+    sightings = LineReader(LINES, "kmsg")
     for server in range(3 * MAX_KEYS):
         assert len(sightings.take(f"nfs: server 10.0.{server}.9 not responding, still trying", 1.0)) == 1
     assert len(sightings._told) == MAX_KEYS

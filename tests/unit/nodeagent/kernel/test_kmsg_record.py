@@ -6,23 +6,23 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nodeagent.kernel.record import MAX_FIELDS, Record, parse, sequence
+from nodeagent.kernel.kmsg import MAX_FIELDS, KmsgRecord, parse_record, record_sequence
 from tests.unit.nodeagent.kernel.growth import growth
 
 
 def test_a_record_has_facility_priority_sequence_and_time() -> None:
-    found = parse(b"6,339,5140900,-;NET: Registered PF_INET6 protocol family\n")
-    assert found == Record(0, 6, 339, 5.1409, "NET: Registered PF_INET6 protocol family")
+    found = parse_record(b"6,339,5140900,-;NET: Registered PF_INET6 protocol family\n")
+    assert found == KmsgRecord(0, 6, 339, 5.1409, "NET: Registered PF_INET6 protocol family")
 
 
 def test_the_facility_of_what_was_written_from_user_space_is_not_the_kernels() -> None:
-    found = parse(b"12,342,4531390220,-;NVRM: Xid (PCI:0000:3b:00): 79\n")
+    found = parse_record(b"12,342,4531390220,-;NVRM: Xid (PCI:0000:3b:00): 79\n")
     assert found is not None
     assert (found.facility, found.priority) == (1, 4)
 
 
 def test_more_may_come_before_the_text_and_fields_after_it() -> None:
-    found = parse(
+    found = parse_record(
         b"4,160,1424,-,caller=T123,later=thing;pci_root PNP0A03:00: host bridge; 2 windows\n"
         b" SUBSYSTEM=acpi\n DEVICE=+acpi:PNP0A03:00\n"
     )
@@ -32,7 +32,7 @@ def test_more_may_come_before_the_text_and_fields_after_it() -> None:
 
 
 def test_what_the_kernel_has_escaped_is_as_it_was() -> None:
-    found = parse(b"3,1,1,-;NVRM: The NVIDIA GPU\\x0aNVRM: C:\\x5cx41 \\xc3\\xa9 \\xff\n")
+    found = parse_record(b"3,1,1,-;NVRM: The NVIDIA GPU\\x0aNVRM: C:\\x5cx41 \\xc3\\xa9 \\xff\n")
     assert found is not None
     assert found.text == "NVRM: The NVIDIA GPU\nNVRM: C:\\x41 é �"
 
@@ -41,20 +41,20 @@ def test_what_the_kernel_has_escaped_is_as_it_was() -> None:
     "raw", [b"", b"\n", b";", b"6,1;x", b"x,1,2,-;y", b"6,1,2;y", b" 6,1,2,-;y", b"6,-1,2,-;y"]
 )
 def test_what_is_no_record_is_none(raw: bytes) -> None:
-    assert parse(raw) is None
+    assert parse_record(raw) is None
 
 
 @given(st.binary(max_size=300))
 @example(b"999999999,99999999999999999999,99999999999999999999,-;\\x")
 @example(b"6,1,2,-;text\n=\n =\n KEY\n KEY=\\x0")
 def test_no_bytes_make_it_raise(raw: bytes) -> None:
-    found = parse(raw)
+    found = parse_record(raw)
     assert found is None or len(found.fields) <= MAX_FIELDS
 
 
 @given(st.text(max_size=200).filter(lambda t: "\n" not in t), st.binary(max_size=100))
 def test_no_record_makes_it_raise(text: str, rest: bytes) -> None:
-    assert parse(b"6,1,2,-;" + text.encode("utf-8", "surrogatepass") + b"\n" + rest) is not None
+    assert parse_record(b"6,1,2,-;" + text.encode("utf-8", "surrogatepass") + b"\n" + rest) is not None
 
 
 @pytest.mark.parametrize("body", [b",", b"6,", b"-;", b"\\x", b"\\x4", b"\n =", b"a=", b"6,1,2,-"])
@@ -65,10 +65,10 @@ def test_hostile_records_take_no_longer_than_their_length(body: bytes) -> None:
 
 
 def _parse(raw: bytes, length: int) -> None:
-    parse(raw[:length])
+    parse_record(raw[:length])
 
 
 @given(st.binary(max_size=60) | st.from_regex(rb"\d{0,4},\d{0,25},\d{0,4},[-,c]{0,3};?.{0,9}"))
 def test_the_number_of_a_record_is_read_alone_as_it_is_with_all_the_rest(raw: bytes) -> None:
-    whole = parse(raw)
-    assert sequence(raw) == (None if whole is None else whole.seq)
+    whole = parse_record(raw)
+    assert record_sequence(raw) == (None if whole is None else whole.seq)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.nvml.driver import branch_of
-from nodeagent.nvml.presence import driver_load, gpus_on_bus
+from nodeagent.nvml.inventory import driver_load, gpus_on_bus
 
 
 def device(sysfs: Path, address: str, vendor: str, kind: str) -> None:

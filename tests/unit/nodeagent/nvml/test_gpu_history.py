@@ -5,8 +5,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.nvml import history
-from nodeagent.nvml.history import GpuHistory, History
+from nodeagent.nvml import gpu_roster
+from nodeagent.nvml.gpu_roster import GpuHistory, NodeGpus
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -31,7 +31,7 @@ gpus = st.builds(
     recovery=st.integers(0, 7),
 )
 histories = st.builds(
-    History,
+    NodeGpus,
     most=st.integers(0, 16),
     load=st.text(max_size=20),
     gpus=st.dictionaries(st.text(max_size=12), gpus, max_size=4),
@@ -39,28 +39,28 @@ histories = st.builds(
 
 
 @given(histories)
-def test_what_is_dumped_is_loaded(past: History) -> None:
-    assert history.load(json.loads(json.dumps(past.dump()))) == past
+def test_what_is_dumped_is_loaded(past: NodeGpus) -> None:
+    assert gpu_roster.load_history(json.loads(json.dumps(past.dump()))) == past
 
 
 @given(json_values)
 def test_what_is_malformed_is_as_if_it_had_never_been_seen(raw: object) -> None:
-    past = history.load(raw)
-    assert history.load(past.dump()) == past
+    past = gpu_roster.load_history(raw)
+    assert gpu_roster.load_history(past.dump()) == past
 
 
 def test_a_gpu_is_back_only_if_it_was_away() -> None:
     gpu = GpuHistory("a")
-    assert not gpu.take_state(history.UNREADABLE)
-    assert not gpu.take_state(history.OK)
-    assert not gpu.take_state(history.LOST)
-    assert not gpu.take_state(history.VANISHED)
-    assert gpu.take_state(history.OK)
+    assert not gpu.take_state(gpu_roster.UNREADABLE)
+    assert not gpu.take_state(gpu_roster.OK)
+    assert not gpu.take_state(gpu_roster.LOST)
+    assert not gpu.take_state(gpu_roster.VANISHED)
+    assert gpu.take_state(gpu_roster.OK)
 
 
 def test_another_load_of_the_module_goes_before_what_nvml_said() -> None:
-    assert History(load="1").reloaded("2", after_loss=False)
-    assert not History(load="1").reloaded("1", after_loss=True)
-    assert History().reloaded("1", after_loss=True)
-    assert not History().reloaded("1", after_loss=False)
-    assert History(load="1").reloaded("", after_loss=True)
+    assert NodeGpus(load="1").reloaded("2", after_loss=False)
+    assert not NodeGpus(load="1").reloaded("1", after_loss=True)
+    assert NodeGpus().reloaded("1", after_loss=True)
+    assert not NodeGpus().reloaded("1", after_loss=False)
+    assert NodeGpus(load="1").reloaded("", after_loss=True)

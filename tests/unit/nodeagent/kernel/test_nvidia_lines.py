@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.kernel import nvidia
-from nodeagent.kernel.seen import Seen
+from nodeagent.kernel import nvidia_lines
+from nodeagent.kernel.nvidia_lines import LineFact
 from nodeagent.policy import kernel_lines
 from nodeagent.policy.nvlink4 import bits
 from nodeagent.policy.nvlink5 import parsed
@@ -66,13 +66,13 @@ VARIANTS = {
 }
 
 
-def one(text: str) -> Seen:
-    [seen] = nvidia.parse(text)
+def one(text: str) -> LineFact:
+    [seen] = nvidia_lines.parse_nvidia(text)
     assert seen.text == " ".join(text.split())
     return seen
 
 
-def xid(code: int, detail: str, where: str = "PCI:0000:3b:00") -> Seen:
+def xid(code: int, detail: str, where: str = "PCI:0000:3b:00") -> LineFact:
     return one(f"NVRM: Xid ({where}): {code}, {detail}")
 
 
@@ -200,9 +200,9 @@ def test_an_sxid_is_the_switchs_and_says_whether_it_is_fatal(
 
 def test_the_line_that_names_a_gpus_uuid_is_no_event() -> None:
     line = "NVRM: GPU at PCI:0000:3b:00: GPU-7f2b4c1e-0f59-0b5b-9b5d-4f6a7a8f1c11"
-    assert nvidia.parse(line) == ()
-    assert nvidia.uuid(line) == (GPU, "GPU-7f2b4c1e-0f59-0b5b-9b5d-4f6a7a8f1c11")
-    assert nvidia.uuid("NVRM: GPU at PCI:0000:3b:00: nothing") is None
+    assert nvidia_lines.parse_nvidia(line) == ()
+    assert nvidia_lines.gpu_uuid(line) == (GPU, "GPU-7f2b4c1e-0f59-0b5b-9b5d-4f6a7a8f1c11")
+    assert nvidia_lines.gpu_uuid("NVRM: GPU at PCI:0000:3b:00: nothing") is None
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_the_line_that_names_a_gpus_uuid_is_no_event() -> None:
     ],
 )
 def test_what_is_not_the_drivers_own_line_is_nothing(line: str) -> None:
-    assert nvidia.parse(line) == ()
+    assert nvidia_lines.parse_nvidia(line) == ()
 
 
 HOSTILE = [
@@ -238,7 +238,9 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[-24:])
 def test_hostile_lines_take_no_longer_than_their_length(text: str) -> None:
-    assert growth(lambda length: nvidia.parse(text[:length]), 8192, 65536) < 24  # quadratic would be 64
+    assert (
+        growth(lambda length: nvidia_lines.parse_nvidia(text[:length]), 8192, 65536) < 24
+    )  # quadratic would be 64
 
 
 HEADS = [
@@ -253,5 +255,5 @@ HEADS = [
 
 @given(st.sampled_from(HEADS), st.text(max_size=100))
 def test_no_text_makes_it_raise(head: str, text: str) -> None:
-    for seen in nvidia.parse(head + text):
+    for seen in nvidia_lines.parse_nvidia(head + text):
         assert "\n" not in seen.entity + seen.variant

@@ -1,4 +1,4 @@
-"""A program whose lines of output are read as they come: bounded, without blocking, and never left behind."""
+"""Reads the output lines of a child process: bounded, without blocking, and never left behind."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 MAX_LINE_BYTES = 1 << 16
 READ_BYTES = 1 << 16
 MAX_BUFFER_BYTES = 1 << 18  # what is read of a flood before it is dealt with
-MAX_WORDS = 300  # characters of its complaints that are kept
+MAX_ERROR_TEXT = 300  # characters of its complaints that are kept
 END_S = 2.0  # to end by itself when asked; it holds nothing that would need longer
 
 
-class Child:
+class LineProcess:
     """One running program.
 
     Raises:
@@ -96,7 +96,7 @@ class Child:
             words = os.read(self._err, READ_BYTES)
         except OSError:
             return True
-        self._words = (self._words + words)[-MAX_WORDS:]
+        self._words = (self._words + words)[-MAX_ERROR_TEXT:]
         return bool(words)
 
     def _fill(self) -> None:

@@ -6,37 +6,41 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.sysfs.heat import Heat, critical_c, margin_c, parts
+from nodeagent.sysfs.temperature import Temperatures, critical_c, list_inputs, margin_c
 from tests.unit.nodeagent.sysfs.tree import DISK, realistic
 
 CPU = "device/coretemp.0"
 
 
-def margins(heat: Heat, now_s: float = 0.0) -> dict[str, float]:
-    return {each.entity: each.value for each in heat.read(Heat.checks, now_s)}
+def margins(heat: Temperatures, now_s: float = 0.0) -> dict[str, float]:
+    return {each.entity: each.value for each in heat.read(Temperatures.checks, now_s)}
 
 
 def test_each_device_shows_how_far_it_is_from_critical(tmp_path: Path) -> None:
     realistic(tmp_path)
-    heat = Heat(str(tmp_path))
+    heat = Temperatures(str(tmp_path))
     assert margins(heat) == {f"device/{DISK}": 46.0, CPU: 40.0}
     assert heat.left_out() == ()
 
 
 def test_of_a_package_one_temperature_is_read_and_not_that_of_every_core(tmp_path: Path) -> None:
     realistic(tmp_path)
-    assert [each.label for each in parts(str(tmp_path)) if each.entity == CPU] == ["coretemp Package id 0"]
+    assert [each.label for each in list_inputs(str(tmp_path)) if each.entity == CPU] == [
+        "coretemp Package id 0"
+    ]
 
 
 def test_the_hottest_part_of_a_device_counts(tmp_path: Path) -> None:
     tree = realistic(tmp_path)
     tree.set("class/hwmon/hwmon0", {"temp2_input": 80000, "temp2_crit": 85000, "temp2_label": "Sensor 1"})
-    (found,) = [each for each in Heat(str(tmp_path)).read(Heat.checks, 0.0) if each.entity != CPU]
+    (found,) = [
+        each for each in Temperatures(str(tmp_path)).read(Temperatures.checks, 0.0) if each.entity != CPU
+    ]
     assert (found.value, found.text) == (5.0, "nvme Sensor 1: 80 of 85 °C")
 
 
 def test_garbage_and_what_is_gone_are_passed_over(tmp_path: Path) -> None:
-    tree, heat = realistic(tmp_path), Heat(str(tmp_path))
+    tree, heat = realistic(tmp_path), Temperatures(str(tmp_path))
     margins(heat)
     tree.write("class/hwmon/hwmon0/temp1_input", "N/A")
     tree.remove("class/hwmon/hwmon1")
@@ -44,7 +48,7 @@ def test_garbage_and_what_is_gone_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_node_without_such_temperatures_says_so(tmp_path: Path) -> None:
-    heat = Heat(str(tmp_path))
+    heat = Temperatures(str(tmp_path))
     assert margins(heat) == {}
     assert [each.what for each in heat.left_out()] == ["host_temperature_margin"]
 

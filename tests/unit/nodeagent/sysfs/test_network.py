@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.sysfs.net import DOWN, UP, Interfaces, state
+from nodeagent.sysfs.network import DOWN, UP, NetworkInterfaces, interface_state
 from tests.unit.nodeagent.sysfs.tree import BRIDGES, realistic
 
 STATE = frozenset({"net_down"})
 
 
-def states(interfaces: Interfaces) -> dict[str, float]:
+def states(interfaces: NetworkInterfaces) -> dict[str, float]:
     return {each.entity: each.value for each in interfaces.read(STATE, 0.0)}
 
 
@@ -26,7 +26,7 @@ def states(interfaces: Interfaces) -> dict[str, float]:
 def test_only_one_that_was_up_and_is_wanted_up_can_be_down(
     operstate: str, flags: int, was_up: bool, found: float | None
 ) -> None:
-    assert state(operstate, flags, was_up) == found
+    assert interface_state(operstate, flags, was_up) == found
 
 
 def test_physical_interfaces_are_seen_and_others_and_virtual_functions_are_not(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_physical_interfaces_are_seen_and_others_and_virtual_functions_are_not(t
     tree.net("docker0")
     found = {
         (each.check, each.entity): each.value
-        for each in Interfaces(str(tmp_path), None).read(Interfaces.checks, 0.0)
+        for each in NetworkInterfaces(str(tmp_path), None).read(NetworkInterfaces.checks, 0.0)
     }
     assert found == {
         ("net_carrier", "net/ib0"): 1.0, ("net_carrier", "net/ib1"): 1.0,
@@ -47,23 +47,23 @@ def test_physical_interfaces_are_seen_and_others_and_virtual_functions_are_not(t
 
 def test_one_that_goes_down_is_found_also_after_a_restart(tmp_path: Path) -> None:
     tree = realistic(tmp_path)
-    before = Interfaces(str(tmp_path), None)
+    before = NetworkInterfaces(str(tmp_path), None)
     states(before)
     remembered = json.loads(json.dumps(before.remembered()))
     tree.write("class/net/ib0/operstate", "down")
-    for each in (before, Interfaces(str(tmp_path), remembered)):
+    for each in (before, NetworkInterfaces(str(tmp_path), remembered)):
         assert states(each) == {"net/ib0": DOWN, "net/ib1": UP}
-    assert states(Interfaces(str(tmp_path), None)) == {"net/ib1": UP}
+    assert states(NetworkInterfaces(str(tmp_path), None)) == {"net/ib1": UP}
 
 
 def test_one_that_an_operator_takes_down_is_well(tmp_path: Path) -> None:
     tree = realistic(tmp_path)
     tree.set("class/net/ib0", {"operstate": "down", "flags": "0x1002"})
-    assert states(Interfaces(str(tmp_path), ["ib0"]))["net/ib0"] == UP
+    assert states(NetworkInterfaces(str(tmp_path), ["ib0"]))["net/ib0"] == UP
 
 
 def test_a_carrier_counter_that_falls_is_passed_on_as_it_is(tmp_path: Path) -> None:
-    tree, interfaces = realistic(tmp_path), Interfaces(str(tmp_path), None)
+    tree, interfaces = realistic(tmp_path), NetworkInterfaces(str(tmp_path), None)
     for count in (1, 9, 3):
         tree.write("class/net/ib0/carrier_changes", count)
         found = {each.entity: each.value for each in interfaces.read(frozenset({"net_carrier"}), 0.0)}
@@ -71,9 +71,9 @@ def test_a_carrier_counter_that_falls_is_passed_on_as_it_is(tmp_path: Path) -> N
 
 
 def test_garbage_and_what_is_gone_are_passed_over(tmp_path: Path) -> None:
-    tree, interfaces = realistic(tmp_path), Interfaces(str(tmp_path), {"ib0": True})
+    tree, interfaces = realistic(tmp_path), NetworkInterfaces(str(tmp_path), {"ib0": True})
     assert interfaces.remembered() == []
     states(interfaces)
     tree.set("class/net/ib0", {"carrier_changes": "N/A", "flags": b"\xff"})
     tree.remove("class/net/ib1")
-    assert list(interfaces.read(Interfaces.checks, 5.0)) == []
+    assert list(interfaces.read(NetworkInterfaces.checks, 5.0)) == []

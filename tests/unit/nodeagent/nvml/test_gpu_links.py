@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.nvml.links import HEALTHY, IN_PROGRESS, LIMITED, UNHEALTHY, fabric_state, nvlink_down
+from nodeagent.nvml.gpu_checks import HEALTHY, IN_PROGRESS, LIMITED, UNHEALTHY, fabric_state, nvlink_down
 
 COMPLETED = 3
 FINE = 2 | 2 << 2 | 2 << 4 | 2 << 6 | 1 << 8  # nothing of it is so

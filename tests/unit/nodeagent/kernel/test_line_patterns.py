@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.kernel.lines import Lines
-from nodeagent.kernel.seen import Seen
+from nodeagent.kernel.line_reader import LinePatterns
+from nodeagent.kernel.nvidia_lines import LineFact
 from nodeagent.observation import MAX_TEXT
 from nodeagent.policy import kernel_lines
 from tests.unit.nodeagent.kernel.growth import growth
@@ -16,7 +16,7 @@ from tests.unit.nodeagent.kernel.world import LINES, NOTHING, TABLE, XID_79, raw
 TOLD = kernel_lines.load(TABLE)
 
 
-def one(text: str) -> Seen:
+def one(text: str) -> LineFact:
     [seen] = LINES.read(text)
     return seen
 
@@ -94,9 +94,9 @@ def test_no_line_of_the_table_is_lost_by_the_look_before() -> None:
     assert all(LINES.worth_raw(raw(1, line.example)) for line in TOLD)
     assert not LINES.worth_raw(raw(1, NOTHING))
     # One hint may begin another: the shorter is enough.
-    both = Lines([replace(TOLD[0], has="INFO: task nv"), replace(TOLD[0], has="INFO: task ")])
+    both = LinePatterns([replace(TOLD[0], has="INFO: task nv"), replace(TOLD[0], has="INFO: task ")])
     assert both.worth("INFO: task python3:1 blocked")
-    assert not Lines([]).worth("blocked")
+    assert not LinePatterns([]).worth("blocked")
 
 
 @given(st.sampled_from([line.example for line in TOLD]), st.integers(0, 200), st.text(max_size=50))
@@ -118,6 +118,6 @@ def test_hostile_lines_take_no_longer_than_their_length(fill: str) -> None:
 
 
 def test_a_hint_that_a_log_would_escape_makes_every_record_worth_reading() -> None:
-    odd = Lines([replace(TOLD[0], has="a\\b")])
+    odd = LinePatterns([replace(TOLD[0], has="a\\b")])
     assert odd.worth_raw(raw(1, NOTHING))
     assert not odd.worth(NOTHING)

@@ -1,4 +1,4 @@
-"""One GPU, asked again and again: what it never answers is not asked again, and no answer costs another."""
+"""Queries one GPU repeatedly: skips calls that it does not support; no error costs another answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GpuGone(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class GpuReading:
     """What one check of one GPU is now."""
 
     check: str
@@ -34,7 +34,7 @@ class Reading:
 
 
 @dataclass(slots=True)
-class Asker:
+class GpuQuery:
     """Asks one GPU for as long as a session lasts."""
 
     gpu: Gpu

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.kernel.entry import Entry, parse
+from nodeagent.kernel.journal import JournalEntry, parse_entry
 
 LINE = {
     "__CURSOR": "s=0d1;i=2a;b=5a7c1e5e9d0e4b57a0a50b1f8c5d2a11;m=1e240;t=5f;x=1",
@@ -20,12 +20,12 @@ LINE = {
 }
 
 
-def read(**changed: object) -> Entry | None:
-    return parse(json.dumps({**LINE, **changed}).encode())
+def read(**changed: object) -> JournalEntry | None:
+    return parse_entry(json.dumps({**LINE, **changed}).encode())
 
 
 def test_an_entry_has_what_a_record_has_and_a_cursor() -> None:
-    assert read() == Entry(
+    assert read() == JournalEntry(
         LINE["__CURSOR"], "5a7c1e5e9d0e4b57a0a50b1f8c5d2a11", 0, 3, 123.456789, LINE["MESSAGE"]
     )
 
@@ -44,7 +44,7 @@ def test_what_is_not_of_the_kernels_log_is_none(transport: str | None) -> None:
 def test_what_a_program_wrote_to_the_kernels_log_has_another_facility() -> None:
     found, unsaid = (
         read(SYSLOG_FACILITY="1"),
-        parse(json.dumps({k: v for k, v in LINE.items() if k != "SYSLOG_FACILITY"}).encode()),
+        parse_entry(json.dumps({k: v for k, v in LINE.items() if k != "SYSLOG_FACILITY"}).encode()),
     )
     assert found is not None
     assert unsaid is not None
@@ -66,7 +66,7 @@ def test_what_a_program_wrote_to_the_kernels_log_has_another_facility() -> None:
     ids=repr,
 )  # fmt: skip
 def test_what_is_no_entry_is_none(line: bytes) -> None:
-    assert parse(line) is None
+    assert parse_entry(line) is None
 
 
 @given(
@@ -76,5 +76,5 @@ def test_what_is_no_entry_is_none(line: bytes) -> None:
     ).map(lambda d: json.dumps({**LINE, **d}).encode())
 )
 def test_no_bytes_make_it_raise(line: bytes) -> None:
-    found = parse(line)
+    found = parse_entry(line)
     assert found is None or isinstance(found.text, str)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from nodeagent.clock import Anchor, Clock
-from nodeagent.kernel.losses import REPORT_S, Losses
+from nodeagent.kernel.line_reader import REPORT_S, LostRecords
 
 
 class At(Clock):
@@ -13,7 +13,7 @@ class At(Clock):
 
 def test_the_first_reading_is_of_nothing_so_that_the_next_shows_growth() -> None:
     clock = At(Anchor("boot", 0.0))
-    losses = Losses(clock, "kmsg", "records were overwritten")
+    losses = LostRecords(clock, "kmsg", "records were overwritten")
     losses.count = 5
     assert [(each.value, each.text) for each in losses.told()] == [(0.0, "")]
     assert [(each.value, each.text) for each in losses.told()] == [(5.0, "records were overwritten")]

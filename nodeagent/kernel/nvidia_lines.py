@@ -1,0 +1,205 @@
+"""Parses the NVIDIA drivers' kernel lines: Xids, SXids, GPUs off the bus, UUIDs of GPUs. Pure.
+
+Every pattern matches from the record's first character. Other kernel lines quote text that users choose, such
+as the name of the library in which a program crashed, and must not pass for the driver's.
+
+Xids 144 to 150 are errors of NVLink 5: their lines name a unit, a severity and the words that NVIDIA's
+catalog decodes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from nodeagent.observation import MAX_TEXT, Observation, gpu, pci
+
+CLEARED = "cleared"  # the check whose events end all that stands of an entity
+NVLINK5_XIDS = range(144, 151)
+MAX_DETAIL_WORDS = 8  # the driver prints four to six
+
+# "RLW_REMAP Nonfatal XC0 i0 Link 02 (0x00000004 0x00000001 ...)", in columns: more than one space may part
+# them. A unit may be of two words ("MSE Degraded"), a link be -1: none.
+_NVLINK5_DETAIL = re.compile(
+    r"(?P<unit>[A-Za-z0-9_/]{1,40}(?: [A-Za-z0-9_/]{1,40})?)"
+    r"\s{1,32}(?:Link )?(?P<severity>Fatal|Non-?fatal)\b"
+    r"(?:\s{1,32}XC(?P<contained>\d))?(?:\s{1,32}i(?P<injected>\d))?"
+    r"(?:\s{1,32}Link\s{1,32}(?P<link>-?\d{1,4}))?"
+    r"(?:\s{0,32}\((?P<words>[0-9a-fA-Fx ]{1,120})\)?)?"
+)
+
+NVIDIA_HINTS = ("NVRM: ", "SXid (")  # one of them is in every such line
+FELL_OFF_THE_BUS = 79
+_PCI = r"(?:PCI:)?(?P<pci>[0-9a-fA-F:.]{5,16})"
+
+# The shapes are those of kernel_rc.c in NVIDIA's open kernel modules; a MIG device adds its instances.
+_XID = re.compile(
+    rf"NVRM: Xid \({_PCI}(?: GPU-I:(?P<gpu_instance>\d{{1,4}}))?(?: GPU-CI:(?P<compute_instance>\d{{1,4}}))?"
+    r"[^)\n]{0,64}\): (?P<code>\d{1,5})(?!\d)(?:, pid='?(?P<pid>[^,'\n]{1,32})'?)?"
+    r"(?:, name=(?P<name>[^,\n]{1,64}))?(?:, (?:Ch|channel) (?P<channel>[0-9a-fA-Fx]{1,18}))?[,:]?\s{0,4}"
+)
+
+_SXID = re.compile(
+    rf"nvidia-nvswitch(?P<switch>\d{{1,4}}):? SXid \({_PCI}\): (?P<code>\d{{1,6}})(?!\d)"
+    r"(?:,? (?P<severity>Fatal|Non-fatal)\b)?(?:,? Link (?P<link>-?\d{1,4}))?"
+)
+
+_UUID = re.compile(rf"NVRM: GPU at {_PCI}: (?P<uuid>GPU-[0-9a-fA-F-]{{8,40}})")
+_ADDRESS = re.compile(
+    r"(?:(?<=PCI:)|(?<![0-9a-fA-F:]))(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?(?!\w)"
+)
+
+_PLACE = re.compile(r"\(GPC (?P<gpc>\d{1,3}), TPC (?P<tpc>\d{1,3})(?:, SM (?P<sm>\d{1,3}))?")
+_LINK = re.compile(r"NVLink: .{0,80}? link (?P<link>-?\d{1,4})", re.DOTALL)
+_SEVEN = re.compile(r"\((0x[0-9a-fA-F]{1,8}(?:, ?0x[0-9a-fA-F]{1,8}){6})\)")
+_ACTION = re.compile(
+    r"action changed from .{0,60}? to 0x(?P<to>[0-9a-fA-F]{1,2})(?: \((?P<says>[^)\n]{1,60}))?"
+)
+
+# By number, not by word: the words differ among drivers ("Node Reboot Required", "OS Reboot"; "GPU Reset
+# Required", "PF FLR"). The numbers are those of NVML field 230; 5, to recover IMEX, is none of a GPU's.
+_ACTIONS = {
+    0: "none", 1: "reset_gpu", 2: "reboot_node", 3: "drain_p2p", 4: "drain_and_reset",
+    6: "reset_gpu", 7: "reboot_node",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LineFact:
+    """One fact; the fields are those of an `Observation`."""
+
+    check: str
+    entity: str
+    value: float = 0.0
+    variant: str = ""
+    text: str = ""
+    facts: tuple[tuple[str, str], ...] = ()
+
+    def at(self, at_s: float, source: str) -> Observation:
+        """Return the observation that `source` makes of it."""
+        return Observation(
+            at_s, self.check, self.entity, source, self.value, self.variant, self.text, self.facts
+        )
+
+    def knowing(self, name: str, value: str) -> LineFact:
+        """Return the same with one more fact."""
+        return replace(self, facts=(*self.facts, (name, value)))
+
+
+def quoted(text: str) -> str:
+    """Return a line as evidence: in one line, no longer than is kept."""
+    return " ".join(text[: 2 * MAX_TEXT].split())[:MAX_TEXT]
+
+
+def named(groups: dict[str, str | None]) -> tuple[tuple[str, str], ...]:
+    """Return the groups of a match that have matched, as facts."""
+    return tuple((name, value) for name, value in groups.items() if value)
+
+
+@dataclass(frozen=True, slots=True)
+class NvlinkDetail:
+    """What the line says after the code."""
+
+    unit: str  # without spaces
+    severity: str  # Fatal, Nonfatal
+    link: str  # "" if the line has none
+    words: tuple[int, ...]  # intrInfo, errorStatus, and what no table decodes
+    flags: tuple[tuple[str, str], ...]  # cross containment, injected
+
+    @property
+    def variant(self) -> str:
+        """`UNIT Severity 0xintrinfo 0xerrorstatus`; without the numbers if the line has not both."""
+        numbers = [f"0x{word:08x}" for word in self.words[:2]] if len(self.words) >= 2 else []
+        return " ".join([self.unit, self.severity, *numbers])
+
+    @property
+    def facts(self) -> tuple[tuple[str, str], ...]:
+        found = [("unit", self.unit), ("severity", self.severity)]
+        if self.link:
+            found.append(("link", self.link))
+        found += zip(("intrinfo", "errorstatus"), (f"0x{word:08x}" for word in self.words), strict=False)
+        return (*found, *self.flags)
+
+
+def parse_nvlink5(detail: str) -> NvlinkDetail | None:
+    """Return what stands after "149, "; None if that is no such error. Never raises."""
+    match = _NVLINK5_DETAIL.match(detail)
+    if match is None:
+        return None
+    flags = tuple((name, match[name]) for name in ("contained", "injected") if match[name])
+    link = str(int(match["link"])) if match["link"] else ""
+    severity = match["severity"].replace("-", "")
+    return NvlinkDetail("_".join(match["unit"].split()), severity, link, _words(match["words"] or ""), flags)
+
+
+def _words(text: str) -> tuple[int, ...]:
+    words = []
+    for word in text.split()[:MAX_DETAIL_WORDS]:
+        try:
+            words.append(int(word, 16) & 0xFFFFFFFF)
+        except ValueError:
+            break  # cut off, or another thing
+    return tuple(words)
+
+
+def parse_nvidia(text: str) -> tuple[LineFact, ...]:
+    """Return what a line of the NVIDIA drivers tells; nothing for any other. Never raises."""
+    if text.startswith("NVRM: "):
+        return _xid(text) or _fallen(text)
+    return _sxid(text) if text.startswith("nvidia-nvswitch") else ()
+
+
+def gpu_uuid(text: str) -> tuple[str, str] | None:
+    """Return the entity and the UUID of a GPU if the line names both."""
+    match = _UUID.match(text)
+    return (gpu(match["pci"]), match["uuid"]) if match else None
+
+
+def _xid(text: str) -> tuple[LineFact, ...]:
+    match = _XID.match(text)
+    if match is None:
+        return ()
+    facts = {name: value for name, value in match.groupdict().items() if name not in ("pci", "code")}
+    code, detail = int(match["code"]), text[match.end() :]
+    variant, more = _detail(code, detail)
+    known = (*named({n: v for n, v in facts.items() if v != "<unknown>"}), *more)
+    return (LineFact("xid", gpu(match["pci"]), float(code), variant, quoted(text), known),)
+
+
+def _detail(code: int, detail: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Return the variant of an Xid, "" if it has none, and the facts that its words hold."""
+    if code in NVLINK5_XIDS:
+        error = parse_nvlink5(detail)
+        return (error.variant, error.facts) if error else ("", ())
+    if code == 13 and (place := _PLACE.search(detail)):
+        return f"GPC {int(place['gpc'])} TPC {int(place['tpc'])}", named(place.groupdict())
+    if code == 74:
+        return _registers(detail)
+    if code == 154 and (action := _ACTION.search(detail)):
+        return _ACTIONS.get(int(action["to"], 16), ""), named({"driver_says": action["says"]})
+    return "", ()
+
+
+def _registers(detail: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    link, seven = _LINK.search(detail), _SEVEN.search(detail)
+    variant = ",".join(f"0x{int(each, 16):x}" for each in seven[1].split(",")) if seven else ""
+    return variant, named(link.groupdict()) if link else ()
+
+
+def _fallen(text: str) -> tuple[LineFact, ...]:
+    if "fallen off the bus" not in text:
+        return ()
+    address = _ADDRESS.search(text)
+    if address is None:
+        return ()
+    return (LineFact("xid", gpu(address[0]), float(FELL_OFF_THE_BUS), "", quoted(text)),)
+
+
+def _sxid(text: str) -> tuple[LineFact, ...]:
+    match = _SXID.match(text)
+    if match is None:
+        return ()
+    severity = (match["severity"] or "").lower()
+    facts = named({"switch": match["switch"], "link": match["link"] and str(int(match["link"]))})
+    entity = f"nvswitch/{pci(match['pci'])}"
+    return (LineFact("sxid", entity, float(match["code"]), severity, quoted(text), facts),)

@@ -1,0 +1,219 @@
+"""The GPUs that the node should have: which are new, back, exchanged, missing or away.
+
+`NodeGpus` outlives a session and the agent: which GPUs there were, and how each was last seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodeagent.nvml import inventory, library
+from nodeagent.nvml.gpu_query import GpuQuery
+from nodeagent.nvml.inventory import MAX_GPUS, Gpu, GpuInventory
+
+MAX_LINKS = 64
+MAX_UUID = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
+_NO_RESET = frozenset({0, 5})  # recovery actions that no reset ends: none, recover the IMEX domain
+OK, LOST, RESET_REQUIRED, VANISHED, UNREADABLE = range(5)  # the states of the check `gpu_state`
+AWAY = frozenset({LOST, RESET_REQUIRED, VANISHED})
+Exchange = tuple[str, str, str]  # PCI address, UUID of the old one, of the new one
+STATE_OF_GONE = {
+    library.GPU_IS_LOST: LOST,
+    library.RESET_REQUIRED: RESET_REQUIRED,
+    library.GPU_NOT_FOUND: VANISHED,
+}
+
+
+@dataclass(slots=True)
+class GpuHistory:
+    """One GPU, by what was seen of it last."""
+
+    uuid: str
+    state: int = OK
+    links: set[int] = field(default_factory=set)  # NVLinks that were up
+    uncorrected: float | None = None  # the volatile counter
+    recovery: int = 0  # the driver's recovery action
+
+    def take_state(self, state: int) -> bool:
+        """Note the state; True if the GPU is back, so that it must have been reset."""
+        back = self.state in AWAY and state == OK
+        self.state = state
+        return back
+
+    def take_uncorrected(self, count: float) -> bool:
+        """Note the volatile counter of uncorrected errors; True if it has begun anew: at a reset."""
+        fell = self.uncorrected is not None and count < self.uncorrected
+        self.uncorrected = count
+        return fell
+
+    def take_recovery(self, action: int) -> bool:
+        """Note what the driver asks for; True if it asked for a reset, and is content now."""
+        done = self.recovery not in _NO_RESET and action == 0
+        self.recovery = action
+        return done
+
+
+@dataclass(slots=True)
+class NodeGpus:
+    """All GPUs of the node, by PCI address."""
+
+    most: int = 0  # GPUs listed at any time
+    load: str = ""  # of the driver: see `presence.driver_load`
+    gpus: dict[str, GpuHistory] = field(default_factory=dict)
+
+    def reloaded(self, load: str, after_loss: bool) -> bool:
+        """Note the load of the driver; True if it is another.
+
+        Without a word from sysfs it counts whether NVML was lost in between.
+        """
+        known = bool(self.load and load)
+        other = self.load != load if known else after_loss
+        self.load = load or self.load
+        return other
+
+    def dump(self) -> dict[str, Any]:
+        """Return what `load` takes: JSON."""
+        return {
+            "most": self.most,
+            "driver_load": self.load,
+            "gpus": {
+                pci: {
+                    "uuid": each.uuid,
+                    "state": each.state,
+                    "links": sorted(each.links),
+                    "uncorrected": each.uncorrected,
+                    "recovery": each.recovery,
+                }
+                for pci, each in self.gpus.items()
+            },
+        }
+
+
+def load_history(raw: object) -> NodeGpus:
+    """Return what was dumped. What is malformed is as if it had never been seen."""
+    if not isinstance(raw, dict):
+        return NodeGpus()
+    history = NodeGpus(_count(raw.get("most"), MAX_GPUS), str(raw.get("driver_load") or "")[:MAX_UUID])
+    gpus = raw.get("gpus")
+    for pci, each in list(gpus.items())[:MAX_GPUS] if isinstance(gpus, dict) else ():
+        if isinstance(each, dict) and isinstance(each.get("uuid"), str):
+            history.gpus[str(pci)[:MAX_UUID]] = _gpu(each)
+    return history
+
+
+def _gpu(raw: dict[Any, Any]) -> GpuHistory:
+    links = raw.get("links")
+    uncorrected = raw.get("uncorrected")
+    return GpuHistory(
+        uuid=raw["uuid"][:MAX_UUID],
+        state=_count(raw.get("state"), UNREADABLE),
+        links={_count(link, MAX_LINKS) for link in links[:MAX_LINKS]} if isinstance(links, list) else set(),
+        uncorrected=float(uncorrected) if isinstance(uncorrected, (int, float)) else None,
+        recovery=_count(raw.get("recovery"), 0xFF),
+    )
+
+
+def _count(raw: object, most: int) -> int:
+    return raw if isinstance(raw, int) and 0 <= raw <= most else 0
+
+
+class GpuRoster:
+    """Holds an asker for every GPU that NVML opens, and the history of every one that it ever did."""
+
+    def __init__(self, past: NodeGpus, configured: int | None) -> None:
+        self.history = past
+        self.askers: dict[str, GpuQuery] = {}
+        self.away: dict[str, tuple[int, str]] = {}  # state and why, of those without an asker
+        self.count = -1  # that NVML lists
+        self._configured = configured
+
+    @property
+    def expected(self) -> int:
+        return self.history.most if self._configured is None else self._configured
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        return tuple(self.askers)
+
+    @property
+    def any_away(self) -> bool:
+        return any(each.state in AWAY for each in self.history.gpus.values())
+
+    @property
+    def all_well(self) -> bool:
+        """Whether every GPU that NVML lists is known and answers, and none is missed."""
+        return len(self.askers) >= self.count and all(g.state == OK for g in self.history.gpus.values())
+
+    def missing(self) -> tuple[int, str]:
+        """Return how many GPUs are missing, and that in words."""
+        return max(0, self.expected - self.count), f"{self.count} of {self.expected} GPUs"
+
+    def facts(self, pci: str) -> tuple[tuple[str, str], ...]:
+        """Return what tells a GPU to people."""
+        asker = self.askers.get(pci)
+        if asker is None:
+            facts = [("uuid", self.history.gpus[pci].uuid)]
+        else:
+            gpu = asker.gpu
+            facts = [("uuid", gpu.uuid), ("name", gpu.name), ("serial", gpu.serial)]
+        return tuple(fact for fact in facts if fact[1])
+
+    def void(self) -> None:
+        """Forget all handles: a new session has begun."""
+        self.askers.clear()
+
+    def take(self, found: GpuInventory, on_bus: Iterable[str]) -> Iterator[Exchange]:
+        """Take in what NVML lists, and look for the others one by one. Tells which were exchanged.
+
+        Args:
+            on_bus: The addresses of GPUs by the kernel: NVML does not name one that it does not open.
+
+        Raises:
+            DriverGone.
+        """
+        self.count = found.count
+        self.history.most = max(self.history.most, found.count)
+        self.away.clear()
+        present = {gpu.pci: gpu for gpu in found.gpus}
+        unnamed = set(on_bus) if found.count > len(found.gpus) else set()
+        for pci in (self.history.gpus.keys() | unnamed) - present.keys():
+            other = inventory.find_gpu(pci)
+            if isinstance(other, Gpu):
+                present[pci] = other
+            else:
+                self._take_absent(pci, other)
+        for pci, gpu in sorted(present.items()):
+            yield from self._take_gpu(pci, gpu)
+
+    def _take_absent(self, pci: str, code: int) -> None:
+        state, why = state_of_code(code), f"looking for it: {library.name(code)}"
+        if pci not in self.history.gpus:
+            if state not in (LOST, RESET_REQUIRED):
+                return  # not NVML's, or not ours to see
+            self.history.gpus[pci] = GpuHistory("")
+        if state == VANISHED and self.count >= self.expected:
+            # It sits in another slot, or is no more wanted.
+            state, why = OK, f"not there, but all {self.expected} GPUs that are expected"
+        self.away[pci] = state, why
+        self.askers.pop(pci, None)
+
+    def _take_gpu(self, pci: str, gpu: Gpu) -> Iterator[Exchange]:
+        known = self.history.gpus.get(pci)
+        if known is None:
+            self.history.gpus[pci] = GpuHistory(gpu.uuid)
+        elif not known.uuid:
+            known.uuid = gpu.uuid
+        elif known.uuid != gpu.uuid:
+            self.history.gpus[pci] = GpuHistory(gpu.uuid)
+            yield pci, known.uuid, gpu.uuid
+        kept = self.askers.get(pci)
+        if kept is None or kept.gpu != gpu:
+            self.askers[pci] = GpuQuery(gpu)
+
+
+def state_of_code(code: int) -> int:
+    """Return the value of the check `gpu_state` for what NVML answered when asked for the GPU."""
+    absent = (library.NOT_FOUND, library.INVALID_ARGUMENT)
+    return VANISHED if code in absent else STATE_OF_GONE.get(code, UNREADABLE)
