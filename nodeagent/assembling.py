@@ -31,8 +31,8 @@ from nodeagent.nvml.polling import NvmlPolling
 from nodeagent.operator_word import OperatorWord
 from nodeagent.options import POLICY_FILE
 from nodeagent.policy import kernel_lines, loading
-from nodeagent.policy.mistakes import BadPolicy
 from nodeagent.policy.rules import Kind, Policy
+from nodeagent.policy.validation import BadPolicy
 from nodeagent.sysfs.infiniband import ExpectedPorts
 from nodeagent.sysfs.sensor import SysfsSensor
 
@@ -90,7 +90,7 @@ def fit(
     clock = clocks.begin(memory.anchor, memory.last_s)
     driver = NvmlDriver(options.sys)
     lines = LinePatterns(
-        kernel_lines.load((loading.FOLDER / "kernel_lines.toml").read_text(encoding="utf-8"))
+        kernel_lines.load_lines((loading.FOLDER / "kernel_lines.toml").read_text(encoding="utf-8"))
     )
     sensors = _sensors(options, chosen, clock, memory, driver, lines, trusting)
     if quick_s is not None:

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
-from nodeagent.evaluation import drivers_word, standing_events, standing_samples, undecided
-from nodeagent.evaluation.bursts import Bursts
-from nodeagent.evaluation.drivers_word import VERDICT
-from nodeagent.evaluation.samples import Series
-from nodeagent.evaluation.standing_events import Marks
+from nodeagent.evaluation import events, samples
+from nodeagent.evaluation.events import VERDICT_XID, EndMarks, EventBursts
+from nodeagent.evaluation.samples import SampleSeries
 from nodeagent.observation import NODE, Observation
 from nodeagent.policy.rules import Kind, Policy
 from nodeagent.verdict import Action, Finding, Level, Verdict
@@ -32,7 +30,7 @@ Event = tuple[str, str, int]  # entity, check, code
 
 @dataclass(slots=True)
 class _Series:
-    series: Series
+    series: SampleSeries
     sources: set[str]
     text: str = ""
     finding: Finding | None = None  # what stands, unless it is to be found anew
@@ -46,7 +44,7 @@ class Evaluator:
         self.policy = policy
         self._branch = branch
         self._series: dict[Place, _Series] = {}
-        self._events: dict[Event, dict[str, Bursts]] = {}
+        self._events: dict[Event, dict[str, EventBursts]] = {}
         self._judged: dict[str, dict[Event, tuple[Finding | None, float]]] = {}  # by entity: until when
         self.entities: set[str] = {NODE}  # all that were ever seen
         self._standing: tuple[Finding, ...] | None = None  # unless it is to be found anew
@@ -78,7 +76,7 @@ class Evaluator:
         place = (seen.entity, seen.check)
         if place not in self._series and len(self._series) >= MAX_SERIES:
             return False
-        held = self._series.setdefault(place, _Series(Series([]), set()))
+        held = self._series.setdefault(place, _Series(SampleSeries([]), set()))
         self.entities.add(seen.entity)
         if not held.series.take(rule, (seen.at_s, seen.value)):
             return False
@@ -100,7 +98,7 @@ class Evaluator:
         if seen.entity == NODE:
             self._judged.clear()  # a boot ends findings of others
         self._judged.pop(seen.entity, None)
-        return variants.setdefault(seen.variant, Bursts()).take(seen)
+        return variants.setdefault(seen.variant, EventBursts()).take(seen)
 
     def _drop_oldest(self) -> None:
         oldest = min(self._events, key=lambda e: (max(b.spans[-1][1] for b in self._events[e].values()), e))
@@ -122,7 +120,7 @@ class Evaluator:
         for (entity, check), held in self._series.items():
             if not held.known:
                 rule = self.policy.rules[check]
-                held.finding = standing_samples.finding(entity, rule, held.series, held.sources, held.text)
+                held.finding = samples.sample_finding(entity, rule, held.series, held.sources, held.text)
                 held.known = True
             if held.finding is not None:
                 found.append(held.finding)
@@ -137,7 +135,7 @@ class Evaluator:
         if event not in judged or now_s >= judged[event][1]:
             judged[event] = (None, inf)
             if not self._settled(entity, check, code):
-                judged[event] = standing_events.finding(
+                judged[event] = events.event_finding(
                     entity, check, code, self._events[event], self._verdicts(entity), self._marks(entity),
                     self.policy, self.branch, now_s,
                 )  # fmt: skip
@@ -151,7 +149,7 @@ class Evaluator:
         """Yield entity, check and why of what was sampled after `since_s` and is neither well nor a fault."""
         for (entity, check), held in sorted(self._series.items()):
             if held.series.samples and held.series.samples[-1][0] >= since_s:
-                why = undecided.why(self.policy.rules[check], held.series.samples)
+                why = samples.why_undecided(self.policy.rules[check], held.series.samples)
                 if why:
                     yield entity, check, why
 
@@ -171,24 +169,24 @@ class Evaluator:
 
     def _settled(self, entity: str, check: str, code: int) -> bool:
         """Say whether this is the driver's word about codes of which the operator has decided otherwise."""
-        if (check, code) != ("xid", VERDICT):
+        if (check, code) != ("xid", VERDICT_XID):
             return False
         others = [
             (self.policy.meaning("xid", number, name, self.branch), bursts.spans)
             for (owner, kind, number), variants in self._events.items()
-            if (owner, kind) == (entity, "xid") and number != VERDICT
+            if (owner, kind) == (entity, "xid") and number != VERDICT_XID
             for name, bursts in variants.items()
         ]
         words = self._verdicts(entity).values()
-        return all(drivers_word.settled(each.spans[-1], others) for each in words)
+        return all(events.all_overridden(each.spans[-1], others) for each in words)
 
-    def _verdicts(self, entity: str) -> dict[str, Bursts]:
-        return self._events.get((entity, "xid", VERDICT), {})
+    def _verdicts(self, entity: str) -> dict[str, EventBursts]:
+        return self._events.get((entity, "xid", VERDICT_XID), {})
 
-    def _marks(self, entity: str) -> Marks:
+    def _marks(self, entity: str) -> EndMarks:
         # A driver that says "none" after the fact says that it is over.
         over = self._verdicts(entity).get("none")
-        return Marks(
+        return EndMarks(
             resets=sorted([*self._times(entity, "gpu_reset"), *(over.spans[-1:][0][1:] if over else ())]),
             boots=self._times(NODE, "boot"),
             replaced=self._times(entity, "replaced"),
@@ -219,12 +217,12 @@ class Evaluator:
         self._standing = None
         for entity, check, series, sources, text in raw["series"][:MAX_SERIES]:
             if str(check) in self.policy.rules:
-                held = _Series(Series.load(series), {str(each) for each in sources}, str(text))
+                held = _Series(SampleSeries.load(series), {str(each) for each in sources}, str(text))
                 self._series[str(entity), str(check)] = held
                 self.entities.add(str(entity))
         for entity, check, code, variant, bursts in raw["events"][: MAX_EVENTS * MAX_VARIANTS]:
             variants = self._events.setdefault((str(entity), str(check), int(code)), {})
-            variants[str(variant)] = Bursts.load(bursts)
+            variants[str(variant)] = EventBursts.load(bursts)
             self._judged.clear()
             self.entities.add(str(entity))
 

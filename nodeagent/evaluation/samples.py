@@ -1,29 +1,33 @@
-"""One series of samples, and the level that it has come to. Pure but for its own state.
+"""One series of samples: the level that it has reached, the finding, and what it leaves undecided. Pure.
 
-A level rises with the sample that reaches a bound, and falls after `clear_s` of clean samples and by nothing
-else: not by time alone, because a sensor that sees nothing proves nothing. So it never alternates faster.
+A level rises with the sample that reaches a bound, and falls only after `clear_s` of clean samples: never by
+time alone, because a sensor that sees nothing proves nothing. So it never alternates faster than `clear_s`.
 
-Samples may come late by `LATE_S` and more than once. What is older is folded into two flags and let go.
+Samples may arrive up to `LATE_S` late, and more than once. Older ones are folded into two flags and dropped.
+
+A short look cannot decide everything: what it saw to be bad, and a longer look may report as a fault, is
+undecided.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeagent.policy.rules import Bound, Kind, Rule
-from nodeagent.verdict import Level
+from nodeagent.verdict import Action, Finding, Level
 
 LATE_S = 300.0
 MAX_SAMPLES = 4096  # three hours of samples every 5 s, and some
 LEVELS = (Level.DEGRADED, Level.UNHEALTHY)
-
 Sample = tuple[float, float]  # agent time, value
+DRIVERS_OWN = "recovery_action"  # a check that is nothing but the driver's own word
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LevelState:
     """Whether one level stands, since when, and the last sample that was not clean."""
 
     stands: bool = False
@@ -32,13 +36,13 @@ class Standing:
 
 
 @dataclass(slots=True)
-class Series:
+class SampleSeries:
     """The samples of one check of one entity."""
 
     samples: list[Sample]
     base_s: float = float("-inf")  # up to here they are folded into `base`
-    base: tuple[Standing, Standing] = (Standing(), Standing())
-    _latest: tuple[Standing, Standing] | None = None  # after all samples; None: to be folded anew
+    base: tuple[LevelState, LevelState] = (LevelState(), LevelState())
+    _latest: tuple[LevelState, LevelState] | None = None  # after all samples; None: to be folded anew
 
     def take(self, rule: Rule, sample: Sample) -> bool:
         """Add a sample; False if it is known already, or too late to matter."""
@@ -52,7 +56,7 @@ class Series:
         self._latest = _stepped(self._latest, rule, self.samples, at) if self._latest and in_order else None
         return True
 
-    def standing(self, rule: Rule) -> tuple[Standing, Standing]:
+    def standing(self, rule: Rule) -> tuple[LevelState, LevelState]:
         """Return what stands, degraded and unhealthy, after all samples."""
         if self._latest is None:
             self._latest = self._fold(rule, self.base_s, float("inf"))
@@ -88,7 +92,7 @@ class Series:
                 kept.append(sample)
         self.samples[:settled] = kept
 
-    def _fold(self, rule: Rule, after_s: float, until_s: float) -> tuple[Standing, Standing]:
+    def _fold(self, rule: Rule, after_s: float, until_s: float) -> tuple[LevelState, LevelState]:
         both = self.base
         first = bisect_right(self.samples, (after_s, float("inf")))
         for at in range(first, len(self.samples)):
@@ -106,12 +110,12 @@ class Series:
         return [base_s, flags, [list(sample) for sample in self.samples]]
 
     @classmethod
-    def load(cls, raw: Any) -> Series:
+    def load(cls, raw: Any) -> SampleSeries:
         """Return the series that was dumped. Raises ValueError, TypeError for anything else."""
         base_s, flags, samples = raw
         nothing = float("-inf")
         low, high = (
-            Standing(bool(stands), float(since), nothing if unclean is None else float(unclean))
+            LevelState(bool(stands), float(since), nothing if unclean is None else float(unclean))
             for stands, since, unclean in flags
         )
         found = sorted((float(at), float(value)) for at, value in samples[:MAX_SAMPLES])
@@ -119,19 +123,19 @@ class Series:
 
 
 def _stepped(
-    both: tuple[Standing, Standing], rule: Rule, samples: list[Sample], at: int
-) -> tuple[Standing, Standing]:
+    both: tuple[LevelState, LevelState], rule: Rule, samples: list[Sample], at: int
+) -> tuple[LevelState, LevelState]:
     low, high = both
     return _step(low, rule, Level.DEGRADED, samples, at), _step(high, rule, Level.UNHEALTHY, samples, at)
 
 
-def _step(standing: Standing, rule: Rule, level: Level, samples: list[Sample], at: int) -> Standing:
+def _step(standing: LevelState, rule: Rule, level: Level, samples: list[Sample], at: int) -> LevelState:
     now_s = samples[at][0]
     if reached(rule, level, samples, at):
         since = standing.since_s if standing.stands else now_s
-        return Standing(True, since, now_s)
+        return LevelState(True, since, now_s)
     if not _clean(rule, level, samples, at):
-        return Standing(standing.stands, standing.since_s, now_s)
+        return LevelState(standing.stands, standing.since_s, now_s)
     if standing.stands and now_s - standing.unclean_s >= rule.clear_s:
         return replace(standing, stands=False)
     return standing
@@ -212,3 +216,129 @@ def _reach_s(rule: Rule) -> float:
     counts = [each.of * max(rule.period_s, 1.0) * 2 for each in bounds if each.of > 1]
     window = [rule.window_s] if rule.kind is Kind.RATE else []
     return max([60.0, *waits, *counts, *window])
+
+
+def sample_finding(
+    entity: str, rule: Rule, series: SampleSeries, sources: Iterable[str], text: str
+) -> Finding | None:
+    """Return what stands of one check of one entity; None if nothing does."""
+    low, high = series.standing(rule)
+    if not series.samples or not (low.stands or high.stands):
+        return None
+    level = Level.UNHEALTHY if high.stands else Level.DEGRADED
+    standing = high if high.stands else low
+    return Finding(
+        entity=entity,
+        check=rule.check,
+        code=None,
+        level=level,
+        action=_action(rule, series, level),
+        since_s=standing.since_s,
+        last_s=standing.unclean_s,
+        why=_why(rule, series, level),
+        evidence=(text,) if text else (),
+        clears=_clears(rule, level),
+        sources=tuple(sorted(sources)),
+        lasting=rule.kind is Kind.STATE and _newest_level(rule, series) >= level,
+        overridden="driver" if rule.check == DRIVERS_OWN else "",
+    )
+
+
+def _newest_level(rule: Rule, series: SampleSeries) -> Level:
+    """Return the level of the newest sample of a state."""
+    state = rule.states.get(int(series.samples[-1][1]))
+    return Level.HEALTHY if state is None else state.level
+
+
+def _action(rule: Rule, series: SampleSeries, level: Level) -> Action:
+    if rule.kind is not Kind.STATE:
+        return rule.action if level is Level.UNHEALTHY else rule.degraded_action
+    worst = [rule.states[int(v)] for _, v in series.samples if int(v) in rule.states]
+    return max((state.action for state in worst if state.level == level), default=Action.NONE)
+
+
+def _why(rule: Rule, series: SampleSeries, level: Level) -> str:
+    at = len(series.samples) - 1
+    value = series.samples[at][1]
+    if rule.kind is Kind.STATE:
+        state = rule.states.get(int(value))
+        if state is not None and state.level >= level:
+            return f"{rule.what} is {state.word}" + (f": {state.why}" if state.why else "")
+        return f"{rule.what} was bad until a moment ago, now {state.word if state else value}"
+    bound = rule.unhealthy if level is Level.UNHEALTHY else (rule.degraded or rule.unhealthy)
+    assert bound is not None  # a level without a bound never stands
+    unit = f" {rule.unit}" if rule.unit else ""
+    if rule.kind is Kind.RATE:
+        count = grown(series.samples, at, rule.window_s)
+        return f"{count:g} {rule.what} in {rule.window_s:g} s, {_limit(bound)} are accepted"
+    return f"{rule.what}: {value:g}{unit}, the limit is {bound.at:g}{unit}{_duration(bound)}"
+
+
+def _limit(bound: Bound) -> str:
+    return "none" if bound.at == 0 else f"up to {bound.at:g}"
+
+
+def _duration(bound: Bound) -> str:
+    if bound.for_s:
+        return f" for {bound.for_s:g} s"
+    return f" in {bound.need} of {bound.of} samples" if bound.need > 1 else ""
+
+
+def _clears(rule: Rule, level: Level) -> str:
+    hold = f" for {rule.clear_s:g} s" if rule.clear_s else ""
+    if rule.kind is Kind.STATE:
+        good = " or ".join(state.word for state in rule.states.values() if state.level < level)
+        return f"{good}{hold}"
+    if rule.kind is Kind.RATE:
+        low = level is Level.DEGRADED and rule.clear_at is not None
+        return f"no more than {f'{rule.clear_at:g}' if low else 'accepted'}{hold}"
+    bound = rule.unhealthy if level is Level.UNHEALTHY else (rule.degraded or rule.unhealthy)
+    limit = bound.at if bound else 0.0
+    if level is Level.DEGRADED and rule.clear_at is not None:
+        limit = rule.clear_at
+    return f"{'more' if rule.below else 'less'} than {limit:g}{' ' + rule.unit if rule.unit else ''}{hold}"
+
+
+def why_undecided(rule: Rule, samples: list[Sample]) -> str:
+    """Return why a check is not decided by these samples, oldest first; "" when it is."""
+    if not samples or rule.kind is Kind.EVENT:
+        return ""
+    at = len(samples) - 1
+    if rule.kind is Kind.STATE:
+        return _undecided_state(rule, samples)
+    if rule.kind is Kind.RATE and at == 0 and rule.period_s:  # others are told only when they grow
+        return f"{rule.what}: one reading of a counter says nothing"
+    for level, bound in zip(LEVELS, (rule.degraded, rule.unhealthy), strict=True):
+        if bound is not None and not reached(rule, level, samples, at) and _may_be(rule, bound, samples):
+            return _pending(rule, bound, samples)
+    return ""
+
+
+def _undecided_state(rule: Rule, samples: list[Sample]) -> str:
+    at = len(samples) - 1
+    state = rule.states.get(int(samples[at][1]))
+    if state is None or state.level is Level.HEALTHY or reached(rule, state.level, samples, at):
+        return ""
+    because = f": {state.why}" if state.why else ""
+    return f"{rule.what} is {state.word}{because} (a fault after {state.for_s:g} s of it)"
+
+
+def _may_be(rule: Rule, bound: Bound, samples: list[Sample]) -> bool:
+    """Say whether more of what was seen last would reach the bound."""
+    at = len(samples) - 1
+    if rule.kind is Kind.RATE:
+        seen_s = min(rule.window_s, samples[at][0] - samples[0][0])
+        return seen_s > 0 and grown(samples, at, rule.window_s) * rule.window_s / seen_s > bound.at
+    value = samples[at][1]
+    return value <= bound.at if rule.below else value >= bound.at
+
+
+def _pending(rule: Rule, bound: Bound, samples: list[Sample]) -> str:
+    at = len(samples) - 1
+    if rule.kind is Kind.RATE:
+        count, seen_s = grown(samples, at, rule.window_s), samples[at][0] - samples[0][0]
+        return f"{count:g} {rule.what} in {seen_s:.0f} s (a fault above {bound.at:g} in {rule.window_s:g} s)"
+    unit = f" {rule.unit}" if rule.unit else ""
+    often = f"in {bound.need} of {bound.of} samples, one every {rule.period_s:g} s" if bound.need > 1 else ""
+    long = f"for {bound.for_s:g} s" if bound.for_s else ""
+    return f"{rule.what}: {samples[at][1]:g}{unit} (a fault {' and '.join(filter(None, (often, long)))})"

@@ -14,7 +14,7 @@ from nodeagent.clock import Clock
 from nodeagent.kernel import nvidia_lines
 from nodeagent.kernel.nvidia_lines import CLEARED, LineFact, quoted
 from nodeagent.observation import Observation
-from nodeagent.policy.kernel_lines import Line
+from nodeagent.policy.kernel_lines import KernelLine
 
 MAX_LINE = 4096  # characters that are looked at: the kernel's own limit is 2048 (PRINTK_MESSAGE_MAX)
 REPORT_S = 30.0  # between two readings that are equal: without them it would not be seen that it is over
@@ -28,7 +28,7 @@ EventKey = tuple[str, str, float, str]  # check, entity, value, variant
 class LinePatterns:
     """Knows the lines that mean something."""
 
-    def __init__(self, lines: Iterable[Line]) -> None:
+    def __init__(self, lines: Iterable[KernelLine]) -> None:
         self._lines = tuple(lines)
         hints = {*nvidia_lines.NVIDIA_HINTS, *(line.has for line in self._lines)}
         pattern = _any_of(sorted(hints))

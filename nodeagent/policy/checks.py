@@ -8,8 +8,8 @@ from typing import Any
 
 from nodeagent.policy import meanings
 from nodeagent.policy.meanings import ACTIONS, LEVELS
-from nodeagent.policy.mistakes import Mistakes, key_of
 from nodeagent.policy.rules import Bound, Kind, Rule, State
+from nodeagent.policy.validation import Mistakes, key_of
 from nodeagent.verdict import Action, Level, word
 
 KINDS: Mapping[str, Kind] = {each.value: each for each in Kind}

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nodeagent.policy import nvlink4, nvlink5
-from nodeagent.policy.mistakes import listed, near_miss
+from nodeagent.policy import nvlink
 from nodeagent.policy.overriding import KERNEL
 from nodeagent.policy.rules import VERDICT_XID, Bound, Meaning, Policy, Rule, State
+from nodeagent.policy.validation import listed, near_miss
 from nodeagent.verdict import word
 
 SUBJECTS = ("xid", "sxid", "check", "kernel")
@@ -126,11 +126,11 @@ def _variants(policy: Policy, subject: str, code: int) -> list[Described]:
         found = () if judged else ((each, policy.words["sxid", each]) for _, each in _words(policy, "sxid"))
     elif code == VERDICT_XID:
         found = ((each, policy.words["xid154", each]) for _, each in _words(policy, "xid154"))
-    elif code == nvlink4.XID:
+    elif code == nvlink.NVLINK4_XID:
         found = (
             (f"register {register}, bit {bit}", each) for (register, bit), each in policy.nvlink4_bits.items()
         )
-    elif code in nvlink5.XIDS:
+    elif code in nvlink.NVLINK5_XIDS:
         found = ((_pattern(row), each) for row, each in policy.nvlink5_rows.items() if row.xid == code)
     return [
         {"variant": name, "name": each.name, "level": word(each.level), "action": word(each.action)}
@@ -142,7 +142,7 @@ def _words(policy: Policy, table: str) -> list[tuple[str, str]]:
     return [each for each in policy.words if each[0] == table]
 
 
-def _pattern(row: nvlink5.Pattern) -> str:
+def _pattern(row: nvlink.NvlinkPattern) -> str:
     reason = row.since.bits >> REASON_BIT
     which = [f"reason {reason}"] if reason else []
     which += ["/".join(f"0x{each:08x}" for each in sorted(row.statuses))] if row.statuses else []

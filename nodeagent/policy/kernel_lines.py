@@ -1,27 +1,100 @@
-"""The kernel's lines that mean something: `kernel_lines.toml` read, checked as a whole, made rules. Pure."""
+"""Reads and checks `kernel_lines.toml`: the kernel lines that mean something, as rules. Pure."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from nodeagent.observation import pci
-from nodeagent.policy import toml
-from nodeagent.policy.kernel_line_table import ALL, CLEARS, ENDS, PLACEHOLDER, mistakes
-from nodeagent.policy.mistakes import BadPolicy
+from nodeagent.policy import validation
 from nodeagent.policy.rules import Clears, Kind, Meaning, Rule
-from nodeagent.verdict import Action, Level
+from nodeagent.policy.validation import BadPolicy
+from nodeagent.verdict import Action, Level, word
+
+MAX_PATTERN = 400
+LONGEST_HOLD_S = 30 * 86400.0
+ENTITY_KINDS = ("gpu", "driver", "node", "disk", "port", "net", "device", "nvswitch", "nfs")  # of entities
+ALL = ("name", "has", "pattern", "entity", "what", "source", "example")
+JUDGED = ("level", "action", "clears", "hold_s")  # of a line that does not end another
+ENDS = "ends"
+CLEARS = {each.value: each for each in (Clears.TIME, Clears.RESET, Clears.BOOT)}
+PLACEHOLDER = re.compile(r"\{(\w*)\}")
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
+_WORDS = {
+    "level": tuple(word(each) for each in Level),
+    "action": tuple(word(each) for each in Action),
+    "clears": tuple(CLEARS),
+}
 
 FILE = "kernel_lines.toml"
 MAX_LINES = 256  # each costs time on every line that has its characters
 MAX_ENTITY = 128
-
 _UNFIT = re.compile(r"[^\w.:/@+-]+", re.ASCII)
 
 
+def table_mistakes(table: dict[str, Any]) -> list[str]:
+    """Return what is wrong, in words; nothing if a line can be made of it."""
+    texts = [key for key in (*ALL, ENDS, *_WORDS) if key in table]
+    wrong = _key_mistakes(table)
+    untold = [f"{key}: must be a text that is not empty" for key in texts if not _is_text(table[key])]
+    return wrong + (untold or [*_value_mistakes(table), *_pattern_mistakes(table)])
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _key_mistakes(table: dict[str, Any]) -> list[str]:
+    needed = ALL if ENDS in table else (*ALL, *JUDGED)
+    wrong = [f"{key}: missing" for key in needed if key not in table]
+    for key in table:
+        if key not in (*needed, ENDS):
+            near = get_close_matches(key, (*needed, ENDS), 1)
+            wrong.append(f"{key}: not known here" + (f", did you mean {near[0]}?" if near else ""))
+    return wrong
+
+
+def _value_mistakes(table: dict[str, Any]) -> list[str]:
+    wrong = []
+    if "name" in table and not _NAME.fullmatch(table["name"]):
+        wrong.append("name: small letters, digits and _ only")
+    for key, allowed in _WORDS.items():
+        if key in table and table[key] not in allowed:
+            wrong.append(f"{key}: one of {', '.join(allowed)}, not {table[key]!r}")
+    hold_s = table.get("hold_s", 0)
+    if isinstance(hold_s, bool) or not isinstance(hold_s, (int, float)) or not 0 <= hold_s <= LONGEST_HOLD_S:
+        wrong.append(f"hold_s: a number of seconds from 0 to {LONGEST_HOLD_S:.0f}")
+    return wrong
+
+
+def _pattern_mistakes(table: dict[str, Any]) -> list[str]:
+    text, entity, example = table.get("pattern"), table.get("entity", "node"), table.get("example")
+    wrong = []
+    if entity.partition("/")[0] not in ENTITY_KINDS:
+        wrong.append(f"entity: one of {', '.join(ENTITY_KINDS)}, not {entity!r}")
+    if example is not None and table.get("has", "") not in example:
+        wrong.append("has: is not in the example")
+    if text is None:
+        return wrong
+    if len(text) > MAX_PATTERN:
+        return [*wrong, f"pattern: {len(text)} characters, at most {MAX_PATTERN}"]
+    try:
+        pattern = re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        return [*wrong, f"pattern: {error}"]
+    groups = pattern.groupindex
+    wrong += [
+        f"entity: no group {g!r} in the pattern" for g in PLACEHOLDER.findall(entity) if g not in groups
+    ]
+    if example is not None and not pattern.match(example):
+        wrong.append("example: does not match the pattern")
+    return wrong
+
+
 @dataclass(frozen=True, slots=True)
-class Line:
+class KernelLine:
     """One shape of a line, and what it means."""
 
     name: str
@@ -55,15 +128,15 @@ def _fit(group: str, value: str) -> str:
     return pci(value) if group == "pci" else _UNFIT.sub("_", value.strip())
 
 
-def load(text: str) -> tuple[Line, ...]:
+def load_lines(text: str) -> tuple[KernelLine, ...]:
     """Return the lines in the order of the file; the first that matches counts.
 
     Raises:
         BadPolicy: with all mistakes of the file, not only the first.
     """
     try:
-        document = toml.loads(text)
-    except toml.TomlError as error:
+        document = validation.load_toml(text)
+    except validation.TomlError as error:
         raise BadPolicy([f"{FILE}: {error}"]) from error
     tables = document.get("line", [])
     if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
@@ -73,28 +146,28 @@ def load(text: str) -> tuple[Line, ...]:
         wrong.append(f"{len(tables)} lines, at most {MAX_LINES} are read")
     lines = []
     for at, table in enumerate(tables[:MAX_LINES], 1):
-        found = mistakes(table)
+        found = table_mistakes(table)
         wrong += [f"{table.get('name') or f'line {at}'}: {each}" for each in found]
         if not found:
             lines.append(_line(table))
-    wrong += _together(lines, complete=not wrong)
+    wrong += _mistakes_between(lines, complete=not wrong)
     if wrong:
         raise BadPolicy(f"{FILE}: {each}" for each in wrong)
     return tuple(lines)
 
 
-def rules(lines: tuple[Line, ...]) -> dict[str, Rule]:
+def line_rules(lines: tuple[KernelLine, ...]) -> dict[str, Rule]:
     """Return a rule of events for each line but those that only end others."""
     return {line.check: _rule(line) for line in lines if not line.ends}
 
 
-def _rule(line: Line) -> Rule:
+def _rule(line: KernelLine) -> Rule:
     meaning = Meaning(line.what, line.level, line.action, line.clears, line.hold_s, line.source)
     return Rule(line.check, Kind.EVENT, line.what, line.source, meaning=meaning)
 
 
-def _line(table: dict[str, Any]) -> Line:
-    return Line(
+def _line(table: dict[str, Any]) -> KernelLine:
+    return KernelLine(
         **{key: table[key] for key in (*ALL, ENDS) if key in table and key != "pattern"},
         pattern=re.compile(table["pattern"]),
         level=Level[table.get("level", "healthy").upper()],
@@ -104,7 +177,7 @@ def _line(table: dict[str, Any]) -> Line:
     )
 
 
-def _together(lines: list[Line], complete: bool) -> list[str]:
+def _mistakes_between(lines: list[KernelLine], complete: bool) -> list[str]:
     """Return the mistakes that are between lines; if not all could be made, none may be missed."""
     wrong, by_name = [], {line.name: line for line in lines}
     names = [line.name for line in lines]
@@ -118,7 +191,7 @@ def _together(lines: list[Line], complete: bool) -> list[str]:
     return wrong
 
 
-def _ending(line: Line, by_name: dict[str, Line], lines: list[Line]) -> list[str]:
+def _ending(line: KernelLine, by_name: dict[str, KernelLine], lines: list[KernelLine]) -> list[str]:
     ended = by_name.get(line.ends)
     if ended is None or ended.ends:
         return [f"{line.name}: ends: no line {line.ends!r} that says something is wrong"]

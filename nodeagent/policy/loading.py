@@ -6,11 +6,9 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-from nodeagent.policy import checks, kernel_lines, nvlink_tables, overriding, tables, toml
-from nodeagent.policy.mistakes import BadPolicy, Mistakes
+from nodeagent.policy import checks, kernel_lines, overriding, tables, validation
 from nodeagent.policy.rules import Policy, Rule
-
-__all__ = ["BadPolicy", "load", "shipped"]
+from nodeagent.policy.validation import Mistakes
 
 FACTS_OF = "2026.11"  # when the facts in the tables were collected
 FOLDER = Path(__file__).parent
@@ -38,11 +36,11 @@ def load(overrides: str | None = None, file: str = "policy.toml") -> Policy:
 def shipped() -> Policy:
     """Return the policy of the tables alone. Raises BadPolicy, OSError if the package is broken."""
     texts = {name: (FOLDER / name).read_text(encoding="utf-8") for name in FILES}
-    xids = tables.xids(texts["xid.csv"])
-    sxids = tables.sxids(texts["sxid.csv"])
-    patterns, nvlink5_words = nvlink_tables.nvlink5_rows(texts["nvlink5.csv"])
-    verdicts = tables.verdicts(texts["xid154.csv"])
-    lines = kernel_lines.rules(kernel_lines.load(texts["kernel_lines.toml"]))
+    xids = tables.read_xids(texts["xid.csv"])
+    sxids = tables.read_sxids(texts["sxid.csv"])
+    patterns, nvlink5_words = tables.read_nvlink5(texts["nvlink5.csv"])
+    verdicts = tables.read_verdicts(texts["xid154.csv"])
+    lines = kernel_lines.line_rules(kernel_lines.load_lines(texts["kernel_lines.toml"]))
     return Policy(
         rules={**sampled(texts["checks.toml"]), **lines},
         xids=xids.meanings,
@@ -50,7 +48,7 @@ def shipped() -> Policy:
         unknown_sxid=sxids.unknown,
         unknown_xid=xids.unknown,
         version=f"{FACTS_OF}.{_digest(texts)}",
-        nvlink4_bits=nvlink_tables.nvlink4_bits(texts["nvlink4_bits.csv"]),
+        nvlink4_bits=tables.read_nvlink4(texts["nvlink4_bits.csv"]),
         nvlink5_rows=patterns,
         words={**verdicts, **nvlink5_words, **sxids.words},
         classes=xids.classes,
@@ -61,7 +59,7 @@ def shipped() -> Policy:
 def sampled(text: str) -> dict[str, Rule]:
     """Return the rules of `checks.toml`. Raises BadPolicy."""
     mistakes = Mistakes("checks.toml")
-    rules = {name: checks.read(mistakes, name, raw) for name, raw in toml.loads(text).items()}
+    rules = {name: checks.read(mistakes, name, raw) for name, raw in validation.load_toml(text).items()}
     mistakes.end()
     return {name: rule for name, rule in rules.items() if rule is not None}
 

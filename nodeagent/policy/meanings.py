@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from nodeagent.policy.mistakes import Mistakes, key_of
 from nodeagent.policy.rules import Clears, Meaning, Recurs
+from nodeagent.policy.validation import Mistakes, key_of
 from nodeagent.verdict import Action, Level, word
 
 LEVELS: Mapping[str, Level] = {word(each): each for each in Level}

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from nodeagent.policy import checks, meanings, nvlink4, nvlink5, toml
-from nodeagent.policy.mistakes import BadPolicy, Mistakes, key_of
+from nodeagent.policy import checks, meanings, nvlink, validation
 from nodeagent.policy.rules import VERDICT_XID, Clears, Kind, Meaning, Policy, Rule
+from nodeagent.policy.validation import BadPolicy, Mistakes, key_of
 from nodeagent.verdict import Action, Level
 
 MAX_CHARACTERS = 65_536
@@ -22,7 +22,7 @@ HIGHEST_CODE = 99_999
 SECTIONS = ("checks", "kernel", "sxid", "xid")
 KERNEL = "kernel_"  # the checks of kernel lines begin with it
 
-_DECODED = (nvlink4.XID, *nvlink5.XIDS, VERDICT_XID)
+_DECODED = (nvlink.NVLINK4_XID, *nvlink.NVLINK5_XIDS, VERDICT_XID)
 _ENDED_BY: Mapping[Action, Clears] = {
     Action.RESET_GPU: Clears.RESET,
     Action.REBOOT_NODE: Clears.BOOT,
@@ -63,7 +63,7 @@ def _document(text: str, file: str) -> dict[str, Any]:
     if len(text) > MAX_CHARACTERS:
         raise BadPolicy([f"{file}: {len(text)} characters; expected at most {MAX_CHARACTERS}"])
     try:
-        return toml.loads(text)
+        return validation.load_toml(text)
     except ValueError as error:  # a number of thousands of digits is no TomlError
         raise BadPolicy([f"{file}: no TOML: {' '.join(str(error).split())}"]) from error
     except RecursionError as error:

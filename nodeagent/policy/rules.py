@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from nodeagent.policy import nvlink4, nvlink5
+from nodeagent.policy import nvlink
 from nodeagent.verdict import Action, Level
 
 VERDICT_XID = 154  # by which the driver says what is to be done
@@ -114,8 +114,8 @@ class Policy:
     unknown_sxid: Meaning
     unknown_xid: Meaning
     version: str  # of the tables, with the operator's file: goes into every report
-    nvlink4_bits: Mapping[nvlink4.Bit, Meaning] = field(default_factory=dict)  # of Xid 74
-    nvlink5_rows: Mapping[nvlink5.Pattern, Meaning] = field(default_factory=dict)  # of Xid 144 to 150
+    nvlink4_bits: Mapping[nvlink.RegisterBit, Meaning] = field(default_factory=dict)  # of Xid 74
+    nvlink5_rows: Mapping[nvlink.NvlinkPattern, Meaning] = field(default_factory=dict)  # of Xid 144 to 150
     words: Mapping[Word, Meaning] = field(default_factory=dict)  # what the driver's own words mean
     classes: Mapping[int, str] = field(default_factory=dict)  # of Xids: whose fault it mostly is
     notes: Mapping[str, str] = field(default_factory=dict)  # by `xid.79`: what no column can say
@@ -142,10 +142,10 @@ class Policy:
             return found
         if code == VERDICT_XID:
             meant = [self.words[word] for word in (("xid154", variant),) if word in self.words]
-        elif code == nvlink4.XID:
+        elif code == nvlink.NVLINK4_XID:
             # A bit that the table does not have leaves the code as bad as it is without its registers.
-            meant = [self.nvlink4_bits.get(bit, found) for bit in nvlink4.bits(variant)]
-        elif code in nvlink5.XIDS:
+            meant = [self.nvlink4_bits.get(bit, found) for bit in nvlink.set_bits(variant)]
+        elif code in nvlink.NVLINK5_XIDS:
             meant = self._nvlink5(code, variant, branch)
         else:
             meant = []
@@ -153,10 +153,10 @@ class Policy:
         return replace(worst, verdict_since=found.verdict_since)
 
     def _nvlink5(self, code: int, variant: str, branch: int | None) -> list[Meaning]:
-        report = nvlink5.parsed(variant)
+        report = nvlink.parse_report(variant)
         if report is None:
             return []
-        rows = nvlink5.matching(self.nvlink5_rows, code, report, branch)
+        rows = nvlink.matching_rows(self.nvlink5_rows, code, report, branch)
         if rows:
             return [self.nvlink5_rows[row] for row in rows]
         word = ("nvlink5", "fatal" if report.fatal else "nonfatal")

@@ -1,19 +1,51 @@
-"""The Xid and SXid tables that we ship, from text to meanings: whole, or BadPolicy. Pure."""
+"""Reads the shipped CSV tables into meanings: Xids, SXids, Xid 154, NVLink. Whole, or BadPolicy. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import csv
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from nodeagent.policy.mistakes import Mistakes
-from nodeagent.policy.rows import OTHERS, meant_by, rows
-from nodeagent.policy.rules import Meaning, Word
+from nodeagent.policy import meanings, nvlink
+from nodeagent.policy.nvlink import NvlinkPattern
+from nodeagent.policy.rules import Clears, Meaning, Word
+from nodeagent.policy.validation import Mistakes
+from nodeagent.verdict import Action, Level
 
+OTHERS = "*"  # in a row that stands for all that no other names
+_NUMBERS = ("hold_s", "recurs_bursts", "recurs_within_s", "verdict_since")
 HIGHEST_SXID = 99_999
+_DECODED = (
+    "xid", "units", "mask_lt_575", "mask_ge_575", "error_status", "second_mask_lt_575", "second_mask_ge_575",
+    "second_action", "severity", "investigate", "note",
+)  # fmt: skip
+
+
+def csv_rows(text: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Give each row as a key for messages and its columns that are not empty."""
+    for number, row in enumerate(csv.DictReader(text.splitlines()), 2):
+        yield f"line-{number}", {name: value for name, value in row.items() if name and value}
+
+
+def row_meaning(mistakes: Mistakes, at: str, row: Mapping[str, str]) -> Meaning:
+    """Return what the columns of a row mean; what is wrong with them is noted."""
+    return meanings.read(mistakes, at, {name: _typed(name, value) for name, value in row.items()})
+
+
+def _typed(name: str, value: str) -> Any:
+    """Return a column's text as a TOML file would have it."""
+    reader: Callable[[str], Any] = int if name in _NUMBERS else str
+    if name == "recurs_same_variant":
+        return {"true": True, "false": False}.get(value, value)
+    try:
+        return reader(value)
+    except ValueError:
+        return value
 
 
 @dataclass(frozen=True, slots=True)
-class Xids:
+class XidTable:
     """`xid.csv`."""
 
     meanings: Mapping[int, Meaning]
@@ -23,7 +55,7 @@ class Xids:
 
 
 @dataclass(frozen=True, slots=True)
-class Sxids:
+class SxidTable:
     """`sxid.csv`."""
 
     meanings: Mapping[int, Meaning]
@@ -31,37 +63,37 @@ class Sxids:
     words: Mapping[Word, Meaning]
 
 
-def xids(text: str) -> Xids:
+def read_xids(text: str) -> XidTable:
     """Return the Xids. Raises BadPolicy."""
     mistakes = Mistakes("xid.csv")
     found: dict[int, Meaning] = {}
     unknown: list[Meaning] = []
     classes: dict[int, str] = {}
     notes: dict[int, str] = {}
-    for at, row in rows(text):
+    for at, row in csv_rows(text):
         code, kind, note = row.pop("xid", ""), row.pop("class", ""), row.pop("note", "")
-        meaning = meant_by(mistakes, at, row)
+        meaning = row_meaning(mistakes, at, row)
         if code == OTHERS:
             unknown.append(meaning)
         elif (number := _code(mistakes, at, code, found)) is not None:
             found[number] = meaning
             classes[number] = kind
             notes |= {number: note} if note else {}
-    _one(mistakes, unknown)
+    _one_unknown(mistakes, unknown)
     mistakes.end()
-    return Xids(found, unknown[0], classes, notes)
+    return XidTable(found, unknown[0], classes, notes)
 
 
-def sxids(text: str) -> Sxids:
+def read_sxids(text: str) -> SxidTable:
     """Return the SXids, those of a range by each of its numbers. Raises BadPolicy."""
     mistakes = Mistakes("sxid.csv")
     ranges: list[tuple[range, Meaning]] = []
     unknown: list[Meaning] = []
     words: dict[Word, Meaning] = {}
-    for at, row in rows(text):
+    for at, row in csv_rows(text):
         first, last, word = row.pop("first", ""), row.pop("last", ""), row.pop("word", "")
         row.pop("note", None)
-        meaning = meant_by(mistakes, at, row)
+        meaning = row_meaning(mistakes, at, row)
         if word:
             words["sxid", word] = meaning
         elif first == OTHERS:
@@ -70,18 +102,18 @@ def sxids(text: str) -> Sxids:
             ranges.append((range(int(first), int(last) + 1), meaning))
         else:
             mistakes.wrong(at, f"{first}-{last}", f"first and last, up to {HIGHEST_SXID}")
-    _one(mistakes, unknown)
+    _one_unknown(mistakes, unknown)
     mistakes.end()
     # A code by itself goes before the group that it is in.
     widest_first = sorted(ranges, key=lambda each: -len(each[0]))
     found = {code: meaning for codes, meaning in widest_first for code in codes}
-    return Sxids(found, unknown[0], words)
+    return SxidTable(found, unknown[0], words)
 
 
-def verdicts(text: str) -> Mapping[Word, Meaning]:
+def read_verdicts(text: str) -> Mapping[Word, Meaning]:
     """Return what the words of Xid 154 mean. Raises BadPolicy."""
     mistakes = Mistakes("xid154.csv")
-    found = {("xid154", row.pop("word", "")): meant_by(mistakes, at, row) for at, row in rows(text)}
+    found = {("xid154", row.pop("word", "")): row_meaning(mistakes, at, row) for at, row in csv_rows(text)}
     mistakes.end()
     return found
 
@@ -93,6 +125,81 @@ def _code(mistakes: Mistakes, at: str, text: str, before: Mapping[int, Meaning])
     return None
 
 
-def _one(mistakes: Mistakes, unknown: list[Meaning]) -> None:
+def _one_unknown(mistakes: Mistakes, unknown: list[Meaning]) -> None:
     if len(unknown) != 1:
         mistakes.note(OTHERS, f"{len(unknown)} rows for all other codes; expected one")
+
+
+def read_nvlink4(text: str) -> Mapping[nvlink.RegisterBit, Meaning]:
+    """Return what the bits of Xid 74's registers mean. Raises BadPolicy."""
+    mistakes = Mistakes("nvlink4_bits.csv")
+    found: dict[nvlink.RegisterBit, Meaning] = {}
+    for at, row in csv_rows(text):
+        register, bit = row.pop("register", ""), row.pop("bit", "")
+        row.pop("note", None)
+        meaning = row_meaning(mistakes, at, row)
+        if not (register.isdecimal() and int(register) in nvlink.REGISTERS):
+            mistakes.wrong(f"{at}.register", register, ", ".join(map(str, nvlink.REGISTERS)))
+        elif not (bit.isdecimal() and int(bit) < nvlink.WIDTH) or (int(register), int(bit)) in found:
+            mistakes.wrong(f"{at}.bit", bit, "a bit from 0 to 31, once")
+        else:
+            found[int(register), int(bit)] = meaning
+    mistakes.end()
+    return found
+
+
+def read_nvlink5(text: str) -> tuple[Mapping[NvlinkPattern, Meaning], Mapping[Word, Meaning]]:
+    """Return what reports of NVLink 5 units mean, and what their word means by itself. Raises BadPolicy."""
+    mistakes = Mistakes("nvlink5.csv")
+    found: dict[NvlinkPattern, Meaning] = {}
+    words: dict[Word, Meaning] = {}
+    for at, row in csv_rows(text):
+        plain = {key: row.pop(key, "") for key in _DECODED}
+        meaning = row_meaning(mistakes, at, {**row, "name": _nvlink5_name(plain)})
+        if plain["units"] == OTHERS:
+            words["nvlink5", plain["severity"]] = meaning
+            continue
+        for pattern, meant in _patterns(mistakes, at, plain, meaning):
+            if pattern in found:
+                mistakes.note(at, "is given twice")
+            found[pattern] = meant
+    mistakes.end()
+    return found, words
+
+
+def _patterns(
+    mistakes: Mistakes, at: str, row: Mapping[str, str], meaning: Meaning
+) -> Iterator[tuple[NvlinkPattern, Meaning]]:
+    try:
+        statuses = frozenset(int(each, 16) for each in row["error_status"].split("/") if each)
+        units = frozenset(each.upper() for each in row["units"].split("/"))
+        for prefix in ("", "second_"):
+            before, since = row[f"{prefix}mask_lt_575"], row[f"{prefix}mask_ge_575"]
+            if before or not prefix:
+                masks = (nvlink.parse_mask(before), nvlink.parse_mask(since))
+                meant = _promoted(meaning, row["second_action"]) if prefix else meaning
+                yield NvlinkPattern(int(row["xid"]), units, *masks, statuses), meant
+    except (ValueError, KeyError) as error:
+        mistakes.note(at, f"cannot be read: {error}")
+
+
+def _nvlink5_name(row: Mapping[str, str]) -> str:
+    unit = "" if row["units"] == OTHERS else f" {row['units']}"
+    later = row["investigate"].replace("_", " ").lower()
+    advice = f" (then {later})" if later and later != "ignore" else ""
+    return f"NVLink 5{unit}: {row['severity'].rstrip('*?')}{advice}"
+
+
+def _promoted(meaning: Meaning, action: str) -> Meaning:
+    """Return what an error means that the driver has made fatal: its second action."""
+    if action != "reset_gpu":
+        raise ValueError(f"second_action {action!r} is not reset_gpu")
+    recurs = meaning.recurs and replace(meaning.recurs, level=Level.UNHEALTHY)
+    return replace(
+        meaning,
+        name=f"{meaning.name}; made fatal",
+        level=Level.UNHEALTHY,
+        action=Action.RESET_GPU,
+        clears=Clears.RESET,
+        recurs=recurs,
+    )

@@ -15,7 +15,7 @@ from nodeagent import agent, api, changes, inbox, memory, metrics, options, repo
 from nodeagent.agent import Published
 from nodeagent.calm import Calm
 from nodeagent.commands import COMMANDS, HARD_STOP_S, TESTS
-from nodeagent.evaluation import bursts, drivers_word, evaluator, samples
+from nodeagent.evaluation import evaluator, events, samples
 from nodeagent.evaluation.evaluator import verdicts
 from nodeagent.host import stuck_threads
 from nodeagent.policy import checks, meanings, overriding
@@ -177,11 +177,11 @@ def test_every_key_of_the_operator_s_file_is_in_the_page() -> None:
         f"`{memory.NAME}` in the state folder, with `{memory.BEFORE}` beside it",
         f"at most every {agent.SAVE_S:g} s, and every {agent.SAVE_AT_REST_S:g} s at rest",
         f"tried again every {watching.RETRY_S:g} s",
-        f"within {bursts.GAP_S:g} s of each other",
+        f"within {events.GAP_S:g} s of each other",
         f"up to {samples.LATE_S:g} s late",
-        f"from {drivers_word.BEFORE_S:g} s before to {drivers_word.AFTER_S:g} s after a code",
+        f"from {events.BEFORE_S:g} s before to {events.AFTER_S:g} s after a code",
         f"{evaluator.MAX_SERIES} series of samples, {evaluator.MAX_EVENTS} codes of events with "
-        f"{evaluator.MAX_VARIANTS} variants each, {bursts.MAX_BURSTS} bursts of each, "
+        f"{evaluator.MAX_VARIANTS} variants each, {events.MAX_BURSTS} bursts of each, "
         f"{evaluator.FORGET_S / 86400:g} days back",
         f"{inbox.MAX_EVENTS} different events and {inbox.MAX_SAMPLES} samples",
         f"Policy file: {overriding.MAX_CHARACTERS} characters",
@@ -199,8 +199,8 @@ def test_a_stop_takes_no_longer_than_the_page_says() -> None:
 
 def test_the_numbers_of_the_decisions_are_the_code_s() -> None:
     assert f"older than {samples.LATE_S:g} s" in SET
-    assert f"within {bursts.GAP_S:g} s of each other" in SET
-    assert f"{drivers_word.BEFORE_S:g} s before to {drivers_word.AFTER_S:g} s after it" in SET
+    assert f"within {events.GAP_S:g} s of each other" in SET
+    assert f"{events.BEFORE_S:g} s before to {events.AFTER_S:g} s after it" in SET
     assert (
         f"at most {stuck_threads.MAX_PROCESSES} processes and {stuck_threads.MAX_THREADS} more threads a look"
         in PROC

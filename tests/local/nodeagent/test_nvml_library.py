@@ -23,12 +23,11 @@ SWEEP = """
 import sys
 from pathlib import Path
 from nodeagent.clock import Anchor, Clock
-from nodeagent.nvml.driver import Driver
-from nodeagent.nvml.polling import NvmlPolling
-from nodeagent.nvml.probes import CHECKS
+from nodeagent.nvml.driver import NvmlDriver
+from nodeagent.nvml.polling import CHECKS, NvmlPolling
 from nodeagent.sensor import Unavailable
 
-sensor = NvmlPolling(Driver(Path(sys.argv[1])), Clock(Anchor("", 0.0)), dict.fromkeys(CHECKS, 0.001))
+sensor = NvmlPolling(NvmlDriver(Path(sys.argv[1])), Clock(Anchor("", 0.0)), dict.fromkeys(CHECKS, 0.001))
 def look():
     try:
         sensor.open()
@@ -44,10 +43,10 @@ WAIT = """
 import sys
 from pathlib import Path
 from nodeagent.clock import Anchor, Clock
-from nodeagent.nvml.driver import Driver
+from nodeagent.nvml.driver import NvmlDriver
 from nodeagent.nvml.events import NvmlEvents
 
-sensor = NvmlEvents(Driver(Path(sys.argv[1])), Clock(Anchor("", 0.0)))
+sensor = NvmlEvents(NvmlDriver(Path(sys.argv[1])), Clock(Anchor("", 0.0)))
 sensor.open()
 seen = []
 for _ in range(20):

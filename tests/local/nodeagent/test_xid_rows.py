@@ -22,7 +22,7 @@ from nodeagent.policy.loading import FOLDER, load
 from nodeagent.verdict import word
 from tests.fakenvml.inprocess import faked
 from tests.fakenvml.state import Fake
-from tests.unit.nodeagent.kernel.test_nvidia import CODES, DETAILS, PROCESS, VARIANTS
+from tests.unit.nodeagent.kernel.test_nvidia_lines import CODES, DETAILS, PROCESS, VARIANTS
 from tests.unit.nodeagent.kernel.world import LINES, Log, raw
 
 POLICY = load()

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.assembling import hastened
+from nodeagent.evaluation import samples
 from nodeagent.evaluation import samples as judging
-from nodeagent.evaluation import undecided
 from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.observation import Observation
 from nodeagent.policy import loading
@@ -14,8 +14,8 @@ from nodeagent.verdict import Level
 RULES = loading.load().rules
 
 
-def why(check: str, *samples: tuple[float, float]) -> str:
-    return undecided.why(RULES[check], list(samples))
+def why(check: str, *given: tuple[float, float]) -> str:
+    return samples.why_undecided(RULES[check], list(given))
 
 
 @pytest.mark.parametrize("check", ["gpu_count", "nvlink_down", "memory_used", "load", "gpu_throttled"])
@@ -28,7 +28,7 @@ def test_a_sample_within_the_limit_is_well_and_one_beyond_is_open_until_it_is_a_
     long = [(30.0 * n, bound.at) for n in range(100)]
     level = Level.DEGRADED if rule.degraded else Level.UNHEALTHY
     assert judging.reached(rule, level, long, 99)
-    assert undecided.why(rule, long) == ""
+    assert samples.why_undecided(rule, long) == ""
 
 
 def test_a_limit_from_below_is_open_on_its_other_side() -> None:

@@ -13,7 +13,7 @@ from nodeagent.policy import kernel_lines
 from tests.unit.nodeagent.kernel.growth import growth
 from tests.unit.nodeagent.kernel.world import LINES, NOTHING, TABLE, XID_79, raw
 
-TOLD = kernel_lines.load(TABLE)
+TOLD = kernel_lines.load_lines(TABLE)
 
 
 def one(text: str) -> LineFact:
@@ -22,7 +22,7 @@ def one(text: str) -> LineFact:
 
 
 @pytest.mark.parametrize("line", TOLD, ids=lambda line: line.name)
-def test_every_line_of_the_table_is_found_by_its_example(line: kernel_lines.Line) -> None:
+def test_every_line_of_the_table_is_found_by_its_example(line: kernel_lines.KernelLine) -> None:
     found = one(line.example)
     assert found.check == ("cleared" if line.ends else f"kernel_{line.name}")
     assert found.text == " ".join(line.example.split())[:MAX_TEXT]
@@ -30,7 +30,7 @@ def test_every_line_of_the_table_is_found_by_its_example(line: kernel_lines.Line
 
 
 @pytest.mark.parametrize("line", TOLD, ids=lambda line: line.name)
-def test_no_line_of_the_table_is_taken_from_what_another_line_quotes(line: kernel_lines.Line) -> None:
+def test_no_line_of_the_table_is_taken_from_what_another_line_quotes(line: kernel_lines.KernelLine) -> None:
     assert LINES.read(f"usb 1-1: Product: {line.example}") == ()
 
 

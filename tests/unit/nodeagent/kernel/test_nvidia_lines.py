@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from nodeagent.kernel import nvidia_lines
 from nodeagent.kernel.nvidia_lines import LineFact
 from nodeagent.policy import kernel_lines
-from nodeagent.policy.nvlink4 import bits
-from nodeagent.policy.nvlink5 import parsed
+from nodeagent.policy.nvlink import parse_report, set_bits
 from tests.unit.nodeagent.kernel.growth import growth
 
 GPU = "gpu/0000:3b:00.0"
@@ -128,7 +127,7 @@ def test_xid_13_without_a_place_has_no_variant() -> None:
 
 def test_xid_74_has_its_registers_only_if_all_seven_are_there() -> None:
     found = xid(74, DETAILS[74])
-    assert bits(found.variant) == bits("0x0,0x0,0x10000,0x0,0x0,0x0,0x0") == ((3, 16),)
+    assert set_bits(found.variant) == set_bits("0x0,0x0,0x10000,0x0,0x0,0x0,0x0") == ((3, 16),)
     assert dict(found.facts) == {"link": "14"}
     assert xid(74, "NVLink: fatal error detected on link 2(0x0, 0x1)").variant == ""
 
@@ -156,7 +155,7 @@ def test_the_drivers_verdict_is_its_number_whatever_words_it_uses(to: str, varia
 
 def test_what_the_policy_decodes_is_what_the_line_says() -> None:
     found = xid(149, DETAILS[149])
-    report = parsed(found.variant)
+    report = parse_report(found.variant)
     assert report is not None
     assert (report.unit, report.fatal, report.info, report.status) == ("NETIR_LINK_EVT", True, 0x021425C6, 0)
     assert dict(found.facts) == {

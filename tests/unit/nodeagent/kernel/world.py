@@ -17,7 +17,7 @@ from nodeagent.policy import kernel_lines
 BOOT = "5a7c1e5e-9d0e-4b57-a0a5-0b1f8c5d2a11"
 CLOCK = Clock(Anchor(BOOT, 1000.0))
 TABLE = Path(kernel_lines.__file__).with_suffix(".toml").read_text()
-LINES = LinePatterns(kernel_lines.load(TABLE))
+LINES = LinePatterns(kernel_lines.load_lines(TABLE))
 XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
 NOTHING = "eth0: renamed from veth123abc"
 

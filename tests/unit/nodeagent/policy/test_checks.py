@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from nodeagent.policy.loading import FOLDER, BadPolicy, sampled, shipped
+from nodeagent.policy.loading import FOLDER, sampled, shipped
 from nodeagent.policy.rules import Bound, Kind, State
+from nodeagent.policy.validation import BadPolicy
 from nodeagent.verdict import Action, Level
 
 POLICY = shipped()

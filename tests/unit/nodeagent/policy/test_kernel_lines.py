@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.policy import kernel_lines
-from nodeagent.policy.kernel_lines import MAX_LINES, load, rules
-from nodeagent.policy.mistakes import BadPolicy
+from nodeagent.policy.kernel_lines import MAX_LINES, line_rules, load_lines
 from nodeagent.policy.rules import Clears, Kind
+from nodeagent.policy.validation import BadPolicy
 from nodeagent.verdict import Action, Level
 
 TABLE = Path(kernel_lines.__file__).with_suffix(".toml").read_text()
@@ -41,25 +41,25 @@ def _value(value: object) -> str:
 
 def mistakes(*tables: dict[str, object], after: str = "") -> list[str]:
     with pytest.raises(BadPolicy) as told:
-        load(toml(*tables) + after)
+        load_lines(toml(*tables) + after)
     return [each.removeprefix("kernel_lines.toml: ") for each in told.value.messages]
 
 
 def test_the_shipped_table_is_sound_and_each_line_has_a_rule() -> None:
-    lines = load(TABLE)
-    made = rules(lines)
+    lines = load_lines(TABLE)
+    made = line_rules(lines)
     assert set(made) == {f"kernel_{line.name}" for line in lines if not line.ends}
     assert all(rule.kind is Kind.EVENT and rule.meaning and rule.source for rule in made.values())
 
 
 def test_no_line_of_the_shipped_table_takes_a_node_out_for_what_a_job_does() -> None:
-    levels = {line.name: line.level for line in load(TABLE)}
+    levels = {line.name: line.level for line in load_lines(TABLE)}
     assert levels["oom_cgroup"] == levels["oom_cgroup_detail"] == levels["nccl_segfault"] == Level.HEALTHY
     assert levels["oom"] == levels["file_max"] == Level.DEGRADED
 
 
 def test_a_line_is_what_the_table_says() -> None:
-    [line] = load(toml(GOOD))
+    [line] = load_lines(toml(GOOD))
     match = line.pattern.match(line.example)
     assert match is not None
     assert (line.check, line.of(match), line.facts(match)) == (
@@ -67,7 +67,7 @@ def test_a_line_is_what_the_table_says() -> None:
         "disk/sda",
         (("day", "Monday"),),
     )
-    [rule] = rules((line,)).values()
+    [rule] = line_rules((line,)).values()
     assert rule.meaning is not None
     assert (rule.meaning.name, rule.meaning.level, rule.meaning.action) == (
         "a disk is sad", Level.DEGRADED, Action.NONE,
@@ -76,13 +76,13 @@ def test_a_line_is_what_the_table_says() -> None:
 
 
 def test_a_line_that_ends_another_has_no_rule() -> None:
-    lines = load(toml(GOOD, WELL))
+    lines = load_lines(toml(GOOD, WELL))
     assert [line.ends for line in lines] == ["", "disk_sad"]
-    assert set(rules(lines)) == {"kernel_disk_sad"}
+    assert set(line_rules(lines)) == {"kernel_disk_sad"}
 
 
 def test_no_file_of_no_lines_is_refused() -> None:
-    assert load("") == ()
+    assert load_lines("") == ()
 
 
 @pytest.mark.parametrize("key", NEEDED)
@@ -147,11 +147,11 @@ def test_mistakes_between_lines_are_told(tables: tuple[dict[str, object], ...], 
 )
 def test_what_is_no_such_file_is_refused(text: str, message: str) -> None:
     with pytest.raises(BadPolicy, match=message):
-        load(text)
+        load_lines(text)
 
 
 def test_what_a_line_names_cannot_be_more_than_an_entity() -> None:
-    [line] = load(toml({**GOOD, "pattern": "disk (?P<device>.+) is sad"}))
+    [line] = load_lines(toml({**GOOD, "pattern": "disk (?P<device>.+) is sad"}))
     match = line.pattern.match(f"disk a b'\"{'x' * 500} is sad")
     assert match is not None
     assert line.of(match).startswith("disk/a_b_xxx")
@@ -165,4 +165,4 @@ def test_what_a_line_names_cannot_be_more_than_an_entity() -> None:
 )
 def test_no_table_makes_it_raise_anything_else(change: dict[str, object]) -> None:
     with suppress(BadPolicy):
-        assert len(load(toml({**GOOD, **change}))) == 1
+        assert len(load_lines(toml({**GOOD, **change}))) == 1

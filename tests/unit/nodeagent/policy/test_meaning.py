@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.policy import loading, nvlink4, nvlink5
+from nodeagent.policy import loading, nvlink
 from nodeagent.policy.loading import FOLDER, shipped
 from nodeagent.policy.meanings import ACTIONS, LEVELS
 from nodeagent.policy.rules import Recurs
@@ -41,8 +41,8 @@ def report(row: dict[str, str], mask: str, free: str, unit: int = 0, word: str =
     return f"{units[unit]} {word} 0x{info_for(mask, free):08x} 0x{int(statuses[0] or '0', 16):08x}"
 
 
-def _is(row: dict[str, str], pattern: nvlink5.Pattern) -> bool:
-    masks = (nvlink5.mask(row["mask_lt_575"]), nvlink5.mask(row["mask_ge_575"]))
+def _is(row: dict[str, str], pattern: nvlink.NvlinkPattern) -> bool:
+    masks = (nvlink.parse_mask(row["mask_lt_575"]), nvlink.parse_mask(row["mask_ge_575"]))
     return (pattern.before, pattern.since) == masks
 
 
@@ -57,9 +57,9 @@ def test_every_row_of_nvlink_5_decodes_to_itself_in_both_layouts() -> None:
                 for free in "01":
                     told = report(row, mask, free, unit, word)
                     assert said(int(row["xid"]), told, branch) == expected, (row, told)
-                    seen = nvlink5.parsed(told)
+                    seen = nvlink.parse_report(told)
                     assert seen is not None
-                    fitting = nvlink5.matching(POLICY.nvlink5_rows, int(row["xid"]), seen, branch)
+                    fitting = nvlink.matching_rows(POLICY.nvlink5_rows, int(row["xid"]), seen, branch)
                     assert any(_is(row, each) for each in fitting), (row, fitting)
 
 
@@ -114,7 +114,7 @@ def test_the_layout_changes_at_r575() -> None:
 
 
 def registers(**bits: int) -> str:
-    values = [bits.get(f"r{number}", 0) for number in range(1, nvlink4.COUNT + 1)]
+    values = [bits.get(f"r{number}", 0) for number in range(1, nvlink.REGISTER_COUNT + 1)]
     return ",".join(f"0x{value:08x}" for value in values)
 
 
@@ -217,6 +217,6 @@ def test_any_event_has_a_meaning(code: int, variant: str, branch: int | None) ->
 def test_a_fatal_report_is_never_ignored_unless_a_row_says_so(
     info: int, status: int, branch: int | None
 ) -> None:
-    for code in nvlink5.XIDS:
+    for code in nvlink.NVLINK5_XIDS:
         level, action = said(code, f"UNIT Fatal 0x{info:08x} 0x{status:08x}", branch)
         assert (level, action) == RESET

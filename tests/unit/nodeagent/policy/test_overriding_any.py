@@ -7,8 +7,9 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nodeagent.policy.loading import BadPolicy, load, shipped
+from nodeagent.policy.loading import load, shipped
 from nodeagent.policy.rules import Bound, Clears, Policy
+from nodeagent.policy.validation import BadPolicy
 from nodeagent.verdict import Action, Level
 
 POLICY = shipped()

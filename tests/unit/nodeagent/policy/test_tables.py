@@ -4,10 +4,11 @@ import csv
 
 import pytest
 
-from nodeagent.policy import loading, nvlink_tables, tables
-from nodeagent.policy.loading import FOLDER, BadPolicy, shipped
+from nodeagent.policy import loading, tables
+from nodeagent.policy.loading import FOLDER, shipped
 from nodeagent.policy.meanings import ACTIONS, LEVELS
 from nodeagent.policy.rules import Clears, Recurs
+from nodeagent.policy.validation import BadPolicy
 from nodeagent.verdict import Action, Level
 
 POLICY = shipped()
@@ -131,17 +132,17 @@ REST = "*,other,x,degraded,none,time,60,ours\n"
 )
 def test_a_table_with_a_mistake_is_refused(text: str, told: list[str]) -> None:
     with pytest.raises(BadPolicy) as refused:
-        tables.xids(text)
+        tables.read_xids(text)
     assert all(each in str(refused.value) for each in told), str(refused.value)
 
 
 def test_a_decode_row_with_a_mask_of_another_width_is_refused() -> None:
     text = (FOLDER / "nvlink5.csv").read_text().replace("------000000------", "-----000000------", 1)
     with pytest.raises(BadPolicy, match="line-2: cannot be read: 32 of 0, 1 and -"):
-        nvlink_tables.nvlink5_rows(text)
+        tables.read_nvlink5(text)
 
 
 def test_a_bit_that_stands_twice_is_refused() -> None:
     text = (FOLDER / "nvlink4_bits.csv").read_text().replace("1,23,", "1,0,", 1)
     with pytest.raises(BadPolicy, match="a bit from 0 to 31, once"):
-        nvlink_tables.nvlink4_bits(text)
+        tables.read_nvlink4(text)

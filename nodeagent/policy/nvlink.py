@@ -1,4 +1,4 @@
-"""Xid 144 to 150: which rows of NVIDIA's decode table fit the report of an NVLink 5 unit. Pure."""
+"""Decodes what NVLink errors report: the registers of Xid 74, and the units of Xids 144 to 150. Pure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,31 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-XIDS = range(144, 151)
-NEW_LAYOUT = 575  # the driver branch from which intrInfo holds the unit in bits 6 to 0, not 9 to 5
+NVLINK4_XID = 74
+REGISTERS = (1, 3, 4, 5)  # NVIDIA's Xid catalogue: only these can be read
+REGISTER_COUNT = 7
 WIDTH = 32
-
+_REGISTER = re.compile(r"\s*0x([0-9a-f]{1,8})\s*", re.IGNORECASE)
+RegisterBit = tuple[int, int]  # register, from 1; bit, from 0
+NVLINK5_XIDS = range(144, 151)
+NEW_LAYOUT = 575  # the driver branch from which intrInfo holds the unit in bits 6 to 0, not 9 to 5
+MASK_WIDTH = 32
 _REPORT = re.compile(r"(\S{1,64}) (Fatal|Nonfatal) 0x([0-9a-f]{1,8}) 0x([0-9a-f]{1,8})", re.IGNORECASE)
 
 
+def set_bits(variant: str) -> tuple[RegisterBit, ...]:
+    """Return the bits set in the registers that can be read; none if `variant` holds no seven registers."""
+    matches = [_REGISTER.fullmatch(part) for part in variant.split(",", REGISTER_COUNT)]
+    values = [int(match[1], 16) for match in matches if match]
+    if len(values) != REGISTER_COUNT or len(matches) != REGISTER_COUNT:
+        return ()
+    return tuple(
+        (register, bit) for register in REGISTERS for bit in range(WIDTH) if values[register - 1] >> bit & 1
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class Mask:
+class BitMask:
     """Bits of intrInfo that must be as they are here."""
 
     care: int
@@ -25,18 +41,18 @@ class Mask:
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class NvlinkPattern:
     """What a report must say to fall under one row."""
 
     xid: int
     units: frozenset[str]  # upper case; drivers before and since the new layout may use other names
-    before: Mask
-    since: Mask
+    before: BitMask
+    since: BitMask
     statuses: frozenset[int]  # errorStatus; empty: any
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class NvlinkReport:
     """What a kernel line says, as the sensor writes it into an observation's variant."""
 
     unit: str
@@ -45,30 +61,30 @@ class Report:
     status: int  # errorStatus
 
 
-def mask(text: str) -> Mask:
+def parse_mask(text: str) -> BitMask:
     """Return the mask that a table writes as 32 of `0`, `1` and `-`, which may be either.
 
     Raises:
         ValueError: it is written otherwise.
     """
-    if len(text) != WIDTH or set(text) - set("01-"):
-        raise ValueError(f"{WIDTH} of 0, 1 and -")
+    if len(text) != MASK_WIDTH or set(text) - set("01-"):
+        raise ValueError(f"{MASK_WIDTH} of 0, 1 and -")
     care = int("".join("0" if char == "-" else "1" for char in text), 2)
-    return Mask(care, int(text.replace("-", "0"), 2))
+    return BitMask(care, int(text.replace("-", "0"), 2))
 
 
-def parsed(variant: str) -> Report | None:
+def parse_report(variant: str) -> NvlinkReport | None:
     """Return what `UNIT Fatal 0xintrinfo 0xerrorstatus` says; None if it is written otherwise."""
     match = _REPORT.fullmatch(variant)
     if match is None:
         return None
     unit, word, info, status = match.groups()
-    return Report(unit.upper(), word.lower() == "fatal", int(info, 16), int(status, 16))
+    return NvlinkReport(unit.upper(), word.lower() == "fatal", int(info, 16), int(status, 16))
 
 
-def matching(
-    patterns: Iterable[Pattern], xid: int, report: Report, branch: int | None
-) -> tuple[Pattern, ...]:
+def matching_rows(
+    patterns: Iterable[NvlinkPattern], xid: int, report: NvlinkReport, branch: int | None
+) -> tuple[NvlinkPattern, ...]:
     """Return the rows that fit on a driver of `branch`; of either layout if that is not known."""
     return tuple(
         each
@@ -80,7 +96,7 @@ def matching(
     )
 
 
-def _layouts(pattern: Pattern, branch: int | None) -> tuple[Mask, ...]:
+def _layouts(pattern: NvlinkPattern, branch: int | None) -> tuple[BitMask, ...]:
     if branch is None:
         return (pattern.before, pattern.since)
     return (pattern.since,) if branch >= NEW_LAYOUT else (pattern.before,)

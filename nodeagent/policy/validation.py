@@ -1,8 +1,12 @@
-"""All that is wrong with a file, one line each: the key, what stands there, and what is accepted. Pure."""
+"""Collects every mistake of a file, one line each: the key, its value, and what is accepted. Pure.
+
+TOML is parsed by the standard library, or on Python 3.10 by tomli, which has the same interface.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from reprlib import Repr
@@ -11,13 +15,27 @@ from typing import Any, TypeVar
 MAX_MISTAKES = 100
 MAX_KEY = 80  # characters
 MAX_TEXT = 200
-
 _PLAIN = re.compile(r"[\w.+-]+", re.ASCII)
 _BRIEF = Repr()
+
 _BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 60
+
 _BRIEF.maxlevel = 2
 
 T = TypeVar("T")
+
+
+if sys.version_info >= (3, 11):
+    import tomllib as _toml
+else:
+    import tomli as _toml
+
+TomlError = _toml.TOMLDecodeError  # a ValueError
+
+
+def load_toml(text: str) -> dict[str, Any]:
+    """Return what a TOML document says. Raises TomlError, whose message names line and column."""
+    return _toml.loads(text)
 
 
 class BadPolicy(ValueError):

@@ -1,0 +1,254 @@
+"""What one event of one entity means now: its bursts, recurrence, the driver's verdict, its end. Pure.
+
+Events within three minutes of each other are one burst, whichever sensor reports them. A fault writes
+hundreds of lines, two sensors see each of them, and a restart shows some again. Bursts are unions of
+intervals, so neither order nor repetition makes a difference, and the memory that they take is bounded.
+
+Xid 154 is the driver's own verdict on the Xid that it comes with; it replaces the table's level and action
+unless an operator has set them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from nodeagent.observation import Observation
+from nodeagent.policy.rules import Clears, Meaning, Policy
+from nodeagent.verdict import Action, Finding, Level, word
+
+GAP_S = 180.0  # Meta and Azure report storms of hundreds of lines over minutes; gpud collapses alike
+MAX_BURSTS = 64
+MAX_TEXTS = 3
+MAX_SOURCES = 4
+Burst = tuple[float, float]  # first and last event
+VERDICT_XID = 154
+BEFORE_S = 2.0  # it may overtake the code that it is about
+AFTER_S = 10.0  # and comes at once: what comes later is about something else
+EPSILON_S = 1e-6
+
+
+@dataclass(slots=True)
+class EventBursts:
+    """All bursts of one event of one entity, oldest first, and the words of the newest."""
+
+    spans: list[Burst] = field(default_factory=list)
+    texts: list[tuple[float, str]] = field(default_factory=list)  # newest last
+    sources: list[str] = field(default_factory=list)
+
+    def take(self, seen: Observation) -> bool:
+        """Add an event; False if nothing has changed by it."""
+        before = (self.spans, self.texts, self.sources)
+        self.spans = join_burst(self.spans, (seen.at_s, seen.at_s))
+        if seen.text:
+            texts = {text: at_s for at_s, text in self.texts}
+            texts[seen.text] = max(seen.at_s, texts.get(seen.text, seen.at_s))
+            self.texts = sorted((at_s, text) for text, at_s in texts.items())[-MAX_TEXTS:]
+        self.sources = sorted({*self.sources, seen.source})[:MAX_SOURCES]
+        return before != (self.spans, self.texts, self.sources)
+
+    def dump(self) -> list[Any]:
+        """Return what `load` takes: JSON."""
+        return [[list(span) for span in self.spans], [list(each) for each in self.texts], self.sources]
+
+    @classmethod
+    def load(cls, raw: Any) -> EventBursts:
+        """Return what was dumped. Raises ValueError, TypeError for anything else."""
+        spans, texts, sources = raw
+        return cls(
+            [(float(first), float(last)) for first, last in spans[:MAX_BURSTS]],
+            [(float(at_s), str(text)) for at_s, text in texts[:MAX_TEXTS]],
+            [str(source) for source in sources[:MAX_SOURCES]],
+        )
+
+
+def join_burst(spans: list[Burst], new: Burst) -> list[Burst]:
+    """Return `spans` with `new`, those within `GAP_S` of each other made one; the newest are kept."""
+    merged: list[Burst] = []
+    for first, last in sorted([*spans, new]):
+        if merged and first - merged[-1][1] <= GAP_S:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        else:
+            merged.append((first, last))
+    return merged[-MAX_BURSTS:]
+
+
+def union_bursts(all_spans: list[list[Burst]]) -> list[Burst]:
+    """Return the bursts of several series seen as one."""
+    merged: list[Burst] = []
+    for spans in all_spans:
+        for span in spans:
+            merged = join_burst(merged, span)
+    return merged
+
+
+def driver_verdict(
+    burst: Burst, verdicts: Mapping[str, EventBursts], policy: Policy
+) -> tuple[Level, Action] | None:
+    """Return what the driver said with a burst; of several words the newest, then the gravest."""
+    last_s = burst[1] + AFTER_S
+    found = [
+        (min(span[1], last_s), said.level, said.action)
+        for name, each in verdicts.items()
+        if name and (said := policy.meaning("xid", VERDICT_XID, name))
+        for span in each.spans
+        if _together(burst, span)
+    ]
+    return max(found)[1:] if found else None
+
+
+def sends_verdict(meaning: Meaning, branch: int | None) -> bool:
+    """Say whether a driver of `branch` sends its word along with the code."""
+    return meaning.verdict_since is not None and (branch is None or branch >= meaning.verdict_since)
+
+
+def all_overridden(word: Burst, others: Iterable[tuple[Meaning, Sequence[Burst]]]) -> bool:
+    """Say whether a word of the driver is only about codes of which the operator has decided otherwise."""
+    with_it = [meaning for meaning, spans in others if any(_together(span, word) for span in spans)]
+    return bool(with_it) and all(meaning.overridden for meaning in with_it)
+
+
+def _together(burst: Burst, word: Burst) -> bool:
+    return word[1] >= burst[0] - BEFORE_S and word[0] <= burst[1] + AFTER_S
+
+
+@dataclass(frozen=True, slots=True)
+class EndMarks:
+    """Times at which something happened that ends findings, oldest first."""
+
+    resets: Sequence[float] = ()  # of the GPU, by whatever means but a boot
+    boots: Sequence[float] = ()
+    replaced: Sequence[float] = ()
+    cleared: Sequence[float] = ()  # by an operator
+
+
+def event_finding(
+    entity: str,
+    check: str,
+    code: int,
+    variants: Mapping[str, EventBursts],
+    verdicts: Mapping[str, EventBursts],
+    marks: EndMarks,
+    policy: Policy,
+    branch: int | None,
+    now_s: float,
+) -> tuple[Finding | None, float]:
+    """Return what stands because of one code of one entity, and until when it does if nothing new comes.
+
+    None if nothing stands any more.
+
+    Args:
+        variants: What was seen of it, by variant.
+        verdicts: The driver's words about the entity (Xid 154), by variant.
+        branch: Of the driver, 575; None if it is not known.
+    """
+    told = _informative(variants)
+    if (check, code) == ("xid", VERDICT_XID):
+        told = _newest(told)
+    meant = {name: policy.meaning(check, code, name, branch) for name in told}
+    spans = union_bursts([each.spans for each in told.values()])
+    again = {name: _recurred(meant[name], told[name].spans, spans) for name in told}
+    ends = {name: _end_s(told[name].spans[-1][1], meant[name], again[name], marks) for name in told}
+    live = [name for name in told if now_s < ends[name]]
+    if not live:
+        return None, inf
+    worst = max(live, key=lambda n: (meant[n].level, meant[n].action, again[n], n))
+    meaning, recurs = meant[worst], meant[worst].recurs
+    first_s, last_s = spans[-1]
+    asks = check == "xid" and code != VERDICT_XID and sends_verdict(meaning, branch)
+    said = driver_verdict(spans[-1], verdicts, policy) if asks else None
+    level, action, why, said_by = _judge(meaning, said)
+    if recurs and again[worst] and (recurs.level, recurs.action) > (level, action):
+        level, action = recurs.level, recurs.action
+        why = f"{why}; {again[worst]} times within {_span(recurs.within_s)}"
+    texts = sorted({each for name in told for each in told[name].texts})[-3:]
+    sources = tuple(sorted({s for each in variants.values() for s in each.sources}))
+    label = f"Xid {code}" if check == "xid" else f"SXid {code}" if check == "sxid" else ""
+    found = Finding(
+        entity=entity,
+        check=check,
+        code=code if label else None,
+        level=level,
+        action=action,
+        since_s=first_s,
+        last_s=last_s,
+        why=f"{label}: {why}" if label else why,
+        evidence=tuple(text for _, text in texts),
+        clears=_clears(meaning),
+        sources=sources,
+        lasting=ends[worst] == inf,
+        overridden=said_by,
+    )
+    return found, min(ends[name] for name in live)
+
+
+def _newest(words: Mapping[str, EventBursts]) -> Mapping[str, EventBursts]:
+    """Keep the driver's newest word: it says from what to what its advice has changed."""
+    name = max(words, key=lambda each: (words[each].spans[-1][1], each))
+    return {name: words[name]}
+
+
+def _informative(variants: Mapping[str, EventBursts]) -> Mapping[str, EventBursts]:
+    """Leave out what was told without its variant where another sensor has told it with one."""
+    plain = variants.get("")
+    if plain is None or len(variants) == 1:
+        return variants
+    others = union_bursts([each.spans for name, each in variants.items() if name])
+    uncovered = [span for span in plain.spans if len(union_bursts([others, [span]])) > len(others)]
+    if uncovered:
+        return variants
+    return {name: each for name, each in variants.items() if name}
+
+
+def _judge(meaning: Meaning, said: tuple[Level, Action] | None) -> tuple[Level, Action, str, str]:
+    """Return level, action, why, and whose word it is: operator, driver, or "" for the table's."""
+    if meaning.overridden:
+        return meaning.level, meaning.action, meaning.name, "operator"
+    if said is not None:
+        return *said, f"{meaning.name}; the driver says {word(said[1])}", "driver"
+    return meaning.level, meaning.action, meaning.name, ""
+
+
+def _recurred(meaning: Meaning, own: Sequence[Burst], all_spans: Sequence[Burst]) -> int:
+    """Return how many bursts there were if that is too many, else 0."""
+    if meaning.recurs is None:
+        return 0
+    spans = own if meaning.recurs.same_variant else all_spans
+    since = spans[-1][1] - meaning.recurs.within_s
+    count = sum(last >= since for _, last in spans)
+    return count if count >= meaning.recurs.bursts else 0
+
+
+def _end_s(last_s: float, meaning: Meaning, again: int, marks: EndMarks) -> float:
+    """Return when an event whose newest was at `last_s` stands no more; infinity if that is not known."""
+    if any(at_s > last_s for at_s in marks.cleared):
+        return -inf
+    if meaning.clears is Clears.TIME:
+        # What has come too often stands until it no longer has.
+        hold_s = max(meaning.hold_s, meaning.recurs.within_s) if again and meaning.recurs else meaning.hold_s
+        return last_s + hold_s
+    ends = {
+        Clears.RESET: (*marks.resets, *marks.boots, *marks.replaced),
+        Clears.BOOT: (*marks.boots, *marks.replaced),
+        Clears.REPLACED: tuple(marks.replaced),
+    }[meaning.clears]
+    return min((at_s for at_s in ends if at_s > last_s + EPSILON_S), default=inf) + meaning.hold_s
+
+
+def _clears(meaning: Meaning) -> str:
+    hold = f" and {_span(meaning.hold_s)} without another" if meaning.hold_s else ""
+    return {
+        Clears.TIME: f"{_span(meaning.hold_s)} without another",
+        Clears.RESET: f"a reset of the GPU or a reboot{hold}",
+        Clears.BOOT: f"a reboot{hold}",
+        Clears.REPLACED: f"holdfast node clear, or another GPU in its place{hold}",
+    }[meaning.clears]
+
+
+def _span(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g} {unit}"
+    return f"{seconds:g} s"
