@@ -1,1 +1,1 @@
-"""Watch one node's GPUs and host, say what is going bad, and what to do about it."""
+"""Watches the GPUs and the host of one node, reports what is failing, and what to do about it."""

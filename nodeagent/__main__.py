@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from holdfast.errors import BadInput
-from nodeagent import options
+from nodeagent.cli import options
 
 # Python's own 5 ms are too long: a flood overwrites a log of 128 KiB in 10 ms, and whoever reads it gives way
 # to another thread at each record.
@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
     sys.setswitchinterval(SWITCH_S)
     try:
         asked = options.parse(argv)
-        from nodeagent import commands
+        from nodeagent.cli import commands
 
         return commands.COMMANDS[asked.command](asked)
     except BadInput as error:

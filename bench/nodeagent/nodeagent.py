@@ -19,16 +19,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.harness import results
-from bench.harness.console import make_parser, say
-from bench.nodeagent import idle, simulated_week
-from bench.text import Verdict, all_met, at_most, below, percent, seconds, summary, table
-from nodeagent.agent import Agent, Fitted
-from nodeagent.clock import begin
-from nodeagent.memory import Memory
+from bench import nodeagent_rest, nodeagent_week, results
+from bench.figures import summary
+from bench.options import make_parser
+from bench.say import say
+from bench.table import percent, seconds, table
+from bench.verdicts import Verdict, all_met, at_most, below
+from nodeagent.agent.agent import Agent, FittedSensor
+from nodeagent.agent.saved_state import SavedState
 from nodeagent.nvml.driver import NvmlDriver
 from nodeagent.nvml.events import NvmlEvents
 from nodeagent.policy.loading import load
+from nodeagent.sensing.clock import begin
 from tests.fakenvml.costs import sweep_cpu_s
 from tests.fakenvml.inprocess import faked
 
@@ -74,8 +76,8 @@ def events(count: int) -> list[float]:
         faked(Path(folder) / "nvml", GPUS) as fake,
     ):
         clock, driver = begin(None, 0.0), NvmlDriver(Path(folder))
-        agent = Agent(load(), clock, Memory(), Path(folder), lambda _: None, lambda: driver.branch)
-        agent.watch([Fitted(NvmlEvents(driver, clock))])
+        agent = Agent(load(), clock, SavedState(), Path(folder), lambda _: None, lambda: driver.branch)
+        agent.watch([FittedSensor(NvmlEvents(driver, clock))])
         running = threading.Thread(target=agent.run)
         running.start()
         fake.until(lambda state: state.waiting == 1)

@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.text import Verdict
 from nodeagent.evaluation.evaluator import Evaluator
-from nodeagent.observation import Observation
+from nodeagent.model import Observation
 from nodeagent.policy.loading import load
 from nodeagent.policy.rules import Kind, Policy, Rule
 

@@ -1,1 +1,1 @@
-"""From observations to findings and verdicts: no I/O, no clock; the order does not matter."""
+"""Turns observations into findings and verdicts: no I/O, no clock, and the order does not matter."""

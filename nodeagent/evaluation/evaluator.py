@@ -12,11 +12,10 @@ from math import inf, isfinite
 from typing import Any
 
 from nodeagent.evaluation import events, samples
-from nodeagent.evaluation.events import VERDICT_XID, EndMarks, EventBursts
+from nodeagent.evaluation.events import EndMarks, EventBursts
 from nodeagent.evaluation.samples import SampleSeries
-from nodeagent.observation import NODE, Observation
+from nodeagent.model import NODE, VERDICT_XID, Action, Finding, Level, Observation, Verdict
 from nodeagent.policy.rules import Kind, Policy
-from nodeagent.verdict import Action, Finding, Level, Verdict
 
 MAX_SERIES = 4096
 MAX_EVENTS = 2048

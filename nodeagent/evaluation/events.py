@@ -15,16 +15,14 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from nodeagent.observation import Observation
+from nodeagent.model import VERDICT_XID, Action, Finding, Level, Observation, word
 from nodeagent.policy.rules import Clears, Meaning, Policy
-from nodeagent.verdict import Action, Finding, Level, word
 
 GAP_S = 180.0  # Meta and Azure report storms of hundreds of lines over minutes; gpud collapses alike
 MAX_BURSTS = 64
 MAX_TEXTS = 3
 MAX_SOURCES = 4
 Burst = tuple[float, float]  # first and last event
-VERDICT_XID = 154
 BEFORE_S = 2.0  # it may overtake the code that it is about
 AFTER_S = 10.0  # and comes at once: what comes later is about something else
 EPSILON_S = 1e-6

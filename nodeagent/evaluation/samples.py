@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nodeagent.model import Action, Finding, Level
 from nodeagent.policy.rules import Bound, Kind, Rule
-from nodeagent.verdict import Action, Finding, Level
 
 LATE_S = 300.0
 MAX_SAMPLES = 4096  # three hours of samples every 5 s, and some

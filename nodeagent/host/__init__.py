@@ -1,1 +1,1 @@
-"""Sees the host: its file systems, memory, tables, stuck processes and clock."""
+"""The sensor of the host: file systems, resources, stuck threads and the wall clock."""

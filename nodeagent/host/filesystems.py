@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.host.mounts import OWN_NUMBERS, Mount, SelectedMounts, parse, select, unescaped
-from nodeagent.reading import LeftOut, Reading, content
+from nodeagent.sensing.sensor import LeftOut
+from nodeagent.sensing.small_files import try_read
+from nodeagent.sensing.sweep import Reading
 
 WRITABLE, READ_ONLY = 0.0, 1.0
 MAX_REMEMBERED = 512
@@ -80,7 +82,7 @@ class FileSystems:
         self._left_out: dict[str, LeftOut] = {}
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
-        raw = content(self._mountinfo, MOUNTINFO_BYTES)
+        raw = try_read(self._mountinfo, MOUNTINFO_BYTES)
         if raw is None:
             self._left_out = {"disk": LeftOut("disk", f"{self._mountinfo} cannot be read")}
             return ()
@@ -124,7 +126,7 @@ class FileSystems:
                 yield Reading(check, mount.entity, round(value, 3))
 
     def _states(self, found: SelectedMounts) -> Iterator[Reading]:
-        wanted = fstab_writable(content(f"{self._root}/etc/fstab", FSTAB_BYTES) or b"")
+        wanted = fstab_writable(try_read(f"{self._root}/etc/fstab", FSTAB_BYTES) or b"")
         for mount in found.local:
             state = read_only_state(mount, self._writable, wanted)
             if state is not None:

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nodeagent.reading import LeftOut, shown
+from nodeagent.sensing.sensor import LeftOut
+from nodeagent.sensing.small_files import printable
 
 MAX_LOCAL = 128
 MAX_NAMED = 32  # of those that are left out; the rest are counted
@@ -48,7 +49,7 @@ class Mount:
 
     @property
     def entity(self) -> str:
-        return f"disk/{shown(self.point)}"
+        return f"disk/{printable(self.point)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +71,14 @@ def _mount(line: bytes) -> Mount | None:
     left, right = before.split(b" "), after.split(b" ")
     if not dash or len(left) < 6 or len(right) < 3:
         return None
-    root, point, source = unescaped(left[3]), unescaped(left[4]), shown(unescaped(right[1]))
+    root, point, source = unescaped(left[3]), unescaped(left[4]), printable(unescaped(right[1]))
     if not point.startswith("/") or "\0" in point:
         return None
     options = os.fsdecode(right[2]).split(",")
     read_only = not READ_ONLY.isdisjoint(options)
-    return Mount(shown(os.fsdecode(left[2])), root, point, shown(os.fsdecode(right[0])), source, read_only)
+    return Mount(
+        printable(os.fsdecode(left[2])), root, point, printable(os.fsdecode(right[0])), source, read_only
+    )
 
 
 def unescaped(raw: bytes) -> str:
@@ -110,7 +113,7 @@ def _why_not(mount: Mount, remote: Iterable[str]) -> str:
     # The way there leads through the server.
     under = next((each for each in remote if mount.point.startswith(each)), None)
     if under is not None:
-        return f"it lies below {shown(under)}, which may block for ever"
+        return f"it lies below {printable(under)}, which may block for ever"
     return "its path is too long" if len(mount.point) > MAX_POINT else ""
 
 

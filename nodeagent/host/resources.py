@@ -7,8 +7,10 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from nodeagent.observation import NODE
-from nodeagent.reading import SMALL_BYTES, LeftOut, Reading, content
+from nodeagent.model import NODE
+from nodeagent.sensing.sensor import LeftOut
+from nodeagent.sensing.small_files import SMALL_BYTES, try_read
+from nodeagent.sensing.sweep import Reading
 
 
 def memory_used(meminfo: bytes) -> float | None:
@@ -101,7 +103,7 @@ class ResourceUsage:
         found = []
         for check in sorted(due & self.checks):
             figure = FIGURES[check]
-            raw = [content(f"{self._proc}/{each}", SMALL_BYTES) for each in figure.files]
+            raw = [try_read(f"{self._proc}/{each}", SMALL_BYTES) for each in figure.files]
             value = None if None in raw else figure.value(*raw)
             self._left_out.pop(check, None)
             if value is None:

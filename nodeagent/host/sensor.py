@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nodeagent.clock import Clock
 from nodeagent.host.filesystems import FileSystems
 from nodeagent.host.resources import ResourceUsage
 from nodeagent.host.stuck_threads import StuckThreads
 from nodeagent.host.wall_clock import WallClock
-from nodeagent.observation import Observation
-from nodeagent.reading import LeftOut, exists
-from nodeagent.sensor import Unavailable
-from nodeagent.sweep import Sweep
+from nodeagent.model import Observation
+from nodeagent.sensing.clock import Clock
+from nodeagent.sensing.sensor import LeftOut, Unavailable
+from nodeagent.sensing.small_files import exists
+from nodeagent.sensing.sweep import Sweep
 
 CHECKS = ResourceUsage.checks | FileSystems.checks | WallClock.checks | StuckThreads.checks
 

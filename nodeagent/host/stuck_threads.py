@@ -15,8 +15,10 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from nodeagent.observation import NODE
-from nodeagent.reading import LeftOut, Reading, content, names, shown, text
+from nodeagent.model import NODE
+from nodeagent.sensing.sensor import LeftOut
+from nodeagent.sensing.small_files import list_names, parse_text, printable, try_read
+from nodeagent.sensing.sweep import Reading
 
 STAT_BYTES = 1024
 STATUS_BYTES = 16384  # the context switches are its last two lines
@@ -77,7 +79,7 @@ def parse_stat(raw: bytes) -> ThreadStat | None:
         return None
     flags, threads, start = (int(each) for each in figures)
     state = fields[0].decode("ascii", "replace")
-    return ThreadStat(shown(name[:MAX_NAME].decode("utf-8", "replace")), state, flags, threads, start)
+    return ThreadStat(printable(name[:MAX_NAME].decode("utf-8", "replace")), state, flags, threads, start)
 
 
 def context_switches(status: bytes) -> int | None:
@@ -107,7 +109,7 @@ class ThreadWalk:
 
     def asleep(self) -> list[tuple[ThreadKey, ThreadStat]]:
         """Return those of the threads seen this time that are in uninterruptible sleep."""
-        pids = [int(each) for each in names(self._proc) if each.isdecimal()]
+        pids = [int(each) for each in list_names(self._proc) if each.isdecimal()]
         found, several = [], []
         for pid in _rotated(self._last_process, sorted(pids))[: self._most_processes]:
             self._last_process = pid
@@ -124,13 +126,13 @@ class ThreadWalk:
         """Return what is said of one thread; None if it is gone."""
         pid, tid = key
         folder = str(pid) if pid == tid else f"{pid}/task/{tid}"
-        raw = content(f"{self._proc}/{folder}/stat", STAT_BYTES)
+        raw = try_read(f"{self._proc}/{folder}/stat", STAT_BYTES)
         return parse_stat(raw) if raw else None
 
     def _others(self, pids: Sequence[int]) -> Iterator[tuple[ThreadKey, ThreadStat]]:
         left = self._most_threads
         for pid in _rotated(self._last_thread[0] - 1, pids):  # the one it ended in comes first
-            tids = sorted(int(each) for each in names(f"{self._proc}/{pid}/task") if each.isdecimal())
+            tids = sorted(int(each) for each in list_names(f"{self._proc}/{pid}/task") if each.isdecimal())
             after = self._last_thread[1] if pid == self._last_thread[0] else 0
             for tid in tids[bisect_right(tids, after) :]:
                 if left == 0:
@@ -251,14 +253,14 @@ class StuckThreads:
         return {key: each for key, each in described.items() if each is not None}
 
     def _described(self, key: ThreadKey, found: ThreadStat) -> SleepingThread | None:
-        count = context_switches(content(self._path(key, "status"), STATUS_BYTES) or b"")
+        count = context_switches(try_read(self._path(key, "status"), STATUS_BYTES) or b"")
         return (
             None if count is None else SleepingThread(found.name, found.start, count, self._wait_channel(key))
         )
 
     def _wait_channel(self, key: ThreadKey) -> str:
         """Return what it waits in. The kernel writes 0 for those that may not know."""
-        found = text(content(self._path(key, "wchan"))) or ""
+        found = parse_text(try_read(self._path(key, "wchan"))) or ""
         return "" if found == "0" else found
 
     def _in_driver(self, stuck: Mapping[ThreadKey, Suspect]) -> dict[ThreadKey, Suspect]:
@@ -269,7 +271,7 @@ class StuckThreads:
         }
 
     def _stack(self, key: ThreadKey) -> bytes | None:
-        return content(self._path(key, "stack"), STACK_BYTES)
+        return try_read(self._path(key, "stack"), STACK_BYTES)
 
     def _may_see_stacks(self) -> bool:
         """Try with process 1, which sleeps nearly always."""

@@ -13,8 +13,9 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from nodeagent.observation import NODE
-from nodeagent.reading import LeftOut, Reading
+from nodeagent.model import NODE
+from nodeagent.sensing.sensor import LeftOut
+from nodeagent.sensing.sweep import Reading
 
 TRIES = 5
 CLOSE_S = 1e-4  # two clocks that were read within this are taken at once

@@ -1,1 +1,1 @@
-"""What the kernel says, read from its ring buffer or from the journal."""
+"""The two sensors of the kernel log: one reads its ring buffer, the other systemd's journal."""

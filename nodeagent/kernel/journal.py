@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.beat import left_s
-from nodeagent.clock import Clock
 from nodeagent.kernel import kmsg
 from nodeagent.kernel.kmsg import KERNEL_FACILITY
 from nodeagent.kernel.line_reader import LinePatterns, LineReader, LostRecords
 from nodeagent.kernel.subprocess_lines import LineProcess
-from nodeagent.observation import Observation
-from nodeagent.sensor import WAIT_S, Unavailable
+from nodeagent.model import Observation
+from nodeagent.sensing.clock import Clock
+from nodeagent.sensing.sensor import WAIT_S, Unavailable
 
 # What journald is asked for; cursor and time stamps come with every entry.
 FIELDS = ("_TRANSPORT", "SYSLOG_FACILITY", "PRIORITY", "MESSAGE", "_BOOT_ID")

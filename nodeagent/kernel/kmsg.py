@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.beat import left_s
-from nodeagent.clock import Clock
 from nodeagent.kernel.line_reader import LinePatterns, LineReader, LostRecords
-from nodeagent.observation import Observation
-from nodeagent.sensor import WAIT_S, Unavailable
+from nodeagent.model import Observation
+from nodeagent.sensing.clock import Clock
+from nodeagent.sensing.sensor import WAIT_S, Unavailable
 
 MAX_FIELDS = 16  # the kernel itself writes two: SUBSYSTEM and DEVICE
 KERNEL_FACILITY = (

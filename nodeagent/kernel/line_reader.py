@@ -10,18 +10,17 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 
-from nodeagent.clock import Clock
 from nodeagent.kernel import nvidia_lines
 from nodeagent.kernel.nvidia_lines import CLEARED, LineFact, quoted
-from nodeagent.observation import Observation
+from nodeagent.model import VERDICT_XID, Observation
 from nodeagent.policy.kernel_lines import KernelLine
+from nodeagent.sensing.clock import Clock
 
 MAX_LINE = 4096  # characters that are looked at: the kernel's own limit is 2048 (PRINTK_MESSAGE_MAX)
 REPORT_S = 30.0  # between two readings that are equal: without them it would not be seen that it is over
 STORM_S = 1.0
 MAX_KEYS = 1024  # different events told within about a second
 MAX_GPUS = 64
-VERDICT_XID = 154  # the Xid by which the driver takes back what it said before
 EventKey = tuple[str, str, float, str]  # check, entity, value, variant
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from nodeagent.observation import MAX_TEXT, Observation, gpu, pci
+from nodeagent.model import MAX_TEXT, Observation, gpu_entity, normalized_pci
+from nodeagent.policy.nvlink import NVLINK5_XIDS
 
 CLEARED = "cleared"  # the check whose events end all that stands of an entity
-NVLINK5_XIDS = range(144, 151)
 MAX_DETAIL_WORDS = 8  # the driver prints four to six
 
 # "RLW_REMAP Nonfatal XC0 i0 Link 02 (0x00000004 0x00000001 ...)", in columns: more than one space may part
@@ -152,7 +152,7 @@ def parse_nvidia(text: str) -> tuple[LineFact, ...]:
 def gpu_uuid(text: str) -> tuple[str, str] | None:
     """Return the entity and the UUID of a GPU if the line names both."""
     match = _UUID.match(text)
-    return (gpu(match["pci"]), match["uuid"]) if match else None
+    return (gpu_entity(match["pci"]), match["uuid"]) if match else None
 
 
 def _xid(text: str) -> tuple[LineFact, ...]:
@@ -163,7 +163,7 @@ def _xid(text: str) -> tuple[LineFact, ...]:
     code, detail = int(match["code"]), text[match.end() :]
     variant, more = _detail(code, detail)
     known = (*named({n: v for n, v in facts.items() if v != "<unknown>"}), *more)
-    return (LineFact("xid", gpu(match["pci"]), float(code), variant, quoted(text), known),)
+    return (LineFact("xid", gpu_entity(match["pci"]), float(code), variant, quoted(text), known),)
 
 
 def _detail(code: int, detail: str) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -192,7 +192,7 @@ def _fallen(text: str) -> tuple[LineFact, ...]:
     address = _ADDRESS.search(text)
     if address is None:
         return ()
-    return (LineFact("xid", gpu(address[0]), float(FELL_OFF_THE_BUS), "", quoted(text)),)
+    return (LineFact("xid", gpu_entity(address[0]), float(FELL_OFF_THE_BUS), "", quoted(text)),)
 
 
 def _sxid(text: str) -> tuple[LineFact, ...]:
@@ -201,5 +201,5 @@ def _sxid(text: str) -> tuple[LineFact, ...]:
         return ()
     severity = (match["severity"] or "").lower()
     facts = named({"switch": match["switch"], "link": match["link"] and str(int(match["link"]))})
-    entity = f"nvswitch/{pci(match['pci'])}"
+    entity = f"nvswitch/{normalized_pci(match['pci'])}"
     return (LineFact("sxid", entity, float(match["code"]), severity, quoted(text), facts),)

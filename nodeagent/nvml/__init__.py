@@ -1,1 +1,1 @@
-"""The two sensors that ask NVML, NVIDIA's management library: one waits for events, one polls."""
+"""The two sensors that call NVML, NVIDIA's management library: one waits for events, one polls."""

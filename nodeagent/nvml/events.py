@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from holdfast.beat import left_s
-from nodeagent import observation
-from nodeagent.clock import Clock
+from nodeagent import model
+from nodeagent.model import VERDICT_XID, Observation
 from nodeagent.nvml import gpu_checks, inventory, library
 from nodeagent.nvml.driver import NvmlDriver, NvmlSession
 from nodeagent.nvml.gpu_query import GpuGone, GpuQuery, GpuReading
 from nodeagent.nvml.gpu_roster import GpuHistory
 from nodeagent.nvml.library import DriverGone, nvml
-from nodeagent.observation import Observation
-from nodeagent.sensor import WAIT_S, Unavailable
+from nodeagent.sensing.clock import Clock
+from nodeagent.sensing.sensor import WAIT_S, Unavailable
 
 MAX_AT_ONCE = 256  # events of one wait: a storm must not keep the watchdog waiting
 XID_EVENT = nvml.nvmlEventTypeXidCriticalError
@@ -36,7 +36,6 @@ WANTED_EVENTS = (
 
 WHOLE_GPU = 0xFFFFFFFF  # an event's instance ids, where it is about no MIG instance
 MAX_FAILED = 4  # waits in a row
-VERDICT_XID = 154  # the Xid by which the driver says what is to be done
 
 # What an event says by itself, and what it bids to look at.
 _SAYS = {FATAL_POISON_EVENT: "poison_fatal", GPU_UNAVAILABLE_EVENT: "gpu_unavailable"}
@@ -214,7 +213,7 @@ class NvmlEvents:
     def _told(self, data: Any, asker: GpuQuery | None) -> Iterator[Observation]:
         at_s = self._clock.now_s()
         kind, code = int(data.eventType), int(data.eventData)
-        entity = asker.gpu.entity if asker else observation.DRIVER
+        entity = asker.gpu.entity if asker else model.DRIVER
         facts = _facts(data, asker)
         if kind == XID_EVENT:
             text = f"NVML: Xid {code}"

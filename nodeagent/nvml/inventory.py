@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nodeagent import observation
+from nodeagent import model
 from nodeagent.nvml import library
 from nodeagent.nvml.library import nvml
 
@@ -62,7 +62,7 @@ class Gpu:
 
     @property
     def entity(self) -> str:
-        return observation.gpu(self.pci)
+        return model.gpu_entity(self.pci)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _opened(get_handle: Callable[[Any], Any], which: object) -> Gpu | int:
     try:
         handle = get_handle(which)
         return Gpu(
-            pci=observation.pci(_text(nvml.nvmlDeviceGetPciInfo(handle).busId)),
+            pci=model.normalized_pci(_text(nvml.nvmlDeviceGetPciInfo(handle).busId)),
             uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
             name=_text(nvml.nvmlDeviceGetName(handle)),
             serial=_serial(handle),

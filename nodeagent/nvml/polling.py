@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nodeagent import observation
-from nodeagent.clock import Clock
+from nodeagent import model
+from nodeagent.model import Observation
 from nodeagent.nvml import gpu_checks, gpu_roster, inventory, library
 from nodeagent.nvml.driver import NvmlDriver, NvmlSession
 from nodeagent.nvml.gpu_checks import recovery_action
 from nodeagent.nvml.gpu_query import GpuGone, GpuQuery, GpuReading
 from nodeagent.nvml.gpu_roster import STATE_OF_GONE, GpuHistory, GpuRoster
 from nodeagent.nvml.library import DriverGone
-from nodeagent.observation import Observation
-from nodeagent.periods import Periods
-from nodeagent.sensor import Unavailable
+from nodeagent.sensing.clock import Clock
+from nodeagent.sensing.sensor import Unavailable
+from nodeagent.sensing.sweep import Periods
 
 ProbeRead = Callable[[GpuQuery, GpuHistory], Iterable[GpuReading]]
 RENEW_S = 60.0  # while a GPU is away: NVML looks for GPUs only when it is initialised
@@ -164,10 +164,10 @@ class NvmlPolling:
                 self._driver.lose(self._session, gone)
             self.close()
             self._unless_no_gpus(gone)
-            seen.append(self._tell("nvml", observation.DRIVER, gone.state, text=str(gone)))
+            seen.append(self._tell("nvml", model.DRIVER, gone.state, text=str(gone)))
             if self._promised:
                 text = f"0 of {self._roster.expected} GPUs: {gone}"
-                seen.append(self._tell("gpu_count", observation.NODE, self._roster.expected, text=text))
+                seen.append(self._tell("gpu_count", model.NODE, self._roster.expected, text=text))
         self._remembered = self._roster.history.dump()
         return seen
 
@@ -196,10 +196,10 @@ class NvmlPolling:
             yield from self._look(again=not self._roster.all_well)
         if "nvml" in due:
             versions = (("driver", session.driver), ("nvml", session.nvml))
-            yield self._tell("nvml", observation.DRIVER, library.OK, facts=versions)
+            yield self._tell("nvml", model.DRIVER, library.OK, facts=versions)
         if "gpu_count" in due:
             missing, text = self._roster.missing()
-            yield self._tell("gpu_count", observation.NODE, missing, text=text)
+            yield self._tell("gpu_count", model.NODE, missing, text=text)
         for pci in tuple(self._roster.history.gpus):
             yield from self._gpu(pci, due)
         now_s = self._clock.now_s()
@@ -214,7 +214,7 @@ class NvmlPolling:
         yield from self._look(again=True)
         if self._roster.history.reloaded(session.load, session.after_loss):
             for pci in self._roster.listed:
-                yield self._tell("gpu_reset", observation.gpu(pci), 0.0, text="the driver was reloaded")
+                yield self._tell("gpu_reset", model.gpu_entity(pci), 0.0, text="the driver was reloaded")
         self._began = session.number
 
     def _look(self, again: bool) -> Iterator[Observation]:
@@ -224,11 +224,11 @@ class NvmlPolling:
                 inventory.list_gpus(), inventory.gpus_on_bus(self._driver.sysfs)
             ):
                 text = f"{new} in place of {old}"
-                yield self._tell("replaced", observation.gpu(pci), 0.0, text=text)
+                yield self._tell("replaced", model.gpu_entity(pci), 0.0, text=text)
 
     def _gpu(self, pci: str, due: frozenset[str]) -> Iterator[Observation]:
         known = self._roster.history.gpus[pci]
-        entity = observation.gpu(pci)
+        entity = model.gpu_entity(pci)
         asker: GpuQuery | None = self._roster.askers.get(pci)
         facts = self._roster.facts(pci)
         if known.state in gpu_roster.AWAY and "gpu_state" not in due:

@@ -1,1 +1,1 @@
-"""What each signal means: rules and tables as data, and what reads them."""
+"""What each signal means: rules and tables as data, and their readers."""

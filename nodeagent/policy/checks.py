@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from nodeagent.model import Action, Level, word
 from nodeagent.policy import meanings
 from nodeagent.policy.meanings import ACTIONS, LEVELS
 from nodeagent.policy.rules import Bound, Kind, Rule, State
 from nodeagent.policy.validation import Mistakes, key_of
-from nodeagent.verdict import Action, Level, word
 
 KINDS: Mapping[str, Kind] = {each.value: each for each in Kind}
 ENTITIES = ("gpu", "driver", "node", "disk", "port", "net", "device", "nvswitch", "sensor", "any")

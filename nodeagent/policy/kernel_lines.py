@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from nodeagent.observation import pci
+from nodeagent.model import Action, Level, normalized_pci, word
 from nodeagent.policy import validation
 from nodeagent.policy.rules import Clears, Kind, Meaning, Rule
 from nodeagent.policy.validation import BadPolicy
-from nodeagent.verdict import Action, Level, word
 
 MAX_PATTERN = 400
 LONGEST_HOLD_S = 30 * 86400.0
@@ -125,7 +124,7 @@ class KernelLine:
 
 
 def _fit(group: str, value: str) -> str:
-    return pci(value) if group == "pci" else _UNFIT.sub("_", value.strip())
+    return normalized_pci(value) if group == "pci" else _UNFIT.sub("_", value.strip())
 
 
 def load_lines(text: str) -> tuple[KernelLine, ...]:

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from nodeagent.model import Action, Level, word
 from nodeagent.policy.rules import Clears, Meaning, Recurs
 from nodeagent.policy.validation import Mistakes, key_of
-from nodeagent.verdict import Action, Level, word
 
 LEVELS: Mapping[str, Level] = {word(each): each for each in Level}
 ACTIONS: Mapping[str, Action] = {word(each): each for each in Action}

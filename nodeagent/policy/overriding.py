@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from nodeagent.model import VERDICT_XID, Action, Level
 from nodeagent.policy import checks, meanings, nvlink, validation
-from nodeagent.policy.rules import VERDICT_XID, Clears, Kind, Meaning, Policy, Rule
+from nodeagent.policy.rules import Clears, Kind, Meaning, Policy, Rule
 from nodeagent.policy.validation import BadPolicy, Mistakes, key_of
-from nodeagent.verdict import Action, Level
 
 MAX_CHARACTERS = 65_536
 HIGHEST_CODE = 99_999

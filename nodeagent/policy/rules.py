@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from nodeagent.model import VERDICT_XID, Action, Level
 from nodeagent.policy import nvlink
-from nodeagent.verdict import Action, Level
-
-VERDICT_XID = 154  # by which the driver says what is to be done
 
 
 class Kind(Enum):

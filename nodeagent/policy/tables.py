@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nodeagent.model import Action, Level
 from nodeagent.policy import meanings, nvlink
 from nodeagent.policy.nvlink import NvlinkPattern
 from nodeagent.policy.rules import Clears, Meaning, Word
 from nodeagent.policy.validation import Mistakes
-from nodeagent.verdict import Action, Level
 
 OTHERS = "*"  # in a row that stands for all that no other names
 _NUMBERS = ("hold_s", "recurs_bursts", "recurs_within_s", "verdict_since")

@@ -1,1 +1,1 @@
-"""Sees the devices of the node as the kernel shows them in sysfs: PCI, InfiniBand, network, heat."""
+"""The sensor of the devices in sysfs: PCI, InfiniBand, network interfaces, temperatures."""

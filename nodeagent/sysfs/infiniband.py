@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nodeagent.reading import LeftOut, Reading, content, exists, names, number, text
-from nodeagent.sysfs.listing import Listing
+from nodeagent.sensing.sensor import LeftOut
+from nodeagent.sensing.small_files import exists, list_names, parse_number, parse_text, try_read
+from nodeagent.sensing.sweep import CachedList, Reading
 from nodeagent.sysfs.pci import nearest_address, pci_address
 
 UP, DOWN, SLOW = 0.0, 1.0, 2.0
@@ -193,7 +194,7 @@ class InfiniBandPorts:
     checks = frozenset({"ib_port", *COUNTERS})
 
     def __init__(self, root: str, expected: ExpectedPorts, remembered: Mapping[Any, Any]) -> None:
-        self._listing = Listing(lambda: list_ports(root))
+        self._listing = CachedList(lambda: list_ports(root))
         self._expected = expected
         self._best_gbps = _remembered_rates(remembered)
         self._sums: dict[tuple[str, str], CounterSum] = {}
@@ -242,7 +243,7 @@ class InfiniBandPorts:
         for check, files in COUNTERS.items():
             there = [each for each in files if each in place.counters]
             if check in due and there:
-                values = {each: number(content(f"{place.path}/{each}")) for each in there}
+                values = {each: parse_number(try_read(f"{place.path}/{each}")) for each in there}
                 count = self._sums.setdefault((check, place.entity), CounterSum()).take(values)
                 if count is not None:
                     yield Reading(check, place.entity, float(count))
@@ -252,31 +253,33 @@ def list_ports(root: str) -> tuple[IbPort, ...]:
     """Return the ports of all adapters but virtual functions, as they are now."""
     found: list[IbPort] = []
     base = f"{root}/class/infiniband"
-    for device in names(base):
+    for device in list_names(base):
         folder = f"{base}/{device}"
         if not exists(f"{folder}/device/physfn"):
-            found += [_ib_port(folder, device, each) for each in names(f"{folder}/ports") if each.isdecimal()]
+            found += [
+                _ib_port(folder, device, each) for each in list_names(f"{folder}/ports") if each.isdecimal()
+            ]
     return tuple(found[:MAX_PORTS])
 
 
 def _ib_port(folder: str, device: str, port: str) -> IbPort:
     path = f"{folder}/ports/{port}"
-    guid = text(content(f"{folder}/node_guid")) or device
-    model = text(content(f"{folder}/board_id")) or text(content(f"{folder}/hca_type")) or ""
+    guid = parse_text(try_read(f"{folder}/node_guid")) or device
+    model = parse_text(try_read(f"{folder}/board_id")) or parse_text(try_read(f"{folder}/hca_type")) or ""
     pci = os.path.realpath(f"{folder}/device") if exists(f"{folder}/device") else ""
-    layer = text(content(f"{path}/link_layer")) or ""
+    layer = parse_text(try_read(f"{path}/link_layer")) or ""
     files = {each for group in COUNTERS.values() for each in group}
-    kept = {f"{sub}/{name}" for sub in ("counters", "hw_counters") for name in names(f"{path}/{sub}")}
+    kept = {f"{sub}/{name}" for sub in ("counters", "hw_counters") for name in list_names(f"{path}/{sub}")}
     return IbPort(device, port, path, pci, f"{guid}/{port}", model, layer, tuple(sorted(files & kept)))
 
 
 def _port_state(place: IbPort) -> IbPortState | None:
-    state = text(content(f"{place.path}/state")) or ""
+    state = parse_text(try_read(f"{place.path}/state")) or ""
     active = parse_active(state)
     if active is None:
         return None
-    rate = text(content(f"{place.path}/rate")) or ""
-    physical = text(content(f"{place.path}/phys_state")) or ""
+    rate = parse_text(try_read(f"{place.path}/rate")) or ""
+    physical = parse_text(try_read(f"{place.path}/phys_state")) or ""
     words = ", ".join(filter(None, (state, physical, rate)))
     return IbPortState(place, active, parse_rate_gbps(rate), words)
 

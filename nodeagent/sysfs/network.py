@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from nodeagent.reading import LeftOut, Reading, content, exists, names, number, text
-from nodeagent.sysfs.listing import Listing
+from nodeagent.sensing.sensor import LeftOut
+from nodeagent.sensing.small_files import exists, list_names, parse_number, parse_text, try_read
+from nodeagent.sensing.sweep import CachedList, Reading
 
 MAX_INTERFACES = 256
 MAX_REMEMBERED = 512
@@ -36,14 +37,14 @@ class NetworkInterfaces:
 
     def __init__(self, root: str, remembered: object) -> None:
         self._base = f"{root}/class/net"
-        self._listing = Listing(lambda: physical_interfaces(self._base))
+        self._listing = CachedList(lambda: physical_interfaces(self._base))
         self._were_up = _remembered(remembered)
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
         for name in self._listing.at(now_s):
             entity = f"net/{name}"
             if "net_carrier" in due:
-                changes = number(content(f"{self._base}/{name}/carrier_changes"))
+                changes = parse_number(try_read(f"{self._base}/{name}/carrier_changes"))
                 if changes is not None:
                     yield Reading("net_carrier", entity, float(changes))
             if "net_down" in due:
@@ -58,8 +59,8 @@ class NetworkInterfaces:
         return list(self._were_up)
 
     def _state(self, name: str, entity: str) -> Iterator[Reading]:
-        operstate = text(content(f"{self._base}/{name}/operstate"))
-        flags = text(content(f"{self._base}/{name}/flags")) or ""
+        operstate = parse_text(try_read(f"{self._base}/{name}/operstate"))
+        flags = parse_text(try_read(f"{self._base}/{name}/flags")) or ""
         if operstate is None or not _FLAGS.fullmatch(flags):
             return
         found = interface_state(operstate, int(flags, 16), name in self._were_up)
@@ -73,7 +74,7 @@ def physical_interfaces(base: str) -> tuple[str, ...]:
     """Return the interfaces that are a device, but no virtual function of one, as they are now."""
     found = (
         name
-        for name in names(base)
+        for name in list_names(base)
         if exists(f"{base}/{name}/device") and not exists(f"{base}/{name}/device/physfn")
     )
     return tuple(found)[:MAX_INTERFACES]

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nodeagent.reading import LeftOut, Reading, content, exists, names, number, text
-from nodeagent.sysfs.listing import Listing
+from nodeagent.sensing.sensor import LeftOut
+from nodeagent.sensing.small_files import exists, list_names, parse_number, parse_text, try_read
+from nodeagent.sensing.sweep import CachedList, Reading
 
 MAX_DEVICES = 512  # a node with eight GPUs and their switches has about a hundred
 MAX_DEPTH = 16  # bridges above one device
@@ -96,8 +97,8 @@ def list_devices(root: str) -> tuple[Device, ...]:
 
 
 def _endpoints(folder: str) -> Iterator[tuple[str, str]]:
-    for name in names(folder):
-        what = device_kind(_hexadecimal(content(f"{folder}/{name}/class")))
+    for name in list_names(folder):
+        what = device_kind(_hexadecimal(try_read(f"{folder}/{name}/class")))
         # A virtual function has neither a link nor error counters of its own, and there may be hundreds.
         if what and not exists(f"{folder}/{name}/physfn"):
             path = os.path.realpath(f"{folder}/{name}")
@@ -106,22 +107,22 @@ def _endpoints(folder: str) -> Iterator[tuple[str, str]]:
 
 
 def _device(path: str, what: str) -> Device:
-    there = set(names(path))
+    there = set(list_names(path))
     aer = tuple(each for each in ("fatal", "nonfatal", "correctable") if f"aer_dev_{each}" in there)
-    model = f"{text(content(f'{path}/vendor'))}:{text(content(f'{path}/device'))}"
+    model = f"{parse_text(try_read(f'{path}/vendor'))}:{parse_text(try_read(f'{path}/device'))}"
     return Device(pci_address(path), path, what, model, _max_width(path), aer)
 
 
 def _max_width(path: str) -> int | None:
     """Return the width that the link could have: a card of 16 lanes in a slot of 8 has 8."""
     ends = [path, *bridges_above(path)[:1]]
-    widths = [number(content(f"{each}/max_link_width")) for each in ends]
+    widths = [parse_number(try_read(f"{each}/max_link_width")) for each in ends]
     known = [each for each in widths if each is not None and each > 0]
     return min(known) if known else None
 
 
 def _hexadecimal(raw: bytes | None) -> int | None:
-    found = text(raw) or ""
+    found = parse_text(raw) or ""
     return int(found, 16) if re.fullmatch(r"0x[0-9a-f]{1,8}", found) else None
 
 
@@ -192,7 +193,7 @@ class PciDevices:
     checks = frozenset({"device_pcie_link", *AER})
 
     def __init__(self, root: str, remembered: Mapping[Any, Any]) -> None:
-        self._listing = Listing(lambda: list_devices(root))
+        self._listing = CachedList(lambda: list_devices(root))
         self._best = remembered_widths(remembered)
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
@@ -217,7 +218,7 @@ class PciDevices:
         now: dict[Device, int] = {}
         best: dict[Device, int] = {}
         for each in found:
-            width = number(content(f"{each.path}/current_link_width"))
+            width = parse_number(try_read(f"{each.path}/current_link_width"))
             seen = best_width(width, self._best.get(_device_key(each)), each.width)
             if width is not None and seen is not None:
                 now[each], best[each] = width, seen
@@ -233,7 +234,7 @@ class PciDevices:
 def _errors(check: str, found: Iterable[Device]) -> Iterator[Reading]:
     for each in found:
         if AER[check] in each.aer:
-            count = aer_total(content(f"{each.path}/aer_dev_{AER[check]}") or b"")
+            count = aer_total(try_read(f"{each.path}/aer_dev_{AER[check]}") or b"")
             if count is not None:
                 yield Reading(check, each.entity, float(count), each.kind)
 

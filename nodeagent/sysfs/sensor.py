@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nodeagent.clock import Clock
-from nodeagent.observation import Observation
-from nodeagent.reading import LeftOut, exists
-from nodeagent.sensor import Unavailable
-from nodeagent.sweep import Sweep
+from nodeagent.model import Observation
+from nodeagent.sensing.clock import Clock
+from nodeagent.sensing.sensor import LeftOut, Unavailable
+from nodeagent.sensing.small_files import exists
+from nodeagent.sensing.sweep import Sweep
 from nodeagent.sysfs.infiniband import ExpectedPorts, InfiniBandPorts
 from nodeagent.sysfs.network import NetworkInterfaces
 from nodeagent.sysfs.pci import PciDevices

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nodeagent.reading import LeftOut, Reading, content, exists, names, number, text
-from nodeagent.sysfs.listing import Listing
+from nodeagent.sensing.sensor import LeftOut
+from nodeagent.sensing.small_files import exists, list_names, parse_number, parse_text, try_read
+from nodeagent.sensing.sweep import CachedList, Reading
 from nodeagent.sysfs.pci import nearest_address
 
 MAX_PARTS = 512
@@ -32,14 +33,14 @@ class TemperatureInput:
 
 def critical_c(raw: bytes | None) -> float | None:
     """Return a critical temperature from thousandths; None for what cannot be one. Pure."""
-    value = number(raw)
+    value = parse_number(raw)
     found = None if value is None else value / 1000
     return found if found is not None and CRITICAL_MIN_C <= found <= CRITICAL_MAX_C else None
 
 
 def margin_c(raw: bytes | None, critical: float) -> float | None:
     """Return the degrees below `critical`; None for what cannot be a temperature. Pure."""
-    value = number(raw)
+    value = parse_number(raw)
     return critical - value / 1000 if value is not None and MIN_C <= value / 1000 <= MAX_C else None
 
 
@@ -49,12 +50,12 @@ class Temperatures:
     checks = frozenset({"host_temperature_margin"})
 
     def __init__(self, root: str) -> None:
-        self._listing = Listing(lambda: list_inputs(root))
+        self._listing = CachedList(lambda: list_inputs(root))
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
         least: dict[str, Reading] = {}
         for part in self._listing.at(now_s):
-            margin = margin_c(content(part.path), part.critical_c)
+            margin = margin_c(try_read(part.path), part.critical_c)
             if margin is None:
                 continue
             words = f"{part.label}: {part.critical_c - margin:g} of {part.critical_c:g} °C"
@@ -73,7 +74,7 @@ def list_inputs(root: str) -> tuple[TemperatureInput, ...]:
     """Return the temperatures to look at, as they are now."""
     found: list[TemperatureInput] = []
     base = f"{root}/class/hwmon"
-    for name in names(base):
+    for name in list_names(base):
         folder = f"{base}/{name}"
         found += _of_one_package(_chip_inputs(folder))
     return tuple(found[:MAX_PARTS])
@@ -81,13 +82,13 @@ def list_inputs(root: str) -> tuple[TemperatureInput, ...]:
 
 def _chip_inputs(folder: str) -> list[TemperatureInput]:
     entity = _entity(folder)
-    chip = text(content(f"{folder}/name")) or folder.rpartition("/")[2]
+    chip = parse_text(try_read(f"{folder}/name")) or folder.rpartition("/")[2]
     found = []
-    for each in names(folder):
+    for each in list_names(folder):
         if match := _INPUT.fullmatch(each):
-            critical = critical_c(content(f"{folder}/{match[1]}_crit"))
+            critical = critical_c(try_read(f"{folder}/{match[1]}_crit"))
             if critical is not None:
-                label = text(content(f"{folder}/{match[1]}_label")) or match[1]
+                label = parse_text(try_read(f"{folder}/{match[1]}_label")) or match[1]
                 found.append(TemperatureInput(entity, f"{folder}/{each}", f"{chip} {label}", critical))
     return found
 
@@ -103,4 +104,4 @@ def _entity(folder: str) -> str:
     path = os.path.realpath(f"{folder}/device")
     if exists(f"{folder}/device"):
         return f"device/{nearest_address(path) or path.rpartition('/')[2]}"
-    return f"device/{text(content(f'{folder}/name')) or folder.rpartition('/')[2]}"
+    return f"device/{parse_text(try_read(f'{folder}/name')) or folder.rpartition('/')[2]}"

@@ -11,19 +11,21 @@ from typing import Any
 
 import pytest
 
-from nodeagent import agent, api, changes, inbox, memory, metrics, options, report, watching
-from nodeagent.agent import Published
-from nodeagent.calm import Calm
-from nodeagent.commands import COMMANDS, HARD_STOP_S, TESTS
+from nodeagent.agent import agent, changes, inbox, saved_state, sensor_threads
+from nodeagent.agent.agent import Published
+from nodeagent.agent.clean_time import CleanTime
+from nodeagent.agent.sensor_threads import SensorStatus
+from nodeagent.cli import options
+from nodeagent.cli.commands import COMMANDS, HARD_STOP_S, TESTS
+from nodeagent.cli.signals import SENSORS
 from nodeagent.evaluation import evaluator, events, samples
 from nodeagent.evaluation.evaluator import verdicts
 from nodeagent.host import stuck_threads
+from nodeagent.model import Action, Finding, Level, word
 from nodeagent.policy import checks, meanings, overriding
 from nodeagent.policy.loading import load, shipped
-from nodeagent.policy.seeing import SENSORS
-from nodeagent.reading import LeftOut
-from nodeagent.verdict import Action, Finding, Level, word
-from nodeagent.watching import SensorStatus
+from nodeagent.sensing.sensor import LeftOut
+from nodeagent.server import http_api, metrics, report
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = (DOCS / "node-agent.md", DOCS / "signals.md", DOCS / "runbooks" / "node.md")
@@ -69,16 +71,16 @@ FOUND = Finding(
 SEES = SensorStatus("sysfs", True, "", 3, 2, 0.01, False, (LeftOut("aer", "the firmware keeps it"),))
 PUBLISHED = Published(
     100.0, verdicts([FOUND], []), (SEES,),
-    calm=Calm(1.0, 100.0, 100.0),
+    calm=CleanTime(1.0, 100.0, 100.0),
     facts={"driver": {"driver": "575"}, "gpu/0000:3b:00.0": {"uuid": "GPU-1", "name": "H100", "serial": "1"}},
 )  # fmt: skip
 ABOUT = {"node": "vm", "boot_id": "b", "version": "v", "policy": "p", "test": False}
-HEALTH = report.health(PUBLISHED, ABOUT)
+HEALTH = report.health_report(PUBLISHED, ABOUT)
 
 
 def change() -> dict[str, Any]:
-    raised, _ = changes.changes({}, [FOUND], 7.0)
-    return memory.Memory().add([changes.as_json(each) for each in raised])[0]
+    raised, _ = changes.find_changes({}, [FOUND], 7.0)
+    return saved_state.SavedState().add([changes.change_as_json(each) for each in raised])[0]
 
 
 def shape(value: Any) -> Any:
@@ -120,7 +122,7 @@ def test_every_field_is_explained() -> None:
 
 
 def test_every_path_is_in_the_page() -> None:
-    app = api.application(lambda: PUBLISHED, lambda: ABOUT, lambda: 0.0, lambda asked: "")
+    app = http_api.application(lambda: PUBLISHED, lambda: ABOUT, lambda: 0.0, lambda asked: "")
     for route in app.router.routes():
         assert route.resource is not None
         path = route.resource.canonical
@@ -170,13 +172,13 @@ def test_every_key_of_the_operator_s_file_is_in_the_page() -> None:
         f"{options.POLICY_FILE}",
         f"{options.ROOT_STATE}",
         f"the folder `{TESTS}`",
-        f"503 after {api.SILENT_S:g} s without a look",
-        f"at most {api.MAX_EVENTS}; waits up to {api.MAX_WAIT_S:g} s",
-        f"newest {memory.MAX_HISTORY} changes",
-        f"newest {memory.MAX_HISTORY}.",
-        f"`{memory.NAME}` in the state folder, with `{memory.BEFORE}` beside it",
+        f"503 after {http_api.SILENT_S:g} s without a look",
+        f"at most {http_api.MAX_EVENTS}; waits up to {http_api.MAX_WAIT_S:g} s",
+        f"newest {saved_state.MAX_HISTORY} changes",
+        f"newest {saved_state.MAX_HISTORY}.",
+        f"`{saved_state.NAME}` in the state folder, with `{saved_state.BEFORE}` beside it",
         f"at most every {agent.SAVE_S:g} s, and every {agent.SAVE_AT_REST_S:g} s at rest",
-        f"tried again every {watching.RETRY_S:g} s",
+        f"tried again every {sensor_threads.RETRY_S:g} s",
         f"within {events.GAP_S:g} s of each other",
         f"up to {samples.LATE_S:g} s late",
         f"from {events.BEFORE_S:g} s before to {events.AFTER_S:g} s after a code",

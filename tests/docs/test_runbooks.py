@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from nodeagent.model import Level, word
 from nodeagent.policy.loading import shipped
 from nodeagent.policy.overriding import KERNEL
 from nodeagent.policy.rules import Kind, Rule
-from nodeagent.verdict import Level, word
-from tests.unit.nodeagent.policy.test_explaining import explain
+from tests.unit.nodeagent.cli.test_explanations import explain
 
 POLICY = shipped()
 BOOK = (Path(__file__).parents[2] / "docs" / "runbooks" / "node.md").read_text()

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nodeagent.clock import Anchor, Clock
 from nodeagent.nvml import library
+from nodeagent.sensing.clock import Anchor, Clock
 from tests.fakenvml.build import build
 from tests.fakenvml.state import VARIABLE, Fake
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from nodeagent.model import Observation
 from nodeagent.nvml.driver import NvmlDriver
 from nodeagent.nvml.polling import CHECKS, NvmlPolling
-from nodeagent.observation import Observation
 from tests.fakenvml.inprocess import SetClock, bus
 from tests.fakenvml.state import Fake
 

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from nodeagent import agent as agent_module
-from nodeagent import memory
-from nodeagent.agent import Agent, Fitted
-from nodeagent.clock import Anchor, Clock, begin
-from nodeagent.memory import Memory
-from nodeagent.observation import Observation
+from nodeagent.agent import agent as agent_module
+from nodeagent.agent import saved_state
+from nodeagent.agent.agent import Agent, FittedSensor
+from nodeagent.agent.saved_state import SavedState
+from nodeagent.model import Action, Level, Observation
 from nodeagent.policy import loading
-from nodeagent.sensor import Unavailable
-from nodeagent.verdict import Action, Level
+from nodeagent.sensing.clock import Anchor, Clock, begin
+from nodeagent.sensing.sensor import Unavailable
 from tests.unit.nodeagent.evaluation.world import GPU, xid
 
 POLICY = loading.load()
@@ -56,12 +55,12 @@ class Room:
     """An agent, its sensors, and what it told."""
 
     def __init__(self, folder: Path | None, *sensors: Scripted, clock: Clock | None = None) -> None:
-        remembered, problems = memory.load(folder) if folder else (Memory(), ())
+        remembered, problems = saved_state.load(folder) if folder else (SavedState(), ())
         self.told: list[dict[str, Any]] = []
         self.clock = clock or begin(remembered.anchor, remembered.last_s)
         self.agent = Agent(POLICY, self.clock, remembered, folder, self.told.extend, problems=problems)
         self.thread = threading.Thread(target=self.agent.run)
-        self.agent.watch([Fitted(each, lambda each=each: each.at) for each in sensors])  # type: ignore[misc]
+        self.agent.watch([FittedSensor(each, lambda each=each: each.at) for each in sensors])  # type: ignore[misc]
         self.thread.start()
 
     def until(self, holds: Callable[[], bool]) -> None:
@@ -103,7 +102,7 @@ def test_after_a_restart_nothing_is_told_twice_nothing_missed_and_recovery_is_to
     second.until(lambda: len(second.told) == 1)
     second.end()
     assert [(each["code"], each["seq"]) for each in second.told] == [(48, 2)]
-    memory_of_it, _ = memory.load(tmp_path)
+    memory_of_it, _ = saved_state.load(tmp_path)
     later = Clock(Anchor("another boot", memory_of_it.anchor.offset_s + 1e6)) if memory_of_it.anchor else None
     third = Room(tmp_path, Scripted(), clock=later)
     third.until(lambda: len(third.told) == 2)
@@ -114,7 +113,7 @@ def test_after_a_restart_nothing_is_told_twice_nothing_missed_and_recovery_is_to
 def test_what_is_told_is_on_disk_before(tmp_path: Path) -> None:
     sensor, seen = Scripted(), []
     room = Room(tmp_path, sensor)
-    room.agent.tell = lambda _: seen.append(memory.load(tmp_path)[0].history[-1]["code"])
+    room.agent.tell = lambda _: seen.append(saved_state.load(tmp_path)[0].history[-1]["code"])
     sensor.give(xid(79, room.clock.now_s()))
     room.until(lambda: bool(seen))
     room.end()
@@ -125,7 +124,7 @@ def test_a_full_disk_keeps_nobody_from_being_told(tmp_path: Path, monkeypatch: p
     def full_disk(*_: object) -> None:
         raise OSError(28, "no space left")
 
-    monkeypatch.setattr(memory, "save", full_disk)
+    monkeypatch.setattr(saved_state, "save", full_disk)
     sensor = Scripted()
     room = Room(tmp_path, sensor)
     sensor.give(xid(79, room.clock.now_s()))
@@ -135,7 +134,7 @@ def test_a_full_disk_keeps_nobody_from_being_told(tmp_path: Path, monkeypatch: p
     sensor.give(xid(48, room.clock.now_s()))
     room.until(lambda: any(each["kind"] == "cleared" for each in room.told))
     room.end()
-    assert memory.load(tmp_path)[0].next_seq == 5
+    assert saved_state.load(tmp_path)[0].next_seq == 5
 
 
 class Hanging(Scripted):
@@ -175,7 +174,7 @@ def test_a_sensor_with_a_bug_or_without_a_right_is_told_and_stops_nobody() -> No
 
 
 def test_evidence_that_cannot_be_read_is_told_and_the_agent_starts_without_it(tmp_path: Path) -> None:
-    memory.save(tmp_path, Memory(evidence={"series": 7, "events": []}))
+    saved_state.save(tmp_path, SavedState(evidence={"series": 7, "events": []}))
     room = Room(tmp_path)
     room.end()
     assert "the remembered evidence is not used" in room.agent.problems[0]

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from holdfast.beat import LEAST
-from nodeagent.clock import Clock, begin
 from nodeagent.kernel.journal import JournalSensor
-from nodeagent.observation import Observation
-from nodeagent.sensor import WAIT_S, Unavailable
+from nodeagent.model import Observation
+from nodeagent.sensing.clock import Clock, begin
+from nodeagent.sensing.sensor import WAIT_S, Unavailable
 from tests.unit.nodeagent.kernel.world import LINES, XID_79, events, lost
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(30)]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.clock import begin
 from nodeagent.kernel.kmsg import KmsgSensor
-from nodeagent.observation import Observation
+from nodeagent.model import Observation
+from nodeagent.sensing.clock import begin
 from tests.unit.nodeagent.kernel.world import LINES, events
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(30)]

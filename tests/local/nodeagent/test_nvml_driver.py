@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent.nvml.driver import NvmlDriver
 from nodeagent.nvml.polling import CHECKS, NvmlPolling
-from nodeagent.sensor import Unavailable
+from nodeagent.sensing.sensor import Unavailable
 from tests.fakenvml import state
 from tests.fakenvml.inprocess import SetClock, faked
 from tests.local.nodeagent.polling import GPUS, OK, Room, told

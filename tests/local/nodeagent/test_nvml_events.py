@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.model import Observation
 from nodeagent.nvml.driver import NvmlDriver
 from nodeagent.nvml.events import MAX_FAILED, NvmlEvents
-from nodeagent.observation import Observation
-from nodeagent.sensor import WAIT_S, Unavailable
+from nodeagent.sensing.sensor import WAIT_S, Unavailable
 from tests.fakenvml import state
 from tests.fakenvml.inprocess import SetClock, faked
 from tests.fakenvml.state import Fake

@@ -22,10 +22,10 @@ PROCESS_S = 30.0
 SWEEP = """
 import sys
 from pathlib import Path
-from nodeagent.clock import Anchor, Clock
+from nodeagent.sensing.clock import Anchor, Clock
 from nodeagent.nvml.driver import NvmlDriver
 from nodeagent.nvml.polling import CHECKS, NvmlPolling
-from nodeagent.sensor import Unavailable
+from nodeagent.sensing.sensor import Unavailable
 
 sensor = NvmlPolling(NvmlDriver(Path(sys.argv[1])), Clock(Anchor("", 0.0)), dict.fromkeys(CHECKS, 0.001))
 def look():
@@ -42,7 +42,7 @@ LOOK_TWICE = SWEEP + "look()\nprint('again', flush=True)\nsys.stdin.readline()\n
 WAIT = """
 import sys
 from pathlib import Path
-from nodeagent.clock import Anchor, Clock
+from nodeagent.sensing.clock import Anchor, Clock
 from nodeagent.nvml.driver import NvmlDriver
 from nodeagent.nvml.events import NvmlEvents
 

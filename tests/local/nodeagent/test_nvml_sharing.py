@@ -14,7 +14,7 @@ from nodeagent.nvml.driver import NvmlDriver
 from nodeagent.nvml.events import NvmlEvents
 from nodeagent.nvml.library import DriverGone
 from nodeagent.nvml.polling import CHECKS, RENEW_S, NvmlPolling
-from nodeagent.sensor import Unavailable
+from nodeagent.sensing.sensor import Unavailable
 from tests.fakenvml.inprocess import SetClock, bus, faked
 from tests.fakenvml.state import Fake
 

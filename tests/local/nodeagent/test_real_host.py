@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent import clock
 from nodeagent.host import sensor as host
 from nodeagent.host.sensor import HostSensor
-from nodeagent.observation import Observation
+from nodeagent.model import Observation
+from nodeagent.sensing import clock
 from nodeagent.sysfs import sensor as sysfs
 from nodeagent.sysfs.sensor import SysfsSensor
 from tests.unit.nodeagent.ticking import Ticking

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from nodeagent.agent import Agent, Fitted
-from nodeagent.clock import begin
+from nodeagent.agent.agent import Agent, FittedSensor
+from nodeagent.agent.saved_state import SavedState
 from nodeagent.kernel.kmsg import KmsgSensor
-from nodeagent.memory import Memory
+from nodeagent.model import word
 from nodeagent.nvml.driver import NvmlDriver
 from nodeagent.nvml.events import NvmlEvents
 from nodeagent.policy import kernel_lines
 from nodeagent.policy.loading import FOLDER, load
-from nodeagent.verdict import word
+from nodeagent.sensing.clock import begin
 from tests.fakenvml.inprocess import faked
 from tests.fakenvml.state import Fake
 from tests.unit.nodeagent.kernel.test_nvidia_lines import CODES, DETAILS, PROCESS, VARIANTS
@@ -43,9 +43,9 @@ class Both:
         self.told: list[dict[str, Any]] = []
         self.fake, self.log, self.seq = fake, log, 0
         clock, driver = begin(None, 0.0), NvmlDriver(sysfs)
-        self.agent = Agent(POLICY, clock, Memory(), None, self.told.extend, lambda: driver.branch)
+        self.agent = Agent(POLICY, clock, SavedState(), None, self.told.extend, lambda: driver.branch)
         kmsg = KmsgSensor(clock, LINES, opener=log.open, reader=log.read)
-        self.agent.watch([Fitted(NvmlEvents(driver, clock)), Fitted(kmsg)])
+        self.agent.watch([FittedSensor(NvmlEvents(driver, clock)), FittedSensor(kmsg)])
         self.thread = threading.Thread(target=self.agent.run)
         self.thread.start()
         fake.until(lambda state: state.waiting == 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeagent.clock import Anchor, Clock
+from nodeagent.sensing.clock import Anchor, Clock
 
 
 class Ticking(Clock):

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 import pytest
 
 from nodeagent.evaluation.evaluator import MAX_EVENTS, MAX_VARIANTS, Evaluator
-from nodeagent.observation import Observation
-from nodeagent.verdict import Action, Level
+from nodeagent.model import Action, Level, Observation
 from tests.unit.nodeagent.evaluation.world import (
     DAY_S,
     POLICY,

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.evaluation.samples import LATE_S
-from nodeagent.observation import Observation
-from nodeagent.verdict import Level
+from nodeagent.model import Level, Observation
 from tests.unit.nodeagent.evaluation.world import DAY_S, POLICY, evaluator, mark, sample, standing, xid
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nodeagent.evaluation.evaluator import Evaluator
-from nodeagent.observation import Observation
+from nodeagent.model import Action, Level, Observation
 from nodeagent.policy.loading import shipped
-from nodeagent.verdict import Action, Level
 from tests.unit.nodeagent.evaluation.world import GPU
 
 POLICY = shipped()

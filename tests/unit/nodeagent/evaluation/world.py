@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nodeagent.evaluation.evaluator import Evaluator
-from nodeagent.observation import Observation
+from nodeagent.model import Action, Finding, Level, Observation
 from nodeagent.policy.rules import Bound, Clears, Kind, Meaning, Policy, Recurs, Rule, State
-from nodeagent.verdict import Action, Finding, Level
 
 GPU = "gpu/0000:3b:00.0"
 DAY_S = 86400.0

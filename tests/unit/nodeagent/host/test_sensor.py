@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.host.sensor import CHECKS, HostSensor
-from nodeagent.sensor import Unavailable
+from nodeagent.sensing.sensor import Unavailable
 from tests.unit.nodeagent.host.procs import Procs
 from tests.unit.nodeagent.ticking import Ticking
 

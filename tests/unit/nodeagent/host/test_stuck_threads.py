@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nodeagent.host.stuck_threads import StuckThreads, ThreadWalk
-from nodeagent.reading import Reading
+from nodeagent.sensing.sweep import Reading
 from tests.unit.nodeagent.host.procs import INIT, Procs
 
 IN_DRIVER = "[<0>] uvm_ioctl+0x1f/0x30 [nvidia_uvm]\n"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.kernel.line_reader import LineReader
+from nodeagent.model import Action, Level
 from nodeagent.policy.loading import shipped
-from nodeagent.verdict import Action, Level
 from tests.unit.nodeagent.kernel.world import LINES, XID_79
 
 GPU = "gpu/0000:3b:00.0"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.clock import Anchor, Clock
 from nodeagent.kernel import kmsg
 from nodeagent.kernel.kmsg import BUFFER_BYTES, MAX_RECORDS, KmsgCursor, KmsgSensor
-from nodeagent.sensor import Unavailable
+from nodeagent.sensing.clock import Anchor, Clock
+from nodeagent.sensing.sensor import Unavailable
 from tests.unit.nodeagent.kernel.world import (
     BOOT,
     CLOCK,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nodeagent.kernel.line_reader import LinePatterns
 from nodeagent.kernel.nvidia_lines import LineFact
-from nodeagent.observation import MAX_TEXT
+from nodeagent.model import MAX_TEXT
 from nodeagent.policy import kernel_lines
 from tests.unit.nodeagent.kernel.growth import growth
 from tests.unit.nodeagent.kernel.world import LINES, NOTHING, TABLE, XID_79, raw

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from nodeagent.clock import Anchor, Clock
 from nodeagent.kernel.line_reader import REPORT_S, LostRecords
+from nodeagent.sensing.clock import Anchor, Clock
 
 
 class At(Clock):

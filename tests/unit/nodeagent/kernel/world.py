@@ -8,11 +8,11 @@ import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from nodeagent.clock import Anchor, Clock
 from nodeagent.kernel.kmsg import KmsgCursor, KmsgSensor
 from nodeagent.kernel.line_reader import LinePatterns
-from nodeagent.observation import Observation
+from nodeagent.model import Observation
 from nodeagent.policy import kernel_lines
+from nodeagent.sensing.clock import Anchor, Clock
 
 BOOT = "5a7c1e5e-9d0e-4b57-a0a5-0b1f8c5d2a11"
 CLOCK = Clock(Anchor(BOOT, 1000.0))

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
+from nodeagent.model import Action, Level
 from nodeagent.policy.loading import FOLDER, sampled, shipped
 from nodeagent.policy.rules import Bound, Kind, State
 from nodeagent.policy.validation import BadPolicy
-from nodeagent.verdict import Action, Level
 
 POLICY = shipped()
 TEXT = (FOLDER / "checks.toml").read_text()

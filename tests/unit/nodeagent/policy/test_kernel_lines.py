@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.model import Action, Level
 from nodeagent.policy import kernel_lines
 from nodeagent.policy.kernel_lines import MAX_LINES, line_rules, load_lines
 from nodeagent.policy.rules import Clears, Kind
 from nodeagent.policy.validation import BadPolicy
-from nodeagent.verdict import Action, Level
 
 TABLE = Path(kernel_lines.__file__).with_suffix(".toml").read_text()
 GOOD: dict[str, object] = {

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.model import Action, Level
 from nodeagent.policy import loading, nvlink
 from nodeagent.policy.loading import FOLDER, shipped
 from nodeagent.policy.meanings import ACTIONS, LEVELS
 from nodeagent.policy.rules import Recurs
-from nodeagent.verdict import Action, Level
 
 POLICY = shipped()
 OLD, NEW = 570, 575

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from nodeagent.model import Action, Level
 from nodeagent.policy.loading import load, shipped
 from nodeagent.policy.overriding import MAX_CHARACTERS
 from nodeagent.policy.rules import Bound, Clears, Recurs
 from nodeagent.policy.validation import BadPolicy
-from nodeagent.verdict import Action, Level
 
 POLICY = shipped()
 DAY_S = 86400.0

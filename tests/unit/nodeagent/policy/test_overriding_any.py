@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from nodeagent.model import Action, Level
 from nodeagent.policy.loading import load, shipped
 from nodeagent.policy.rules import Bound, Clears, Policy
 from nodeagent.policy.validation import BadPolicy
-from nodeagent.verdict import Action, Level
 
 POLICY = shipped()
 

@@ -4,12 +4,12 @@ import csv
 
 import pytest
 
+from nodeagent.model import Action, Level
 from nodeagent.policy import loading, tables
 from nodeagent.policy.loading import FOLDER, shipped
 from nodeagent.policy.meanings import ACTIONS, LEVELS
 from nodeagent.policy.rules import Clears, Recurs
 from nodeagent.policy.validation import BadPolicy
-from nodeagent.verdict import Action, Level
 
 POLICY = shipped()
 DAY_S = 86400.0

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.sensing.sweep import LIST_S
 from nodeagent.sysfs.infiniband import COUNTERS, DOWN, SLOW, UP, ExpectedPorts, InfiniBandPorts
-from nodeagent.sysfs.listing import LIST_S
 from tests.unit.nodeagent.sysfs.tree import ADAPTERS, BRIDGES, Tree, realistic
 
 PORT = "class/infiniband/mlx5_0/ports/1"

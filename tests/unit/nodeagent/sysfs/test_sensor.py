@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.sensor import Unavailable
+from nodeagent.sensing.sensor import Unavailable
 from nodeagent.sysfs.sensor import CHECKS, SysfsSensor
 from tests.unit.nodeagent.sysfs.tree import realistic
 from tests.unit.nodeagent.ticking import Ticking

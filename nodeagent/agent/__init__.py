@@ -1,0 +1,1 @@
+"""The agent's loop: sensor threads, inbox, evaluation, the saved state, and the changes to report."""

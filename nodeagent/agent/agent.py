@@ -1,0 +1,229 @@
+"""The agent's loop: takes observations, evaluates them, saves its state, then reports what has changed.
+
+One thread runs the loop. It takes what the sensors have put into the inbox, asks the evaluator for findings,
+publishes the verdicts, saves the state, and only then reports the changes. Of all that it calls, only the
+disk of the saved state may block.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.beat import left_s
+from nodeagent.agent import changes, saved_state
+from nodeagent.agent.clean_time import CleanTime
+from nodeagent.agent.inbox import Inbox
+from nodeagent.agent.saved_state import SavedState
+from nodeagent.agent.sensor_threads import SensorStatus, SensorThread, stuck_calls
+from nodeagent.evaluation.evaluator import FORGET_S, Evaluator, verdicts
+from nodeagent.model import NODE, Finding, Observation, Verdict
+from nodeagent.policy.rules import Policy
+from nodeagent.sensing.clock import Clock
+from nodeagent.sensing.sensor import WAIT_S, LeftOut, Sensor
+
+LOOK_S = WAIT_S  # at most between two looks; as often as the sensors that wait for events wake up
+STUCK_LOOK_S = 1.0  # while a sensor hangs: for how long is told with every look
+SOON_S = 0.05  # at least between two looks that only the time asks for
+SAVE_S = 0.2  # at least between two saves: a storm of changes is one
+SAVE_AT_REST_S = 60.0  # cursors and baselines
+FORGET_EVERY_S = 3600.0
+DESCRIBING = ("gpu_state", "nvml")  # checks whose facts say what the entity is
+MAX_DESCRIBED = 256
+JOIN_S = 0.5  # for all sensors at the end: SIGTERM is obeyed within 2 s whatever hangs
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What others see: replaced whole, never changed."""
+
+    at_s: float
+    verdicts: tuple[Verdict, ...] = ()
+    sensors: tuple[SensorStatus, ...] = ()
+    events: tuple[dict[str, Any], ...] = ()  # the history, oldest first
+    dropped: int = 0
+    problems: tuple[str, ...] = ()  # of the memory
+    calm: CleanTime = field(default_factory=CleanTime)
+    facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of the driver and each GPU
+
+    @property
+    def ready(self) -> bool:
+        """True once every sensor has been tried."""
+        return bool(self.sensors) and all(each.tried for each in self.sensors)
+
+
+@dataclass(slots=True)
+class FittedSensor:
+    """A sensor with what the agent needs beside it."""
+
+    sensor: Sensor
+    position: Callable[[], Any] = lambda: None
+    left_out: Callable[[], tuple[LeftOut, ...]] = tuple
+
+
+@dataclass(slots=True)
+class Agent:
+    """See the module. `tell` gets each change once, as JSON, after it is safe on disk."""
+
+    policy: Policy
+    clock: Clock
+    memory: SavedState
+    folder: Path | None  # None: nothing is kept
+    tell: Callable[[Sequence[dict[str, Any]]], None]
+    branch: Callable[[], int | None] = lambda: None
+    problems: tuple[str, ...] = ()
+    inbox: Inbox = field(init=False)
+    evaluator: Evaluator = field(init=False)
+    published: Published = field(init=False)
+    watched: list[SensorThread] = field(init=False, default_factory=list)
+    looked: threading.Condition = field(init=False, default_factory=threading.Condition)
+    _facts: dict[str, dict[str, str]] = field(init=False, default_factory=dict)
+    _stuck: set[str] = field(init=False, default_factory=set)
+    _pending: list[dict[str, Any]] = field(init=False, default_factory=list)
+    _judged: tuple[tuple[Finding, ...], int, tuple[Verdict, ...]] = field(init=False, default=((), 0, ()))
+    _saved: float = field(init=False, default=float("-inf"))  # monotonic
+    _forgot: float = field(init=False, default=float("-inf"))
+    _stopping: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self.inbox = Inbox(self.policy)
+        self.evaluator = Evaluator(self.policy)
+        self.problems += self._recall()
+        self.published = Published(self.clock.now_s(), problems=self.problems)
+        self.memory.anchor = self.clock.anchor
+        self.memory.calm = self.memory.calm.resumed(self.memory.last_s, self.clock.now_s())
+
+    def _recall(self) -> tuple[str, ...]:
+        before = self.memory.anchor
+        try:
+            if self.memory.evidence:
+                self.evaluator.load(self.memory.evidence)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            self.evaluator = Evaluator(self.policy)
+            return (f"the remembered evidence is not used: {error}",)
+        if before is not None and before.boot_id != self.clock.anchor.boot_id:
+            booted_s = self.clock.anchor.offset_s  # CLOCK_BOOTTIME 0
+            self.evaluator.take(Observation(booted_s, "boot", NODE, "agent", text="another boot id"))
+        return ()
+
+    def watch(self, sensors: Sequence[FittedSensor]) -> None:
+        """Start the sensors, each in a thread of its own."""
+        now_s = self.clock.now_s
+        self.watched = [
+            SensorThread(each.sensor, self.inbox, now_s, each.position, each.left_out) for each in sensors
+        ]
+        for each in self.watched:
+            each.start()
+
+    def run(self) -> None:
+        """Look until `stop` is called; then save and return, whether or not the sensors do."""
+        while not self._stopping:
+            self.inbox.wait(self._patience_s())
+            self.look()
+        self.close()
+
+    def _patience_s(self) -> float:
+        if self._pending:
+            return SAVE_S
+        until_s = self.evaluator.until_s - self.clock.now_s()
+        return min(left_s(STUCK_LOOK_S if self._stuck else LOOK_S), max(SOON_S, until_s))
+
+    def stop(self) -> None:
+        """End `run` soon. May be called by a signal handler, and more than once."""
+        self._stopping = True
+        self.inbox.wake()
+
+    def close(self) -> None:
+        """Stop the sensors, look and save one last time. Takes about `JOIN_S` if one of them hangs."""
+        for each in self.watched:
+            each.stop()
+        until = time.monotonic() + JOIN_S
+        for each in self.watched:
+            each.join(max(0.0, until - time.monotonic()))
+        self.look(last=True)
+
+    def look(self, *, last: bool = False) -> Published:
+        """Take in what has come, show what follows, save and tell it."""
+        now_s = self.clock.now_s()
+        positions = {each.sensor.name: each.position for each in self.watched}  # before what they cover
+        self._take(now_s)
+        standing = self.evaluator.findings(now_s)
+        found, self.memory.told = changes.find_changes(self.memory.told, standing, now_s)
+        self._pending += [changes.change_as_json(each) for each in found]
+        self.memory.calm = self.memory.calm.after(now_s, standing, self.published.ready)
+        self._publish(now_s, standing)
+        since_s = time.monotonic() - self._saved
+        if last or since_s >= SAVE_AT_REST_S or (self._pending and since_s >= SAVE_S):
+            self._save_and_tell(now_s, positions, standing)
+        return self.published
+
+    def _take(self, now_s: float) -> None:
+        for each in self.inbox.take():
+            self.evaluator.take(each)
+            if each.facts and each.check in DESCRIBING and len(self._facts) < MAX_DESCRIBED:
+                self._facts[each.entity] = dict(each.facts)
+        for each in stuck_calls(self.watched, self._stuck, now_s):
+            self.evaluator.take(each)
+        if self.inbox.dropped:
+            lost = Observation(
+                now_s, "observations_dropped", "sensor/agent", "agent", float(self.inbox.dropped)
+            )
+            self.evaluator.take(lost)
+        self.evaluator.branch = self.branch()
+        if now_s - self._forgot >= FORGET_EVERY_S:
+            self._forgot = now_s
+            self.evaluator.forget(now_s - FORGET_S)
+
+    def _save_and_tell(
+        self, now_s: float, positions: Mapping[str, Any], standing: tuple[Finding, ...]
+    ) -> None:
+        """Save, then tell. With a full disk it is told all the same: a fault must not go unsaid for that."""
+        numbered = self.memory.add(self._pending)
+        self._pending = []
+        self.memory.last_s = max(self.memory.last_s, now_s)
+        self.memory.evidence = self.evaluator.dump()
+        self.memory.positions.update({k: v for k, v in positions.items() if v is not None})
+        self._saved = time.monotonic()
+        if self.folder is not None:
+            try:
+                saved_state.save(self.folder, self.memory)
+                self._remembers(now_s, "")
+            except OSError as error:
+                self._remembers(now_s, f"the memory cannot be saved: {error}")
+        self._publish(now_s, standing)
+        if numbered:
+            self.tell(numbered)
+
+    def _remembers(self, now_s: float, problem: str) -> None:
+        known = "sensor/memory" in self.evaluator.entities
+        if problem or known:
+            state = 1.0 if problem else 0.0
+            self.inbox.put(
+                (Observation(now_s, "memory_lost", "sensor/memory", "agent", state, text=problem),)
+            )
+
+    def _verdicts(self, standing: tuple[Finding, ...]) -> tuple[Verdict, ...]:
+        """Return one verdict for each entity: the same as before unless findings or entities are new."""
+        count = len(self.evaluator.entities)  # they only ever become more
+        if standing is not self._judged[0] or count != self._judged[1]:
+            self._judged = standing, count, verdicts(standing, self.evaluator.entities)
+        return self._judged[2]
+
+    def _publish(self, now_s: float, standing: tuple[Finding, ...]) -> None:
+        published = Published(
+            now_s,
+            self._verdicts(standing),
+            tuple(each.status() for each in self.watched),
+            tuple(self.memory.history),
+            self.inbox.dropped,
+            self.problems,
+            self.memory.calm,
+            dict(self._facts),
+        )
+        with self.looked:
+            self.published = published
+            self.looked.notify_all()

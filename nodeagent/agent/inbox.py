@@ -1,0 +1,90 @@
+"""The queue between the sensors' threads and the agent's: bounded, events first, losses counted.
+
+Samples are repeated; events are not. So they wait in separate queues, and a flood of samples displaces no
+event. Of equal events that wait, the first and the newest are kept: what lies between changes nothing, but a
+reset may lie between those two. An event wakes the agent at once. Samples of all sensors arrive within
+milliseconds of each other, on the beat, and one look takes them all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from queue import Empty, SimpleQueue
+from threading import Lock
+
+from nodeagent.model import Observation
+from nodeagent.policy.rules import Kind, Policy
+
+MAX_EVENTS = 4096  # different ones, between two looks that are milliseconds apart
+MAX_SAMPLES = 16384
+GATHER_S = 0.05  # after the first sample: a sweep of all sensors takes some 10 ms
+
+
+class Inbox:
+    """Many may `put`; one takes. `wake` may be called by a signal handler."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._lock = Lock()
+        self._events: OrderedDict[tuple[object, ...], Observation] = OrderedDict()
+        self._samples: OrderedDict[tuple[object, ...], Observation] = OrderedDict()
+        self._bell: SimpleQueue[bool] = SimpleQueue()  # True: at once; its put is safe in a signal handler
+        self.dropped = 0  # since the start
+
+    def put(self, seen: Iterable[Observation]) -> int:
+        """Take in observations; return how many there were. Never blocks for long, never raises."""
+        count, urgent = 0, False
+        with self._lock:
+            for each in seen:
+                count += 1
+                is_event = self._is_event(each)
+                urgent = urgent or is_event
+                self._put(each, is_event)
+        if count:
+            self._bell.put(urgent)
+        return count
+
+    def _put(self, each: Observation, is_event: bool) -> None:
+        if is_event:
+            key: tuple[object, ...] = (each.check, each.entity, each.value, each.variant, each.source)
+            line, most = self._events, MAX_EVENTS
+            if key in line and line[key].at_s <= each.at_s:
+                key = (*key, "newest")
+                if key in line and line[key].at_s >= each.at_s:
+                    return
+        else:
+            key = (each.check, each.entity, each.at_s)
+            line, most = self._samples, MAX_SAMPLES
+        line[key] = each
+        if len(line) > most:
+            line.popitem(last=False)
+            self.dropped += 1
+
+    def _is_event(self, each: Observation) -> bool:
+        rule = self._policy.rules.get(each.check)
+        return rule is None or rule.kind is Kind.EVENT
+
+    def wake(self) -> None:
+        self._bell.put(True)
+
+    def wait(self, timeout_s: float) -> None:
+        """Return at an event or a `wake`, `GATHER_S` after the first sample, at the latest in time."""
+        try:
+            if not self._bell.get(timeout=timeout_s):
+                until = time.monotonic() + GATHER_S
+                while not self._bell.get(timeout=max(0.0, until - time.monotonic())):
+                    pass
+            while True:  # one look is for all that has come
+                self._bell.get_nowait()
+        except Empty:
+            return
+
+    def take(self) -> list[Observation]:
+        """Return all that waits, events first."""
+        with self._lock:
+            found = [*self._events.values(), *self._samples.values()]
+            self._events.clear()
+            self._samples.clear()
+        return found

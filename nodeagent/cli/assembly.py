@@ -1,0 +1,262 @@
+"""Builds an agent from the command line: policy, saved state, clock, and sensors with their positions."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import fcntl
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import BadInput
+from holdfast.version import __version__
+from nodeagent.agent import saved_state as memories
+from nodeagent.agent.agent import FittedSensor
+from nodeagent.agent.saved_state import SavedState, WrittenByNewerAgent
+from nodeagent.cli.options import POLICY_FILE
+from nodeagent.host.sensor import HostSensor
+from nodeagent.kernel.journal import JOURNALCTL, JournalSensor
+from nodeagent.kernel.kmsg import KmsgCursor, KmsgSensor
+from nodeagent.kernel.line_reader import LinePatterns
+from nodeagent.nvml.driver import NvmlDriver
+from nodeagent.nvml.events import NvmlEvents
+from nodeagent.nvml.polling import NvmlPolling
+from nodeagent.policy import kernel_lines, loading
+from nodeagent.policy.rules import Kind, Policy
+from nodeagent.policy.validation import BadPolicy
+from nodeagent.sensing import clock as clocks
+from nodeagent.sensing.clock import Clock
+from nodeagent.sensing.operator_clear import OperatorClear
+from nodeagent.sysfs.infiniband import ExpectedPorts
+from nodeagent.sysfs.sensor import SysfsSensor
+
+MAX_POLICY_BYTES = 1 << 20
+QUICK = (0.2, 5.0)  # the seconds between two readings of a short look, at least and at most
+READINGS = 3  # of each counter, in such a look: two make a rate
+
+# What a disk does, and no operator: an agent that then did not start would be gone when it is needed.
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+
+
+@dataclass(slots=True)
+class AgentParts:
+    """All that an agent is made of."""
+
+    policy: Policy
+    clock: Clock
+    memory: SavedState
+    folder: Path | None  # where the memory is kept; None: it is only read
+    problems: tuple[str, ...]
+    sensors: list[FittedSensor]
+    branch: Callable[[], int | None]
+    lines: LinePatterns
+    test: bool
+
+    def about(self) -> dict[str, Any]:
+        """Return what does not change while the agent runs."""
+        return {
+            "node": platform.node(),
+            "boot_id": self.clock.anchor.boot_id,
+            "version": __version__,
+            "policy": self.policy.version,
+            "test": self.test,
+        }
+
+
+def assemble(
+    options: argparse.Namespace, *, keeps: bool, trusting: bool = False, quick_s: float | None = None
+) -> AgentParts:
+    """Return what `options` asks for. With `keeps` the memory is kept, else only read.
+
+    Args:
+        options: Of `check`, `watch` or `serve`.
+        keeps: Whether the memory is this process's own to write.
+        trusting: Whether kernel lines from user space are believed: for tests.
+        quick_s: How long the agent will look, if not for good: counters are then read often enough to have
+            a rate, and GPUs that `options` promises are missing at once.
+
+    Raises:
+        BadInput: the policy or the memory cannot be used; one line, or one for each mistake.
+    """
+    chosen = load_policy(options.policy)
+    if quick_s is not None:
+        chosen = policy_for_short_look(chosen, quick_s, promised=options.gpus is not None)
+    memory, problems = _saved_state(options.state_dir, keeps)
+    clock = clocks.begin(memory.anchor, memory.last_s)
+    driver = NvmlDriver(options.sys)
+    lines = LinePatterns(
+        kernel_lines.load_lines((loading.FOLDER / "kernel_lines.toml").read_text(encoding="utf-8"))
+    )
+    sensors = _sensors(options, chosen, clock, memory, driver, lines, trusting)
+    if quick_s is not None:
+        for each in sensors:
+            each.sensor.period_s = min(each.sensor.period_s, _pause_s(quick_s))
+    folder = options.state_dir if keeps else None
+    return AgentParts(
+        chosen, clock, memory, folder, problems, sensors, lambda: driver.branch, lines, trusting
+    )
+
+
+def policy_for_short_look(chosen: Policy, look_s: float, *, promised: bool) -> Policy:
+    """Return the policy for a look of `look_s`: counters are read sooner, and no limit is another.
+
+    Only where somebody has said how many GPUs are there is one look that misses some enough.
+    """
+    rules = dict(chosen.rules)
+    for name, rule in chosen.rules.items():
+        if rule.kind is Kind.RATE and rule.period_s:
+            rules[name] = replace(rule, period_s=min(rule.period_s, _pause_s(look_s)))
+    count = rules["gpu_count"]
+    if promised and count.unhealthy is not None:
+        rules["gpu_count"] = replace(count, unhealthy=replace(count.unhealthy, need=1, of=1))
+    return replace(chosen, rules=rules)
+
+
+def _pause_s(look_s: float) -> float:
+    return min(max(QUICK[0], look_s / READINGS), QUICK[1])
+
+
+def load_policy(path: Path | None) -> Policy:
+    """Return the policy with the operator's file, if there is one. Raises BadInput with all its mistakes."""
+    if path is None and not POLICY_FILE.exists():
+        return loading.load()
+    path = path or POLICY_FILE
+    try:
+        if path.stat().st_size > MAX_POLICY_BYTES:
+            raise BadInput(f"--policy {path}: more than {MAX_POLICY_BYTES} bytes")
+        return loading.load(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise BadInput(f"--policy {path}: {error.strerror}, expected a TOML file") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"--policy {path}: not UTF-8, expected a TOML file") from None
+    except BadPolicy as error:
+        raise BadInput("\n".join(error.messages)) from None
+
+
+def _saved_state(folder: Path, keeps: bool) -> tuple[SavedState, tuple[str, ...]]:
+    problems = _prepare_folder(folder) if keeps else ()
+    try:
+        memory, more = memories.load(folder)
+        return memory, (*problems, *more)
+    except WrittenByNewerAgent as error:
+        raise BadInput(str(error)) from None
+    except OSError as error:
+        if keeps and error.errno not in _DISK:
+            raise _refused(folder, error) from None
+        return SavedState(), (f"{folder}: {error.strerror}: looked without a memory",)
+
+
+def _prepare_folder(folder: Path) -> tuple[str, ...]:
+    """Have the folder for this process, if the disk lets us. Raises BadInput if it is no folder for us."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _claim(folder)
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise _refused(folder, error) from None
+        return (f"{folder}: {error.strerror}: nothing is kept until that is over",)
+    return ()
+
+
+def _refused(folder: Path, error: OSError) -> BadInput:
+    return BadInput(f"--state-dir {folder}: {error.strerror}, expected a folder to write to")
+
+
+def _claim(folder: Path) -> None:
+    """Have the folder for this process until it ends. Raises OSError, BadInput if another agent has it."""
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.read(descriptor, 20).decode(errors="replace").strip()
+        os.close(descriptor)
+        used = f"in use by another agent, process {owner or 'unknown'}"
+        raise BadInput(f"--state-dir {folder}: {used}; expected a free one") from None
+    with suppress(OSError):  # whose it is, for people; a full disk has no room for that
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    # It stays open: the lock goes with the process.
+
+
+def _sensors(
+    options: argparse.Namespace,
+    chosen: Policy,
+    clock: Clock,
+    memory: SavedState,
+    driver: NvmlDriver,
+    lines: LinePatterns,
+    trusting: bool,
+) -> list[FittedSensor]:
+    periods_s = {name: rule.period_s for name, rule in chosen.rules.items() if rule.period_s}
+    before = memory.positions
+    promised = options.command == "check" and options.gpus is not None
+    polling = NvmlPolling(
+        driver, clock, periods_s, _mapping(before, NvmlPolling.name), options.gpus, promised
+    )
+    host = HostSensor(clock, periods_s, _mapping(before, HostSensor.name), options.proc, options.root)
+    expected = ExpectedPorts(options.ib_ports, options.ib_gbps)
+    sysfs = SysfsSensor(clock, periods_s, _mapping(before, SysfsSensor.name), options.sys, expected)
+    word = OperatorClear(options.state_dir, clock.now_s, before.get(OperatorClear.name))
+    return [
+        FittedSensor(NvmlEvents(driver, clock)),
+        FittedSensor(polling, polling.remembered),
+        *_kernel_log(options, clock, memory, lines, trusting),
+        FittedSensor(host, host.remembered, host.left_out),
+        FittedSensor(sysfs, sysfs.remembered, sysfs.left_out),
+        FittedSensor(word, word.position),
+    ]
+
+
+def _kernel_log(
+    options: argparse.Namespace, clock: Clock, memory: SavedState, lines: LinePatterns, trusting: bool
+) -> list[FittedSensor]:
+    kmsg = KmsgSensor(
+        clock,
+        lines,
+        _cursor(memory.positions.get(KmsgSensor.name)),
+        path=options.kmsg,
+        trust_user_lines=trusting,
+    )
+    text = memory.positions.get(JournalSensor.name)
+    journal = JournalSensor(
+        clock,
+        lines,
+        text if isinstance(text, str) else "",
+        directory=options.journal_dir,
+        trust_user_lines=trusting,
+    )
+
+    def read_to() -> Any:
+        at = kmsg.cursor
+        return None if at is None else [at.boot_id, at.seq]
+
+    both = {"kmsg": FittedSensor(kmsg, read_to), "journal": FittedSensor(journal, lambda: journal.cursor)}
+    if options.kernel_log == "auto":
+        instead = options.journal_dir is not None or shutil.which(JOURNALCTL) is not None
+        return [both["journal" if instead and not _opens(options.kmsg) else "kmsg"]]
+    return [both[options.kernel_log]] if options.kernel_log in both else []
+
+
+def _opens(path: Path) -> bool:
+    try:
+        with path.open("rb", buffering=0):
+            return True
+    except OSError:
+        return False
+
+
+def _mapping(positions: dict[str, Any], name: str) -> dict[str, Any] | None:
+    found = positions.get(name)
+    return found if isinstance(found, dict) else None
+
+
+def _cursor(raw: Any) -> KmsgCursor | None:
+    if isinstance(raw, list) and len(raw) == 2 and isinstance(raw[0], str) and type(raw[1]) is int:
+        return KmsgCursor(raw[0], raw[1])
+    return None

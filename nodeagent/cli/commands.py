@@ -1,0 +1,245 @@
+"""The commands of `holdfast node`."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import urllib.error
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from holdfast import printable
+from holdfast.errors import BadInput
+from nodeagent import model
+from nodeagent.agent import saved_state
+from nodeagent.agent.agent import Agent
+from nodeagent.cli import assembly, explanations, rendering
+from nodeagent.cli.assembly import AgentParts
+from nodeagent.cli.options import split
+from nodeagent.sensing import operator_clear
+from nodeagent.server import report
+from nodeagent.server.event_log import EventLog
+from nodeagent.server.injection import injector
+
+HARD_STOP_S = 1.5  # from SIGTERM to the end, whatever hangs
+LAST_WORDS_S = 0.3  # for who reads our output, once all is saved
+ASK_S = 5.0
+CODES = {"healthy": 0, "degraded": 1, report.UNKNOWN: 3, "unhealthy": 4}  # of `check`; 2 is bad input
+TESTS = "test"  # folder of a `serve --test` within the state folder
+
+
+def check(options: argparse.Namespace) -> int:
+    """Look for a while, print what holds, and leave with the code of the worst level."""
+    fit = assembly.assemble(options, keeps=False, quick_s=options.for_s)
+    agent = _agent(fit, lambda _: None)
+    began_s = fit.clock.now_s()
+    agent.watch(fit.sensors)
+    until = time.monotonic() + options.for_s
+    while time.monotonic() < until or (
+        not agent.published.ready and time.monotonic() < until + options.for_s
+    ):
+        agent.inbox.wait(min(0.2, max(0.01, until - time.monotonic())))
+        agent.look()
+    agent.close()
+    found = report.check_report(agent.published, fit.about(), agent.evaluator.undecided(began_s))
+    if options.json:
+        _print(json.dumps(found, indent=2))
+    else:
+        _print(*rendering.render_health(found, colour=_colour()))
+    _leave(CODES[found["level"]])
+
+
+def watch(options: argparse.Namespace) -> int:
+    """Watch, and print each change as it comes, until Ctrl-C."""
+    fit = assembly.assemble(options, keeps=False)
+
+    def tell(found: Sequence[Mapping[str, Any]]) -> None:
+        for each in found:
+            _print(json.dumps(each) if options.json else rendering.render_change(each, colour=_colour()))
+
+    agent = _agent(fit, tell)
+    _on_end(agent)
+    agent.watch(fit.sensors)
+    ready = threading.Thread(target=_say_when_ready, args=(agent, fit, options.json), daemon=True)
+    ready.start()
+    agent.run()
+    _leave(0)
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Watch for good and answer over HTTP, until SIGTERM."""
+    from nodeagent.server import http_api
+    from nodeagent.server.http_api import CannotListen, HttpServer
+
+    if options.test:
+        options.state_dir = options.state_dir / TESTS
+    fit = assembly.assemble(options, keeps=True, trusting=options.test)
+
+    teller = EventLog(_write)
+
+    def tell(found: Sequence[Mapping[str, Any]]) -> None:
+        for each in found:
+            teller.tell({"event": "finding", **each})
+
+    agent = _agent(fit, tell)
+    host, port = split(options.listen)
+    inject = injector(agent.inbox, fit.policy, fit.lines, fit.clock.now_s) if options.test else None
+    server = HttpServer(
+        http_api.application(lambda: agent.published, fit.about, fit.clock.now_s, inject), host, port
+    )
+    try:
+        server.start()
+    except CannotListen as error:
+        raise BadInput(f"--listen {error}") from None
+    _on_end(agent)
+    teller.tell({"event": "serving", "listen": f"{host}:{server.port}", **fit.about()})
+    for each in fit.problems:
+        teller.tell({"event": "memory_problem", "why": each})
+    agent.watch(fit.sensors)
+    agent.run()
+    server.stop()
+    teller.drain(LAST_WORDS_S)
+    os._exit(0)  # a sensor's thread may hang in a call that nobody can end, and so may who reads our output
+
+
+def history(options: argparse.Namespace) -> int:
+    """Print the newest changes."""
+    folder = options.state_dir / TESTS if options.test else options.state_dir
+    found, problems = _remembered(folder)
+    newest = found.history[-options.limit :]
+    if options.json:
+        _print(json.dumps({"events": newest, "problems": list(problems)}, indent=2))
+        return 0
+    _print(*(f"! {each}" for each in problems))
+    _print(*(rendering.render_change(each, colour=_colour()) for each in newest))
+    if not newest:
+        _print(f"nothing yet in {folder}")
+    return 0
+
+
+def inject(options: argparse.Namespace) -> int:
+    """Hand something to a `serve --test`."""
+    asked = {"what": options.what, "value": options.value, "entity": options.entity}
+    request = urllib.request.Request(
+        f"http://{options.to}/v1/inject", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=ASK_S) as answer:
+            _print(f"injected: {json.load(answer)['injected']}")
+            return 0
+    except urllib.error.HTTPError as error:
+        if error.code in (404, 405):
+            raise BadInput(
+                f"the agent at {options.to} takes no injections: start `holdfast node serve --test`"
+            ) from None
+        raise BadInput(error.read(2000).decode(errors="replace").strip()) from None
+    except OSError as error:
+        raise BadInput(f"no agent at {options.to}: {error}") from None
+
+
+def explain(options: argparse.Namespace) -> int:
+    """Print what a code means."""
+    policy = assembly.load_policy(options.policy)
+    found = explanations.look_up(policy, options.subject, options.code)
+    if isinstance(found, explanations.UnknownCode):
+        raise BadInput(found.line)
+    _print(json.dumps(found, indent=2) if options.json else explanations.explanation(found))
+    return 0
+
+
+def clear(options: argparse.Namespace) -> int:
+    """Write down that an operator holds an entity for well."""
+    folder = options.state_dir / TESTS if options.test else options.state_dir
+    name = options.entity
+    entity = model.gpu_entity(name[4:]) if name.lower().startswith("gpu/") else name
+    known = _entities(folder)
+    if entity not in known:
+        near = difflib.get_close_matches(entity, known, 1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        accepted = ", ".join(known) or "nothing yet: no agent has seen anything here"
+        raise BadInput(f"unknown entity {name!r} ({folder}): {hint}expected {accepted}")
+    try:
+        operator_clear.record_clear(folder, entity, options.why, time.time())
+    except OSError as error:
+        raise BadInput(f"{folder}: {error.strerror}") from None
+    _print(
+        f"{entity}: noted; its findings about events end when the agent reads it, within seconds. "
+        "Those about samples end by clean samples alone"
+    )
+    return 0
+
+
+def _entities(folder: Path) -> list[str]:
+    """Return what the agent of a folder has seen and saved."""
+    found, _ = _remembered(folder)
+    raw = found.evidence
+    return sorted({str(each[0]) for kind in ("series", "events") for each in raw.get(kind, ())})
+
+
+def _remembered(folder: Path) -> tuple[saved_state.SavedState, tuple[str, ...]]:
+    try:
+        return saved_state.load(folder)
+    except (saved_state.WrittenByNewerAgent, OSError) as error:
+        raise BadInput(f"--state-dir {folder}: {error}") from None
+
+
+def _agent(fit: AgentParts, tell: Any) -> Agent:
+    return Agent(fit.policy, fit.clock, fit.memory, fit.folder, tell, fit.branch, fit.problems)
+
+
+def _say_when_ready(agent: Agent, fit: AgentParts, as_json: bool) -> None:
+    with agent.looked:
+        agent.looked.wait_for(lambda: agent.published.ready)
+    if not as_json:
+        _print(*rendering.render_health(report.health_report(agent.published, fit.about()), colour=_colour()))
+
+
+def _on_end(agent: Agent) -> None:
+    def end(_signum: int, _frame: FrameType | None) -> None:
+        agent.stop()
+        # A disk that hangs holds up the last save, too: the memory on it stays as it was.
+        timer = threading.Timer(HARD_STOP_S, os._exit, (0,))
+        timer.daemon = True
+        timer.start()
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, end)
+
+
+def _leave(code: int) -> NoReturn:
+    """End at once: a sensor's thread may hang in a call that nobody can end."""
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _colour() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _print(*lines: str) -> None:
+    harmless = (line for text in lines for line in printable.lines(text, colour=True))
+    _write("".join(f"{line}\n" for line in harmless))
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+COMMANDS = {
+    "check": check,
+    "watch": watch,
+    "serve": serve,
+    "history": history,
+    "inject": inject,
+    "explain": explain,
+    "clear": clear,
+}

@@ -1,0 +1,249 @@
+"""Parses the command line of `holdfast node`; a mistake is one line: name, value, what is accepted."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import ipaddress
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from holdfast.errors import BadInput
+
+PORT = 9465
+LISTEN = f"127.0.0.1:{PORT}"
+POLICY_FILE = Path("/etc/holdfast/node.toml")
+ROOT_STATE = Path("/var/lib/holdfast/node")
+SUBJECTS = ("xid", "sxid", "check", "kernel")
+LOGS = ("auto", "kmsg", "journal", "none")
+
+_EPILOG = """\
+examples
+  holdfast node check                     look once: a table; 0 healthy, 1 degraded, 3 unknown, 4 unhealthy
+  holdfast node serve                     watch for good: /healthz /readyz /metrics /v1/health /v1/events
+  holdfast node explain xid 79            what it means, who says so, what will be done
+  holdfast node history --limit 20        what was raised and cleared, also before the last restart
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(message)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the options; `command` names the command.
+
+    Raises:
+        BadInput: they cannot be obeyed; one line.
+        SystemExit: help was asked for, and has been printed.
+    """
+    parser, commands = _parser()
+    if not argv:
+        argv = ["--help"]
+    if not argv[0].startswith("-") and argv[0] not in commands:
+        raise BadInput(f"holdfast node {argv[0]!r}: {_near(argv[0], commands)}")
+    found, unknown = parser.parse_known_args(list(argv))
+    if unknown:
+        known = [each for action in commands[found.command]._actions for each in action.option_strings]
+        what = unknown[0].partition("=")[0]
+        raise BadInput(f"holdfast node {found.command} {what!r} is no option: {_near(what, known)}")
+    return found
+
+
+def _near(word: str, known: Sequence[str] | dict[str, _Parser]) -> str:
+    close = difflib.get_close_matches(word, list(known), 1, 0.5)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f"{hint}expected {', '.join(known)}"
+
+
+def _parser() -> tuple[_Parser, dict[str, _Parser]]:
+    parser = _Parser(
+        prog="holdfast node",
+        description="Watch the GPUs and the host of this node; say what goes bad, and what to do about it.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    place = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    made: dict[str, _Parser] = {}
+    for name, (text, about) in _COMMANDS.items():
+        said = f"{text[0].upper()}{text[1:]}. {about}".strip()
+        made[name] = place.add_parser(name, help=text, description=said)
+    _looking(made["check"], made["watch"], made["serve"])
+    _records(made["history"], made["clear"])
+    _injecting(made["inject"])
+    made["explain"].add_argument("subject", choices=SUBJECTS)
+    made["explain"].add_argument("code", help="79, or the name of a check or of a kernel line")
+    _shared(made)
+    return parser, made
+
+
+_COMMANDS = {
+    "check": (
+        "look once and print a table",
+        "Exit code 0 when all is healthy, 1 when something is degraded, 4 when something is unhealthy, 3 when"
+        " nothing of that was found but something could not be judged in the time, 2 for bad input.",
+    ),
+    "watch": ("watch and show what changes, until Ctrl-C", ""),
+    "serve": ("watch for good and answer over HTTP", "SIGTERM ends it within 2 s, whatever hangs."),
+    "history": ("show what was raised, changed and cleared on this node", ""),
+    "inject": ("give a running `serve --test` something to see", "It reaches no other agent."),
+    "explain": ("say what a code or a check means, who says so, and what will be done", ""),
+    "clear": ("end the findings of one entity: an operator says that it is well", ""),
+}
+
+
+def _looking(check: _Parser, watch: _Parser, serve: _Parser) -> None:
+    check.add_argument(
+        "--for",
+        dest="for_s",
+        type=_SECONDS,
+        default=2.0,
+        metavar="TIME",
+        help="how long to look: 10, 10s, 2m (2s)",
+    )
+    serve.add_argument(
+        "--listen", type=_address, default=LISTEN, metavar="HOST:PORT", help=f"where ({LISTEN})"
+    )
+    serve.add_argument(
+        "--test",
+        action="store_true",
+        help="accept `holdfast node inject` and kernel lines from user space; keeps its records apart",
+    )
+    for each in (check, watch, serve):
+        _sensors(each)
+
+
+def _records(history: _Parser, clear: _Parser) -> None:
+    history.add_argument("--limit", type=_COUNT, default=50, metavar="N", help="the newest N (50)")
+    clear.add_argument("entity", help="as `node check` names it: gpu/0000:3b:00.0")
+    clear.add_argument("--why", default="", help="for the record")
+    for each in (history, clear):
+        each.add_argument("--test", action="store_true", help="the records of a `serve --test`")
+
+
+def _injecting(inject: _Parser) -> None:
+    inject.add_argument(
+        "what", choices=("xid", "kernel", "sample"), help="a GPU's Xid, a kernel line, or a check's sample"
+    )
+    inject.add_argument("value", help="the code, the line, or CHECK=VALUE")
+    inject.add_argument(
+        "--entity", default="gpu/0000:00:00.0", help="of whom: gpu/0000:3b:00.0, node, disk//, ..."
+    )
+    inject.add_argument(
+        "--to", type=_address, default=LISTEN, metavar="HOST:PORT", help=f"the agent ({LISTEN})"
+    )
+
+
+def _shared(made: dict[str, _Parser]) -> None:
+    policy = f"the operator's TOML file ({POLICY_FILE} if it is there)"
+    for name in ("check", "watch", "serve", "explain"):
+        made[name].add_argument("--policy", type=Path, default=None, metavar="FILE", help=policy)
+    folder = state_folder()
+    for name in ("check", "watch", "serve", "history", "clear"):
+        made[name].add_argument(
+            "--state-dir", type=Path, default=folder, metavar="DIR", help=f"the agent's memory ({folder})"
+        )
+    for name in ("check", "watch", "history", "explain"):
+        made[name].add_argument("--json", action="store_true", help="for programs")
+
+
+def _sensors(parser: _Parser) -> None:
+    parser.add_argument(
+        "--kernel-log",
+        choices=LOGS,
+        default="auto",
+        help="where kernel lines are read (auto: kmsg, else the journal)",
+    )
+    parser.add_argument(
+        "--kmsg", type=Path, default=Path("/dev/kmsg"), metavar="PATH", help="the kernel log (/dev/kmsg)"
+    )
+    parser.add_argument(
+        "--journal-dir",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="the journal's folder, for a container that mounts it",
+    )
+    parser.add_argument("--sys", type=Path, default=Path("/sys"), metavar="DIR", help="sysfs (/sys)")
+    parser.add_argument("--proc", type=Path, default=Path("/proc"), metavar="DIR", help="procfs (/proc)")
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="where the host's file systems are mounted, in a container",
+    )
+    parser.add_argument(
+        "--ib-ports",
+        type=_COUNT,
+        default=None,
+        metavar="N",
+        help="InfiniBand ports that must be up (as seen)",
+    )
+    parser.add_argument(
+        "--ib-gbps",
+        type=_RATE,
+        default=None,
+        metavar="X",
+        help="rate that they must have (the best ever seen)",
+    )
+    parser.add_argument(
+        "--gpus", type=_COUNT, default=None, metavar="N", help="GPUs that must be there (the most ever seen)"
+    )
+
+
+def state_folder() -> Path:
+    """Return where the agent's memory is unless told otherwise: the system's for root, else the user's."""
+    if os.geteuid() == 0:
+        return ROOT_STATE
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    return Path(base) / "holdfast/node"
+
+
+def _number(kind: Callable[[str], float], least: float, most: float, what: str) -> Callable[[str], float]:
+    """Return the parser of a `what` from `least` to `most`."""
+
+    def parsed(text: str) -> float:
+        try:
+            value = kind(text)
+        except (ValueError, KeyError):
+            value = least - 1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r}, expected {least:g} to {most:g} {what}".strip())
+        return value
+
+    return parsed
+
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def _seconds(text: str) -> float:
+    number = text.rstrip("mhs")
+    return float(number) * _UNITS_S[text[len(number) :] or "s"]
+
+
+_SECONDS = _number(_seconds, 0.1, 3600, "seconds: 10, 10s, 2m")
+_RATE = _number(float, 1, 10_000, "Gb/s")
+_COUNT = _number(int, 1, 100_000, "in whole numbers")
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+        good = port.isdigit() and int(port) < 65536
+    except ValueError:
+        good = host == "localhost" and port.isdigit() and int(port) < 65536
+    if not good:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected an IP address and a port: {LISTEN}")
+    return text
+
+
+def split(address: str) -> tuple[str, int]:
+    """Return host and port of what `--listen` accepts."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

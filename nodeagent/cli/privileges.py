@@ -1,0 +1,103 @@
+"""What each sensor needs to be given, and what is not seen without it. A table. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One thing that a sensor must be given."""
+
+    sensor: str
+    kind: str  # file, group, capability, device, namespace
+    what: str
+    how: str  # what gives it, to a service of the host and to a container
+    lost: str  # what is not seen without it
+    checks: tuple[str, ...] = ()  # those that are lost whole; none: not by name
+
+
+NEEDS: tuple[Need, ...] = (
+    Need(
+        "nvml-events", "device", "/dev/nvidiactl, /dev/nvidia*, libnvidia-ml.so.1",
+        "host: nothing, all users may; container: the NVIDIA runtime with NVIDIA_VISIBLE_DEVICES=all and "
+        "NVIDIA_DRIVER_CAPABILITIES=utility, which takes no GPU from the device plugin",
+        "Xids within milliseconds; they are still read from the kernel log",
+    ),
+    Need(
+        "nvml-polling", "device", "/dev/nvidiactl, /dev/nvidia*, libnvidia-ml.so.1",
+        "as for nvml-events",
+        "all that the driver says of a GPU: ECC, remapped rows, temperature, links, its recovery action",
+        (
+            "nvml", "gpu_state", "gpu_count", "recovery_action", "ecc_dbe", "ecc_sbe", "ecc_sram_threshold",
+            "row_remap_pending", "row_remap_failure", "retired_pages", "retired_pages_pending", "inforom",
+            "gpu_temperature_margin", "gpu_throttled", "pcie_link", "pcie_replay", "nvlink_down",
+            "nvlink_errors", "fabric",
+        ),
+    ),
+    Need(
+        "kmsg", "device", "/dev/kmsg",
+        "host: root, or CAP_SYSLOG where kernel.dmesg_restrict is 1; container: only a privileged one, since "
+        "the device cgroup refuses it to others even with CAP_SYSLOG",
+        "the kernel's own lines at once; the journal has them a little later",
+    ),
+    Need(
+        "journal", "group", "systemd-journal (or adm), and journalctl",
+        "host: that group; container: the host's /var/log/journal read-only, --journal-dir, and user 0; the "
+        "journal must be persistent",
+        "kernel lines where /dev/kmsg may not be read: details of Xids, SXids, storage and network faults",
+    ),
+    Need(
+        "host", "file", "the host's /proc",
+        "host: nothing; container: mount it read-only, --proc",
+        "nothing, mostly: memory, load and tables in a container's /proc are the node's; but its processes "
+        "and mounts are the container's",
+    ),
+    Need(
+        "host", "file", "the host's file systems",
+        "host: nothing; container: mount / of the host read-only, with mountPropagation HostToContainer",
+        "the space of file systems that the container does not mount; those that are left out are named",
+        ("disk_used", "inodes_used", "disk_read_only"),
+    ),
+    Need(
+        "host", "namespace", "the host's process ids",
+        "host: nothing, unless /proc is mounted with hidepid; container: hostPID",
+        "processes that are stuck",
+        ("uninterruptible", "gpu_process_stuck"),
+    ),
+    Need(
+        "host", "capability", "CAP_SYS_ADMIN for /proc/PID/stack, or CAP_SYS_PTRACE for /proc/PID/wchan",
+        "host: root, or AmbientCapabilities; container: securityContext.capabilities.add",
+        "whether it is the NVIDIA driver in which a process is stuck; that it is stuck is seen without",
+        ("gpu_process_stuck",),
+    ),
+    Need(
+        "host", "file", "adjtimex(2)",
+        "nothing; a seccomp profile of one's own must let it pass",
+        "whether anything disciplines the clock",
+        ("clock_unsynchronised",),
+    ),
+    Need(
+        "sysfs", "file", "the host's /sys",
+        "host: nothing, all users may read it; container: mount it read-only, --sys. In its own /sys a "
+        "container sees the network interfaces of its own namespace only",
+        "network interfaces and, where the runtime hides them, adapters and PCI devices",
+        ("net_down", "net_carrier"),
+    ),
+    Need(
+        "sysfs", "file", "AER left to the kernel",
+        "firmware that grants it (`_OSC`), or the boot parameter pcie_ports=native; no virtual machine",
+        "errors of PCI devices",
+        ("aer_fatal", "aer_nonfatal", "aer_correctable"),
+    ),
+)  # fmt: skip
+
+
+def of(sensor: str) -> tuple[Need, ...]:
+    """Return what one sensor needs; none for a name that there is not."""
+    return tuple(each for each in NEEDS if each.sensor == sensor)
+
+
+def losing(check: str) -> tuple[Need, ...]:
+    """Return what a check is lost whole without."""
+    return tuple(each for each in NEEDS if check in each.checks)

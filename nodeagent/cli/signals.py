@@ -1,0 +1,211 @@
+"""Prints docs/signals.md: every signal that is watched, in the words of `holdfast node explain`. Pure.
+
+`python -m nodeagent.cli.signals` prints the page.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from nodeagent.cli import explanations
+from nodeagent.cli.explanations import Described, UnknownCode, look_up, span
+from nodeagent.cli.privileges import NEEDS
+from nodeagent.host import sensor as host
+from nodeagent.model import word
+from nodeagent.nvml import polling
+from nodeagent.policy.loading import shipped
+from nodeagent.policy.overriding import KERNEL
+from nodeagent.policy.rules import Kind, Meaning, Policy
+from nodeagent.sysfs import sensor as sysfs
+
+LOGS = ("kmsg", "journal")
+_IN_LOGS = frozenset({"cleared", "observations_dropped"})  # besides the checks of kernel lines
+_SEES: Mapping[str, frozenset[str]] = {
+    "nvml-events": frozenset(
+        {"recovery_action", "ecc_dbe", "ecc_sbe", "gpu_unavailable", "poison_fatal", "gpu_reset"}
+    ),
+    "nvml-polling": polling.CHECKS | {"gpu_reset", "replaced"},
+    "host": host.CHECKS,
+    "sysfs": sysfs.CHECKS,
+    "agent": frozenset({"boot", "sensor_stuck", "sensor_lost", "memory_lost", "observations_dropped"}),
+    "operator": frozenset({"cleared"}),
+    **dict.fromkeys(LOGS, _IN_LOGS),
+}
+SENSORS = tuple(_SEES)  # `agent` is what the agent sees of itself
+Row = tuple[str, ...]
+_WORST_FIRST = ("unhealthy", "degraded", "healthy")
+_MARKS = {"reset": "a reset of the GPU or a reboot", "boot": "a reboot"}
+HEAD = """\
+# Signals
+
+Printed by `python -m nodeagent.cli.signals` from the tables in `nodeagent/policy/`: change those, and print it anew.
+
+Everything that the [node agent](node-agent.md) watches, what it takes for each level, and what ends it, unless an
+operator's file says otherwise. On a node `node explain` says the same of one code or check, with what the operator has
+set there. What to do about a finding is in the [runbooks](runbooks/node.md).
+
+An arrow leads to what is to be done. Unhealthy: the node should get no new work. Degraded: it is told, and the node
+keeps its work. Healthy: it is told for the record, and for whoever restarts the application.
+"""  # noqa: E501 (a paragraph of Markdown has lines of 120)
+
+_ABOUT_XIDS = """\
+Seen by nvml-events within milliseconds, and with their details by kmsg or journal. Where a branch of the driver is
+named, its own word (Xid 154) goes before the table's, on that branch and later.
+"""  # noqa: E501
+
+
+def sensors_of(check: str) -> tuple[str, ...]:
+    """Return the names of the sensors that see a check; none for a name that there is not."""
+    if check.startswith(KERNEL):
+        return LOGS
+    return tuple(name for name, checks in _SEES.items() if check in checks)
+
+
+def page(policy: Policy) -> str:
+    """Return the whole page."""
+    checks = [name for name in policy.rules if not name.startswith(KERNEL)]
+    lines = [name.removeprefix(KERNEL) for name in policy.rules if name.startswith(KERNEL)]
+    sampled = [each for each in checks if policy.rules[each].kind is not Kind.EVENT]
+    events = [each for each in checks if policy.rules[each].kind is Kind.EVENT]
+    logs = " or ".join(LOGS)
+    parts = [
+        HEAD,
+        "## Checks that are sampled\n",
+        _table(
+            ("check", "what", "sensor", "every", "degraded", "unhealthy", "ends", "source"),
+            (_sampled(_looked_up(policy, "check", each)) for each in sampled),
+        ),
+        "## Events\n",
+        _table(
+            ("check", "what", "sensor", "level", "ends", "source"),
+            (_event(_looked_up(policy, "check", each)) for each in events),
+        ),
+        f"## Kernel lines\n\nSeen by {logs}. In findings their names begin with `{KERNEL}`.\n",
+        _kernel([_looked_up(policy, "kernel", each) for each in lines]),
+        f"## Xids\n\n{_ABOUT_XIDS}",
+        _table(("Xid", "name", "level", "ends", "again", "driver", "source", "note"), _xids(policy)),
+        f"Any other Xid: {_meant(policy.unknown_xid)}. What 74 and 144 to 150 mean is in their details:\n"
+        "`node explain xid 74` lists them.\n",
+        "## What Xid 154 says\n",
+        _table(("word", "name", "level", "ends"), _verdicts(policy)),
+        f"## SXids\n\nOf NVSwitches, seen by {logs}.\n",
+        _table(("SXid", "name", "level", "source"), _sxids(policy)),
+        "## What a sensor needs\n",
+        _table(
+            ("sensor", "needs", "given by", "without it is lost"),
+            ((each.sensor, f"{each.kind}: {each.what}", each.how, each.lost) for each in NEEDS),
+        ),
+    ]  # fmt: skip
+    return "\n".join(parts)
+
+
+def _looked_up(policy: Policy, subject: str, code: str) -> Described:
+    found = look_up(policy, subject, code)
+    assert not isinstance(found, UnknownCode)  # its name comes from the policy
+    return found
+
+
+def _said(found: Described) -> Mapping[str, str]:
+    """Return the lines of `node explain` by their labels."""
+    start = 2 + explanations.WIDTH
+    lines = explanations.explanation(found).splitlines()[1:]
+    return {line[2:start].strip(): line[start + 1 :] for line in lines if line[2:start].strip()}
+
+
+def _sampled(found: Described) -> Row:
+    name, said = found["code"], _said(found)
+    looked = span(found["period_s"]) if found["period_s"] else "as it happens"
+    degraded, unhealthy = (
+        _states(found, level) if found["states"] else said.get(level, "")
+        for level in ("degraded", "unhealthy")
+    )
+    by = ", ".join(sensors_of(name))
+    return f"`{name}`", found["what"], by, looked, degraded, unhealthy, said["ends"], found["source"]
+
+
+def _states(found: Described, level: str) -> str:
+    return "; ".join(
+        f"{each['word']}{' for ' + span(each['for_s']) if each['for_s'] else ''} -> {each['action']}"
+        for each in found["states"]
+        if each["level"] == level
+    )
+
+
+def _event(found: Described) -> Row:
+    name = found["code"]
+    return (
+        f"`{name}`",
+        found["name"],
+        ", ".join(sensors_of(name)),
+        _level(found),
+        _said(found)["ends"],
+        found["source"],
+    )
+
+
+def _kernel(found: Sequence[Described]) -> str:
+    rows = [
+        (f"`{each['code']}`", each["what"], _level(each), _said(each)["ends"], each["source"])
+        for level in _WORST_FIRST
+        for each in found
+        if each["level"] == level
+    ]
+    return _table(("line", "what", "level", "ends", "source"), rows)
+
+
+def _xids(policy: Policy) -> Iterator[Row]:
+    for code in sorted(policy.xids):
+        found = _looked_up(policy, "xid", str(code))
+        said = _said(found)
+        again = said["again"] if found["recurs"] else ""
+        since = f"R{found['verdict_since']}" if found["verdict_since"] else ""
+        name, source, note = found["what"], found["source"], found["note"]
+        yield str(code), name, _level(found), said["ends"], again, since, source, note
+
+
+def _verdicts(policy: Policy) -> Iterator[Row]:
+    for (table, said), meaning in policy.words.items():
+        if table == "xid154":
+            ends = (_MARKS.get(meaning.clears.value, ""), f"{span(meaning.hold_s)} without another")
+            yield said, meaning.name, _meant(meaning), ", then ".join(filter(None, ends))
+
+
+def _sxids(policy: Policy) -> Iterator[Row]:
+    for first, last in _spans(policy.sxids):
+        meaning = policy.sxids[first]
+        name = str(first) if first == last else f"{first} to {last}"
+        yield name, meaning.name, _meant(meaning), meaning.source
+    for (table, said), meaning in policy.words.items():
+        if table == "sxid":
+            yield f"any, called {said}", meaning.name, _meant(meaning), meaning.source
+    other = policy.unknown_sxid
+    yield "any other", other.name, _meant(other), other.source
+
+
+def _spans(meanings: Mapping[int, Meaning]) -> list[list[int]]:
+    """Return first and last of the codes that follow each other and mean the same."""
+    spans: list[list[int]] = []
+    for code in sorted(meanings):
+        if spans and code == spans[-1][1] + 1 and meanings[code] == meanings[spans[-1][0]]:
+            spans[-1][1] = code
+        else:
+            spans.append([code, code])
+    return spans
+
+
+def _level(found: Mapping[str, str]) -> str:
+    return f"{found['level']} -> {found['action']}"
+
+
+def _meant(meaning: Meaning) -> str:
+    return f"{word(meaning.level)} -> {word(meaning.action)}"
+
+
+def _table(head: Row, rows: Iterable[Row]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join(f"| {' | '.join(each.replace('|', ':') for each in line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page(shipped()))

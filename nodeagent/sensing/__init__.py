@@ -1,0 +1,1 @@
+"""What every sensor is built from: the protocol, periods, small files, agent time, an operator's clear."""

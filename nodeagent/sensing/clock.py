@@ -1,0 +1,65 @@
+"""Agent time: seconds that never jump, and that continue over restarts of the agent and of the node.
+
+Within a boot it is CLOCK_BOOTTIME plus an offset that was fixed when the boot was first seen, so neither a
+change of the wall clock nor a restart of the agent moves it. At a new boot the offset is taken from the wall
+clock, but agent time never goes back. For people it is roughly the time since 1970; logic only compares it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_SLACK_S = 1.0  # between the last thing remembered of a boot and the first of the next
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """What fixes agent time for one boot."""
+
+    boot_id: str
+    offset_s: float  # agent time minus CLOCK_BOOTTIME
+
+
+def anchor(before: Anchor | None, last_s: float, boot_id: str, boottime_s: float, wall_s: float) -> Anchor:
+    """Return the anchor to use. Pure.
+
+    Args:
+        before: What was remembered, None at first.
+        last_s: The greatest agent time that was remembered; 0 at first.
+        boot_id: Of the present boot.
+        boottime_s: CLOCK_BOOTTIME now.
+        wall_s: Seconds since 1970 now, by a clock that may be wrong.
+    """
+    if before is not None and before.boot_id == boot_id:
+        return before
+    # All of the new boot comes after all of the old one, even if the clock was set back.
+    return Anchor(boot_id, max(wall_s - boottime_s, last_s + _SLACK_S))
+
+
+class Clock:
+    """Gives agent time, by one anchor."""
+
+    def __init__(self, at: Anchor) -> None:
+        self.anchor = at
+
+    def now_s(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME) + self.anchor.offset_s
+
+    def from_monotonic(self, monotonic_s: float) -> float:
+        """Return the agent time of a CLOCK_MONOTONIC reading, such as the kernel log's stamps."""
+        suspended_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
+        # Rounded, for the clocks are read one after the other: the same stamp must give the same time.
+        return monotonic_s + round(suspended_s, 2) + self.anchor.offset_s
+
+
+def boot_id() -> str:
+    """Return the kernel's name for this boot. Raises OSError."""
+    return BOOT_ID.read_text().strip()
+
+
+def begin(before: Anchor | None, last_s: float) -> Clock:
+    """Return the clock of the present boot. Raises OSError without /proc."""
+    return Clock(anchor(before, last_s, boot_id(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time()))

@@ -1,0 +1,71 @@
+"""Reads small files of /proc and /sys: bounded, and without an exception for malformed content."""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+
+SMALL_BYTES = 4096  # a sysfs attribute is at most a page
+MAX_NAMES = 65536  # of one directory: /proc of a node with that many processes is cut short
+MAX_FIGURES = 20  # a 64-bit counter
+
+
+def try_read(path: str, limit: int = SMALL_BYTES) -> bytes | None:
+    """Return a file's first `limit` bytes; None if it cannot be read, or is gone since it was listed."""
+    try:
+        return read(path, limit)
+    except OSError:
+        return None
+
+
+def read(path: str, limit: int = SMALL_BYTES) -> bytes:
+    """Return a file's first `limit` bytes. Raises OSError."""
+    # Without a Python file object: it would cost three times as much, and there are hundreds of reads.
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = os.read(handle, limit)
+        while found and len(found) < limit:
+            more = os.read(handle, limit - len(found))
+            if not more:
+                break
+            found += more
+        return found
+    finally:
+        os.close(handle)
+
+
+def parse_text(raw: bytes | None) -> str | None:
+    """Return what a sysfs attribute says, in one line of printable ASCII; None for None and for nothing."""
+    if raw is None:
+        return None
+    found = "".join(c for c in raw.decode("ascii", "replace").strip() if c.isascii() and c.isprintable())
+    return found or None
+
+
+def parse_number(raw: bytes | None) -> int | None:
+    """Return a whole number; None for all that is none: `N/A`, nothing, more than 64 bits."""
+    if raw is None:
+        return None
+    found = raw.strip()
+    figures = found.removeprefix(b"-")
+    return int(found) if figures.isdigit() and len(figures) <= MAX_FIGURES else None
+
+
+def list_names(folder: str) -> list[str]:
+    """Return the names in a directory, sorted, at most `MAX_NAMES`; none if it is not there."""
+    try:
+        with os.scandir(folder) as found:
+            return sorted(each.name for each in islice(found, MAX_NAMES))
+    except OSError:
+        return []
+
+
+def exists(path: str) -> bool:
+    """Say whether something is there that may be reached. Never raises: `Path.exists` does without leave."""
+    return os.access(path, os.F_OK)
+
+
+def printable(path: str) -> str:
+    """Return a path as it may stand in an entity: valid Unicode, nothing that is not printable."""
+    found = path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return "".join(c if c.isprintable() else "?" for c in found)

@@ -1,0 +1,68 @@
+"""Writes the agent's events to stdout as JSON lines, from a thread of its own.
+
+A log collector that stalls fills the pipe, and one that died breaks it. Neither may delay the agent, whose
+events are also in its saved state and behind `/v1/events`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+MAX_WAITING = 1000  # lines; about 1 MB
+
+
+class EventLog:
+    """Writes records as JSON lines, in order. While its reader stalls the oldest that wait are left out."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        """`write` takes one line, may block, and raises OSError or ValueError when nobody reads any more."""
+        self._write = write
+        self._waiting: deque[str] = deque()
+        self._left_out = 0
+        self._changed = threading.Condition()
+        self._writing = False
+        self._ended = False
+        threading.Thread(target=self._run, name="teller", daemon=True).start()
+
+    def tell(self, record: Mapping[str, Any]) -> None:
+        """Have `record` written soon; never blocks."""
+        with self._changed:
+            if self._ended:
+                return
+            self._waiting.append(json.dumps(record))
+            if len(self._waiting) > MAX_WAITING:
+                self._waiting.popleft()
+                self._left_out += 1
+            self._changed.notify_all()
+
+    def drain(self, within_s: float) -> bool:
+        """Wait until all is written, or nobody reads; False if that takes longer."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._ended or not (self._waiting or self._writing), within_s
+            )
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting)
+                self._writing = True
+                lines = [self._waiting.popleft()]
+                if self._left_out:
+                    lines.insert(0, json.dumps({"event": "lines_left_out", "count": self._left_out}))
+                    self._left_out = 0
+            try:
+                for line in lines:
+                    self._write(f"{line}\n")
+            except (OSError, ValueError):
+                break
+        with self._changed:
+            self._ended = True
+            self._waiting.clear()
+            self._changed.notify_all()

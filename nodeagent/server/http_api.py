@@ -1,0 +1,176 @@
+"""The agent's HTTP API and its server: open to every client of the address it listens on, read-only.
+
+It serves what the agent has published and never asks the agent for anything, from a thread of its own. So it
+answers while every sensor hangs, or while the agent's disk does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from holdfast.door import BACKLOG, Door
+from nodeagent.agent.agent import Published
+from nodeagent.server import metrics, report
+
+START_S = 5.0
+STOP_S = 0.5
+MAX_IDLE_S = 15.0  # a kept connection
+MAX_IDLE = 64  # of them at a time: the files that we may open are for the sensors
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+MAX_BODY_BYTES = 16 << 10
+MAX_EVENTS = 1000  # in one answer
+MAX_WAIT_S = 30.0
+SILENT_S = 10.0  # the agent looks every 2.5 s: so long without a look and it is not alive
+MAX_WAITING = 32  # for events at a time: others are answered at once, with none
+_POLL_S = 0.05
+Injector = Callable[[Mapping[str, Any]], str]  # returns what was done; raises ValueError with what is wrong
+
+
+class CannotListen(Exception):
+    """The address is taken or not ours; the message names it."""
+
+
+class HttpServer:
+    """Serves one application on one address until `stop`."""
+
+    def __init__(self, app: web.Application, host: str, port: int) -> None:
+        self._app, self._host, self._port = app, host, port
+        self._door = Door(MAX_IDLE, MAX_IDLE_S)
+        app.middlewares.append(self._at_the_door)
+        self._loop = asyncio.new_event_loop()
+        self._up = threading.Event()
+        self._error: OSError | None = None
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+        self.port = port  # the real one, once `start` has returned
+
+    def start(self) -> None:
+        """Return once it listens. Raises CannotListen."""
+        self._thread.start()
+        self._up.wait(START_S)
+        if self._error is not None or not self._up.is_set():
+            raise CannotListen(f"{self._host}:{self._port}: {self._error or 'no answer'}")
+
+    def stop(self) -> None:
+        """Stop listening; requests under way are cut."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(STOP_S)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        runner = web.AppRunner(self._app, access_log=None, keepalive_timeout=MAX_IDLE_S, shutdown_timeout=0)
+        try:
+            with closing(self._loop.run_until_complete(self._listen(runner))):
+                self._up.set()
+                watching = self._loop.create_task(self._door.watch())
+                self._loop.run_forever()
+                watching.cancel()
+        except OSError as error:
+            self._error = error
+        finally:
+            self._loop.run_until_complete(runner.cleanup())
+            self._loop.close()
+            self._up.set()
+
+    @web.middleware
+    async def _at_the_door(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        with self._door.answering(request.protocol):
+            return await handler(request)
+
+    async def _listen(self, runner: web.AppRunner) -> asyncio.Server:
+        await runner.setup()
+        server = runner.server
+        assert server is not None  # since `setup`
+        listening = await self._loop.create_server(
+            self._door.guarded(server), self._host, self._port, backlog=BACKLOG
+        )
+        self.port = listening.sockets[0].getsockname()[1]
+        return listening
+
+
+def application(
+    published: Callable[[], Published],
+    about: Callable[[], Mapping[str, Any]],
+    now_s: Callable[[], float],
+    inject: Injector | None = None,
+) -> web.Application:
+    """Return the application. With `inject` there is `POST /v1/inject`: only for tests."""
+    registry = metrics.registry(published)
+    waiting = 0
+
+    async def healthz(_: web.Request) -> web.Response:
+        silent_s = now_s() - published().at_s
+        if silent_s > SILENT_S:
+            raise web.HTTPServiceUnavailable(text=f"no look for {silent_s:.0f} s\n")
+        return web.Response(text="ok\n")
+
+    async def readyz(_: web.Request) -> web.Response:
+        if not published().ready:
+            raise web.HTTPServiceUnavailable(text="not all sensors have been tried yet\n")
+        return web.Response(text="ok\n")
+
+    async def health(_: web.Request) -> web.Response:
+        return web.json_response(report.health_report(published(), about()))
+
+    async def exposition(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def events(request: web.Request) -> web.Response:
+        after = _number(request, "after", 0, 1 << 53)
+        limit = _number(request, "limit", 100, MAX_EVENTS)
+        until = time.monotonic() + _number(request, "wait_s", 0, MAX_WAIT_S)
+        nonlocal waiting
+        waiting += 1
+        try:
+            while True:
+                found = [each for each in published().events if each["seq"] > after][: int(limit)]
+                if found or time.monotonic() >= until or waiting > MAX_WAITING:
+                    return web.json_response(
+                        {"events": found, "after": found[-1]["seq"] if found else int(after)}
+                    )
+                await asyncio.sleep(_POLL_S)
+        finally:
+            waiting -= 1
+
+    async def injected(request: web.Request) -> web.Response:
+        assert inject is not None
+        try:
+            asked = json.loads(await request.text() or "{}")
+            if not isinstance(asked, dict):
+                raise ValueError("the body is not a JSON object")
+            return web.json_response({"injected": inject(asked)}, status=202)
+        except (ValueError, RecursionError) as error:
+            raise web.HTTPBadRequest(text=f"{error}\n") from None
+
+    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/readyz", readyz)
+    app.router.add_get("/metrics", exposition)
+    app.router.add_get("/v1/health", health)
+    app.router.add_get("/v1/events", events)
+    if inject is not None:
+        app.router.add_post("/v1/inject", injected)
+    return app
+
+
+def _number(request: web.Request, name: str, otherwise: float, most: float) -> float:
+    text = request.query.get(name)
+    if text is None:
+        return otherwise
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= most:
+        raise web.HTTPBadRequest(text=f"{name}: {text[:40]!r}, expected 0 to {most:g}\n")
+    return value

@@ -1,0 +1,54 @@
+"""Injected observations, for an agent started with `--test`: what its sensors would have seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nodeagent.agent.inbox import Inbox
+from nodeagent.kernel.line_reader import LinePatterns
+from nodeagent.model import Observation
+from nodeagent.policy.rules import Kind, Policy
+
+SOURCE = "injected"
+MAX_LINE = 8192
+
+
+def injector(
+    inbox: Inbox, policy: Policy, lines: LinePatterns, now_s: Callable[[], float]
+) -> Callable[[Mapping[str, Any]], str]:
+    """Return what `POST /v1/inject` calls with its body: it says what was done, or raises ValueError."""
+
+    def inject(asked: Mapping[str, Any]) -> str:
+        seen = parse_injection(asked, policy, lines, now_s())
+        inbox.put(seen)
+        return ", ".join(f"{each.check} {each.value:g} of {each.entity}" for each in seen)
+
+    return inject
+
+
+def parse_injection(
+    asked: Mapping[str, Any], policy: Policy, lines: LinePatterns, at_s: float
+) -> tuple[Observation, ...]:
+    """Return the observations that a request stands for. Raises ValueError, one line."""
+    what, value = asked.get("what"), str(asked.get("value", ""))[:MAX_LINE]
+    entity = str(asked.get("entity", ""))[:200]
+    if what == "xid":
+        if not value.isdigit() or int(value) > 100_000:
+            raise ValueError(f"Xid {value[:40]!r}, expected a number")
+        return (Observation(at_s, "xid", entity, SOURCE, float(value)),)
+    if what == "sample":
+        check, _, number = value.partition("=")
+        rule = policy.rules.get(check)
+        if rule is None or rule.kind is Kind.EVENT:
+            raise ValueError(f"check {check[:40]!r}, expected one that has samples: docs/signals.md")
+        try:
+            return (Observation(at_s, check, entity, SOURCE, float(number)),)
+        except ValueError:
+            raise ValueError(f"{check}={number[:40]!r}, expected a number") from None
+    if what == "kernel":
+        found = lines.read(value)
+        if not found:
+            raise ValueError("no pattern of ours is in that line")
+        return tuple(each.at(at_s, SOURCE) for each in found)
+    raise ValueError(f"what: {str(what)[:40]!r}, expected xid, kernel, sample")

@@ -1,0 +1,88 @@
+"""The agent's metrics, built at each scrape from what is published. The node bounds the labels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from nodeagent.agent.agent import Published
+from nodeagent.model import Action, Level, word
+from nodeagent.server.report import worst
+
+MAX_ENTITIES = 512  # a label for each: a node has a hundred or so
+
+
+class NodeMetrics(Collector):
+    """Reads `published` when it is scraped."""
+
+    def __init__(self, published: Callable[[], Published], started_s: float | None = None) -> None:
+        self._published = published
+        self._started_s = time.time() if started_s is None else started_s
+
+    def collect(self) -> Iterable[Metric]:
+        now = self._published()
+        level, action = worst(now.verdicts)
+        yield _gauge("level", "How bad the node is: 0 healthy, 1 degraded, 2 unhealthy.", level)
+        wanted = GaugeMetricFamily("holdfast_node_action", "1 for what is to be done.", labels=["action"])
+        for each in Action:
+            wanted.add_metric([word(each)], float(each == action))
+        yield wanted
+        yield from self._entities(now)
+        yield from self._sensors(now)
+        yield _count("dropped", "Observations that the agent lost for want of room.", now.dropped)
+        last = now.events[-1]["seq"] if now.events else 0
+        yield _count("changes", "Findings raised, changed and cleared, ever.", last)
+        yield _gauge("look_time_seconds", "Agent time of the last look.", now.at_s)
+        yield _gauge("start_time_seconds", "When the agent was started, since 1970.", self._started_s)
+
+    def _entities(self, now: Published) -> Iterable[Metric]:
+        levels = GaugeMetricFamily("holdfast_node_entity_level", "0, 1, 2 as above.", labels=["entity"])
+        findings = GaugeMetricFamily(
+            "holdfast_node_finding",
+            "1 for each finding that is active.",
+            labels=["entity", "check", "code", "level"],
+        )
+        for verdict in now.verdicts[:MAX_ENTITIES]:
+            levels.add_metric([verdict.entity], float(verdict.level))
+            for each in verdict.findings:
+                code = "" if each.code is None else str(each.code)
+                findings.add_metric([verdict.entity, each.check, code, word(each.level)], 1.0)
+        totals = GaugeMetricFamily("holdfast_node_entities", "Entities by level.", labels=["level"])
+        for level in Level:
+            totals.add_metric([word(level)], float(sum(v.level == level for v in now.verdicts)))
+        yield from (levels, findings, totals)
+
+    def _sensors(self, now: Published) -> Iterable[Metric]:
+        sees = GaugeMetricFamily("holdfast_node_sensor_sees", "1 while the sensor sees.", labels=["sensor"])
+        calls = CounterMetricFamily("holdfast_node_sensor_calls", "Calls that returned.", labels=["sensor"])
+        seen = CounterMetricFamily(
+            "holdfast_node_sensor_observations", "Observations that it made.", labels=["sensor"]
+        )
+        call = GaugeMetricFamily(
+            "holdfast_node_sensor_call_seconds", "The present call, or the last one.", labels=["sensor"]
+        )
+        for each in now.sensors:
+            sees.add_metric([each.name], float(each.sees))
+            calls.add_metric([each.name], each.calls)
+            seen.add_metric([each.name], each.observations)
+            call.add_metric([each.name], each.call_s)
+        yield from (sees, calls, seen, call)
+
+
+def registry(published: Callable[[], Published]) -> CollectorRegistry:
+    """Return a registry with the agent's metrics and nothing else."""
+    made = CollectorRegistry()
+    made.register(NodeMetrics(published))
+    return made
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"holdfast_node_{name}", text, value=value)
+
+
+def _count(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"holdfast_node_{name}", text, value=value)

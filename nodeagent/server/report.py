@@ -1,0 +1,103 @@
+"""The agent's report as JSON: the contract of `/v1/health` and of `holdfast node check --json`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from nodeagent.agent.agent import Published
+from nodeagent.agent.sensor_threads import SensorStatus
+from nodeagent.model import DRIVER, Action, Finding, Level, Verdict, word
+
+SCHEMA = 1
+
+
+def health_report(published: Published, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return everything that holds now. `about` is what does not change: node, boot, policy, versions."""
+    level, action = worst(published.verdicts)
+    return {
+        "schema": SCHEMA,
+        **about,
+        "at_s": round(published.at_s, 3),
+        "level": word(level),
+        "action": word(action),
+        **published.calm.as_json(published.at_s),
+        "driver": dict(published.facts.get(DRIVER, {})),
+        "gpus": [{"entity": e, **f} for e, f in sorted(published.facts.items()) if e != DRIVER],
+        "entities": [entity_report(each) for each in published.verdicts],
+        "sensors": [sensor_report(each) for each in published.sensors],
+        "dropped": published.dropped,
+        "problems": list(published.problems),
+    }
+
+
+UNKNOWN = "unknown"  # the level of what is well as far as it was judged
+
+
+def check_report(
+    published: Published, about: Mapping[str, Any], open_questions: Iterable[tuple[str, str, str]]
+) -> dict[str, Any]:
+    """Return `health` for a short look, which may not call healthy what it could not judge.
+
+    `undecided` lists it: what was bad and not yet for long enough (`open_questions`: entity, check, why), and
+    what a sensor that sees nothing would have seen. A node that is otherwise healthy has the level `unknown`.
+    """
+    found = health_report(published, about)
+    undecided = [{"entity": e, "check": c, "why": why} for e, c, why in open_questions]
+    undecided += [
+        {"entity": f"sensor/{each.name}", "check": "", "why": each.why}
+        for each in published.sensors
+        if not each.sees and not each.nothing_there
+    ]
+    level, _ = worst(published.verdicts)
+    return {
+        **found,
+        "level": UNKNOWN if undecided and level is Level.HEALTHY else found["level"],
+        "undecided": undecided,
+    }
+
+
+def worst(verdicts: Sequence[Verdict]) -> tuple[Level, Action]:
+    """Return the node's level, and the greatest action of the entities of that level."""
+    level = max((each.level for each in verdicts), default=Level.HEALTHY)
+    action = max((each.action for each in verdicts if each.level == level), default=Action.NONE)
+    return level, action
+
+
+def entity_report(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "entity": verdict.entity,
+        "level": word(verdict.level),
+        "action": word(verdict.action),
+        "findings": [finding_report(each) for each in verdict.findings],
+    }
+
+
+def finding_report(each: Finding) -> dict[str, Any]:
+    return {
+        "check": each.check,
+        "code": each.code,
+        "level": word(each.level),
+        "action": word(each.action),
+        "since_s": round(each.since_s, 3),
+        "last_s": round(each.last_s, 3),
+        "why": each.why,
+        "evidence": list(each.evidence),
+        "clears": each.clears,
+        "sources": list(each.sources),
+        "lasting": each.lasting,
+        "overridden": each.overridden,
+    }
+
+
+def sensor_report(each: SensorStatus) -> dict[str, Any]:
+    return {
+        "name": each.name,
+        "sees": each.sees,
+        "why": each.why,
+        "calls": each.calls,
+        "observations": each.observations,
+        "call_s": round(each.call_s, 6),
+        "in_call": each.in_call,
+        "left_out": [{"what": one.what, "why": one.why} for one in each.left_out],
+    }

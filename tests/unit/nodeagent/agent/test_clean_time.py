@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.agent import clean_time
+from nodeagent.agent.clean_time import GAP_S, CleanTime
+from nodeagent.model import Action, Finding, Level
+
+LEVELS = (Level.DEGRADED, Level.UNHEALTHY)
+
+
+def standing(level: Level) -> list[Finding]:
+    if level is Level.HEALTHY:
+        return []
+    return [Finding("node", "x", None, level, Action.NONE, 0.0, 0.0, "it", (), "", ("test",))]
+
+
+def ages(found: CleanTime, now_s: float) -> tuple[float | None, ...]:
+    return tuple(found.as_json(now_s).values())
+
+
+def test_it_counts_from_the_first_look_of_all_sensors() -> None:
+    found = CleanTime().after(10.0, [], ready=False)
+    assert ages(found, 10.0) == (0.0, 0.0, None)
+    found = found.after(20.0, [], ready=True).after(50.0, [], ready=True)
+    assert ages(found, 50.0) == (30.0, 30.0, None)
+
+
+def test_it_counts_anew_from_the_end_of_what_was_wrong() -> None:
+    found = CleanTime().after(0.0, [], ready=True)
+    found = found.after(10.0, standing(Level.DEGRADED), ready=True)
+    assert ages(found, 15.0) == (15.0, 5.0, None)
+    found = found.after(20.0, standing(Level.UNHEALTHY), ready=True)
+    assert ages(found, 25.0) == (5.0, 5.0, 5.0)
+
+
+def test_an_agent_that_is_restarted_goes_on_and_one_that_was_away_begins_anew() -> None:
+    found = CleanTime().after(0.0, standing(Level.UNHEALTHY), ready=True).after(100.0, [], ready=True)
+    assert ages(found.resumed(100.0, 100.0 + GAP_S), 300.0) == (300.0, 300.0, 300.0)
+    away = found.resumed(100.0, 101.0 + GAP_S)
+    assert ages(away, 300.0) == (0.0, 0.0, 300.0)
+    assert ages(away.after(400.0, [], ready=True), 410.0) == (10.0, 10.0, 410.0)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 500.0), st.sampled_from(Level), st.booleans()), max_size=20),
+    st.floats(0.0, 9.0),
+)
+def test_it_is_never_longer_than_it_was_watched_nor_than_since_the_last_fault(
+    looks: list[tuple[float, Level, bool]], later_s: float
+) -> None:
+    found, now_s, began_s, bad_s = CleanTime(), 0.0, None, float("-inf")
+    for step_s, level, ready in looks:
+        now_s += step_s
+        found = clean_time.load_clean_time(
+            json.loads(json.dumps(found.after(now_s, standing(level), ready).dump()))
+        )
+        began_s = now_s if began_s is None and ready else began_s
+        bad_s = now_s if level is Level.UNHEALTHY else bad_s
+    at_s = now_s + later_s
+    clean_s, quiet_s, _ = ages(found, at_s)
+    assert clean_s is not None
+    assert quiet_s is not None
+    assert quiet_s <= clean_s <= (0.0 if began_s is None else at_s - max(began_s, bad_s)) + 0.001

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import errno
+import json
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.filebatch import FileBatch
+from nodeagent.agent import saved_state
+from nodeagent.agent.changes import ReportedFinding
+from nodeagent.agent.clean_time import CleanTime
+from nodeagent.agent.saved_state import BEFORE, MAX_HISTORY, NAME, SavedState
+from nodeagent.model import Action, Level
+from nodeagent.sensing.clock import Anchor
+
+
+def full() -> SavedState:
+    made = SavedState(
+        Anchor("boot", 12.5),
+        99.0,
+        {("gpu/a", "xid", 79): ReportedFinding(Level.UNHEALTHY, Action.REPLACE, 3.0)},
+        calm=CleanTime(1.0, None, 3.0),
+        evidence={"series": [], "events": []},
+        positions={"kmsg": ["boot", 7]},
+    )
+    made.add([{"kind": "raised"}, {"kind": "cleared"}])
+    return made
+
+
+def test_what_is_saved_is_remembered(tmp_path: Path) -> None:
+    saved_state.save(tmp_path, full())
+    assert saved_state.load(tmp_path) == (full(), ())
+    assert sorted(each.name for each in tmp_path.iterdir()) == [NAME]
+
+
+def test_without_a_file_there_is_nothing_to_remember(tmp_path: Path) -> None:
+    assert saved_state.load(tmp_path / "nowhere") == (SavedState(), ())
+
+
+def test_changes_are_numbered_for_good_and_the_newest_are_kept() -> None:
+    made = full()
+    made.add([{}] * MAX_HISTORY)
+    assert len(made.history) == MAX_HISTORY
+    assert (made.history[0]["seq"], made.history[-1]["seq"], made.next_seq) == (
+        3,
+        MAX_HISTORY + 2,
+        MAX_HISTORY + 3,
+    )
+
+
+@given(st.data())
+def test_a_flipped_bit_or_a_torn_file_is_told_and_the_one_before_is_used(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("memory")
+    saved_state.save(folder, full())
+    newer = full()
+    newer.last_s = 100.0
+    saved_state.save(folder, newer)
+    raw = bytearray((folder / NAME).read_bytes())
+    at = data.draw(st.integers(0, len(raw) - 1))
+    if data.draw(st.booleans()):
+        raw[at] ^= 1 << data.draw(st.integers(0, 7))
+    else:
+        del raw[at:]
+    (folder / NAME).write_bytes(raw)
+    found, problems = saved_state.load(folder)
+    # A flip may fall on a blank of the first line, and change nothing that it says.
+    assert found == (full() if problems else newer)
+    assert all(str(folder / NAME) in each for each in problems)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_memory_or_a_problem(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
+    folder = tmp_path_factory.mktemp("memory")
+    (folder / NAME).write_bytes(raw)
+    (folder / BEFORE).write_bytes(raw)
+    found, problems = saved_state.load(folder)
+    assert found == SavedState()
+    assert len(problems) == 2
+
+
+def test_a_memory_of_a_newer_agent_is_left_alone(tmp_path: Path) -> None:
+    raw = json.dumps({"version": saved_state.VERSION + 1}).encode()
+    (tmp_path / NAME).write_bytes(b"%08x %d\n" % (zlib.crc32(raw), len(raw)) + raw)
+    with pytest.raises(saved_state.WrittenByNewerAgent, match="of version 2, this agent reads up to 1"):
+        saved_state.load(tmp_path)
+
+
+def test_a_save_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_state.save(tmp_path, full())
+
+    def full_disk(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(FileBatch, "write", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        saved_state.save(tmp_path, SavedState())
+    assert saved_state.load(tmp_path) == (full(), ())
+
+
+def test_the_memory_of_an_agent_that_did_not_count_calm_is_used(tmp_path: Path) -> None:
+    saved_state.save(tmp_path, full())
+    content = (tmp_path / NAME).read_bytes().partition(b"\n")[2].replace(b'"calm":[1.0,null,3.0],', b"")
+    (tmp_path / NAME).write_bytes(b"%08x %d\n" % (zlib.crc32(content), len(content)) + content)
+    found, problems = saved_state.load(tmp_path)
+    assert (found.told, found.calm, problems) == (full().told, CleanTime(), ())

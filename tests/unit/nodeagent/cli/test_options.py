@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import BadInput
+from nodeagent.cli import options
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["chek"], "did you mean check? expected check, watch, serve, history"),
+        (["check", "--jsn"], "'--jsn' is no option: did you mean --json?"),
+        (["explain", "xyd", "79"], "invalid choice: 'xyd'"),
+        (["explain", "xid"], "code"),
+        (["serve", "--listen", "9465"], "'9465', expected an IP address and a port: 127.0.0.1:9465"),
+        (["serve", "--listen", "127.0.0.1:99999"], "expected an IP address and a port"),
+        (["check", "--for", "0"], "expected 0.1 to 3600 seconds"),
+        (["check", "--for", "soon"], "'soon', expected 0.1 to 3600 seconds"),
+        (["check", "--ib-gbps", "fast"], "'fast', expected 1 to 10000 Gb/s"),
+        (["history", "--limit", "-3"], "expected 1 to 100000 in whole numbers"),
+        (["check", "--gpus", "1.5"], "expected 1 to 100000 in whole numbers"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_is_accepted(words: list[str], told: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        options.parse(words)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["serve", "--help"]])
+def test_help_teaches(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        options.parse(words)
+    assert caught.value.code == 0
+    assert "holdfast node" in capsys.readouterr().out
+
+
+def test_it_listens_on_loopback_unless_told_otherwise() -> None:
+    assert options.split(options.parse(["serve"]).listen) == ("127.0.0.1", options.PORT)
+    assert options.split(options.parse(["serve", "--listen", "[::1]:80"]).listen) == ("::1", 80)
+
+
+def test_without_root_the_memory_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert options.parse(["check"]).state_dir == tmp_path / "holdfast/node"
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert options.parse(["check"]).state_dir == options.ROOT_STATE

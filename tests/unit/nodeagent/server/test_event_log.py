@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+from nodeagent.server import event_log
+from nodeagent.server.event_log import EventLog
+
+SOON_S = 10.0
+
+
+class Reader:
+    """Who reads the lines: takes its time, or goes away."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.began = threading.Event()
+        self.goes_on = threading.Event()
+        self.gone = False
+
+    def write(self, line: str) -> None:
+        self.began.set()
+        assert self.goes_on.wait(SOON_S)
+        if self.gone:
+            raise BrokenPipeError
+        self.told.append(json.loads(line))
+
+
+def stalled() -> tuple[EventLog, Reader]:
+    """Return a teller that is in the middle of its first line."""
+    reader = Reader()
+    teller = EventLog(reader.write)
+    teller.tell({"n": 0})
+    assert reader.began.wait(SOON_S)
+    return teller, reader
+
+
+def test_lines_come_in_order() -> None:
+    teller, reader = stalled()
+    for n in range(1, 10):
+        teller.tell({"n": n})
+    reader.goes_on.set()
+    assert teller.drain(SOON_S)
+    assert reader.told == [{"n": n} for n in range(10)]
+
+
+def test_a_reader_that_stalls_holds_nobody_up_and_is_told_what_it_missed() -> None:
+    teller, reader = stalled()
+    for n in range(1, event_log.MAX_WAITING + 6):
+        teller.tell({"n": n})
+    assert not teller.drain(0.0)
+    reader.goes_on.set()
+    assert teller.drain(SOON_S)
+    first, missed, after, *_, last = reader.told
+    assert (first, missed, after) == ({"n": 0}, {"event": "lines_left_out", "count": 5}, {"n": 6})
+    assert last == {"n": event_log.MAX_WAITING + 5}
+
+
+def test_a_reader_that_is_gone_is_told_nothing_more() -> None:
+    teller, reader = stalled()
+    teller.tell({"n": 1})
+    reader.gone = True
+    reader.goes_on.set()
+    assert teller.drain(SOON_S)
+    teller.tell({"n": 2})
+    assert teller.drain(0.0)
+    assert reader.told == []

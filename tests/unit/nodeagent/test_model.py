@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.model import MAX_FACTS, MAX_TEXT, Observation, gpu_entity, normalized_pci
+
+
+@pytest.mark.parametrize("text", ["00000000:3B:00.0", "0000:3b:00", "PCI:0000:3b:00", "3b:00.0", "0:3b:0"])
+def test_one_gpu_has_one_name_however_its_address_is_written(text: str) -> None:
+    assert gpu_entity(text) == "gpu/0000:3b:00.0"
+
+
+@given(st.text())
+def test_what_is_no_address_is_no_error(text: str) -> None:
+    assert normalized_pci(normalized_pci(text)) == normalized_pci(text)
+
+
+def test_what_a_sensor_says_is_bounded() -> None:
+    seen = Observation(
+        0.0, "xid", "gpu/x", "kmsg", text="x" * 9000, facts=tuple(("a", "b") for _ in range(99))
+    )
+    assert (len(seen.text), len(seen.facts)) == (MAX_TEXT, MAX_FACTS)
