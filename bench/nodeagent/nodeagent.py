@@ -19,12 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import nodeagent_rest, nodeagent_week, results
-from bench.figures import summary
-from bench.options import make_parser
-from bench.say import say
-from bench.table import percent, seconds, table
-from bench.verdicts import Verdict, all_met, at_most, below
+from bench.harness import results
+from bench.harness.console import make_parser, say
+from bench.nodeagent import idle, simulated_week
+from bench.text import Verdict, all_met, at_most, below, percent, seconds, summary, table
 from nodeagent.agent.agent import Agent, FittedSensor
 from nodeagent.agent.saved_state import SavedState
 from nodeagent.nvml.driver import NvmlDriver

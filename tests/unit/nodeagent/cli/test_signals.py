@@ -14,7 +14,7 @@ DOCUMENT = Path(__file__).parents[4] / "docs" / "signals.md"
 
 
 def test_the_page_in_docs_is_what_the_code_prints() -> None:
-    again = "python -m nodeagent.policy.signals > docs/signals.md"
+    again = "python -m nodeagent.cli.signals > docs/signals.md"
     assert DOCUMENT.read_text() == PAGE, f"docs/signals.md is stale; make it anew: {again}"
 
 
