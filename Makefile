@@ -158,9 +158,17 @@ format: setup ## put the code in ruff's format
 demo: setup ## train a small GPT and break it nine times
 	@$(BIN)/holdfast demo $(DEMO_ARGS)
 
+.PHONY: demo-quick
+demo-quick: setup ## the same in a minute or less: three faults, equal weights
+	@$(BIN)/holdfast demo --quick $(DEMO_ARGS)
+
 .PHONY: bench
 bench: setup ## measure recovery side by side with torchrun (BENCH_ARGS)
 	@$(BIN)/python -m bench recovery $(BENCH_ARGS)
+
+.PHONY: picture
+picture: setup ## draw docs/recovery.svg from a run of holdfast and one of torchrun
+	@$(BIN)/python -m bench picture $(BENCH_ARGS)
 
 .PHONY: wheel
 wheel: setup ## build the source distribution, and the wheel from it, into dist/

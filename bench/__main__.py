@@ -13,6 +13,7 @@ from bench.harness.launchers import Failed
 
 BENCHES = {  # package and module of each bench, and its line in the help; a bench has its module's name
     "recovery.recovery": "from the kill of a rank to the first new step, side by side with torchrun",
+    "recovery.picture": "docs/recovery.svg, drawn from one run of holdfast and one of torchrun",
     "start.start": "from a launcher's start to the first step; how soon a killed process is replaced",
     "overhead.overhead": "what holdfast costs while nothing fails, against torchrun",
     "snapshot.snapshot": "copying the state into memory and onto storage, against plain copies",

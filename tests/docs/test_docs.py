@@ -75,10 +75,10 @@ def test_a_command_that_is_shown_can_be_given(document: str, line: str, project:
 
 
 def test_a_make_target_that_is_shown_exists() -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for path in DOCUMENTS:
         text = path.read_text()
-        shown = set(re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE))
+        shown = set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE))
         assert shown <= targets, f"{path.name}: {shown - targets}"
 
 
