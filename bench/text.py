@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return lines with the first column to the left and all others to the right."""
+    """Return a text table: the first column is left-aligned, all others right-aligned."""
     lines = [headers, *rows]
     widths = [max(len(line[at]) for line in lines) for at in range(len(headers))]
     shown = ["  ".join(_place(line, widths)).rstrip() for line in lines]
@@ -26,7 +26,7 @@ def _place(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
 
 
 def seconds(value: float | None) -> str:
-    """Return a time with three digits that count: `0.104 s`, `12 us`."""
+    """Return a time with three significant digits: `0.104 s`, `12 us`."""
     if value is None or math.isnan(value):
         return "-"
     if value >= 0.095:
@@ -45,24 +45,24 @@ def percent(value: float, digits: int = 2) -> str:
 
 
 def size(value: float) -> str:
-    """Return bytes in decimal units, as disks and buses are counted."""
+    """Return a number of bytes in decimal units."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(value) >= 0.9995 * factor:  # what three digits show as a thousand of the unit below
+        if abs(value) >= 0.9995 * factor:  # 999.6 kB would be shown as 1000 kB: use MB
             return f"{value / factor:.3g} {unit}"
     return f"{value:.0f} B"
 
 
 def size_of(text: str) -> int:
-    """Return the bytes that a size such as 1.5G or 300M stands for. Raises ValueError."""
+    """Return the number of bytes of a size such as 1.5G or 300M. Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?", text.strip())
     if match is None:
-        raise ValueError(f"a size of {text!r}: expected a number with k, M or G, such as 1.5G")
+        raise ValueError(f"invalid size {text!r}: expected a number with k, M or G, such as 1.5G")
     return int(float(match[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[match[2]])
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of a sample; all NaN for an empty one. `p90` is the nearest-rank one: a value that occurred."""
+    """Of a sample; all NaN for an empty one. `p90` is by nearest rank, so it is a value of the sample."""
 
     count: int
     median: float
@@ -86,14 +86,14 @@ def summary(values: Sequence[float]) -> Summary:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least `share` percent of all do not exceed. Needs one value."""
+    """Return the smallest value that at least `share` percent of `values` (at least one) do not exceed."""
     ordered = sorted(values)
     rank = math.ceil(share / 100 * len(ordered))
     return ordered[max(0, rank - 1)]
 
 
 def ratio(above: float, below: float) -> float:
-    """Return the quotient, NaN where there is none."""
+    """Return the quotient; NaN for a divisor of 0."""
     return above / below if below else math.nan
 
 
@@ -109,7 +109,7 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`met` is None when too little was measured to tell."""
+    """A target, what was found, and whether the target was met; None when too little was measured."""
 
     target: str
     found: str
@@ -122,12 +122,12 @@ class Verdict:
 
 
 def at_most(target: str, value: float, limit: float, shown: str) -> Verdict:
-    """Judge a number that must not exceed `limit`; NaN is not known."""
+    """Judge a number that must not exceed `limit`; NaN means that it was not measured."""
     return Verdict(target, shown, None if value != value else value <= limit)
 
 
 def below(target: str, value: float, limit: float, shown: str) -> Verdict:
-    """Judge a number that must stay below `limit`; NaN is not known."""
+    """Judge a number that must stay below `limit`; NaN means that it was not measured."""
     return Verdict(target, shown, None if value != value else value < limit)
 
 

@@ -1,9 +1,9 @@
-"""What the device path costs on a real GPU: it says so where there is none.
+"""What the device path costs on a real GPU; without one, the bench says so and measures nothing.
 
-The copy just in time is made while a kernel of 5 s stands in the training's stream, before the optimizer's
-writes, as a collective with a dead peer does. Its speed, and that of a snapshot beside the training, are held
-against one copy of as many bytes from the device into pinned memory. The commit is the host's time for it
-while the device is busy: the marks, the host's part that is kept, the numbers that are brought.
+The just-in-time copy is made while a kernel of 5 s blocks the stream of the training, before the optimizer's
+writes, as a collective with a dead peer would. Its speed, and that of a snapshot beside the training, are
+compared with one copy of as many bytes from the device into pinned memory. The commit is the host's time for
+it while the device is busy: the marks, the copy of the host's part, and the numbers that are fetched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bench.harness.console import make_parser, say
 from bench.text import Verdict, all_met, at_most, below, seconds, size, summary, table
 
 STILL_S = 5.0
-SHARE = 0.8  # of a plain copy's speed
+SHARE = 0.8  # of the speed of a plain copy
 COMMIT_S = 1e-3
 
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _copies(options: argparse.Namespace) -> dict[str, Any]:
-    """Return bytes, and the seconds of a plain copy, of a snapshot, and of copies just in time."""
+    """Return bytes, and the seconds of plain copies, of snapshots, and of just-in-time copies."""
     import torch
 
     from bench.gpu.training import GPU, Training, cycles, folder
@@ -63,7 +63,7 @@ def _copies(options: argparse.Namespace) -> dict[str, Any]:
             answer = training.secured()
             just_in_time.append(time.perf_counter() - began)
             if not answer.whole:
-                say(f"no copy just in time: {answer.why}")
+                say(f"no just-in-time copy: {answer.why}")
             total = keeping._snapshots.arena.records()[0].total_bytes
             torch.cuda.synchronize()
             plain.append(_plain(total, GPU))
@@ -72,7 +72,7 @@ def _copies(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _plain(total: int, device: Any) -> float:
-    """Copy as many bytes in one piece, into pinned memory."""
+    """Copy `total` bytes in one piece into pinned memory; return the seconds."""
     import torch
 
     source = torch.zeros(total, dtype=torch.uint8, device=device)
@@ -85,7 +85,7 @@ def _plain(total: int, device: Any) -> float:
 
 
 def _commits(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the host's seconds for commits with a device that is busy."""
+    """Return the host's seconds for each commit while the device is busy."""
     import torch
 
     from bench.gpu.training import GPU, Training, cycles, folder
@@ -109,7 +109,7 @@ def _commits(options: argparse.Namespace) -> dict[str, Any]:
 
 def _rows(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
     names = {
-        "just_in_time_s": "copy just in time beside a kernel that stands still",
+        "just_in_time_s": "just-in-time copy beside a blocked kernel",
         "snapshot_s": "snapshot beside the training",
         "plain_s": "plain copy into pinned memory",
         "commit_s": "commit while the device is busy",
@@ -125,7 +125,7 @@ def _verdicts(figures: dict[str, Any]) -> list[Verdict]:
     commit = summary(figures["commit_s"]).median
     shown = f"{seconds(snapshot)}, plain {seconds(plain)}"
     return [
-        below("a copy just in time waits for no kernel", late, STILL_S / 2, seconds(late)),
+        below("a just-in-time copy waits for no kernel", late, STILL_S / 2, seconds(late)),
         at_most(f"a snapshot has {SHARE:.0%} of a plain copy's speed", snapshot, plain / SHARE, shown),
         below("a commit waits for no kernel", commit, COMMIT_S, seconds(commit)),
     ]
@@ -133,7 +133,7 @@ def _verdicts(figures: dict[str, Any]) -> list[Verdict]:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("gpu", __doc__ or "")
-    parser.add_argument("--width", type=int, default=8192, help="of the square layers")
-    parser.add_argument("--layers", type=int, default=8, help="how many of them")
-    parser.add_argument("--repeats", type=int, default=5, help="of each copy")
+    parser.add_argument("--width", type=int, default=8192, help="width of the square layers")
+    parser.add_argument("--layers", type=int, default=8, help="number of layers")
+    parser.add_argument("--repeats", type=int, default=5, help="repeats of each copy")
     return parser.parse_args(list(argv))

@@ -1,4 +1,4 @@
-"""A training on a real GPU whose state at every step is known, for `bench gpu` and tests/gpu."""
+"""A training on a real GPU whose state at every step is known; also used by tests/gpu."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Bits = dict[str, bytes]
 
 
 class Training:
-    """A model of `width`^2 parameters a layer with AdamW, whose counters of steps are on the host."""
+    """A model with `width`^2 parameters per layer, and AdamW, whose step counters are on the host."""
 
     def __init__(
         self, folder: Path, width: int = 64, layers: int = 2, every: int = 0, wrap: Any = None
     ) -> None:
         control = socket.socket()
-        control.close()  # a line to a launcher that is gone
+        control.close()  # as if the launcher had ended
         folder.mkdir(exist_ok=True)
         session = Session(
             replace(LAUNCH, snapshot_every=every), RankStart(0, 0), Runtime(control, folder, 0, 1)
@@ -51,13 +51,13 @@ class Training:
         self.state: State = session.protect(model=self.model, optimizer=self.optimizer)
 
     def steps(self, count: int) -> Iterator[int]:
-        """Make steps; yield after each commit. Nothing in it waits for the device."""
+        """Queue steps; yield after each commit. Nothing here waits for the device."""
         for step in self.state.steps(count):
             self.queue(step)
             yield step
 
     def queue(self, step: int, *, before_write: int = 0, before_commit: int = 0) -> None:
-        """Queue one step, with pauses of so many of the device's cycles in it."""
+        """Queue one step, with pauses of the given numbers of device cycles."""
         self.optimizer.zero_grad()
         batch = torch.full((8, self.width), 0.01 * (step + 1), device=GPU)
         loss = self.model(batch).pow(2).mean()
@@ -70,7 +70,7 @@ class Training:
         self.state.commit(loss=loss, position=8 * step)
 
     def secured(self) -> Secured:
-        """Ask for the state just in time, as a launcher does, from a thread of its own."""
+        """Request a just-in-time copy as a launcher does, from another thread; return the answer."""
         keeping = self.state.keeping
         assert keeping is not None
         found: list[Secured] = []
@@ -80,7 +80,7 @@ class Training:
         return found[0]
 
     def held(self) -> dict[int, Bits]:
-        """Return the tensors that the arena has, by step."""
+        """Return the bytes of the tensors in the arena, by step and name."""
         keeping = self.state.keeping
         assert keeping is not None
         found: dict[int, Bits] = {}
@@ -97,7 +97,7 @@ class Training:
 
 
 def reference(steps: int, **made: Any) -> dict[int, Bits]:
-    """Return the state of every step, of a run that waits for the device after each."""
+    """Return the state after every step, from a run that waits for the device after each."""
     states: dict[int, Bits] = {}
     with folder() as memory:
         training = Training(memory, every=1, **made)
@@ -115,10 +115,10 @@ def folder() -> Iterator[Path]:
 
 
 def cycles(seconds: float) -> int:
-    """Return how many of the device's cycles take so long, measured now."""
+    """Return how many device cycles take `seconds`, as measured now."""
     tried = 50_000_000
     begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(tried)  # the clocks go up
+    torch.cuda._sleep(tried)  # raises the clock rate
     begun.record()
     torch.cuda._sleep(tried)
     ended.record()

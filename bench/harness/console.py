@@ -7,7 +7,7 @@ import sys
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Text as it is written, and the default of each option."""
+    """Keep the description as written; show the default of each option."""
 
 
 def make_parser(name: str, about: str, examples: str = "") -> argparse.ArgumentParser:
@@ -21,6 +21,6 @@ def make_parser(name: str, about: str, examples: str = "") -> argparse.ArgumentP
 
 
 def say(text: str = "") -> None:
-    """Print one or more lines at once: a pipe must see progress too."""
+    """Print one or more lines and flush, so that a pipe shows progress, too."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

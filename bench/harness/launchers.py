@@ -1,4 +1,4 @@
-"""Start a launcher, find its end, and leave nothing of it behind, whatever it was."""
+"""Start launchers of any kind, stop them, and leave no process or file of them behind."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from holdfast import osproc
 from supervisor import memory_volume
 from supervisor.rundir import RunDir
 
-STOP_S = 15.0  # a clean end after SIGTERM; a launcher that hangs is killed then
+STOP_S = 15.0  # for a clean end after SIGTERM; after that the launcher is killed
 SWEEPS = 50
 TAIL_BYTES = 3000
 
 
 class Failed(Exception):
-    """A launcher did not get going; the message has the end of its output."""
+    """A launcher did not start training; the message has the end of its output."""
 
 
 @dataclass(slots=True)
 class Running:
-    """One launcher with all that it has started. `close` is owed on every path."""
+    """One launcher with all processes that it started. The caller must call `close` on every path."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -42,7 +42,7 @@ class Running:
 
     @property
     def run_dir(self) -> Path:
-        """Where a `holdfast run` keeps its records."""
+        """The run directory, if the launcher is a `holdfast run`."""
         return self.folder / "run"
 
     @property
@@ -54,14 +54,14 @@ class Running:
         return self.process.poll()
 
     def tail(self) -> str:
-        """Return the end of what the launcher and its ranks have printed."""
+        """Return the last lines that the launcher and its ranks printed."""
         with self.log.open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - TAIL_BYTES))
             return file.read().decode(errors="replace")
 
     def stop(self, limit_s: float = STOP_S) -> bool:
-        """End it as a user would; True when that worked in time. Nothing of it is left either way."""
+        """Stop the launcher as a user would; kill it if it does not end in time. Return whether it did."""
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(limit_s)
@@ -72,7 +72,7 @@ class Running:
         return True
 
     def kill(self) -> None:
-        """End it and everything below it at once, as far as it takes."""
+        """Kill the launcher and all of its descendants."""
         below = processes.below(self.process.pid, processes.snapshot())
         self.process.kill()
         for each in below:
@@ -81,11 +81,11 @@ class Running:
         _sweep()
 
     def leftovers(self) -> list[str]:
-        """Return the command lines of processes that outlived the launcher, and end them."""
+        """Kill the processes that outlived the launcher; return their command lines."""
         return _sweep()
 
     def close(self) -> None:
-        """Kill what is left and remove its files."""
+        """Kill what is still running and remove the files."""
         if self.process.poll() is None:
             self.kill()
         memory = memory_volume.of_run((RunDir(self.folder / "run").run() or {}).get("runtime"))
@@ -95,12 +95,12 @@ class Running:
 
 
 def launch(name: str, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Running:
-    """Start `argv` in a session and a folder of its own, its output in a file.
+    """Start `argv` in a session and a working directory of its own, with its output in a file.
 
-    The checkout's `bench` and `trainer` can be imported there; what a launcher leaves in its working
-    directory goes with it. `{run_dir}` in an argument stands for the folder of a holdfast run.
+    The checkout's `bench` and `trainer` can be imported there. `close` removes the directory with all that
+    the launcher left in it. `{run_dir}` in an argument is replaced by the run directory.
     """
-    osproc.adopt_orphans()  # what a killed launcher leaves comes to us, and ends
+    osproc.adopt_orphans()  # processes that outlive a launcher become our children; `_sweep` ends them
     folder = Path(tempfile.mkdtemp(prefix=f"bench-{name}-"))
     for package in ("bench", "trainer"):
         (folder / package).symlink_to(ROOT / package)
@@ -116,13 +116,13 @@ def launch(name: str, argv: Sequence[str], environment: Mapping[str, str] | None
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=lambda: osproc.die_with(parent, signal.SIGTERM),  # even if we are killed
+            preexec_fn=lambda: osproc.die_with(parent, signal.SIGTERM),  # even if this process is killed
         )
     return Running(name, process, folder, Follower(ticks), time.monotonic_ns())
 
 
 def holdfast_run(options: Sequence[str], script: Sequence[str]) -> list[str]:
-    """Return the command line of a `holdfast run` of a Python script, without a keyboard."""
+    """Return the command line of a `holdfast run` of a Python script that needs no terminal."""
     python = sys.executable
     return [
         *(python, "-m", "holdfast", "run", "--plain", "--run-dir", "{run_dir}"),
@@ -132,12 +132,12 @@ def holdfast_run(options: Sequence[str], script: Sequence[str]) -> list[str]:
 
 
 def torchrun(options: Sequence[str], script: Sequence[str]) -> list[str]:
-    """Return torchrun's command line for one machine, as its documentation gives it."""
+    """Return torchrun's command line for one machine, as in its documentation."""
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", *options, *script]
 
 
 def _sweep() -> list[str]:
-    """Kill and reap what a launcher has left to us; return the command lines of those that lived."""
+    """Kill and reap the processes that a launcher left behind; return the command lines of live ones."""
     found: list[str] = []
     for _ in range(SWEEPS):
         strays = osproc.children()

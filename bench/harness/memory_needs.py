@@ -1,4 +1,4 @@
-"""Is there as much memory as a bench will take? Asked before anything of it is taken."""
+"""Refuse a bench that needs more memory than there is, before it allocates any."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from holdfast.messages import Room
 from sidecar import room
 
 MEMORY = Path("/dev/shm")
-SPARE = 1.05  # private states, pages, and what the processes are besides
+SPARE = 1.05  # private states, progress pages, and the processes themselves
 
 
 def check(option: str, state_bytes: int, shared: int, beside: int, other_bytes: int = 0) -> None:
-    """Raise `Failed` unless `shared` times the state fit into shared memory, and `beside` times more in all.
+    """Raise `Failed` unless `shared` states fit into shared memory, and `beside` more into all memory.
 
-    `option` is what the size was given with; `other_bytes` are taken whatever that is.
+    `option` is the option that set the size; `other_bytes` are needed for any size.
     """
     refused = refusal(option, state_bytes, shared, beside, other_bytes, room.measure(MEMORY, 0))
     if refused and state_bytes and os.access(MEMORY, os.W_OK):
@@ -27,7 +27,7 @@ def check(option: str, state_bytes: int, shared: int, beside: int, other_bytes: 
 def refusal(
     option: str, state_bytes: int, shared: int, beside: int, other_bytes: int, there: Room
 ) -> str | None:
-    """Return why it does not fit, in one line with a size that does; None when it fits."""
+    """Return one line that says why it does not fit and which size would; None when it fits."""
     shared_bytes = int(SPARE * shared * state_bytes)
     all_bytes = int(SPARE * (shared + beside) * state_bytes) + other_bytes
     if shared_bytes <= there.free_bytes and all_bytes <= there.available_bytes:

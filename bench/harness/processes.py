@@ -1,4 +1,4 @@
-"""Look at processes through /proc: who belongs to a launcher, what each part of ours uses."""
+"""Read processes from /proc: which belong to a launcher, which part of holdfast each is, what it uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Process:
     parent: int
     state: str
     argv: tuple[str, ...]
-    name: str  # what the process calls itself, which a fork may change
+    name: str  # comm: a forked process may have changed it
     rss_bytes: int
     descriptors: int
 
@@ -35,7 +35,7 @@ def snapshot() -> dict[int, Process]:
 
 
 def look(pid: int) -> Process | None:
-    """Return the process `pid`; None when it is gone or not ours to see."""
+    """Return the process `pid`; None when it is gone or may not be read."""
     folder = Path(f"/proc/{pid}")
     try:
         name, state, parent, rss_bytes = read_stat((folder / "stat").read_text())
@@ -54,9 +54,9 @@ def read_stat(text: str) -> tuple[str, str, int, int]:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the seconds that the threads of `pid` alive now have run; 0 when it is gone.
+    """Return the CPU seconds of the live threads of `pid`; 0 when it is gone.
 
-    Exact, where the ticks of /proc/PID/stat are a sample that short naps at a timer's pace fool.
+    Exact. The ticks of /proc/PID/stat are samples, which miss a thread that sleeps in step with the timer.
     """
     total_ns = 0
     try:
@@ -84,8 +84,8 @@ def below(root: int, processes: Mapping[int, Process]) -> list[Process]:
 def parts(keeper: int, processes: Mapping[int, Process], ranks: Iterable[int]) -> dict[int, str]:
     """Return what each process of a `holdfast run` is, by pid.
 
-    One of: keeper, supervisor, sidecar, template (of members), parts (our own template), launcher, zygote,
-    rank, warm (a parked process), other.
+    One of: keeper, supervisor, sidecar, template (from which launchers are forked), parts (from which
+    supervisor and sidecars are forked), launcher, zygote, rank, warm (a parked process), other.
     """
     training = set(ranks)
     parents = {process.parent for process in processes.values()}
@@ -108,17 +108,17 @@ def _part(process: Process, parent: str, parents: Collection[int]) -> str:
         if any("holdfast.launch" in word for word in words):
             return "launcher"
         if any("holdfast.template" in word for word in words):
-            # Launchers are forks of the template, each with a zygote; itself, it has no children that stay.
+            # Launchers are forks of the template and have a zygote each; the template keeps no children.
             return "launcher" if process.pid in parents else "template"
     if parent == "launcher":
-        return "warm"  # the zygote is told apart by those who know: see `zygotes`
+        return "warm"  # or the zygote, which `zygotes` finds
     return "other"
 
 
 def zygotes(names: Mapping[int, str], processes: Mapping[int, Process]) -> dict[int, str]:
-    """Return `names` with the oldest child of each launcher called its zygote.
+    """Return `names` with the zygote of each launcher named as such.
 
-    Parked processes are forks of it with the same command line, but lead sessions of their own.
+    Parked processes are forks of it with the same command line, but each leads a session of its own.
     """
     found = dict(names)
     for pid, name in names.items():

@@ -1,4 +1,4 @@
-"""What a measurement leaves behind: one JSON file, with the machine that it was made on."""
+"""Store all figures of a measurement as one JSON file, with the machine that it was made on."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 
 from bench.harness.console import say
 
-ROOT = Path(__file__).resolve().parents[2]  # the checkout: benches run from there
+ROOT = Path(__file__).resolve().parents[2]  # the checkout, from which benches run
 FOLDER = ROOT / "bench-results"
-BUSY = 0.25  # load per core before we begin: beyond, somebody else is measured too
+BUSY = 0.25  # load per core at the start; above it, other work disturbs the measurement
 
 
 def machine() -> dict[str, Any]:
@@ -34,7 +34,7 @@ def machine() -> dict[str, Any]:
 
 
 def begin(name: str) -> dict[str, Any]:
-    """Return the head of a result, and say on what it is being measured."""
+    """Print which machine is being measured; return the head of the result."""
     found = machine()
     load, cores = found["load"][0], found["cores"] or 1
     say(
@@ -48,7 +48,7 @@ def begin(name: str) -> dict[str, Any]:
 
 
 def write(found: dict[str, Any]) -> Path:
-    """Write a result to a new file, and say where it is."""
+    """Write a result to a new file, and print its path."""
     FOLDER.mkdir(exist_ok=True)
     found["load_at_end"] = list(os.getloadavg())
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
@@ -59,7 +59,7 @@ def write(found: dict[str, Any]) -> Path:
 
 
 def plain(value: Any) -> Any:
-    """Return `value` with null for what JSON has no number for."""
+    """Return `value` as JSON can store it: None for NaN and infinity, strings for paths."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Path):

@@ -1,7 +1,7 @@
 """The steps of all ranks, recorded from inside and read from outside, the same way under every launcher.
 
-Each rank appends one record right after each `optimizer.step()`: an append of 32 bytes is whole or not
-there, whatever kills the writer, and costs a microsecond. Standard library only: the workloads import it.
+Each rank appends one record right after each `optimizer.step()`. An append of 32 bytes is either whole or
+absent, however the writer is killed, and costs a microsecond. Standard library only: the workloads import it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Tick:
 
 
 class Ticker:
-    """A rank's side. Without the variable it does nothing: the scripts run by themselves too."""
+    """Records the steps of one rank; does nothing in a script that no bench started."""
 
     def __init__(self) -> None:
         path = os.environ.get(VARIABLE)
@@ -43,21 +43,21 @@ class Ticker:
         )
 
     def tick(self, step: int) -> None:
-        """Record that the optimizer has done step `step`."""
+        """Record that the optimizer has finished step `step`."""
         if self._file >= 0:
             os.write(self._file, _RECORD.pack(time.monotonic_ns(), step, *self._who, 0))
 
 
 @dataclass(slots=True)
 class Follower:
-    """Reads the records as they come."""
+    """Reads the records as the ranks append them."""
 
     path: Path
     ticks: list[Tick] = field(default_factory=list)
     _at: int = 0
 
     def follow(self) -> list[Tick]:
-        """Return all records so far, those that are new since the last call read in."""
+        """Read the records that are new since the last call; return all of them so far."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self._at)
@@ -77,7 +77,7 @@ class Regained:
     generation: int
     first_ns: int  # the first step of any rank
     all_ns: int  # the first step of the last rank
-    step: int  # the earliest step that was done (again)
+    step: int  # the earliest step of this generation
     pids: tuple[int, ...]
 
 
@@ -94,7 +94,7 @@ def newest(ticks: Iterable[Tick]) -> dict[int, Tick]:
 
 
 def regained(ticks: Iterable[Tick], after: int, world_size: int) -> Regained | None:
-    """Return how the group went on after generation `after`; None while it has not."""
+    """Return the first whole generation after `after`; None while no such generation has trained."""
     first: dict[int, dict[int, Tick]] = {}
     for tick in ticks:
         if tick.generation > after:
@@ -108,10 +108,10 @@ def regained(ticks: Iterable[Tick], after: int, world_size: int) -> Regained | N
     return None
 
 
-def redone(ticks: Iterable[Tick], before: int, went_on: Regained) -> int:
-    """Return how many steps any rank had finished in generation `before` and the group did again."""
+def redone(ticks: Iterable[Tick], before: int, restarted: Regained) -> int:
+    """Return how many steps the group repeated that some rank had finished in generation `before`."""
     last = max((tick.step for tick in ticks if tick.generation == before), default=-1)
-    return max(0, last + 1 - went_on.step)
+    return max(0, last + 1 - restarted.step)
 
 
 def step_times_s(ticks: Sequence[Tick], rank: int, skip: int) -> list[float]:

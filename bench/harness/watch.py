@@ -1,4 +1,4 @@
-"""A holdfast run seen from outside: its status, its processes, what it uses."""
+"""Watch a holdfast run from outside: its status, its processes, the memory and files that it uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.harness.launchers import Running
 from supervisor.rundir import RunDir
 
 POLL_S = 0.05
-STATUS_S = 2.0  # an older status tells of the past
+STATUS_S = 2.0  # an older status may be out of date
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Reading:
 
 
 class Watch:
-    """Looks when asked; keeps the readings."""
+    """Polls the run when called, and keeps a reading of each process every `every_s` seconds."""
 
     def __init__(self, running: Running, every_s: float) -> None:
         self.running = running
@@ -54,7 +54,7 @@ class Watch:
         return is_calm(self.status(), since, time.time())
 
     def until_calm(self, since: float, limit_s: float) -> bool:
-        """Wait for that. False when it does not come in time, or the run ends first."""
+        """Wait until the run is calm. False when it does not become calm in time, or ends first."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             if self.calm(since):
@@ -64,14 +64,14 @@ class Watch:
         return False
 
     def until(self, moment_s: float) -> bool:
-        """Let time pass until `moment_s` (monotonic). False when the run has ended."""
+        """Poll until `moment_s` (monotonic). False when the run ends first."""
         while time.monotonic() < moment_s:
             if not self.poll():
                 return False
         return True
 
     def pids(self) -> dict[int, str]:
-        """Return what each process of the run is."""
+        """Return what each process of the run is, by pid."""
         return self._named(processes.snapshot())
 
     def _named(self, alive: Mapping[int, processes.Process]) -> dict[int, str]:
@@ -113,6 +113,6 @@ def _bytes_in(folder: Path) -> int:
         for name in names:
             try:
                 total += os.lstat(Path(where) / name).st_blocks * 512
-            except FileNotFoundError:  # it was replaced while we looked
+            except FileNotFoundError:  # it was replaced during the walk
                 continue
     return total

@@ -1,10 +1,12 @@
-"""Does the node agent see what matters in a flood of kernel lines? With the real /dev/kmsg.
+"""Whether the node agent sees what matters in a flood of kernel lines, with the real /dev/kmsg.
 
-A `holdfast node serve --test` reads /dev/kmsg while this writes so many lines into it, 20 of them an Xid of a
-GPU of its own. Told is how many of the 20 became findings, how soon after the last line, and how many lines
-the kernel had overwritten before anybody read them: those nobody can see, and the agent has to say so.
+A `holdfast node serve --test` reads /dev/kmsg while the bench writes --lines lines into it, 20 of them Xids,
+each of another GPU. The bench shows how many of the 20 became findings, how soon after the last line, and how
+many lines the kernel overwrote before the agent read them. Such lines are lost, and the agent has to report
+that.
 
-It needs root, and lifts the kernel's rate limit for writers of /dev/kmsg (kernel.printk_devkmsg) meanwhile.
+The bench needs root. While it runs, it lifts the kernel's rate limit for writers of /dev/kmsg
+(kernel.printk_devkmsg).
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ LIMIT = Path("/proc/sys/kernel/printk_devkmsg")
 XIDS = (48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158, 160, 167, 171, 172)
 MOST_MB = 60.0
 PATIENCE_S = 10.0
-BATCH = 500  # lines between two looks at the clock
+BATCH = 500  # lines between two readings of the clock
 
 
 def main(argv: Sequence[str]) -> int:
@@ -53,7 +55,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _flooded(lines: int, over_s: float) -> dict[str, Any]:
-    domain = f"{random.Random().getrandbits(16):04x}"  # the log may have the lines of another run
+    # The log may still have lines of an earlier run.
+    domain = f"{random.Random().getrandbits(16):04x}"
     with (
         tempfile.TemporaryDirectory(prefix="bench-flood-") as folder,
         serving(Path(folder), None, "--test", "--kernel-log", "kmsg") as agent,
@@ -64,7 +67,7 @@ def _flooded(lines: int, over_s: float) -> dict[str, Any]:
         seen = _until_seen(agent, domain, ended)
         seen_s = time.monotonic() - ended
         health, process = agent.get("/v1/health"), look(agent.process.pid)
-    assert process is not None, "the agent has ended by itself"
+    assert process is not None, "the agent has ended"
     lost = [each for each in _findings(health, "sensor/kmsg") if each["check"] == "observations_dropped"]
     return {
         "wrote_s": wrote_s,
@@ -78,22 +81,22 @@ def _flooded(lines: int, over_s: float) -> dict[str, Any]:
 
 def _judged(figures: dict[str, Any]) -> list[Verdict]:
     seen, sees, rss_mb = figures["seen"], figures["sees"], figures["rss_mb"]
-    told = seen == len(XIDS) or bool(figures["lost"])
+    reported = seen == len(XIDS) or bool(figures["lost"])
     return [
-        Verdict("every Xid is seen, or the loss is told", f"{seen} of {len(XIDS)}", told),
-        Verdict("the sensor goes on", "it sees" if sees else "it is blind", sees),
+        Verdict("every Xid is seen, or the loss is reported", f"{seen} of {len(XIDS)}", reported),
+        Verdict("the sensor still works", "it sees" if sees else "it is blind", sees),
         at_most(f"memory <= {MOST_MB:g} MB", rss_mb, MOST_MB, f"{rss_mb:.1f} MB"),
     ]
 
 
 @contextmanager
 def _unlimited() -> Iterator[None]:
-    """Let anybody write as much as he likes. Raises Failed when that may not be set here."""
+    """Lift the rate limit for writers of /dev/kmsg. Raises Failed without the right to do so."""
     try:
         before = LIMIT.read_text()
         LIMIT.write_text("on\n")
     except OSError as error:
-        raise Failed(f"flood: {LIMIT}: {error.strerror}: it needs root, outside of a container") from None
+        raise Failed(f"flood: {LIMIT}: {error.strerror}: needs root, outside of a container") from None
     try:
         yield
     finally:
@@ -101,7 +104,7 @@ def _unlimited() -> Iterator[None]:
 
 
 def _write(lines: int, over_s: float, domain: str) -> float:
-    """Write the lines evenly over so many seconds, or as fast as they go; return the seconds it took."""
+    """Write the lines evenly over `over_s`, or as fast as possible; return the seconds that it took."""
     every = lines // len(XIDS)
     began = time.monotonic()
     with KMSG.open("wb", buffering=0) as log:
@@ -119,7 +122,7 @@ def _write(lines: int, over_s: float, domain: str) -> float:
 
 
 def _until_seen(agent: Serving, domain: str, ended: float) -> int:
-    """Return how many of the Xids are findings: all, or as many as there are when nothing more comes."""
+    """Wait until all Xids are findings, or for `PATIENCE_S`; return how many are."""
     while True:
         health = agent.get("/v1/health")
         seen = sum(bool(_findings(health, f"gpu/{domain}:{which:02x}:00.0")) for which in range(len(XIDS)))
@@ -135,8 +138,14 @@ def _findings(health: dict[str, Any], entity: str) -> list[dict[str, Any]]:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("flood", __doc__ or "")
     add = parser.add_argument
-    add("--lines", type=int, default=100_000, metavar="N", help="in all")
-    add("--seconds", type=float, default=1.0, metavar="S", help="over which they come; 0: as fast as they go")
+    add("--lines", type=int, default=100_000, metavar="N", help="number of lines")
+    add(
+        "--seconds",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="seconds over which they are written; 0: as fast as possible",
+    )
     add("--strict", action="store_true", help="exit code 1 when a target is missed")
     options = parser.parse_args(argv)
     if not len(XIDS) <= options.lines <= 10_000_000:

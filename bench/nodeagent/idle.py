@@ -1,7 +1,7 @@
-"""A real agent with nothing going on: what it uses, beside a process that wakes up as often and does nothing.
+"""What an idle node agent uses, compared with a process that only wakes up as often.
 
-What it costs to wake a process up is the machine's affair, and on virtual machines most of what an agent at
-rest costs: there it can be microseconds in one hour and milliseconds in the next.
+What waking a process up costs depends on the machine. On virtual machines this is most of the cost of an idle
+agent, and can be microseconds in one hour and milliseconds in the next.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from bench.harness.processes import cpu_s, look
 from tests.fakenvml.build import build
 from tests.fakenvml.state import VARIABLE, Fake
 
-SETTLE_S = 15.0  # sensors are opened, what is not supported is found out, the log is read
+SETTLE_S = 15.0  # to open sensors, find out what is not supported, and read the log
 _SLEEPER = "import sys, time\nwhile True: time.sleep(float(sys.argv[1]))"
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """`cpu` in cores: of the agent, and of the process that only wakes up as often."""
+    """CPU in cores: of the agent, and of the process that only wakes up as often."""
 
     cpu: float
     sleeper_cpu: float
@@ -34,7 +34,7 @@ class Rest:
 
 
 def measure(seconds: float, gpus: int = 8) -> Rest:
-    """Return what `holdfast node serve` used over so many seconds, all its threads together."""
+    """Return what all threads of `holdfast node serve` used over `seconds`."""
     with (
         tempfile.TemporaryDirectory(prefix="bench-node-") as folder,
         Fake(Path(folder) / "nvml", gpus) as fake,
@@ -65,12 +65,12 @@ def _wakes_per_s(pid: int, over_s: float = 5.0) -> float:
 
 
 def _watched(pid: int, sleeper: int, seconds: float, wakes_per_s: float) -> Rest:
-    time.sleep(1.0)  # the sleeper's start is not its rest
+    time.sleep(1.0)  # the sleeper's start must not count
     before = cpu_s(pid), cpu_s(sleeper), time.monotonic()
     time.sleep(seconds)
     over_s = time.monotonic() - before[2]
     used_s, slept_s, process = cpu_s(pid) - before[0], cpu_s(sleeper) - before[1], look(pid)
-    assert process is not None, "the agent has ended by itself"
+    assert process is not None, "the agent has ended"
     return Rest(used_s / over_s, slept_s / over_s, wakes_per_s, process.rss_bytes / 1e6, over_s)
 
 

@@ -1,9 +1,9 @@
 """What the node agent costs and how fast it is: events, sweeps, rest, a simulated week.
 
-The GPUs are the tests' fake library, which answers at once: what is measured is ours, not the driver's.
-  events  an event in NVML to the verdict that others can read, one after another, saves to disk included
+The GPUs are the tests' fake library, which answers at once: the agent is measured, not the driver.
+  events  from an event in NVML to the published verdict, one event after another, saves to disk included
   sweep   CPU of one poll of all GPUs, with every check due
-  rest    CPU and memory of a real `holdfast node serve` with nothing going on
+  rest    CPU and memory of a real, idle `holdfast node serve`
   week    the evaluator with the shipped policy, every check at its period, in simulated time
 """
 
@@ -42,10 +42,10 @@ def main(argv: Sequence[str]) -> int:
     found = results.begin("nodeagent")
     took_s = events(options.events)
     p99_s = sorted(took_s)[int(len(took_s) * 0.99)]
-    told = summary(took_s)
+    latency = summary(took_s)
     sweep_s = sweep_cpu_s(GPUS)
     say(table(("what", "median", "p99", "worst"), [
-        ("event to verdict", seconds(told.median), seconds(p99_s), seconds(told.worst)),
+        ("event to verdict", seconds(latency.median), seconds(p99_s), seconds(latency.worst)),
         ("CPU of a sweep of 8 GPUs", seconds(sweep_s), "", ""),
     ]))  # fmt: skip
     rest = idle.measure(options.rest)
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def events(count: int) -> list[float]:
-    """Return the seconds from each of `count` events to its verdict: other codes, other GPUs each time."""
+    """Return the seconds from each of `count` events to its verdict; no two have the same code and GPU."""
     with (
         tempfile.TemporaryDirectory(prefix="bench-node-") as folder,
         faked(Path(folder) / "nvml", GPUS) as fake,
@@ -86,17 +86,17 @@ def events(count: int) -> list[float]:
             with agent.looked:
                 began = time.perf_counter()
                 fake.xid(gpu, code)
-                if not agent.looked.wait_for(partial(_stands, agent, entity, code), PATIENCE_S):
-                    raise TimeoutError(f"Xid {code} of {entity} became no verdict")
+                if not agent.looked.wait_for(partial(_is_published, agent, entity, code), PATIENCE_S):
+                    raise TimeoutError(f"no verdict for Xid {code} of {entity}")
                 took_s.append(time.perf_counter() - began)
         agent.stop()
         running.join(PATIENCE_S)
-        for each in agent.watched:  # one that waits for an event closes NVML when its wait is over
+        for each in agent.watched:  # a sensor that waits for an event closes NVML after its wait
             each.join(PATIENCE_S)
     return took_s
 
 
-def _stands(agent: Agent, entity: str, code: int) -> bool:
+def _is_published(agent: Agent, entity: str, code: int) -> bool:
     return any(
         each.code == code
         for verdict in agent.published.verdicts
@@ -119,9 +119,9 @@ def _end(
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("nodeagent", __doc__ or "")
     add = parser.add_argument
-    add("--events", type=int, default=1000, metavar="N", help="Xids")
+    add("--events", type=int, default=1000, metavar="N", help="number of Xids")
     add("--rest", type=float, default=60.0, metavar="S", help="seconds at rest")
-    add("--days", type=float, default=7.0, metavar="N", help="simulated")
+    add("--days", type=float, default=7.0, metavar="N", help="days to simulate")
     add("--strict", action="store_true", help="exit code 1 when a target is missed")
     options = parser.parse_args(argv)
     if not 1 <= options.events <= GPUS * 178:

@@ -1,4 +1,4 @@
-"""A week of one node in simulated time, with the real evaluator and the shipped policy: does it grow?"""
+"""Memory and time of the real evaluator with the shipped policy, over a simulated week of one node."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ ENTITIES = {
     "device": [f"device/0000:{n:02x}:00.0" for n in range(4)],
     "net": ["net/eth0"],
 }
-GROWTH_MB = 2.0  # between the first day's end and the last's: allocator noise
+GROWTH_MB = 2.0  # between the ends of the first and the last day: allocator noise
 
 
 def measure(days: float, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return memory after each day, how many observations there were, and the seconds that they took."""
+    """Return the memory after each day, the number of observations, and the seconds that they took."""
     policy = load()
     evaluator = Evaluator(policy, 575)
     rss_mb, count, began = [], 0, time.monotonic()
@@ -56,7 +56,7 @@ def verdict(found: dict[str, Any]) -> Verdict:
 
 
 def observations(policy: Policy, until_s: float) -> Iterator[Observation]:
-    """Yield what the sensors of a healthy node would, in order, with a few faults that come and go."""
+    """Yield the observations of a healthy node in order of time, with a few passing faults."""
     due: list[tuple[float, str, str]] = []
     for name, rule in policy.rules.items():
         if rule.period_s:
@@ -97,7 +97,7 @@ def _of(name: str) -> list[str]:
 
 
 def _value(rule: Rule, at_s: float) -> float:
-    """Return a healthy value; a level wanders, and once a day is bad for a while."""
+    """Return a healthy value; a level varies, and is bad for ten minutes of each day."""
     if rule.kind is Kind.STATE:
         return 0.0
     if rule.kind is Kind.RATE:

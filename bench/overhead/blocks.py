@@ -1,7 +1,8 @@
-"""Two trainings on the same cores take turns, a block of steps each: A B B A A B B A ...
+"""Let two trainings on the same cores take turns, a block of steps each: A B B A A B B A ...
 
-The machine's moods (other tenants, frequencies) last longer than a block, so they hit both sides of a pair.
-All ranks keep their counts in one mapped file; who waits sleeps. Standard library only: it runs in ranks.
+Disturbances of the machine (other tenants, frequencies) last longer than a block, so both sides of a pair
+have them. All ranks keep their counts in one mapped file; a rank that waits sleeps. Standard library only,
+because it runs in ranks.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from pathlib import Path
 
 VARIABLE = "HOLDFAST_BENCH_BLOCKS"  # names to the ranks: file, side, steps of a block, ranks of a side
-LOOK_S = 0.01  # seldom enough to cost the other side nothing
+LOOK_S = 0.01  # polling this seldom costs the other side nothing
 _ORDER = (0, 1, 1, 0)
 
 
@@ -58,7 +59,7 @@ class Board:
 
 
 class Blocks:
-    """A rank's view: when it may go on."""
+    """Tells one rank when it may train."""
 
     def __init__(self, board: Board, side: int, rank: int, steps: int) -> None:
         self._board, self._side, self._rank = board, side, rank
@@ -66,7 +67,7 @@ class Blocks:
 
     @staticmethod
     def given(rank: int) -> Blocks | None:
-        """Return what the environment names; None when nobody takes turns."""
+        """Return the blocks that the environment names; None when there are no turns to take."""
         said = os.environ.get(VARIABLE)
         if not said:
             return None
@@ -74,11 +75,11 @@ class Blocks:
         return Blocks(Board(Path(path), int(ranks)), int(side), rank, int(steps))
 
     def begins(self, step: int) -> bool:
-        """True when a block begins with this step: then `wait` is owed."""
+        """Return whether a block begins with this step: the caller must `wait` then."""
         return step % self.steps == 0
 
     def wait(self, step: int) -> None:
-        """Say that the blocks before `step` are done; return when it is this side's turn again."""
+        """Report the blocks before `step` as done; return when it is this side's turn again."""
         block = step // self.steps
         self._board.finished(self._side, self._rank, block)
         mine = turn_of(self._side, block)
@@ -86,5 +87,5 @@ class Blocks:
             time.sleep(LOOK_S)
 
     def end(self, step: int) -> None:
-        """Say that the blocks before `step` are done, the last ones among them."""
+        """Report all blocks as done, a last one of fewer steps included; `step` is the number of steps."""
         self._board.finished(self._side, self._rank, -(-step // self.steps))

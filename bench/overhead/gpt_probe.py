@@ -1,4 +1,4 @@
-"""The bundled GPT trainer as it is, with its steps written down and the time inside of holdfast's calls.
+"""The bundled GPT trainer, unmodified, with its steps and the time inside holdfast's calls recorded.
 
 `python -m bench.overhead.gpt_probe ARGS` takes the arguments of `python -m trainer.gpt`.
 """
@@ -21,7 +21,7 @@ from trainer.gpt.__main__ import main
 
 
 def watch() -> Stopwatch:
-    """Time everything of holdfast that a training step runs through."""
+    """Time all calls of holdfast that a training step makes."""
     from holdfast import state
     from holdfast.beside import Beside
     from holdfast.exchange import Exchange
@@ -41,9 +41,9 @@ def watch() -> Stopwatch:
         (PrivateState, "core", "collect private state"),
         (PrivateState, "random", "random states"),
         (PrivateStore, "put", "store private state"),
-        (Exchange, "start", "exchange with a peer, begun"),
-        (Exchange, "finish", "exchange with a peer, ended (waits for it)"),
-        (Beside, "finish", "look for a peer's in the same memory"),
+        (Exchange, "start", "exchange with a peer, start"),
+        (Exchange, "finish", "exchange with a peer, finish (waits for it)"),
+        (Beside, "finish", "read a peer's state in the same memory"),
         (Snapshots, "write", "snapshot"),
         (Page, "commit", "progress write"),
         (Page, "phase", "phase write"),
@@ -63,7 +63,7 @@ class Probe:
 
     def after_step(self, *_: Any) -> None:
         if not dist.is_initialized() or dist.get_world_size() < 2:
-            return  # a rehearsal
+            return  # a rehearsal, which has one rank
         if self._ticker is None:
             self._ticker = Ticker()
         self._ticker.tick(self.steps)
@@ -71,12 +71,13 @@ class Probe:
         if self.steps == self._skip:
             self._stopwatch.reset()
         if self.steps >= self._skip:
-            # By the number's ones: of the steps with a snapshot, multiples of a power of two, half are each.
+            # By the parity of the bits that are 1: steps with a snapshot are multiples of a power of two, and
+            # half of those get each kind.
             self._stopwatch.turn(INSIDE if bin(self.steps).count("1") % 2 else WHOLE)
 
 
 def take_turns() -> None:
-    """Make the training wait for its turn before each block of steps, where there is another."""
+    """Make the training wait for its turn before each block of steps, if it takes turns with another."""
     from holdfast.state import State
 
     steps = State.steps
@@ -95,7 +96,7 @@ def take_turns() -> None:
 
 
 def take_out() -> None:
-    """Leave of holdfast only the names that the script calls: what remains is plain DDP."""
+    """Turn the calls of holdfast in the script into no-ops: what remains is plain DDP."""
     from holdfast import hooks, misuse
     from holdfast.state import State
 

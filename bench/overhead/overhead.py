@@ -1,19 +1,19 @@
-"""What holdfast costs while nothing happens, on the bundled GPT, against torchrun.
+"""What holdfast costs while nothing fails, on the bundled GPT, against torchrun.
 
-The same training runs under `holdfast run` and under torchrun at the same time, on the same cores, in
-turns of a few seconds (A B, B A, A B, ...), so that the machine's moods hit both; each pair of blocks gives
-one ratio of mean step times. On torchrun's side all that holdfast does inside of a rank is taken out: it is
-plain DDP. Beside that, free of such noise: the seconds that each step spends inside holdfast's calls (by
-wrapping them from outside) and the CPU seconds of the threads that holdfast has in the ranks, the CPU
-seconds of holdfast's own processes, and the cost of one progress write. The ranks are on a member each, so
-they send each other their private state at each step. Snapshots are at the automatic interval, and the steps
-that have one are counted as they come; checkpoints run in the background, more often than by default so that
-some fall into the measurement.
+The same training runs under `holdfast run` and under torchrun at the same time, on the same cores, in turns
+of a few seconds (A B, B A, A B, ...), so that changes in the machine's speed affect both. Each pair of blocks
+gives one ratio of mean step times. On torchrun's side all that holdfast does inside a rank is turned off: it
+is plain DDP. Other figures have no such noise: the seconds that each step spends inside holdfast's calls
+(wrapped from outside), the CPU seconds of the threads that holdfast has in the ranks, the CPU seconds of
+holdfast's own processes, and the cost of one progress write. Each rank is on a member of its own, so the
+ranks send each other their private state at each step. Snapshots are taken at the automatic interval, and
+the steps that have one are counted like others. Checkpoints run in the background, more often than by default
+so that the measurement includes some.
 
-What is spent in a step is nearly the same for any model: the table says of how long a step it is 1%.
+The time spent in a step hardly depends on the model: the table shows the step time of which it is 1%.
 
-The wall clock of the calls includes waiting for the peer's private state, which is mostly time for which
-the next collective would have waited; the CPU time beside it has no waiting in it.
+The wall clock of the calls includes waiting for the peer's private state. That is mostly time for which
+the next collective would have waited. The CPU time beside it includes no waiting.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from holdfast.page import Page, Phase
 STEP_S, SHARE, WRITE_S = 0.05, 0.01, 2e-6
 ROUNDS = 40
 WRITES = 2500
-PAUSE_S = 0.1  # between rounds: a moment in which a shared core is slow is not its pace
+PAUSE_S = 0.1  # between rounds: a shared core that is slow for a moment must not slow all of them
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,15 +52,15 @@ def main(argv: Sequence[str]) -> int:
     plan = Plan(
         options.blocks, options.steps, options.checkpoint_every, options.members, tuple(options.model)
     )
-    ours, theirs = segments.run(plan, _tell)
+    ours, theirs = segments.run(plan, _print_pair)
     found["options"] = vars(options)
     found["progress_write_s"] = asdict(write)
     found["segments"] = [asdict(ours), asdict(theirs)]
     return _end(found, ours, theirs, write, options.strict)
 
 
-def _tell(ours: Segment, theirs: Segment) -> None:
-    """Say what the newest pair of blocks gave."""
+def _print_pair(ours: Segment, theirs: Segment) -> None:
+    """Print the ratio of the newest pair of blocks."""
     pairs = ratios(ours, theirs)
     if pairs:
         at = len(pairs) - 1
@@ -104,7 +104,7 @@ def _spread(pairs: Sequence[float]) -> str:
 
 
 def step_time(pairs: Sequence[float]) -> Verdict:
-    """Judge the ratio of step times by its mean; open while its interval has the limit in it."""
+    """Judge the ratio of step times by its mean; open while its interval contains the limit."""
     mean, off = mean_and_off(pairs)
     limit = 1 + SHARE
     met = None if not abs(mean - limit) > off else mean <= limit
@@ -125,7 +125,7 @@ def _calls(found: segments.Inside) -> str:
         for name, each in found.calls.items()
         if each.calls
     ]
-    rows.append(("all together, once", "", seconds(found.wall_s), ""))
+    rows.append(("all calls, nested ones once", "", seconds(found.wall_s), ""))
     rows.append(("  without the exchange", "", seconds(found.wall_s - found.exchange_s), ""))
     rows.append(("  CPU time, all threads", "", seconds(found.cpu_s), ""))
     rows.append(("  of that, holdfast's own threads", "", seconds(found.threads_cpu_s), ""))
@@ -150,7 +150,7 @@ def _verdicts(
         below("calls and threads in the ranks < 1% of step time, CPU", own, SHARE, percent(own)),
         below("calls in the ranks < 1% of step time, wall clock", share, SHARE, percent(share)),
         below(
-            "our own processes < 1% of the ranks' cores",
+            "holdfast's own processes < 1% of the ranks' cores",
             own_cpu / RANKS,
             SHARE,
             f"{percent(own_cpu / RANKS)} ({percent(own_cpu)} of one core)",
@@ -164,32 +164,35 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--blocks", type=int, default=20, metavar="N", help="counted blocks of each launcher")
     add("--steps", type=int, default=24, metavar="N", help="steps of a block")
-    add("--checkpoint-every", default="20s", metavar="TIME", help="of the holdfast run")
+    add("--checkpoint-every", default="20s", metavar="TIME", help="checkpoint interval of the holdfast run")
     add(
         "--members",
         type=int,
         default=RANKS,
         choices=(1, RANKS),
-        help="of the holdfast run; ranks of different members send each other their private state",
+        help="members of the holdfast run; ranks of different members send each other their private state",
     )
     add(
         "--model",
         type=shlex.split,
         default=["--layers", "6"],
         metavar="ARGS",
-        help="more arguments for trainer.gpt, in one word: its size, for example",
+        help="more arguments for trainer.gpt, quoted as one argument, such as its size",
     )
     add("--strict", action="store_true", help="exit code 1 when a target is missed")
     options = parser.parse_args(argv)
     if options.steps < COLD + 4:
-        parser.error(f"--steps: {options.steps}; expected {COLD + 4} and more")
+        parser.error(f"--steps: {options.steps}; expected {COLD + 4} or more")
     if options.blocks < 2:
-        parser.error(f"--blocks: {options.blocks}; expected 2 and more")
+        parser.error(f"--blocks: {options.blocks}; expected 2 or more")
     return options
 
 
 def _progress_write() -> Summary:
-    """Return the seconds of a commit, summed up over rounds of many: the clock itself costs 50 ns."""
+    """Return the seconds of one write to a rank's progress page, a mean per round of many writes.
+
+    One write is too short to be timed alone: reading the clock costs 50 ns.
+    """
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(
         prefix="bench-page-", dir=shared if os.access(shared, os.W_OK) else None

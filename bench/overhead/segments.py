@@ -1,4 +1,4 @@
-"""The same training under both launchers, block by block in turns, and what is known of it afterwards."""
+"""Train under both launchers, block by block in turns; return the step times and CPU times of each side."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from bench.overhead.blocks import Board
 from bench.workloads.modes import RANKS
 from supervisor.rundir import RunDir
 
-POLL_S = 0.1  # looking costs what is measured: seldom
+POLL_S = 0.1  # polling takes CPU time from what is measured
 LIMIT_S = 1800.0
-COLD = 4  # steps of a block that find the other's data in the caches
+COLD = 4  # first steps of a block, which find the other side's data in the caches
 SIDES = ("holdfast", "torchrun")
 OURS = ("keeper", "supervisor", "sidecar", "template", "parts", "launcher", "zygote", "warm")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`blocks` of `steps` each for either side, and one before them that is not counted."""
+    """`blocks` of `steps` for each side, after one block that is not counted."""
 
     blocks: int
     steps: int
     checkpoint_every: str
-    members: int  # of the holdfast run: the ranks are dealt out to them
+    members: int  # of the holdfast run; the ranks are divided among them
     model: tuple[str, ...]
 
     def argv(self, name: str) -> list[str]:
@@ -48,10 +48,10 @@ class Plan:
 
 @dataclass(slots=True)
 class Segment:
-    """One side. `spent` is what each rank's stopwatch says; `cpu_s` seconds of our parts in `cpu_over_s`."""
+    """One side. `spent` is from the stopwatch of each rank; `cpu_s` of each part is for `cpu_over_s`."""
 
     name: str
-    blocks: list[list[float]] = field(default_factory=list)  # step times of rank 0, without the cold ones
+    blocks: list[list[float]] = field(default_factory=list)  # step times of rank 0, without the first `COLD`
     spent: list[dict[str, Any]] = field(default_factory=list)
     cpu_s: dict[str, float] = field(default_factory=dict)
     cpu_over_s: float = 0.0
@@ -73,7 +73,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """Per step and rank, the time inside of holdfast's calls."""
+    """Time inside holdfast's calls, per step and rank."""
 
     steps: int
     wall_s: float
@@ -83,10 +83,10 @@ class Inside:
     calls: dict[str, Call]
 
 
-def run(plan: Plan, tell: Callable[[Segment, Segment], None]) -> tuple[Segment, Segment]:
-    """Train to the end under both launchers in turns; give `tell` what is known after each pair of blocks.
+def run(plan: Plan, report: Callable[[Segment, Segment], None]) -> tuple[Segment, Segment]:
+    """Train to the end under both launchers in turns. Return holdfast's side and torchrun's.
 
-    Returns holdfast's side and torchrun's. Raises `Failed` when one of them does not work.
+    Calls `report` with both sides after each pair of blocks. Raises `Failed` when a launcher fails.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-blocks-")))
@@ -98,7 +98,7 @@ def run(plan: Plan, tell: Callable[[Segment, Segment], None]) -> tuple[Segment, 
             sides.append(launch(name, plan.argv(name), given))
             stack.callback(sides[-1].close)
         ours, theirs = (Segment(name) for name in SIDES)
-        _watch(sides, board, plan, (ours, theirs), tell)
+        _watch(sides, board, plan, (ours, theirs), report)
         for side, segment in zip(sides, (ours, theirs), strict=True):
             segment.spent = [json.loads(each.read_text()) for each in sorted(_spent(side.folder))]
         status = RunDir(sides[0].run_dir).status() or {}
@@ -115,9 +115,9 @@ def _watch(
     board: Board,
     plan: Plan,
     found: tuple[Segment, Segment],
-    tell: Callable[[Segment, Segment], None],
+    report: Callable[[Segment, Segment], None],
 ) -> None:
-    """Wait for the end of both; meanwhile sum up the CPU time of our parts in holdfast's turns."""
+    """Wait until both end; meanwhile sum up the CPU time of holdfast's parts during its turns."""
     deadline = time.monotonic() + LIMIT_S
     turn, since, used = -1, 0.0, dict[str, float]()
     while None in (codes := [side.ended() for side in sides]):
@@ -132,7 +132,7 @@ def _watch(
             for side, segment in zip(sides, found, strict=True):
                 segment.blocks = in_blocks(side.ticks.follow(), plan.steps)
             if turn > 2 and turn % 2 == 0:
-                tell(*found)
+                report(*found)
         time.sleep(POLL_S)
     _fail(sides, codes)
     for side, segment in zip(sides, found, strict=True):
@@ -140,11 +140,11 @@ def _watch(
 
 
 def _fail(sides: Sequence[Running], codes: Sequence[int | None]) -> None:
-    """Raise `Failed` for a side that ended badly, or for all when none has."""
+    """Raise `Failed` with the output of each side that has not ended with exit code 0."""
     bad = [side for side, code in zip(sides, codes, strict=True) if code != 0]
     if bad:
         said = "; ".join(f"{side.name}: exit code {side.ended()}\n{side.tail()}" for side in bad)
-        raise Failed(f"not at its end: {said}")
+        raise Failed(f"did not finish: {said}")
 
 
 def _add(segment: Segment, now: dict[str, float], before: dict[str, float], over_s: float) -> None:
@@ -155,7 +155,7 @@ def _add(segment: Segment, now: dict[str, float], before: dict[str, float], over
 
 
 def in_blocks(ticks: Sequence[Tick], steps: int, last: bool = False) -> list[list[float]]:
-    """Return the step times of rank 0 in each counted block; the newest only with `last`, or when over."""
+    """Return the step times of rank 0 in each counted block. The newest only if finished, or with `last`."""
     times: dict[int, list[float]] = {}
     before: Tick | None = None
     for tick in (each for each in ticks if each.rank == 0):
@@ -167,7 +167,7 @@ def in_blocks(ticks: Sequence[Tick], steps: int, last: bool = False) -> list[lis
 
 
 def cpu_of_parts(running: Running) -> dict[str, float]:
-    """Return the CPU seconds so far of each kind of our processes."""
+    """Return the CPU seconds so far of each of holdfast's parts."""
     alive = processes.snapshot()
     ranks = {tick.pid for tick in newest(running.ticks.follow()).values()}
     names = processes.zygotes(processes.parts(running.process.pid, alive, ranks), alive)
@@ -181,14 +181,14 @@ def cpu_of_parts(running: Running) -> dict[str, float]:
 def ratios(ours: Segment, theirs: Segment) -> list[float]:
     """Return holdfast's mean step time over torchrun's in each pair of blocks.
 
-    Means, because a snapshot falls into one step of several: a median never has it in it.
+    Means, because only one step of several has a snapshot: a median would leave it out.
     """
     pairs = zip(ours.blocks, theirs.blocks, strict=False)
     return [statistics.fmean(mine) / statistics.fmean(base) for mine, base in pairs if mine and base]
 
 
 def inside(found: Segment) -> Inside:
-    """Return what a step of one side spent inside of holdfast on average."""
+    """Return the mean time that a step of one side spends inside holdfast."""
     steps = sum(spent["steps"]["inside"] for spent in found.spent)
     whole = sum(spent["steps"]["whole"] for spent in found.spent)
     if not steps or not whole:
@@ -213,7 +213,7 @@ def inside(found: Segment) -> Inside:
 
 
 def cpu_share(found: Segment) -> dict[str, float]:
-    """Return CPU seconds per second of each of our parts."""
+    """Return the CPU seconds per second of each of holdfast's parts."""
     if not found.cpu_over_s:
         return {}
     return {name: used / found.cpu_over_s for name, used in found.cpu_s.items()}

@@ -1,4 +1,4 @@
-"""Time spent inside chosen calls of a process, without a change to what is measured.
+"""Measure the time inside chosen calls of a process, without a change to their code.
 
 Standard library only: it runs in the ranks.
 """
@@ -17,12 +17,12 @@ from typing import Any
 
 OUTPUT = "HOLDFAST_BENCH_SPENT"  # names a folder to the ranks, for one file of each
 INSIDE, WHOLE = "inside", "whole"
-SKIP = "HOLDFAST_BENCH_SKIP"  # steps after which the stopwatch starts anew
+SKIP = "HOLDFAST_BENCH_SKIP"  # steps after which the stopwatch is reset
 
 
 @dataclass(slots=True)
 class Spent:
-    """Of one name. A call within another of these is in both."""
+    """Calls of one name. A call inside another timed call counts in both."""
 
     calls: int = 0
     wall_s: float = 0.0
@@ -30,11 +30,13 @@ class Spent:
 
 
 class Stopwatch:
-    """For one thread. `outer` is the time in any of the calls, counted once, by wall clock and CPU. What
-    Holdfast's own threads use beside it is counted apart, over all steps.
+    """Times the calls of one thread. `outer` is the time in any of the calls, counted once.
 
-    To look inside costs as much as some of what is seen there. So `turn` parts the steps: in some the calls
-    within calls are timed, in the others they run untimed and the whole is.
+    It is measured by wall clock and CPU. The CPU time of holdfast's own threads is counted separately, over
+    all steps.
+
+    Timing a nested call costs as much as some of these calls take. So `turn` divides the steps: in some the
+    nested calls are timed, in the others only the outermost ones.
     """
 
     def __init__(self) -> None:
@@ -44,15 +46,15 @@ class Stopwatch:
         self.steps = {INSIDE: 0, WHOLE: 0}
         self._depth = 0
         self._threads_before_s = 0.0
-        self._looks: tuple[str, ...] = (INSIDE, WHOLE)  # both, unless there are turns
+        self._looks: tuple[str, ...] = (INSIDE, WHOLE)  # both, unless `turn` is called
 
     def turn(self, what: str) -> None:
-        """A step begins that is for `INSIDE` or for `WHOLE`."""
+        """Begin a step in which nested calls (`INSIDE`) or outermost ones (`WHOLE`) are timed."""
         self.steps[what] += 1
         self._looks = (what,)
 
     def reset(self) -> None:
-        """Forget what was measured so far: the first steps are another matter."""
+        """Discard what was measured so far, because the first steps are slower."""
         for name in self.spent:
             self.spent[name] = Spent()
         self.outer, self.outer_cpu_s = Spent(), 0.0
@@ -60,7 +62,7 @@ class Stopwatch:
         self._threads_before_s = cpu_of_threads()
 
     def wrap(self, owner: Any, attribute: str, name: str) -> None:
-        """Replace a function of a class or module by one that is timed as `name`."""
+        """Replace a function of a class or module with one that is timed as `name`."""
         original: Callable[..., Any] = getattr(owner, attribute)
         self.spent.setdefault(name, Spent())
 
@@ -86,7 +88,7 @@ class Stopwatch:
         setattr(owner, attribute, timed)
 
     def write(self, path: Path) -> None:
-        """Leave all sums as JSON; the file is whole or not there."""
+        """Write all sums as JSON, atomically."""
         found = {
             "steps": self.steps,
             "outer": asdict(self.outer),

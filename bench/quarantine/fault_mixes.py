@@ -1,4 +1,4 @@
-"""The published fault mixes, as rates for a fleet of any size. The figures are in `fault_mixes.csv`."""
+"""Published fault mixes, as rates for a fleet of any size. The figures are in `fault_mixes.csv`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ YEAR_S = 365 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """One kind of fault; see the head of the file."""
+class FaultRate:
+    """One kind of fault and its rate; the head of the CSV file explains the fields."""
 
     mix: str
     component: str
@@ -31,15 +31,15 @@ class Fault:
     per_node_year: float
 
 
-def load(mixes: tuple[str, ...]) -> list[Fault]:
+def load(mixes: tuple[str, ...]) -> list[FaultRate]:
     with FILE.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(line for line in file if not line.startswith("#"))
-        return [_fault(row) for row in rows if row["mix"] in mixes]
+        return [_rate(row) for row in rows if row["mix"] in mixes]
 
 
-def _fault(row: dict[str, str]) -> Fault:
+def _rate(row: dict[str, str]) -> FaultRate:
     nodes, days = FLEETS[row["mix"]]
-    return Fault(
+    return FaultRate(
         row["mix"],
         row["component"],
         row["kind"],

@@ -1,16 +1,15 @@
-"""A simulated year of 2,000 nodes: who is taken out, how soon, and who is not.
+"""A simulated year of 2,000 nodes: which nodes are taken out, how soon, and which are not.
 
-The real decision (`supervisor.quarantine`) runs on a simulated pool. Faults come at the rates that Llama 3's
-and ByteRobust's authors have published, to some nodes more often. Beside them: sensors that are wrong for a
-moment or until a reset, agents that fall silent, a rack without power, a leaf switch, a failed cooling, a bad
-batch for which there are no parts, maintenance by others, operators who overrule, and new agents that call
-every GPU lost in the driver's name, rolled out at once or in waves. Every node that serves runs a job, so
-that a drain without need always costs somebody his work.
+The real decision (`supervisor.quarantine`) runs on a simulated pool. Faults occur at the rates that the
+authors of Llama 3 and ByteRobust have published, on some nodes more often. Other events: sensors that are
+wrong for a moment or until a reset, agents that fall silent, a rack without power, a failed leaf switch,
+failed cooling, a bad batch whose parts arrive late, maintenance by operators, operators who overrule, and new
+agents that report every GPU as lost on the driver's authority, rolled out at once or in waves. Every node in
+service runs a job, so a drain without need always costs a job its work.
 
-The decision is given the nodes' reports and what stands on them. What is true of a node only the world and
-the figures below know. That nothing is done about a node of which nothing is heard, against an operator's
-word, to a node that somebody else has cordoned, or beyond what the breaker allows, is asserted at every
-decision.
+The decision sees only the nodes' reports, taints and cordons. The simulated world and the figures below
+also know which faults are real. Every decision is checked: it must not act on a node whose agent is silent,
+against an operator's waiver, on a node that an operator has cordoned, or beyond what the breaker allows.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from typing import Any
 from bench.harness import results
 from bench.harness.console import make_parser, say
 from bench.quarantine import fault_mixes, report
-from bench.quarantine.scenarios import Befalls, Crowds
+from bench.quarantine.scenarios import NodeEvents, PoolEvents
 from bench.quarantine.simulated_node import DAY_S, REPORT_S, Node
 from bench.quarantine.simulated_pool import Pool
 from bench.text import all_met, table
 from supervisor.nodepolicy import NodePolicy
 
 LEMONS = 0.01
-SETTLE_S = 150 * DAY_S  # after the last fault: the longest repair, and the longest proof of health
+SETTLE_S = 150 * DAY_S  # after the last fault, for the longest repair and the longest proof of health
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def simulate(options: argparse.Namespace, policy: NodePolicy) -> Pool:
-    """Let the days pass, then wait until all is repaired and every node has had time to come back."""
+    """Simulate the days, then the time in which all is repaired and every node can come back."""
     chance = random.Random(options.seed)
     nodes = [
         Node(
@@ -59,12 +58,12 @@ def simulate(options: argparse.Namespace, policy: NodePolicy) -> Pool:
     pool = Pool(nodes, policy, options.seed + 1)
     until_s = options.days * DAY_S
     years = until_s / fault_mixes.YEAR_S
-    befalls = Befalls(pool, options.seed + 2, until_s)
-    befalls.faults(fault_mixes.load(tuple(options.mix)))
-    befalls.flapping(int(options.flapping * years))
-    befalls.silences(int(options.silences * years))
+    events = NodeEvents(pool, options.seed + 2, until_s)
+    events.faults(fault_mixes.load(tuple(options.mix)))
+    events.flapping(int(options.flapping * years))
+    events.silences(int(options.silences * years))
     if not options.no_crowds:
-        Crowds(befalls, options.rack).all_of_them(until_s)
+        PoolEvents(events, options.rack).all_of_them(until_s)
     pool.run(until_s + SETTLE_S)
     return pool
 
@@ -98,17 +97,23 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "quarantine", __doc__ or "", "quick: python -m bench quarantine --nodes 200 --days 60"
     )
     add = parser.add_argument
-    add("--nodes", type=int, default=2000, metavar="N", help="in the pool")
-    add("--days", type=float, default=365.0, metavar="D", help="in which faults come")
-    add("--rack", type=int, default=32, metavar="N", help="nodes of a rack")
+    add("--nodes", type=int, default=2000, metavar="N", help="nodes in the pool")
+    add("--days", type=float, default=365.0, metavar="D", help="days in which faults occur")
+    add("--rack", type=int, default=32, metavar="N", help="nodes per rack")
     mixes = sorted(fault_mixes.FLEETS)
     add("--mix", nargs="+", choices=mixes, default=mixes, metavar="MIX",
-        help=f"whose faults, all at once: {', '.join(mixes)}")  # fmt: skip
-    add("--flapping", type=int, default=60, metavar="N", help="bad fortnights of a sensor, a year")
-    add("--silences", type=int, default=500, metavar="N", help="agents that fall silent, a year")
-    add("--max-share", type=float, default=NodePolicy().max_share, metavar="P", help="of the breaker")
-    add("--no-crowds", action="store_true", help="only what befalls single nodes")
-    add("--seed", type=int, default=0, help="of everything")
+        help=f"fault mixes, all at once: {', '.join(mixes)}")  # fmt: skip
+    add("--flapping", type=int, default=60, metavar="N", help="episodes of a faulty sensor per year")
+    add("--silences", type=int, default=500, metavar="N", help="agents that fall silent per year")
+    add(
+        "--max-share",
+        type=float,
+        default=NodePolicy().max_share,
+        metavar="P",
+        help="share of nodes that the breaker allows out",
+    )
+    add("--no-crowds", action="store_true", help="leave out the events of many nodes")
+    add("--seed", type=int, default=0, help="seed of all random choices")
     add("--strict", action="store_true", help="exit code 1 when a target is missed")
     options = parser.parse_args(argv)
     if options.nodes < 1 or options.rack < 1 or options.days <= 0:

@@ -1,4 +1,4 @@
-"""What the quarantine bench has found: latencies, facts, verdicts. Pure."""
+"""The results of the quarantine bench: latencies, facts, verdicts. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from bench.quarantine.simulated_pool import TICK_S, Pool
 from bench.quarantine.tally import Case, Tally
 from bench.text import Verdict, at_most, number, percentile
 
-PATIENCE_S = REPORT_S + 4 * TICK_S  # the next report, the next tick, and two patches refused
+PATIENCE_S = REPORT_S + 4 * TICK_S  # for the next report, the next tick, and two refused patches
 BREAKER, SILENT = "the breaker was full", "its agent was silent"
-HOLDS = {  # words of a hold: what we call it
+HOLDS = {  # words in the `why` of a hold, and the row that counts it
     "a storm": "a storm",
     "is suspect": "its agent's version was suspect",
     "a person must look": "too many at once for the breaker",
@@ -23,7 +23,7 @@ HOLDS = {  # words of a hold: what we call it
 
 
 def reason(case: Case) -> str:
-    """Return why a fault was not answered when it was confirmed; "" if it was."""
+    """Return why the node of a confirmed fault was not taken out at once; "" if it was."""
     return next((name for word, name in HOLDS.items() if word in case.held), case.held)
 
 
@@ -44,7 +44,7 @@ def judge(pool: Pool) -> list[Verdict]:
     return [
         Verdict("every bad node out within its limit", f"{len(calm) - len(late)} of {len(calm)}", not late),
         at_most(
-            "those behind something larger: once that and the cool-down were over",
+            "nodes held by a larger event: out once it and the cool-down were over",
             longest_s,
             bound_s,
             f"{longest_s / 3600:.1f} of {bound_s / 3600:.1f} h, {len(shared)} nodes",
@@ -52,14 +52,14 @@ def judge(pool: Pool) -> list[Verdict]:
         Verdict("no bad node forgotten", f"{len(open_now)} left", not open_now),
         Verdict("no healthy node evicted", str(len(tally.evicted)), not tally.evicted),
         at_most(
-            "never more out than the breaker allows, when we took one out",
+            "never more out than the breaker allows, when a taint took one out",
             tally.most_by_us,
             pool.allowed,
             f"{tally.most_by_us} of {pool.allowed}",
         ),
-        Verdict("all healthy ones back", f"{len(still)} of {tally.nodes} still out", not still),
+        Verdict("all healthy nodes back", f"{len(still)} of {tally.nodes} still out", not still),
         at_most(
-            "back at the latest after the longest proof",
+            "back no later than after the longest proof of health",
             max(tally.back_s, default=0.0),
             policy.max_clean_s + PATIENCE_S,
             f"{max(tally.back_s, default=0.0) / DAY_S:.2f} days",
@@ -73,7 +73,7 @@ def took_s(case: Case) -> float:
 
 
 def latencies(tally: Tally) -> list[tuple[str, list[Case]]]:
-    """Return the faults that were answered by a taint, by what they waited for."""
+    """Return the faults that led to a taint, by what the taint waited for."""
     answered = [case for case in tally.cases if case.how == "taint"]
     found = [
         ("two witnesses", [case for case in answered if case.sure and not case.held]),
@@ -86,7 +86,7 @@ def latencies(tally: Tally) -> list[tuple[str, list[Case]]]:
 
 
 def table_of(tally: Tally) -> tuple[list[tuple[str, ...]], dict[str, dict[str, float]]]:
-    """Return how long it took from the first report to being out: rows for people, and figures."""
+    """Return the times from the first report to the taint: rows of a table, and figures."""
     rows: list[tuple[str, ...]] = []
     figures: dict[str, dict[str, float]] = {}
     for name, cases in latencies(tally):
@@ -104,20 +104,20 @@ def facts(pool: Pool, days: float) -> dict[str, float]:
     how = Counter(case.how for case in tally.cases)
     whole_h = tally.nodes * days * 24.0
     return {
-        "faults that an agent called unhealthy": len(tally.cases),
+        "faults that an agent reported as unhealthy": len(tally.cases),
         "  over before they were confirmed, or while held": how["passed"],
         "  on nodes that were out already": how["already out"],
         "  on nodes cordoned by others": how["cordoned"],
         "false alarms of single sensors": tally.counts.get("false_alarms", 0),
-        "nodes lost, their agents silent": tally.counts.get("lost_nodes", 0),
-        "agents silent on well nodes": tally.counts.get("silent_agents", 0),
+        "nodes lost, with silent agents": tally.counts.get("lost_nodes", 0),
+        "silent agents on healthy nodes": tally.counts.get("silent_agents", 0),
         "taints": tally.counts.get("taint", 0),
         "drains": tally.counts.get("drain", 0),
         "releases": tally.counts.get("release", 0),
         "overruled by operators": tally.counts.get("overruled", 0),
         "healthy nodes evicted": len(tally.evicted),
-        "most out at once, whoever took them out": tally.most_out,
-        "  when we took one out": tally.most_by_us,
+        "most out at once, for any reason": tally.most_out,
+        "  when a taint took one out": tally.most_by_us,
         "  allowed": pool.allowed,
         "node-hours out while bad": round(tally.bad_h),
         "node-hours out to prove health after a fault": round(tally.proof_h),

@@ -1,12 +1,7 @@
-"""What people and their tools do in the simulated year about nodes that were taken out.
+"""What happens in the simulated year: events of single nodes, events of many nodes at once, and repairs.
 
-They wait until a node is empty, remedy it, now and then in vain, and overrule us where they know better.
-
-What befalls single nodes in the simulated year: faults, maintenance, false alarms, silent agents.
-
-Every node in service always runs a job: the worst case for whoever ends one without need.
-
-What befalls many nodes at once in the simulated year: a rack, a switch, a roll-out of a bad agent."""
+Every node in service always runs a job: the worst case for a drain without need.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +10,32 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from bench.quarantine.fault_mixes import YEAR_S, Fault
+from bench.quarantine.fault_mixes import YEAR_S, FaultRate
 from bench.quarantine.simulated_node import DAY_S, HOUR_S, Node, Sign
 from bench.quarantine.simulated_pool import Pool
 from bench.quarantine.tally import Case
 from supervisor import standing
 from supervisor.nodes import NO_NEW_WORK, Action, Drain, Release, Taint
 
-DRAIN_S = 120.0  # mean, until a job has made its checkpoint and gone
-JOB_S = 12 * HOUR_S  # mean, until the job on a node that is only tainted ends by itself
+DRAIN_S = 120.0  # mean, until a drained job has written its checkpoint and ended
+JOB_S = 12 * HOUR_S  # mean, until a job finishes on a node that is tainted without a drain
 REMEDY_S = {"reset_gpu": 300.0, "reboot_node": 900.0, "replace": 2 * DAY_S}  # mean
 COMES_BACK, COMES_BACK_LEMON = 0.1, 0.5  # share of the remedies that did not help
-BAD_BATCH, BAD_BATCH_S = "bad_batch", 8 * DAY_S  # nodes for whose repair there are no parts
-HOLD_S = 600.0  # what an agent waits after a remedy: xid policy
-OVERRULED = 0.2  # share of the false alarms that an operator ends by hand
+BAD_BATCH, BAD_BATCH_S = "bad_batch", 8 * DAY_S  # nodes whose repair waits for parts
+HOLD_S = 600.0  # how long an agent waits after a remedy: Xid policy
+OVERRULED = 0.2  # share of the false alarms whose taint an operator removes
 
 
 class People:
-    """Acts on what was decided; `again` is told of a fault whose remedy did not help for long."""
+    """People and their tools, who act on taints and drains.
+
+    They wait until a node is empty, repair it, sometimes in vain, and overrule the decision where they know
+    better. `again` is called for a fault that returns after its remedy.
+    """
 
     def __init__(self, pool: Pool, chance: random.Random, again: Callable[[Sign, Node], None]) -> None:
         self.pool, self.chance, self._again = pool, chance, again
-        self._remedies: dict[str, str] = {}  # by node: under way
+        self._remedies: dict[str, str] = {}  # running ones, by node
         self.cleared: Callable[[Node, str], None] = lambda _node, _key: None
         pool.acted = self.acted
 
@@ -67,7 +66,7 @@ class People:
         self.remedy_if_empty(node)
 
     def _overrule(self, node: Node, stay_s: float) -> None:
-        """An operator has looked, sees that the node is well, and takes our taint off."""
+        """An operator sees that the node is healthy, and removes the taint."""
         held = node.standing.quarantine
         if held is None or held.at_s != stay_s or node.is_bad:
             return
@@ -88,7 +87,7 @@ class People:
         self.pool.after(took_s, partial(self._remedied, node, action))
 
     def _remedied(self, node: Node, action: str) -> None:
-        """What only a remedy ends, ends; the agent waits its time before it says so."""
+        """End the faults that this remedy ends; the agent reports that `HOLD_S` later."""
         del self._remedies[node.name]
         self.pool.touch(node)
         if action != "reset_gpu":
@@ -104,24 +103,27 @@ class People:
         self.remedy_if_empty(node)
 
     def remedy_seen(self, node: Node, key: str) -> None:
-        """From then on the finding passes by itself, and the agent waits its time before it says so."""
+        """Let the finding clear without another remedy; the agent reports that `HOLD_S` later."""
         node.found(replace(node.signs[key], lasting=False), self.pool.now_s)
         self.pool.after(HOLD_S, partial(self.cleared, node, key))
 
     def heal(self, node: Node, key: str) -> None:
-        """What was wrong is so no more, and nobody can see it yet."""
+        """End the fault `key`; the agent has not noticed yet."""
         self.pool.tally.account(node, self.pool.now_s)
         node.truths.discard(key)
 
 
 LEMON_RATE = 8.0  # times as many faults
-FLAP_EVERY_S = 4 * HOUR_S  # of a sensor in a bad fortnight
-FLAP_S = 90.0  # mean, before the agent's own time to clear
-FLAP_STANDS = 0.1  # share of the false alarms that only a reset ends
+FLAP_EVERY_S = 4 * HOUR_S  # mean time between false alarms of a sensor during an episode
+FLAP_S = 90.0  # mean, without the time that the agent takes to clear it
+FLAP_STAYS = 0.1  # share of the false alarms that only a reset ends
 
 
-class Befalls:
-    """Puts a year's events into a pool; `until_s` is when they stop."""
+class NodeEvents:
+    """Schedules the events of single nodes: faults, maintenance, false alarms, silent agents.
+
+    No event begins after `until_s`.
+    """
 
     def __init__(self, pool: Pool, seed: int, until_s: float) -> None:
         self.pool, self.until_s = pool, until_s
@@ -131,10 +133,10 @@ class Befalls:
         self.people = People(pool, self.chance, self._again)
         self.people.cleared = self._clear
 
-    # -- when
+    # -- schedules
 
-    def faults(self, faults: list[Fault]) -> None:
-        """Have each kind come at its rate, to lemons more often."""
+    def faults(self, faults: list[FaultRate]) -> None:
+        """Schedule each kind of fault at its rate, more often on lemons."""
         nodes = self.pool.nodes
         weights = [LEMON_RATE if node.lemon else 1.0 for node in nodes]
         for fault in faults:
@@ -148,7 +150,7 @@ class Befalls:
                 at_s += self.chance.expovariate(per_s)
 
     def flapping(self, episodes: int) -> None:
-        """Have sensors on well nodes be wrong now and then, for some days each."""
+        """Schedule episodes of some days, in which a sensor of a healthy node now and then is wrong."""
         for _ in range(episodes):
             node = self.chance.choice(self.pool.nodes)
             action = self.chance.choice(("reset_gpu", "reboot_node", "contact_support"))
@@ -160,15 +162,15 @@ class Befalls:
                 at_s += self.chance.expovariate(1 / FLAP_EVERY_S)
 
     def silences(self, times: int, mean_s: float = HOUR_S) -> None:
-        """Have agents of well nodes fall silent."""
+        """Schedule times at which agents of healthy nodes fall silent."""
         for _ in range(times):
             node = self.chance.choice(self.pool.nodes)
             at_s = self.chance.uniform(0, self.until_s)
             self.pool.at(at_s, partial(self.silence, node, self.chance.expovariate(1 / mean_s)))
 
-    # -- what
+    # -- events
 
-    def strike(self, fault: Fault, node: Node) -> None:
+    def strike(self, fault: FaultRate, node: Node) -> None:
         {
             "degraded": self._degraded,
             "passing": self._passing,
@@ -178,7 +180,7 @@ class Befalls:
             "maintenance": self._maintenance,
         }[fault.kind](fault, node)
 
-    def _degraded(self, fault: Fault, node: Node) -> None:
+    def _degraded(self, fault: FaultRate, node: Node) -> None:
         key = self._key(fault.component)
         self.pool.touch(node)
         node.found(Sign(key, "degraded", fault.action, fault.sources, self.pool.now_s), self.pool.now_s)
@@ -186,31 +188,31 @@ class Befalls:
             self.chance.expovariate(1 / fault.lasts_s) + fault.clears_s, partial(self._clear, node, key)
         )
 
-    def _passing(self, fault: Fault, node: Node) -> None:
+    def _passing(self, fault: FaultRate, node: Node) -> None:
         self.hurt(fault, node, self.chance.expovariate(1 / fault.lasts_s))
 
-    def hurt(self, fault: Fault, node: Node, lasts_s: float) -> None:
-        """Let something that ends by itself be wrong for so long."""
+    def hurt(self, fault: FaultRate, node: Node, lasts_s: float) -> None:
+        """Begin a fault that ends without a remedy after `lasts_s`."""
         key = self._truth(fault, node)
         if lasts_s > fault.delay_s:
             self.pool.after(fault.delay_s, partial(self._report, fault, node, key))
             self.pool.after(lasts_s + fault.clears_s, partial(self._clear, node, key))
         self.pool.after(lasts_s, partial(self.people.heal, node, key))
 
-    def _lasting(self, fault: Fault, node: Node) -> None:
+    def _lasting(self, fault: FaultRate, node: Node) -> None:
         key = self._truth(fault, node)
         self.pool.after(
             self.chance.uniform(0.1, 1.0) * fault.delay_s, partial(self._report, fault, node, key)
         )
 
-    def _dead(self, fault: Fault, node: Node) -> None:
+    def _dead(self, fault: FaultRate, node: Node) -> None:
         self._lose(node, self.chance.expovariate(1 / fault.lasts_s) + HOUR_S)
 
-    def _panic(self, fault: Fault, node: Node) -> None:
+    def _panic(self, fault: FaultRate, node: Node) -> None:
         self._lose(node, self.chance.uniform(0.5, 1.5) * fault.lasts_s)
 
-    def _maintenance(self, fault: Fault, node: Node) -> None:
-        """Somebody cordons the node and works on it; its agent complains, rightly, and nobody is to act."""
+    def _maintenance(self, fault: FaultRate, node: Node) -> None:
+        """An operator cordons the node and works on it; no action may follow the agent's true report."""
         if node.standing.cordoned:
             return
         key = self._truth(fault, node)
@@ -226,16 +228,16 @@ class Befalls:
         self.people.heal(node, key)
         node.booted(self.pool.now_s)
         self.people.remedy_seen(node, key)
-        node.standing = replace(node.standing, cordoned=False)  # while the agent still has its doubts
+        node.standing = replace(node.standing, cordoned=False)  # before the agent has cleared the finding
 
     def flap(self, node: Node, action: str, source: str) -> None:
-        """One sensor says for a moment what is not so; the agent's own rule holds on to it for a while."""
+        """One sensor briefly reports a false fault; the agent's rule keeps the finding for a while."""
         key = self._key(f"false {source}")
-        stands = action != "contact_support" and self.chance.random() < FLAP_STANDS
+        stays = action != "contact_support" and self.chance.random() < FLAP_STAYS
         self.pool.tally.count("false_alarms")
         self.pool.touch(node)
-        self._ill(node, Sign(key, "unhealthy", action, (source,), self.pool.now_s, lasting=stands))
-        if not stands:
+        self._ill(node, Sign(key, "unhealthy", action, (source,), self.pool.now_s, lasting=stays))
+        if not stays:
             lasts_s = self.chance.expovariate(1 / FLAP_S) + self.chance.choice((60.0, 600.0))
             self.pool.after(lasts_s, partial(self._clear, node, key))
 
@@ -246,16 +248,16 @@ class Befalls:
         self.pool.after(lasts_s, partial(self._heard_again, node))
 
     def lost(self, node: Node, lasts_s: float) -> None:
-        """The node is there, and cannot be reached."""
+        """The node runs, but cannot be reached."""
         self._lose(node, lasts_s)
 
-    # -- truths and signs
+    # -- faults and what agents report
 
     def _key(self, what: str) -> str:
         self._serial += 1
         return f"{what} {self._serial}"
 
-    def _truth(self, fault: Fault, node: Node) -> str:
+    def _truth(self, fault: FaultRate, node: Node) -> str:
         key = self._key(fault.component)
         self.pool.tally.account(node, self.pool.now_s)
         node.truths.add(key)
@@ -272,7 +274,7 @@ class Befalls:
         node.found(sign, self.pool.now_s)
         self.people.remedy_if_empty(node)
 
-    def _report(self, fault: Fault, node: Node, key: str) -> None:
+    def _report(self, fault: FaultRate, node: Node, key: str) -> None:
         if key not in node.truths:
             return
         self.pool.touch(node)
@@ -313,8 +315,8 @@ class Befalls:
             node.standing = replace(node.standing, ready=True)
 
     def _again(self, sign: Sign, node: Node) -> None:
-        """The remedy has not helped for long."""
-        again = Fault(
+        """The fault returns after its remedy."""
+        again = FaultRate(
             "",
             sign.key.split(" ")[0],
             "lasting",
@@ -330,22 +332,22 @@ class Befalls:
         self._lasting(again, node)
 
 
-LEAF = Fault("", "leaf_switch", "passing", "contact_support", ("sysfs",), False, 240.0, 1.0, 600.0, 0.0)
-HEAT = Fault("", "cooling", "passing", "contact_support", ("nvml_poll",), False, 60.0, 1.0, 120.0, 0.0)
-BATCH = Fault("", BAD_BATCH, "lasting", "replace", ("kmsg", "nvml_poll"), True, 10.0, 0.0, 600.0, 0.0)
+LEAF = FaultRate("", "leaf_switch", "passing", "contact_support", ("sysfs",), False, 240.0, 1.0, 600.0, 0.0)
+HEAT = FaultRate("", "cooling", "passing", "contact_support", ("nvml_poll",), False, 60.0, 1.0, 120.0, 0.0)
+BATCH = FaultRate("", BAD_BATCH, "lasting", "replace", ("kmsg", "nvml_poll"), True, 10.0, 0.0, 600.0, 0.0)
 ROLLOUT_WAVE, WAVE_S, HALTED_AT = 0.05, 600.0, 0.3  # NVSentinel rolls out by 5 %
-LONGEST_S = DAY_S + HOUR_S  # of all of them: longer than the policy's `cohort_s`
+LONGEST_S = DAY_S + HOUR_S  # the longest of these events: longer than the policy's `cohort_s`
 
 
-class Crowds:
-    """Puts them into a year of `befalls`; each comes at a fixed share of it."""
+class PoolEvents:
+    """Schedules events of many nodes, such as a lost rack, each at a fixed share of the year."""
 
-    def __init__(self, befalls: Befalls, rack_size: int) -> None:
-        self.befalls, self.rack_size = befalls, rack_size
-        self.pool, self.chance = befalls.pool, befalls.chance
+    def __init__(self, events: NodeEvents, rack_size: int) -> None:
+        self.events, self.rack_size = events, rack_size
+        self.pool, self.chance = events.pool, events.chance
 
     def all_of_them(self, year_s: float) -> None:
-        """Have each of them happen once, the roll-outs last."""
+        """Schedule each of them once, the roll-outs last."""
         self.pool.at(0.10 * year_s, partial(self.lose_rack, 3, 3 * HOUR_S))
         self.pool.at(0.15 * year_s, partial(self.lose_leaf, 5, 3 * HOUR_S))
         self.pool.at(0.20 * year_s, partial(self.go_blind, 0.4, 1200.0))
@@ -361,38 +363,38 @@ class Crowds:
         return self.pool.nodes[at : at + self.rack_size]
 
     def lose_rack(self, number: int, lasts_s: float) -> None:
-        """Its power goes: all of it falls silent within seconds."""
+        """The rack loses its power: all of its nodes fall silent within seconds."""
         for node in self._rack(number):
-            self.pool.after(self.chance.uniform(0, 5), partial(self.befalls.lost, node, lasts_s))
+            self.pool.after(self.chance.uniform(0, 5), partial(self.events.lost, node, lasts_s))
 
     def lose_leaf(self, number: int, lasts_s: float) -> None:
-        """Its InfiniBand switch goes: the agents can still be heard, and all say: ports down."""
+        """The rack's InfiniBand switch fails: its agents still report, and all of them report ports down."""
         for node in self._rack(number):
-            self.befalls.hurt(LEAF, node, lasts_s)
+            self.events.hurt(LEAF, node, lasts_s)
 
     def overheat(self, share: float, lasts_s: float) -> None:
         """Cooling fails for more nodes than may be out."""
         for node in self.chance.sample(self.pool.nodes, int(share * len(self.pool.nodes))):
-            self.pool.after(self.chance.uniform(0, HOUR_S), partial(self.befalls.hurt, HEAT, node, lasts_s))
+            self.pool.after(self.chance.uniform(0, HOUR_S), partial(self.events.hurt, HEAT, node, lasts_s))
 
     def wear_out(self, share: float, within_s: float) -> None:
-        """One by one a bad batch fails, in all more than may be out, and parts take weeks to come."""
+        """The nodes of a bad batch fail one by one, more than may be out, and parts take weeks to arrive."""
         for node in self.chance.sample(self.pool.nodes, int(share * len(self.pool.nodes))):
-            self.pool.after(self.chance.uniform(0, within_s), partial(self.befalls.strike, BATCH, node))
+            self.pool.after(self.chance.uniform(0, within_s), partial(self.events.strike, BATCH, node))
 
     def go_blind(self, share: float, lasts_s: float) -> None:
-        """Nothing is heard of a part of all agents."""
+        """A share of all agents falls silent."""
         for node in self.chance.sample(self.pool.nodes, int(share * len(self.pool.nodes))):
-            self.befalls.silence(node, lasts_s)
+            self.events.silence(node, lasts_s)
 
     def roll_out_at_once(self, lasts_s: float) -> None:
-        """A new agent calls every GPU lost: with two sensors, and in the driver's name."""
+        """A new agent reports every GPU as lost, from two sensors and as the driver's statement."""
         for node in self.pool.nodes:
             self.pool.after(self.chance.uniform(0, 60), partial(self._upgrade, node, "bad"))
             self.pool.after(lasts_s + self.chance.uniform(0, 60), partial(self._upgrade, node, "mended"))
 
     def roll_out_in_waves(self, lasts_s: float) -> None:
-        """The same, first on one node for an hour, then wave by wave until somebody stops it."""
+        """The same agent, first on one node for an hour, then in waves until an operator stops it."""
         order = self.chance.sample(self.pool.nodes, int(HALTED_AT * len(self.pool.nodes)))
         wave = max(1, int(ROLLOUT_WAVE * len(self.pool.nodes)))
         for at, node in enumerate(order):

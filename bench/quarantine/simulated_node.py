@@ -1,6 +1,6 @@
-"""A node of the simulated year: what is true of it, what its agent says, what stands on it.
+"""A node of the simulated year: its real faults, what its agent reports, its taints and cordons.
 
-What is true (`truths`) is known to the world and to those who judge; a view of the node has none of it.
+The simulated world and the tally know the real faults (`truths`); a view of the node has none of them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from supervisor.nodes import Finding, NodeView, Report
 
 HOUR_S, DAY_S = 3600.0, 86400.0
-REPORT_S = 30.0  # an agent speaks up so often, and at once when something changes
+REPORT_S = 30.0  # an agent reports at this interval, and at once on a change
 LONG_AGO_S = -30 * DAY_S
-FRESH_S = 2 * HOUR_S  # after a finding that is over, a node's view is made anew each time
+FRESH_S = 2 * HOUR_S  # for so long after its last finding, a node's view is made again at every decision
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """Something that an agent has found, rightly or not."""
+    """A finding of an agent, true or false."""
 
     key: str
     level: str
@@ -35,21 +35,21 @@ class Sign:
 
 
 class Node:
-    """Mutable; times are those of the simulation."""
+    """One node and its agent. Mutable; times are simulated."""
 
     def __init__(self, name: str, rack: str, phase_s: float, lemon: bool) -> None:
         self.standing = NodeView(name, rack=rack, busy=True)
-        self.phase_s = phase_s  # of its reports within `REPORT_S`
+        self.phase_s = phase_s  # offset of its reports within `REPORT_S`
         self.lemon = lemon
-        self.truths: set[str] = set()  # faults that are really there
+        self.truths: set[str] = set()  # real faults
         self.signs: dict[str, Sign] = {}
         self.agent = "1"
         self.boots = 1
-        self.changed_s = LONG_AGO_S  # when the agent last had something new to say
+        self.changed_s = LONG_AGO_S  # when the agent's findings last changed
         self.clean_at_s = LONG_AGO_S
         self.quiet_at_s = LONG_AGO_S
         self.calmed_at_s = -math.inf
-        self.cut_off = 0  # reasons for which the agent cannot be heard
+        self.cut_off = 0  # number of reasons for which the agent is silent
         self._last = Report()
         self._last_at_s = LONG_AGO_S
 
@@ -63,10 +63,10 @@ class Node:
 
     @property
     def is_ill(self) -> bool:
-        """True when its agent calls it unhealthy."""
+        """Return whether its agent reports it as unhealthy."""
         return any(sign.level == "unhealthy" for sign in self.signs.values())
 
-    # -- what the agent goes through
+    # -- the agent
 
     def found(self, sign: Sign, now_s: float) -> None:
         self.signs[sign.key] = sign
@@ -88,7 +88,7 @@ class Node:
         self.clean_at_s, self.quiet_at_s = max(self.clean_at_s, now_s), max(self.quiet_at_s, now_s)
 
     def hush(self, now_s: float) -> None:
-        """Nothing is heard of the agent any more."""
+        """Silence the agent."""
         if not self.cut_off:
             self._last_at_s = self._heard_at_s(now_s)
             self._last = self._report(self._last_at_s)
@@ -99,22 +99,22 @@ class Node:
         if not self.cut_off:
             self.changed_s = now_s
 
-    # -- what is seen of it
+    # -- views
 
     def view(self, now_s: float) -> NodeView:
         at_s = self._last_at_s if self.cut_off else self._heard_at_s(now_s)
         report = self._last if self.cut_off else self._report(at_s)
         shown = self.standing
-        return NodeView(  # a third of the time of `replace`: there are millions of these
+        return NodeView(  # takes a third of the time of `replace`, and there are millions of calls
             shown.name, report, now_s - at_s, shown.rack, shown.quarantine, shown.waiver, shown.cordoned,
             shown.ready, shown.busy, shown.history, shown.released_at_s, shown.version,
         )  # fmt: skip
 
     def is_plain(self, now_s: float) -> bool:
-        """True when a view of it stays as good as it is until something happens to it."""
+        """Return whether a view of it remains valid until its next event."""
         shown = self.standing
-        stands = shown.quarantine or shown.waiver or shown.cordoned or not shown.ready
-        return not (stands or self.signs or self.cut_off or now_s - self.calmed_at_s < FRESH_S)
+        marked = shown.quarantine or shown.waiver or shown.cordoned or not shown.ready
+        return not (marked or self.signs or self.cut_off or now_s - self.calmed_at_s < FRESH_S)
 
     def _heard_at_s(self, now_s: float) -> float:
         beat_s = math.floor((now_s - self.phase_s) / REPORT_S) * REPORT_S + self.phase_s

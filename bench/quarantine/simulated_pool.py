@@ -1,7 +1,7 @@
 """Simulated time for a pool of nodes: events, and the real decision on a fixed tick after each of them.
 
-The decision is given a view and nothing else. One patch in fifty is refused, as the API server does when a
-node's object has changed, and is decided again at the next tick.
+The decision sees a view and nothing else. One patch in fifty is refused, as the API server does when a node's
+object has changed; the decision is repeated at the next tick.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from supervisor.quarantine import decide
 
 TICK_S = 15.0
 REFUSED = 0.02
-ROUNDS = 8  # of decisions at one tick: an action may make room for the next
+ROUNDS = 8  # decisions at one tick: an action may make room for the next
 
 
 class Pool:
-    """Runs events in order; `acted` is told of each action that was carried out."""
+    """Runs events in order; calls `acted` for each action that was carried out."""
 
     def __init__(self, nodes: list[Node], policy: NodePolicy, seed: int) -> None:
         self.nodes, self.policy = nodes, policy
@@ -51,13 +51,13 @@ class Pool:
         self.at(self.now_s + delay_s, call)
 
     def touch(self, node: Node) -> None:
-        """Something about the node has changed."""
+        """Call this when anything about the node has changed."""
         self._odd.add(self.by_name[node.name])
         self._changed = True
         self.tally.account(node, self.now_s)
 
     def run(self, until_s: float) -> None:
-        """Let all happen that happens before `until_s`."""
+        """Run all events before `until_s`, with a decision at the tick after each."""
         while (self._heap and self._heap[0][0] < until_s) or self._look_at_s < until_s:
             first_s = min(self._look_at_s, self._heap[0][0] if self._heap else until_s)
             tick_s = -(-first_s // TICK_S) * TICK_S
@@ -70,7 +70,7 @@ class Pool:
 
     @property
     def allowed(self) -> int:
-        """Return how many nodes may be out, reckoned apart from the breaker."""
+        """Return how many nodes may be out, computed without the breaker's code."""
         return max(self.policy.min_out, int(self.policy.max_share * len(self.nodes)))
 
     # -- observe, decide, act
@@ -90,7 +90,7 @@ class Pool:
             if not done or any(refused):
                 break
         else:
-            raise AssertionError(f"decides without end: {done}")
+            raise AssertionError(f"the decision does not converge: {done}")
         again_s = self.now_s + TICK_S if done else min((each.until_s for each in held), default=float("inf"))
         self._look_at_s = max(again_s, self.now_s + TICK_S)
         self.tally.held(held, self.now_s)
@@ -104,9 +104,9 @@ class Pool:
         return PoolView(self.now_s, tuple(self._views))
 
     def _carry_out(self, action: Action, seen: PoolView) -> bool:
-        """Do it, and return whether it was refused."""
+        """Carry out the action unless it is refused; return whether it was."""
         at = self.by_name[action.node]
-        assert not is_unknown(seen.nodes[at], self.policy), f"acts on the unknown: {action}"
+        assert not is_unknown(seen.nodes[at], self.policy), f"acts on a silent node: {action}"
         if self._chance.random() < REFUSED:
             return True
         node = self.nodes[at]
@@ -121,14 +121,14 @@ class Pool:
     def _judge(self, node: Node, action: Action) -> None:
         shown = node.standing
         if isinstance(action, Taint) and shown.quarantine is None:
-            assert not shown.cordoned, f"taints what somebody else has cordoned: {action}"
+            assert not shown.cordoned, f"taints a node that an operator has cordoned: {action}"
             known = set(shown.waiver.evidence) if shown.waiver else set()
-            assert not set(action.evidence) <= known, f"overrules an operator: {action}"
+            assert not set(action.evidence) <= known, f"acts against an operator's waiver: {action}"
         if isinstance(action, (Drain, Release)):
             assert shown.quarantine is not None, action
 
     def _check(self, seen: PoolView, done: Sequence[Action]) -> None:
-        """Never more out than allowed: asked after each round in which somebody was taken out."""
+        """Check, after each round that took a node out, that no more are out than allowed."""
         out = sum(1 for at in self._odd if is_out(self.nodes[at].standing))
         was_out = sum(1 for at in self._odd if is_out(seen.nodes[at]))
         by_us = out > was_out and any(isinstance(each, Taint) for each in done)

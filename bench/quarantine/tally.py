@@ -1,4 +1,4 @@
-"""What the simulated year is judged by. It knows the truth, and tells it to nobody who decides."""
+"""Figures of the simulated year. The tally knows the real faults, which the decision never sees."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from supervisor.nodes import NO_NEW_WORK, Action, Drain, Hold, Release, Taint
 
 @dataclass(slots=True)
 class Case:
-    """A true fault that an agent has reported as unhealthy."""
+    """A real fault that an agent has reported as unhealthy."""
 
     node: str
     component: str
-    sure: bool  # two witnesses or the driver
+    sure: bool  # seen by two sources, or by the driver
     reported_s: float
-    due_s: float  # when the wait for its confirmation is over
+    due_s: float  # when its confirmation ends
     out_s: float | None = None
     how: str = ""  # taint, already out, cordoned, passed
     held: str = ""  # why it was not taken out when it was due
@@ -24,7 +24,7 @@ class Case:
 
 @dataclass(slots=True)
 class Tally:
-    """Of the whole year."""
+    """Counts and sums over the whole year."""
 
     nodes: int
     cases: list[Case] = field(default_factory=list)
@@ -32,14 +32,14 @@ class Tally:
     most_out: int = 0
     most_by_us: int = 0
     counts: dict[str, int] = field(default_factory=dict)
-    false_h: float = 0.0  # node-hours out, though never bad since the taint
-    proof_h: float = 0.0  # node-hours out after the fault had gone
-    bad_h: float = 0.0  # node-hours out, and bad
-    back_s: list[float] = field(default_factory=list)  # from well, as its agent sees it, to released
+    false_h: float = 0.0  # node-hours out without a real fault since the taint
+    proof_h: float = 0.0  # node-hours out after the fault had ended
+    bad_h: float = 0.0  # node-hours out with a real fault
+    back_s: list[float] = field(default_factory=list)  # from healthy, as its agent reports it, to released
     evicted: list[str] = field(default_factory=list)
     _since_s: dict[str, float] = field(default_factory=dict)
     _was_bad: dict[str, bool] = field(default_factory=dict)
-    _stay_h: dict[str, float] = field(default_factory=dict)  # well and out, in the stay that goes on
+    _stay_h: dict[str, float] = field(default_factory=dict)  # healthy and out, in the current stay
 
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -75,7 +75,7 @@ class Tally:
             self.ended(node, now_s)
 
     def ended(self, node: Node, now_s: float) -> None:
-        """Our taint is off, whoever took it off."""
+        """Account for the end of a taint, by a release or by an operator."""
         self.account(node, now_s)
         self._since_s.pop(node.name, None)
         well_h = self._stay_h.pop(node.name, 0.0)
@@ -85,7 +85,7 @@ class Tally:
             self.false_h += well_h
 
     def account(self, node: Node, now_s: float) -> None:
-        """Add up the time since the last call; to be called before and after what is true changes."""
+        """Add up the time since the last call. Call it before and after the real faults of a node change."""
         since_s = self._since_s.get(node.name)
         if since_s is None:
             return
@@ -98,13 +98,13 @@ class Tally:
         self._since_s[node.name] = now_s
 
     def out(self, out: int, by_us: bool) -> None:
-        """Note how many are out; `by_us` when the last of them is by our doing."""
+        """Note how many nodes are out; `by_us` when a taint took out the last of them."""
         self.most_out = max(self.most_out, out)
         if by_us:
             self.most_by_us = max(self.most_by_us, out)
 
     def held(self, holds: tuple[Hold, ...], now_s: float) -> None:
-        """Note which faults wait for something else than their confirmation."""
+        """Note which faults wait for something other than their confirmation."""
         for each in holds:
             for case in self.open.get(each.node, ()):
                 if now_s > case.due_s and "to be confirmed" not in each.why:

@@ -1,4 +1,4 @@
-"""One launcher's turn in the recovery bench: wait until it trains, kill a rank, see it train again."""
+"""One turn of the recovery bench: start a launcher, kill ranks, time how long each takes to train again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ START_S = 120.0  # from the launcher's start to its first steps; imports on a bu
 READY_S = 60.0  # from one recovery until the next kill may come
 SETTLED_STEPS = 20  # of every rank before a kill: no launcher is hit while it starts
 JITTER_S = 0.5
-STATUS_S = 1.5  # older than this, a holdfast run's status does not tell how it is now
+STATUS_S = 1.5  # an older status of a holdfast run may be out of date
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class Manner:
     patience_s: float  # for a new step; after that the group counts as hung
     back_to_back: bool
     chance: random.Random
-    members: bool = False  # whole ones, where there are members
+    members: bool = False  # kill whole members instead of ranks, where there are members
 
 
 def turn(mode: Mode, count: int, manner: Manner, said: Callable[[Kill], None]) -> Turn:
-    """Start `mode`, kill `count` ranks in it one after another, end it.
+    """Start `mode`, kill `count` ranks in it one after another, stop it.
 
-    A group that does not go on in time, or a launcher that ends, ends the turn early: its last kill
-    says so. Raises `Failed` when the launcher does not get going at all.
+    A group that does not train again in time, or a launcher that ends, ends the turn early; the outcome of
+    the last kill tells which. Raises `Failed` when the launcher does not start to train.
     """
     running = launch(mode.name, mode.argv, mode.environment)
     done = Turn(mode.name)
@@ -71,7 +71,7 @@ def wait_for_start(running: Running, mode: Mode) -> float:
 def _one(running: Running, mode: Mode, number: int, manner: Manner) -> Kill:
     began = time.monotonic()
     late = _wait_until_ready(running, mode, manner)
-    time.sleep(manner.chance.uniform(0.0, JITTER_S))  # anywhere in a step
+    time.sleep(manner.chance.uniform(0.0, JITTER_S))  # at any point of a step
     ticks = running.ticks.follow()
     latest = newest(ticks)
     rank = manner.chance.randrange(RANKS)
@@ -104,11 +104,11 @@ def _take(kill: Kill, found: Regained, ticks: list[Tick], at_ns: int) -> None:
 
 
 def _wait_until_ready(running: Running, mode: Mode, manner: Manner) -> str:
-    """Wait for `SETTLED_STEPS` and, with warm spares, for those; return what was not ready in time."""
+    """Wait for `SETTLED_STEPS` and, under holdfast, for warm spares; return what was not ready in time."""
     why = ""
     for _ in _polls(READY_S):
         if running.ended() is not None:
-            return "the launcher ended by itself"
+            return "the launcher has ended"
         why = _not_ready(running, mode, manner)
         if not why:
             return ""
@@ -141,7 +141,7 @@ def _not_ready(running: Running, mode: Mode, manner: Manner) -> str:
 
 
 def _launcher_of(running: Running, rank: int) -> int:
-    """Return the process with which the member of a rank goes."""
+    """Return the launcher of the member of a rank: the member is lost with it."""
     status = RunDir(running.run_dir).status() or {"members": ()}
     return next(int(m["launcher_pid"]) for m in status["members"] if rank in m["ranks"])
 
@@ -161,7 +161,7 @@ def _incidents(running: Running) -> list[dict[str, Any]]:
 
 
 def _wait_for_incident(running: Running, known: int) -> dict[str, Any] | None:
-    """Return the first incident after those `known`, when it is over or as it is after a while."""
+    """Return the first incident after the `known` ones, once it is over or as it is after 3 s."""
     found: dict[str, Any] | None = None
     for _ in _polls(3.0):
         new = _incidents(running)[known:]
@@ -176,7 +176,7 @@ def _wait_for_incident(running: Running, known: int) -> dict[str, Any] | None:
 
 def _finish(running: Running, mode: Mode, done: Turn) -> None:
     if done.kills and done.kills[-1].outcome != "recovered":
-        return  # it is not to be asked any more; `close` kills it
+        return  # `close` kills it
     done.stopped = running.stop()
     done.strays = running.strays
     if mode.supervised:
@@ -186,7 +186,7 @@ def _finish(running: Running, mode: Mode, done: Turn) -> None:
 
 
 def _polls(limit_s: float) -> Iterator[None]:
-    """Yield at every look until `limit_s` has passed; the looks are outside of what is measured."""
+    """Yield every `POLL_S` until `limit_s` has passed. Polling adds nothing to the measured times."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         yield
@@ -194,9 +194,9 @@ def _polls(limit_s: float) -> Iterator[None]:
 
 
 def problem(found: Turn) -> str:
-    """Return what was wrong with the end of a turn, for people; empty when nothing."""
+    """Return what went wrong at the end of a turn, for people; empty when nothing did."""
     if not found.stopped:
-        return f"{found.mode}: did not end in time when told to, and was killed"
+        return f"{found.mode}: did not end in time after SIGTERM, and was killed"
     if found.strays:
         return f"{found.mode}: left {len(found.strays)} processes: {json.dumps(found.strays)}"
     return ""

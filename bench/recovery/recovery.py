@@ -1,14 +1,14 @@
 """From the kill of a rank to the first new optimizer step: holdfast and torchrun, interleaved.
 
-What is measured is the same for every launcher: each rank writes down the time right after each
-optimizer.step(); a random rank gets SIGKILL at a random moment; the time is from the kill to the first
-step of the *last* rank of the restarted group. Two ranks on this machine, one small DDP model.
-Under torchrun nothing restores the state, so it is spared what a checkpoint's load would cost it.
-A kill after which no step comes within --patience counts as hung; that launcher is ended and the next
-one started. Before a kill every rank has done 20 steps; holdfast's warm spares are ready (unless
+All launchers are measured in the same way: each rank records the time right after each optimizer.step();
+a random rank gets SIGKILL at a random moment; the time is from the kill to the first step of the *last*
+rank of the restarted group. Two ranks on this machine train one small DDP model.
+Under torchrun nothing restores the state, which saves torchrun the time of loading a checkpoint.
+If no step follows a kill within --patience, the group counts as hung; the bench kills that launcher and
+starts the next one. Before a kill every rank has done 20 steps, holdfast's warm spares are ready (unless
 --back-to-back) and no incident is open; then a random 0 to 0.5 s pass.
-The rows hold for the state and the members that are given: with none, 0.4 M parameters in one member.
-With the defaults it takes about ten minutes, and one more for each time that torchrun hangs.
+The rows are for the given --state and --members; without these options, 0.4 M parameters in one member.
+With the defaults the bench takes about ten minutes, and one more for each time that torchrun hangs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bench.text import all_met, seconds, size_of
 from bench.workloads import modes
 from bench.workloads.modes import Mode
 
-COPIES = 3  # plain ones, whose median a large state is held against
+COPIES = 3  # plain ones; a large state is compared with their median
 ATTEMPTS = 2  # at starting a launcher
 
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
         say(f"  {mode.name}: {mode.about}")
     what = f"a state of {options.state}" if size_of(options.state) else "the small model alone"
     say(f"{what}, {modes.RANKS} ranks on {options.members} members under holdfast, kills of a {options.kill}")
-    wait = "warm spares are not waited for" if options.back_to_back else "once spares are ready"
+    wait = "without waiting for warm spares" if options.back_to_back else "once spares are ready"
     say(f"kills: random rank, SIGKILL, {wait}; to the first new step of the last rank")
     chance = random.Random(options.seed)
     manner = Manner(options.patience, options.back_to_back, chance, options.kill == "member")
@@ -58,14 +58,14 @@ def main(argv: Sequence[str]) -> int:
             turns += _turns(mode, count, manner)
         copy_s = _plain_copy(options)
     except KeyboardInterrupt:
-        say("interrupted: what was measured so far")
+        say("interrupted: results so far")
     return _end(found, turns, options, copy_s)
 
 
 def _check_room(options: argparse.Namespace, chosen: Sequence[Mode]) -> None:
-    """Refuse a state that does not fit: each rank has its own, and each member of holdfast two snapshots.
+    """Raise `Failed` for a state that does not fit: one in each rank, two snapshots in each holdfast member.
 
-    A standby makes room for one, and of a member that is killed the memory goes while another is made.
+    A standby reserves memory for one snapshot. A killed member's memory is freed while another is prepared.
     """
     members = options.members if any(mode.name.startswith("holdfast") for mode in chosen) else 0
     shared = 2 * members + (3 if members and options.kill == "member" else 0)
@@ -73,10 +73,10 @@ def _check_room(options: argparse.Namespace, chosen: Sequence[Mode]) -> None:
 
 
 def plan(chosen: Sequence[Mode], kills: int, others: int, rounds: int) -> list[tuple[Mode, int]]:
-    """Return who has how many kills in which order: rounds, every other one backwards.
+    """Return the turns in order, with the kills of each: rounds of all modes, every second one in reverse.
 
-    The counts of the rounds differ by one at most and add up to `kills` for the mode "holdfast" and
-    to `others` for each other.
+    A mode's counts differ by one at most and add up to `kills` for the mode "holdfast", to `others` for
+    each other mode.
     """
     planned: list[tuple[Mode, int]] = []
     for at in range(rounds):
@@ -90,7 +90,7 @@ def plan(chosen: Sequence[Mode], kills: int, others: int, rounds: int) -> list[t
 
 
 def _turns(mode: Mode, count: int, manner: Manner) -> list[Turn]:
-    """Do `count` kills, with a new launcher after each that did not survive one."""
+    """Do `count` kills, with a new launcher whenever one did not survive a kill."""
     turns: list[Turn] = []
     failures = 0
     left = count
@@ -101,7 +101,7 @@ def _turns(mode: Mode, count: int, manner: Manner) -> list[Turn]:
             failures += 1
             say(f"{mode.name}: did not start: {error}")
             if failures >= ATTEMPTS:
-                raise SystemExit(f"recovery: {mode.name} does not start") from None
+                raise SystemExit(f"recovery: {mode.name} did not start") from None
             continue
         left -= len(done.kills)
         turns.append(done)
@@ -158,7 +158,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         choices=names,
         default=names,
         metavar="MODE",
-        help=f"who takes part: {', '.join(names)}",
+        help=f"modes to measure: {', '.join(names)}",
     )
     add(
         "--back-to-back",
@@ -169,17 +169,29 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--state",
         default="0",
         metavar="SIZE",
-        help="protected besides the small model, such as 1.5G",
+        help="state to protect besides the small model, such as 1.5G",
     )
-    add("--members", type=int, default=1, choices=(1, modes.RANKS), help="that the ranks are divided among")
+    add(
+        "--members",
+        type=int,
+        default=1,
+        choices=(1, modes.RANKS),
+        help="members that the ranks are divided among",
+    )
     add(
         "--kill",
         choices=("rank", "member"),
         default="rank",
-        help="what is killed under holdfast; of a member its launcher: a standby takes over",
+        help="what to kill under holdfast: a rank, or the launcher of a member, which a standby replaces",
     )
-    add("--patience", type=float, default=60.0, metavar="S", help="seconds until it counts as hung")
-    add("--seed", type=int, default=0, help="of the choice of ranks and moments")
+    add(
+        "--patience",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds without a step until a group counts as hung",
+    )
+    add("--seed", type=int, default=0, help="seed of the choice of ranks and moments")
     add("--strict", action="store_true", help="exit code 1 when a target is missed")
     options = parser.parse_args(argv)
     try:
@@ -187,7 +199,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     except ValueError as error:
         parser.error(f"--state: {error}")
     if options.kill == "member" and options.members < 2:
-        parser.error("--kill member: accepted with --members 2, for another member must hold the state")
+        parser.error("--kill member: needs --members 2, because another member must hold the state")
     for name in ("kills", "others"):
         if getattr(options, name) < 0:
             parser.error(f"--{name}: {getattr(options, name)} kills; expected 0 or more")

@@ -1,4 +1,4 @@
-"""What the recovery bench has found: tables, verdicts, JSON. Pure."""
+"""The results of the recovery bench: tables, verdicts, JSON. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bench.recovery.turns import Kill, Turn
 from bench.text import Summary, Verdict, at_most, below, number, percent, ratio, seconds, summary, table
 
 MEDIAN_S, WORST_S, SHARE = 0.3, 0.6, 0.1
-COPIES, LARGE_S = 1.5, 0.5  # of a large state: and a step, which the bench has for nearly nothing
-_STATIONS = (  # what a piece of a recovery is called, and the mark at its end
+COPIES, LARGE_S = 1.5, 0.5  # of a large state: copies, and seconds for one step of a large model
+_STATIONS = (  # the name of each piece of a recovery, and the mark at its end
     ("detect", "noticed"),
     ("secure", "secured"),
     ("decide", "decided"),
@@ -115,7 +115,7 @@ def _lost(turns: Sequence[Turn]) -> str:
 
 
 def ettr_of(turns: Iterable[Turn], mode: str) -> float:
-    """Return productive over total time of all turns of a mode; NaN when that of one of them is not known."""
+    """Return productive over total time of all turns of a mode; NaN when one turn's is unknown."""
     good_s = total_s = 0.0
     for turn in turns:
         if turn.mode == mode and turn.status is not None and turn.status.get("total_s"):
@@ -129,7 +129,7 @@ def ettr_of(turns: Iterable[Turn], mode: str) -> float:
 def verdicts(turns: Sequence[Turn], wanted: int, plain_copy_s: float = math.nan) -> list[Verdict]:
     """Judge the figures against the targets of the project.
 
-    Those of a large state follow from what a plain socket copy of it takes, where that is given.
+    Those of a large state follow from `plain_copy_s`, the seconds of a plain socket copy of it.
     """
     ours, plain = kills_of(turns, "holdfast"), kills_of(turns, "holdfast-unmodified")
     found: list[Verdict] = []
@@ -179,7 +179,7 @@ def _of_unmodified(turns: Sequence[Turn], plain: Sequence[Kill]) -> list[Verdict
     recovered = _count(plain, "recovered")
     return [
         Verdict(
-            "unmodified script under holdfast: never stuck",
+            "unmodified script under holdfast: never hangs",
             f"{recovered} of {len(plain)} recovered",
             recovered == len(plain),
         ),

@@ -1,4 +1,4 @@
-"""What a turn of the recovery bench has found. Data only."""
+"""The results of one turn of the recovery bench. Data only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Kill:
-    """One kill and what became of it. Times in seconds from the kill."""
+    """One kill and its outcome. Times in seconds from the kill."""
 
     mode: str
     number: int
@@ -19,20 +19,20 @@ class Kill:
     outcome: str = ""  # recovered, hung, ended
     took_s: float | None = None  # to the first new step of the last rank
     first_s: float | None = None  # to the first new step of any rank
-    redone: int | None = None  # steps that were done and had to be done again
-    same_pids: int = 0  # ranks that went on in the process they had
-    ready_s: float = 0.0  # how long we waited before this kill until all was ready
+    redone: int | None = None  # steps that had to be repeated
+    same_pids: int = 0  # ranks that train again in the same process
+    ready_s: float = 0.0  # how long the bench waited before this kill until all was ready
     incident: dict[str, Any] | None = None
     detail: str = ""
 
 
 @dataclass(slots=True)
 class Turn:
-    """One launcher's life: some kills in it."""
+    """One launcher from start to end, with the kills in between."""
 
     mode: str
     start_s: float = 0.0  # from its start to the first step of all ranks
     kills: list[Kill] = field(default_factory=list)
     status: dict[str, Any] | None = None  # of a holdfast run, at its end
-    stopped: bool = True  # it ended in time when told to
+    stopped: bool = True  # it ended in time after SIGTERM
     strays: list[str] = field(default_factory=list)

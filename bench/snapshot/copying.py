@@ -1,4 +1,4 @@
-"""The copies that a snapshot is measured against, and the state that is copied."""
+"""The state that is copied, the snapshot of it, and the plain copies that a snapshot is compared with."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from holdfast.snapshots import Snapshots
 from trainer.gpt.__main__ import build
 from trainer.gpt.options import make_parser, read
 
-TENSORS_PER_PARAMETER = 3  # it, and Adam's two moments
+TENSORS_PER_PARAMETER = 3  # the parameter itself, and Adam's two moments
 LINE_BYTES = 64
-LINE = LINE_BYTES // 4  # float32 in a cache line: layers are as wide as whole ones
+LINE = LINE_BYTES // 4  # float32 numbers in a cache line; layers are whole cache lines wide
 
 
 @dataclass(slots=True)
@@ -36,14 +36,14 @@ class Held:
 
 
 def make(total_bytes: int, parameters: int) -> Held:
-    """Return a model of `parameters` equal tensors that with AdamW's state takes about `total_bytes`."""
+    """Return a model of `parameters` equal tensors; with AdamW's state it takes about `total_bytes`."""
     count = max(1, total_bytes // (4 * TENSORS_PER_PARAMETER * parameters * LINE)) * LINE
     model = torch.nn.ParameterList(torch.randn(count) for _ in range(parameters))
     return _held("", {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-4)})
 
 
 def bundled() -> Held:
-    """Return the state of the bundled GPT as it is without options."""
+    """Return the state of the bundled GPT with default options."""
     model, optimizer, scheduler = build(read(make_parser(), []))
     return _held("the bundled GPT, ", {"model": model, "optimizer": optimizer, "scheduler": scheduler})
 
@@ -60,7 +60,7 @@ def _held(title: str, objects: dict[str, Any]) -> Held:
 
 
 def snapshotter(held: Held, folder: Path) -> Callable[[], float | None]:
-    """Return a call that takes a whole snapshot as a rank does and gives its seconds."""
+    """Return a call that takes a whole snapshot as a rank does and returns its seconds."""
     snapshots = Snapshots(folder, held.objects, 1)
     steps = iter(range(1 << 60))
 
@@ -74,7 +74,7 @@ def snapshotter(held: Held, folder: Path) -> Callable[[], float | None]:
 
 
 def copier(held: Held, memory: mmap.mmap) -> Callable[[], float | None]:
-    """Return a call that copies as a snapshot does, into the places that tensors have in one, and no more."""
+    """Return a call that does only the copy of a snapshot, to where the tensors are in a snapshot."""
     tensors = capture.collect(held.objects).tensors
     places = capture.views(capture.layout_of(tensors, 0), memory)
     copying = memcopy.Copying([places[name] for name, _ in tensors], held.sources)
@@ -82,13 +82,13 @@ def copier(held: Held, memory: mmap.mmap) -> Callable[[], float | None]:
 
 
 def elsewhere(megabytes: float) -> Callable[[], object]:
-    """Return a call that goes through so much other memory, as training does between two snapshots."""
+    """Return a call that writes to `megabytes` of other memory, as training does between two snapshots."""
     memory = torch.zeros(int(megabytes * 1e6), dtype=torch.uint8)
     return lambda: memory.add_(1)
 
 
 def shared(folder: Path, nbytes: int) -> mmap.mmap:
-    """Return a mapping of a new file, all of it backed by memory."""
+    """Return a mapping of a new file with all its memory allocated."""
     descriptor = os.open(folder / "plain", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
@@ -98,7 +98,7 @@ def shared(folder: Path, nbytes: int) -> mmap.mmap:
 
 
 def plain_copies(held: Held, memory: mmap.mmap) -> dict[str, Callable[[], float | None]]:
-    """Return plain copies of the same number of bytes, by name. Sources and targets are warm."""
+    """Return plain copies of the same number of bytes, by name. Sources and targets have been touched."""
     whole = torch.ones(held.nbytes, dtype=torch.uint8)
     anonymous = torch.zeros(held.nbytes, dtype=torch.uint8)
     mapped = torch.frombuffer(memory, dtype=torch.uint8, count=held.nbytes)
@@ -118,7 +118,7 @@ def plain_copies(held: Held, memory: mmap.mmap) -> dict[str, Callable[[], float 
 
 
 def _pieces(sources: list[torch.Tensor], target: torch.Tensor) -> Iterator[tuple[int, int, int]]:
-    """Yield target, source and size of the copy of each tensor; those of whole cache lines start on one."""
+    """Yield target, source and size of each tensor's copy; tensors of whole cache lines start at one."""
     at = target.data_ptr()
     for source in sorted(sources, key=lambda each: each.nbytes % LINE_BYTES != 0):
         yield at, source.data_ptr(), source.nbytes

@@ -1,11 +1,12 @@
-"""What frozen parameters cost: a snapshot of a small model, alone and with so much frozen beside it.
+"""What frozen parameters cost: snapshots of a small model, alone and with frozen parameters beside it.
 
-First in one process, in turns: later snapshots of the small model alone, with the frozen part where the
-kernel is asked what of it was written, the same where it is not asked and all is compared, and one that
-copies everything, as the first two do. Before each, other memory is gone through, as training does.
+First in one process, in turns: later snapshots of the small model alone; with the frozen parameters, when the
+kernel reports which pages were written; the same without the kernel's report, when all is compared; and a
+snapshot that copies everything, as the first two do. Before each, the bench writes to other memory, as
+training does.
 
 Then as a run: two ranks of a member train the small model in steps of the same length, first alone, then
-beside the frozen part. Shown are the times between steps, what each copy took that was not one of the first
+beside the frozen parameters. The bench shows the times between steps, the time of each copy except the first
 three of its rank, and the incidents, of which there must be none.
 """
 
@@ -36,9 +37,16 @@ from bench.text import Verdict, all_met, number, ratio, seconds, size, size_of, 
 from holdfast import writes
 from holdfast.snapshots import Snapshots
 
-ALONE, ASKED, COMPARED, COPIED = "the small model alone", "frozen, asked", "frozen, compared", "all copied"
-FIRST = 3  # copies of a run: one into each slot, and one that is compared, for the watch began after it
-MORE_S = 0.005  # that a later snapshot may take beside the frozen part
+ALONE, ASKED, COMPARED, COPIED = (
+    "the small model alone",
+    "frozen, writes reported",
+    "frozen, compared",
+    "all copied",
+)
+FIRST = (
+    3  # copies before the later ones: one into each slot, and one that is compared: the watch begins after it
+)
+MORE_S = 0.005  # more that a later snapshot may take beside the frozen parameters
 START_S = 300.0
 COLD = 20  # steps
 
@@ -46,14 +54,14 @@ COLD = 20  # steps
 def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     frozen_bytes = size_of(options.frozen)
-    # Two arenas of two slots; the frozen part itself, and a copy of what is compared.
+    # Two arenas of two slots; the frozen parameters themselves, and a copy for comparison.
     memory_needs.check("--frozen", frozen_bytes, shared=4, beside=2, other_bytes=int(options.evict * 1e6))
     found = results.begin("frozen")
     torch.set_num_threads(1)
     took = _in_turns(frozen_bytes, options)
     say(table((f"a snapshot, {size(frozen_bytes)} frozen", "median", "best", "worst"), _rows(took)))
     runs = {}
-    for name, nbytes in (("alone", 0), ("beside the frozen part", frozen_bytes)):
+    for name, nbytes in (("alone", 0), ("beside the frozen parameters", frozen_bytes)):
         runs[name] = _run(nbytes, options)
         say(f"\na run, {name}: {_line(runs[name])}")
     more_s = summary(took[ASKED]).median - summary(took[ALONE]).median
@@ -97,7 +105,7 @@ def _objects(frozen_bytes: int) -> dict[str, Any]:
 
 
 def _snapshotter(folder: Path, objects: dict[str, Any]) -> Callable[[], float | None]:
-    """Return a call that takes a later snapshot: the first ones have been taken."""
+    """Take the first snapshots; return a call that takes a later one."""
     snapshots = Snapshots(folder, objects, 1)
     steps = iter(range(1 << 60))
     for _ in range(FIRST + 1):
@@ -175,10 +183,15 @@ def _memory() -> Path | None:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("frozen", __doc__ or "")
     add = parser.add_argument
-    add("--frozen", default="2G", metavar="SIZE", help="bytes; takes six times as much memory")
-    add("--step", type=float, default=0.02, metavar="SECONDS", help="of the runs, at least")
-    add("--seconds", type=float, default=60.0, metavar="N", help="that each run trains")
+    add(
+        "--frozen",
+        default="2G",
+        metavar="SIZE",
+        help="bytes of frozen parameters; the bench takes six times as much memory",
+    )
+    add("--step", type=float, default=0.02, metavar="SECONDS", help="minimum step time of the runs")
+    add("--seconds", type=float, default=60.0, metavar="N", help="seconds that each run trains")
     add("--repeats", type=int, default=15, metavar="N", help="snapshots of each kind")
-    add("--evict", type=float, default=512, metavar="MB", help="of other memory gone through before each")
+    add("--evict", type=float, default=512, metavar="MB", help="other memory written to before each snapshot")
     add("--strict", action="store_true", help="exit code 1 when a target is missed")
     return parser.parse_args(argv)

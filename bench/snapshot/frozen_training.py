@@ -1,7 +1,7 @@
 """The script of the frozen bench: a small model beside frozen tables of any size, in steps of a given length.
 
-Each copy of the state is timed from outside and appended to a file: rank, share of the state that was read,
-seconds.
+Each copy of the state is timed from outside; rank, share of the state that was read, and seconds are
+appended to a file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TENSORS = 16
 
 
 class Beside(nn.Module):
-    """The recovery bench's network; of each frozen table a row goes into each step."""
+    """The network of the recovery bench; each step uses one row of each frozen table."""
 
     def __init__(self, frozen_bytes: int) -> None:
         super().__init__()

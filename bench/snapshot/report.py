@@ -1,4 +1,4 @@
-"""What the snapshot bench has found: tables and verdicts. Pure."""
+"""The results of the snapshot bench: tables and verdicts. Pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ TARGET = 0.8
 
 
 def copies_table(title: str, nbytes: int, took: Mapping[str, Sequence[float]]) -> str:
-    """Return a table of copies of `nbytes`: ours, then others with the shares of their speed."""
+    """Return a table of copies of `nbytes`: holdfast's, and the share of a plain copy's speed they reach."""
     return _table(title, nbytes, took, {SNAPSHOT: "snapshot to it", COPY: "copy to it"})
 
 
 def stores_table(title: str, nbytes: int, took: Mapping[str, Sequence[float]]) -> str:
-    """Return the same of writes to storage."""
-    return _table(title, nbytes, took, {CHECKPOINT: "ours to it"})
+    """Return the same table of writes to storage."""
+    return _table(title, nbytes, took, {CHECKPOINT: "checkpoint to it"})
 
 
 def _table(title: str, nbytes: int, took: Mapping[str, Sequence[float]], ours: Mapping[str, str]) -> str:
@@ -39,7 +39,7 @@ def _table(title: str, nbytes: int, took: Mapping[str, Sequence[float]], ours: M
 
 
 def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
-    """Judge each state by medians: the snapshot and the copy in it by memcpy, the checkpoint by a write."""
+    """Judge the medians of each state: snapshot and copy against memcpy, checkpoint against a plain write."""
     found: list[Verdict] = []
     for row in rows:
         median = {name: each["median"] for name, each in row["summary"].items()}

@@ -1,17 +1,16 @@
-"""How fast the state gets into the arena and onto storage, against plain copies of as many bytes.
+"""How fast the state is copied into the arena and onto storage, against plain copies of as many bytes.
 
-The snapshot is the whole of what a rank does at a step: collect the tensors, claim the slot, copy, commit.
-The copy in it is that alone: the same call, into a mapping of the same layout. What a snapshot costs
-whatever the size of its tensors, one of as many tensors of 64 bytes shows. The first two are compared with
-plain copies between touched buffers, into anonymous memory and into memory shared through a file system as
-the arena's is: torch's copy_ and memmove of all bytes in one piece, and memmove of the same tensors one by
-one.
-Before each copy other memory is gone through, as training does between two snapshots: no side finds its
-bytes in a cache. (Of a single large piece glibc's memmove bypasses the cache, which nearly doubles its speed;
-it does not for pieces of the size of most tensors.)
-The checkpoint is the whole of what a sidecar does: write, checksum, fsync, manifest, rename; it is
-compared with a plain write and one fsync.
-All take turns within one run, with as many threads as a rank has (1 unless told otherwise).
+The snapshot is all that a rank does at a step: collect the tensors, claim the slot, copy, commit. "The copy
+in it" is the copy alone: the same call, into a mapping of the same layout. A snapshot of as many tensors of
+64 bytes shows what a snapshot costs at any size. The first two are compared with plain copies between touched
+buffers, into anonymous memory and into memory shared through a file system as the arena's is: torch's copy_
+and memmove of all bytes in one piece, and memmove of the same tensors one by one.
+Before each copy the bench writes to other memory, as training does between two snapshots, so that no side
+finds its bytes in a cache. (glibc's memmove of one large piece bypasses the cache, which nearly doubles its
+speed; it does not for pieces of the size of most tensors.)
+The checkpoint is all that a sidecar does: write, checksum, fsync, manifest, rename. It is compared with a
+plain write and one fsync.
+All take turns within one run, with as many threads as a rank has (--threads).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from bench.snapshot.report import CHECKPOINT, COPY, EMPTY, PLAIN_WRITE, SNAPSHOT
 from bench.text import all_met, size, summary
 
 MEMORY = Path("/dev/shm")
-SPARE = 1.3  # beside what is copied: the machine needs some, too
+SPARE = 1.3  # of memory, for the rest of the machine
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     for wanted in options.sizes:
         needed = int(wanted * 1e6 * 6 * SPARE)  # the state, three buffers, two slots
         if needed > _available():
-            say(f"{wanted} MB: left out, for it would need {size(needed)} of memory")
+            say(f"{wanted} MB: skipped, because it needs {size(needed)} of memory")
             continue
         rows.append(_measure(copying.make(int(wanted * 1e6), options.parameters), options))
     return _end(found, rows, options)
@@ -113,21 +112,19 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         nargs="+",
         default=[10, 100, 1000],
         metavar="MB",
-        help="of made states, beside the GPT's",
+        help="sizes of generated states, measured after the GPT's",
     )
     add("--parameters", type=int, default=64, metavar="N", help="tensors of the model")
     add("--repeats", type=int, default=15, metavar="N", help="copies of each kind")
     add("--writes", type=int, default=5, metavar="N", help="checkpoints and plain writes")
-    add(
-        "--evict", type=float, default=512, metavar="MB", help="of other memory gone through before each copy"
-    )
-    add("--threads", type=int, default=1, metavar="N", help="of torch in this process")
+    add("--evict", type=float, default=512, metavar="MB", help="other memory written to before each copy")
+    add("--threads", type=int, default=1, metavar="N", help="threads of torch in this process")
     add(
         "--directory",
         type=Path,
         default=None,
         metavar="DIR",
-        help="on the storage to be measured; None is where temporary files go",
+        help="directory on the storage to measure; None: the directory of temporary files",
     )
     add("--strict", action="store_true", help="exit code 1 when a target is missed")
     return parser.parse_args(argv)

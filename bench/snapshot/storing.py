@@ -1,4 +1,4 @@
-"""A checkpoint onto storage, and the plain write that it is measured against."""
+"""A checkpoint onto storage, and the plain write that it is compared with."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ CHUNK_BYTES = 8 << 20
 
 
 def checkpointer(source: Path, folder: Path) -> Callable[[], float | None]:
-    """Return a call that writes a checkpoint of `source`, durable when it returns, in seconds."""
+    """Return a call that writes a durable checkpoint of `source` and returns its seconds."""
     steps = iter(range(1, 1 << 60))
     root = folder / "checkpoints"
 
     def write() -> float:
-        shutil.rmtree(root, ignore_errors=True)  # as the plain writer: what memory held of it is free again
+        shutil.rmtree(root, ignore_errors=True)  # as the plain writer: frees its page cache
         step = next(steps)
         began = time.perf_counter()
         checkpoint.write(
@@ -37,7 +37,7 @@ def checkpointer(source: Path, folder: Path) -> Callable[[], float | None]:
 
 
 def plain_writer(source: Path, folder: Path) -> Callable[[], float | None]:
-    """Return a call that copies `source` as `dd conv=fsync bs=8M` would, in seconds."""
+    """Return a call that copies `source` as `dd conv=fsync bs=8M` does and returns its seconds."""
     target = folder / "plain"
 
     def write() -> float:

@@ -1,13 +1,14 @@
-"""How fast a snapshot gets from one member to another, against a plain copy through a socket, in turns.
+"""How fast a snapshot is sent from one member to another, against a plain copy through a socket, in turns.
 
-A process holds a made snapshot as a sidecar does and serves it; this one takes it in as a sidecar does: into
-a fresh slot (nothing of it is backed by memory yet), and into a slot that is there already, as a member that
-has had ranks has one. It counts until the snapshot is committed, with its checksums compared.
+A second process holds a generated snapshot and serves it as a sidecar does. This process receives it as a
+sidecar does: into a fresh slot, none of whose memory is allocated yet, and into an existing slot, such as a
+member has that has had ranks. The time ends when the checksums have been compared and the snapshot is
+committed.
 The plain copy: one connection over loopback, sendfile of the same file, recv_into a fresh file in shared
-memory; nobody looks at what has come. It goes as the system's congestion control has it (BBR paces it, by
-timers that take longer than the copy), and without that, as members of one host send. Both sides share the
-cores of this machine, which two hosts would not.
-Lag is the longest time in which an event loop did not look at its events, on either side.
+memory, without a look at the received bytes. It is measured with the system's congestion control (BBR paces
+it, by timers that take longer than the copy) and without pacing, as members of one host send. Both sides
+share the cores of this machine, which two hosts would not.
+Lag is the longest time in which an event loop did not process its events, on either side.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from sidecar.holdings import Holdings
 from sidecar.peers import Fetcher
 
 PLAIN, UNPACED = "plain socket copy", "the same, unpaced"
-FRESH, READY = "into a fresh slot", "into a slot that is there"
+FRESH, READY = "into a fresh slot", "into an existing slot"
 TARGET = 0.8
 LAG_S = 0.05
 PIECE_BYTES = 1 << 20
@@ -48,7 +49,7 @@ START_S = 60.0
 def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     total = size_of(options.state)
-    memory_needs.check("--state", total, shared=options.holders + 1, beside=0)  # a slot or a plain copy
+    memory_needs.check("--state", total, shared=options.holders + 1, beside=0)  # one slot or plain copy each
     found = results.begin("transfer")
     with tempfile.TemporaryDirectory(prefix=f"bench-transfer-{os.getpid()}-", dir=MEMORY) as name:
         folder = Path(name)
@@ -65,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def plain_copies(total: int, rounds: int) -> list[float]:
-    """Return the seconds of some plain socket copies of so many bytes."""
+    """Return the seconds of plain socket copies of a state of that size."""
     with tempfile.TemporaryDirectory(prefix="bench-transfer-", dir=MEMORY) as name:
         folder = Path(name)
         fill(folder / "holder", total)
@@ -93,7 +94,7 @@ def _serve(folder: Path) -> _Server:
 
 
 def _lag_of(server: subprocess.Popen[str]) -> float:
-    """End a holder; return how long its loop was kept."""
+    """Stop a holder; return the lag of its event loop."""
     try:
         told, _ = server.communicate("", START_S)
     except subprocess.TimeoutExpired:
@@ -137,7 +138,7 @@ def _plain(path: Path, port: int) -> float:
                 with content[at : at + PIECE_BYTES] as piece:
                     count = line.recv_into(piece)
                 if not count:
-                    raise Failed("the plain copy was cut off")
+                    raise Failed("the plain copy was interrupted")
                 at += count
     took_s = time.perf_counter() - began
     path.unlink()
@@ -145,9 +146,9 @@ def _plain(path: Path, port: int) -> float:
 
 
 def _fetched(folder: Path, urls: list[str], step: int) -> tuple[float, float]:
-    """Fetch the snapshot as that of `step`; return the seconds, and the longest lag of the loop meanwhile.
+    """Fetch the snapshot as that of `step`; return the seconds and the longest lag of this event loop.
 
-    The second one finds the slot that the first has left: it was forgotten in between.
+    A second fetch finds the slot that the first has left, because the snapshot was dropped in between.
     """
     (folder / "arena").mkdir(parents=True, exist_ok=True)
     held = Holdings(folder / "arena", folder / "restore")
@@ -205,8 +206,8 @@ def _end(
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("transfer", __doc__ or "")
     add = parser.add_argument
-    add("--state", default="1.5G", metavar="SIZE", help="of the snapshot")
-    add("--rounds", type=int, default=5, metavar="N", help="of each, in turns")
+    add("--state", default="1.5G", metavar="SIZE", help="size of the snapshot")
+    add("--rounds", type=int, default=5, metavar="N", help="repeats of each, in turns")
     add("--holders", type=int, default=1, metavar="N", help="members that hold the snapshot")
     add("--strict", action="store_true", help="exit code 1 when a target is missed")
     options = parser.parse_args(argv)

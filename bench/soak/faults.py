@@ -1,4 +1,4 @@
-"""Break a run on purpose, and see what becomes of it."""
+"""Inject faults into a run, and record how it recovers from each."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from supervisor.client import Refused, Unreachable, api_of
 KINDS = (
     "kill", "stop", "hang", "spin", "nan", "exit", "member", "launcher", "sidecar", "supervisor",
 )  # fmt: skip
-COSTLESS = ("sidecar", "supervisor")  # no step and no incident
+COSTLESS = ("sidecar", "supervisor")  # recovery from them costs no step and opens no incident
 NAMES_RANK = ("kill", "stop", "hang", "spin", "nan", "exit")
-SECOND = ("kill", "sidecar", "supervisor")  # what may hit while a recovery goes on
+SECOND = ("kill", "sidecar", "supervisor")  # kinds of a second fault, which may hit during a recovery
 PATIENCE_S = 60.0
 
 
 @dataclass(slots=True)
 class Fault:
-    """One fault, a second one soon after it perhaps, and the incidents that came of them."""
+    """One fault, perhaps with a second one soon after it, and the incidents that they caused."""
 
     kind: str
     rank: int
@@ -33,23 +33,23 @@ class Fault:
     at_s: float  # since the run's start
     second: str = ""
     second_after_s: float = 0.0
-    outcome: str = ""  # recovered, costless, unnoticed, stuck, ended, refused, over (the run was)
-    calm_s: float | None = None  # until all was well again, spares included
+    outcome: str = ""  # recovered, costless, unnoticed, stuck, ended, refused; over: the run had finished
+    calm_s: float | None = None  # until the run was calm again, with warm spares
     named: bool | None = None  # the incident names the right rank
     incidents: list[dict[str, Any]] = field(default_factory=list)
     detail: str = ""
 
 
 def bag(chance: random.Random, kinds: tuple[str, ...]) -> Iterator[str]:
-    """Yield kinds for ever: each equally often, in random order."""
+    """Yield kinds without end: each equally often, in random order."""
     while True:
         yield from chance.sample(kinds, len(kinds))
 
 
 def strike(watch: Watch, fault: Fault, chance: random.Random) -> None:
-    """Do it and wait until all is well again; `fault` has the outcome then."""
+    """Inject `fault`, wait until the run is calm again, and store the outcome in `fault`."""
     before = {each["id"] for each in watch.run.incidents()}
-    pids = _ours(watch, fault.kind)
+    pids = _pids_of(watch, fault.kind)
     began = time.monotonic()
     fault.detail = _hit(watch, fault.kind, fault.rank)
     if fault.detail:
@@ -60,7 +60,7 @@ def strike(watch: Watch, fault: Fault, chance: random.Random) -> None:
         watch.until(began + fault.second_after_s)
         _hit_from_outside(watch, fault.second, chance.randrange(len(_ranks(watch)) or 1))
     noticed = _until_seen(watch, fault, before, pids)
-    calm = watch.until_calm(time.time(), PATIENCE_S)  # an older status may not know yet
+    calm = watch.until_calm(time.time(), PATIENCE_S)  # an older status may not show the fault yet
     fault.calm_s = round(time.monotonic() - began, 3) if calm else None
     fault.incidents = [_brief(each) for each in watch.run.incidents() if each["id"] not in before]
     fault.outcome = _outcome(watch, fault, noticed, calm)
@@ -80,11 +80,11 @@ def _outcome(watch: Watch, fault: Fault, noticed: bool, calm: bool) -> str:
 
 
 def _until_seen(watch: Watch, fault: Fault, before: set[str], pids: set[int]) -> bool:
-    """Wait for an incident, or for one of our own parts to be another process."""
+    """Wait for an incident, or for the replacement of a sidecar or supervisor; False when none comes."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if fault.kind in COSTLESS:
-            now = _ours(watch, fault.kind)
+            now = _pids_of(watch, fault.kind)
             if now and now != pids and len(now) == len(pids):
                 return True
         elif any(each["id"] not in before for each in watch.run.incidents()):
@@ -94,8 +94,8 @@ def _until_seen(watch: Watch, fault: Fault, before: set[str], pids: set[int]) ->
     return False
 
 
-def _ours(watch: Watch, kind: str) -> set[int]:
-    """Return the pids of one of our parts as the run itself tells them."""
+def _pids_of(watch: Watch, kind: str) -> set[int]:
+    """Return the pids of the supervisor or of all sidecars, from the status of the run."""
     status = watch.status()
     if kind == "supervisor":
         return {status["supervisor_pid"]} if status.get("supervisor_pid") else set()
@@ -104,7 +104,7 @@ def _ours(watch: Watch, kind: str) -> set[int]:
 
 
 def _hit(watch: Watch, kind: str, rank: int) -> str:
-    """Do it; return why not, empty when done."""
+    """Inject one fault; return why that failed, empty when it did not."""
     if kind == "launcher":
         return _hit_from_outside(watch, kind, rank)
     api = api_of(watch.run)
@@ -120,22 +120,22 @@ def _hit(watch: Watch, kind: str, rank: int) -> str:
 
 
 def _hit_from_outside(watch: Watch, kind: str, rank: int) -> str:
-    """SIGKILL one process, without asking anybody."""
+    """SIGKILL one process from here, without the API; return why that failed, empty when it did not."""
     pid = _pid_of(watch, kind, rank)
     if pid is None:
         return f"no process for {kind}"
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
-        return f"the {kind} had died already"
+        return f"the {kind} had already died"
     return ""
 
 
 def _pid_of(watch: Watch, kind: str, rank: int) -> int | None:
     if kind == "supervisor":
-        return next(iter(_ours(watch, kind)), None)
+        return next(iter(_pids_of(watch, kind)), None)
     if kind == "sidecar":
-        return next(iter(sorted(_ours(watch, kind))), None)
+        return next(iter(sorted(_pids_of(watch, kind))), None)
     pid = next((each["pid"] for each in _ranks(watch) if each["rank"] == rank), None)
     if kind == "kill" or not pid:
         return pid

@@ -1,4 +1,4 @@
-"""Does anything grow? Series of readings of each process and folder, and what became of them. Pure."""
+"""Decide from series of readings whether the memory or descriptors of a process or folder grow. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from bench.harness.watch import Reading
 from bench.text import slope
 
-WARM_UP = 0.2  # of a series: caches fill, allocators find their size
+WARM_UP = 0.2  # share of a series: caches fill, allocators reach their size
 WARM_UP_FAULTED = (
-    0.5  # the first fault of each kind maps slots, starts threads, opens connections that are kept
+    0.5  # the first fault of each kind maps slots, starts threads and opens connections that stay
 )
-LEAST = 8  # readings; fewer tell nothing
-ROOM = 0.05  # resident memory moves without anything growing
+LEAST = 8  # readings; fewer are not judged
+ROOM = 0.05  # resident memory varies by so much without growth
 ROOM_BYTES = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """From the first quarter after the warm-up to the last one, of the one that grew most."""
+    """Growth from the first to the last quarter after the warm-up, of whatever grew most."""
 
     what: str
     readings: int
@@ -32,14 +32,14 @@ class Growth:
     bytes_per_100k_steps: float
 
     def grows(self, kept: float = 0.0) -> bool:
-        """Say whether it does; up to `kept` more descriptors are not taken for growth."""
+        """Return whether it grows; up to `kept` more descriptors do not count as growth."""
         room = max(ROOM_BYTES, ROOM * self.first_bytes)
         more_bytes = self.last_bytes - self.first_bytes > room and self.bytes_per_100k_steps > 0
         return more_bytes or self.last_descriptors > self.first_descriptors + kept
 
 
 def growths(readings: Iterable[Reading], warm_up: float = WARM_UP) -> list[Growth]:
-    """Return one result for each kind of thing that was looked at often enough after its warm-up, a share."""
+    """Return one result for each kind with enough readings after the warm-up, a share of the series."""
     series: dict[tuple[str, str], list[Reading]] = {}
     for reading in readings:
         series.setdefault((reading.what, reading.key), []).append(reading)

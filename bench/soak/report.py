@@ -1,4 +1,4 @@
-"""What a soak has found: tables and verdicts. Pure."""
+"""The results of a soak: tables and verdicts. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from bench.soak.faults import COSTLESS, Fault
 from bench.soak.growth import Growth
 from bench.text import Verdict, percent, seconds, size, summary, table
 
-LOGS = "run directory"  # it has the incidents and the ranks' output: it may grow
-KEPT = 4  # connections of a part
-LONG = 0.6  # of all readings
+LOGS = "run directory"  # it may grow, because it has the incidents and the ranks' output
+KEPT = 4  # connections that a part may keep
+LONG = 0.6  # share of the readings of the longest series
 
 
 def growths(readings: Iterable[Reading], *, quiet: bool) -> list[Growth]:
@@ -85,10 +85,10 @@ def _row(kind: str, done: Sequence[Fault]) -> tuple[str, ...]:
 def verdicts(
     found: Mapping[str, Any], done: Sequence[Fault], grown: Sequence[Growth], *, quiet: bool
 ) -> list[Verdict]:
-    """Judge a soak: recovered, equal, costless, clean, nothing grows."""
+    """Judge a soak: all faults recovered from, weights equal, nothing left, nothing grows."""
     judged = [
-        Verdict("the run ended by itself", f"exit code {found['exit_code']}", not found["exit_code"]),
-        Verdict("nothing is left behind", str(found["left_behind"]), not found["left_behind"]),
+        Verdict("the run finished", f"exit code {found['exit_code']}", not found["exit_code"]),
+        Verdict("no process and no memory left", str(found["left_behind"]), not found["left_behind"]),
     ]
     if not quiet:
         judged += _of_faults(found, done)
@@ -96,11 +96,11 @@ def verdicts(
 
 
 def _of_growth(grown: Sequence[Growth], *, quiet: bool) -> Verdict:
-    """Judge what was there for most of the time: a part that faults replace is young each time."""
+    """Judge what ran for most of the time: a part that faults replace is too young."""
     most = max((each.readings for each in grown), default=0)
     old = [each for each in grown if each.readings >= most * LONG]
     judged = [each for each in old if quiet or each.what != LOGS]
-    # With faults, how many connections are kept depends on who fetched what from whom last.
+    # With faults, the number of open connections depends on which members fetched from which.
     kept = 0 if quiet else KEPT
     growing = [each.what for each in judged if each.grows(kept)]
     found = ", ".join(growing or [each.what for each in judged])
@@ -123,6 +123,6 @@ def _of_faults(found: Mapping[str, Any], done: Sequence[Fault]) -> list[Verdict]
             str(max(lost, default=0)),
             max(lost, default=0) <= 1,
         ),
-        Verdict("the right rank named", f"{len(wrong)} wrong", not wrong),
-        Verdict("sidecar and supervisor cost nothing", f"{len(costly)} incidents", not costly),
+        Verdict("every incident names the right rank", f"{len(wrong)} wrong", not wrong),
+        Verdict("no incident for a sidecar or supervisor", f"{len(costly)} incidents", not costly),
     ]

@@ -1,12 +1,12 @@
 """Random faults of all kinds at random times, for a long time, on a bundled trainer.
 
-The same training runs undisturbed first. Then, on two members and a standby, one fault follows the other:
+The same training first runs without faults. Then, on two members and a standby, one fault follows the other:
 SIGKILL, SIGSTOP, a rank that hangs or spins, NaN, an exit, the loss of a member, of a launcher, of a sidecar,
-of the supervisor; now and then a second one hits while the first is being recovered from. In the end
-parameters, buffers, optimizer and random states of all ranks must equal the undisturbed run's, nothing may
-have got stuck, and no process or memory may be left.
+of the supervisor; some of them are followed by a second fault during the recovery. At the end parameters,
+buffers, optimizer and random states of all ranks must equal those of the run without faults, the run must
+not have got stuck, and no process or memory may be left.
 
-With --quiet-faults nothing is broken: what is looked at then is whether anything of ours grows (memory,
+With --quiet-faults no fault is injected: the bench then shows whether any part of holdfast grows (memory,
 open files, shared memory, the run directory).
 """
 
@@ -31,7 +31,7 @@ from bench.soak.faults import Fault
 from bench.text import all_met
 
 START_S = 180.0
-SHARE = 0.4  # of the wall clock that is training while faults come one after the other
+SHARE = 0.4  # of the wall clock is training while fault follows fault
 CALIBRATION_STEPS = 300
 QUIET_MODEL = "--layers 1 --heads 1 --width 16 --context 16 --batch 2"
 _MANY = "1000000"
@@ -83,7 +83,7 @@ def _end(found: dict[str, Any], done: list[Fault], watch: Watch, options: argpar
 
 def _command(steps: int, options: argparse.Namespace, standby: int) -> list[str]:
     run = ("--nproc-per-node", "1", "--members", str(options.members), "--standby", str(standby))
-    # A rank that spins may be work, which has minutes: the drill wants it taken for a hang.
+    # A rank that spins may be working, which is allowed for minutes; here it shall count as a hang.
     more = ("--max-restarts", _MANY, "--checkpoint-every", "10s", "--hang-floor", "600ms")
     script = ["-m", f"trainer.{options.trainer}", "--tiny", "--steps", str(steps)]
     script += ["--seed", str(options.seed), "--val-every", "200", "--log-every", "1000"]
@@ -97,17 +97,17 @@ def _undisturbed(steps: int, options: argparse.Namespace) -> dict[str, Any]:
     try:
         watch = Watch(running, 1e9)
         if _until_end(watch) != 0:
-            raise Failed(f"the undisturbed run failed\n{running.tail()}")
+            raise Failed(f"the run without faults failed\n{running.tail()}")
         found = _digests(running)
     finally:
         running.close()
     assert found is not None
-    say(f"undisturbed: {time.monotonic() - began:.0f} s, digest {found['0']['all'][:16]}")
+    say(f"without faults: {time.monotonic() - began:.0f} s, digest {found['0']['all'][:16]}")
     return found
 
 
 def _steps_for(options: argparse.Namespace) -> int:
-    """Return about how many steps fit into the time asked for, faults included."""
+    """Return about how many steps fit into --minutes, recoveries included."""
     running = launch("calibration", _command(CALIBRATION_STEPS, options, 0))
     try:
         began = time.monotonic()
@@ -128,7 +128,7 @@ def _steps_for(options: argparse.Namespace) -> int:
 
 
 def _soak(watch: Watch, options: argparse.Namespace) -> list[Fault]:
-    """Break it again and again until it has ended or got stuck."""
+    """Inject faults until the run has ended or is stuck; return them."""
     done: list[Fault] = []
     began = time.monotonic()
     if not watch.until_calm(0.0, START_S):
@@ -153,18 +153,18 @@ def _soak(watch: Watch, options: argparse.Namespace) -> list[Fault]:
 
 
 def _until_end(watch: Watch) -> int:
-    """Wait for the end of a run that is left alone; one that does not get on is ended."""
+    """Wait until the run ends; stop it when it makes no step for `START_S`. Return its exit code."""
     last, at_s = -1, time.monotonic()
-    told = time.monotonic()
+    shown_s = time.monotonic()
     while watch.poll():
         step = watch.status().get("step") or 0
         if step != last:
             last, at_s = step, time.monotonic()
         if time.monotonic() - at_s > START_S:
-            say(f"no step for {START_S:.0f} s: ending it")
+            say(f"no step for {START_S:.0f} s: stopping the run")
             watch.running.stop()
-        if time.monotonic() - told > 30:
-            told = time.monotonic()
+        if time.monotonic() - shown_s > 30:
+            shown_s = time.monotonic()
             say(f"  step {last}")
     code = watch.running.ended()
     assert code is not None
@@ -180,7 +180,7 @@ def _digests(running: Running) -> dict[str, Any] | None:
 
 
 def _left_behind(watch: Watch) -> list[str]:
-    """Return what of the run is still there after its end."""
+    """Return the memory and the processes of the run that are left after its end."""
     runtime = (watch.run.run() or {}).get("runtime")
     found = [str(runtime)] if runtime and Path(runtime).exists() else []
     return [*found, *watch.running.leftovers()]
@@ -193,22 +193,22 @@ def _kept(status: dict[str, Any]) -> dict[str, Any]:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser(
-        "soak", __doc__ or "", "a long quiet one: python -m bench soak --steps 100000 --quiet-faults"
+        "soak", __doc__ or "", "a long run without faults: python -m bench soak --steps 100000 --quiet-faults"
     )
     add = parser.add_argument
-    add("--minutes", type=float, default=10.0, help="about how long the faults go on")
-    add("--steps", type=int, default=0, metavar="N", help="optimizer steps; 0: as --minutes gives")
-    add("--trainer", choices=("gpt", "vision"), default="gpt", help="what is trained, --tiny")
-    add("--model", type=shlex.split, default=[], metavar="ARGS", help="more arguments for it")
+    add("--minutes", type=float, default=10.0, help="about how long faults are injected")
+    add("--steps", type=int, default=0, metavar="N", help="optimizer steps; 0: as many as fit into --minutes")
+    add("--trainer", choices=("gpt", "vision"), default="gpt", help="trainer to run, with --tiny")
+    add("--model", type=shlex.split, default=[], metavar="ARGS", help="more arguments for the trainer")
     add("--members", type=int, default=2, metavar="M", help="members, one rank each")
-    add("--standby", type=int, default=1, metavar="S", help="members in reserve")
+    add("--standby", type=int, default=1, metavar="S", help="standby members")
     add("--kinds", nargs="+", choices=faults.KINDS, default=list(faults.KINDS), metavar="KIND",
-        help=f"of faults: {', '.join(faults.KINDS)}")  # fmt: skip
-    add("--gap", type=float, default=1.0, metavar="S", help="seconds between two, on average")
-    add("--double", type=float, default=0.2, metavar="P", help="chance of a second one soon after")
-    add("--quiet-faults", action="store_true", help="break nothing; look for growth")
+        help=f"kinds of faults: {', '.join(faults.KINDS)}")  # fmt: skip
+    add("--gap", type=float, default=1.0, metavar="S", help="mean seconds between two faults")
+    add("--double", type=float, default=0.2, metavar="P", help="probability of a second fault soon after")
+    add("--quiet-faults", action="store_true", help="inject no fault; look for growth")
     add("--every", type=float, default=5.0, metavar="S", help="seconds between two readings")
-    add("--seed", type=int, default=0, help="of the faults and of the training")
+    add("--seed", type=int, default=0, help="seed of the faults and of the training")
     add("--strict", action="store_true", help="exit code 1 when a target is missed")
     options = parser.parse_args(argv)
     if options.members < 1 or options.standby < 0:

@@ -1,10 +1,10 @@
-"""How long a start takes, and how long a part of ours is missed when it is killed.
+"""How long a start takes, and how soon a killed supervisor or sidecar is replaced.
 
-Starts: from the launcher's start to the first optimizer step of the last rank, holdfast (two members and a
-standby; and two ranks in one member) and torchrun, in turns (A B C, C B A, ...), the same script.
+Starts: from the launcher's start to the first optimizer step of the last rank. holdfast (two members and a
+standby; and two ranks in one member) and torchrun run the same script in turns (A B C, C B A, ...).
 Parts: in a run that trains, supervisor and sidecar get SIGKILL in turns; the time is from the kill until the
-next supervisor answers, or until the next sidecar is connected. First they are forked from their template,
-then, when that has been killed, they start by themselves: a new interpreter with imports of its own.
+next supervisor answers, or until the next sidecar is connected. First they are forked from their template.
+Then the bench kills the template, and each starts in a new interpreter with imports of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bench.harness import results
 from bench.harness.console import make_parser, say
 from bench.harness.launchers import holdfast_run, launch, torchrun
 from bench.recovery.killing import wait_for_start
-from bench.start import missed
+from bench.start import part_restarts
 from bench.text import number, ratio, seconds, summary, table
 from bench.workloads.modes import RANKS, Mode
 
@@ -38,17 +38,17 @@ def main(argv: Sequence[str]) -> int:
             starts[mode.name].append(_start_s(mode))
             say(f"start {at + 1}: {mode.name} {seconds(starts[mode.name][-1])}")
     found["starts_s"] = starts
-    found["missed_s"] = _missed(options.kills) if options.kills else {}
+    found["missed_s"] = _replaced(options.kills) if options.kills else {}
     say("\n" + _table("start to the first step", starts, "torchrun"))
-    for part in missed.PARTS if options.kills else ():
+    for part in part_restarts.PARTS if options.kills else ():
         mine = {how: times[part] for how, times in found["missed_s"].items()}
-        say("\n" + _table(f"{part} killed, until it is back", mine, missed.ALONE))
+        say("\n" + _table(f"{part} killed, until it is back", mine, part_restarts.COLD))
     results.write(found)
     return 0
 
 
 def order(at: int) -> Sequence[Mode]:
-    """Return who starts after whom in round `at`: every other one runs backwards."""
+    """Return the modes in the order of round `at`: every second round is reversed."""
     return MODES if at % 2 == 0 else MODES[::-1]
 
 
@@ -62,11 +62,11 @@ def _start_s(mode: Mode) -> float:
     return took_s
 
 
-def _missed(kills: int) -> dict[str, dict[str, list[float]]]:
-    running = launch("missed", MODES[0].argv)
+def _replaced(kills: int) -> dict[str, dict[str, list[float]]]:
+    running = launch("part-restarts", MODES[0].argv)
     try:
         wait_for_start(running, MODES[0])
-        found = missed.measure(running, kills, say)
+        found = part_restarts.measure(running, kills, say)
         running.stop()
     finally:
         running.close()
@@ -86,7 +86,13 @@ def _table(what: str, times: dict[str, list[float]], base: str) -> str:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("start", __doc__ or "")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="starts of each launcher")
-    parser.add_argument("--kills", type=int, default=8, metavar="N", help="of each part, forked and alone")
+    parser.add_argument(
+        "--kills",
+        type=int,
+        default=8,
+        metavar="N",
+        help="kills of each part, with the template and without it",
+    )
     options = parser.parse_args(argv)
     if options.rounds < 1:
         parser.error(f"--rounds: {options.rounds}; expected 1 or more")

@@ -1,4 +1,4 @@
-"""Who is compared in the recovery bench: a launcher and a script each."""
+"""The modes that benches compare: a launcher and a script each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.harness.launchers import holdfast_run, torchrun
 from bench.workloads.network import BALLAST
 
 RANKS = 2
-_MANY = "1000000"  # restarts: the bench says when it is enough
+_MANY = "1000000"  # restarts: the bench ends the launcher, not the limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +17,14 @@ class Mode:
     name: str
     about: str
     argv: tuple[str, ...]
-    supervised: bool  # by holdfast: it has incidents, warm spares, an ETTR
+    supervised: bool  # a holdfast run, with incidents, warm spares and an ETTR
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def modes(members: int = 1, state_bytes: int = 0, standby: int = 0) -> tuple[Mode, ...]:
-    """Return all that can be compared, the one that it is about first.
+    """Return all modes, "holdfast" first.
 
-    Holdfast's ranks are divided among `members`; scripts that join protect `state_bytes` and their model.
+    Holdfast's ranks are divided among `members`; scripts that join protect `state_bytes` beside their model.
     """
     state = {BALLAST: str(state_bytes)} if state_bytes else {}
     joins, plain = ("-m", "bench.workloads.protected"), ("-m", "bench.workloads.unmodified")
@@ -50,7 +50,7 @@ def modes(members: int = 1, state_bytes: int = 0, standby: int = 0) -> tuple[Mod
         ),
         Mode(
             "torchrun",
-            "torchrun as it comes; the same script as holdfast, which starts over",
+            "torchrun with its defaults; the script of holdfast, which starts over",
             tuple(torchrun(theirs, joins)),
             False,
             state,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 WIDTH = 256
 BATCH = 32
 CLASSES = 16
-STEPS = 100_000_000  # more than anybody waits for: the launcher is ended instead
+STEPS = 100_000_000  # never reached: the bench ends the launcher
 BALLAST = "HOLDFAST_BENCH_STATE"  # names the ballast's size to the ranks, in bytes
 TENSORS = 24
 KEY = "ballast"
@@ -60,12 +60,12 @@ class Ballast:
 
     @classmethod
     def from_environment(cls, optimizer: torch.optim.Optimizer) -> Ballast | None:
-        """Return what the environment asks for, None when that is nothing."""
+        """Return the ballast that the environment requests; None when it requests none."""
         total_bytes = int(os.environ.get(BALLAST, "0"))
         return cls(optimizer, total_bytes) if total_bytes else None
 
     def step(self, step: int) -> None:
-        """Write to every tensor. They are made after the optimizer's first step, which makes its own."""
+        """Write to every tensor. The first call makes them, after the optimizer has made its own state."""
         state = self._optimizer.state[self._first]
         if KEY not in state:
             state[KEY] = [torch.ones(self._count) for _ in range(TENSORS)]

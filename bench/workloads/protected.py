@@ -1,7 +1,7 @@
-"""The script of the recovery bench, on `holdfast.join`: it runs under holdfast, torchrun, and alone.
+"""The script of the recovery bench, with `holdfast.join`: it runs under holdfast, under torchrun, and alone.
 
-Under holdfast it goes on from the state secured when the fault happened. Under torchrun nothing restores
-its state and it starts over, which spares torchrun what a checkpoint's load would cost it.
+Under holdfast it resumes from the state secured when the fault happened. Under torchrun nothing restores its
+state and it starts over, which saves torchrun the time that loading a checkpoint would take.
 """
 
 from __future__ import annotations

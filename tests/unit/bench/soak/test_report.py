@@ -38,14 +38,14 @@ def test_a_good_soak_meets_everything() -> None:
 @pytest.mark.parametrize(
     ("found", "done", "target"),
     [
-        ({**FOUND, "exit_code": 1}, [fault()], "the run ended by itself"),
-        ({**FOUND, "left_behind": ["python"]}, [fault()], "nothing is left behind"),
+        ({**FOUND, "exit_code": 1}, [fault()], "the run finished"),
+        ({**FOUND, "left_behind": ["python"]}, [fault()], "no process and no memory left"),
         ({**FOUND, "digests": {"0": "b"}}, [fault()], "weights, optimizer, random states equal"),
         ({**FOUND, "digests": None, "reference": None}, [fault()], "weights, optimizer, random states equal"),
         (FOUND, [fault(outcome="stuck")], "every fault recovered from"),
         (FOUND, [fault(outcome="unnoticed")], "every fault recovered from"),
-        (FOUND, [fault(named=False)], "the right rank named"),
-        (FOUND, [fault("supervisor", named=None)], "sidecar and supervisor cost nothing"),
+        (FOUND, [fault(named=False)], "every incident names the right rank"),
+        (FOUND, [fault("supervisor", named=None)], "no incident for a sidecar or supervisor"),
     ],
 )
 def test_each_target_can_be_missed(found: dict[str, Any], done: list[Fault], target: str) -> None:

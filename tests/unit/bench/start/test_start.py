@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.start import missed, start
+from bench.start import part_restarts, start
 
 
 def test_every_other_round_runs_backwards_with_the_same_script() -> None:
@@ -15,14 +15,14 @@ def status(*sidecars: tuple[int, bool]) -> dict[str, object]:
 
 
 def test_a_sidecar_is_back_when_another_is_connected_in_its_place() -> None:
-    assert not missed._is_back(status((7, True), (8, True)), "sidecar", 7)
-    assert not missed._is_back(status((7, False), (8, True)), "sidecar", 7)
-    assert not missed._is_back(status((9, False), (8, True)), "sidecar", 7)
-    assert missed._is_back(status((9, True), (8, True)), "sidecar", 7)
+    assert not part_restarts._is_back(status((7, True), (8, True)), "sidecar", 7)
+    assert not part_restarts._is_back(status((7, False), (8, True)), "sidecar", 7)
+    assert not part_restarts._is_back(status((9, False), (8, True)), "sidecar", 7)
+    assert part_restarts._is_back(status((9, True), (8, True)), "sidecar", 7)
 
 
 def test_a_supervisor_is_back_when_it_answers() -> None:
-    assert missed._is_back(status((7, False)), "supervisor", 5)
+    assert part_restarts._is_back(status((7, False)), "supervisor", 5)
 
 
 @pytest.mark.parametrize(

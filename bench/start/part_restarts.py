@@ -1,4 +1,4 @@
-"""Kill the supervisor and the sidecars of a run in turns, and see how long each is missed."""
+"""Kill the supervisor and the sidecars of a run in turns; measure how soon each is replaced."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from bench.text import seconds
 from supervisor.client import Unreachable, api_of
 
 PARTS = ("supervisor", "sidecar")
-FORKED, ALONE = "forked", "by itself"
-CALM_S = 60.0  # until the run is as before
+FORKED, COLD = "forked", "new interpreter"
+CALM_S = 60.0  # until the run is calm again
 BACK_S = 60.0
-LIVED_S = 1.2  # what dies sooner than a second after its start is started a second later
+LIVED_S = 1.2  # a part that dies within a second of its start is restarted a second later
 POLL_S = 0.002
 
 
 def measure(running: Running, kills: int, said: Callable[[str], object]) -> dict[str, dict[str, list[float]]]:
-    """Return the seconds of each kill, by how the next one started and by part.
+    """Return the seconds from each kill to the replacement, by how the replacement started and by part.
 
     Raises:
         Failed: A part did not come back, or the run has ended.
     """
     watch = Watch(running, 3600.0)
     found: dict[str, dict[str, list[float]]] = {}
-    for how in (FORKED, ALONE):
-        if how == ALONE:
+    for how in (FORKED, COLD):
+        if how == COLD:
             [template] = [pid for pid, part in watch.pids().items() if part == "parts"]
             os.kill(template, signal.SIGKILL)
         found[how] = {part: [] for part in PARTS}
@@ -49,7 +49,7 @@ def _one(watch: Watch, part: str) -> float:
     at_s = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     while time.monotonic() < at_s + BACK_S:
-        status = _asked(watch) if _is_gone(victim) else None  # not by the old one
+        status = _asked(watch) if _is_gone(victim) else None  # the killed process must not answer
         if status is not None and _is_back(status, part, victim):
             return time.monotonic() - at_s
         time.sleep(POLL_S)
@@ -65,7 +65,7 @@ def _is_gone(pid: int) -> bool:
 
 
 def _asked(watch: Watch) -> dict[str, Any] | None:
-    """Return what the supervisor says of the run now; None when nobody answers."""
+    """Return the status from the API of the supervisor; None when it does not answer."""
     api = api_of(watch.run)
     try:
         return None if api is None else api.get("/v1/status")
