@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import urllib.error
+import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType

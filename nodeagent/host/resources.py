@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+
+import psutil
 
 from nodeagent.model import NODE
 from nodeagent.sensing.sensor import LeftOut
@@ -13,22 +14,18 @@ from nodeagent.sensing.small_files import SMALL_BYTES, try_read
 from nodeagent.sensing.sweep import Reading
 
 
-def memory_used(meminfo: bytes) -> float | None:
-    """Return percent of the memory that cannot be had any more; None if it is not said.
+def memory_used(proc: str) -> float | None:
+    """Return percent of the memory that is not available any more; None if meminfo does not say.
 
-    `MemAvailable` is the kernel's own estimate of what can be had without swapping: free memory alone
-    would count the page cache as used.
+    Available is the kernel's own estimate of what can be had without swapping. Free memory alone would count
+    the page cache as used.
     """
-    found: dict[bytes, int] = {}
-    for line in meminfo.splitlines():
-        name, _, rest = line.partition(b":")
-        figures = rest.split()[:1]
-        if name in (b"MemTotal", b"MemAvailable") and figures and figures[0].isdigit():
-            found[name] = int(figures[0][:20])
-    total, available = found.get(b"MemTotal", 0), found.get(b"MemAvailable")
-    if total <= 0 or available is None:
+    psutil.PROCFS_PATH = proc  # the agent is the program, and its host sensor the only user of psutil
+    try:
+        found = psutil.virtual_memory()
+    except (OSError, KeyError, IndexError, ValueError):  # no such file, or not in the kernel's format
         return None
-    return 100.0 * max(0, total - available) / total
+    return 100.0 * (found.total - found.available) / found.total if found.total > 0 else None
 
 
 def files_used(file_nr: bytes) -> float | None:
@@ -72,21 +69,31 @@ def load_per_core(loadavg: bytes, cores: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Files below /proc, and what makes a value of what they say."""
+    """The value of one check, and the files below the root of a procfs that it comes from."""
 
     files: tuple[str, ...]
-    value: Callable[..., float | None]
+    value: Callable[[str], float | None]  # takes that root
+
+
+def _parsed(parse: Callable[..., float | None], *files: str) -> Figure:
+    """Return the figure that `parse` makes of what `files` contain."""
+
+    def value(proc: str) -> float | None:
+        raw = [try_read(f"{proc}/{each}", SMALL_BYTES) for each in files]
+        return None if None in raw else parse(*raw)
+
+    return Figure(files, value)
 
 
 def _load(loadavg: bytes) -> float | None:
-    return load_per_core(loadavg, os.sysconf("SC_NPROCESSORS_ONLN"))
+    return load_per_core(loadavg, psutil.cpu_count() or 1)
 
 
 FIGURES: Mapping[str, Figure] = {
     "memory_used": Figure(("meminfo",), memory_used),
-    "files_used": Figure(("sys/fs/file-nr",), files_used),
-    "pids_used": Figure(("loadavg", "sys/kernel/pid_max", "sys/kernel/threads-max"), pids_used),
-    "load": Figure(("loadavg",), _load),
+    "files_used": _parsed(files_used, "sys/fs/file-nr"),
+    "pids_used": _parsed(pids_used, "loadavg", "sys/kernel/pid_max", "sys/kernel/threads-max"),
+    "load": _parsed(_load, "loadavg"),
 }
 
 
@@ -103,8 +110,7 @@ class ResourceUsage:
         found = []
         for check in sorted(due & self.checks):
             figure = FIGURES[check]
-            raw = [try_read(f"{self._proc}/{each}", SMALL_BYTES) for each in figure.files]
-            value = None if None in raw else figure.value(*raw)
+            value = figure.value(self._proc)
             self._left_out.pop(check, None)
             if value is None:
                 self._left_out[check] = LeftOut(

@@ -204,7 +204,7 @@ def test_the_numbers_of_the_decisions_are_the_code_s() -> None:
     assert f"within {events.GAP_S:g} s of each other" in SET
     assert f"{events.BEFORE_S:g} s before to {events.AFTER_S:g} s after it" in SET
     assert (
-        f"at most {stuck_threads.MAX_PROCESSES} processes and {stuck_threads.MAX_THREADS} more threads a look"
+        f"at most {stuck_threads.MAX_PROCESSES} processes and {stuck_threads.MAX_THREADS} further threads"
         in PROC
     )
     assert f"stuck after {stuck_threads.STUCK_S:g} s" in PROC

@@ -9,6 +9,17 @@ MOUNTS = b"""\
 22 27 0:21 / /proc rw,relatime - proc proc rw
 27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
 """
+MEMINFO = b"""\
+MemTotal:           1000 kB
+MemFree:              10 kB
+MemAvailable:        250 kB
+Buffers:              20 kB
+Cached:              240 kB
+Active:              300 kB
+Inactive:            400 kB
+Shmem:                30 kB
+Slab:                 40 kB
+"""
 
 
 class Procs:
@@ -17,7 +28,7 @@ class Procs:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.write("loadavg", b"0.50 1.50 2.00 3/900 12345\n")
-        self.write("meminfo", b"MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 250 kB\n")
+        self.write("meminfo", MEMINFO)
         self.write("sys/fs/file-nr", b"1000\t0\t10000\n")
         self.write("sys/kernel/pid_max", b"32768\n")
         self.write("sys/kernel/threads-max", b"9000\n")

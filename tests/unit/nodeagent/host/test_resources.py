@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodeagent.host import resources
 from nodeagent.host.resources import FIGURES, ResourceUsage
-from tests.unit.nodeagent.host.procs import Procs
+from tests.unit.nodeagent.host.procs import MEMINFO, Procs
 
 ANY = st.binary(max_size=80)
 
@@ -47,10 +48,18 @@ def test_only_what_is_due_is_read(tmp_path: Path) -> None:
 
 
 @given(st.lists(ANY, min_size=3, max_size=3))
+@example([b"MemTotal:", b"", b""])
+@example([b"MemTotal: x kB", b"", b""])
+@example([b"MemTotal: " + b"9" * 5000, b"", b""])
+@example([b"MemFree: 5 kB", b"", b""])
 def test_no_bytes_make_a_figure_raise(raw: list[bytes]) -> None:
-    for figure in FIGURES.values():
-        found = figure.value(*raw[: len(figure.files)])
-        assert found is None or found >= 0
+    with TemporaryDirectory() as folder:
+        procs = Procs(Path(folder))
+        for figure in FIGURES.values():
+            for name, content in zip(figure.files, raw, strict=False):
+                procs.write(name, content)
+            found = figure.value(folder)
+            assert found is None or found >= 0
 
 
 def test_limits_of_nothing_and_figures_without_end_say_nothing() -> None:
@@ -59,7 +68,27 @@ def test_limits_of_nothing_and_figures_without_end_say_nothing() -> None:
     assert resources.pids_used(b"0 0 0 1/5 9", b"0", b"100") is None
     assert resources.load_per_core(b"0 inf 0", 4) is None
     assert resources.load_per_core(b"0 nan 0", 4) is None
-    assert resources.memory_used(b"MemTotal: 0 kB\nMemAvailable: 0 kB") is None
+
+
+def test_memory_of_no_size_has_no_figure(tmp_path: Path) -> None:
+    Procs(tmp_path).write("meminfo", MEMINFO.replace(b"1000 kB", b"0 kB"))
+    assert resources.memory_used(str(tmp_path)) is None
+
+
+def test_memory_is_that_of_the_procfs_that_is_named(tmp_path: Path) -> None:
+    Procs(tmp_path / "host")
+    Procs(tmp_path / "other").write("meminfo", MEMINFO.replace(b"250 kB", b"900 kB"))
+    assert resources.memory_used(str(tmp_path / "host")) == 75.0
+    assert resources.memory_used(str(tmp_path / "other")) == 10.0
+    assert resources.memory_used(str(tmp_path / "none")) is None
+
+
+def test_memory_of_this_machine_is_what_its_meminfo_says() -> None:
+    said = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    total, available = (int(said[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
+    found = resources.memory_used("/proc")
+    assert found is not None
+    assert abs(found - 100 * (total - available) / total) < 5
 
 
 def test_the_lower_of_two_limits_of_process_ids_counts() -> None:
