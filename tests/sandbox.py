@@ -1,4 +1,4 @@
-"""What a test may ruin: a directory, a process of its own, a bit of a file."""
+"""What a test may damage: a directory in memory, a process of its own, a bit of a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEMORY = Path("/dev/shm")
 
 @contextmanager
 def memory_directory() -> Iterator[Path]:
-    """Give a directory on tmpfs where there is one: arenas live there, and fsync costs nothing."""
+    """Make a directory on tmpfs where there is one: arenas are on tmpfs, too, and fsync costs nothing."""
     path = Path(tempfile.mkdtemp(prefix="holdfast-test-", dir=MEMORY if MEMORY.is_dir() else None))
     try:
         yield path
@@ -25,7 +25,7 @@ def memory_directory() -> Iterator[Path]:
 
 
 def in_child(act: Callable[[], object]) -> int:
-    """Run `act` in a forked child. Return its status as waitpid gives it: 0 when `act` returned."""
+    """Run `act` in a forked child. Return its status as from waitpid: 0 when `act` returned."""
     pid = os.fork()
     if pid == 0:
         status = 1

@@ -1,4 +1,4 @@
-"""Kill a writer between any two changes that it makes, for real: a forked child and SIGKILL."""
+"""Kill a writer between any two changes that it makes: a forked child and a real SIGKILL."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-import holdfast
+from holdfast import arena, checkpoint, direct, draft, durable, filebatch, private, records, slot
 from tests.sandbox import in_child
 
 T = TypeVar("T")
 
-_PARTS = ("arena", "draft", "slot", "records", "private", "durable", "direct", "filebatch", "checkpoint")
-# The modules that change something outside of the process: only a kill there makes a difference.
-TRACED = {str(Path(holdfast.__file__).with_name(f"{part}.py")) for part in _PARTS}
-TRACED.add(shutil.__file__)
+# The modules that change anything outside of the process; a kill elsewhere has the same effect as one there.
+_MODULES = (arena, checkpoint, direct, draft, durable, filebatch, private, records, shutil, slot)
+TRACED = {module.__file__ for module in _MODULES}
 
 
 def killed_at_every_line(
@@ -33,10 +32,10 @@ def killed_at_every_line(
 ) -> int:
     """Run `act` on copies of `template`, killed at each line that finds the files changed.
 
-    A kill at any other line leaves what the one before it left. A first run, without a kill,
-    finds those lines. `act` gets what `prepare` makes of the copy, in the same process. After
-    each kill, and after a run that came to its end, `check` gets the copy and whether `act`
-    finished. Returns how many kills there were.
+    A kill at any other line has the same effect as one at the line before. A first run,
+    without a kill, finds those lines. `act` gets what `prepare` returns for the copy, in the
+    same process. After each kill, and after a run that finished, `check` gets the copy and
+    whether `act` finished. Returns the number of kills.
     """
     work = template.with_name("work")
     gc.freeze()  # a collection in the child would copy this process's memory
@@ -62,7 +61,7 @@ def _killed(line: int, work: Path, prepare: Callable[[Path], T], act: Callable[[
 
 
 class _Killer:
-    """Kills its process at the given line."""
+    """Traces a process and kills it at the given line."""
 
     def __init__(self, line: int) -> None:
         self._left = line
@@ -74,7 +73,7 @@ class _Killer:
 
 
 class _Observer:
-    """Notes the first line, and each one that finds the files changed."""
+    """Records the first line, and each line before which the files have changed."""
 
     def __init__(self, work: Path) -> None:
         self._work = work
@@ -103,7 +102,7 @@ def _changing_lines(work: Path, prepare: Callable[[Path], T], act: Callable[[T],
 
 
 def _state(work: Path) -> tuple[tuple[str, bytes], ...]:
-    """Return all names and contents; a file that vanishes under way is not there."""
+    """Return all names and contents; a file that vanishes during the walk is left out."""
     found: list[tuple[str, bytes]] = []
     for directory, _, names in os.walk(work):
         found.append((directory, b""))

@@ -18,7 +18,7 @@ from tests.samples.snapshots import layout, snapshot
 
 
 def forked(ready: int, _held: tuple[int, ...]) -> None:
-    """Fork a child that waits for ever, as a worker of a DataLoader does."""
+    """Fork a child that never ends, like a worker of a DataLoader."""
     if os.fork() == 0:
         os.write(ready, str(os.getpid()).encode())
         while True:
@@ -26,14 +26,14 @@ def forked(ready: int, _held: tuple[int, ...]) -> None:
 
 
 def spawned(ready: int, held: tuple[int, ...]) -> None:
-    """The same, started anew: it gets no descriptor that it is not given."""
+    """Start the same child with exec: it gets no descriptor that is not passed to it."""
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], close_fds=False)
     os.write(ready, str(child.pid).encode())
 
 
 @contextmanager
 def orphan(act: Callable[[], object], child: Callable[[int, tuple[int, ...]], None]) -> Iterator[None]:
-    """Have a writer that has done `act` killed; a child of it lives for as long as the context is open."""
+    """Kill a writer after `act`; a child of it lives for as long as the context is open."""
     reading, writing = os.pipe()
     writer = os.fork()
     if writer == 0:

@@ -12,7 +12,7 @@ NOW = 1_700_000_000.0
 
 
 def started(work: Path) -> RunDir:
-    """Open the directory as a run does that could be set up."""
+    """Open the directory as a run does whose set-up succeeded."""
     run = open_for_run(Path("d"), NOW, work)
     run.name_latest(work)
     return run

@@ -1,4 +1,4 @@
-"""The process group in simulated time: ranks that meet, train in step, and fail on cue."""
+"""The process group in simulated time: ranks that join, train in step, and fail on cue."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 JOIN_MS, RESTORE_MS, VICTIM_MS, EXIT_MS = 10, 5, 4, 15
-LATER_MS = 50  # than the limit for a hang: then somebody looks
-SLOW_MS = 30_000  # it evaluates, and has told nobody
-BACK_MS = 50  # after that: somebody is still looking
+LATER_MS = 50  # after the limit for a hang, by when the supervisor has requested a look
+SLOW_MS = 30_000  # an evaluation that the script has not announced
+BACK_MS = 50  # after that, during the look
 FAULTS = (
     *("raise", "leave", "crash", "kill", "hang", "stop", "late", "slow", "block", "lose", "mute"),
     *("sidecar", "cut", "supervisor"),
@@ -26,7 +26,7 @@ WHERE = '  File "train.py", line 7\nValueError: bad\n'
 
 @dataclass
 class Group:
-    """All generations of it."""
+    """All generations of the process group."""
 
     world: World
     launches: dict[int, Launch] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Group:
     finals: dict[int, Content] = field(default_factory=dict)
 
     def began(self, member: Member, launch: Launch) -> None:
-        """A launcher has a new generation: there is one launch for each, and each seat is taken once."""
+        """Check a new generation of a launcher: one launch per generation, and each rank on one member."""
         known = self.launches.setdefault(launch.generation, launch)
         assert known == launch or self.world.has_forgotten
         for rank in member.ranks:
@@ -50,7 +50,7 @@ class Group:
         full = len(ranks) == self.world.policy.members * self.world.policy.nproc
         return full and all(rank.alive for rank in ranks)
 
-    # -- coming together
+    # -- joining
 
     def arrive(self, rank: Rank) -> None:
         if rank.state != "starting":
@@ -74,7 +74,7 @@ class Group:
                 rank.member.snapshot(rank)
         self._forward(generation)
 
-    # -- a step: all ranks compute it together, or none does
+    # -- steps: all ranks compute a step together, or none does
 
     def _forward(self, generation: int) -> None:
         ranks = self.ranks(generation)
@@ -106,7 +106,7 @@ class Group:
             self._break(generation)
             return
         if any(rank.away or rank.frozen for rank in ranks):
-            return  # somebody does not come, and the others wait
+            return  # a rank is missing, and the others wait for it
         bad = {rank.number for rank in ranks if self._take_cue(rank, step, ("nan",))}
         for rank in ranks:
             self._store(rank, step + 1)
@@ -117,7 +117,7 @@ class Group:
                 self.world.after(delay_ms, partial(self._commit, rank, step, bad))
 
     def _store(self, rank: Rank, step: int) -> None:
-        """Store the private state of `step`, and give it to the rank a member further."""
+        """Store the private state of `step`, and send it to the peer on the next member."""
         if not rank.alive or self.world.keeps_itself:
             return
         rank.member.store("own", rank.number, rank.generation, step)
@@ -183,7 +183,7 @@ class Group:
                 self.end(rank, Ending(now_ns, None, 9 if what == "kill" else 11))
             case "lose":
                 world.remove(rank.member.name)
-            case "mute":  # its line does not break, and its keeper does not see it
+            case "mute":  # its connection stays open, and its keeper does not notice
                 rank.member.lose()
             case "sidecar":
                 rank.member.restart_sidecar()
@@ -201,7 +201,7 @@ class Group:
                 world.after(world.hang_ms + back_ms, partial(self._come_back, rank, step))
 
     def _come_back(self, rank: Rank, step: int) -> None:
-        """Nothing was wrong with it: the step goes on as if it had been in time."""
+        """The late rank was healthy: the step continues as if the rank had been in time."""
         ranks = self.ranks(rank.generation)
         rank.away = ""
         if self._is_whole(ranks) and not any(each.away for each in ranks):
@@ -212,7 +212,7 @@ class Group:
             self.world.after(self.world.hang_ms + LATER_MS, rank.member.changed)
 
     def fail(self, rank: Rank, kind: str, message: str, code: int) -> None:
-        """An exception: the rank leaves its state, says so, and is gone a little later."""
+        """Let a rank raise: it writes its state, reports the exception, and exits a little later."""
         if not rank.alive:
             return
         if not rank.writing and kind in ("exception", "distributed"):
@@ -224,7 +224,7 @@ class Group:
         self.notice(rank)
 
     def end(self, rank: Rank, ending: Ending) -> None:
-        """The process is gone at once."""
+        """End the process of a rank at once."""
         if rank.state != "exited":
             rank.ending = ending
             self._exit(rank)
@@ -237,7 +237,7 @@ class Group:
             rank.member.changed()
 
     def notice(self, rank: Rank) -> None:
-        """The peers of a dead rank learn of it in their next collective."""
+        """Let the peers of a dead rank notice its end in their next collective."""
         self.world.after(VICTIM_MS, partial(self._break, rank.generation))
 
     def _break(self, generation: int) -> None:

@@ -1,8 +1,8 @@
-"""A member in simulated time: its launcher, its ranks and its memory, as they behave, without a process.
+"""A member in simulated time: the behaviour of its launcher, its ranks and its memory, without processes.
 
-A rank's state is the number of steps that it contains, those that were passed over, and whether a bad number
-is in it. As in the real group, private state is stored and given away before the optimizer writes, and a rank
-stands still once it has been secured.
+A rank's state is the number of steps that it contains, the steps that were skipped, and whether it contains
+a bad number. As in the real group, private state is stored and sent to a peer before the optimizer writes,
+and a rank stops once it has been secured.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SECURE_FIRST_MS, SECURE_MS = 150, 1000
 
 @dataclass(frozen=True)
 class Content:
-    """What a state contains."""
+    """The content of a state."""
 
     step: int
     skipped: frozenset[int] = frozenset()
@@ -43,10 +43,10 @@ class Rank:
     generation: int
     content: Content
     state: str = "starting"
-    writing: bool = False  # the optimizer is
-    asked: bool = False  # to give its state and go no further
+    writing: bool = False  # the optimizer is writing
+    asked: bool = False  # to copy its state and stop
     frozen: bool = False
-    away: str = ""  # why it takes no part: hang, stop, flag
+    away: str = ""  # why it does not train: hang, stop, flag
     ending: Ending | None = None
     flag: Flag | None = None
     marks: Marks = field(default_factory=Marks)
@@ -58,7 +58,7 @@ class Rank:
 
     @property
     def waits(self) -> bool:
-        """True while it has no process."""
+        """Whether its process has not started yet."""
         return self.state == "starting" and not self.marks.started_ns
 
     def told(self) -> RankState:
@@ -71,7 +71,7 @@ class Rank:
 
 @dataclass
 class Member:
-    """One node's worth of processes, and its memory."""
+    """The processes and the memory of one simulated node."""
 
     world: World
     name: str
@@ -107,7 +107,7 @@ class Member:
             self.world.network.connect(self)
 
     def lose(self) -> None:
-        """All processes and all memory, at once."""
+        """Lose all processes and all memory at once."""
         self.gone, self.sidecar = True, None
         self.slots, self.privates = [], {}
         for rank in self.ranks:
@@ -115,7 +115,7 @@ class Member:
             self.world.group.notice(rank)
 
     def changed(self) -> None:
-        """The launcher's state has: its sidecar acts on it, and tells."""
+        """Call this when the launcher's state has changed: the sidecar acts on it, and reports it."""
         if self.sidecar is not None:
             self.sidecar.pursue()
             self.world.network.tell(self)
@@ -128,7 +128,7 @@ class Member:
     # -- processes
 
     def begin(self, launch: Launch, places: tuple[RankStart, ...], found: Content) -> None:
-        """Kill what is left of the generation before, and seat the ranks of the new one."""
+        """Kill what is left of the previous generation, and create the ranks of the new one."""
         if launch.generation <= self.generation or self.gone:
             return
         for rank in self.ranks:
@@ -150,7 +150,7 @@ class Member:
         self.changed()
 
     def refill(self, generation: int) -> None:
-        """Begin to make the warm processes that are missing."""
+        """Begin to start the missing warm processes."""
         if generation == self.generation and len(self.parked) < self.world.policy.nproc and not self.filling:
             self.filling = True
             self.world.after(WARM_MS, self._fill)
@@ -164,7 +164,7 @@ class Member:
     # -- just in time
 
     def secure(self) -> None:
-        """Ask those at the lowest step first: what they hold, all can have."""
+        """Request the states of the ranks at the lowest step first, because all ranks can resume from it."""
         if self.asking == self.generation:
             return
         self.asking = self.generation
@@ -199,7 +199,7 @@ class Member:
     # -- memory
 
     def snapshot(self, rank: Rank) -> None:
-        """Copy into the slot that is not the newest, nor what the generation was restored from."""
+        """Copy into a slot that holds neither the newest snapshot nor the one that was restored."""
         entry = (rank.generation, rank.content)
         if entry in self.slots or self.world.keeps_itself:
             return

@@ -1,4 +1,4 @@
-"""The members' lines to the supervisor in simulated time: they break; what is said comes late or twice."""
+"""The members' connections to the supervisor in simulated time: they break, delay or duplicate messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LATENCY_MS, BEAT_MS, RETRY_MS = 1, 500, 50
 
 @dataclass
 class Line:
-    """What the supervisor has of a member's connection. What was said on an older one is never heard."""
+    """What the supervisor knows of a member's connection. Messages of an older connection never arrive."""
 
     report: MemberReport | None = None
     connected: bool = False
@@ -31,13 +31,13 @@ class Line:
 
 @dataclass
 class Network:
-    """All lines."""
+    """The connections of all members."""
 
     world: World
     lines: dict[str, Line] = field(default_factory=dict)
     cut: set[str] = field(default_factory=set)
     slow_ms: dict[str, int] = field(default_factory=dict)
-    twice: bool = False  # every message comes two times
+    twice: bool = False  # every message arrives twice
     _last_ns: dict[tuple[str, bool], int] = field(default_factory=dict)
 
     def line(self, name: str) -> Line:
@@ -53,7 +53,7 @@ class Network:
         return MemberView(name, exists, line.connected, silent_s, line.report, line.first_ns, line.well_ns)
 
     def _deliver(self, name: str, epoch: int, outward: bool, act: partial[None]) -> None:
-        """Have `act` happen at the other end, in order, unless the line has broken by then."""
+        """Call `act` at the other end, in order, unless the connection has broken by then."""
         at_ns = self.world.now_ns + (LATENCY_MS + self.slow_ms.get(name, 0)) * MS
         at_ns = max(at_ns, self._last_ns.get((name, outward), 0))
         self._last_ns[name, outward] = at_ns
@@ -68,7 +68,7 @@ class Network:
     # -- from the member
 
     def connect(self, member: Member) -> None:
-        """Tell everything over a new line; try again while there is nobody to hear."""
+        """Report everything over a new connection; retry while there is no supervisor."""
         if member.gone or member.sidecar is None:
             return
         if not self.world.is_supervised or member.name in self.cut:
@@ -109,7 +109,7 @@ class Network:
     # -- from the supervisor
 
     def order(self, name: str, order: MemberOrder) -> bool:
-        """Send `order` unless it is what was sent last. True when it was sent."""
+        """Send `order` unless it equals the last one sent. Return whether it was sent."""
         line = self.line(name)
         if not line.connected or line.sent == order:
             return False
@@ -132,7 +132,7 @@ class Network:
             self.world.after(LATENCY_MS, self.world.look)
 
     def cut_off(self, name: str, for_ms: int) -> None:
-        """Lose every message of a member for a while; then its line is made anew."""
+        """Lose every message of a member for a while; then let it reconnect."""
         self.cut.add(name)
         self.hang_up(name)
         self.world.after(for_ms, partial(self._mend, name))
@@ -142,12 +142,12 @@ class Network:
         self.connect(self.world.members[name])
 
     def delay(self, name: str, by_ms: int, for_ms: int) -> None:
-        """Let a member's messages, both ways, come late for a while."""
+        """Delay a member's messages, in both directions, for a while."""
         self.slow_ms[name] = by_ms
         self.world.after(for_ms, partial(self.slow_ms.pop, name, 0))
 
     def forget(self) -> None:
-        """The supervisor died: its successor knows no lines, and the members make new ones one by one."""
+        """Drop all connections of a dead supervisor; the members reconnect one by one."""
         self.lines = {
             name: Line(heard_ns=self.world.now_ns, epoch=self.line(name).epoch + 1)
             for name in self.world.members

@@ -1,4 +1,4 @@
-"""Runs with one fault: what it is called, what is done, what it costs."""
+"""Runs with one fault each: a name, the fault, and the restarts that it causes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sidecar in simulated time: pursues the newest order, tells everything, and forgets all when it dies."""
+"""A sidecar in simulated time: it follows the newest order, reports all, and forgets all when it dies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORKING = f'Thread 1 (active): "MainThread"\n    {WORK}\n'
 
 @dataclass
 class Sidecar:
-    """One process of it."""
+    """One process of the sidecar."""
 
     member: Member
     order: MemberOrder = field(default_factory=lambda: MemberOrder("idle", 0))
@@ -134,7 +134,7 @@ class Sidecar:
         return self.order.do == "run" and bool(self.order.look or self._stalls())
 
     def _look(self) -> None:
-        """Look at all ranks here, and again for as long as somebody is late."""
+        """Look at all ranks of the member, and repeat that while any of them is late."""
         self.looking = False
         if self.member.sidecar is self and self._is_to_look():
             self.look += 1
@@ -157,7 +157,7 @@ def _progress(rank: Rank) -> Progress:
 
 
 def _look(rank: Rank, number: int) -> Look:
-    """Return what is seen of a rank: it is stopped, waits for a lock, a file or for others, or works."""
+    """Return what a look shows: a rank that is stopped, works, or waits for a lock, a file or other ranks."""
     waits = Look(rank.number, rank.content.step, 3, 0, "S", 0.0, WAITING, number=number, window_s=0.15)
     match rank.away:
         case "":

@@ -1,4 +1,4 @@
-"""Where states are in simulated time: with the members, and in checkpoints."""
+"""States in simulated time: in the memory of members, and in checkpoints."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ KEPT = 3
 
 @dataclass
 class Store:
-    """Checkpoints on storage, and the way of a state to whom it is restored by."""
+    """Checkpoints on storage, and how a rank gets the state that it restores."""
 
     world: World
     found: list[Checkpoint] = field(default_factory=list)
     damaged: set[str] = field(default_factory=set)
     away: bool = False
     _seen: Stored = field(default_factory=Stored)
-    _passed_over: set[str] = field(default_factory=set)  # what the supervisor knows to be damaged
+    _passed_over: set[str] = field(default_factory=set)  # checkpoints that the supervisor knows to be damaged
     _contents: dict[str, Content] = field(default_factory=dict)
 
     def stored(self) -> Stored:
-        """Return what the supervisor finds on storage, which it reads whole in no time."""
+        """Return what the supervisor finds on storage; it reads and verifies all of it in no time."""
         if self.away:
             return replace(self._seen, error="it is away")
         whole = [replace(c, verified=True) for c in self.found if c.path not in self._passed_over]
@@ -46,7 +46,7 @@ class Store:
         return max(self.found, key=lambda each: each.step, default=None)
 
     def prepare(self, member: Member, order: MemberOrder) -> Content | str:
-        """Return the state that the ranks of `member` are to start from, or why it cannot be had."""
+        """Return the state from which the ranks of `member` start, or why there is none."""
         assert order.launch is not None
         wanted = order.launch.restore
         if wanted is None:
@@ -68,7 +68,7 @@ class Store:
         return found[0]
 
     def now_and_then(self, rank: Rank) -> None:
-        """Write the newest snapshot that the group has gone beyond, at the interval, on rank 0's member."""
+        """Write the newest snapshot older than the group's step, at the interval, on rank 0's member."""
         every = int(self.world.policy.checkpoint_every_s * 1000 / self.world.step_ms)
         if rank.number or not every or rank.content.step % every or self.away:
             return

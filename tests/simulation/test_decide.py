@@ -15,7 +15,7 @@ from tests.simulation.world import World
     ["a rank is killed", "a rank is stopped", "a member of three is lost and none stands by", "a bad number"],
 )
 def test_a_recovery_that_is_cut_off_at_any_point_is_finished_once_and_the_same(name: str) -> None:
-    """Kill the supervisor after each decision, each order sent and each report heard, one at a time."""
+    """Kill the supervisor after each decision, each order sent and each report received, one at a time."""
     script, expected = SINGLE[name]
     whole = script().run()
     _, formed, *_, settled, _, _ = whole.decided
@@ -26,12 +26,12 @@ def test_a_recovery_that_is_cut_off_at_any_point_is_finished_once_and_the_same(n
         assert list(world.closed.values()) == ["settled"], point
 
 
-KINDS = [*(each for each in FAULTS if each != "leave"), "nan"]  # who leaves ends the run
+KINDS = [*(each for each in FAULTS if each != "leave"), "nan"]  # a rank that leaves ends the run
 
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    """Return any group with any few faults at any steps, and a supervisor that dies at any moments."""
+    """Draw any group with a few faults at any steps, and a supervisor that dies at any points."""
     members, nproc = draw(st.integers(1, 3)), draw(st.integers(1, 2))
     policy = Policy(
         members=members,
@@ -59,9 +59,9 @@ def worlds(draw: st.DrawFn) -> World:
 @settings(max_examples=200)
 @given(worlds())
 def test_whatever_fails_the_run_ends_with_the_undisturbed_state(world: World) -> None:
-    """What must hold at every step on the way is asserted by the world itself.
+    """The world asserts the invariants at every decision.
 
-    Where all that was held is lost, and nothing is on storage, it ends instead of beginning again.
+    When every state is lost and storage has none, the run ends instead of starting over.
     """
     world.run(300.0)
     assert world.ended is not None

@@ -1,4 +1,4 @@
-"""Whatever is reported, in whatever order actions are carried out, refused or cut off."""
+"""The node decision under any reports, with actions carried out, refused or interrupted in any order."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def reports(draw: st.DrawFn) -> Report:
 
 @st.composite
 def changes(draw: st.DrawFn) -> list[tuple[int, NodeView]]:
-    """Return what becomes of some nodes: all but what stands on them by our doing."""
+    """Draw nodes in any condition, without taints of the supervisor."""
     return draw(
         st.lists(
             st.tuples(
@@ -117,7 +117,7 @@ HISTORIES = st.lists(
 
 
 def check(pool: PoolView, actions: list[Action], policy: NodePolicy) -> None:
-    """Assert what must hold of any actions."""
+    """Assert the invariants of any actions."""
     assert len({each.node for each in actions}) == len(actions), "one action a node"
     after = applied(pool, actions, policy)
     taken = [each for each in actions if isinstance(each, Taint) and each.effect == NO_NEW_WORK]
@@ -145,7 +145,7 @@ def check(pool: PoolView, actions: list[Action], policy: NodePolicy) -> None:
 
 
 def to_the_end(pool: PoolView, policy: NodePolicy, chance: random.Random | None = None) -> PoolView:
-    """Act until nothing is asked: all at once, or some at a time in any order, as if refused or cut off."""
+    """Act until no action is left: all at once, or some in any order, as if the others were refused."""
     for _ in range(100):
         actions = asked(pool, policy)
         check(pool, actions, policy)

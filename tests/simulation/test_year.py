@@ -16,7 +16,7 @@ from supervisor.storms import Unrest
 
 
 def a_month(**given: object) -> Pool:
-    """Simulate a small pool with far too many sensors that are wrong."""
+    """Simulate a small pool with far too many faulty sensors."""
     options = argparse.Namespace(
         nodes=64, days=30.0, rack=16, mix=sorted(fault_mixes.FLEETS), flapping=250, silences=300,
         no_crowds=False, seed=1,
@@ -35,7 +35,7 @@ def test_a_month_meets_its_targets_and_is_the_same_each_time() -> None:
 
 
 def test_who_believes_one_sensor_evicts_healthy_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bench would see it: the targets are not met by what it leaves out."""
+    """The bench measures what it claims to: the targets are not met by leaving events out."""
     monkeypatch.setattr(witness, "WITNESSES", 1)
     assert a_month().tally.evicted
 

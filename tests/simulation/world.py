@@ -1,7 +1,7 @@
 """A job in simulated time: members train, fail and vanish on cue, and the supervisor may die at any moment.
 
-The simulation drives the real `decide`, `apply`, `order_for` and `Accounts`; only the world is fake. No
-randomness: the same script gives the same history. What must hold is checked at every step of it.
+The simulation drives the real `decide`, `apply`, `order_for` and `Accounts`; only the world is simulated. It
+has no randomness: the same script gives the same history. The invariants are checked at every decision.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Killed(Exception):
 
 @dataclass
 class World:
-    """`steps` are what the script wants to do. `kills` are the points at which the supervisor dies.
+    """A simulated job of `steps` steps. `kills` are the points at which the supervisor dies.
 
-    `cues` say what happens to a rank when it begins a step, and how often.
+    `cues` name what happens to a rank when it begins a step, and how often.
     """
 
     policy: Policy = field(default_factory=Policy)
@@ -43,33 +43,33 @@ class World:
     step_ms: int = 40
     snapshot_every: int = 5  # 0: only the first
     kills: frozenset[int] = frozenset()
-    supervisor_ms: int = 300  # until there is another one
+    supervisor_ms: int = 300  # until its successor starts
     cues: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
     boot_ms: int = 500
     sidecar_ms: int = 200
     hang_ms: int = 600
     peers_hang: bool = False  # as on a GPU: a dead peer leaves the others waiting
-    keeps_itself: bool = False  # the script never joins: there is no state in our care
+    keeps_itself: bool = False  # the script never joins, so holdfast has none of its state
     now_ns: int = BEGIN_NS
     points: int = 0
     decided: list[int] = field(default_factory=list)  # the points of the decisions
     members: dict[str, Member] = field(default_factory=dict)
-    exists: set[str] = field(default_factory=set)  # those that their keeper knows
-    _existed: tuple[str, ...] = ()  # those that the supervisor was told of, and has not given up
+    exists: set[str] = field(default_factory=set)  # members that the keeper knows
+    _existed: tuple[str, ...] = ()  # members that the keeper has reported and the supervisor has not given up
     journal: list[tuple[View, Action, Memory]] = field(default_factory=list)
     starts: list[Start] = field(default_factory=list)
     closed: dict[int, str] = field(default_factory=dict)  # number of the incident: how it ended
     ended: End | None = None
     stop: str = ""
-    disk_full: bool = False  # decisions are not written down
-    has_forgotten: bool = False  # the supervisor died before it could write down its last
+    disk_full: bool = False  # decisions cannot be written to the journal
+    has_forgotten: bool = False  # the supervisor died before it wrote its last decision
     _disk: tuple[View, Action, Memory] | None = None
     _heap: list[tuple[int, int, Callable[[], Any]]] = field(default_factory=list)
     _events: int = 0
     _count: int = 0
     _memory: Memory | None = None  # the supervisor's; None while it is dead
     _accounts: Accounts | None = None
-    ledger: dict[str, Any] | None = None  # as the journal has it
+    ledger: dict[str, Any] | None = None  # as in the journal
     _want: tuple[int, tuple[str, ...]] | None = None
     _deadline_ns: int = 0
     _watch: Watch = field(default_factory=Watch)
@@ -80,12 +80,12 @@ class World:
     # -- the script
 
     def at(self, when_ms: int, fault: Callable[[World], object]) -> World:
-        """Have `fault` happen `when_ms` after the beginning."""
+        """Schedule `fault` for `when_ms` after the start."""
         self.at_ns(BEGIN_NS + when_ms * MS, partial(fault, self))
         return self
 
     def run(self, limit_s: float = 120.0) -> World:
-        """Run until the job has ended. Fails when it has not in `limit_s`: then it is stuck."""
+        """Run until the job has ended. Fails as stuck when it has not ended within `limit_s`."""
         self._start_supervisor()
         while self.ended is None:
             at_ns, _, call = heapq.heappop(self._heap)
@@ -103,25 +103,25 @@ class World:
 
     @property
     def memory(self) -> Memory:
-        """What a supervisor would know that starts now."""
+        """The memory of the supervisor, or of one that would start now."""
         fresh = Memory(self.policy.members * self.policy.nproc, self.policy.nproc, since_ns=self.now_ns)
         return self._memory or (self._disk[2] if self._disk else fresh)
 
     @property
     def final(self) -> Content:
-        """Return what all ranks ended with; fails unless it is the same."""
+        """Return the final state of all ranks; fails unless it is the same on all."""
         [content] = set(self.group.finals.values())
         assert len(self.group.finals) == self.memory.world_size
         return content
 
-    # -- the supervisor's life
+    # -- start and end of the supervisor
 
     @property
     def is_supervised(self) -> bool:
         return self._memory is not None
 
     def kill_supervisor(self) -> None:
-        """All that it knows but the journal is gone; whoever keeps it starts another."""
+        """Lose all that the supervisor knows except the journal; its keeper starts a successor."""
         if self._memory is not None:
             self.has_forgotten |= bool(self.journal) and self._disk != self.journal[-1]
             self._memory, self._accounts, self._want, self._watch = None, None, None, Watch()
@@ -153,7 +153,7 @@ class World:
         self._point()
         self.look()
 
-    # -- observe, decide, write down, act: as `supervisor.job` does
+    # -- observe, decide, record, act: as the supervisor's job does
 
     def look(self) -> None:
         if self._memory is None or self._accounts is None or self.ended is not None:
@@ -169,7 +169,7 @@ class World:
                 break
             self._carry_out(view, action, self._accounts)
         else:
-            raise AssertionError(f"decides without end: {action}")
+            raise AssertionError(f"the decision does not converge: {action}")
         assert action.until_ns > self.now_ns, action
         self._deadline_ns = action.until_ns
         self.at_ns(action.until_ns, partial(self._wake, action.until_ns))
@@ -204,7 +204,7 @@ class World:
             self.remove(name)
 
     def _record(self, before: Memory, action: Action, after: Memory) -> None:
-        """What a supervisor writes after the journal, and a new one once more."""
+        """Do what a supervisor does after writing the journal, and its successor repeats."""
         if before.incident and (after.incident is None or after.incident.number != before.incident.number):
             self.closed[before.incident.number] = "settled" if isinstance(action, Settle) else "overtaken"
         if isinstance(action, End) and after.incident:
@@ -236,7 +236,7 @@ class World:
             ):
                 self._point()
 
-    # -- whoever keeps the members
+    # -- the keeper of the members
 
     def _create(self, count: int, discard: tuple[str, ...]) -> None:
         self.exists -= set(discard)
@@ -248,7 +248,7 @@ class World:
         self.look()
 
     def remove(self, name: str) -> None:
-        """Power loss: its line breaks, and a little later its keeper knows."""
+        """Cut a member's power: its connection breaks, and the keeper notices a little later."""
         self.members[name].lose()
         self.network.hang_up(name)
         self.after(3, partial(self._forget, name))
@@ -257,7 +257,7 @@ class World:
         self.exists.discard(name)
         self.look()
 
-    # -- what must hold
+    # -- invariants
 
     def _check(self, view: View, action: Action, after: Memory) -> None:
         assert decide(view, self.policy) == action
@@ -279,7 +279,7 @@ class World:
                 assert found is None or not found.poisoned, "resumes from a bad state"
 
     def _best(self, view: View) -> int:
-        """Return the newest good step that the members that can be reached hold, and have told of, whole."""
+        """Return the newest good step that reachable members hold as a whole and have reported."""
         generation = view.memory.generation
         told = [m.name for m in view.members if m.connected and m.exists and m.silent_s < 1.5 and m.report]
         members = [self.members[name] for name in told if not self.members[name].gone]
