@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from holdfast.version import __version__
 
 if TYPE_CHECKING:
-    from holdfast.batches import Batches
     from holdfast.errors import BadInput, Fenced, HoldfastError, NumericFault
-    from holdfast.session import Session, device, join, local_rank
-    from holdfast.state import State
+    from holdfast.training.batches import Batches
+    from holdfast.training.session import Session, device, join, local_rank
+    from holdfast.training.state import State
 
 __all__ = [
     "BadInput",
@@ -27,10 +27,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "holdfast.batches": ("Batches",),
+    "holdfast.training.batches": ("Batches",),
     "holdfast.errors": ("BadInput", "Fenced", "HoldfastError", "NumericFault"),
-    "holdfast.session": ("Session", "device", "join", "local_rank"),
-    "holdfast.state": ("State",),
+    "holdfast.training.session": ("Session", "device", "join", "local_rank"),
+    "holdfast.training.state": ("State",),
 }
 
 

@@ -23,9 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return _print(f"holdfast {__version__}\n")
     if arguments[:1] == ["launch"]:
-        from holdfast import launch
+        from holdfast.launcher import cli
 
-        return launch.main(arguments[1:])
+        return cli.main(arguments[1:])
     from holdfast import parts
 
     if arguments[:1] == ["node"]:

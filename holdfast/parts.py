@@ -87,9 +87,9 @@ def _become(part: str, args: list[str]) -> int:
     """Find `part` and `run` it."""
     if part == _TEMPLATE:
         _set_path()
-        from holdfast import part_template
+        from holdfast.process import fork_server
 
-        words = part_template.serve(args)
+        words = fork_server.serve(args)
         return run(words[0], words[1:]) if words else 0
     problem = _missing(part)
     if problem:

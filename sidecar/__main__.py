@@ -11,17 +11,19 @@ import threading
 
 from aiohttp import web
 
-from holdfast import lag, leftovers, logs, osproc, tasks
-from holdfast.door import BACKLOG, Door
-from sidecar import config, peers, sending
-from sidecar.member import Member
+from holdfast.process import event_loop, linux, logs
+from holdfast.process.network import SERVER_BACKLOG, Door
+from holdfast.snapshot import member_directory
+from sidecar import config
+from sidecar.reconciler import Member
+from sidecar.state import peers, sending
 
 log = logging.getLogger("sidecar")
 
 SHUTDOWN_S = 1.0  # for peers that are being served
 
 
-async def serve(settings: config.Config, told: threading.Event, measured: lag.Lag) -> None:
+async def serve(settings: config.Config, told: threading.Event, measured: event_loop.Lag) -> None:
     """Run until SIGTERM, or not at all if `told` says that it came before.
 
     A service that ends takes the process down: the backend restarts it.
@@ -44,7 +46,7 @@ async def serve(settings: config.Config, told: threading.Event, measured: lag.La
     server = runner.server
     assert server is not None  # since `setup`
     listening = await loop.create_server(
-        door.guarded(server), sock=sending.listener("127.0.0.1"), backlog=BACKLOG
+        door.guarded(server), sock=sending.listener("127.0.0.1"), backlog=SERVER_BACKLOG
     )
     port = listening.sockets[0].getsockname()[1]
     member.peer_url = f"http://127.0.0.1:{port}"
@@ -62,8 +64,8 @@ async def serve(settings: config.Config, told: threading.Event, measured: lag.La
     ]
     ending = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait({*services, ending}, return_when=asyncio.FIRST_COMPLETED)
-    osproc.outlive()  # a dying keeper tells us once for each of its threads: the next would end us here
-    await tasks.end([*reversed(services), ending])
+    linux.outlive()  # a dying keeper tells us once for each of its threads: the next would end us here
+    await event_loop.end([*reversed(services), ending])
     with contextlib.suppress(OSError):
         await member.fetcher.close()
     listening.close()
@@ -79,11 +81,11 @@ def main() -> None:
     told = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: told.set())  # until the loop has it
     try:
-        osproc.die_with(keeper, signal.SIGTERM)
-        lag.run(lambda measured: serve(settings, told, measured))
-    except osproc.ParentGone:
+        linux.die_with(keeper, signal.SIGTERM)
+        event_loop.run(lambda measured: serve(settings, told, measured))
+    except linux.ParentGone:
         pass
-    leftovers.leave(settings.directory, keeper)
+    member_directory.leave(settings.directory, keeper)
 
 
 if __name__ == "__main__":

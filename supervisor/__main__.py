@@ -7,23 +7,24 @@ import sys
 from collections.abc import Sequence
 
 from holdfast.errors import BadInput
-from supervisor import commands, printing
+from supervisor.cli import commands
+from supervisor.display import screen
 
 
 def main(argv: Sequence[str]) -> int:
     """Obey one command line and return the exit code; 2, and one line, for bad input."""
     if argv[:1] == ["serve"]:
-        from supervisor import serve
+        from supervisor.local import serve
 
         return serve.main(argv[1:])
-    from supervisor import options
+    from supervisor.cli import parser
 
     try:
-        return _obey(options.parse(argv))
+        return _obey(parser.parse(argv))
     except BadInput as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return 2
-    except printing.Unwritable as error:
+    except screen.Unwritable as error:
         print(f"holdfast: {error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter tries the rest again
         return 120  # Python's own code for that
@@ -33,16 +34,16 @@ def main(argv: Sequence[str]) -> int:
 
 def _obey(command: commands.Command) -> int:
     if isinstance(command, commands.RunOptions):
-        from supervisor import run
+        from supervisor.cli import run
 
         return run.run(command)
     if isinstance(command, commands.Demo):
-        from supervisor import demo
+        from supervisor.cli import demo
 
         return demo.run(command)
-    from supervisor import reading
+    from supervisor.cli import queries
 
-    return reading.obey(command)
+    return queries.obey(command)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from holdfast.launcher_messages import Launch, RankStart, Secured
-from holdfast.page import Page
-from holdfast.runtime import Runtime
-from holdfast.safetensors import map_file
-from holdfast.session import Session
-from holdfast.state import State
+from holdfast.fileio.safetensors import map_file
+from holdfast.protocol.launcher_messages import Launch, RankStart, Secured
+from holdfast.protocol.progress_writer import Page
+from holdfast.training.session import Session
+from holdfast.training.state import State
+from holdfast.worker.launcher_channel import Runtime
 
 GENERATION = 1
 LAUNCH = Launch(GENERATION, 1, 1, "", 0, 0, 0.0)

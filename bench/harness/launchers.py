@@ -16,9 +16,9 @@ from pathlib import Path
 from bench.harness import processes
 from bench.harness.results import ROOT
 from bench.harness.ticks import VARIABLE, Follower
-from holdfast import osproc
-from supervisor import memory_volume
-from supervisor.rundir import RunDir
+from holdfast.process import linux
+from supervisor.local import memory_volume
+from supervisor.store.run_directory import RunDir
 
 STOP_S = 15.0  # for a clean end after SIGTERM; after that the launcher is killed
 SWEEPS = 50
@@ -76,7 +76,7 @@ class Running:
         below = processes.below(self.process.pid, processes.snapshot())
         self.process.kill()
         for each in below:
-            osproc.kill_group(each.pid)
+            linux.kill_group(each.pid)
         self.process.wait()
         _sweep()
 
@@ -100,7 +100,7 @@ def launch(name: str, argv: Sequence[str], environment: Mapping[str, str] | None
     The checkout's `bench` and `trainer` can be imported there. `close` removes the directory with all that
     the launcher left in it. `{run_dir}` in an argument is replaced by the run directory.
     """
-    osproc.adopt_orphans()  # processes that outlive a launcher become our children; `_sweep` ends them
+    linux.adopt_orphans()  # processes that outlive a launcher become our children; `_sweep` ends them
     folder = Path(tempfile.mkdtemp(prefix=f"bench-{name}-"))
     for package in ("bench", "trainer"):
         (folder / package).symlink_to(ROOT / package)
@@ -116,7 +116,7 @@ def launch(name: str, argv: Sequence[str], environment: Mapping[str, str] | None
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=lambda: osproc.die_with(parent, signal.SIGTERM),  # even if this process is killed
+            preexec_fn=lambda: linux.die_with(parent, signal.SIGTERM),  # even if this process is killed
         )
     return Running(name, process, folder, Follower(ticks), time.monotonic_ns())
 
@@ -140,14 +140,14 @@ def _sweep() -> list[str]:
     """Kill and reap the processes that a launcher left behind; return the command lines of live ones."""
     found: list[str] = []
     for _ in range(SWEEPS):
-        strays = osproc.children()
+        strays = linux.children()
         if not strays:
             break
         for pid in strays:
             process = processes.look(pid)
             if process is not None and process.state != "Z":
                 found.append(" ".join(process.argv)[:200])
-            osproc.kill_group(pid)
+            linux.kill_group(pid)
             try:
                 os.waitpid(pid, 0)
             except ChildProcessError:

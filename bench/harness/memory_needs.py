@@ -7,8 +7,8 @@ from pathlib import Path
 
 from bench.harness.launchers import Failed
 from bench.text import size
-from holdfast.messages import Room
-from sidecar import room
+from holdfast.protocol.member_messages import Room
+from sidecar.state import memory_limits
 
 MEMORY = Path("/dev/shm")
 SPARE = 1.05  # private states, progress pages, and the processes themselves
@@ -19,7 +19,7 @@ def check(option: str, state_bytes: int, shared: int, beside: int, other_bytes: 
 
     `option` is the option that set the size; `other_bytes` are needed for any size.
     """
-    refused = refusal(option, state_bytes, shared, beside, other_bytes, room.measure(MEMORY, 0))
+    refused = refusal(option, state_bytes, shared, beside, other_bytes, memory_limits.measure(MEMORY, 0))
     if refused and state_bytes and os.access(MEMORY, os.W_OK):
         raise Failed(refused)
 

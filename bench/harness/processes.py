@@ -105,9 +105,9 @@ def _part(process: Process, parent: str, parents: Collection[int]) -> str:
             return "supervisor"
         if "sidecar" in words:
             return "sidecar"
-        if any("holdfast.launch" in word for word in words):
+        if any("holdfast.launcher.cli" in word for word in words):
             return "launcher"
-        if any("holdfast.template" in word for word in words):
+        if any("holdfast.launcher.member_template" in word for word in words):
             # Launchers are forks of the template and have a zygote each; the template keeps no children.
             return "launcher" if process.pid in parents else "template"
     if parent == "launcher":

@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.harness import processes
 from bench.harness.launchers import Running
-from supervisor.rundir import RunDir
+from supervisor.store.run_directory import RunDir
 
 POLL_S = 0.05
 STATUS_S = 2.0  # an older status may be out of date

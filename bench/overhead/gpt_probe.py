@@ -16,20 +16,19 @@ from torch.optim import optimizer as torch_optimizer
 from bench.harness.ticks import Ticker
 from bench.overhead.blocks import Blocks
 from bench.overhead.stopwatch import INSIDE, OUTPUT, SKIP, WHOLE, Stopwatch
-from holdfast import runtime
+from holdfast.worker import launcher_channel
 from trainer.gpt.__main__ import main
 
 
 def watch() -> Stopwatch:
     """Time all calls of holdfast that a training step makes."""
-    from holdfast import state
-    from holdfast.beside import Beside
-    from holdfast.exchange import Exchange
-    from holdfast.keeping import Keeping
-    from holdfast.page import Page
-    from holdfast.private import PrivateStore
-    from holdfast.private_state import PrivateState
-    from holdfast.snapshots import Snapshots
+    from holdfast.protocol.progress_writer import Page
+    from holdfast.snapshot.private_store import PrivateStore
+    from holdfast.state.private_state import PrivateState
+    from holdfast.training import state
+    from holdfast.training.private_exchange import Beside, Exchange
+    from holdfast.training.protection import Keeping
+    from holdfast.training.snapshot_writer import Snapshots
 
     watch = Stopwatch()
     for owner, attribute, name in (
@@ -77,8 +76,8 @@ class Probe:
 
 
 def take_turns() -> None:
-    """Make the training wait for its turn before each block of steps, if it takes turns with another."""
-    from holdfast.state import State
+    """Make the training wait for its turn before each block of steps, where there is another."""
+    from holdfast.training.state import State
 
     steps = State.steps
 
@@ -96,20 +95,20 @@ def take_turns() -> None:
 
 
 def take_out() -> None:
-    """Turn the calls of holdfast in the script into no-ops: what remains is plain DDP."""
-    from holdfast import hooks, misuse
-    from holdfast.state import State
+    """Leave of holdfast only the names that the script calls: what remains is plain DDP."""
+    from holdfast.state import misuse, torch_hooks
+    from holdfast.training.state import State
 
     def count(self: State, loss: object = None, *_: object, **__: object) -> None:
         self.step += 1
 
-    hooks.attach = lambda *_: None
+    torch_hooks.attach = lambda *_: None
     misuse.Forgotten = lambda *_: None  # type: ignore[misc,assignment]
     State.commit = count  # type: ignore[method-assign]
 
 
 def run() -> None:
-    if os.environ.get("TORCHELASTIC_RUN_ID") and runtime.current is None:
+    if os.environ.get("TORCHELASTIC_RUN_ID") and launcher_channel.current is None:
         take_out()
     take_turns()
     stopwatch = watch()

@@ -36,7 +36,8 @@ from bench.overhead import segments
 from bench.overhead.segments import COLD, Plan, Segment, ratios
 from bench.text import Summary, Verdict, all_met, below, number, percent, ratio, seconds, summary, table
 from bench.workloads.modes import RANKS
-from holdfast.page import Page, Phase
+from holdfast.protocol.progress import Phase
+from holdfast.protocol.progress_writer import Page
 
 STEP_S, SHARE, WRITE_S = 0.05, 0.01, 2e-6
 ROUNDS = 40

@@ -18,7 +18,7 @@ from bench.harness.ticks import Tick, newest
 from bench.overhead import blocks, stopwatch
 from bench.overhead.blocks import Board
 from bench.workloads.modes import RANKS
-from supervisor.rundir import RunDir
+from supervisor.store.run_directory import RunDir
 
 POLL_S = 0.1  # polling takes CPU time from what is measured
 LIMIT_S = 1800.0

@@ -28,7 +28,7 @@ from bench.quarantine.scenarios import NodeEvents, PoolEvents
 from bench.quarantine.simulated_node import DAY_S, REPORT_S, Node
 from bench.quarantine.simulated_pool import Pool
 from bench.text import all_met, table
-from supervisor.nodepolicy import NodePolicy
+from supervisor.quarantine.model import NodePolicy
 
 LEMONS = 0.01
 SETTLE_S = 150 * DAY_S  # after the last fault, for the longest repair and the longest proof of health

@@ -14,8 +14,8 @@ from bench.quarantine.fault_mixes import YEAR_S, FaultRate
 from bench.quarantine.simulated_node import DAY_S, HOUR_S, Node, Sign
 from bench.quarantine.simulated_pool import Pool
 from bench.quarantine.tally import Case
-from supervisor import standing
-from supervisor.nodes import NO_NEW_WORK, Action, Drain, Release, Taint
+from supervisor.quarantine import transition
+from supervisor.quarantine.model import NO_NEW_WORK, Action, Drain, Release, Taint
 
 DRAIN_S = 120.0  # mean, until a drained job has written its checkpoint and ended
 JOB_S = 12 * HOUR_S  # mean, until a job finishes on a node that is tainted without a drain
@@ -72,7 +72,7 @@ class People:
             return
         self.pool.touch(node)
         self.pool.tally.count("overruled")
-        node.standing = replace(standing.freed(node.standing, self.pool.now_s), busy=True)
+        node.standing = replace(transition.freed(node.standing, self.pool.now_s), busy=True)
         self.pool.tally.ended(node, self.pool.now_s)
 
     def remedy_if_empty(self, node: Node) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from supervisor.nodes import Finding, NodeView, Report
+from supervisor.quarantine.model import Finding, NodeView, Report
 
 HOUR_S, DAY_S = 3600.0, 86400.0
 REPORT_S = 30.0  # an agent reports at this interval, and at once on a change

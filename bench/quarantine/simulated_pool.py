@@ -13,11 +13,10 @@ from itertools import count
 
 from bench.quarantine.simulated_node import Node
 from bench.quarantine.tally import Tally
-from supervisor import standing
-from supervisor.breaker import is_out, is_unknown
-from supervisor.nodepolicy import NodePolicy
-from supervisor.nodes import Action, Drain, Hold, NodeView, PoolView, Release, Taint
-from supervisor.quarantine import decide
+from supervisor.quarantine import transition
+from supervisor.quarantine.breaker import is_out, is_unknown
+from supervisor.quarantine.decide import decide
+from supervisor.quarantine.model import Action, Drain, Hold, NodePolicy, NodeView, PoolView, Release, Taint
 
 TICK_S = 15.0
 REFUSED = 0.02
@@ -112,7 +111,7 @@ class Pool:
         node = self.nodes[at]
         self._judge(node, action)
         self.tally.account(node, self.now_s)
-        node.standing = standing.apply(node.standing, action, self.now_s, self.policy)
+        node.standing = transition.apply(node.standing, action, self.now_s, self.policy)
         self._odd.add(at)
         self.tally.acted(node, action, self.now_s)
         self.acted(node, action)

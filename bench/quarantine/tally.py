@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bench.quarantine.simulated_node import Node
-from supervisor.nodes import NO_NEW_WORK, Action, Drain, Hold, Release, Taint
+from supervisor.quarantine.model import NO_NEW_WORK, Action, Drain, Hold, Release, Taint
 
 
 @dataclass(slots=True)

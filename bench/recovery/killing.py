@@ -15,7 +15,7 @@ from bench.harness.launchers import Failed, Running, launch
 from bench.harness.ticks import Regained, Tick, newest, redone, regained
 from bench.recovery.turns import Kill, Turn
 from bench.workloads.modes import RANKS, Mode
-from supervisor.rundir import RunDir
+from supervisor.store.run_directory import RunDir
 
 POLL_S = 0.005
 START_S = 120.0  # from the launcher's start to its first steps; imports on a busy machine are slow

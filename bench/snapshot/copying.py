@@ -15,8 +15,9 @@ import torch
 
 from bench.snapshot.report import ANONYMOUS, BY_TENSOR, SHARED
 from bench.text import size
-from holdfast import capture, memcopy
-from holdfast.snapshots import Snapshots
+from holdfast.snapshot import tensor_copy
+from holdfast.state import capture
+from holdfast.training.snapshot_writer import Snapshots
 from trainer.gpt.__main__ import build
 from trainer.gpt.options import make_parser, read
 
@@ -77,7 +78,7 @@ def copier(held: Held, memory: mmap.mmap) -> Callable[[], float | None]:
     """Return a call that does only the copy of a snapshot, to where the tensors are in a snapshot."""
     tensors = capture.collect(held.objects).tensors
     places = capture.views(capture.layout_of(tensors, 0), memory)
-    copying = memcopy.Copying([places[name] for name, _ in tensors], held.sources)
+    copying = tensor_copy.Copying([places[name] for name, _ in tensors], held.sources)
     return _timed(copying.run)
 
 

@@ -34,8 +34,8 @@ from bench.snapshot import copying
 from bench.snapshot.frozen_training import BYTES, COPIES, STEP_S, Beside
 from bench.snapshot.snapshot import MEMORY
 from bench.text import Verdict, all_met, number, ratio, seconds, size, size_of, summary, table
-from holdfast import writes
-from holdfast.snapshots import Snapshots
+from holdfast.snapshot import written_pages
+from holdfast.training.snapshot_writer import Snapshots
 
 ALONE, ASKED, COMPARED, COPIED = (
     "the small model alone",
@@ -115,12 +115,12 @@ def _snapshotter(folder: Path, objects: dict[str, Any]) -> Callable[[], float | 
 
 @contextmanager
 def _not_asked() -> Any:
-    watch = writes.watch
-    writes.watch = lambda ranges: None
+    watch = written_pages.watch
+    written_pages.watch = lambda ranges: None
     try:
         yield
     finally:
-        writes.watch = watch
+        written_pages.watch = watch
 
 
 def _run(frozen_bytes: int, options: argparse.Namespace) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast import checkpoint
+from holdfast.checkpoint import writer
 
 CHUNK_BYTES = 8 << 20
 
@@ -22,7 +22,7 @@ def checkpointer(source: Path, folder: Path) -> Callable[[], float | None]:
         shutil.rmtree(root, ignore_errors=True)  # as the plain writer: frees its page cache
         step = next(steps)
         began = time.perf_counter()
-        checkpoint.write(
+        writer.write(
             root,
             generation=1,
             step=step,

@@ -33,10 +33,10 @@ from bench.harness.launchers import Failed
 from bench.harness.memory_needs import MEMORY
 from bench.snapshot.transfer_peer import TOKEN, WORLD_SIZE, fill
 from bench.text import Verdict, all_met, seconds, size, size_of, table
-from holdfast import lag
-from holdfast.messages import Source
-from sidecar.holdings import Holdings
-from sidecar.peers import Fetcher
+from holdfast.process import event_loop
+from holdfast.protocol.member_messages import Source
+from sidecar.state.holdings import Holdings
+from sidecar.state.peers import Fetcher
 
 PLAIN, UNPACED = "plain socket copy", "the same, unpaced"
 FRESH, READY = "into a fresh slot", "into an existing slot"
@@ -155,7 +155,7 @@ def _fetched(folder: Path, urls: list[str], step: int) -> tuple[float, float]:
     for record in held.arena.records():
         held.arena.forget(record)
 
-    async def fetch(measured: lag.Lag) -> tuple[float, float]:
+    async def fetch(measured: event_loop.Lag) -> tuple[float, float]:
         fetcher = Fetcher(held, TOKEN)
         began = time.perf_counter()
         record = await fetcher.snapshot(*[Source(url, -1, 1, 1) for url in urls])
@@ -164,7 +164,7 @@ def _fetched(folder: Path, urls: list[str], step: int) -> tuple[float, float]:
         await fetcher.close()
         return took_s, measured.over_last_minute()[0]
 
-    found = lag.run(fetch)
+    found = event_loop.run(fetch)
     held.arena.close()
     return found
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from aiohttp import web
 
 from bench.harness.console import say
-from holdfast import lag
-from holdfast.arena import Arena
-from holdfast.door import Door
-from holdfast.safetensors import plan
-from sidecar import peers, sending
-from sidecar.holdings import Holdings
+from holdfast.fileio.safetensors import plan
+from holdfast.process import event_loop
+from holdfast.process.network import Door
+from holdfast.snapshot.arena import Arena
+from sidecar.state import peers, sending
+from sidecar.state.holdings import Holdings
 
 TOKEN = "bench"
 WORLD_SIZE = 2
@@ -47,7 +47,7 @@ def main(folder: Path) -> None:
     for each in plain:
         threading.Thread(target=_give_plainly, args=(each, path), daemon=True).start()
     ports = [each.getsockname()[1] for each in plain]
-    lag.run(lambda measured: _serve(measured, folder, ports))
+    event_loop.run(lambda measured: _serve(measured, folder, ports))
 
 
 def _give_plainly(listener: socket.socket, path: Path) -> None:
@@ -58,7 +58,7 @@ def _give_plainly(listener: socket.socket, path: Path) -> None:
             line.sendfile(file)
 
 
-async def _serve(measured: lag.Lag, folder: Path, plain: list[int]) -> None:
+async def _serve(measured: event_loop.Lag, folder: Path, plain: list[int]) -> None:
     held = Holdings(folder / "arena", folder / "restore")
     runner = web.AppRunner(peers.application(held, TOKEN, Door()), access_log=None, handle_signals=False)
     await runner.setup()

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.harness import processes
 from bench.harness.watch import Watch
-from supervisor.client import Refused, Unreachable, api_of
+from supervisor.cli.api_client import Refused, Unreachable, api_of
 
 KINDS = (
     "kill", "stop", "hang", "spin", "nan", "exit", "member", "launcher", "sidecar", "supervisor",

@@ -11,7 +11,7 @@ from typing import Any
 from bench.harness.launchers import Failed, Running
 from bench.harness.watch import Watch
 from bench.text import seconds
-from supervisor.client import Unreachable, api_of
+from supervisor.cli.api_client import Unreachable, api_of
 
 PARTS = ("supervisor", "sidecar")
 FORKED, COLD = "forked", "new interpreter"

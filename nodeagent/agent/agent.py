@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.beat import left_s
+from holdfast.process.clock import left_s
 from nodeagent.agent import changes, saved_state
 from nodeagent.agent.clean_time import CleanTime
 from nodeagent.agent.inbox import Inbox

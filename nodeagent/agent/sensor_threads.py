@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.beat import left_s
+from holdfast.process.clock import left_s
 from nodeagent.agent.inbox import Inbox
 from nodeagent.model import Observation
 from nodeagent.sensing.sensor import LeftOut, Sensor, Unavailable

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from holdfast import printable
 from holdfast.errors import BadInput
+from holdfast.protocol import foreign_text
 from nodeagent import model
 from nodeagent.agent import saved_state
 from nodeagent.agent.agent import Agent
@@ -226,7 +226,7 @@ def _colour() -> bool:
 
 
 def _print(*lines: str) -> None:
-    harmless = (line for text in lines for line in printable.lines(text, colour=True))
+    harmless = (line for text in lines for line in foreign_text.lines(text, colour=True))
     _write("".join(f"{line}\n" for line in harmless))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.beat import left_s
+from holdfast.process.clock import left_s
 from nodeagent.kernel import kmsg
 from nodeagent.kernel.kmsg import KERNEL_FACILITY
 from nodeagent.kernel.line_reader import LinePatterns, LineReader, LostRecords

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.beat import left_s
+from holdfast.process.clock import left_s
 from nodeagent.kernel.line_reader import LinePatterns, LineReader, LostRecords
 from nodeagent.model import Observation
 from nodeagent.sensing.clock import Clock

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from holdfast.beat import left_s
+from holdfast.process.clock import left_s
 from nodeagent import model
 from nodeagent.model import VERDICT_XID, Observation
 from nodeagent.nvml import gpu_checks, inventory, library

@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from holdfast.door import BACKLOG, Door
+from holdfast.process.network import SERVER_BACKLOG, Door
 from nodeagent.agent.agent import Published
 from nodeagent.server import metrics, report
 
@@ -92,7 +92,7 @@ class HttpServer:
         server = runner.server
         assert server is not None  # since `setup`
         listening = await self._loop.create_server(
-            self._door.guarded(server), self._host, self._port, backlog=BACKLOG
+            self._door.guarded(server), self._host, self._port, backlog=SERVER_BACKLOG
         )
         self.port = listening.sockets[0].getsockname()[1]
         return listening

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.arena import Arena, Gone
-from holdfast.checksum import checksum
+from holdfast.fileio.checksum import checksum
+from holdfast.snapshot.arena import Arena, Gone
 from tests.crash.killing import killed_at_every_line
 from tests.samples.snapshots import ages, assert_whole, content, layout, snapshot
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.arena import Arena
-from holdfast.slot import lock_shared
+from holdfast.snapshot.arena import Arena
+from holdfast.snapshot.slot_file import lock_shared
 from tests.samples.snapshots import layout, snapshot
 
 

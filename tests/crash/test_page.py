@@ -6,14 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from holdfast.page import Page, Phase, read, step_times_s
+from holdfast.protocol.progress import Phase, read, step_times_s
+from holdfast.protocol.progress_writer import Page
 
 ROOT = Path(__file__).parents[2]
 
 HAMMER = """
 import sys
 from pathlib import Path
-from holdfast.page import Page
+from holdfast.protocol.progress_writer import Page
 page = Page.attach(Path(sys.argv[1]))
 page.begin(1, 0, 0, 0, 0)
 step = 0

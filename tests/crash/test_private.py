@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.private import PrivateReader, PrivateStore
+from holdfast.snapshot.private_store import PrivateReader, PrivateStore
 from tests.crash.killing import killed_at_every_line
 from tests.samples.privates import put, state, steps_of
 

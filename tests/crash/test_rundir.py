@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor import rundir, rundirlock, smallfile
-from supervisor.rundir import RunDir, newest, open_for_run
+from supervisor.store import json_file, run_directory
+from supervisor.store.run_directory import RunDir, newest, open_for_run
 from tests.crash import killing
 
 NOW = 1_700_000_000.0
@@ -22,7 +22,7 @@ def started(work: Path) -> RunDir:
 def test_a_run_killed_at_any_line_of_its_birth_loses_nothing_and_is_gone_on_with(
     memory: Path, monkeypatch: pytest.MonkeyPatch, had_a_run: bool
 ) -> None:
-    ours = {module.__file__ for module in (rundir, rundirlock, smallfile)}
+    ours = {module.__file__ for module in (run_directory, run_directory, json_file)}
     monkeypatch.setattr(killing, "TRACED", killing.TRACED | ours)
     template = memory / "template"
     template.mkdir()

@@ -14,13 +14,15 @@ from pathlib import Path
 import pytest
 
 from holdfast import __version__
-from supervisor import incident, options, records, surveying
-from supervisor.accounts import Accounts
-from supervisor.commands import DRILLS, RunOptions
-from supervisor.ledger import Bucket
-from supervisor.metrics import Metrics
-from supervisor.optiontable import COMMANDS
-from supervisor.view import KINDS, PHASES, Memory, Open, View
+from supervisor.cli import checkpoints, parser
+from supervisor.cli.commands import DRILLS, RunOptions
+from supervisor.cli.option_table import COMMANDS
+from supervisor.observability import incident_record
+from supervisor.observability import status as records
+from supervisor.observability.bookkeeping import Accounts
+from supervisor.observability.ledger import Bucket
+from supervisor.observability.metrics import Metrics
+from supervisor.view.model import KINDS, PHASES, Memory, Open, View
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -70,7 +72,7 @@ def test_a_command_that_is_shown_can_be_given(document: str, line: str, project:
     words = words_of(line)
     if words[0] in ELSEWHERE:
         return
-    asked = options.parse(words, environment={}, directory=project)
+    asked = parser.parse(words, environment={}, directory=project)
     assert not isinstance(asked, RunOptions) or not asked.notes, "an example with an option without effect"
 
 
@@ -130,7 +132,7 @@ def test_the_guide_has_every_field_of_the_status() -> None:
 
 def test_the_guide_has_every_field_of_an_incident() -> None:
     opened = Open(1, 1, 0, 0, 0.0)
-    for field in incident.superseded(opened, opened):
+    for field in incident_record.superseded(opened, opened):
         assert f"`{field}`" in GUIDE, f"{field} of an incident"
 
 
@@ -140,7 +142,7 @@ def test_the_guide_has_every_kind_of_fault() -> None:
 
 
 def test_the_guide_has_every_field_of_a_checkpoint() -> None:
-    for field in surveying.Surveyed("name", "path", "", False).as_json():
+    for field in checkpoints.Surveyed("name", "path", "", False).as_json():
         assert f"`{field}`" in GUIDE, f"{field} of checkpoints --json"
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.gpu.training import GPU, Training, cycles, folder, reference
-from holdfast.accelerator import Cuda
+from holdfast.state.device import Cuda
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.arena import Arena
+from holdfast.snapshot.arena import Arena
 from tests.local.conftest import Start
 from tests.local.running import Run
 from tests.local.waiting import WAIT_S, until

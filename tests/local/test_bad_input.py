@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.rundir import newest, open_for_run
+from supervisor.store.run_directory import newest, open_for_run
 from tests.local.conftest import Start
 from tests.local.ending import Ended, holdfast
 from tests.local.running import SCRIPTS, Run

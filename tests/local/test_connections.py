@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from holdfast.door import MOST
+from holdfast.process.network import MOST
 from tests.local.conftest import Start
 from tests.local.running import Run
 

@@ -14,7 +14,7 @@ RANKS = """
 import os, sys, traceback
 import torch.distributed as dist
 from holdfast.errors import PeerLost
-from holdfast.exchange import Exchange
+from holdfast.training.private_exchange import Exchange
 
 world_size, path = int(sys.argv[1]), sys.argv[2]
 

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(120)]
 THREADS = """
 import os, threading
 {first}
-from holdfast import forking
+from holdfast.process import fork_server as forking
 print(len(os.listdir("/proc/self/task")), forking.forkable())
 os._exit(0)
 """
@@ -42,7 +42,8 @@ def test_a_thread_that_stays_does() -> None:
 
 TWICE = """
 import os, sys, time
-from holdfast import forking, osproc
+from holdfast.process import fork_server as forking
+from holdfast.process import linux as osproc
 
 osproc.adopt_orphans()
 us = os.getpid()
@@ -57,8 +58,10 @@ print(os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1]))
 
 ORDERED = """
 import os, socket
-from holdfast import channel, forking, osproc
-from holdfast.channel import Do, Say
+from holdfast.protocol import rank_channel as channel
+from holdfast.process import fork_server as forking
+from holdfast.process import linux as osproc
+from holdfast.protocol.rank_channel import Do, Say
 
 osproc.adopt_orphans()
 us = os.getpid()

@@ -87,7 +87,7 @@ def test_what_may_be_work_is_warned_of_and_restarted_at_its_limit(run: Run, orde
     assert f"the limit for that is {limit_s:.0f} s" in found["why"]
     stacks = "".join(group["stack"] for group in found["stacks"])
     assert place in stacks
-    assert "holdfast/ending.py" not in stacks, "what started the script is of no use"
+    assert "holdfast/worker/script.py" not in stacks, "what started the script is of no use"
     assert f"holdfast: {stuck['warnings'][-1][:40]}" in run.output()
 
 

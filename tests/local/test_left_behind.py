@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.harness.launchers import holdfast_run, launch
-from holdfast import osproc
+from holdfast.process import linux
 from tests.local.conftest import Start
 from tests.local.running import SCRIPTS
 from tests.local.waiting import START_S, WAIT_S, until
@@ -32,7 +32,7 @@ def test_the_workers_of_a_rank_that_was_killed_are_gone(start: Start, tmp_path: 
     until((tmp_path / "workers.1").exists, "the workers of rank 1", WAIT_S)
     workers = [int(word) for word in (tmp_path / "workers.1").read_text().split()]
     run.broken(lambda: run.hit(1, signal.SIGKILL))
-    until(lambda: all(osproc.state_of(pid)[0] in "ZX" for pid in workers) or None, "their end", WAIT_S)
+    until(lambda: all(linux.state_of(pid)[0] in "ZX" for pid in workers) or None, "their end", WAIT_S)
     assert run.stop().code == 130
 
 
@@ -49,13 +49,13 @@ def test_an_end_that_the_launcher_hears_of_twice_at_once_costs_it_nothing(
     def all_at_once() -> None:
         for pid in (*workers, launcher):
             os.kill(pid, signal.SIGSTOP)
-        until(lambda: osproc.state_of(launcher)[0] == "T" or None, "a launcher that is stopped", WAIT_S)
+        until(lambda: linux.state_of(launcher)[0] == "T" or None, "a launcher that is stopped", WAIT_S)
         rank = run.pid(1)
         os.kill(rank, signal.SIGKILL)
-        until(lambda: osproc.state_of(rank)[0] in "ZX" or None, "the end of rank 1", WAIT_S)
+        until(lambda: linux.state_of(rank)[0] in "ZX" or None, "the end of rank 1", WAIT_S)
         for pid in workers:
             os.kill(pid, signal.SIGKILL)
-        until(lambda: all(osproc.state_of(pid)[0] in "ZX" for pid in workers) or None, "theirs", WAIT_S)
+        until(lambda: all(linux.state_of(pid)[0] in "ZX" for pid in workers) or None, "theirs", WAIT_S)
         os.kill(launcher, signal.SIGCONT)
 
     found = run.broken(all_at_once)

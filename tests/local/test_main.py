@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.__main__ import main
 from holdfast.version import __version__
-from supervisor import reading
-from supervisor.rundir import open_for_run
+from supervisor.cli import queries
+from supervisor.store.run_directory import open_for_run
 from tests.local.test_parts import installation, python
 from tests.unit.supervisor.room import incident
 
@@ -54,13 +54,13 @@ def test_a_reader_that_leaves_early_is_no_traceback(tmp_path: Path, monkeypatch:
     for number in range(50):
         run.write_incident(incident(number, message="x" * 4000))
     script = (
-        "import sys; from supervisor import commands, reading\n"
+        "import sys; from supervisor.cli import commands; from supervisor.cli import queries as reading\n"
         "try: reading.obey(commands.Incidents(json=True))\n"
         "except BrokenPipeError: sys.exit(141)\n"
     )
     ours, theirs = os.pipe()
     os.close(ours)
-    root = Path(reading.__file__).parent.parent
+    root = Path(queries.__file__).parents[2]
     ended = subprocess.run(
         [sys.executable, "-c", script],
         stdout=theirs,

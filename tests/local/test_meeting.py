@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.view import Policy
+from supervisor.view.model import Policy
 from tests.local.conftest import Start
 from tests.local.running import ONE_THREAD, SCRIPTS, Json, Run
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast import osproc
+from holdfast.process import linux
 from tests.local.conftest import Start
 from tests.local.running import Json, Run
 from tests.local.waiting import GONE_S, until
@@ -39,7 +39,7 @@ def test_a_sidecar_that_is_stopped_is_replaced_and_costs_nothing(run: Run, membe
     pid = before["members"][member]["sidecar_pid"]
     os.kill(pid, signal.SIGSTOP)
     replaced(run, before, member)
-    until(lambda: osproc.state_of(pid)[0] == "X" or None, "the old one is gone", GONE_S)
+    until(lambda: linux.state_of(pid)[0] == "X" or None, "the old one is gone", GONE_S)
     assert f"sidecar m{member} is killed and replaced: it is stopped" in run.output()
 
 

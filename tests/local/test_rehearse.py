@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.randomness import Generators
-from holdfast.rehearse import rehearse
+from holdfast.state.random_state import Generators
+from holdfast.training.rehearsal import rehearse
 
 pytestmark = pytest.mark.local
 

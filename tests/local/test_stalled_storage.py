@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.arena import Arena
-from holdfast.catalogue import Found, look, verify
+from holdfast.checkpoint.catalog import Found, look, verify
+from holdfast.snapshot.arena import Arena
 from tests.local.conftest import Start
 from tests.local.running import Json, Run
 from tests.local.waiting import WAIT_S, until

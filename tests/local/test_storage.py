@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.arena import Arena
+from holdfast.snapshot.arena import Arena
 from tests.local.conftest import Start
 from tests.local.ending import holdfast
 from tests.local.running import Run

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.channel import Do
-from supervisor import plan
-from supervisor.children import Children
-from supervisor.template import Template
+from holdfast.protocol.rank_channel import Do
+from supervisor.local import process_specs
+from supervisor.local.processes import Children, Template
 from tests.local.conftest import Start
 from tests.local.running import Json, Run
 from tests.local.waiting import GONE_S, until
@@ -51,7 +50,9 @@ def replaced(run: Run) -> Json:
 
 
 def is_forked(member: Json) -> bool:
-    return b"holdfast.template" in Path(f"/proc/{member['launcher_pid']}/cmdline").read_bytes()
+    return (
+        b"holdfast.launcher.member_template" in Path(f"/proc/{member['launcher_pid']}/cmdline").read_bytes()
+    )
 
 
 def children(run: Run) -> list[Path]:
@@ -66,7 +67,8 @@ def template_of(run: Run, members: list[Json]) -> int:
     [found] = [
         int(each.name)
         for each in children(run)
-        if int(each.name) not in launchers and b"holdfast.template" in (each / "cmdline").read_bytes()
+        if int(each.name) not in launchers
+        and b"holdfast.launcher.member_template" in (each / "cmdline").read_bytes()
     ]
     return found
 
@@ -161,7 +163,7 @@ def test_a_template_that_imports_for_too_long_is_given_up_and_ended(tmp_path: Pa
     children = Children(tmp_path, selector, lambda _: None)
     now_s = 100.0
     template = Template("slow", children, lambda: settled.append(now_s), 5.0)
-    forever = plan.Start((sys.executable, "-c", "import signal; signal.pause()"), os.environ)
+    forever = process_specs.Start((sys.executable, "-c", "import signal; signal.pause()"), os.environ)
     template.start(lambda _: forever, now_s)
     for now_s in (104.9, 105.1, 200.0):
         template.turn(now_s)

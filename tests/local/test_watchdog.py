@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor import leading
+from supervisor.store import leadership
 from tests.local.conftest import Start
 from tests.local.running import Run
 from tests.local.waiting import until
@@ -145,8 +145,8 @@ def taken_over(supervisor: int, path: Path) -> int:
     while True:
         os.kill(supervisor, signal.SIGSTOP)
         try:
-            return leading.take(path).epoch
-        except leading.Blocked:
+            return leadership.take(path).epoch
+        except leadership.Blocked:
             os.kill(supervisor, signal.SIGCONT)
 
 
@@ -154,14 +154,14 @@ def test_a_supervisor_that_was_replaced_and_runs_again_has_no_effect(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The watchdog kills what it replaces; here another supervisor takes the run over beside the old one."""
-    monkeypatch.setattr(leading, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(leadership, "PATIENCE_S", 0.0)
     undisturbed = tmp_path / "undisturbed"
     assert start("--nproc-per-node 2", "epochs.py", STEPS, "none", undisturbed, into="a").finish().code == 0
     digest = tmp_path / "digest"
     run = start("--nproc-per-node 2", "epochs.py", STEPS, "none", digest, into="b")
     before = run.steady()
     old, journal = before["supervisor_pid"], run.run_dir / "journal.jsonl"
-    taken = taken_over(old, run.run_dir / leading.FILE)
+    taken = taken_over(old, run.run_dir / leadership.FILE)
     known = journal.read_bytes()
     os.kill(before["ranks"][1]["pid"], signal.SIGKILL)  # the old one hears of it as well
     os.kill(old, signal.SIGCONT)
@@ -187,7 +187,7 @@ def test_a_supervisor_that_the_watchdog_has_replaced_does_not_come_back(start: S
     now = run.wait(lambda status: status["supervisor_pid"] != old, "another supervisor", 60)
     with pytest.raises(ProcessLookupError):
         os.kill(old, signal.SIGCONT)
-    assert int((run.run_dir / leading.FILE).read_text()) == 2
+    assert int((run.run_dir / leadership.FILE).read_text()) == 2
     assert now["incidents"] == 0
     assert run.stop().code == 130
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from holdfast.checkpoint import Found, scan, verify, write
-from holdfast.lineage import Lineage
+from holdfast.checkpoint.catalog import Found, scan, verify
+from holdfast.checkpoint.writer import write
+from holdfast.protocol.lineage import Lineage
 
 STATE, PRIVATE = "replicated.safetensors", "rank-00000.bin"
 

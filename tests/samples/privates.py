@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from holdfast.private import PrivateReader, PrivateStore
+from holdfast.snapshot.private_store import PrivateReader, PrivateStore
 
 
 def state(step: int, size: int = 300) -> bytes:

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from holdfast.arena import Arena, Record
-from holdfast.safetensors import Layout, map_file, plan
+from holdfast.fileio.safetensors import Layout, map_file, plan
+from holdfast.snapshot.arena import Arena
+from holdfast.snapshot.commit_records import Record
 
 
 def layout(values: int = 500) -> Layout:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from holdfast.launcher_messages import Ending, Flag, Launch, Marks
+from holdfast.protocol.launcher_messages import Ending, Flag, Launch, Marks
 from tests.simulation.member import MS, Content, Member, Rank
 
 if TYPE_CHECKING:

@@ -11,9 +11,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from holdfast import ruler
-from holdfast.launcher_messages import Ending, Flag, Launch, LauncherState, Marks, RankStart, RankState
-from holdfast.messages import PrivateHeld
+from holdfast.protocol import kept_steps
+from holdfast.protocol.launcher_messages import (
+    Ending,
+    Flag,
+    Launch,
+    LauncherState,
+    Marks,
+    RankStart,
+    RankState,
+)
+from holdfast.protocol.member_messages import PrivateHeld
 
 if TYPE_CHECKING:
     from tests.simulation.sidecar import Sidecar
@@ -214,7 +222,7 @@ class Member:
         self.slots.append(entry)
 
     def store(self, kind: str, rank: int, generation: int, step: int) -> None:
-        for place in ruler.places(step, 0):
+        for place in kept_steps.places(step, 0):
             self.privates[kind, rank, place] = PrivateHeld(rank, generation, step, True)
 
     def holds(self, generation: int, step: int) -> Content | None:

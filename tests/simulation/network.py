@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from holdfast.messages import MemberOrder, MemberReport
-from supervisor.view import MemberView, Memory
+from holdfast.protocol.member_messages import MemberOrder, MemberReport
+from supervisor.view.model import MemberView, Memory
 from tests.simulation.member import MS, Member
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from supervisor.view import Policy
+from supervisor.view.model import Policy
 from tests.simulation.member import Content
 from tests.simulation.world import World
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from holdfast.messages import (
+from holdfast.protocol.launcher_messages import Look
+from holdfast.protocol.member_messages import (
     PROTOCOL,
     Durable,
-    Look,
     MemberOrder,
     MemberReport,
     PrivateHeld,
     Progress,
+    RankStall,
     Slot,
-    Stall,
 )
 from tests.simulation.member import MS, Member, Rank
 
@@ -69,12 +69,12 @@ class Sidecar:
             durable=self.durable,
         )
 
-    def _stalls(self) -> tuple[Stall, ...]:
+    def _stalls(self) -> tuple[RankStall, ...]:
         now_ns, limit_ns = self.member.world.now_ns, self.member.world.hang_ms * MS
         hang_s = self.member.world.hang_ms / 1000
         stalled = [r for r in self.member.ranks if r.alive and r.state == "running" and r.away != "flag"]
         return tuple(
-            Stall(
+            RankStall(
                 r.number, r.generation, r.content.step, 3, 0, "forward", (now_ns - r.moved_ns) / 1e9, hang_s
             )
             for r in stalled

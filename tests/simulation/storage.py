@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from holdfast.messages import Durable, MemberOrder
-from supervisor.view import Checkpoint, Stored, Unusable
+from holdfast.protocol.member_messages import Durable, MemberOrder
+from supervisor.view.model import Checkpoint, Stored, Unusable
 from tests.simulation.member import Content, Member, Rank
 
 if TYPE_CHECKING:

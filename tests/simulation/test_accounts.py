@@ -3,9 +3,9 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from supervisor.accounts import Accounts
-from supervisor.ledger import Bucket
-from supervisor.view import Policy
+from supervisor.observability.bookkeeping import Accounts
+from supervisor.observability.ledger import Bucket
+from supervisor.view.model import Policy
 from tests.simulation.world import World
 
 KINDS = ["raise", "kill", "hang", "lose", "supervisor", "nan"]

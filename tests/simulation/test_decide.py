@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.view import Policy
+from supervisor.view.model import Policy
 from tests.simulation.group import FAULTS
 from tests.simulation.scripts import SINGLE, STEPS, is_whole, remedies
 from tests.simulation.world import World

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.ledger import Bucket, Ledger
+from supervisor.observability.ledger import Bucket, Ledger
 
 S = 1_000_000_000
 ACTIVITIES = st.sampled_from([each for each in Bucket if each not in (Bucket.LOST, Bucket.UNKNOWN)])

@@ -8,15 +8,15 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor import breaker, witness
-from supervisor.nodepolicy import NodePolicy
-from supervisor.nodes import (
+from supervisor.quarantine import breaker, evidence
+from supervisor.quarantine.model import (
     NO_NEW_WORK,
     Action,
     Drain,
     Finding,
     Forget,
     Incident,
+    NodePolicy,
     NodeView,
     PoolView,
     Release,
@@ -24,7 +24,7 @@ from supervisor.nodes import (
     Taint,
     Waiver,
 )
-from supervisor.standing import freed
+from supervisor.quarantine.transition import freed
 from tests.unit.supervisor.nodeviews import DAY_S, NOW_S, applied, asked, node_of
 
 POLICIES = st.builds(
@@ -130,7 +130,7 @@ def check(pool: PoolView, actions: list[Action], policy: NodePolicy) -> None:
         node = node_of(pool, each.node)
         assert not breaker.is_unknown(node, policy), "acts on the unknown"
         assert node.report is not None
-        bad = witness.unhealthy(node.report)
+        bad = evidence.unhealthy(node.report)
         if isinstance(each, Taint) and node.quarantine is None:
             assert not node.cordoned, "takes what somebody else has cordoned"
             waived = set(node.waiver.evidence) if node.waiver else set()
@@ -138,7 +138,7 @@ def check(pool: PoolView, actions: list[Action], policy: NodePolicy) -> None:
         if isinstance(each, Drain):
             assert node.busy
             assert not node.cordoned
-            assert any(witness.is_corroborated(one) and one.lasting for one in bad)
+            assert any(evidence.is_corroborated(one) and one.lasting for one in bad)
         if isinstance(each, (Release, Forget)):
             assert not bad
     assert [n.cordoned for n in after.nodes] == [n.cordoned for n in pool.nodes]

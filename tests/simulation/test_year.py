@@ -10,9 +10,9 @@ from bench.quarantine import fault_mixes, quarantine
 from bench.quarantine.report import judge
 from bench.quarantine.simulated_pool import Pool
 from bench.text import all_met
-from supervisor import witness
-from supervisor.nodepolicy import NodePolicy
-from supervisor.storms import Unrest
+from supervisor.quarantine import evidence
+from supervisor.quarantine.model import NodePolicy
+from supervisor.quarantine.storms import Unrest
 
 
 def a_month(**given: object) -> Pool:
@@ -36,10 +36,10 @@ def test_a_month_meets_its_targets_and_is_the_same_each_time() -> None:
 
 def test_who_believes_one_sensor_evicts_healthy_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bench measures what it claims to: the targets are not met by leaving events out."""
-    monkeypatch.setattr(witness, "WITNESSES", 1)
+    monkeypatch.setattr(evidence, "WITNESSES", 1)
     assert a_month().tally.evicted
 
 
 def test_who_fears_no_storm_evicts_healthy_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("supervisor.storms.read", lambda *_: Unrest())
+    monkeypatch.setattr("supervisor.quarantine.storms.read", lambda *_: Unrest())
     assert a_month(flapping=0).tally.evicted

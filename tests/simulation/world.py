@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from holdfast.launcher_messages import Marks
-from supervisor import closing, orders, still
-from supervisor.accounts import Accounts
-from supervisor.apply import apply, asked_to_stop, taken_over
-from supervisor.decide import decide
-from supervisor.remembered import remembered
-from supervisor.view import Action, End, Memory, Policy, Secure, Settle, Start, View, Wait, Watch
+from holdfast.protocol.launcher_messages import Marks
+from supervisor.decision import closing, orders
+from supervisor.decision.decide import decide
+from supervisor.decision.durable_facts import remembered
+from supervisor.decision.transition import apply, asked_to_stop, taken_over
+from supervisor.hangs import observation
+from supervisor.observability.bookkeeping import Accounts
+from supervisor.view.model import Action, End, Memory, Policy, Secure, Settle, Start, View, Wait, Watch
 from tests.simulation.group import Group
 from tests.simulation.member import MS, Content, Member
 from tests.simulation.network import Network
@@ -186,7 +187,7 @@ class World:
         names += self._existed
         members = tuple(self.network.view(name, memory) for name in dict.fromkeys(names))
         seen = View(self.now_ns, self.now_ns / 1e9, memory, members, self.store.stored())
-        self._watch = still.later(self._watch, seen)
+        self._watch = observation.later(self._watch, seen)
         return replace(seen, memory=remembered(seen), watch=self._watch)
 
     def _carry_out(self, view: View, action: Action, accounts: Accounts) -> None:

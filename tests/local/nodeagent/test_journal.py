@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.beat import LEAST
+from holdfast.process.clock import LEAST
 from nodeagent.kernel.journal import JournalSensor
 from nodeagent.model import Observation
 from nodeagent.sensing.clock import Clock, begin

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tiny import train
 
-from holdfast.memcopy import Copying
+from holdfast.snapshot.tensor_copy import Copying
 
 COPY_S = 1.2
 run, pause = Copying.run, threading.Event()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tiny import train
 
-from holdfast.memcopy import Copying
+from holdfast.snapshot.tensor_copy import Copying
 
 order, how = Path(sys.argv[1]), sys.argv[2]
 copy = Copying.run

@@ -13,17 +13,17 @@ from tiny import model_of
 from torch import nn
 
 import holdfast
-from holdfast import runtime
-from holdfast.arena import Arena
-from holdfast.records import SLOTS
+from holdfast.snapshot.arena import Arena
+from holdfast.snapshot.commit_records import SLOTS
+from holdfast.worker import launcher_channel
 
 PATIENCE_S = 5.0
 
 
 def until_another_copies() -> None:
     """Return when another rank of the member overwrites a slot; also if none does for `PATIENCE_S`."""
-    assert runtime.current is not None
-    arena = Arena(runtime.current.arena_path)
+    assert launcher_channel.current is not None
+    arena = Arena(launcher_channel.current.arena_path)
     give_up_at = time.monotonic() + PATIENCE_S
     while len(arena.steps()) == SLOTS and time.monotonic() < give_up_at:
         continue

@@ -45,7 +45,7 @@ class Line(threading.Thread):
 
 
 class Device:
-    """See `holdfast.accelerator.Device`."""
+    """See `holdfast.state.device.Device`."""
 
     queues = True
 

@@ -1,4 +1,4 @@
-"""One script that forms a process group, run by `holdfast.ending` without a launcher."""
+"""One script that forms a process group, run by `holdfast.worker.script` without a launcher."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from holdfast import channel
-from holdfast.channel import Say
+from holdfast.protocol import rank_channel
+from holdfast.protocol.rank_channel import Say
 
 _RUN = """
 import socket, sys
 from pathlib import Path
-from holdfast import ending
-from holdfast.command import parse
-from holdfast.runtime import Runtime
+from holdfast.worker import script as ending
+from holdfast.worker.program import parse
+from holdfast.worker.launcher_channel import Runtime
 program = parse(["python", sys.argv[1]], Path.cwd())
 sys.exit(ending.run(program, Runtime(socket.socket(fileno=int(sys.argv[2])), Path.cwd(), 0, 1)))
 """
@@ -34,7 +34,7 @@ def ended(folder: Path, last: str) -> Ended:
     """Return how it ended, and what it said to its launcher."""
     script = folder / "script.py"
     script.write_text(_SCRIPT + last)
-    ours, theirs = channel.pair()
+    ours, theirs = rank_channel.pair()
     with ours:
         with theirs:
             words = [sys.executable, "-c", _RUN, str(script), str(theirs.fileno())]
@@ -48,7 +48,7 @@ def ended(folder: Path, last: str) -> Ended:
                 pass_fds=(theirs.fileno(),),
             )
         said = []
-        with suppress(channel.Closed):
+        with suppress(rank_channel.Closed):
             while True:
-                said.append(channel.receive(ours, Say)[0])
+                said.append(rank_channel.receive(ours, Say)[0])
     return done, said

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from holdfast.accelerator import Broken, Brought, Copy, Mark, Pair, Pinned
+from holdfast.state.device import Broken, Brought, Copy, Mark, Pair, Pinned
 
 PATIENCE = 400  # looks at a mark: nothing in these tests takes longer but what hangs
 FAIR = 8  # looks after which a device that chooses to rest has to go on
@@ -33,7 +33,7 @@ class Here:
 
 @dataclass(eq=False)
 class Simulated:
-    """See `holdfast.accelerator.Device`. `choices` is gone through again and again."""
+    """See `holdfast.state.device.Device`. `choices` is gone through again and again."""
 
     choices: Sequence[int] = (0,)
     queues: bool = True

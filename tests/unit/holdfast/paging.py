@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.page import Page, Phase, Progress, read
+from holdfast.protocol.progress import Phase, Progress, read
+from holdfast.protocol.progress_writer import Page
 
 MS = 1_000_000
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import holdfast
 
-MODULES = sorted(Path(holdfast.__file__).parent.glob("*.py"))
+MODULES = sorted(Path(holdfast.__file__).parent.rglob("*.py"))
 
 
 def imported(tree: ast.AST) -> Iterator[str]:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from holdfast.arena import Arena, Record
-from holdfast.private import PrivateStore
-from holdfast.safetensors import plan
-from sidecar.holdings import Holdings
+from holdfast.fileio.safetensors import plan
+from holdfast.snapshot.arena import Arena
+from holdfast.snapshot.commit_records import Record
+from holdfast.snapshot.private_store import PrivateStore
+from sidecar.state.holdings import Holdings
 from tests.sandbox import memory_directory
 
 WORLD_SIZE = 2

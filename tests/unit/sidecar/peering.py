@@ -10,9 +10,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from holdfast.door import Door
-from sidecar import peers, sending
-from sidecar.peers import Fetcher
+from holdfast.process.network import Door
+from sidecar.state import peers, sending
+from sidecar.state.peers import Fetcher
 from tests.unit.sidecar.memory import holdings
 
 TOKEN = "secret"

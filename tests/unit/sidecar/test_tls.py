@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import arena as arenas
-from holdfast.arena import Record
-from holdfast.messages import Source
-from sidecar import gathering, peers, sending
-from sidecar.peers import Unfetched
+from holdfast.protocol.member_messages import Source
+from holdfast.snapshot import arena as arenas
+from holdfast.snapshot.commit_records import Record
+from sidecar.state import gathering, peers, sending
+from sidecar.state.gathering import Unfetched
 from tests.unit.sidecar.memory import holdings, member, private, snapshot
 from tests.unit.sidecar.peering import fetching, serving
 

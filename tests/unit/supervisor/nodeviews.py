@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from supervisor import standing
-from supervisor.nodepolicy import NodePolicy
-from supervisor.nodes import Action, Finding, Hold, NodeView, PoolView, Report
-from supervisor.quarantine import decide
+from supervisor.quarantine import transition
+from supervisor.quarantine.decide import decide
+from supervisor.quarantine.model import Action, Finding, Hold, NodePolicy, NodeView, PoolView, Report
 
 NOW_S = 1_800_000_000.0
 DAY_S = 86400.0
@@ -69,7 +68,7 @@ def applied(view: PoolView, actions: Iterable[Action], policy: NodePolicy = POLI
     nodes = {node.name: node for node in view.nodes}
     for each in actions:
         if not isinstance(each, Hold):
-            nodes[each.node] = standing.apply(nodes[each.node], each, view.now_s, policy)
+            nodes[each.node] = transition.apply(nodes[each.node], each, view.now_s, policy)
     return replace(view, nodes=tuple(nodes.values()))
 
 

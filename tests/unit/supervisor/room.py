@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from supervisor.style import Style
+from supervisor.display.ansi import Style
 
 
 def member(name: str, ranks: list[int], **changed: Any) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from holdfast.launcher_messages import Ending, Launch, LauncherState, RankState
-from holdfast.messages import PROTOCOL, MemberReport, PrivateHeld, Progress, Slot
-from supervisor.view import Fault, MemberView, Memory, View
+from holdfast.protocol.launcher_messages import Ending, Launch, LauncherState, RankState
+from holdfast.protocol.member_messages import PROTOCOL, MemberReport, PrivateHeld, Progress, Slot
+from supervisor.view.model import Fault, MemberView, Memory, View
 
 S = 1_000_000_000
 LAUNCH = Launch(1, 2, 1, "127.0.0.1", 4000, -1, 0.01)

@@ -13,8 +13,8 @@ from bench.harness import memory_needs
 from bench.harness.launchers import Failed
 from bench.harness.results import ROOT
 from bench.text import size_of
-from holdfast.messages import Room
-from sidecar import room
+from holdfast.protocol.member_messages import Room
+from sidecar.state import memory_limits
 from tests.local.waiting import until
 
 THERE = Room("here", 0, 0, 0, 10_000_000_000, 20_000_000_000)
@@ -56,7 +56,7 @@ def test_the_limit_of_a_cgroup_is_named() -> None:
 
 
 def test_it_is_asked_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "measure", lambda *_: THERE)
+    monkeypatch.setattr(memory_limits, "measure", lambda *_: THERE)
     memory_needs.check("--state", 1_000_000_000, 3, 2)
     with pytest.raises(Failed, match="--state 30 GB takes"):
         memory_needs.check("--state", 30_000_000_000, 3, 2)

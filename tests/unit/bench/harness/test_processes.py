@@ -17,7 +17,7 @@ TREE = {
         process(10, 1, "python", "parts.py", "supervisor", "run"),
         process(11, 10, "python", "parts.py", "supervisor", "serve", "dir"),
         process(12, 10, "python", "parts.py", "sidecar"),
-        process(13, 10, "python", "-c", "from holdfast.launch import main"),
+        process(13, 10, "python", "-c", "from holdfast.launcher.cli import main"),
         process(14, 13, "python", "-c", "boot"),
         process(15, 13, "python", "-c", "boot"),
         process(16, 14, "worker"),
@@ -47,14 +47,14 @@ def test_each_part_of_a_run_is_known_by_parent_and_command_line() -> None:
 
 
 def test_launchers_are_told_from_the_template_that_they_were_forked_from() -> None:
-    boot = ("python", "-c", "from holdfast.template import main")
+    boot = ("python", "-c", "from holdfast.launcher.member_template import main")
     forked = [process(30, 10, *boot), process(31, 10, *boot), process(32, 31, *boot), process(33, 31, *boot)]
     found = parts(10, {**TREE, **{each.pid: each for each in forked}}, [33])
     assert [found[pid] for pid in (30, 31, 32, 33)] == ["template", "launcher", "warm", "rank"]
 
 
 def test_parts_that_were_forked_are_known_by_the_name_that_they_took() -> None:
-    argv = ("python", "parts.py", "--template", "10", "7", "sidecar.member")
+    argv = ("python", "parts.py", "--template", "10", "7", "sidecar.reconciler")
     forked = [process(30 + at, 10, *argv, name=n) for at, n in enumerate(("python", "supervisor", "sidecar"))]
     found = parts(10, {**TREE, **{each.pid: each for each in forked}}, [])
     assert [found[pid] for pid in (30, 31, 32)] == ["parts", "supervisor", "sidecar"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.filebatch import FileBatch
+from holdfast.fileio.bulk_copy import FileBatch
 from nodeagent.agent import saved_state
 from nodeagent.agent.changes import ReportedFinding
 from nodeagent.agent.clean_time import CleanTime

@@ -1,0 +1,212 @@
+"""The checkpoints in a directory: which are there, which are whole, and why others are not.
+
+A directory without a valid manifest does not exist. Nothing here believes `latest`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.checkpoint.manifest import MAX_BYTES, Invalid, NewerFormat, unpack
+from holdfast.fileio.checksum import FileEntry, file_crcs
+from holdfast.protocol.lineage import Lineage
+
+MANIFEST = "manifest.json"
+LATEST = "latest"
+ASIDE = ".old"  # stands in for its checkpoint while that is replaced in two renames
+_NAME = re.compile(r"step-(\d{8,19})(\.old)?")
+
+
+class Unreadable(Invalid):
+    """Storage failed: what is there is not known, and may be whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint with a valid manifest whose files have the right sizes."""
+
+    path: Path
+    step: int
+    generation: int
+    world_size: int
+    created: float  # seconds since the epoch
+    files: tuple[FileEntry, ...]
+    meta: Mapping[str, object]
+    bytes: int
+    lineage: tuple[Lineage, ...] = ()  # what its writer knew of the generations
+    epoch: int = 0  # of the supervisor by whose order it was written
+
+
+def load(path: Path | str) -> Found:
+    """Return the checkpoint in the directory `path`; its content is not verified.
+
+    Raises:
+        NewerFormat: A later version of holdfast wrote it.
+        Unreadable: Storage failed.
+        Invalid: It is none, with one line saying why.
+    """
+    path = Path(path)
+    try:
+        manifest = unpack(_read_manifest(path / MANIFEST))
+    except Unreadable as error:
+        raise Unreadable(f"{MANIFEST} {error}") from None
+    except NewerFormat as error:
+        raise NewerFormat(f"{MANIFEST} {error}") from None
+    except Invalid as error:
+        raise Invalid(f"{MANIFEST} {error}") from None
+    match = _NAME.fullmatch(path.name)
+    if match is not None and int(match[1]) != manifest.step:
+        raise Invalid(f"{MANIFEST} says step {manifest.step}")
+    for entry in manifest.files:
+        fault = _size_fault(path, entry)
+        if fault is not None:
+            raise Invalid(fault)
+    return Found(
+        path,
+        manifest.step,
+        manifest.generation,
+        manifest.world_size,
+        manifest.created,
+        manifest.files,
+        manifest.meta,
+        sum(entry.bytes for entry in manifest.files),
+        manifest.lineage,
+        manifest.epoch,
+    )
+
+
+def scan(root: Path | str) -> tuple[Found, ...]:
+    """Return the checkpoints in `root`, newest step first. Raises OSError if it is unreadable."""
+    return tuple(found for _, found in look(Path(root)) if isinstance(found, Found))
+
+
+def broken(root: Path | str) -> tuple[tuple[Path, str], ...]:
+    """Return the directories named as checkpoints that are none, newest first, and why."""
+    return tuple((path, str(why)) for path, why in look(Path(root)) if isinstance(why, Invalid))
+
+
+def verify(found: Found) -> str | None:
+    """Read the whole checkpoint; None if it is what was written, else a line saying what is wrong.
+
+    Never raises for a sick storage: that is a line too.
+    """
+    try:
+        return content_fault(found)
+    except Unreadable as error:
+        return str(error)
+
+
+def content_fault(found: Found) -> str | None:
+    """Do what `verify` does. Raises `Unreadable` where storage failed, which says nothing of the content."""
+    for entry in found.files:
+        fault = _size_fault(found.path, entry) or _content_fault(found.path, entry)
+        if fault is not None:
+            return fault
+    return None
+
+
+def newest_whole(root: Path | str) -> tuple[Found | None, tuple[str, ...]]:
+    """Return the newest checkpoint that verifies, and a note for each newer one that does not.
+
+    Raises OSError if `root` cannot be read; a missing one holds no checkpoint.
+    """
+    notes: list[str] = []
+    for path, found in look(Path(root)):
+        why = str(found) if isinstance(found, Invalid) else verify(found)
+        if isinstance(found, Found) and why is None:
+            return found, tuple(notes)
+        notes.append(f"checkpoint {path.name} is not used: {why}")
+    return None, tuple(notes)
+
+
+def latest(root: Path | str) -> str | None:
+    """Return the name in `latest` if it is the name of a checkpoint: a hint, nothing more."""
+    try:
+        raw = _read_bounded(Path(root) / LATEST, limit_bytes=64)
+    except (OSError, Invalid):
+        return None
+    name = raw.decode(errors="replace").strip()
+    return name if _NAME.fullmatch(name) else None
+
+
+def look(root: Path) -> Iterator[tuple[Path, Found | Invalid]]:
+    """Yield each directory named as a checkpoint, newest first, as found or why not."""
+    try:
+        names = [path.name for path in root.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    steps = [(int(match[1]), name) for name in names if (match := _NAME.fullmatch(name))]
+    steps.sort(key=lambda item: (-item[0], item[1]))
+    for _, name in steps:
+        yield root / name, _load_or_why(root / name)
+
+
+def _load_or_why(path: Path) -> Found | Invalid:
+    try:
+        return load(path)
+    except Invalid as error:
+        return error
+
+
+def _open_regular(path: Path) -> int:
+    """Return a descriptor. Raises OSError, also for anything but a plain file, without waiting."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a plain file", str(path))
+    return descriptor
+
+
+def _read_bounded(path: Path, limit_bytes: int) -> bytes:
+    with open(_open_regular(path), "rb") as file:
+        raw = file.read(limit_bytes + 1)
+    if len(raw) > limit_bytes:
+        raise Invalid(f"has more than {limit_bytes} bytes")
+    return raw
+
+
+def _read_manifest(path: Path) -> bytes:
+    try:
+        return _read_bounded(path, MAX_BYTES)
+    except FileNotFoundError:
+        raise Invalid("is missing") from None
+    except OSError as error:
+        raise Unreadable(f"cannot be read: {error.strerror}") from None
+
+
+def _size_fault(path: Path, entry: FileEntry) -> str | None:
+    try:
+        status = (path / entry.name).lstat()
+    except FileNotFoundError:
+        return f"{entry.name} is missing"
+    except OSError as error:
+        raise Unreadable(f"{entry.name} cannot be read: {error.strerror}") from None
+    if not stat.S_ISREG(status.st_mode):
+        return f"{entry.name} is not a plain file"
+    if status.st_size != entry.bytes:
+        return f"{entry.name} has {status.st_size} bytes, {entry.bytes} were written"
+    return None
+
+
+def _content_fault(path: Path, entry: FileEntry) -> str | None:
+    try:
+        descriptor = _open_regular(path / entry.name)
+        try:
+            crcs = file_crcs(descriptor, entry.bytes, entry.chunk_bytes)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise Unreadable(f"{entry.name} cannot be read: {error.strerror}") from None
+    for number, (crc, expected) in enumerate(zip(crcs, entry.crc32, strict=True)):
+        if crc != expected:
+            begin = number * entry.chunk_bytes
+            end = min(begin + entry.chunk_bytes, entry.bytes)
+            return f"{entry.name} is damaged: checksum differs in bytes {begin} to {end - 1}"
+    return None

@@ -1,0 +1,177 @@
+"""The manifest of a checkpoint: bytes to and from what it says, trusting nothing.
+
+One line of JSON. The last member is the CRC32 of every byte before it, so that any flipped bit
+is seen before the JSON is looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from holdfast.fileio.checksum import FileEntry
+from holdfast.fileio.strict_json import Rejected, brief, loads
+from holdfast.protocol.lineage import MOST, Lineage
+
+FORMAT = 1
+MAX_BYTES = 64 << 20
+MAX_VALUES = 4_000_000
+MIN_CHUNK_BYTES = 4096
+MAX_CHUNK_BYTES = 64 << 20
+MAX_NUMBER = 2**63 - 1
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+NAME_RULE = "letters, digits, '.', '_' and '-', no leading '.'"
+_TAIL = re.compile(rb',"crc32":(\d{1,10})\}\n?')
+_TAIL_BYTES = 24
+
+
+class Invalid(ValueError):
+    """Not a manifest; the message is one line that completes "manifest.json ..."."""
+
+
+class NewerFormat(Invalid):
+    """A manifest of a format that a later version of holdfast writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint holds. `created` is in seconds since the epoch.
+
+    `lineage` is what its writer knew then of the generations: it tells which others have become void.
+    """
+
+    generation: int
+    step: int
+    world_size: int
+    created: float
+    files: tuple[FileEntry, ...]
+    meta: Mapping[str, object]
+    lineage: tuple[Lineage, ...] = ()
+    epoch: int = 0  # of the supervisor by whose order it was written
+
+
+def is_file_name(name: str) -> bool:
+    """Say whether `name` may be a file of a checkpoint: no path, not hidden, not the manifest."""
+    return _NAME.fullmatch(name) is not None and name != "manifest.json"
+
+
+def pack(manifest: Manifest) -> bytes:
+    """Return the bytes of `manifest`.
+
+    Raises:
+        ValueError: `meta` is not JSON, or the manifest would not be read back.
+    """
+    body: dict[str, object] = {
+        "format": FORMAT,
+        "generation": manifest.generation,
+        "step": manifest.step,
+        "world_size": manifest.world_size,
+        "created": manifest.created,
+        "files": {
+            entry.name: {
+                "bytes": entry.bytes,
+                "chunk_bytes": entry.chunk_bytes,
+                "crc32": entry.crc32,
+            }
+            for entry in manifest.files
+        },
+        "meta": manifest.meta,
+    }
+    if manifest.lineage:
+        body["lineage"] = [[each.generation, each.step] for each in manifest.lineage]
+    if manifest.epoch:
+        body["epoch"] = manifest.epoch
+    try:
+        text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"meta of a checkpoint is not JSON: {error}") from None
+    head = text[:-1]
+    raw = head + b',"crc32":%d}\n' % zlib.crc32(head)
+    unpack(raw)  # a checkpoint that we could not read again must not be written
+    return raw
+
+
+def unpack(raw: bytes) -> Manifest:
+    """Return what the bytes of a manifest say.
+
+    Raises:
+        NewerFormat: It is whole, but of a later format.
+        Invalid: It is not whole, or not a manifest.
+    """
+    body = _checked(raw)
+    version = body.get("format")
+    if type(version) is int and version > FORMAT:
+        raise NewerFormat(f"has format {version}, this holdfast reads up to {FORMAT}: update it")
+    if version != FORMAT or type(version) is not int:
+        raise Invalid(f"has format {brief(version)}, expected {FORMAT}")
+    files, meta, created = body.get("files"), body.get("meta"), body.get("created")
+    if not isinstance(files, dict) or not isinstance(meta, dict):
+        raise Invalid("has files or meta that is not an object")
+    if not isinstance(created, int | float) or not math.isfinite(created):
+        raise Invalid(f"has created {brief(created)}, expected seconds since the epoch")
+    return Manifest(
+        _number(body, "generation"),
+        _number(body, "step"),
+        _number(body, "world_size", low=1),
+        float(created),
+        tuple(_file(name, value) for name, value in files.items()),
+        meta,
+        _lineage(body.get("lineage", [])),
+        _number(body, "epoch") if "epoch" in body else 0,
+    )
+
+
+def _lineage(value: object) -> tuple[Lineage, ...]:
+    """Read what manifests did not have before there were several lines of training in one directory."""
+    if not isinstance(value, list) or len(value) > MOST:
+        raise Invalid(f"has lineage {brief(value)}, expected a list of at most {MOST}")
+    for each in value:
+        whole = isinstance(each, list) and len(each) == 2
+        if not whole or any(type(number) is not int or not 0 <= number <= MAX_NUMBER for number in each):
+            raise Invalid(f"has {brief(each)} in its lineage, expected a generation and a step")
+    return tuple(Lineage(generation, step) for generation, step in value)
+
+
+def _checked(raw: bytes) -> dict[str, object]:
+    if len(raw) > MAX_BYTES:
+        raise Invalid(f"has more than {MAX_BYTES} bytes")
+    at = raw.rfind(b',"crc32":', max(0, len(raw) - _TAIL_BYTES))
+    tail = _TAIL.fullmatch(raw, max(at, 0))
+    if at < 0 or tail is None:
+        raise Invalid("is cut short or damaged: it does not end in its checksum")
+    head = raw[:at]
+    if zlib.crc32(head) != int(tail[1]):
+        raise Invalid("is damaged: its checksum differs")
+    try:
+        body = loads(head + b"}", max_values=MAX_VALUES)
+    except Rejected as error:
+        raise Invalid(str(error)) from None
+    if not isinstance(body, dict):
+        raise Invalid("is not an object")
+    return body
+
+
+def _number(body: Mapping[str, object], key: str, low: int = 0, high: int = MAX_NUMBER) -> int:
+    value = body.get(key)
+    if type(value) is not int or not low <= value <= high:
+        raise Invalid(f"has {key} {brief(value)}, expected {low} to {high}")
+    return value
+
+
+def _file(name: str, value: object) -> FileEntry:
+    if not is_file_name(name):
+        raise Invalid(f"has the file name {brief(name)}, expected {NAME_RULE}")
+    if not isinstance(value, dict):
+        raise Invalid(f"has a file {name} that is not an object")
+    size = _number(value, "bytes")
+    chunk_bytes = _number(value, "chunk_bytes", MIN_CHUNK_BYTES, MAX_CHUNK_BYTES)
+    crcs = value.get("crc32")
+    if not isinstance(crcs, list) or len(crcs) != -(-size // chunk_bytes):
+        raise Invalid(f"has a file {name} without one checksum for each chunk")
+    if any(type(crc) is not int or not 0 <= crc < 2**32 for crc in crcs):
+        raise Invalid(f"has a file {name} with a checksum that is not 32 bits")
+    return FileEntry(name, size, chunk_bytes, tuple(crcs))

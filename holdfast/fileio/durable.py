@@ -1,0 +1,178 @@
+"""Make files durable and visible all at once: replace, exchange, clean up."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import itertools
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from holdfast.fileio.bulk_copy import FileBatch
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_DEBRIS = re.compile(r"\.tmp-(?P<host>[A-Za-z0-9_]+)-(?P<pid>\d+)-\d+-[A-Za-z0-9.-]+")
+_HOST = re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname()) or "_"
+_numbers = itertools.count()
+# A writer on another host, or in another PID namespace, cannot be asked whether it lives; one
+# that lives writes all the time.
+DEBRIS_AGE_S = 3600.0
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(target: Path, content: bytes, mode: int = 0o666) -> None:
+    """Give `target` new content, durably, all or nothing, and `mode` less the umask. Raises OSError."""
+    with FileBatch() as batch, replacement(target) as temporary:
+        batch.write(temporary, content, mode)
+        batch.settle()
+        os.replace(temporary, target)
+    sync_directory(target.parent)
+
+
+@contextmanager
+def replacement(target: Path) -> Iterator[Path]:
+    """Give a name beside `target` for what will replace it; nothing is left there at the end."""
+    temporary = temporary_path(target.parent, target.name)
+    try:
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Let two names of one file system change places, atomically. Raises OSError."""
+    renameat2: Callable[..., int] | None = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        raise OSError(errno.ENOSYS, "the C library has no renameat2")
+    paths = os.fsencode(one), os.fsencode(other)
+    if renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), os.fspath(one), None, os.fspath(other))
+
+
+def replace_in_two(new: Path, target: Path, aside: Path) -> None:
+    """Replace a directory where the file system cannot exchange; gone from `aside` at the end.
+
+    Between the two renames only `aside` is there: readers must know that name. Raises OSError.
+    """
+    if aside.exists():
+        remove(aside)
+    target.rename(aside)
+    new.rename(target)
+    sync_directory(target.parent)
+    remove(aside)
+
+
+def temporary_path(root: Path, name: str) -> Path:
+    """Return a name in `root` that no other writer uses, and that says who this one is."""
+    return root / f".tmp-{_HOST}-{os.getpid()}-{next(_numbers)}-{name}"
+
+
+@contextmanager
+def temporary_directory(root: Path, name: str) -> Iterator[Path]:
+    """Give a new directory in `root` that is gone at the end unless it was renamed.
+
+    It is locked meanwhile, so that nobody takes it for debris. Raises OSError.
+    """
+    path = temporary_path(root, name)
+    path.mkdir()
+    descriptor = -1
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with suppress(OSError):  # NFS wants a file; then the age decides
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield path
+    finally:
+        with suppress(OSError):  # the error that led here matters more; it is debris otherwise
+            _remove_tree(path)
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Remove a directory so that it is never seen in part. Raises OSError."""
+    hidden = temporary_path(path.parent, "removed")
+    path.rename(hidden)
+    _remove_tree(hidden)
+
+
+def remove_debris(root: Path) -> None:
+    """Remove what writers that are dead have left in `root`. Raises OSError."""
+    for path in tuple(root.iterdir()):
+        match = _DEBRIS.fullmatch(path.name)
+        if match is not None and _is_abandoned(path, match["host"], int(match["pid"])):
+            _remove_tree(path)
+
+
+def _remove_tree(path: Path) -> None:
+    try:
+        shutil.rmtree(path)
+    except NotADirectoryError:
+        path.unlink(missing_ok=True)
+    except FileNotFoundError:
+        return  # somebody else removed it
+
+
+def _is_abandoned(path: Path, host: str, pid: int) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # no locks here
+    finally:
+        os.close(descriptor)
+    if host == _HOST and not _is_alive(pid):
+        return True
+    try:
+        newest = max(entry.stat().st_mtime for entry in (path, *path.glob("*")))
+    except OSError:
+        return False
+    return _now_s(path.parent) - newest > DEBRIS_AGE_S
+
+
+def _now_s(root: Path) -> float:
+    """Return the time of the clock by which files in `root` are dated: a server's, where it is one's.
+
+    By ours, set wrong or set forward, a writer that works would look dead.
+    """
+    temporary = temporary_path(root, "now")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError:  # full
+        return time.time()
+    try:
+        return os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+        temporary.unlink(missing_ok=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True

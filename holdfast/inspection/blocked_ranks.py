@@ -1,0 +1,266 @@
+"""Is a rank that waits in a collective at rest: will nothing but a peer's bytes ever move it?
+
+All of this has to be seen, or it is not shown:
+
+- Its main thread is in a collective of torch that gloo carries out.
+- Each thread waits for a lock of this process alone: without a time limit, or until a time that is read out
+  of its memory. Holdfast's own threads and tqdm's monitor have to wait too, but may run in between. Not
+  counted is the one that serves the store: it wakes only who asks the store, and that one waits in a socket.
+- gloo's loops, which look at their sockets a hundred times a second, wait for sockets of connections whose
+  both ends are on this host, with nothing in them that is unread or not acknowledged. A middlebox between two
+  hosts may acknowledge what has not arrived.
+- It has opened no device, and catches no signal that may end a wait.
+
+The `mark` of two looks is the same if no thread of it ran between them, and no byte came or went.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import struct
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.inspection import process_stats, python_stacks, tcp_sockets, thread_waits
+from holdfast.inspection.python_stacks import Frame, Thread
+from holdfast.inspection.tcp_sockets import Connection
+
+FOREVER_S = 1e9  # of a rank in which no wait has an end
+MAX_ENDS = 8192  # connections of a rank: more are not judged
+MAX_FILES = 8192
+_LOOP = "gloo_tcp_loop"
+_STORE = "pt_tcpstore"
+_MONITOR = "tqdm/_monitor.py"
+_PLAIN_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
+_PLAIN_FOLDERS = ("/dev/shm/", "/dev/pts/")
+_LOOKS = 40  # at a loop, until it is seen to wait: it runs for microseconds, ten milliseconds apart
+_LOOK_S = 0.001
+_SUM_BYTES = 8
+_OURS_WAIT = frozenset({thread_waits.LOCK, thread_waits.TIMED_LOCK, thread_waits.NETWORK, thread_waits.POLL})
+_MONITOR_WAITS = frozenset({thread_waits.TIMED_LOCK})  # its own: while it writes it holds one of others
+_TIME = struct.Struct("=qq")  # timespec
+_MACHINE = platform.machine()
+_COLLECTIVES = frozenset(
+    {
+        *("barrier", "broadcast", "all_reduce", "all_reduce_coalesced", "reduce", "send", "recv"),
+        *("all_gather", "all_gather_single", "all_gather_into_tensor", "all_gather_coalesced"),
+        *("gather", "scatter", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor"),
+        *("all_to_all", "all_to_all_single", "_all_gather_base", "_reduce_scatter_base"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """That a rank is at rest, or in `stirs` why that is not shown."""
+
+    stirs: str = ""
+    seconds: float = 0.0  # in which no wait of it ends by its own time limit; 0 where it is not shown
+    mark: int = 0
+    ends: int = 0  # a sum of its connections: those of all ranks cancel out if each leads to another of them
+
+
+class _Stirs(Exception):  # how a look at a rank ends that is not at rest
+    """What may move it."""
+
+
+def of(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> Rest:
+    """Return whether `pid` is at rest, with `found`, its Python threads, and `ours`, the numbers of our own.
+
+    Never raises.
+    """
+    at = python_stacks.innermost(found)
+    if not in_collective(at):
+        return Rest("its main thread is in no collective of gloo" if found else "its stack is not known")
+    try:
+        return _of(pid, _Threads(pid, found, ours))
+    except _Stirs as why:
+        return Rest(str(why))
+    except (OSError, ValueError, IndexError, OverflowError, struct.error) as error:
+        return Rest(f"it cannot be seen whole: {error}"[:200])
+
+
+def in_collective(at: str) -> bool:
+    """True when the innermost function of a rank is one in which gloo's ranks meet, and nothing else."""
+    function, _, file = at.partition(" (")
+    name = function.rpartition(".")[2]
+    if "torch/autograd/" in file:
+        return name == "_engine_run_backward"
+    if "torch/nn/parallel/distributed.py" in file:
+        return name == "_distributed_broadcast_coalesced"
+    return "torch/distributed/distributed_c10d.py" in file and name in _COLLECTIVES
+
+
+def sum_of(host: str, found: Iterable[Connection]) -> int:
+    """Return a sum of connections on `host`, in which both ends of one are the same and cancel out by xor."""
+    total = 0
+    for each in found:
+        text = " ".join((host, *sorted((each.local, each.remote))))
+        total ^= _number(text)
+    return total
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=_SUM_BYTES).digest(), "big")
+
+
+class _Threads:
+    """The threads of a process: those that have to rest, gloo's loops, and those that only have to wait."""
+
+    def __init__(self, pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> None:
+        self._pid = pid
+        monitors = {each.tid for each in found if any(map(_is_monitor, each.frames))}
+        self.aside = dict.fromkeys(ours, _OURS_WAIT) | dict.fromkeys(monitors, _MONITOR_WAITS)
+        names = process_stats.threads(pid)
+        if not 0 < len(names) < process_stats.MAX_THREADS:
+            raise _Stirs(f"it has {len(names)} threads")
+        self.loops = sorted(tid for tid, name in names.items() if name.startswith(_LOOP))
+        self.names = {tid: name for tid, name in names.items() if self._counts(tid, name)}
+
+    def _counts(self, tid: int, name: str) -> bool:
+        return not (tid in self.aside or name.startswith((_LOOP, _STORE)))
+
+    def ran(self) -> list[tuple[int, str]]:
+        """Return how often each of those that have to rest has run until now."""
+        found = [(tid, process_stats.ran(self._pid, tid)) for tid in sorted(self.names)]
+        if not all(text for _, text in found):
+            raise _Stirs("the kernel does not count when its threads run")
+        return found
+
+    def has_more(self) -> bool:
+        """True when there are others by now that have to rest."""
+        known = process_stats.threads(self._pid)
+        return {tid for tid, name in known.items() if self._counts(tid, name)} != set(self.names)
+
+
+def _is_monitor(frame: Frame) -> bool:
+    return frame.file.endswith(_MONITOR)
+
+
+def _of(pid: int, threads: _Threads) -> Rest:
+    before = threads.ran()
+    seconds = min([FOREVER_S, *(_rests_s(pid, tid, name) for tid, name in threads.names.items())])
+    for tid, allowed in threads.aside.items():
+        if process_stats.ran(pid, tid) and process_stats.wait_of(pid, tid) not in allowed:
+            raise _Stirs("a thread of Holdfast or of tqdm is at work")
+    if process_stats.signal_may_end(pid):
+        raise _Stirs("it catches a signal that may end a wait")
+    _no_device(pid)
+    watched = {socket for tid in threads.loops for socket in _watched(pid, _waits_in(pid, tid))}
+    found = _quiet(pid, watched)
+    for tid in threads.loops:  # after the sockets were read: what came before that has been dealt with
+        _waits_in(pid, tid)
+    if threads.has_more() or threads.ran() != before:
+        raise _Stirs("one of its threads has run")
+    moved = [(each.inode, each.received, each.acknowledged) for each in found]
+    return Rest(
+        seconds=seconds,
+        mark=_number(repr((before, sorted(moved)))),
+        ends=sum_of(_host(pid), found),
+    )
+
+
+def _rests_s(pid: int, tid: int, name: str) -> float:
+    """Return in how many seconds the wait of a thread ends by itself.
+
+    Raises `_Stirs` if somebody outside of the process may end it.
+    """
+    call, wait = process_stats.call_of(pid, tid), process_stats.wait_of(pid, tid)
+    if wait not in (thread_waits.LOCK, thread_waits.TIMED_LOCK):
+        raise _Stirs(
+            f"thread {name} waits in: {wait}" if wait != thread_waits.RUNS else f"thread {name} runs"
+        )
+    if "futex" not in process_stats.queue_of(pid, tid):  # stopped or frozen: it may have been woken before
+        raise _Stirs(f"thread {name} is not where the kernel keeps those that wait for a lock")
+    if wait == thread_waits.LOCK:
+        return FOREVER_S
+    end = thread_waits.deadline(call, _MACHINE)
+    if end is None:
+        raise _Stirs(f"thread {name} waits for a time that is not known")
+    address, of_the_wall = end
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # a buffer would read beyond the stack
+        memory.seek(address)
+        whole_s, more_ns = _TIME.unpack(memory.read(_TIME.size))
+    left_s: float = whole_s + more_ns / 1e9 - (time.time() if of_the_wall else time.monotonic())
+    if left_s <= 0:
+        raise _Stirs(f"thread {name} has waited for its time")
+    return min(left_s, FOREVER_S)
+
+
+def _waits_in(pid: int, tid: int) -> int:
+    """Return the descriptor that a loop of gloo waits in. Raises `_Stirs` if it is never seen to wait."""
+    for _ in range(_LOOKS):
+        call = process_stats.call_of(pid, tid)
+        waiting = thread_waits.of(call, _MACHINE) == process_stats.wait_of(pid, tid) == thread_waits.POLL
+        if waiting and "poll" in process_stats.queue_of(pid, tid):
+            return int(call.split()[1], 16)
+        time.sleep(_LOOK_S)
+    raise _Stirs("a loop of gloo is at work")
+
+
+def _watched(pid: int, descriptor: int) -> Iterator[int]:
+    """Return the inodes of the sockets that a loop waits for. Pipes and events are its own process's."""
+    for line in Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines():
+        if not line.startswith("tfd:"):
+            continue
+        target = str(Path(f"/proc/{pid}/fd/{int(line.split()[1])}").readlink())
+        if target.startswith("socket:["):
+            yield int(target[len("socket:[") : -1])
+        elif not target.startswith(("pipe:", "anon_inode:[eventfd]")):
+            raise _Stirs(f"a loop of gloo waits for {target}")
+
+
+def _quiet(pid: int, watched: set[int]) -> list[Connection]:
+    """Return the connections among sockets that are waited for. Raises `_Stirs` if anything is in them."""
+    if _namespace(pid) != _namespace(os.getpid()):
+        raise _Stirs("it is in another network namespace")
+    listed = tcp_sockets.connections()
+    found: list[Connection] = []
+    for inode in watched:
+        each = listed.get(inode)
+        if each is None:
+            raise _Stirs("a loop of gloo waits for a socket that is no TCP")
+        if each.state == tcp_sockets.LISTEN:
+            if each.unread:  # a length of queues as well, but of connections
+                raise _Stirs("somebody connects to it")
+            continue
+        if each.state != tcp_sockets.ESTABLISHED:
+            raise _Stirs(f"the connection between {each.local} and {each.remote} is ending")
+        if each.unread or each.unsent:
+            raise _Stirs(f"bytes are on their way between {each.local} and {each.remote}")
+        if not each.on_one_host:
+            raise _Stirs(f"{each.remote} is on another host")
+        found.append(each)
+    if not 0 < len(found) <= MAX_ENDS:
+        raise _Stirs(f"its collectives have {len(found)} connections")
+    return found
+
+
+def _no_device(pid: int) -> None:
+    """Raise `_Stirs` if it has opened a device: a GPU, RDMA, or whatever else may bring something."""
+    folder = f"/proc/{pid}/fd"
+    names = os.listdir(folder)  # noqa: PTH208  # in a hot loop
+    if len(names) > MAX_FILES:
+        raise _Stirs(f"it has {len(names)} open files")
+    for name in names:
+        try:
+            target = os.readlink(f"{folder}/{name}")  # noqa: PTH115
+        except FileNotFoundError:  # closed since it was listed
+            continue
+        plain = target in _PLAIN_DEVICES or target.startswith(_PLAIN_FOLDERS)
+        if target.startswith("/dev/") and not plain:
+            raise _Stirs(f"it has opened {target}")
+
+
+def _namespace(pid: int) -> str:
+    return os.readlink(f"/proc/{pid}/ns/net")  # noqa: PTH115
+
+
+def _host(pid: int) -> str:
+    """Name the kernel and the network namespace: an address means the same only within them."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    return boot.strip() + _namespace(pid)

@@ -1,0 +1,140 @@
+"""Tell what dead ranks left behind from what a living rank has started in the background. Pure but for /proc.
+
+Both come to the launcher as orphans. A rank leads a session, and what it starts is in it: data loader and
+compile workers, a server in the background. What has made a session of its own has the rank's environment,
+where the generation is. What has neither may be a living rank's if it is younger than one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.inspection import process_stats
+
+_MARK = b"HOLDFAST_GENERATION="
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a process comes from. `began`: clock ticks since boot. `generation`: -1 if it does not say."""
+
+    session: int
+    began: int
+    generation: int = -1
+
+
+def origin(pid: int) -> Origin | None:
+    """Return the origin of `pid`, None when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
+        return Origin(int(fields[3]), int(fields[19]), _generation(pid))
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _generation(pid: int) -> int:
+    try:
+        found = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # it has changed its user
+        return -1
+    marks = [word.removeprefix(_MARK) for word in found if word.startswith(_MARK)]
+    return int(marks[-1]) if marks and marks[-1].isdigit() else -1
+
+
+def is_left(orphan: Origin, present: Mapping[int, int], past: Mapping[int, int], generation: int) -> bool:
+    """True for what ranks of before `generation` have left; when in doubt, False.
+
+    Args:
+        orphan: A process whose parent has ended.
+        present: When each process began that is a rank of `generation`, or may become one, by pid.
+        past: The same of those that have ended, or are about to.
+        generation: The one that runs.
+    """
+    if orphan.session in present:
+        return False
+    if orphan.session in past:
+        return True
+    if orphan.generation >= 0:
+        return orphan.generation < generation
+    older = all(orphan.began < began for began in present.values())
+    return older and any(began <= orphan.began for began in past.values())
+
+
+# Tell what works of that which a script that ended well has left in the background. Pure but for /proc.
+#
+# An upload is to end by itself, as it would without Holdfast. A helper that waits for requests never ends.
+# They differ in that one does something: it uses CPU time, or reads and writes.
+
+
+WINDOW_S = 2.0  # in which a process that works is seen to work: a slow network lets it wait in between
+WORK_CPU = 0.01  # of a core: more than what a server uses that waits for requests
+WORK_BYTES = 64 << 10  # in a window: more than a line that somebody logs
+MOST_WORDS = 120  # characters of a command line, in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a process and all below it have used until now, and who they are."""
+
+    cpu_s: float
+    io_bytes: int
+    below: frozenset[int] = frozenset()
+    waits_for_storage: bool = False
+
+    def works(self, before: Done, window_s: float) -> bool:
+        """True when a window of `window_s` seconds that began with `before` was not one of waiting."""
+        return (
+            self.waits_for_storage
+            or self.below != before.below
+            or self.cpu_s - before.cpu_s >= WORK_CPU * window_s
+            or self.io_bytes - before.io_bytes >= WORK_BYTES
+        )
+
+
+def done(pid: int) -> Done:
+    """Return what `pid` has done."""
+    found = process_stats.tree(pid)
+    parts = (found.own, *found.below.values())
+    return Done(
+        cpu_s=sum(each.cpu_s for each in parts),
+        io_bytes=sum(each.io_bytes for each in parts),
+        below=frozenset(found.below),
+        waits_for_storage=any(each.state == "D" for each in parts),
+    )
+
+
+def command_of(pid: int) -> str:
+    """Return the command line of `pid`, "" when it is gone."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    text = " ".join(word.decode(errors="replace") for word in words if word)
+    return text if len(text) <= MOST_WORDS else text[: MOST_WORDS - 3] + "..."
+
+
+@dataclass(slots=True)
+class Background:
+    """Looks at each process once in a window."""
+
+    measure: Callable[[int], Done] = done
+    _before: dict[int, tuple[float, Done]] = field(default_factory=dict)  # when its window began, with what
+    _resting: set[int] = field(default_factory=set)
+
+    def resting(self, pids: Iterable[int], now_s: float) -> set[int]:
+        """Return which of `pids` have done nothing to speak of in a whole window. They stay in it."""
+        for pid in pids:
+            if pid in self._resting:
+                continue
+            if pid not in self._before:
+                self._before[pid] = (now_s, self.measure(pid))
+            began_s, before = self._before[pid]
+            if now_s - began_s < WINDOW_S:
+                continue
+            seen = self.measure(pid)
+            if not seen.works(before, now_s - began_s):
+                self._resting.add(pid)
+            self._before[pid] = (now_s, seen)
+        return self._resting.intersection(pids)

@@ -1,0 +1,133 @@
+"""The Python stacks of a process, as `py-spy dump --json` tells them: for people, and to compare. Pure.
+
+Frames below the script (how Holdfast started it) and Holdfast's own threads are left out: they are the same
+everywhere and nobody asked for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.fileio import strict_json
+
+MAX_TEXT = 8_000  # characters of one rank's stacks
+MAX_DUMP_BYTES = 1 << 22
+MAX_VALUES = 1 << 17
+_OURS = "holdfast"  # begins the names of our threads
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "/lib64/python", "<frozen")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One call. `file` is short, as people know it; `path` is whole."""
+
+    function: str
+    file: str
+    path: str
+    line: int
+
+    @property
+    def ours(self) -> bool:
+        return self.file.startswith("holdfast/")
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.file}:{self.line})" if self.line else f"{self.function} ({self.file})"
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """One Python thread; its frames, the innermost first."""
+
+    tid: int  # of the kernel; 0 unknown
+    name: str
+    active: bool
+    frames: tuple[Frame, ...]
+
+    @property
+    def ours(self) -> bool:
+        return self.name.startswith(_OURS)
+
+
+def parse(dump: bytes) -> tuple[Thread, ...]:
+    """Return the threads of a dump, the main thread first. Raises `ValueError` for what is no dump."""
+    found = strict_json.loads(dump, max_values=MAX_VALUES)
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise ValueError("not a dump of threads")
+    try:
+        threads = [_thread(each) for each in found]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a dump of threads: {error!r}") from error
+    return tuple(sorted(threads, key=lambda thread: thread.name != "MainThread"))
+
+
+def _thread(found: dict[str, object]) -> Thread:
+    frames = found.get("frames") or []
+    if not isinstance(frames, list):
+        raise TypeError("frames")
+    return Thread(
+        tid=int(str(found.get("os_thread_id") or 0)),
+        name=str(found.get("thread_name") or ""),
+        active=found.get("active") is True,
+        frames=tuple(
+            Frame(
+                str(each["name"]),
+                str(each.get("short_filename") or each["filename"]),
+                str(each["filename"]),
+                int(each.get("line") or 0),
+            )
+            for each in frames
+        ),
+    )
+
+
+def of_the_rank(threads: tuple[Thread, ...]) -> tuple[Thread, ...]:
+    """Return the threads without our own, each without what started the script."""
+    return tuple(
+        Thread(thread.tid, thread.name, thread.active, _above(thread.frames))
+        for thread in threads
+        if not thread.ours
+    )
+
+
+def _above(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """Return the frames above those that started the script; all, if none of ours did."""
+    end = len(frames)
+    while end and (frames[end - 1].ours or frames[end - 1].path.startswith("<") or _starts(frames[end - 1])):
+        end -= 1
+    return frames[:end] if any(each.ours for each in frames[end:]) and end else frames
+
+
+def _starts(frame: Frame) -> bool:
+    return frame.file == "runpy.py"
+
+
+def text(threads: tuple[Thread, ...]) -> str:
+    """Return the stacks as people read them, cut to `MAX_TEXT`."""
+    lines = []
+    for thread in threads:
+        doing = "active" if thread.active else "idle"
+        lines += [
+            f'Thread {thread.tid} ({doing}): "{thread.name}"',
+            *(f"    {each}" for each in thread.frames),
+        ]
+    return "\n".join(lines)[:MAX_TEXT]
+
+
+def functions(threads: tuple[Thread, ...]) -> tuple[tuple[str, str], ...]:
+    """Return what the main thread is in, without line numbers: a loop within one function does not move."""
+    return tuple((each.function, each.path) for each in threads[0].frames) if threads else ()
+
+
+def innermost(threads: tuple[Thread, ...]) -> str:
+    """Return the function that the main thread is in, "" if that is not known."""
+    frames = threads[0].frames if threads else ()
+    return str(frames[0]) if frames else ""
+
+
+def where(threads: tuple[Thread, ...]) -> str:
+    """Return the innermost line of the script's own code that the main thread is in, "" if none is seen."""
+    for frame in threads[0].frames if threads else ():
+        library = any(each in frame.path for each in _LIBRARIES)
+        if not library and not frame.ours:
+            return str(frame)
+    return ""

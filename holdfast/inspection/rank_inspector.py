@@ -1,0 +1,229 @@
+"""Look at the ranks of one member from outside: what their processes do within a moment, where they are.
+
+The launcher does it, for it is in the same PID namespace as its ranks. A look takes a fifth of a second,
+and longer for a process that does not answer, so it is taken on a thread of its own. py-spy reads a process
+without stopping it; where there is none, states and times are what is seen.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from holdfast.inspection import blocked_ranks, process_stats, python_stacks, thread_waits
+from holdfast.inspection.process_stats import Sample, Tree
+from holdfast.inspection.python_stacks import Thread
+from holdfast.protocol import foreign_text, progress
+from holdfast.protocol.launcher_messages import Look
+
+WINDOW_S = 0.15  # enough to tell work from waiting: a process that works uses a core, or reads and writes
+DUMP_S = 3.0  # py-spy needs some 20 ms; a process in uninterruptible sleep may not answer at all
+LOOK_S = 4 * DUMP_S
+AT_ONCE = 8  # processes that are looked at side by side
+PY_SPY = "HOLDFAST_PY_SPY"  # where it is, if not on the PATH
+_WORKS = 0.03  # share of a core; less is the tick of a thread that waits
+# Loops of libraries that wait forever, or for a short time again and again, whatever the script does: their
+# waiting says nothing of it. A thread that runs what a script attaches to a collective is none of them.
+_LOOPS = ("gloo_tcp_loop", "pt_tcpstore", "pt_nccl_", "NCCL ", "nccl", "cuda")
+_WILL_RUN = frozenset(
+    {
+        thread_waits.RUNS,
+        thread_waits.SLEEP,
+        thread_waits.NETWORK,
+        thread_waits.FILE,
+        thread_waits.CHILD,
+        thread_waits.UNKNOWN,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A rank's process, and its progress page."""
+
+    rank: int
+    pid: int
+    page: Path
+
+
+class Looker:
+    """Takes one look at a time. `done` is called on its thread, with generation and number of the look."""
+
+    def __init__(self, done: Callable[[int, int, tuple[Look, ...]], None]) -> None:
+        self._done = done
+        self._busy = threading.Lock()
+
+    def begin(self, number: int, targets: tuple[Target, ...], generation: int, asked: int = 0) -> None:
+        """Begin look `number`, unless one is being taken."""
+        if self._busy.acquire(blocking=False):
+            given = (number, targets, generation, asked)
+            threading.Thread(target=self._take, args=given, name="holdfast-look", daemon=True).start()
+
+    def _take(self, number: int, targets: tuple[Target, ...], generation: int, asked: int) -> None:
+        try:
+            found = take(number, targets, asked)
+        finally:
+            self._busy.release()
+        self._done(generation, number, found)
+
+
+def take(number: int, targets: tuple[Target, ...], asked: int = 0) -> tuple[Look, ...]:
+    """Return a look at each target. Never raises for a sick one; without one at whoever takes `LOOK_S`."""
+    found: dict[int, Look] = {}
+
+    def look(some: tuple[Target, ...]) -> None:
+        for target in some:
+            found[target.rank] = _look(number, target, asked)
+
+    # Daemons: one that waits for a process in uninterruptible sleep must not keep the launcher from ending.
+    threads = [
+        threading.Thread(target=look, args=(targets[start::AT_ONCE],), name="holdfast-look", daemon=True)
+        for start in range(min(AT_ONCE, len(targets)))
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + LOOK_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return bounded(tuple(found[target.rank] for target in targets if target.rank in found))
+
+
+def bounded(looks: tuple[Look, ...]) -> tuple[Look, ...]:
+    """Return `looks` with stacks that are sent together: cut in equal shares, at their outer frames first."""
+    most = foreign_text.share(foreign_text.LOOKS_BYTES, len(looks))
+    stacks = (foreign_text.shortened(each.stack, most // 2, head=0.9) for each in looks)
+    words = most // 8
+    return tuple(
+        replace(
+            foreign_text.each(replace(each, stack=""), words, head=0.9),
+            stack=stack,
+            calls=tuple(foreign_text.shortened(call, words) for call in each.calls),
+        )
+        for each, stack in zip(looks, stacks, strict=True)
+    )
+
+
+def _look(number: int, target: Target, asked: int) -> Look:
+    command = _py_spy()
+    before, began_s = process_stats.tree(target.pid), time.monotonic()
+    first, ours, _ = dump(command, target.pid)
+    time.sleep(max(0.0, WINDOW_S - (time.monotonic() - began_s)))
+    second, ours_too, missing = dump(command, target.pid)
+    calls = _calls(target.pid, second, ours | ours_too) if second else ()
+    rest = blocked_ranks.of(target.pid, second, ours | ours_too)
+    after, window_s = process_stats.tree(target.pid), time.monotonic() - began_s
+    page = _page(target.page)
+    children, children_cpu_s = _below(before, after)
+    same = python_stacks.functions(first) == python_stacks.functions(second)
+    return Look(
+        rank=target.rank,
+        step=page.step if page else -1,
+        phase=int(page.phase) if page else 0,
+        phase_seq=page.phase_seq if page else 0,
+        process_state=_state(before.own, after.own),
+        cpu_s=round(max(0.0, after.own.cpu_s - before.own.cpu_s), 4),
+        stack=python_stacks.text(second) or missing,
+        number=number,
+        window_s=round(window_s, 3),
+        traced=before.own.traced or after.own.traced,
+        moved=bool(first and second) and not same,
+        io_bytes=_bytes(before, after),
+        calls=calls,
+        children=children,
+        children_cpu_s=round(children_cpu_s, 4),
+        at=python_stacks.innermost(second),
+        where=python_stacks.where(second),
+        asked=asked,
+        rests_s=rest.seconds,
+        stirs=rest.stirs,
+        mark=rest.mark,
+        ends=rest.ends,
+        meets_unseen=process_stats.meets_unseen(target.pid),
+    )
+
+
+def _calls(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> tuple[str, ...]:
+    """Return what the rank's Python threads wait in, and then what each kind of native thread does."""
+    known = {each.tid for each in found} | ours
+    calls = [process_stats.wait_of(pid, each.tid) if each.tid else thread_waits.UNKNOWN for each in found]
+    # Python runs handlers in the main thread
+    if calls[:1] == [thread_waits.LOCK] and process_stats.signal_may_end(pid):
+        calls[0] = thread_waits.SIGNALLED_LOCK
+    names = process_stats.threads(pid)
+    native = {
+        process_stats.wait_of(pid, tid)
+        for tid, name in names.items()
+        if tid not in known and not name.startswith(_LOOPS)
+    }
+    more = {thread_waits.UNKNOWN} if len(names) >= process_stats.MAX_THREADS else set()
+    return tuple(dict.fromkeys((*calls, *sorted(native | more))))  # however many threads there are
+
+
+def dump(command: str, pid: int) -> tuple[tuple[Thread, ...], frozenset[int], str]:
+    """Return the rank's Python threads now and the numbers of our own, or one line that says why not."""
+    if not command:
+        return (), frozenset(), "no stack: py-spy is not installed"
+    argv = [command, "dump", "--json", "--nonblocking", "--pid", str(pid)]
+    try:
+        ended = subprocess.run(argv, capture_output=True, timeout=DUMP_S, check=False)
+    except OSError as error:
+        return (), frozenset(), f"no stack: cannot start py-spy: {error}"
+    except subprocess.TimeoutExpired:
+        return (), frozenset(), f"no stack: py-spy gave no answer in {DUMP_S:g} s"
+    if ended.returncode != 0:
+        return (), frozenset(), f"no stack: {ended.stderr.decode(errors='replace').strip()[:500]}"
+    try:
+        found = python_stacks.parse(ended.stdout[: python_stacks.MAX_DUMP_BYTES])
+    except ValueError as error:
+        return (), frozenset(), f"no stack: py-spy's answer {error}"
+    return python_stacks.of_the_rank(found), frozenset(each.tid for each in found if each.ours), ""
+
+
+def _py_spy() -> str:
+    given = os.environ.get(PY_SPY, "")
+    return given if given and Path(given).exists() else shutil.which("py-spy") or ""
+
+
+def _state(before: Sample, after: Sample) -> str:
+    """A process that was stopped or waited for the disk for a part of the time only was about something."""
+    return before.state if "T" in (before.state, after.state) and after.state == "T" else after.state
+
+
+def _below(before: Tree, after: Tree) -> tuple[int, float]:
+    """Return how many descendants do something, and the CPU time of all of them."""
+    works, cpu_s = 0, 0.0
+    for pid, now in after.below.items():
+        then = before.below.get(pid)
+        if now.state in ("Z", "X"):
+            continue
+        used_s = now.cpu_s - (then.cpu_s if then else 0.0)
+        cpu_s += max(0.0, used_s)
+        moved = then is None or now.io_bytes != then.io_bytes or now.io_calls != then.io_calls
+        busy = moved or used_s > _WORKS * WINDOW_S or now.state in ("R", "D", "T", "t")
+        works += busy or not _WILL_RUN.isdisjoint(process_stats.waits_of(pid))
+    return works, cpu_s
+
+
+def _bytes(before: Tree, after: Tree) -> int:
+    pairs = [(before.own, after.own)]
+    pairs += [(before.below[pid], now) for pid, now in after.below.items() if pid in before.below]
+    return sum(max(0, now.io_bytes - then.io_bytes) for then, now in pairs)
+
+
+def _page(path: Path) -> progress.Progress | None:
+    try:
+        with path.open("rb") as file:
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError):
+        return None
+    try:
+        return progress.read(memory) or progress.read_torn_ok(memory)
+    finally:
+        memory.close()

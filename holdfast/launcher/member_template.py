@@ -1,0 +1,59 @@
+"""The template: on one machine, imports what the script imports once, and forks each member from there.
+
+To import torch takes seconds of a core, and members of one machine share its cores. Each member is a launcher
+and its zygote, forked at once and apart from then on: the template's death, or that of another member,
+is nothing to them. It forks twice, so that the keeper, a subreaper, is the launcher's parent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+
+from holdfast.launcher import cli
+from holdfast.process import fork_server, linux
+from holdfast.protocol import codec, rank_channel
+from holdfast.protocol.rank_channel import Say
+from holdfast.worker import script_source
+from holdfast.worker import zygote as warm
+from holdfast.worker.program import Program
+
+BOOT = warm.boot("holdfast.launcher.member_template")
+
+
+def main() -> None:
+    """Serve orders for members until the keeper is gone."""
+    given = json.loads(os.environ.pop(warm.SPEC))
+    program = codec.from_json(Program, given["program"])
+    linux.die_with(given["parent"])
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    kept = script_source.load(given["kept"]) if given["kept"] >= 0 else script_source.Sources(program)
+    warm.preload(program)
+    keeper = given["parent"]
+    for order, birth, log, _ in fork_server.forks(socket.socket(fileno=given["control"]), "member", keeper):
+        _be_member(kept, keeper, order.argv, birth, log)
+
+
+def _be_member(
+    kept: script_source.Sources, keeper: int, argv: tuple[str, ...], birth: socket.socket, log: int
+) -> None:
+    """Become a launcher that has its zygote already. Only the zygote's ranks return, and by an exception."""
+    os.setsid()
+    fork_server.redirect(log)
+    options = cli.options_of(list(argv))
+    zygote = warm.fork_zygote(kept, keeper, options.directory, options.nproc, birth)
+    try:
+        rank_channel.send(birth, Say("born", os.getpid()))
+        birth.close()
+        code = cli.serve(options, zygote, kept)
+    except rank_channel.Closed:
+        code = 1  # the keeper has not waited for us
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stderr.flush()
+    os._exit(code)  # what the script's libraries want done at the end is the ranks' to do

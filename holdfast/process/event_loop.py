@@ -1,0 +1,134 @@
+"""End asyncio tasks for certain."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+AGAIN_S = 0.1
+
+
+async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel `tasks` and wait until they are done; what they raise is theirs to keep.
+
+    Again and again: before Python 3.12 `asyncio.wait_for` forgets a cancellation that comes in the same
+    turn of the loop as what it waits for.
+    """
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=AGAIN_S)
+
+
+# How long an event loop was kept from looking at its events: the time between two looks, of a minute.
+#
+# A selector that measures itself needs no timer of its own, and misses nothing, however short.
+
+
+WINDOW_S = 60
+_BINS = 24  # of powers of two of microseconds: the last is everything above 8 s
+
+_R = TypeVar("_R")
+
+
+class Lag(selectors.DefaultSelector):
+    """The selector of one event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._since_s = 0.0  # when the last look ended; 0 before the first
+        self._seconds: deque[_Second] = deque(maxlen=WINDOW_S + 1)
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self._since_s:
+            self._note(self._clock())
+        found = super().select(timeout)
+        self._since_s = self._clock()
+        return found
+
+    def over_last_minute(self) -> tuple[float, float]:
+        """Return the longest time, and what 99 of 100 stay below, in seconds."""
+        oldest = int(self._clock()) - WINDOW_S
+        seconds = [each for each in self._seconds if each.at_s > oldest]
+        counts = [sum(each.counts[n] for each in seconds) for n in range(_BINS)]
+        left = sum(counts) // 100
+        p99_s = 0.0
+        for n in reversed(range(_BINS)):
+            if counts[n] > left:
+                p99_s = 2**n / 1e6
+                break
+            left -= counts[n]
+        most_s = max((each.most_s for each in seconds), default=0.0)
+        return most_s, min(p99_s, most_s)
+
+    def _note(self, now_s: float) -> None:
+        took_s = now_s - self._since_s
+        at_s = int(now_s)
+        if not self._seconds or self._seconds[-1].at_s != at_s:
+            self._seconds.append(_Second(at_s))
+        self._seconds[-1].take(took_s)
+
+
+class _Second:
+    __slots__ = ("at_s", "counts", "most_s")
+
+    def __init__(self, at_s: int) -> None:
+        self.at_s = at_s
+        self.most_s = 0.0
+        self.counts = [0] * _BINS
+
+    def take(self, took_s: float) -> None:
+        self.most_s = max(self.most_s, took_s)
+        self.counts[min(int(took_s * 1e6).bit_length(), _BINS - 1)] += 1
+
+
+def run(main: Callable[[Lag], Coroutine[Any, Any, _R]]) -> _R:
+    """Do what `asyncio.run` does, on a loop that measures its lag, which `main` is given.
+
+    Work that `main` has left in a thread is not waited for: a file system that hangs may never let it end.
+    """
+    lag = Lag()
+    loop = asyncio.SelectorEventLoop(lag)
+    beside = ThreadPoolExecutor(thread_name_prefix="beside")
+    loop.set_default_executor(beside)
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(main(lag))
+    finally:
+        try:
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            beside.shutdown(wait=False, cancel_futures=True)
+            asyncio.set_event_loop(None)
+            signal.set_wakeup_fd(-1)  # the loop closes what Python would tell it of a signal through
+            loop.close()
+
+
+# Call the handlers of what is ready, and of nothing that is not waited for any more.
+#
+# The kernel tells of several descriptors at once. The handler of one may close another, as when a process
+# ends whose line has a last message, too; and its number may be another's by then.
+
+
+def ready(selector: selectors.BaseSelector, limit_s: float) -> Iterator[selectors.SelectorKey]:
+    """Wait up to `limit_s`, and yield what is ready, but for what was unregistered since."""
+    for key, _ in selector.select(limit_s):
+        if is_there(selector, key):
+            yield key
+
+
+def is_there(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> bool:
+    """Say whether `key` is still registered as it was."""
+    return (selector.get_map() or {}).get(key.fd) is key

@@ -1,0 +1,129 @@
+"""What it takes to fork a process that has imported a great deal, and to make the child its own."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import socket
+import time
+import warnings
+from collections.abc import Iterator
+
+from holdfast.process import linux
+from holdfast.protocol import rank_channel
+from holdfast.protocol.rank_channel import Do, Say
+
+GONE_S = 0.1  # for threads that have ended to be gone
+
+
+def forks(
+    control: socket.socket, what: str, parent: int
+) -> Iterator[tuple[Do, socket.socket, int, list[int]]]:
+    """Say whether this process may be forked, and obey orders for `what` until `control` is closed.
+
+    Yields in the forks only, children of our own `parent`: the order, and what came with it: a line to
+    whoever asked, a log, and further descriptors.
+    """
+    alone = forkable()
+    gc.collect()
+    gc.freeze()  # the collector's marks would otherwise unshare every page after the fork
+    rank_channel.send(control, Say("ready" if alone else "unforkable", os.getpid()))
+    while True:
+        try:
+            order, descriptors = rank_channel.receive(control, Do)
+        except rank_channel.Closed:
+            return
+        if order.what == what and len(descriptors) >= 2 and fork_twice(parent):
+            control.close()
+            line, log, *more = descriptors
+            yield order, socket.socket(fileno=line), log, more
+        for each in descriptors:
+            os.close(each)
+
+
+def forkable() -> bool:
+    """Tell whether one thread exists, once those that know of forks have been put away.
+
+    OpenBLAS, which NumPy brings, has a thread for each core from its import on. It ends them before a fork
+    and starts them at the next use (pthread_atfork), so the first fork tells, and those that follow are safe.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of forks beside threads, since Python 3.12: that is what we ask
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+    os.waitpid(child, 0)
+    deadline = time.monotonic() + GONE_S  # a thread that was joined may still be listed for a moment
+    while len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - a count, not paths
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def fork_twice(parent: int) -> bool:
+    """Return True in a grandchild, which `parent`, ours and a subreaper, has inherited and will reap.
+
+    A grandchild that somebody else inherits, because `parent` has died, ends at once.
+    """
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return False
+    middle = os.getpid()
+    if os.fork():
+        os._exit(0)
+    while os.getppid() == middle:
+        os.sched_yield()
+    if os.getppid() != parent:
+        os._exit(1)
+    return True
+
+
+def redirect(log: int) -> None:
+    """Have nothing to read, and write to `log`, which is closed."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(nothing)
+    os.close(log)
+
+
+# The template of our own parts: the supervisor and the sidecars of a local run are forked from it.
+#
+# What each of them would import, in half a second of a core, it has; one that is killed is back without that.
+
+
+def serve(argv: list[str]) -> list[str]:
+    """Serve orders for parts until the keeper is gone: `parent control module...`.
+
+    Returns in a fork what it is to be, the name of a part and its arguments, and nothing at the end.
+    """
+    parent, control, *modules = argv
+    try:
+        linux.die_with(int(parent))
+    except linux.ParentGone:
+        return []
+    for name in modules:
+        importlib.import_module(name)
+    for order, birth, log, more in forks(socket.socket(fileno=int(control)), "part", int(parent)):
+        return _prepared(order, birth, log, more)
+    return []
+
+
+def _prepared(order: Do, birth: socket.socket, log: int, inherited: list[int]) -> list[str]:
+    """Make this process what one is that was started as the part, with its settings and descriptors."""
+    os.setsid()
+    redirect(log)
+    linux.set_name(order.argv[0])
+    os.environ.update(order.settings)
+    for name, descriptor in zip(order.inherits, inherited, strict=True):
+        os.environ[name] = str(descriptor)
+    with birth:
+        try:
+            rank_channel.send(birth, Say("born", os.getpid()))
+        except rank_channel.Closed:
+            return []  # the keeper has not waited for us
+    return list(order.argv)

@@ -1,0 +1,140 @@
+"""A TCP port that is held for the next rendezvous, and that nobody else is likely to take."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+LOW, HIGH = 15_000, 32_000  # below what Linux gives to outgoing connections by default
+BACKLOG = 512  # as many ranks may come at once
+_TRIES = 64
+_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def listen(host: str) -> socket.socket:
+    """Return a listening socket on a port of its own. Raises `OSError` when the host has none.
+
+    A script that forms its group by itself binds the port again, seconds after this socket was closed for it.
+    A port from the range of outgoing connections may have gone to any connection of the machine by then, so
+    it is taken from outside of that range as long as one is free there.
+    """
+    for port in (*_candidates(_outgoing()), 0):
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            listener.bind((host, port))
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            if port == 0:
+                raise
+        else:
+            return listener
+    raise AssertionError("the last port is any that is free")
+
+
+def _candidates(outgoing: range) -> list[int]:
+    """Return some ports in any order, none of which the kernel gives to outgoing connections."""
+    # A generator of its own: the script's random numbers are not ours to use, and forks would share a state.
+    free = [port for port in range(LOW, HIGH) if port not in outgoing]
+    return random.SystemRandom().sample(free, min(_TRIES, len(free)))
+
+
+def _outgoing() -> range:
+    try:
+        low, high = map(int, _RANGE.read_text().split())
+    except (OSError, ValueError):
+        return range(32_768, 61_000)
+    return range(low, high + 1)
+
+
+# A server's door: connections that ask for nothing, or may not, are few and short.
+#
+# Whoever reaches the address can open connections; each costs a descriptor, and those are for files and for
+# those who belong here. A connection is idle while no request of it is being answered. Of idle ones there are
+# so many at most: the oldest makes room for a new one. None may be idle for longer than a request's headers
+# take. Who has shown the token once may stay.
+
+
+MOST = 32
+IDLE_S = 5.0
+SERVER_BACKLOG = 16  # connections taken at a time, so that few are open before anybody has looked at them
+_LOOK_S = 1.0
+_NEW_S = 1.0  # a connection has no transport yet for a moment
+
+
+P = TypeVar("P", bound=asyncio.Protocol)
+
+
+class Door:
+    """Lets in, and shows out. All on one event loop. A protocol has its `transport`, as aiohttp's have."""
+
+    def __init__(self, most: int = MOST, idle_s: float = IDLE_S) -> None:
+        self._most = most
+        self._idle_s = idle_s
+        self._idle: dict[asyncio.Protocol, float] = {}  # since when, the longest first
+        self._trusted: set[asyncio.Protocol] = set()
+
+    def guarded(self, make: Callable[[], P]) -> Callable[[], P]:
+        """Return the protocol factory for `create_server` that makes connections with `make`."""
+
+        def made() -> P:
+            self._make_room()
+            connection = make()
+            self._idle[connection] = time.monotonic()
+            return connection
+
+        return made
+
+    @contextmanager
+    def answering(self, connection: asyncio.Protocol | None, *, trusted: bool = False) -> Iterator[None]:
+        """Answer a request of `connection` within. With `trusted` it may stay for as long as it likes."""
+        if connection is None:  # gone meanwhile
+            yield
+            return
+        self._idle.pop(connection, None)
+        if trusted:
+            self._trusted.add(connection)
+        try:
+            yield
+        finally:
+            if connection not in self._trusted and _is_open(connection):
+                self._idle[connection] = time.monotonic()
+
+    async def watch(self) -> None:
+        """Close what has been idle for too long, for ever."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self.sweep(time.monotonic())
+
+    def sweep(self, now_s: float) -> None:
+        """Close what has been idle for too long at `now_s`, and forget what is closed."""
+        for connection, since_s in tuple(self._idle.items()):
+            if not _is_open(connection):
+                if now_s - since_s > _NEW_S:
+                    del self._idle[connection]
+            elif now_s - since_s > self._idle_s:
+                self._show_out(connection)
+        self._trusted = {each for each in self._trusted if _is_open(each)}
+
+    def _make_room(self) -> None:
+        if len(self._idle) >= self._most:
+            self.sweep(time.monotonic())
+        while len(self._idle) >= self._most:
+            self._show_out(next(iter(self._idle)))
+
+    def _show_out(self, connection: asyncio.Protocol) -> None:
+        del self._idle[connection]
+        transport: asyncio.Transport | None = getattr(connection, "transport", None)
+        if transport is not None:
+            transport.abort()
+
+
+def _is_open(connection: asyncio.Protocol) -> bool:
+    transport: asyncio.Transport | None = getattr(connection, "transport", None)
+    return transport is not None and not transport.is_closing()

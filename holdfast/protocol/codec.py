@@ -1,0 +1,140 @@
+"""Turn messages into JSON and back, trusting nothing that comes in.
+
+A message is a frozen dataclass. `decode` accepts exactly its fields with exactly their types, within
+bounds, and names the first field that is wrong: what a peer sends is input, also when we wrote the peer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import types
+import typing
+from collections.abc import Hashable, Mapping
+from functools import lru_cache
+from typing import Any, TypeVar
+
+MAX_MESSAGE_BYTES = 4 << 20
+MAX_ITEMS = 16_384  # a report lists some 30 private states for each rank of its member
+# of one member: its report stays within both, for its texts are (`holdfast.protocol.foreign_text`)
+MAX_RANKS = 512
+MAX_TEXT = 1 << 20
+MAX_FLOAT = sys.float_info.max
+
+T = TypeVar("T")
+
+
+class Malformed(ValueError):
+    """What was received is not the message that it should be; says which field and why."""
+
+
+def encode(message: Any) -> bytes:
+    """Return one JSON line, newline included, for a dataclass instance.
+
+    The order of fields is that of the class, so equal messages give equal bytes.
+    """
+    return json.dumps(dataclasses.asdict(message), separators=(",", ":")).encode() + b"\n"
+
+
+def decode(kind: type[T], line: bytes | str) -> T:
+    """Return the `kind` that `line` holds. Raises `Malformed`, and nothing else."""
+    if len(line) > MAX_MESSAGE_BYTES:
+        raise Malformed(f"{kind.__name__}: {len(line)} bytes; at most {MAX_MESSAGE_BYTES}")
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"{kind.__name__}: not JSON: {error}") from None
+    return from_json(kind, value)
+
+
+def from_json(kind: type[T], value: Any, where: str = "", *, lenient: bool = False) -> T:
+    """Return the dataclass `kind` built from parsed JSON. Raises `Malformed`.
+
+    `lenient` passes over fields that `kind` does not have: for what a later version of us wrote to a file.
+    """
+    where = where or kind.__name__
+    if not isinstance(value, Mapping):
+        raise Malformed(f"{where}: {_short(value)} is not an object")
+    fields = _fields(typing.cast("Hashable", kind))
+    for name in value:
+        if name not in fields and not lenient:
+            raise Malformed(f"{where}.{_short(name)}: unknown field")
+    found = {}
+    for name, (hint, required) in fields.items():
+        if name in value:
+            found[name] = _read(hint, value[name], f"{where}.{name}", lenient)
+        elif required:
+            raise Malformed(f"{where}.{name}: missing")
+    try:
+        return kind(**found)
+    except ValueError as error:
+        raise Malformed(f"{where}: {error}") from None
+
+
+@lru_cache(maxsize=256)
+def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
+    hints = typing.get_type_hints(kind)
+    missing = dataclasses.MISSING
+    return {
+        f.name: (hints[f.name], f.default is missing and f.default_factory is missing)
+        for f in dataclasses.fields(kind)
+    }
+
+
+def _read(hint: Any, value: Any, where: str, lenient: bool) -> Any:
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        [hint] = [a for a in typing.get_args(hint) if a is not type(None)]
+        return _read(hint, value, where, lenient)
+    if origin is tuple:
+        return _read_tuple(hint, value, where, lenient)
+    if origin is not None and issubclass(origin, Mapping):
+        return _read_mapping(hint, value, where, lenient)
+    if dataclasses.is_dataclass(hint):
+        return from_json(typing.cast("type[Any]", hint), value, where, lenient=lenient)
+    return _read_scalar(hint, value, where)
+
+
+def _read_tuple(hint: Any, value: Any, where: str, lenient: bool) -> tuple[Any, ...]:
+    if not isinstance(value, list) or len(value) > MAX_ITEMS:
+        raise Malformed(f"{where}: {_short(value)} is not a list of at most {MAX_ITEMS}")
+    kinds = typing.get_args(hint)
+    if kinds[-1] is Ellipsis:
+        kinds = (kinds[0],) * len(value)
+    if len(kinds) != len(value):
+        raise Malformed(f"{where}: {len(value)} items where {len(kinds)} belong")
+    return tuple(
+        _read(kind, each, f"{where}[{n}]", lenient)
+        for n, (kind, each) in enumerate(zip(kinds, value, strict=True))
+    )
+
+
+def _read_mapping(hint: Any, value: Any, where: str, lenient: bool) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or len(value) > MAX_ITEMS:
+        raise Malformed(f"{where}: {_short(value)} is not an object")
+    kind = typing.get_args(hint)[1]
+    return {str(k): _read(kind, v, f"{where}.{_short(k)}", lenient) for k, v in value.items()}
+
+
+def _read_scalar(hint: Any, value: Any, where: str) -> Any:
+    if hint is Any:
+        return value
+    if hint is float and type(value) in (int, float):
+        if not -MAX_FLOAT <= value <= MAX_FLOAT:  # nor NaN, which no comparison holds for
+            raise Malformed(f"{where}: {_short(value)} is not a finite number")
+        return float(value)
+    if type(value) is not hint:
+        raise Malformed(f"{where}: {_short(value)} is not {hint.__name__}")
+    if hint is str and len(value) > MAX_TEXT:
+        raise Malformed(f"{where}: a text of {len(value)} characters; at most {MAX_TEXT}")
+    if hint is int and not -(1 << 63) <= value < 1 << 64:
+        raise Malformed(f"{where}: out of range")
+    return value
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

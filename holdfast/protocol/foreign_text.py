@@ -1,0 +1,109 @@
+"""Texts of bounded size, so that what is told of many ranks stays within what a peer takes. Pure.
+
+What counts is the size of a text as it is sent: in JSON a character that is not ASCII takes 6 or 12 bytes.
+The bounds are of a sum. Each rank has an equal share, whatever the others say: so a text does not change when
+another rank ends. A launcher's whole state has about 3.5 MiB at most, of which half are numbers and names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import TypeVar
+
+WHOLE_BYTES = 32_000  # of one traceback, where nothing else limits it
+ENDINGS_BYTES = 512 << 10  # of the texts with which all ranks ended, but for the first one's
+LOOKS_BYTES = 384 << 10  # of the stacks of a member
+WORDS_BYTES = 64 << 10  # of each kind of short text of a member's ranks: notes, what is said of a bad number
+LEAST_BYTES = (
+    6 << 10
+)  # of them for a rank of a large group, if its member has room: the end of a log is whole
+_HEAD = 1 / 3  # of what is kept: the beginning has the frames of a long message, the end is what tells
+_CUT = " [...] "
+
+T = TypeVar("T")
+
+
+def sent_bytes(text: str) -> int:
+    """Return the size of `text` within a message."""
+    return len(json.dumps(text)) - 2
+
+
+def share(total_bytes: int, ranks: int, least_bytes: int = 0) -> int:
+    """Return what each of `ranks` may take of `total_bytes`."""
+    return max(least_bytes, total_bytes // max(1, ranks))
+
+
+def shortened(text: str, most_bytes: int, head: float = _HEAD) -> str:
+    """Return `text` with so much of its middle left out, and a word in its place, that it takes `most_bytes`.
+
+    What fits is returned as it is. `head` is the part of what is kept that is its beginning.
+    """
+    if len(text) <= most_bytes and sent_bytes(text) <= most_bytes:
+        return text
+    said = f"\n[... of {len(text):,} characters the middle is left out ...]\n"
+    cut = said if "\n" in text and 4 * len(said) <= most_bytes else _CUT
+    room = most_bytes - sent_bytes(cut)
+    if room <= 0:
+        return ""
+    first = text[: _most(lambda n: text[:n], int(room * head))]
+    left = room - sent_bytes(first)
+    last = _most(lambda n: text[len(text) - n :], left)
+    return first + cut + text[len(text) - last :]
+
+
+def _most(part: Callable[[int], str], most_bytes: int) -> int:
+    """Return how many characters there can be in `part` for it to take no more than `most_bytes`."""
+    low, high = 0, most_bytes
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sent_bytes(part(middle)) <= most_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def each(message: T, most_bytes: int, head: float = _HEAD) -> T:
+    """Return the dataclass `message` with each of its own texts shortened to `most_bytes`."""
+    texts = {f.name: getattr(message, f.name) for f in fields(message)}  # type: ignore[arg-type]
+    cut = {
+        name: shortened(text, most_bytes, head)
+        for name, text in texts.items()
+        if isinstance(text, str) and len(text) * 12 > most_bytes
+    }
+    return replace(message, **cut) if cut else message  # type: ignore[type-var]
+
+
+# Text of others, fit for a terminal: output of ranks, messages of exceptions, kernel lines. Pure.
+
+
+SGR = re.compile(r"\x1b\[[0-9;]*m")  # colours
+# In order: control sequence, string for the terminal (a title), other escape, control character.
+_CONTROL = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
+    r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
+)
+
+
+def harmless(text: str, *, colour: bool) -> str:
+    """Return one line of somebody else's output without what would move a cursor.
+
+    With `colour` its colours stay, and are switched off at its end.
+    """
+    if text.isprintable():
+        return text
+    pieces = SGR.split(text)
+    kept = SGR.findall(text) if colour else []
+    clean = [_CONTROL.sub("", piece) for piece in pieces]
+    if not kept:
+        return "".join(clean)
+    woven = "".join(a + b for a, b in zip(clean, [*kept, ""], strict=True))
+    return f"{woven}\x1b[0m"
+
+
+def lines(text: str, *, colour: bool) -> list[str]:
+    """Return the lines of `text`, each harmless."""
+    return [harmless(line, colour=colour) for line in text.split("\n")]

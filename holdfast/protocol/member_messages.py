@@ -1,0 +1,263 @@
+"""What the parts say to each other; of the launcher, what `holdfast.protocol.launcher_messages` has.
+
+All links are level-triggered: one side sends its whole state whenever it changes, the other its whole
+wish. A message that is lost, late or repeated, and a peer that restarts, then need no case of their own.
+Everything carries the generation; whoever acts on a message refuses one older than what it has acted on.
+Orders carry the epoch of the supervisor too, which goes before: one that was replaced is obeyed by nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from holdfast.protocol.launcher_messages import Launch, LauncherState, Look, RankStart
+from holdfast.protocol.lineage import Lineage
+
+__all__ = [
+    "PROTOCOL",
+    "Drill",
+    "Durable",
+    "Launch",
+    "LauncherState",
+    "Look",
+    "MemberOrder",
+    "MemberReport",
+    "PrivateHeld",
+    "Progress",
+    "RankStall",
+    "RankStart",
+    "Seal",
+    "Slot",
+    "Source",
+    "Told",
+    "Uncommitted",
+]  # fmt: skip
+
+PROTOCOL = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Uncommitted:
+    """Work in a step that other ranks may have committed without it: see `progress.uncommitted_since_ns`."""
+
+    seconds: float  # it has taken; where it is not declared, only those in which the process was seen to live
+    usual_s: float = 0.0  # median of such work
+    declared: bool = False  # in a pause
+    left_s: float = 0.0  # of the limit that the pause declared
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One rank's page, as far as the supervisor needs it."""
+
+    rank: int
+    step: int
+    phase: str
+    label: str
+    loss: str
+    grad_norm: str
+    samples: int
+    tokens: int
+    flops: float
+    step_s: float  # median of the last steps
+    p99_s: float
+    snapshot_step: int
+    own_s: float = 0.0  # of a step, before it waits for other ranks: mean of the last window; 0 not known
+    own_least_s: float = 0.0  # that of the part of the window in which it was shortest
+    own_data_s: float = 0.0  # the part of `own_s` that comes before the forward pass
+    own_steps: int = 0  # of the window
+    snapshot_s: float = 0.0  # that the next one may take
+    state_bytes: int = 0  # of the replicated state; 0: not known yet
+    tail_s: float = (
+        0.0  # it has worked so long after its last commit, to its end if it has ended; 0: it has not
+    )
+    tail_usual_s: float = 0.0  # median of such work
+    pause_left_s: float = 0.0  # of the limit that the present pause declared
+    late: tuple[int, ...] = ()  # the last steps whose state was changed after the commit: no copy has that
+    amended: tuple[int, ...] = ()  # the same, where this rank's copies have it
+    early: Uncommitted | None = None
+    tail_declared: bool = False  # that work is in a pause, which the rank has not left
+
+
+@dataclass(frozen=True, slots=True)
+class RankStall:
+    """A rank without progress for longer than its steps take.
+
+    `limited` is for what has a limit of its own: a first step, a pause, an end. Then that is over. `begun` is
+    False for a script that does not join and has done no step: perhaps it will never do one that is seen.
+    """
+
+    rank: int
+    generation: int
+    step: int
+    phase: int
+    phase_seq: int
+    phase_name: str
+    stalled_s: float
+    limit_s: float
+    limited: bool = False
+    begun: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A complete snapshot that a member holds."""
+
+    generation: int
+    step: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """The checksum of the replicated state of one step, as this member has it."""
+
+    generation: int
+    step: int
+    total_bytes: int  # only states of one size can be compared: the document in them may be padded
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateHeld:
+    """A rank's private state that a member holds. `final`: it did not change after it was written."""
+
+    rank: int
+    generation: int
+    step: int
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """A checkpoint on storage that this member sees, or why the last one could not be written."""
+
+    step: int = -1
+    generation: int = 0
+    path: str = ""
+    seconds: float = 0.0
+    error: str = ""
+    asked: int = 0  # number of the save order that this answers
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a member's snapshots and private states take, and what the memory volume they are in can give."""
+
+    volume: str = ""  # members that name the same one share it; "" is not known
+    state_bytes: int = 0  # of the replicated state; 0 is not known yet
+    slots_bytes: int = 0
+    private_bytes: int = 0
+    free_bytes: int = 0  # of the volume
+    available_bytes: int = 0  # of the host's memory, or of what the limit of a cgroup leaves
+    limit_bytes: int = 0  # of the cgroup, where that is less than the host has; 0 where it is not
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a member was last told of the run's history: for a supervisor whose journal lacks that."""
+
+    generation: int = 0  # of the order that said so; 0: there was none
+    lineage: tuple[Lineage, ...] = ()
+    skip: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemberReport:
+    """Everything a member knows, sent to the supervisor when it changes and once a second."""
+
+    protocol: int
+    member: str
+    node: str
+    sidecar_pid: int
+    sequence: int
+    now_ns: int  # CLOCK_MONOTONIC of the member, as are all times that its launcher tells
+    nproc: int
+    launcher: LauncherState | None  # None: the sidecar has lost its launcher
+    peer_url: str
+    progress: tuple[Progress, ...] = ()
+    stalls: tuple[RankStall, ...] = ()
+    looks: tuple[Look, ...] = ()  # the newest, while somebody is late
+    looked_for: int = 0  # generation whose evidence `looks` is
+    look: int = 0  # number of the newest look
+    slots: tuple[Slot, ...] = ()
+    seals: tuple[Seal, ...] = ()  # the last of the present generation
+    privates: tuple[PrivateHeld, ...] = ()
+    secured_for: int = 0  # generation up to which this member's state is secured and listed here
+    unusable: tuple[Slot, ...] = ()  # failed their checksum when they were to be restored
+    prepare_error: str = ""
+    prepare_generation: int = 0  # whose start `prepare_error` kept from happening
+    prepare_occupied: bool = False  # for a reason that says nothing against the state: no slot was free, or
+    prepare_volume: bool = False  # the memory volume did not take it
+    durable: Durable = field(default_factory=Durable)
+    unmoved_s: float = -1.0  # since storage took something of a checkpoint, or it started; -1: not told
+    publishing: int = -1  # step of the present generation of which it would write a checkpoint; -1: none
+    notes: tuple[str, ...] = ()
+    room: Room = field(default_factory=Room)
+    lag_s: float = 0.0  # the longest time in the last minute in which its event loop looked at nothing
+    lag_p99_s: float = 0.0
+    launcher_silent: str = ""  # why its launcher is given up: it is there and does nothing
+    epoch: int = 0  # the highest of which it has had an order
+    clock: str = ""  # whose clock that is (`holdfast.process.clock`)
+    drilled: int = 0  # number of the newest drill that it, or the sidecar before it, has carried out
+    told: Told = field(default_factory=Told)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A peer that holds something a member needs."""
+
+    url: str
+    rank: int = -1  # whose private state; -1 for the snapshot
+    generation: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemberOrder:
+    """What the supervisor wants of a member. It holds until a newer one replaces it.
+
+    do: "idle" (stay warm), "run" (`launch` and `ranks`), "secure" (the state of `generation`, unless
+    `just_in_time` is false), "stop" (end everything within `grace_s`; with
+    `ending_only` that is for ranks that are ending by themselves, and all others are killed at once; with
+    `first` they are asked before that, and have `grace_s` twice: see `LauncherOrder`).
+    `save` counts the requests for a checkpoint of the newest snapshot at or below `save_step`.
+    """
+
+    do: str
+    generation: int
+    launch: Launch | None = None
+    ranks: tuple[RankStart, ...] = ()
+    sources: tuple[Source, ...] = ()
+    just_in_time: bool = True
+    settled: bool = False
+    grace_s: float = 0.0
+    ending_only: bool = False
+    first: str = ""
+    checkpoint_every_s: float = 0.0
+    keep: int = 3
+    save: int = 0
+    save_step: int = -1
+    save_generation: int = 0
+    drill: Drill | None = None
+    suspects: tuple[int, ...] = ()  # of "secure": ranks that hang
+    look: int = 0  # of "run": above 0 while some rank is late, so that all are looked at; looks return it
+    room_bytes: int = (
+        0  # of "idle": size of the snapshot that it may have to fetch, to make room for it ahead
+    )
+    lineage: tuple[Lineage, ...] = ()  # tells the checkpoints that count from those that are void
+    proven: int = -1  # the last step at which the replicas are known to have been equal; 0: none yet, -1: one
+    epoch: int = 0  # of the supervisor that sends it; a higher one takes its place
+    void: tuple[
+        int, ...
+    ] = ()  # steps of `generation` that some rank changed after its commit: no copy has that
+    good: int = -1  # the step of `publishing`, once no rank can make it void any more, and none has
+
+
+@dataclass(frozen=True, slots=True)
+class Drill:
+    """A fault on purpose. `number` makes a repeated message harmless."""
+
+    number: int
+    what: str
+    rank: int

@@ -1,0 +1,500 @@
+"""The writer's side of a rank's progress page. `holdfast.protocol.progress` has its layout and the reader's.
+
+What a training step calls packs its values first and then copies them in one piece, under
+the sequence counter: nothing can raise in between, and a reader finds the page busy for
+well under a microsecond.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeAlias
+
+from holdfast.protocol import kept_steps
+from holdfast.protocol import progress as layout
+from holdfast.protocol.progress import (
+    Phase,
+)
+
+_Sums: TypeAlias = "tuple[int, int, int, int, float]"
+Clock: TypeAlias = Callable[[], int]  # CLOCK_MONOTONIC in nanoseconds, as the reader has it
+
+# Looked up at each step: plain integers and bound methods are faster than enum members.
+_RESTORING, _DATA, _OPTIMIZER = int(Phase.RESTORING), int(Phase.DATA), int(Phase.OPTIMIZER)
+_FORWARD, _BACKWARD, _TAIL = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.TAIL)
+_SNAPSHOT = int(Phase.SNAPSHOT)
+_pack_phase, _pack_step = layout.PHASE.pack, layout.STEP.pack
+_SEQ, _RING, _RING_AT, _TAILS_AT = layout.SEQ_INDEX, layout.RING, layout.RING_INDEX, layout.TAILS_INDEX
+_UNCOMMITTED_AT, _NO_WRITES = layout.UNCOMMITTED_INDEX, layout.NO_WRITES
+_PHASE_AT, _PAUSE_AT = layout.PHASE_AT, layout.PAUSE_AT
+_PHASE_END, _PAUSE_END = _PHASE_AT + layout.PHASE.size, _PAUSE_AT + layout.PAUSE.size
+
+
+class Page:
+    """The writer's side. One process writes; its threads may do so together."""
+
+    def __init__(self, memory: mmap.mmap, clock: Clock = time.monotonic_ns) -> None:
+        self.memory = memory
+        self._clock = clock
+        self._bytes = memoryview(memory)
+        self._words = self._bytes.cast("Q")
+        self._times = self._bytes.cast("f")
+        # Reentrant: a signal handler may run inside a write of the same thread.
+        self._lock = threading.RLock()
+        # What runs at each step calls these, which is 0.1 us faster than `with`, and spells out
+        # `_store`. Inside the `try`, so that an interrupt right after it gives the lock back.
+        self._acquire, self._release = self._lock.acquire, self._lock.release
+        old = layout.STEP.unpack_from(memory, _PHASE_AT)
+        self._working = _DATA <= old[0] <= _OPTIMIZER or old[0] == _TAIL
+        self._phase, self._phase_seq, self._started_ns = old[0], old[1], old[3]
+        self._write_seq, self._step = old[4:6]
+        # Commits, step times ever written, samples, tokens, flops: one tuple, for they change
+        # together at each step, and five attributes would cost 0.2 us more.
+        self._sums: _Sums = old[6:8] + old[10:13]
+        self._first_step_s = old[15]
+        self._data_ns, self._forward_ns = old[16:18]
+        self._since_ns = old[2]  # of the phase, without the snapshots taken in it
+        self._carried_ns = 0  # work on the step in flight before its pauses
+        self._before_copy = (b"", b"")  # phase and pause
+        self._copying_ns = 0  # since when Holdfast copies the state; 0: it does not
+        self._tail_ns = layout.TAIL.unpack_from(memory, layout.TAIL_AT)[0]  # as the page has it
+        self._written_ns = 0  # since when the optimizer has written what is not committed; 0: it has not
+
+    @classmethod
+    def create(cls, path: Path, clock: Clock = time.monotonic_ns) -> Page:
+        """Make a new page at `path`, replacing any; readers of the old one keep that.
+
+        Raises `OSError`; then `path` is as before.
+        """
+        make(path)
+        page = cls.attach(path, clock)
+        page.begin(0, -1, -1, 0, -1)
+        return page
+
+    @classmethod
+    def attach(cls, path: Path, clock: Clock = time.monotonic_ns) -> Page:
+        """Open an existing page to write it on from where it is.
+
+        Raises `OSError`, or `ValueError` if it is not a page of this version.
+        """
+        return cls(map_writable(path), clock)
+
+    @property
+    def step(self) -> int:
+        """The last step that was committed."""
+        return int(self._step)
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Something else whenever the script has gone on: the step, the phase, and how often that changed."""
+        return self._step, self._phase, self._phase_seq
+
+    def close(self) -> None:
+        for view in (self._times, self._words, self._bytes):
+            view.release()
+        self.memory.close()
+
+    def begin(self, generation: int, rank: int, local_rank: int, pid: int, step: int) -> None:
+        """Start a generation that resumes after `step`; of the old only the step times stay."""
+        now_ns = self._clock()
+        with self._lock:
+            self._working, self._phase, self._phase_seq = False, 0, 0
+            self._started_ns, self._carried_ns, self._write_seq, self._tail_ns = now_ns, 0, 0, 0
+            self._written_ns = 0
+            self._step, self._first_step_s = step, math.nan
+            self._data_ns, self._forward_ns = 0, 0
+            self._sums = (0, self._sums[1], 0, 0, 0.0)
+            content = (
+                layout.IDENTITY.pack(generation, rank, local_rank, pid)
+                + self._empty_step()
+                + layout.PAUSE.pack(0.0, b"")
+                + layout.FAIL.pack(0, 0, 0)
+                + layout.SNAPSHOT.pack(-1, 0.0)
+                + layout.TAIL.pack(0)
+                + layout.STATE.pack(0, 0.0)
+                + bytes(layout.AMENDED.size + layout.VOID.size + layout.WRITTEN.size + layout.COPYING.size)
+            )
+            self._store(layout.IDENTITY_AT, content)
+
+    def phase(self, phase: int) -> None:
+        """Say what comes next. Outside DATA..OPTIMIZER the step's clock stands still.
+
+        While paused and in a TAIL, FORWARD to OPTIMIZER are ignored: a model that is evaluated fires the
+        same hooks as one that trains. Any other phase, or a commit, ends the pause; DATA ends a TAIL, which
+        only a commit begins, and which goes on when a pause within it ends.
+
+        DATA is a rank's own time if FORWARD comes after it, FORWARD if BACKWARD does. What ends
+        otherwise may have waited for other ranks: a backward pass that no hook has seen.
+        """
+        now_ns = self._clock()
+        try:
+            self._acquire()
+            if self._working and _DATA <= phase <= _OPTIMIZER:
+                if self._phase == _TAIL:
+                    if phase != _DATA:
+                        return
+                    self._end_tail(now_ns)
+                elif phase == _FORWARD:
+                    if self._phase == _DATA:
+                        self._data_ns += now_ns - self._since_ns
+                elif phase == _BACKWARD:
+                    if self._phase == _FORWARD:
+                        self._forward_ns += now_ns - self._since_ns
+                    if self._written_ns:
+                        self.writes_more()
+                self._since_ns = now_ns
+                self._phase = phase
+                self._phase_seq += 1
+                content = _pack_phase(phase, self._phase_seq, now_ns)
+                words = self._words
+                words[_SEQ] = busy = words[_SEQ] | 1
+                self._bytes[_PHASE_AT:_PHASE_END] = content
+                words[_SEQ] = busy + 1
+            elif not _DATA <= phase <= _OPTIMIZER and phase != _TAIL:
+                self._leave_work(phase, now_ns, 0.0, b"")
+            elif not self._working and (phase in (_DATA, _TAIL) or self._phase <= _RESTORING):
+                self._enter_work(phase, now_ns)
+        finally:
+            self._release()
+
+    def pause(self, phase: int, label: str = "", limit_s: float = 0.0) -> None:
+        """Enter CHECKPOINT, EVAL or PAUSED for at most `limit_s` seconds (0: the usual limit).
+
+        A pause inside a pause replaces it; `resume` or `phase(DATA)` ends either.
+        """
+        now_ns = self._clock()
+        with self._lock:
+            self._leave_work(phase, now_ns, limit_s, label.encode()[: layout.LABEL_BYTES])
+
+    def resume(self, phase: int = _DATA) -> None:
+        """End a pause: go on with the step, whose clock starts anew. Without a pause: `phase`."""
+        now_ns = self._clock()
+        with self._lock:
+            if self._working:
+                self.phase(phase)
+            else:
+                self._enter_work(phase, now_ns)
+
+    def writing(self, on: bool) -> None:
+        """Mark the parameters as being written (True) or whole (False). Idempotent."""
+        with self._lock:
+            if (self._write_seq & 1) != on:
+                self._write_seq += 1
+                words = self._words
+                words[_SEQ] = busy = words[_SEQ] | 1
+                words[layout.WRITE_INDEX] = self._write_seq
+                words[_SEQ] = busy + 1
+
+    def written(self) -> None:
+        """An optimizer has written: what follows in this step is done without the other ranks."""
+        with self._lock:
+            self._written_ns = now_ns = self._clock()
+            self._store(layout.WRITTEN_AT, layout.WRITTEN.pack(now_ns, self._step))
+
+    def writes_more(self) -> None:
+        """It was not the last that writes in this step: others are computed for, and may be waited for."""
+        with self._lock:
+            if self._written_ns:
+                self._written_ns = 0
+                self._store(layout.WRITTEN_AT, layout.WRITTEN.pack(0, self._step))
+
+    def commit(
+        self,
+        step: int,
+        loss: float,
+        grad_norm: float,
+        samples: int,
+        tokens: int,
+        flops: float,
+        flags: int,
+        position: int = -1,
+        phase: int = _DATA,
+    ) -> None:
+        """End a step: its numbers become visible together and the next step begins, with `phase`.
+
+        `samples`, `tokens` and `flops` are this step's own; the page holds their sums. NaN stands
+        for a number that is not known. The first step of a generation (compilers, caches) goes
+        to `first_step_s`, not into the ring, whose times decide what is a hang.
+        """
+        now_ns = self._clock()
+        try:
+            self._acquire()
+            took_ns = self._carried_ns
+            if self._working:
+                took_ns += now_ns - self._started_ns
+            done, pushed, all_samples, all_tokens, all_flops = self._sums
+            if done:
+                # Not yet counted as written, so it may go in before the rest.
+                self._times[_RING_AT + pushed % _RING] = took_ns / 1e9
+                written_ns = self._written_ns
+                self._times[_UNCOMMITTED_AT + pushed % _RING] = (
+                    (now_ns - written_ns) / 1e9 if written_ns else _NO_WRITES
+                )
+                pushed += 1
+            else:
+                self._first_step_s = took_ns / 1e9
+            done += 1
+            samples += all_samples
+            tokens += all_tokens
+            flops += all_flops
+            self._sums = (done, pushed, samples, tokens, flops)
+            self._step, self._phase, self._phase_seq, self._working = step, phase, 0, True
+            self._started_ns = self._since_ns = now_ns
+            self._carried_ns = self._written_ns = 0  # the page has of which step that was
+            if phase == _TAIL:
+                self._tail_ns = 0
+                self._store(layout.TAIL_AT, layout.TAIL.pack(-now_ns))  # until `tail_begins`
+            elif self._tail_ns:
+                self._keep_tail(0)
+            self._write_seq = write_seq = (self._write_seq + 1) & ~1
+            block = _pack_step(
+                phase, 0, now_ns, now_ns, write_seq, step, done, pushed, loss, grad_norm,
+                samples, tokens, flops, flags, position, self._first_step_s,
+                self._data_ns, self._forward_ns,
+            )  # fmt: skip
+            words = self._words
+            words[_SEQ] = busy = words[_SEQ] | 1
+            self._bytes[_PHASE_AT:_PAUSE_AT] = block
+            words[_SEQ] = busy + 1
+        finally:
+            self._release()
+
+    def tail_begins(self) -> None:
+        """From here on it is the script that works after a commit: what Holdfast does there is over."""
+        with self._lock:
+            self._store(layout.TAIL_AT, layout.TAIL.pack(0))
+
+    def tail_is_over(self) -> None:
+        """The script has done what it does after a commit: the rest until the next step is Holdfast's.
+
+        Without that a rank which is killed in these microseconds looks like one at work until its memory is
+        freed, which takes a large process half a second.
+        """
+        with self._lock:
+            if self._phase == _TAIL:
+                self._store(layout.TAIL_AT, layout.TAIL.pack(-self._clock()))
+
+    def disown(self) -> None:
+        """Do not count what has passed since the last commit as the rank's own time: it may have waited."""
+        with self._lock:
+            self._data_ns, self._forward_ns = layout.OWN.unpack_from(self.memory, layout.OWN_AT)
+
+    def skip(self, step: int) -> None:
+        """Pass over `step` without having trained it: neither its time nor it is counted."""
+        now_ns = self._clock()
+        with self._lock:
+            self._step, self._phase, self._phase_seq, self._working = step, _DATA, 0, True
+            self._started_ns = self._since_ns = now_ns
+            self._carried_ns = self._written_ns = 0
+            self._keep_tail(0)
+            self._write_seq = (self._write_seq + 1) & ~1
+            self._store(_PHASE_AT, self._empty_step())
+
+    def fail(self, kind: int, code: int) -> None:
+        """Record the first failure of this generation; later ones are its consequences."""
+        content = layout.FAIL.pack(self._clock(), kind, code)
+        with self._lock:
+            if not layout.FAIL.unpack_from(self.memory, layout.FAIL_AT)[0]:
+                self._store(layout.FAIL_AT, content)
+
+    def note_snapshot(self, step: int, cost_s: float, held_s: float | None = None) -> None:
+        """Record a snapshot that has just taken `cost_s`: that is our doing, and not the rank's own time.
+
+        `held_s` is for how much of it the host was held up: all of it when None.
+        """
+        content = layout.SNAPSHOT.pack(step, cost_s)
+        with self._lock:
+            if not self._copying_ns:
+                self._since_ns += int((cost_s if held_s is None else held_s) * 1e9)
+            self._store(layout.SNAPSHOT_AT, content)
+
+    def copy_begins(self, limit_s: float) -> None:
+        """Say that Holdfast copies the state now, for at most `limit_s`, until `copy_ends`.
+
+        Whatever the rank is at stands still meanwhile, and its clocks with it.
+        """
+        now_ns = self._clock()
+        with self._lock:
+            self._copying_ns = now_ns
+            self._before_copy = (
+                bytes(self._bytes[_PHASE_AT:_PHASE_END]),
+                bytes(self._bytes[_PAUSE_AT:_PAUSE_END]),
+            )
+            self._store(layout.COPYING_AT, layout.COPYING.pack(self._phase))
+            self._store(_PHASE_AT, _pack_phase(_SNAPSHOT, self._phase_seq, now_ns))
+            self._store(layout.PAUSE_AT, layout.PAUSE.pack(limit_s, b"snapshot"))
+
+    def copy_ends(self) -> None:
+        """The copy is over: go on with what the rank was at, as if no time had passed."""
+        now_ns = self._clock()
+        with self._lock:
+            if not self._copying_ns:
+                return
+            took_ns, self._copying_ns = now_ns - self._copying_ns, 0
+            self._since_ns += took_ns
+            self._started_ns += took_ns
+            if self._tail_ns:
+                self._keep_tail(self._tail_ns + took_ns)
+            was, pause = self._before_copy
+            phase, phase_seq, since_ns = layout.PHASE.unpack(was)
+            times_ns = (since_ns + took_ns, self._started_ns)
+            self._store(_PHASE_AT, layout.RESUME.pack(phase, phase_seq, *times_ns))
+            self._store(_PAUSE_AT, pause)
+
+    def _end_tail(self, now_ns: int) -> None:
+        """Keep how long it took since the last commit, snapshots apart. Nobody was waited for, as in DATA."""
+        self._data_ns += now_ns - self._since_ns
+        self._note_tail(now_ns, self._tail_ns or self._since_ns)
+
+    def _note_tail(self, now_ns: int, began_ns: int) -> None:
+        pushed = self._sums[1]
+        if pushed:
+            self._times[_TAILS_AT + (pushed - 1) % _RING] = (now_ns - began_ns) / 1e9
+        if self._tail_ns:
+            self._keep_tail(0)
+
+    def _keep_tail(self, began_ns: int) -> None:
+        self._tail_ns = began_ns
+        self._store(layout.TAIL_AT, layout.TAIL.pack(began_ns))
+
+    def note_state(self, state_bytes: int, copy_s: float) -> None:
+        """Record how large the state is, and what a copy took before this generation (0: not known).
+
+        The time that a copy just in time has comes from it before this generation has made one.
+        """
+        content = layout.STATE.pack(state_bytes, copy_s)
+        with self._lock:
+            self._store(layout.STATE_AT, content)
+
+    def note_late(self, step: int, amended: bool) -> None:
+        """Record that the state of `step` was changed after its commit; `amended`: our copies have that."""
+        with self._lock:
+            old = layout.AMENDED.unpack_from(self.memory, layout.AMENDED_AT)
+            void = layout.VOID.unpack_from(self.memory, layout.VOID_AT)
+            old, void = (
+                _with(old, step, amended)[: len(old)],
+                _ruled(_with(void, step, not amended), len(void)),
+            )
+            self._store(layout.AMENDED_AT, layout.AMENDED.pack(*old) + layout.VOID.pack(*void))
+
+    def copied(self) -> None:
+        """A piece of a copy has been made. Any thread may say so: a count that is lost does no harm."""
+        self._words[layout.COPIED_INDEX] = (self._words[layout.COPIED_INDEX] + 1) & (2**64 - 1)
+
+    def _enter_work(self, phase: int, now_ns: int) -> None:
+        if phase != _TAIL and self._tail_ns:
+            self._note_tail(now_ns, self._tail_ns)
+        self._phase, self._working = phase, True
+        self._started_ns = self._since_ns = now_ns
+        self._phase_seq += 1
+        self._store(_PHASE_AT, layout.RESUME.pack(phase, self._phase_seq, now_ns, now_ns))
+
+    def _leave_work(self, phase: int, now_ns: int, limit_s: float, label: bytes) -> None:
+        between = bytes(self._bytes[_PHASE_END:_PAUSE_AT])
+        head = layout.PHASE.pack(phase, self._phase_seq + 1, now_ns)
+        content = head + between + layout.PAUSE.pack(limit_s, label)
+        if self._working:
+            self._carried_ns += now_ns - self._started_ns
+            if self._phase == _TAIL and not self._tail_ns:
+                self._keep_tail(self._since_ns)
+            if self._phase in (_DATA, _TAIL):
+                self._data_ns += now_ns - self._since_ns
+        self._phase, self._working = phase, False
+        self._phase_seq += 1
+        self._store(_PHASE_AT, content)
+
+    def _empty_step(self) -> bytes:
+        return _pack_step(
+            self._phase, self._phase_seq, self._started_ns, self._started_ns, self._write_seq,
+            self._step, *self._sums[:2], math.nan, math.nan, *self._sums[2:], 0, -1,
+            self._first_step_s, self._data_ns, self._forward_ns,
+        )  # fmt: skip
+
+    def _store(self, at: int, content: bytes) -> None:
+        """Copy what is already packed. The lock is held: a counter has one writer.
+
+        The counter is taken from the page: one that an interrupted writer left odd ends even.
+        """
+        words = self._words
+        words[_SEQ] = busy = words[_SEQ] | 1
+        self._bytes[at : at + len(content)] = content
+        words[_SEQ] = busy + 1
+
+
+def _with(words: tuple[int, ...], step: int, wanted: bool) -> tuple[int, ...]:
+    """Return the steps of a page with `step` as the newest, or without it, and 0 after them."""
+    others = [word for word in words if word not in (0, step + 1)]
+    return (*([step + 1] if wanted else []), *others, *([0] * (len(words) + 1)))
+
+
+def _ruled(words: tuple[int, ...], places: int) -> tuple[int, ...]:
+    """Return so many of these steps, newest first, which are at most one more.
+
+    Of what is not new that is the last of each mark of the ruler. Copies are made of its high marks, a second
+    or more apart: steps of a few milliseconds would else push one off before any sidecar has looked.
+    """
+    if not words[places]:
+        return words[:places]
+    seen: set[int] = set()
+    drop = places
+    for at, word in enumerate(words[: places + 1]):
+        [place] = kept_steps.places(word - 1, 0)
+        if place in seen and at >= places - kept_steps.RULER_PLACES:
+            drop = at
+        seen.add(place)
+    return (*words[:drop], *words[drop + 1 : places + 1])
+
+
+# The file of a rank's progress page: made whole, mapped to be written, and read by the ranks beside it.
+
+
+def make(path: Path) -> None:
+    """Put a new page at `path`, replacing any; readers of the old one keep that.
+
+    Every byte is written, for a hole in a full tmpfs would be a SIGBUS at the first store.
+    Raises `OSError`; then `path` is as before.
+    """
+    content = bytearray(layout.PAGE_BYTES)
+    layout.HEADER.pack_into(content, 0, layout.MAGIC, layout.VERSION, layout.PAGE_BYTES)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def map_writable(path: Path) -> mmap.mmap:
+    """Return the page at `path`. Raises `OSError`, or `ValueError` if it is not one of this version."""
+    with open(path, "r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != layout.PAGE_BYTES:
+            raise ValueError(f"{path}: {size} bytes, not a progress page of {layout.PAGE_BYTES}")
+        memory = mmap.mmap(file.fileno(), layout.PAGE_BYTES, access=mmap.ACCESS_WRITE)
+    if not layout.is_page(memory):
+        memory.close()
+        raise ValueError(f"{path}: not a progress page of version {layout.VERSION}")
+    return memory
+
+
+def void_steps(directory: Path, nproc: int, generation: int) -> frozenset[int]:
+    """Return the steps of `generation` whose state a rank of this member changed after their commit.
+
+    Of the pages `page-0.bin` to `page-{nproc - 1}.bin`; one that is missing or damaged says nothing.
+    """
+    found: set[int] = set()
+    for local_rank in range(nproc):
+        with suppress(OSError, ValueError), open(directory / f"page-{local_rank}.bin", "rb") as file:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+                said = layout.read_torn_ok(memory)  # its rank may have died inside a write
+            if said is not None and said.generation == generation:
+                found.update(said.late)
+    return frozenset(found)

@@ -1,0 +1,135 @@
+"""The line between a rank's process and its launcher: one message a packet, descriptors beside them."""
+
+from __future__ import annotations
+
+import array
+import json
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+from holdfast.protocol import codec
+from holdfast.protocol.launcher_messages import Ending, Flag, Launch, Marks, RankStart, Secured
+
+_MAX_PACKET_BYTES = 160 << 10  # below the default socket buffer, so that no send is torn
+_MAX_DESCRIPTORS = 4
+_CUT = " [...]"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A rank tells its launcher.
+
+    born, parked, unparkable, started, settled, flag, failing, withdrawn, secured, note, where, left.
+    """
+
+    what: str
+    pid: int = 0
+    marks: Marks | None = None
+    flag: Flag | None = None
+    ending: Ending | None = None
+    secured: Secured | None = None
+    note: str = ""
+    where: str = ""  # as `holdfast.worker.thread_frames` has it
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """A launcher tells its rank: fork (zygote), start, secure, where, drill; a keeper: member, part."""
+
+    what: str
+    launch: Launch | None = None
+    rank: RankStart | None = None
+    generation: int = 0
+    drill: str = ""
+    local_rank: int = 0
+    argv: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)  # for the environment
+    inherits: tuple[str, ...] = ()  # the variables that tell a part which descriptors it has inherited
+
+
+class Closed(Exception):
+    """The other end is gone."""
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(
+    sock: socket.socket, message: Say | Do, descriptors: tuple[int, ...] = (), *, wait: bool = True
+) -> None:
+    """Send one message. What a rank says that is too long loses the end of its longest text.
+
+    Raises:
+        BlockingIOError: The other end has not read for long; raised unless told to `wait`. Nothing was sent.
+        Closed: The other end is gone.
+        Malformed: An order is too long: nothing of one can be left out.
+    """
+    data = codec.encode(message)
+    while len(data) > _MAX_PACKET_BYTES:
+        if isinstance(message, Do):
+            raise codec.Malformed(f"{message.what}: {len(data)} bytes do not fit in a packet")
+        message = _shortened(message, len(data) - _MAX_PACKET_BYTES)
+        data = codec.encode(message)
+    passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())]
+    try:
+        sock.sendmsg([data], passed if descriptors else [], 0 if wait else socket.MSG_DONTWAIT)
+    except (BrokenPipeError, ConnectionError):
+        raise Closed from None
+
+
+def _shortened(message: Say, excess: int) -> Say:
+    """Return `message` with its longest text without so many bytes as it is sent, or a few more."""
+    texts = _texts(message)
+    path = max(texts, key=lambda each: _sent_bytes(texts[each]))
+    text = texts[path]
+    kept, left = text, _sent_bytes(text) - excess - len(_CUT)
+    assert left > 0, "a message without its longest text fits in a packet"
+    while _sent_bytes(kept) > left:
+        kept = kept[: min(len(kept) - 1, len(kept) * left // _sent_bytes(kept))]
+    return _replaced(message, path, kept + _CUT)
+
+
+def _texts(part: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], str]:
+    """Return the texts of a message, by the names of the fields that lead to each."""
+    found: dict[tuple[str, ...], str] = {}
+    for field_ in fields(part):
+        value, here = getattr(part, field_.name), (*path, field_.name)
+        if isinstance(value, str):
+            found[here] = value
+        elif is_dataclass(value):
+            found |= _texts(value, here)
+    return found
+
+
+def _replaced(part: T, path: tuple[str, ...], text: str) -> T:
+    name, *rest = path
+    value = _replaced(getattr(part, name), tuple(rest), text) if rest else text
+    return replace(part, **{name: value})  # type: ignore[type-var]
+
+
+def _sent_bytes(text: str) -> int:
+    return len(json.dumps(text))
+
+
+def receive(sock: socket.socket, kind: type[T], wait: bool = True) -> tuple[T, list[int]]:
+    """Return the next message and the descriptors that came with it (ours to close).
+
+    Raises `Closed` at the end, `BlockingIOError` where there is none and nobody waits, `wire.Malformed`.
+    """
+    room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4)
+    try:
+        data, passed, _, _ = sock.recvmsg(_MAX_PACKET_BYTES, room, 0 if wait else socket.MSG_DONTWAIT)
+    except ConnectionError:
+        raise Closed from None
+    if not data:
+        raise Closed
+    descriptors = array.array("i")
+    for level, what, raw in passed:
+        if level == socket.SOL_SOCKET and what == socket.SCM_RIGHTS:
+            descriptors.frombytes(raw[: len(raw) - len(raw) % 4])
+    return codec.decode(kind, data), list(descriptors)

@@ -1,0 +1,466 @@
+"""A member's snapshots in memory: two slots, of which one always holds a complete state.
+
+A writer takes the slot that is not the newest, makes its record not exist, fills it, and
+writes the record last. Whoever dies at whatever line leaves the other slot as it was.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+
+from holdfast.fileio.checksum import CHUNK_BYTES, THREADS, Running, combine, file_crcs
+from holdfast.fileio.checksum import checksum as content_checksum
+from holdfast.fileio.safetensors import Layout, parse
+from holdfast.snapshot.commit_records import SLOTS, Record, RecordPage
+from holdfast.snapshot.slot_file import Slot, lock_shared, unlock
+
+# A writer holds the lock around a valid record for microseconds; one stopped just there is
+# given up on.
+PIN_PATIENCE_S = 1.0
+PIN_PAUSE_S = 0.0005
+BACKED_BYTES = 32 << 20  # at a time: a writer in need waits for less than 20 ms
+
+
+class Gone(Exception):
+    """The snapshot asked for has been overwritten, or is being."""
+
+
+class Busy(Exception):
+    """No slot is free: a reader or another writer holds it, or it must be kept."""
+
+
+class Arena:
+    """The snapshots in one directory, shared by all processes of a member."""
+
+    def __init__(self, directory: Path | str) -> None:
+        """Open the arena, creating what is missing. Raises OSError."""
+        self.directory = Path(directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._page = RecordPage(self.directory)
+        self._slots = tuple(Slot(path) for path in self._page.paths)
+
+    def records(self) -> tuple[Record, ...]:
+        """Return the complete snapshots, newest (generation, step) first."""
+        found = [record for slot in range(SLOTS) if (record := self._complete(slot)) is not None]
+        found.sort(key=_age, reverse=True)
+        return tuple(found)
+
+    def steps(self, generation: int | None = None) -> tuple[int, ...]:
+        """Return the steps of the snapshots that there are, all or of `generation`, without a system call."""
+        found = (self._page.read(slot) for slot in range(SLOTS))
+        return tuple(
+            record.step for record in found if record is not None and generation in (None, record.generation)
+        )
+
+    def begin(
+        self,
+        layout: Layout,
+        generation: int,
+        step: int,
+        world_size: int,
+        keep: frozenset[tuple[int, int]] | None = None,
+    ) -> Draft | None:
+        """Start to fill the free slot; None if it is pinned, written, to be kept, or if the state is held.
+
+        In the steady state (same layout as last time) this is a few system calls.
+
+        Args:
+            layout: What will be written.
+            generation: Fencing token of the state.
+            step: Steps that the state has behind it.
+            world_size: Ranks of the group that the state belongs to.
+            keep: The (generation, step) that must not be overwritten; the newest complete
+                snapshot when None, or when no slot holds any of them.
+
+        Raises:
+            OSError: No room for it (ENOSPC); the other slot is as it was.
+            ValueError: A number that no record can hold; nothing has changed.
+        """
+        _check(generation, step, world_size)
+        claimed = self._claim(keep, (generation, step))
+        if claimed is None:
+            return None
+        slot, before = claimed
+        try:
+            self._slots[slot].fit(layout.total_bytes)
+            data = self._slots[slot].put_header(layout.header)
+            record = self._record(slot, generation, step, world_size, layout.total_bytes)
+            return Draft(self._page, self._slots[slot], record, layout, data, before)
+        except BaseException:
+            self._slots[slot].release()
+            raise
+
+    @contextmanager
+    def pin(self, record: Record) -> Iterator[Path]:
+        """Give the path of a snapshot that stays as it is while the context is open.
+
+        Raises:
+            Gone: The slot holds another snapshot now, or is being written.
+        """
+        descriptor = self._lock(record)
+        try:
+            if self._page.read(record.slot) != record:
+                raise Gone(f"{_title(record)} was overwritten")
+            if os.fstat(descriptor).st_size != record.total_bytes:
+                raise Gone(f"{_title(record)} has lost its file")
+            yield record.path
+        finally:
+            unlock(descriptor)
+
+    def seal(self, record: Record, threads: int = THREADS) -> int:
+        """Compute the snapshot's content checksum, remember and return it. Raises Gone, OSError.
+
+        The slot is not pinned meanwhile: whoever seals may be slow, and a writer in need goes first.
+        """
+        with open(record.path, "rb") as file:
+            found = combine(file_crcs(file.fileno(), record.total_bytes, CHUNK_BYTES, threads))
+        if self._page.read(record.slot) != record:
+            raise Gone(f"{_title(record)} was overwritten")
+        self._page.seal(record, found)
+        return found
+
+    def sealed(self, record: Record) -> bool:
+        """Say whether the snapshot has a checksum."""
+        return self._page.sealed(record) is not None
+
+    def checksum(self, record: Record) -> int | None:
+        """Return the checksum that the snapshot was sealed with, None if it was not."""
+        return self._page.sealed(record)
+
+    def verify(self, record: Record) -> bool:
+        """Say whether the content is what was sealed; seal it if it was not. Raises Gone."""
+        with self.pin(record) as path:
+            expected = self._page.sealed(record)
+            found = _content_checksum(path)
+            if expected is None:
+                self._page.seal(record, found)
+            return expected is None or found == expected
+
+    def forget(self, record: Record) -> None:
+        """Make a damaged snapshot not exist. Nothing happens if its slot is in use or holds another."""
+        slot = self._slots[record.slot]
+        if not slot.acquire():
+            return
+        try:
+            if self._page.read(record.slot) == record:
+                self._page.forget(record.slot)
+        finally:
+            slot.release()
+
+    def receive(
+        self,
+        generation: int,
+        step: int,
+        world_size: int,
+        total_bytes: int,
+        keep: frozenset[tuple[int, int]] | None = None,
+    ) -> Incoming:
+        """Start to take in another member's snapshot, whose parts any threads may bring; see `Incoming`.
+
+        Raises:
+            Busy: No slot is free.
+            Corrupt: What is announced cannot be a snapshot; nothing has changed.
+            OSError: It cannot be mapped. Whether there is room for it is seen part by part.
+        """
+        if not 8 <= total_bytes < 2**63:
+            raise Corrupt(f"a snapshot of {total_bytes} bytes was announced")
+        try:
+            _check(generation, step, world_size)
+        except ValueError as error:
+            raise Corrupt(str(error)) from None
+        claimed = self._claim(keep)
+        if claimed is None:
+            raise Busy("no slot of the arena is free")
+        slot, _ = claimed
+        try:
+            mapping = self._slots[slot].stretch(total_bytes)
+            record = self._record(slot, generation, step, world_size, total_bytes)
+            return Incoming(self._page, self._slots[slot], record, mapping)
+        except BaseException:
+            self._slots[slot].release()
+            raise
+
+    def being_read(self) -> Record | None:
+        """Return the older of two snapshots if only readers hold its slot; None if it is free or written.
+
+        A checkpoint may be written from it, for as long as storage takes. It stays whole meanwhile.
+        """
+        records = self.records()
+        older = records[-1] if len(records) == SLOTS else None
+        if older is None:
+            return None
+        slot = self._slots[older.slot]
+        if slot.acquire():
+            slot.release()
+            return None
+        try:
+            descriptor = lock_shared(older.path)
+        except FileNotFoundError:
+            return None
+        if descriptor is None:
+            return None
+        try:
+            return older if self._page.read(older.slot) == older else None
+        finally:
+            unlock(descriptor)
+
+    def back(self, total_bytes: int, begin: int) -> int:
+        """Put memory behind a part of an empty slot, from `begin` on, for a snapshot of `total_bytes`.
+
+        Returns where the next part begins; -1 when no slot is empty and free. Raises OSError: no room.
+        """
+        slot = next((slot for slot in range(SLOTS) if self._page.read(slot) is None), -1)
+        if slot < 0 or not self._slots[slot].acquire():
+            return -1
+        try:
+            if self._page.read(slot) is not None:  # taken meanwhile
+                return -1
+            end = min(begin + BACKED_BYTES, total_bytes)
+            self._slots[slot].stretch(total_bytes)
+            self._slots[slot].back(begin, end)
+            return end
+        finally:
+            self._slots[slot].release()
+
+    def whole(self, total_bytes: int) -> tuple[mmap.mmap, ...]:
+        """Return the mappings of those slots that a snapshot of so many bytes can be written to as they are.
+
+        Not beside another thread that uses this arena. Raises OSError.
+        """
+        found = (slot.whole(total_bytes) for slot in self._slots)
+        return tuple(mapping for mapping in found if mapping is not None)
+
+    def install(
+        self,
+        generation: int,
+        step: int,
+        world_size: int,
+        source: Iterable[bytes],
+        total_bytes: int,
+        checksum: int,
+        keep: frozenset[tuple[int, int]] | None = None,
+    ) -> Record:
+        """Take in a snapshot piece by piece; see `receive`. Raises as that and `finish_with` do."""
+        incoming, running, at = self.receive(generation, step, world_size, total_bytes, keep), Running(), 0
+        try:
+            for piece in source:
+                end = at + len(piece)
+                if end > total_bytes:
+                    raise Corrupt(f"more than the announced {total_bytes} bytes came")
+                incoming.back(at, end)
+                incoming.memory[at:end] = piece
+                running.update(piece)
+                at = end
+            if at != total_bytes:
+                raise Corrupt(f"{at} of the announced {total_bytes} bytes came")
+            return incoming.finish_with(running.crcs(), checksum)
+        finally:
+            incoming.abandon()
+
+    def note_cost(self, total_bytes: int, seconds: float) -> None:
+        """Remember what a copy of a state of so many bytes took, for the generations after this one."""
+        self._page.note_cost(total_bytes, seconds)
+
+    def cost_s(self, total_bytes: int) -> float:
+        """Return what a copy of a state of so many bytes will take; 0 when none was ever made here."""
+        return self._page.cost_s(total_bytes)
+
+    def close(self) -> None:
+        """Drop mappings and descriptors; views that the caller still holds stay valid."""
+        for slot in self._slots:
+            slot.close()
+
+    def _record(self, slot: int, generation: int, step: int, world_size: int, total_bytes: int) -> Record:
+        path, sequence = self._page.paths[slot], self._page.next_sequence()
+        return Record(slot, generation, step, world_size, total_bytes, path, sequence)
+
+    def _complete(self, slot: int) -> Record | None:
+        record = self._page.read(slot)
+        if record is None:
+            return None
+        with suppress(OSError):
+            if self._slots[slot].size_bytes() == record.total_bytes:
+                return record
+        return None
+
+    def _claim(
+        self, keep: frozenset[tuple[int, int]] | None, new: tuple[int, int] | None = None
+    ) -> tuple[int, Record | None] | None:
+        """Lock the free slot, make its record not exist, return both; None if that is not possible now.
+
+        None as well if the state `new` is held already: all ranks of a member may come with the same.
+        """
+        before = self._page.raw()
+        records = self.records()
+        slot = _free(records, keep)
+        if slot is None or not self._slots[slot].acquire():
+            return None
+        held = any(_age(record) == new for record in records if record.slot != slot)
+        # Another writer committed: the free slot may be its own, or the state be there.
+        if held or self._page.raw() != before:
+            self._slots[slot].release()
+            return None
+        self._page.forget(slot)
+        return slot, next((record for record in records if record.slot == slot), None)
+
+    def _lock(self, record: Record) -> int:
+        """Return a descriptor with a shared lock on the record's slot. Raises Gone."""
+        give_up_at = time.monotonic() + PIN_PATIENCE_S
+        while self._page.read(record.slot) == record and time.monotonic() < give_up_at:
+            try:
+                descriptor = lock_shared(record.path)
+            except FileNotFoundError:
+                break
+            if descriptor is not None:
+                return descriptor
+            time.sleep(PIN_PAUSE_S)
+        raise Gone(f"{_title(record)} was overwritten or is being")
+
+
+def _free(records: tuple[Record, ...], keep: frozenset[tuple[int, int]] | None) -> int | None:
+    """Return the slot to overwrite: an empty one, else the older that need not be kept."""
+    if len(records) < SLOTS:
+        taken = {record.slot for record in records}
+        return next(slot for slot in range(SLOTS) if slot not in taken)
+    # Of two that are the same, one is enough.
+    by_age = {_age(record): record.slot for record in records if keep and _age(record) in keep}
+    kept = set(by_age.values()) or {records[0].slot}
+    return next((record.slot for record in reversed(records) if record.slot not in kept), None)
+
+
+def _check(generation: int, step: int, world_size: int) -> None:
+    if not (0 <= generation < 2**63 and 0 <= step < 2**63 and 0 < world_size < 2**31):
+        raise ValueError(
+            f"a snapshot of generation {generation}, step {step}, world size {world_size}:"
+            " expected 0 to 2^63 - 1, and 1 to 2^31 - 1 ranks"
+        )
+
+
+def _age(record: Record) -> tuple[int, int]:
+    return record.generation, record.step
+
+
+def _title(record: Record) -> str:
+    return f"snapshot of generation {record.generation}, step {record.step}"
+
+
+def _content_checksum(path: Path) -> int:
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping,
+        memoryview(mapping) as content,
+    ):
+        return content_checksum(content)
+
+
+# A slot of an arena while it is filled: by the rank's state, or by a peer's snapshot.
+
+
+class Corrupt(ValueError):
+    """The bytes that came are not the snapshot that was announced."""
+
+
+class Draft:
+    """A slot being filled. Ends with `commit` or `abandon`; as a context manager it abandons.
+
+    `data` is the writable data area: tensor bytes go to the offsets of `layout`'s entries. It is
+    the same object as in the draft before as long as the mapping is, so views may be cached by
+    its identity; write to them only while a draft is open.
+    """
+
+    __slots__ = ("_page", "_slot", "before", "data", "layout", "record")
+
+    def __init__(
+        self,
+        page: RecordPage,
+        slot: Slot,
+        record: Record,
+        layout: Layout,
+        data: memoryview,
+        before: Record | None = None,
+    ) -> None:
+        """`before` is the snapshot that the slot had: `data` is as it left it, if the layout is the same."""
+        self._page = page
+        self._slot: Slot | None = slot
+        self.record = record
+        self.layout = layout
+        self.data = data
+        self.before = before
+
+    def commit(self) -> Record:
+        """Declare the slot complete and let go of it. Raises RuntimeError if the draft ended."""
+        if self._slot is None:
+            raise RuntimeError("the draft has ended")
+        self._page.write(self.record)
+        self.abandon()
+        return self.record
+
+    def abandon(self) -> None:
+        """Let go of the slot, which stays without a record. Nothing happens after the end."""
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            slot.release()
+
+    def __enter__(self) -> Draft:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.abandon()
+
+
+class Incoming:
+    """A slot being filled with another member's snapshot, in parts and by any threads."""
+
+    def __init__(self, page: RecordPage, slot: Slot, record: Record, mapping: mmap.mmap) -> None:
+        self._page = page
+        self._slot: Slot | None = slot
+        self._record = record
+        self.memory = mapping  # where the bytes go, after `back`
+
+    @property
+    def total_bytes(self) -> int:
+        """What was announced."""
+        return self._record.total_bytes
+
+    def back(self, begin: int, end: int) -> None:
+        """See that there is memory for a range. Raises OSError, RuntimeError after the end."""
+        if self._slot is None:
+            raise RuntimeError("the transfer has ended")
+        self._slot.back(begin, end)
+
+    def finish_with(self, crcs: Sequence[int], seal: int | None) -> Record:
+        """Commit and seal the snapshot: all its bytes are there, and `crcs` are those of its chunks.
+
+        Raises:
+            Corrupt: Another checksum than that of the sender's seal; nothing was committed.
+            Malformed: Not a safetensors file; nothing was committed.
+        """
+        if self._slot is None:
+            raise RuntimeError("the transfer has ended")
+        try:
+            found = combine(crcs)
+            if seal is not None and found != seal:
+                raise Corrupt(f"checksum {found:08x}, announced was {seal:08x}")
+            parse(self.memory)
+            self._page.write(self._record)
+            self._page.seal(self._record, found)
+        finally:
+            self.abandon()
+        return self._record
+
+    def abandon(self) -> None:
+        """Let go of the slot, which stays without a record. Nothing happens after the end."""
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            slot.release()

@@ -1,0 +1,343 @@
+"""One rank's private state (RNG, data position) of the last steps, in a mapped file.
+
+Written at every step on the hot path, without a system call; read by the sidecar and by the
+rank that takes over, also while it is written and after the writer was killed: an entry whose
+record fails its CRC is not held.
+
+File: a header page, then an entry for each place of the ruler: a record of 64 bytes and room
+for `capacity` bytes. States of more than 1 MiB have few places: the file is at most some nine times as
+large as one of them. An entry of a step that is pinned moves to one of the last places before
+another takes its own.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.protocol import kept_steps
+
+HEADER_BYTES = 4096
+RECORD_BYTES = 64
+DEFAULT_CAPACITY_BYTES = 32 << 10  # RNG states are about 8 KiB, data positions less than 1
+MAX_CAPACITY_BYTES = 1 << 30  # also what a peer gives and takes
+FEW_BYTES = 1 << 20  # more than that is large
+_MAGIC = b"HFPRIV03"
+_HEADER = struct.Struct("<8sIIQ")  # magic, rank, every, capacity
+_RECORD = struct.Struct("<IIQQQI24x")  # magic, flags, generation, step, length, CRC32 of the blob
+_STEP = struct.Struct("<16xQ")  # of a record
+_RECORD_MAGIC = 0x50524956
+_FINAL = 1
+_CRC = struct.Struct("<I")
+_NONE = bytes(RECORD_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An entry whose record is whole. `final` is the writer's word, kept for the reader."""
+
+    generation: int
+    step: int
+    final: bool
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A private state as it was put."""
+
+    generation: int
+    step: int
+    final: bool
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What the header says: everything that places depend on."""
+
+    rank: int
+    every: int
+    capacity_bytes: int
+
+    @property
+    def stride_bytes(self) -> int:
+        return RECORD_BYTES + self.capacity_bytes
+
+    @property
+    def few(self) -> bool:
+        return self.capacity_bytes > FEW_BYTES
+
+    @property
+    def file_bytes(self) -> int:
+        return HEADER_BYTES + kept_steps.count(self.every, self.few) * self.stride_bytes
+
+    def pack(self) -> bytes:
+        body = _HEADER.pack(_MAGIC, self.rank, self.every, self.capacity_bytes)
+        return body + _CRC.pack(zlib.crc32(body))
+
+
+class PrivateReader:
+    """What a rank's store holds, from any process, at any time. A missing store holds nothing."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._map: mmap.mmap | None = None
+        self._shape = _Shape(0, 0, 0)
+        self._inode = (0, 0)
+
+    def held(self) -> tuple[Held, ...]:
+        """Return the entries with a whole record, newest (generation, step) first."""
+        found = {held for held, _ in self._entries()}
+        return tuple(sorted(found, key=lambda held: (held.generation, held.step), reverse=True))
+
+    def get(self, step: int, generation: int | None = None) -> Blob | None:
+        """Return the state of `step`, None unless it is held and its bytes are what was put.
+
+        Without `generation` the highest that is whole wins.
+        """
+        found: list[Blob] = []
+        for held, offset in self._entries():
+            if held.step != step or generation not in (None, held.generation):
+                continue
+            data = self._bytes(held, offset)
+            if data is not None:
+                found.append(Blob(held.generation, step, held.final, data))
+        return max(found, key=lambda blob: blob.generation, default=None)
+
+    def stored(self, generation: int, step: int) -> Held | None:
+        """Return what stands in the place of `step` if it is of `generation` and of this step or a later one.
+
+        Who asks at every step for what is nearly always there pays for one record, and for no system call.
+        """
+        found = self._in_place_of(generation, step)
+        if found is None:
+            self._look_again()
+            found = self._in_place_of(generation, step)
+        return found
+
+    def _in_place_of(self, generation: int, step: int) -> Held | None:
+        content, shape = self._map, self._shape
+        if content is None:
+            return None
+        at = HEADER_BYTES + kept_steps.places(step, shape.every, shape.few)[0] * shape.stride_bytes
+        record = _unpack(content[at : at + RECORD_BYTES])
+        if record is None or record[0].generation != generation or record[0].step < step:
+            return None
+        return record[0]
+
+    def close(self) -> None:
+        """Drop the mapping; the next call makes a new one."""
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+
+    def _entries(self) -> Iterator[tuple[Held, int]]:
+        """Yield each entry with a whole record and the record's offset in the mapping."""
+        self._look_again()
+        content, shape = self._map, self._shape
+        if content is None:
+            return
+        for offset in range(HEADER_BYTES, shape.file_bytes, shape.stride_bytes):
+            record = _unpack(content[offset : offset + RECORD_BYTES])
+            if record is not None and record[0].length <= shape.capacity_bytes:
+                yield record[0], offset
+
+    def _bytes(self, held: Held, offset: int) -> bytes | None:
+        """Return the blob of `held` at `offset`, None if it is damaged or another by now."""
+        assert self._map is not None
+        record = _unpack(self._map[offset : offset + RECORD_BYTES])
+        begin = offset + RECORD_BYTES
+        data = self._map[begin : begin + held.length]
+        return data if record == (held, zlib.crc32(data)) else None
+
+    def _look_again(self) -> None:
+        """Map the file that stands at the path now: a store that grew is another file."""
+        try:
+            status = self.path.stat()
+            if self._map is not None and (status.st_dev, status.st_ino) == self._inode:
+                return
+            self.close()
+            file = open(self.path, "rb")
+        except FileNotFoundError:
+            self.close()
+            return
+        with file:
+            status = os.fstat(file.fileno())
+            shape = _read_shape(file.read(HEADER_BYTES))
+            if shape is not None and status.st_size == shape.file_bytes:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self._shape = shape
+                self._inode = (status.st_dev, status.st_ino)
+
+
+class PrivateStore(PrivateReader):
+    """The writing end: one process at a time. It can read what it, or one before it, wrote."""
+
+    def __init__(
+        self,
+        path: Path | str,
+        rank: int,
+        capacity_bytes: int = DEFAULT_CAPACITY_BYTES,
+        every: int = 0,
+        pins: Callable[[], Collection[int]] = tuple,
+    ) -> None:
+        """Open the store at `path`, or create it.
+
+        What is held stays held if it is this rank's; another rank's or a broken file is replaced.
+
+        Args:
+            path: The file; its directory exists.
+            rank: Whose state it is.
+            capacity_bytes: Largest blob that needs no new file.
+            every: Keep the last 4 multiples of this besides the ruler's, of small states; 0 for off.
+            pins: Returns the steps, one or two, whose states stay for as long as it does: of the snapshots
+                that there are. Asked at each `put`, when a step is at least three steps old.
+
+        Raises:
+            OSError: No room (ENOSPC); a store that was there is as it was.
+        """
+        super().__init__(path)
+        self._pins = pins
+        self._look_again()
+        old = self._shape if self._map is not None else None
+        capacity = _rounded(capacity_bytes)
+        if old is not None and old.rank == rank:
+            capacity = max(capacity, old.capacity_bytes)
+        shape = _Shape(rank, every, capacity)
+        if old == shape:
+            self._map_writable()
+        else:
+            self._rebuild(shape, copied=old is not None and old.rank == rank)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Largest blob that needs no new file."""
+        return self._shape.capacity_bytes
+
+    def put(self, generation: int, step: int, blob: bytes, final: bool = True) -> None:
+        """Hold `blob` as the state of `step` >= 0; no system call unless it must grow.
+
+        Raises:
+            OSError: It had to grow and there is no room; everything held before still is.
+            ValueError: It is larger than any state may be; as above.
+        """
+        length = len(blob)
+        shape = self._shape
+        if length > shape.capacity_bytes:
+            capacity = _rounded(_with_room(length))
+            self._rebuild(_Shape(shape.rank, shape.every, capacity), copied=True)
+            shape = self._shape
+        content = self._map
+        assert content is not None
+        body = _RECORD.pack(_RECORD_MAGIC, _FINAL if final else 0, generation, step, length, zlib.crc32(blob))
+        record = body + _CRC.pack(zlib.crc32(body))
+        places = kept_steps.places(step, shape.every, shape.few)
+        self._save_pinned(HEADER_BYTES + places[0] * shape.stride_bytes, generation, step)
+        for place in places:
+            begin = HEADER_BYTES + place * shape.stride_bytes
+            after = begin + RECORD_BYTES
+            content[begin:after] = _NONE  # a kill within the copy leaves no entry, not a mixed one
+            content[after : after + length] = blob
+            content[begin:after] = record
+
+    def _save_pinned(self, begin: int, generation: int, step: int) -> None:
+        """Move the entry at `begin` if it is of a step that is pinned, and not the one that is put there."""
+        content, shape = self._map, self._shape
+        assert content is not None
+        pinned = self._pins()
+        if _STEP.unpack_from(content, begin)[0] not in pinned:
+            return
+        found = _unpack(content[begin : begin + RECORD_BYTES])
+        if found is None or (found[0].generation, found[0].step) == (generation, step):
+            return
+        first = shape.file_bytes - kept_steps.PIN_PLACES * shape.stride_bytes
+        places = range(first, shape.file_bytes, shape.stride_bytes)
+        there = min(places, key=lambda place: self._worth(place, found[0].step, pinned))
+        content[there : there + RECORD_BYTES] = _NONE
+        content.move(there + RECORD_BYTES, begin + RECORD_BYTES, found[0].length)
+        content[there : there + RECORD_BYTES] = content[begin : begin + RECORD_BYTES]
+
+    def _worth(self, begin: int, new: int, pinned: Collection[int]) -> tuple[bool, bool, int, int]:
+        """Order what is at `begin` by how much it is needed, when an entry of step `new` comes."""
+        assert self._map is not None
+        found = _unpack(self._map[begin : begin + RECORD_BYTES])
+        if found is None:
+            return False, False, -1, -1
+        held = found[0]
+        return held.step != new, held.step in pinned, held.generation, held.step
+
+    def _rebuild(self, shape: _Shape, copied: bool) -> None:
+        """Replace the file, atomically, by one of `shape`, with what is held if `copied`."""
+        entries = list(self._entries()) if copied else []
+        # Oldest first, as they came: what shares a place afterwards is the newest.
+        entries.sort(key=lambda entry: (entry[0].generation, entry[0].step))
+        temporary = self.path.with_name(f".{self.path.name}.new")
+        try:
+            with open(temporary, "w+b") as file:
+                os.posix_fallocate(file.fileno(), 0, shape.file_bytes)
+                file.write(shape.pack())
+            fresh = PrivateStore.__new__(PrivateStore)
+            PrivateReader.__init__(fresh, temporary)
+            fresh._pins = self._pins
+            fresh._map_writable()
+            for held, offset in entries:
+                data = self._bytes(held, offset)
+                if data is not None:
+                    fresh.put(held.generation, held.step, data, held.final)
+            fresh.close()
+            os.replace(temporary, self.path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        self.close()
+        self._map_writable()
+
+    def _look_again(self) -> None:
+        """Keep the mapping: the only one to put another file in its place is this store."""
+        if self._map is None:
+            super()._look_again()
+
+    def _map_writable(self) -> None:
+        self.close()
+        self._look_again()
+        self.close()
+        with open(self.path, "r+b") as file:
+            self._map = mmap.mmap(file.fileno(), self._shape.file_bytes)
+
+
+def _with_room(length: int) -> int:
+    """Return a capacity for states that may grow a little."""
+    return max(length, min(length + min(length // 4, FEW_BYTES), MAX_CAPACITY_BYTES))
+
+
+def _rounded(capacity_bytes: int) -> int:
+    """Return the capacity so that records stay aligned to a cache line."""
+    if not 0 < capacity_bytes <= MAX_CAPACITY_BYTES:
+        raise ValueError(f"a private state of {capacity_bytes} bytes, expected 1 to 2^30")
+    return -(-capacity_bytes // RECORD_BYTES) * RECORD_BYTES
+
+
+def _read_shape(raw: bytes) -> _Shape | None:
+    body, crc = raw[: _HEADER.size], raw[_HEADER.size : _HEADER.size + _CRC.size]
+    if len(crc) < _CRC.size or _CRC.unpack(crc)[0] != zlib.crc32(body):
+        return None
+    magic, rank, every, capacity = _HEADER.unpack(body)
+    sound = magic == _MAGIC and 0 < capacity <= MAX_CAPACITY_BYTES
+    return _Shape(rank, every, capacity) if sound else None
+
+
+def _unpack(raw: bytes) -> tuple[Held, int] | None:
+    """Return what a record says and the CRC32 of its blob, None if it is not whole."""
+    body = raw[: -_CRC.size]
+    if _CRC.unpack(raw[-_CRC.size :])[0] != zlib.crc32(body):
+        return None
+    magic, flags, generation, step, length, crc = _RECORD.unpack(body)
+    if magic != _RECORD_MAGIC:
+        return None
+    return Held(generation, step, bool(flags & _FINAL), length), crc

@@ -1,0 +1,199 @@
+"""Collect the replicated state again and again, at the cost of looking whether anything has moved.
+
+From one snapshot to the next the tensors are nearly always the same ones at the same addresses, and only
+numbers such as learning rates differ. So what was collected stands as long as everything that it came from
+is the very same: what the modules' tables and the optimizers' states hold, and each tensor's memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from itertools import chain
+from operator import attrgetter, is_, methodcaller
+from typing import TYPE_CHECKING, Any
+
+from holdfast.state import capture
+from holdfast.state.capture import Tree, unwrap
+
+if TYPE_CHECKING:
+    import torch
+
+
+# All that is looked at lies in no cache, so each look is a wait for memory: as few of them as can be, and no
+# line of Python between them.
+_values, _flat = methodcaller("values"), chain.from_iterable
+
+
+class Standing:
+    """What `capture.collect` gives of `objects`, kept while it stands."""
+
+    def __init__(self, objects: Mapping[str, Any], more: Callable[[], Mapping[str, Any]] = dict) -> None:
+        """`more` gives what the document has beside the objects."""
+        self._objects = objects
+        self._more = more
+        self._tables: list[Mapping[str, Any]] = []  # of the modules: parameters, modules, averages' buffers
+        self._sources: list[Any] = []  # held, so that no other object gets the identity of one of them
+        self._tensors: list[tuple[str, torch.Tensor]] = []
+        self._alone: list[torch.Tensor] = []
+        self._places: tuple[list[Any], ...] = ()
+        self._states: dict[str, str] = {}  # of optimizers: all but their groups, as JSON
+        self._groups: dict[str, GroupText] = {}
+
+    def collect(self) -> tuple[list[tuple[str, torch.Tensor]], str]:
+        """Return the live tensors by name, and the document as JSON.
+
+        The list is the same object as last time while nothing has moved.
+
+        Raises:
+            BadInput: a state holds something that is neither a tensor nor JSON; it is named.
+        """
+        text = self._text() if self._stands() else None
+        return self._anew() if text is None else (self._tensors, text)
+
+    def _anew(self) -> tuple[list[tuple[str, torch.Tensor]], str]:
+        import torch
+
+        tree = capture.collect(self._objects)
+        values = {name: unwrap(value) for name, value in self._objects.items()}
+        modules = [each for each in values.values() if isinstance(each, torch.nn.Module)]
+        self._tables = [t for top in modules for m in top.modules() for t in (m._parameters, m._modules)]
+        averages = torch.optim.swa_utils.AveragedModel
+        self._tables += [m._buffers for top in modules for m in top.modules() if isinstance(m, averages)]
+        found = self._found()
+        # A list or a mapping could change within.
+        fixed = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, str, int, float, type(None))
+        self._alone = [tensor for _, tensor in tree.tensors]
+        self._tensors, self._places = tree.tensors, _places(self._alone)
+        optimizers = {n: value for n, value in values.items() if isinstance(value, torch.optim.Optimizer)}
+        documents = {
+            n: {k: v for k, v in tree.document[n].items() if k != "param_groups"} for n in optimizers
+        }
+        self._states = {name: dumps(document)[1:-1] for name, document in documents.items()}
+        self._groups = {name: GroupText(name, optimizer) for name, optimizer in optimizers.items()}
+        stands = all(isinstance(each, fixed) for each in found) and not any(map(_changes, documents.values()))
+        self._sources = found if stands else []
+        return tree.tensors, dumps({**tree.document, **self._more()})
+
+    def _stands(self) -> bool:
+        found = self._found() if self._sources else []
+        return (
+            bool(found)
+            and len(found) == len(self._sources)
+            and all(map(is_, found, self._sources))
+            and _places(self._alone) == self._places
+        )
+
+    def _found(self) -> list[Any]:
+        """Return whatever decides which tensors the modules and the optimizers have."""
+        import torch
+
+        found = [*_flat(self._tables), *_flat(map(_values, self._tables))]
+        for value in self._objects.values():
+            if isinstance(value, torch.optim.Optimizer):
+                _look_into(value, found)
+        return found
+
+    def _text(self) -> str | None:
+        """Return the present document; None if tensors are in it that were not looked at."""
+        import torch
+
+        parts, rest = [], Tree()
+        for name, value in self._objects.items():
+            if name in self._states:
+                part = f'{{{self._states[name]},"param_groups":{self._groups[name].text(rest)}}}'
+            elif isinstance(unwrap(value), torch.nn.Module):
+                continue
+            else:
+                part = dumps(capture.flatten(name, capture.state_of(value), rest))
+            parts.append(f"{dumps(name)}:{part}")
+        parts += [f"{dumps(key)}:{dumps(value)}" for key, value in self._more().items()]
+        return None if rest.tensors else f"{{{','.join(parts)}}}"
+
+
+def _look_into(optimizer: torch.optim.Optimizer, found: list[Any]) -> None:
+    for group in optimizer.param_groups:
+        found += group["params"]
+    states = optimizer.state.values()
+    found += optimizer.state
+    found += _flat(states)
+    found += _flat(map(_values, states))
+    for inner in capture.within(optimizer).values():
+        found.append(inner)
+        _look_into(inner, found)
+
+
+def _changes(document: Mapping[str, Any]) -> bool:
+    """Say whether an optimizer's document has more that changes with every step than its groups."""
+    inner = document.get("inner", {}).values()
+    return "own" in document or "other" in document or any("param_groups" in d or _changes(d) for d in inner)
+
+
+def _places(tensors: list[torch.Tensor]) -> tuple[list[Any], ...]:
+    """Return where and how each tensor lies: after `weight.data = weight.data.t()` it is the same object."""
+    import torch
+
+    looks = (torch.Tensor.data_ptr, attrgetter("shape"), torch.Tensor.stride, attrgetter("dtype"))
+    return tuple(list(map(look, tensors)) for look in looks)
+
+
+# The JSON of an optimizer's groups, again and again: what is the same object as last time keeps its text.
+#
+# Of some twenty values of a group one or two differ from one snapshot to the next, such as the learning rate.
+
+
+dumps = json.JSONEncoder(separators=(",", ":")).encode
+
+_FIXED = (bool, int, float, str, type(None))  # what cannot change within
+
+
+class GroupText:
+    """The groups of one optimizer, named `name` in the document."""
+
+    def __init__(self, name: str, optimizer: torch.optim.Optimizer) -> None:
+        self._name = name
+        self._optimizer = optimizer
+        self._sizes: list[int] = []
+        self._known: list[dict[str, tuple[object, str]]] = []  # of each group: value and text by key
+
+    def text(self, rest: Tree) -> str:
+        """Return what `capture.groups` gives, as JSON; tensors among the values go into `rest`.
+
+        As long as the optimizer has the same parameters in the same order. Raises BadInput.
+        """
+        groups = self._optimizer.param_groups
+        sizes = [len(group["params"]) for group in groups]
+        if sizes != self._sizes:
+            self._sizes = sizes
+            numbers = capture.order(self._optimizer)
+            mine = [[numbers[id(p)] for p in group["params"]] for group in groups]
+            self._known = [{"params": (each, _pair("params", each))} for each in mine]
+        parts = [self._group(n, group, rest) for n, group in enumerate(groups)]
+        return f"[{','.join(parts)}]"
+
+    def _group(self, n: int, group: dict[str, Any], rest: Tree) -> str:
+        known, parts = self._known[n], []
+        for key, value in group.items():
+            if key == "params":
+                continue
+            held = known.get(key)
+            if held is None or held[0] is not value:
+                flat = capture.flatten(f"{self._name}.group.{n}.{key}", value, rest)
+                held = value, _pair(key, flat)
+                if _is_fixed(value):
+                    known[key] = held
+            parts.append(held[1])
+        parts.append(
+            known["params"][1]
+        )  # the last, as `capture.groups` has it: texts are compared between members
+        return f"{{{','.join(parts)}}}"
+
+
+def _pair(key: str, value: object) -> str:
+    return f"{dumps(key)}:{dumps(value)}"
+
+
+def _is_fixed(value: object) -> bool:
+    return isinstance(value, _FIXED) or (
+        isinstance(value, tuple) and all(isinstance(v, _FIXED) for v in value)
+    )

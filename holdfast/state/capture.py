@@ -1,0 +1,473 @@
+"""Read the replicated state out of live objects; `holdfast.state.restore` puts it back.
+
+Replicated is what is the same on every rank of a DDP group: parameters, what optimizers keep, schedulers,
+anything else whose state has tensors. Names follow the objects (`model.blocks.0.weight`,
+`optimizer.state.3.exp_avg`), and what is not a tensor goes into one JSON document.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import BadInput, kind_of
+from holdfast.fileio.safetensors import Entry, Layout, plan
+
+if TYPE_CHECKING:
+    import torch
+
+
+JSON_ENTRY = "holdfast.json"
+_JSON_STEP_BYTES = 4096  # the document is padded to whole steps, so that the layout seldom changes
+TENSOR = "holdfast.tensor"  # {"holdfast.tensor": name} stands for a tensor in the document
+STRIDE = "stride"  # beside it, for a tensor that does not lie row by row
+HOST = "host"  # beside it, for a tensor in main memory whose parameter is on a device
+TUPLE = "holdfast.tuple"  # a tuple: an optimizer's betas are one, and stay one
+PAIRS = "holdfast.pairs"  # a mapping whose keys are not all texts
+_counter = attrgetter("_version")
+# Some schedulers keep the function that they were made with (SWALR).
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, staticmethod)
+
+
+@dataclass(slots=True)
+class Tree:
+    """Tensors by name, and the document that refers to them."""
+
+    tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    document: dict[str, Any] = field(default_factory=dict)
+    _names: dict[int, str] = field(default_factory=dict)  # by identity
+
+    def add(self, name: str, tensor: torch.Tensor) -> str:
+        """List `tensor`, unless it is listed already; return the name that it has."""
+        known = self._names.setdefault(id(tensor), name)
+        if known == name:
+            refuse_tensor(name, tensor)
+            self.tensors.append((name, tensor))
+        return known
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        """Return the name that `tensor` is listed by, if it is."""
+        return self._names.get(id(tensor))
+
+
+def unwrap(value: Any) -> Any:
+    """Return the module inside of a DDP wrapper, or `value` itself."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    return value.module if isinstance(value, DistributedDataParallel) else value
+
+
+def collect(objects: Mapping[str, Any]) -> Tree:
+    """Return the present replicated state of `objects`; tensors are the live ones, not copies.
+
+    One tensor that is found at several places (a step count that parameters share) is listed once.
+
+    Raises:
+        BadInput: a state holds something that is neither a tensor nor JSON; it is named.
+    """
+    import torch
+
+    tree = Tree()
+    values = {name: unwrap(value) for name, value in objects.items()}
+    for name, value in values.items():
+        if isinstance(value, torch.nn.Module):
+            for key, parameter in value.named_parameters():
+                if (
+                    tree.add(f"{name}.{key}", parameter) != f"{name}.{key}"
+                ):  # two modules share it: both list it
+                    tree.tensors.append((f"{name}.{key}", parameter))
+            for key, count in counts(name, value):
+                tree.add(key, count)
+    kept = frozenset(id(tensor) for _, tensor in tree.tensors)
+    for name, value in values.items():
+        if isinstance(value, torch.optim.Optimizer):
+            tree.document[name] = _optimizer(name, value, tree, kept)
+        elif not isinstance(value, torch.nn.Module):
+            tree.document[name] = flatten(name, state_of(value), tree)
+    return tree
+
+
+def refuse_kinds(objects: Mapping[str, Any]) -> None:
+    """Raise BadInput for the first parameter or buffer of a type that cannot be kept."""
+    import torch
+
+    for name, value in objects.items():
+        value = unwrap(value)
+        if isinstance(value, torch.nn.Module):
+            for key, parameter in value.named_parameters():
+                dtype_of(f"{name}.{key}", parameter)
+            for key, buffer in value.named_buffers():
+                if buffer.is_quantized:
+                    raise BadInput(f"{name}.{key}: a buffer of type {buffer.dtype} cannot be kept")
+        elif isinstance(value, torch.optim.Optimizer):
+            for n, own in enumerate(parameters(value)):
+                dtype_of(f"{name}.param.{n}", own)
+
+
+def counts(name: str, module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return how many updates each average of weights in `module` has had, by name.
+
+    A buffer, but replicated: it moves with the averaged parameters, after the optimizer's write.
+    """
+    return [
+        (f"{name}.{path}.n_averaged" if path else f"{name}.n_averaged", each.n_averaged)
+        for path, each in module.named_modules()
+        if is_count(each, "n_averaged")
+    ]
+
+
+def is_count(module: torch.nn.Module, key: str) -> bool:
+    """Say whether the module's buffer `key` is such a count."""
+    import torch
+
+    average = key == "n_averaged" and isinstance(module, torch.optim.swa_utils.AveragedModel)
+    return average and isinstance(module._buffers.get(key), torch.Tensor)
+
+
+def state_of(value: Any) -> Any:
+    """Return an object's state_dict; of a scheduler without the functions that some keep in it."""
+    import torch
+
+    state = value.state_dict()
+    return _data_of(state) if isinstance(value, torch.optim.lr_scheduler.LRScheduler) else state
+
+
+def _data_of(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {k: _data_of(v) for k, v in state.items() if not isinstance(v, _FUNCTIONS)}
+    return [_data_of(each) for each in state] if isinstance(state, list) else state
+
+
+def _optimizer(name: str, optimizer: torch.optim.Optimizer, tree: Tree, kept: frozenset[int]) -> Any:
+    """Describe an optimizer as it is, not as its state_dict would round or leave it out.
+
+    `kept` are the identities of the parameters that belong to a protected module. Others (float32 masters
+    beside a bfloat16 model) have no other home than their optimizer.
+    """
+    import torch
+
+    numbers = order(optimizer)
+    for n, parameter in enumerate(parameters(optimizer)):
+        if id(parameter) not in kept:
+            tree.add(f"{name}.param.{n}", parameter)
+    state: dict[str, Any] = {}
+    other: dict[Any, Any] = {}  # of no parameter
+    for key, values in optimizer.state.items():
+        if not isinstance(key, torch.Tensor):
+            other[key] = values
+        elif id(key) in numbers:
+            n = numbers[id(key)]
+            state[str(n)] = flatten(f"{name}.state.{n}", values, tree, key.device)
+    found: dict[str, Any] = {"kind": type(optimizer).__name__, "state": state}
+    found |= {"other": flatten(f"{name}.other", other, tree)} if other else {}
+    inner = {
+        key: _inner(f"{name}.{key}", each, optimizer, tree, kept) for key, each in within(optimizer).items()
+    }
+    found |= {"inner": inner} if inner else {}
+    rest = extra_state(optimizer)
+    found |= {"own": flatten(f"{name}.own", rest, tree)} if rest else {}
+    # A script may add groups as it goes: who restores them has to know which parameters they are of.
+    homes = [
+        [tree.name_of(p) if id(p) in kept else None for p in group["params"]]
+        for group in optimizer.param_groups[1:]
+    ]
+    found |= {"homes": homes} if homes else {}
+    return {**found, "param_groups": groups(name, optimizer, tree)}
+
+
+def _inner(
+    name: str, inner: torch.optim.Optimizer, outer: torch.optim.Optimizer, tree: Tree, kept: frozenset[int]
+) -> Any:
+    shares = inner.param_groups is outer.param_groups
+    if shares:  # the outer one has the parameters as well
+        kept |= {id(p) for p in parameters(outer)}
+    found = _optimizer(name, inner, tree, kept)
+    if shares:
+        del found["param_groups"]
+        found.pop("homes", None)
+    return found
+
+
+def within(optimizer: torch.optim.Optimizer) -> dict[str, torch.optim.Optimizer]:
+    """Return the optimizers that `optimizer` wraps (SAM, Lookahead), by the attributes that they are.
+
+    One that only shows the state of what it wraps as its own wraps nothing.
+    """
+    import torch
+
+    return {
+        key: each
+        for key, each in vars(optimizer).items()
+        if isinstance(each, torch.optim.Optimizer)
+        and each is not optimizer
+        and each.state is not optimizer.state
+    }
+
+
+def extra_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return what the optimizer's class keeps in its state_dict beyond state and groups."""
+    import torch
+
+    if type(optimizer).state_dict is torch.optim.Optimizer.state_dict:
+        return {}
+    found = optimizer.state_dict()
+    return {k: v for k, v in found.items() if k not in ("state", "param_groups")}
+
+
+def groups(name: str, optimizer: torch.optim.Optimizer, tree: Tree) -> list[dict[str, Any]]:
+    """Return the optimizer's groups as the document has them; tensors among their values go into `tree`."""
+    numbers = order(optimizer)
+    return [
+        {
+            **flatten(f"{name}.group.{n}", {k: v for k, v in g.items() if k != "params"}, tree),
+            "params": [numbers[id(p)] for p in g["params"]],
+        }
+        for n, g in enumerate(optimizer.param_groups)
+    ]
+
+
+def parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Yield the parameters of all groups, in the order in which they are numbered."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def order(optimizer: torch.optim.Optimizer) -> dict[int, int]:
+    """Return the number of each parameter, by its identity, counted through all groups."""
+    return {id(p): n for n, p in enumerate(parameters(optimizer))}
+
+
+def flatten(name: str, value: Any, tree: Tree, beside: torch.device | None = None) -> Any:
+    """Return `value` as the document has it; its tensors go into `tree`. Raises BadInput.
+
+    `beside` is the device of the parameter that the value belongs to: a tensor that is on the host
+    although its parameter is not is marked.
+    """
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return _reference(tree.add(name, value), value, beside)
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: flatten(f"{name}.{key}", each, tree, beside) for key, each in value.items()}
+        pairs = [[key, flatten(f"{name}.{key}", each, tree, beside)] for key, each in value.items()]
+        return {PAIRS: pairs}
+    if isinstance(value, (list, tuple)):
+        items = [flatten(f"{name}.{n}", each, tree, beside) for n, each in enumerate(value)]
+        return {TUPLE: items} if isinstance(value, tuple) else items
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise BadInput(
+        f"{name}: {kind_of(value)} cannot be kept in a snapshot: "
+        "a state may hold tensors, numbers, texts, lists and mappings of them"
+    )
+
+
+def _reference(name: str, tensor: torch.Tensor, beside: torch.device | None) -> dict[str, Any]:
+    found: dict[str, Any] = {TENSOR: name}
+    if not tensor.is_contiguous() and fills(tensor.shape, tensor.stride()):
+        found[STRIDE] = list(tensor.stride())
+    if beside is not None and beside.type != "cpu" and tensor.device.type == "cpu":
+        found[HOST] = True
+    return found
+
+
+def version(value: object) -> int | None:
+    """Return how often torch's operators have written to a tensor; None for what is no tensor.
+
+    -1 for one that was made in torch.inference_mode(): it has no counter, and is written in that mode only.
+    """
+    try:
+        found: int | None = getattr(value, "_version", None)
+    except RuntimeError:
+        return -1
+    return found
+
+
+def versions(tensors: Sequence[torch.Tensor]) -> list[int | None]:
+    """Return the `version` of each: a fraction of the time, where all have a counter."""
+    try:
+        return list(map(_counter, tensors))
+    except RuntimeError:
+        return list(map(version, tensors))
+
+
+def fills(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Say whether a tensor of this shape and stride lies without holes and without overlaps."""
+    expected = 1
+    for step, size in sorted((t, s) for s, t in zip(shape, stride, strict=True) if s != 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True
+
+
+def padded(text: str, reserve: int = 0) -> bytes:
+    """Return a document's JSON padded with blanks to at least `reserve` bytes, in whole steps."""
+    raw = text.encode()
+    size = max(reserve, -(-len(raw) // _JSON_STEP_BYTES) * _JSON_STEP_BYTES)
+    return raw + b" " * (size - len(raw))
+
+
+def layout_of(tensors: list[tuple[str, torch.Tensor]], json_bytes: int) -> Layout:
+    """Return the snapshot's layout. The same names, types and shapes give the same bytes."""
+    described = [(name, dtype_of(name, t), tuple(t.shape)) for name, t in tensors]
+    return plan([*described, (JSON_ENTRY, "U8", (json_bytes,))], {"holdfast": "1"})
+
+
+def views(layout: Layout, data: memoryview | mmap.mmap, offset: int = 0) -> dict[str, torch.Tensor]:
+    """Return tensors over the bytes of a snapshot's data area, without a copy.
+
+    Raises:
+        BadInput: one is of a type that no snapshot of ours has.
+    """
+    return {e.name: _view(e, data, offset + e.begin) for e in layout.entries}
+
+
+def _view(entry: Entry, data: memoryview | mmap.mmap, at: int) -> torch.Tensor:
+    import torch
+
+    kind = dtypes().get(entry.dtype)
+    if kind is None:
+        raise BadInput(f"{entry.name} is of type {entry.dtype}, expected one of {', '.join(dtypes())}")
+    count = math.prod(entry.shape)
+    if count == 0:
+        return torch.empty(entry.shape, dtype=kind)
+    return torch.frombuffer(data, dtype=kind, count=count, offset=at).view(entry.shape)
+
+
+def dtypes() -> dict[str, torch.dtype]:
+    import torch
+
+    return {
+        "F64": torch.float64,
+        "F32": torch.float32,
+        "F16": torch.float16,
+        "BF16": torch.bfloat16,
+        "I64": torch.int64,
+        "I32": torch.int32,
+        "I16": torch.int16,
+        "I8": torch.int8,
+        "U8": torch.uint8,
+        "BOOL": torch.bool,
+        "F8_E4M3": torch.float8_e4m3fn,
+        "F8_E5M2": torch.float8_e5m2,
+    }
+
+
+_names: dict[torch.dtype, str] = {}
+
+
+def dtype_of(name: str, tensor: torch.Tensor) -> str:
+    if not _names:
+        _names.update({kind: text for text, kind in dtypes().items()})
+    try:
+        return _names[tensor.dtype]
+    except KeyError:
+        instead = ": keep the real numbers that torch.view_as_real() gives" if tensor.is_complex() else ""
+        raise BadInput(
+            f"{name}: a tensor of type {tensor.dtype} cannot be kept in a snapshot{instead}"
+        ) from None
+
+
+# Refuse, by name, what cannot be kept: state spread over the ranks, and tensors without plain memory.
+#
+# Classes are told by the names in their line of descent: to import FSDP or DeepSpeed only to look would cost
+# every rank seconds.
+
+
+_SPREAD = "spreads its state over the ranks"
+_APART = "lets the replicas differ between two averages"
+# The start of a class's full name, and what it does that cannot be kept.
+_CLASSES = (
+    ("torch.distributed.fsdp.", _SPREAD),
+    ("torch.distributed._composable.fsdp.", _SPREAD),
+    ("torch.distributed.optim.zero_redundancy_optimizer.", _SPREAD),
+    ("torch.distributed.optim.optimizer.DistributedOptimizer", _SPREAD),
+    ("torch.distributed.optim.post_localSGD_optimizer.", _APART),
+    ("torch.distributed.pipelining.", _SPREAD),
+    ("deepspeed.", _SPREAD),
+    ("fairscale.nn.data_parallel.", _SPREAD),
+    ("fairscale.optim.oss.", _SPREAD),
+    ("colossalai.", _SPREAD),
+    ("megatron.core.optimizer.distrib_optimizer.", _SPREAD),
+)
+_TENSORS = (
+    "torch.distributed.tensor.",
+    "torch.distributed._tensor.",
+    "torch.distributed._shard.",
+)
+_ADVICE = (
+    "Holdfast keeps state that is whole on every rank: use DistributedDataParallel and a plain optimizer, "
+    "or do not call holdfast.join() and let the script restore its own checkpoints"
+)
+
+
+def refuse(objects: Mapping[str, Any]) -> None:
+    """Raise BadInput for the first of `objects` that holds what no snapshot of one rank can."""
+    for name, value in objects.items():
+        for part in _parts(value):
+            _refuse_class(name, part)
+        for key, tensor in _tensors(value):
+            refuse_tensor(f"{name}.{key}" if key else name, tensor)
+
+
+def refuse_tensor(name: str, tensor: torch.Tensor) -> None:
+    """Raise BadInput unless the tensor is strided, and has its whole content in memory of its own."""
+    import torch
+    from torch.nn.parameter import is_lazy
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided:
+        if tensor.is_meta:
+            raise BadInput(f"{name} is on the device meta and has no content: materialize it before protect")
+        return
+    if any(each.startswith(_TENSORS) for each in _descent(tensor)):
+        raise BadInput(f"{name} is {kind_of(tensor)}, of which each rank has a part: {_ADVICE}")
+    if is_lazy(tensor):
+        raise BadInput(f"{name} has no shape yet: run one forward pass of the module before protect")
+    if tensor.layout != torch.strided:
+        raise BadInput(f"{name} is a sparse tensor ({tensor.layout}): only dense ones can be kept")
+    if is_traceable_wrapper_subclass(tensor):
+        raise BadInput(
+            f"{name} is {kind_of(tensor)}, a tensor made of others: only plain tensors can be kept"
+        )
+
+
+def _refuse_class(name: str, part: Any) -> None:
+    for descent in _descent(part):
+        for start, what in _CLASSES:
+            if descent.startswith(start):
+                raise BadInput(f"protect({name}=...): {kind_of(part)} {what}: {_ADVICE}")
+
+
+def _descent(value: object) -> Iterator[str]:
+    for each in type(value).__mro__:
+        yield f"{each.__module__}.{each.__qualname__}"
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    import torch
+
+    yield value
+    if isinstance(value, torch.nn.Module):
+        yield from value.modules()
+    else:  # an optimizer in a wrapper of somebody's
+        held = getattr(value, "__dict__", {}).values()
+        yield from (each for each in held if isinstance(each, torch.optim.Optimizer))
+
+
+def _tensors(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    import torch
+
+    if isinstance(value, torch.nn.Module):
+        yield from value.named_parameters()
+        yield from value.named_buffers()
+    elif isinstance(value, torch.optim.Optimizer):
+        for n, parameter in enumerate(p for group in value.param_groups for p in group["params"]):
+            yield f"param.{n}", parameter

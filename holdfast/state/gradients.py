@@ -1,0 +1,206 @@
+"""Are the gradients finite? Asked before the optimizer's first write, while the state is still whole.
+
+A loss that is no number makes every gradient on its way back one: the sums over the batch do the rest, and
+the all-reduce of DDP carries it to all ranks. So two small tensors tell, in microseconds. What they miss
+(a branch that they are no part of) the loss tells at the commit, after the write.
+
+Bad ones are a fault only if they reached the state: an optimizer with a loss scale of its own leaves such a
+step out, and others clean the gradients first. That is looked at once the step is over, for no other step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from holdfast.state import capture
+from holdfast.state.device import Brought, Device, Host
+
+if TYPE_CHECKING:
+    import torch
+
+
+ASKED = 2  # tensors
+MOST = 1 << 16  # elements; a model of larger ones only is not asked
+
+
+class Gradients:
+    """The gradients that the optimizers are about to use.
+
+    On a GPU to ask would wait for the backward pass and hold up the launch of what follows: there a number
+    is made of them in the device's queue, and looked at with the step's loss.
+    """
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer], device: Device | None = None) -> None:
+        self._optimizers = list(optimizers)
+        self._device: Device = device or Host()
+        self._chosen: list[torch.Tensor] = []
+
+    def finite(self) -> bool:
+        """Return False when one of those asked is not; True as well when there are none.
+
+        True as well for an optimizer that looks by itself and leaves out a step (a gradient scaler's).
+        """
+        if self._looks_itself():
+            return True
+        self._choose()
+        return all(math.isfinite(_sum(each)) for each in self._chosen)
+
+    def probe(self) -> torch.Tensor | None:
+        """Return a number on the device that is finite if those asked are; None when there are none.
+
+        Not asked is an optimizer that looks by itself and leaves out a step (a gradient scaler's).
+        """
+        import torch
+
+        self._choose()
+        found = [each.grad for each in self._chosen if each.grad is not None and not each.grad.is_sparse]
+        if not found or self._looks_itself():
+            return None
+        with torch.no_grad():
+            return torch.stack([each.detach().sum(dtype=torch.float64) for each in found]).sum()
+
+    def _looks_itself(self) -> bool:
+        return any(getattr(each, "found_inf", None) is not None for each in self._optimizers)
+
+    def _choose(self) -> None:
+        if not self._chosen:
+            self._chosen = sorted(self._candidates(), key=lambda each: each.numel())[:ASKED]
+
+    def _candidates(self) -> Iterator[torch.Tensor]:
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    grad = parameter.grad
+                    if grad is None or not 0 < grad.numel() <= MOST:
+                        continue
+                    if self._device.holds(grad) if self._device.queues else grad.device.type == "cpu":
+                        yield parameter
+
+
+def _sum(parameter: torch.Tensor) -> float:
+    """Return what is finite if all elements of the gradient are, but for sums beyond the type's range."""
+    grad = parameter.grad
+    if grad is None or grad.is_sparse:
+        return 0.0
+    return float(grad.double().sum()) if grad.dtype.itemsize < 4 else float(grad.sum())
+
+
+def reached(modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> bool:
+    """Return True when what the optimizers write, or a module holds, has numbers that are not finite.
+
+    Reads all of it. Of buffers only a NaN counts: a mask holds infinities by design.
+    """
+    import torch
+
+    buffers = (each for module in modules for each in module.buffers())
+    with torch.no_grad():
+        return not all(map(_is_finite, _written(modules, optimizers))) or any(map(_has_nan, buffers))
+
+
+def _written(
+    modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
+) -> Iterator[torch.Tensor]:
+    import torch
+
+    for module in modules:
+        yield from module.parameters()
+    for outer in optimizers:
+        for each in (outer, *capture.within(outer).values()):
+            yield from capture.parameters(each)
+            for values in each.state.values():
+                if isinstance(values, dict):
+                    yield from (value for value in values.values() if isinstance(value, torch.Tensor))
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return not _is_float(tensor) or bool(_wide(tensor).isfinite().all())
+
+
+def _has_nan(tensor: torch.Tensor) -> bool:
+    return _is_float(tensor) and bool(_wide(tensor).isnan().any())
+
+
+def _is_float(tensor: torch.Tensor) -> bool:
+    return (tensor.is_floating_point() or tensor.is_complex()) and tensor.device.type != "meta"
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values in a type that can be asked: not all types of a byte can."""
+    values = tensor.detach()
+    if values.is_sparse:
+        values = values.coalesce().values()
+    return values.float() if values.dtype.itemsize < 2 else values
+
+
+# A step's own numbers (its loss, its gradients' norm) on their way from the device to a verdict.
+#
+# On a device they are there when the step's kernels are done. The host does not wait for that: it asks for
+# them to be brought, and looks at them when it commits the next step.
+
+
+class Numbers:
+    """Of one step. `late`: they are not known yet; `waited`: the script had them from the device itself."""
+
+    def __init__(
+        self,
+        device: Device,
+        step: int,
+        loss: Any,
+        norm: Any,
+        probe: torch.Tensor | None = None,
+        position: int = -1,
+    ) -> None:
+        """`probe` is finite on the device if the gradients were, None where they were not asked."""
+        self.step, self.position = step, position
+        self.has_loss, self.has_norm = loss is not None, norm is not None
+        given = {"loss": loss, "grad_norm": norm, "probe": probe}
+        there = {k: v for k, v in given.items() if v is not None and device.queues and _on(device, v)}
+        self._known = {k: _number(v) for k, v in given.items() if v is not None and k not in there}
+        self.waited = bool(self._known)
+        self._names = list(there)
+        self._device = device
+        self._brought: Brought | None = device.bring(list(there.values())) if there else None
+
+    @property
+    def late(self) -> bool:
+        return self._brought is not None
+
+    def receive(self) -> None:
+        """Wait until all are known."""
+        if self._brought is not None:
+            self._device.wait(self._brought.mark)
+            self._known = {**self._known, **dict(zip(self._names, self._brought.values(), strict=True))}
+            self._brought = None
+
+    @property
+    def loss(self) -> float:
+        return self._known.get("loss", math.nan)
+
+    @property
+    def norm(self) -> float | None:
+        return self._known.get("grad_norm")
+
+    @property
+    def gradients_finite(self) -> bool:
+        return math.isfinite(self._known.get("probe", 0.0))
+
+    def spoilt(self) -> str:
+        """Say which of those that have arrived is no finite number; "" when all are. Changes nothing."""
+        known, brought = dict(self._known), self._brought
+        if brought is not None:
+            if not self._device.reached(brought.mark):
+                return ""
+            known.update(zip(self._names, brought.values(), strict=True))
+        words = {"loss": "the loss", "grad_norm": "the gradients' norm", "probe": "a gradient"}
+        bad = [name for name, value in known.items() if not math.isfinite(value)]
+        return f"{words[bad[0]]} of step {self.step} is {known[bad[0]]:g}" if bad else ""
+
+
+def _on(device: Device, value: Any) -> bool:
+    return hasattr(value, "numel") and device.holds(value)
+
+
+def _number(value: Any) -> float:
+    return float(value.item() if hasattr(value, "item") else value)

@@ -1,0 +1,525 @@
+"""The order in which a script has to call `steps` and `commit`, and what else it can get wrong with them.
+
+A call out of order would count a step that was not made, or make one that is not counted, and nothing would
+show it: so it raises, and says what to do instead. What only may be wrong is warned of once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from enum import Enum
+from functools import partial, wraps
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from holdfast.errors import BadInput, Uncommitted, kind_of
+from holdfast.state import capture
+from holdfast.state.device import Brought, Device
+from holdfast.state.random_state import is_state
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.hooks import RemovableHandle
+
+
+_R = TypeVar("_R")
+WATCHED = 4  # gradients: as many numbers come from a device at once
+TRIES = 3  # a step may be begun so often: a `continue` for a batch that cannot be used is no mistake
+
+
+class Place(Enum):
+    """Where the script is."""
+
+    OUTSIDE = "outside of a loop over state.steps()"
+    IN_STEP = "in a step"
+    COMMITTED = "after the commit of a step"
+
+
+class Order:
+    """The order of calls as a table: an illegal one raises `BadInput` and changes nothing."""
+
+    def __init__(self) -> None:
+        self.place = Place.OUTSIDE
+        self._step = -1
+        self._begun = 0
+
+    def enter(self) -> None:
+        """A loop begins."""
+        if self.place is not Place.OUTSIDE:
+            raise BadInput(
+                f"steps() {self.place.value} {self._step}: one loop over state.steps() cannot be within "
+                "another. For epochs, loop over steps((epoch + 1) * steps_per_epoch) in each of them"
+            )
+        self.place = Place.COMMITTED
+        self._begun = 0
+
+    def begin(self, step: int) -> None:
+        """The loop is about to yield `step`."""
+        again = step == self._step and self.place is Place.IN_STEP
+        self._begun = self._begun + 1 if again else 1
+        if self._begun > TRIES:
+            raise Uncommitted(
+                f"step {step} was begun {TRIES} times without a commit: call state.commit(loss=...) at the "
+                "end of each step, and let what torch.distributed raises in it pass any `except`. To pass "
+                "over batches that give bad numbers, use --skip-bad-batches"
+            )
+        self.place, self._step = Place.IN_STEP, step
+
+    def commit(self) -> None:
+        """The step is about to be counted."""
+        if self.place is Place.OUTSIDE:
+            raise BadInput(
+                "commit() outside of a step: call it once in each step of `for step in state.steps(n):`, "
+                "and not before or after that loop"
+            )
+        if self.place is Place.COMMITTED:
+            raise BadInput(
+                f"commit() was called already in step {self._step}: call it once in each step, after the "
+                "optimizer's step()"
+            )
+
+    def write(self) -> None:
+        """An optimizer is about to write."""
+        if self.place is Place.COMMITTED:
+            raise BadInput(
+                f"optimizer.step() was called after commit() in step {self._step}: call commit() after it"
+            )
+
+    def committed(self) -> None:
+        self.place = Place.COMMITTED
+
+    def leave(self) -> None:
+        """The loop is over, or was left."""
+        self.place = Place.OUTSIDE
+
+
+def count_of(value: Any) -> int:
+    """Return how many steps `steps(value)` asks for. Raises BadInput for what is no number of steps."""
+    wrong = f"steps({value!r}): expected the number of steps of the whole training, such as steps(1000)"
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise BadInput(wrong) from None
+    if count < 0:
+        raise BadInput(wrong)
+    return count
+
+
+def named_only(call: str, given: tuple[Any, ...]) -> None:
+    """Raise BadInput when something was given without its name."""
+    if given:
+        kinds = ", ".join(type(each).__name__ for each in given)
+        raise BadInput(f"{call.partition('(')[0]}() was given {kinds} without a name: write {call}")
+
+
+def known_only(call: str, unknown: Iterable[str]) -> None:
+    """Raise BadInput when an argument was given that `call` does not have."""
+    names = ", ".join(unknown)
+    if names:
+        raise BadInput(f"{call.partition('(')[0]}() has no argument {names}: write {call}")
+
+
+def single(name: str, value: Any) -> None:
+    """Raise BadInput unless `value` is None, a number, or a tensor of one element, which is not read."""
+    if value is None or isinstance(value, (int, float)):
+        return
+    if hasattr(value, "numel"):
+        if (count := value.numel()) != 1:
+            right = f"give one number, such as {name}.mean()"
+            raise BadInput(f"commit({name}=...): a tensor of {count} elements; {right}")
+    elif not hasattr(value, "item") and not hasattr(value, "__float__"):
+        raise BadInput(f"commit({name}={value!r}): expected a number or a tensor with one element")
+
+
+def counts(**values: Any) -> None:
+    """Raise BadInput unless these are whole numbers, or, of `flops`, a number."""
+    for name, value in values.items():
+        fractional = name == "flops" and hasattr(value, "__float__")
+        if not fractional and not hasattr(value, "__index__"):
+            expected = "a number" if name == "flops" else "a whole number"
+            raise BadInput(f"commit({name}={value!r}): expected {expected}")
+
+
+def pause_of(label: Any, limit_s: Any) -> None:
+    """Raise BadInput unless these name a pause and its limit."""
+    if not isinstance(label, str):
+        raise BadInput(f'pause({label!r}): expected a label first, as in state.pause("eval", limit_s=600)')
+    if isinstance(limit_s, bool) or not isinstance(limit_s, (int, float)) or not limit_s >= 0:
+        raise BadInput(f"pause(limit_s={limit_s!r}): expected seconds, 0 for the run's --pause-timeout")
+
+
+class Pause:
+    """What `state.pause` returns: a context manager, and a decorator of functions.
+
+    One that is thrown away without having been either has declared nothing: `unused` is called with words
+    that name the line of the call. A function that does its work after its call has returned (`async def`, a
+    generator) is refused with `BadInput`: the pause would be over before.
+    """
+
+    def __init__(
+        self, label: Any, begin: Callable[[], AbstractContextManager[None]], unused: Callable[[str], None]
+    ) -> None:
+        caller = sys._getframe(2)  # of `state.pause`
+        self._place = caller.f_code.co_filename.rpartition("/")[2], caller.f_lineno
+        self._label, self._begin, self._unused = label, begin, unused
+        self._open: list[AbstractContextManager[None]] = []
+        self._used = False
+
+    def __enter__(self) -> None:
+        self._used = True
+        pause = self._begin()
+        pause.__enter__()
+        self._open.append(pause)
+
+    def __exit__(self, *raised: Any) -> bool | None:
+        return self._open.pop().__exit__(*raised)
+
+    def __call__(self, function: Callable[..., _R]) -> Callable[..., _R]:
+        self._used = True
+        if kind := _works_later(function):
+            call, name = f"state.pause({self._label!r})", getattr(function, "__name__", repr(function))
+            raise BadInput(
+                f"{call} decorates {name}, which is {kind}: its work is done after the call of it has"
+                f" returned, when the pause would be over. Write `with {call}:` around that work instead"
+            )
+
+        @wraps(function)
+        def paused(*args: Any, **kwargs: Any) -> _R:
+            with self._begin():
+                return function(*args, **kwargs)
+
+        return paused
+
+    def __del__(self) -> None:
+        if not self._used and not sys.is_finalizing():
+            name, line = self._place
+            call = f"state.pause({self._label!r})"
+            self._unused(
+                f"{call} without `with` declares no pause ({name}, line {line}): write `with {call}:`"
+            )
+
+
+def _works_later(function: Callable[..., object]) -> str:
+    """Say what kind of function it is that does its work after it has returned; "" for any other."""
+    if inspect.iscoroutinefunction(function):
+        return "an async function"
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        return "a generator function"
+    return ""
+
+
+def unkeepable(name: str, value: Any) -> str:
+    """Say what to give to `protect` in the place of an object without a state."""
+    name_of = type(value).__name__
+    if name_of in ("DistributedSampler", "DataLoader"):
+        return (
+            f"protect({name}=...): a {name_of} does not know where it is in its data: use "
+            "holdfast.Batches(dataset, batch_size, session, state), which begins at state.step "
+            '(see "Epochs and DataLoader" in the user guide), and do not protect it'
+        )
+    return (
+        f"protect({name}=...): the type {name_of} has no state_dict and load_state_dict: "
+        "give a module, an optimizer, a scheduler, or an object that has both"
+    )
+
+
+def shared_generator(name: str) -> str:
+    """Say what is wrong with a generator's state beside tensors, if it differs from rank to rank."""
+    return (
+        f"{name} keeps the state of a torch.Generator beside tensors, so it is taken for the same on all"
+        " ranks: a restart gives one rank's to all. If each rank has its own, set holdfast_private = True on"
+        " it and let state_dict() give .tolist() of the tensors; if not, holdfast_private = False"
+    )
+
+
+def left_frozen(names: list[str], step: int) -> str:
+    """Say which parameters are frozen here and were not at `step`, where the group goes on."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"{names[0]}{more}: requires_grad was True at step {step} and is False now, as the script has set it"
+        " when it started. It stays so: DDP reduces no gradient of what was frozen when it was made. Set it"
+        " again before DDP is made, under `if state.step >= N:` with the step N of the change"
+    )
+
+
+def not_json(states: Mapping[str, Any]) -> str:
+    """Name the first value that JSON cannot hold, by the path to it."""
+    for name, state in states.items():
+        found = _odd(state, name)
+        if found is not None:
+            path, value = found
+            return (
+                f"{path} is {kind_of(value)}: state that is private to a rank must be JSON "
+                "(numbers, texts, lists, dicts). Let state_dict() give a list, or None, in its place"
+            )
+    return "state that is private to a rank must be JSON"
+
+
+def _odd(value: Any, path: str) -> tuple[str, Any] | None:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return None
+    if isinstance(value, Mapping):
+        bad = next((key for key in value if not isinstance(key, (str, int, float, bool, type(None)))), None)
+        if bad is not None:
+            return f"{path}: the key {bad!r}", bad
+        below = (_odd(each, f"{path}[{key!r}]") for key, each in value.items())
+    elif isinstance(value, (list, tuple)):
+        below = (_odd(each, f"{path}[{at}]") for at, each in enumerate(value))
+    else:
+        return None if is_state(value) else (path, value)
+    return next((each for each in below if each is not None), None)
+
+
+GROUPS = (
+    "a group that is added in the run can be made again only of parameters of a protected module that require"
+    " a gradient when protect is called: make all groups before protect, with lr=0 until they are trained"
+)
+
+
+class Added:
+    """Groups that an optimizer gains in the run, of which some could not be made again after a fault."""
+
+    def __init__(
+        self, modules: Iterable[Any], optimizers: Iterable[torch.optim.Optimizer], say: Callable[[str], None]
+    ) -> None:
+        self._optimizers = list(optimizers)
+        self._say = say
+        self._trained = {id(p) for module in modules for p in module.parameters() if p.requires_grad}
+        self._counts = [len(each.param_groups) for each in self._optimizers]
+
+    def look(self, step: int) -> None:
+        """Warn, once, of a group that was added by `step` and that a fault would end the run for."""
+        counts = [len(each.param_groups) for each in self._optimizers]
+        if counts == self._counts:
+            return
+        for optimizer, before in zip(self._optimizers, self._counts, strict=True):
+            new = [p for group in optimizer.param_groups[before:] for p in group["params"]]
+            if not all(id(p) in self._trained for p in new):
+                kind = type(optimizer).__name__
+                self._say(
+                    f"{kind} has gained a group by step {step}, and a fault would end the run: {GROUPS}"
+                )
+        self._counts = counts
+
+
+class Forgotten:
+    """What trains and is not protected, seen at the first step that an optimizer makes.
+
+    A global hook of torch's watches all optimizers until the first commit, then it is removed.
+    """
+
+    def __init__(self, modules: Iterable[Any], optimizers: Iterable[Any], say: Callable[[str], None]) -> None:
+        from torch.optim import optimizer
+
+        self._modules, self._optimizers = list(modules), list(optimizers)
+        self._say = say
+        self._found: dict[str, None] = {}
+        self._seen: set[int] = set()
+        self._hook = optimizer.register_optimizer_step_pre_hook(self._before)
+
+    def settle(self) -> bool:
+        """Warn of what was found, once, and say whether there was anything; the first step is over."""
+        self._hook.remove()
+        for text in self._found:
+            self._say(text)
+        return bool(self._found)
+
+    def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if id(optimizer) in self._seen:
+            return
+        self._seen.add(id(optimizer))
+        kind = type(optimizer).__name__
+        mine = {id(p) for p in _parameters([optimizer])}
+        known = any(optimizer is each for each in self._optimizers)
+        within = mine <= {id(p) for p in _parameters(self._optimizers)}  # one of them, which keeps it
+        if not known and not within:
+            text = f"{kind} steps but is not protected, so a fault resets it: protect(..., optimizer=...)"
+            self._found[text] = None
+        held = [p for module in self._modules for p in module.parameters()]
+        if mine & {id(p) for p in held} or any(p.grad is not None for p in held):
+            return
+        what = "which are in no protected module, and none of the protected ones has a gradient"
+        self._found[
+            f"{kind} trains {len(mine)} parameters, {what}, so a fault resets them: protect(model=...) "
+            "with the model that is trained"
+        ] = None
+
+
+class Accumulated:
+    """Gradients that are added to over a commit, where nothing keeps them: seen as it happens.
+
+    To leave out a step is no mistake: a gradient scaler does, and a step that only evaluates. So after a
+    commit without an optimizer a few gradients are watched until the next backward pass comes to them. If
+    they are still what they were, and not zero, it adds to them.
+    """
+
+    def __init__(self, modules: Iterable[Any], device: Device, say: Callable[[str], None]) -> None:
+        self._modules, self._device, self._say = list(modules), device, say
+        self._hooks: list[RemovableHandle] = []
+        self._brought: Brought | None = None  # how many elements of them are not zero, from a device
+        self._added = self._told = False
+
+    def watch(self) -> None:
+        """No optimizer has stepped in the step that is being committed."""
+        found = [] if self._told else list(islice(self._candidates(), WATCHED))
+        for parameter, grad in found:
+            same = grad.data_ptr(), capture.version(grad)
+            self._hooks.append(parameter.register_hook(partial(self._before, parameter, same)))
+        if found and self._device.queues:
+            counts = [(grad.detach() != 0).sum() for _, grad in found]
+            self._brought = self._device.bring(counts)
+
+    def look(self) -> None:
+        """The step after is about to be committed: warn, once, if it has added to what was watched."""
+        if not self._hooks:
+            return
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        brought, self._brought = self._brought, None
+        if not self._added:
+            return
+        self._added = False
+        if brought is not None:
+            self._device.wait(brought.mark)
+            if not any(brought.values()):
+                return
+        self._told = True
+        commit = sys._getframe(2)  # the caller of `state.commit`
+        name, line = commit.f_code.co_filename.rpartition("/")[2], commit.f_lineno
+        self._say(
+            f"gradients are accumulated over commit() ({name}, line {line}), which does not keep them: a "
+            "fault between two optimizer steps loses those since the last one, and the weights differ from "
+            "then on. Let a step be one optimizer.step(): loop over its micro-batches within the step, and "
+            'call commit() once, after it (see "Gradient accumulation" in the user guide)'
+        )
+
+    def _before(self, parameter: torch.Tensor, same: tuple[int, int | None], _: torch.Tensor) -> None:
+        """A backward pass is about to add to the gradient of `parameter`, or to set it."""
+        grad = parameter.grad
+        if grad is None or (grad.data_ptr(), capture.version(grad)) != same:  # it was cleared, or is new
+            return
+        self._added = self._added or self._device.queues or bool(grad.detach().any())
+
+    def _candidates(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield parameters and their gradients, those first that a backward pass comes to first."""
+        for module in reversed(self._modules):
+            for parameter in reversed(list(module.parameters())):
+                grad = parameter.grad
+                if not parameter.requires_grad or grad is None or grad.is_sparse:
+                    continue
+                if self._device.holds(grad) if self._device.queues else grad.device.type == "cpu":
+                    yield parameter, grad
+
+
+def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[torch.Tensor]:
+    return (p for o in optimizers for group in o.param_groups for p in group["params"])
+
+
+def warn(rank: int, text: str) -> None:
+    """Print a warning, on one rank: all have the same."""
+    if rank == 0:
+        with suppress(ValueError, OSError):  # the script may have closed it
+            print(f"holdfast: warning: {text}", file=sys.stderr, flush=True)
+
+
+# Learning rates that a scheduler moves which is not protected: seen when they move.
+#
+# Where the optimizer is restored and its scheduler is not, the scheduler begins again at its first step and
+# sets rates of the past. Torch's schedulers leave `initial_lr` in the groups of their optimizer, where they
+# can be seen. That a protected object knows the optimizer is enough: it is the scheduler, or steps it.
+
+
+_DEEP = 4  # attributes of attributes: a scheduler in a list of schedulers in a wrapper
+_OF_CALLS = ("__self__", "func", "args", "keywords")  # of bound methods and of functools.partial
+_MOST = 10_000  # objects of them that are looked at
+
+
+class Unscheduled:
+    """The rates of protected optimizers, until one has moved that no protected object accounts for."""
+
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        objects: Mapping[str, Any],
+        say: Callable[[str], None],
+    ) -> None:
+        self._optimizers, self._objects, self._say = list(optimizers), dict(objects), say
+        self._rates = [_rates(each) for each in self._optimizers]
+
+    def look(self) -> None:
+        """A step is about to be committed: warn once of each optimizer whose rates a scheduler moves."""
+        for at in reversed(range(len(self._optimizers))):
+            optimizer = self._optimizers[at]
+            if _rates(optimizer) == self._rates[at]:
+                continue
+            del self._optimizers[at], self._rates[at]
+            scheduled = any("initial_lr" in group for group in optimizer.param_groups)
+            if scheduled and not _is_known(optimizer, self._objects.values()):
+                kind = type(optimizer).__name__
+                self._say(
+                    f"a scheduler sets the learning rate of {kind} and is not protected: after a fault or a "
+                    "resume it begins again at its first step, and trains with the wrong rate. Protect it as "
+                    "well: state = session.protect(..., scheduler=scheduler)"
+                )
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty yet
+        return None
+
+
+def _rates(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Return what differs when a rate has changed. A tensor is not read: it may be on a device."""
+    found: list[Any] = []
+    for group in optimizer.param_groups:
+        rate = group.get("lr")
+        written = capture.version(rate)
+        found += (rate,) if written is None else (id(rate), written)
+    return found
+
+
+def _is_known(optimizer: torch.optim.Optimizer, objects: Any) -> bool:
+    """Say whether one of `objects` that is no optimizer leads to `optimizer`, or to what it wraps."""
+    import torch
+
+    mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    others = [each for each in objects if not isinstance(each, (torch.optim.Optimizer, torch.nn.Module))]
+    found = (each for each in _reached(others) if isinstance(each, torch.optim.Optimizer))
+    return any(not mine.isdisjoint(id(p) for g in each.param_groups for p in g["params"]) for each in found)
+
+
+def _reached(values: list[Any]) -> Iterator[Any]:
+    """Yield what `values` lead to: through attributes, lists and dicts, but not into modules and tensors."""
+    import torch
+
+    seen: set[int] = set()
+    for _ in range(2 * _DEEP + 1):  # the attributes of an object are a dict
+        further: list[Any] = []
+        for value in values:
+            if id(value) in seen or len(seen) > _MOST:
+                continue
+            seen.add(id(value))
+            yield value
+            if isinstance(value, (str, bytes, int, float, type, torch.Tensor, torch.nn.Module)):
+                continue
+            if isinstance(value, torch.optim.Optimizer):
+                continue
+            if isinstance(value, dict):
+                further += value.values()
+            elif isinstance(value, (list, tuple, set, frozenset)):
+                further += value
+            else:
+                further += getattr(value, "__dict__", {}).values()
+                slots = getattr(type(value), "__slots__", ())
+                names = (slots,) if isinstance(slots, str) else slots
+                further += (found for n in names if (found := getattr(value, n, None)) is not None)
+                further += (getattr(value, n, None) for n in _OF_CALLS)
+                further += map(_content, getattr(value, "__closure__", None) or ())
+        values = further

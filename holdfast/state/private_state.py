@@ -1,0 +1,558 @@
+"""A rank's private state as one small blob: random number generators, module buffers, data position.
+
+It is written before every optimizer step and travels to another member, so it must be cheap: no
+JSON of numbers, no names but a few. Buffers (batch norm's statistics) differ between the ranks of a DDP
+group from one forward pass to the next, so they are private.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from array import array
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import BadInput, kind_of
+from holdfast.snapshot import tensor_copy
+from holdfast.state import capture, misuse
+from holdfast.state.capture import PAIRS, TUPLE
+from holdfast.state.random_state import Generators, Section, is_state, raw, state_from
+
+if TYPE_CHECKING:
+    import torch
+
+    from holdfast.state.loss_guard import LossGuard
+
+_MAGIC = b"HFPS\x01"
+_SECTION = struct.Struct("<HQ")  # length of the name, length of the content
+GENERATOR = "holdfast.generator"  # {"holdfast.generator": base64} is the state of a torch.Generator
+LOOKS = (2, 4)  # steps of a generation between which a buffer that is not kept should not change
+_PLAIN = {int, str, type(None)}  # nothing changes within, and what is equal has the same text
+_SCALARS = {bool, int, float, str, type(None)}
+_TEXT = {str}
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+_Table = dict[str, "torch.Tensor | None"]
+_Look = tuple[int, "int | None"]  # which tensor, and how often it was written
+_Place = tuple[str, _Table, str]  # a buffer's name, the table that has it, its key there
+
+
+class PrivateState:
+    """Collects and restores what is private to this rank.
+
+    `objects` are those whose state is JSON; `modules` those whose buffers are kept. What the `guard`
+    has learned goes along, so that a resumed run judges a loss as the first one did.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, Any],
+        objects: Mapping[str, Any],
+        device: torch.device,
+        guard: LossGuard | None = None,
+        moved: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`moved` are objects that are replicated, and private in the blobs of earlier versions."""
+        self._guard = guard
+        self.moved = dict(moved or {})
+        self._modules = modules
+        self._objects = dict(objects)
+        self._plain: dict[str, dict[str, Any]] | None = None  # the states that `_text` is of
+        self._text = b""
+        self._device = device
+        self._generators = Generators(device)
+        # Where each buffer is, not what is there: a module may put another tensor in its place.
+        self._buffers: list[_Place] = []
+        self._transient: list[_Place] = []  # not persistent: not kept
+        self._counts: list[_Place] = []  # replicated; private in the blobs of earlier versions
+        self._again: list[tuple[_Place, _Place]] = []  # where one of `_buffers` is a second time, and that
+        first: dict[int, _Place] = {}
+        for name, module in modules.items():
+            for path, table, key, kind in _buffers(module):
+                place = (f"{name}.{path}", table, key)
+                places = {"kept": self._buffers, "transient": self._transient, "count": self._counts}
+                buffer = table[key]
+                if kind != "kept" or buffer is None:
+                    places[kind].append(place)
+                elif (known := first.setdefault(id(buffer), place)) is place:
+                    self._buffers.append(place)
+                else:
+                    self._again.append((place, known))
+        self._tied = _tied(modules, self._buffers)
+        everywhere = [*self._buffers, *(place for place, _ in self._again)]
+        self._copies: dict[str, str] = {}  # sections that will be copies of others after the optimizer's step
+        self._no_copies: set[str] = set()  # those that were expected to be, and were not
+        self._started = {name: _shape(table[key]) for name, table, key in everywhere}
+        self._looks: dict[int, list[_Look]] = {}  # at the transient ones, by step
+
+    def collect(self) -> bytes:
+        """Return the blob of this instant."""
+        return self.blob(self.core())
+
+    def blob(self, core: list[Section]) -> bytes:
+        """Return the blob made of `core` as it was, and what the guard has learned since."""
+        return b"".join([_MAGIC, *_framed(core), *_framed(self._learned())])
+
+    def core(self, expected: bool = False) -> list[Section]:
+        """Return all that must not change between the optimizer's first write and commit.
+
+        `expected`: of buffers that have been copies of others at the commit, as they will be then.
+        """
+        sections = [*self.quick(), *self._buffer_sections()]
+        if not expected or not self._copies:
+            return sections
+        there = dict(sections)
+        return [(key, there.get(self._copies.get(key, key), content)) for key, content in sections]
+
+    def explains(self, core: list[Section]) -> bool:
+        """Find out which buffers have become copies of others since `core`: that is expected from now on.
+
+        An average that takes its model's buffers over does that. False when something else has changed. What
+        is no such copy at a commit is never expected to be one again.
+        """
+        before, now = dict(core), dict(self.core())
+        changed = {key for key in (*before, *now) if before.get(key) != now.get(key)}
+        buffers: dict[bytes, list[str]] = {}
+        for key, content in now.items():
+            if key.startswith("buffer:") and key not in changed:
+                buffers.setdefault(content, []).append(key)
+        explained = True
+        for key in changed:
+            alike = [] if key in self._no_copies else buffers.get(now.get(key, b""), [])
+            if self._copies.pop(key, None) is not None:
+                self._no_copies.add(key)
+            elif alike and key.startswith("buffer:"):
+                self._copies[key] = max(alike, key=lambda each: _common_end(each, key))
+            else:
+                explained = False
+        return explained
+
+    def quick(self) -> list[Section]:
+        """Return the first sections of `core`: those that may change without a forward pass."""
+        sections = self.random()
+        if self._objects:
+            sections.append(("objects", self._described()))
+        return sections
+
+    def with_buffers(self, core: list[Section]) -> list[Section]:
+        """Return `core` with the buffers as they are now."""
+        return [*(each for each in core if not _is_buffer(each[0])), *self._buffer_sections()]
+
+    def changed_after(self, core: list[Section]) -> str | None:
+        """Name a buffer that is not as in `core`; one that is a copy of another by now will be one again."""
+        before, now = dict(core), dict(self._buffer_sections())
+        changed = {key: content for key, content in now.items() if before.get(key) != content}
+        others = {content for key, content in now.items() if key not in changed}
+        return next(
+            (key.partition(":")[2] for key, content in changed.items() if content not in others), None
+        )
+
+    def is_still(self, core: list[Section], closely: bool) -> bool:
+        """True when all is as in `core`. Buffers are compared where they lie: `.data` moves no counter.
+
+        Those on a device, which would have to be waited for, only if `closely`.
+        """
+        found = self.quick()
+        if found != core[: len(found)]:
+            return False
+        rest = dict(core[len(found) :])
+        for name, table, key in self._own():
+            buffer, content = table[key], rest.pop(f"buffer:{name}", None)
+            shape = _shape(buffer)
+            text = rest.pop(f"shape:{name}", None)
+            if buffer is None or content is None:
+                if buffer is not None or content is not None:
+                    return False
+                continue
+            if text != (_encode(shape).encode() if shape != self._started[name] else None):
+                return False
+            if (closely or buffer.device.type == "cpu") and not _holds(buffer, content):
+                return False
+        return not rest
+
+    def largest(self, count: int) -> list[tuple[str, int]]:
+        """Return the names of the largest buffers, and their bytes."""
+        sizes = [(name, b.nbytes) for name, table, key in self._buffers if (b := table[key]) is not None]
+        return sorted(sizes, key=lambda each: -each[1])[:count]
+
+    def versions(self) -> list[_Look]:
+        """Return what tells that a buffer was written or replaced, at the cost of a look at each."""
+        return _looked_at(self._buffers)
+
+    def transient(self, done: int) -> str | None:
+        """Name a buffer that is not kept and changes from step to step; to be asked at the end of each.
+
+        One that is made in the first step, as a table is, changes no more.
+        """
+        if done > LOOKS[1] or done not in LOOKS or not self._transient:
+            return None
+        self._looks[done] = _looked_at(self._transient)
+        if done == LOOKS[0] or LOOKS[0] not in self._looks:
+            return None
+        pairs = zip(self._transient, *(self._looks[n] for n in LOOKS), strict=True)
+        return next((place[0] for place, then, now in pairs if then != now), None)
+
+    def added(self, done: int) -> str | None:
+        """Name a buffer that was registered later, so is not kept; to be asked like `transient`."""
+        if done not in LOOKS:
+            return None
+        again = (place for place, _ in self._again)
+        places = (*self._buffers, *again, *self._transient, *self._counts)
+        known = {(id(table), key) for _, table, key in places}
+        for name, module in self._modules.items():
+            for path, table, key, kind in _buffers(module):
+                if kind == "kept" and (id(table), key) not in known:
+                    return f"{name}.{path}"
+        return None
+
+    def objects(self) -> bytes:
+        """Return the objects' states as JSON, empty without objects."""
+        return self._described() if self._objects else b""
+
+    @property
+    def own(self) -> Mapping[str, Any]:
+        """The objects that are private, by name."""
+        return self._objects
+
+    def no_data(self, names: set[str]) -> list[str]:
+        """Return those of the objects `names` that nobody can iterate over, as one can over a loader."""
+        data = ("__iter__", "__next__")
+        return [n for n in sorted(names) if not any(hasattr(type(self._objects[n]), each) for each in data)]
+
+    def _described(self) -> bytes:
+        """Return the objects' states as JSON, written anew unless they are known to be the same."""
+        states = {name: value.state_dict() for name, value in self._objects.items()}
+        plain = all(map(_is_plain, states.values()))
+        if not plain or states != self._plain:
+            try:
+                self._text = _encode(states if plain else _tagged(states)).encode()
+            except (TypeError, ValueError, RecursionError):
+                raise BadInput(misuse.not_json(states)) from None
+            self._plain = {name: dict(each) for name, each in states.items()} if plain else None
+        return self._text
+
+    def _learned(self) -> list[Section]:
+        """Return what the guard knows: of the steps before, its window of losses."""
+        if self._guard is None:
+            return []
+        return [(f"guard:{k}", array("d", v).tobytes()) for k, v in self._guard.learned().items()]
+
+    def random(self) -> list[Section]:
+        """Return the state of every generator that a script may use."""
+        return self._generators.read()
+
+    def restore(self, blob: bytes) -> dict[str, bytes]:
+        """Put buffers and objects back; return the sections, for `restore_random` later.
+
+        To be called when the parameters are back: a buffer that has a parameter's memory comes with it.
+        A buffer that cannot be written in place, or shares memory with what it did not share it with, is
+        replaced by one of its own. Raises `BadInput` when the blob is of another model.
+        """
+        sections = parse(blob)
+        held = {name: content for name, content in sections.items() if name.startswith("buffer:")}
+        counts = [place for place in self._counts if f"buffer:{place[0]}" in held]
+        filled: list[tuple[_Place, torch.Tensor, bytes]] = []
+        for place in [*self._buffers, *counts]:
+            name, table, key = place
+            content = held.pop(f"buffer:{name}", None)
+            if content is None and name in self._tied:
+                continue  # it came with its parameter
+            if f"shape:{name}" in sections:
+                table[key] = self._made(place, sections[f"shape:{name}"], content or b"")
+            buffer = table[key]
+            if content is None and buffer is None:
+                continue
+            if content is None or buffer is None or len(content) != buffer.nbytes:
+                raise BadInput(f"the snapshot is of another model: {name} differs")
+            filled.append((place, buffer, content))
+            if name not in self._tied:  # otherwise it was a parameter's, and may be no more
+                _fill(buffer, content)
+        for (_, table, key), buffer, content in filled:
+            if not _holds(buffer, content):
+                table[key] = _fresh(buffer, content)
+        for place, known in self._again:
+            self._restore_again(place, known, held.pop(f"buffer:{place[0]}", None), sections)
+        if held:
+            name = next(iter(held))[7:]
+            raise BadInput(f"the snapshot is of another model: {name} is not in the model here")
+        self._restore_objects(sections.get("objects", b"{}"))
+        self._restore_guard(sections)
+        return sections
+
+    def _restore_again(
+        self, place: _Place, known: _Place, content: bytes | None, sections: Mapping[str, bytes]
+    ) -> None:
+        """Let the buffer be the one that `known` has; with `content` of its own it may have been another."""
+        name, table, key = place
+        one: torch.Tensor | None = known[1][known[2]]
+        table[key] = one
+        if content is None:
+            return
+        if f"shape:{name}" in sections:
+            table[key] = _fresh(self._made(place, sections[f"shape:{name}"], content), content)
+        elif one is None or _shape(one) != self._started[name] or not _holds(one, content):
+            table[key] = _fresh(self._made(place, _encode(self._started[name]).encode(), content), content)
+
+    def _made(self, place: _Place, shape: bytes, content: bytes) -> torch.Tensor:
+        name, table, key = place
+        old = table[key]
+        return _made(name, shape, content, self._device if old is None else old.device)
+
+    def _restore_objects(self, text: bytes) -> None:
+        try:
+            state = _untagged(json.loads(text))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise BadInput(f"private state: its objects are not JSON: {error}") from None
+        if not isinstance(state, dict):
+            raise BadInput("private state: its objects are not an object of JSON")
+        for name, value in {**self._objects, **self.moved}.items():
+            if name not in state:
+                continue
+            try:
+                value.load_state_dict(state[name])
+            except Exception as error:  # whatever a class makes of a state that is not its own
+                raise BadInput(f"{name}: {kind_of(value)} cannot take this state: {error!r}") from error
+
+    def _restore_guard(self, sections: Mapping[str, bytes]) -> None:
+        if self._guard is None:
+            return
+        learned = {k: array("d") for k in self._guard.learned()}
+        try:
+            for name, values in learned.items():
+                values.frombytes(sections.get(f"guard:{name}", b""))
+            self._guard.restore({name: values.tolist() for name, values in learned.items()})
+        except ValueError as error:
+            raise BadInput(f"private state: {error}") from None
+
+    def restore_random(self, sections: Mapping[str, bytes]) -> None:
+        """Set every generator to where it was. Raises `BadInput` when one cannot be."""
+        self._generators.restore(sections)
+
+    def _own(self) -> Iterator[_Place]:
+        """Yield the buffers that have content of their own: neither a parameter's, nor that of one before."""
+        for place in self._buffers:
+            if place[0] not in self._tied or not _is_tied(place, self._tied[place[0]]):
+                yield place
+        for place, known in self._again:
+            if place[1][place[2]] is not known[1][known[2]]:
+                yield place
+
+    def _buffer_sections(self) -> list[Section]:
+        found: list[Section] = []
+        for name, table, key in self._own():
+            buffer = table[key]
+            if buffer is None:
+                continue
+            found.append((f"buffer:{name}", raw(buffer)))
+            if (shape := _shape(buffer)) != self._started[name]:
+                found.append((f"shape:{name}", _encode(shape).encode()))
+        return found
+
+
+def first_changed(before: list[Section], now: list[Section]) -> str:
+    """Name what differs first between two collections of private state, as its user knows it."""
+    then = dict(before)
+    name = next((key for key, content in now if then.get(key) != content), "")
+    kind, _, rest = name.partition(":")
+    if kind in ("buffer", "shape"):
+        return f"the buffer {rest}"
+    if name == "objects":
+        return min(changed_objects(before, now), default=name)
+    return f"the random state of {name}" if name else "private state"
+
+
+def changed_objects(before: list[Section], now: list[Section]) -> set[str]:
+    """Return the names of the objects whose state differs between two collections."""
+    was, is_ = (dict(each).get("objects") or b"{}" for each in (before, now))
+    if was == is_:
+        return set()
+    old = json.loads(was)
+    return {key for key, state in json.loads(is_).items() if old.get(key) != state}
+
+
+def _is_buffer(name: str) -> bool:
+    return name.startswith(("buffer:", "shape:"))
+
+
+def _common_end(one: str, other: str) -> int:
+    """Return how many of the last parts of two names are the same."""
+    pairs = zip(reversed(one.split(".")), reversed(other.split(".")), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _fill(buffer: torch.Tensor, content: bytes) -> None:
+    """Write `content` to the buffer, if it can be written: one may lie several times on the same memory."""
+    import torch
+
+    if not content or buffer.is_inference():
+        return
+    source = torch.frombuffer(bytearray(content), dtype=buffer.dtype).view(buffer.shape)
+    target = buffer.detach()
+    for at, stride in enumerate(buffer.stride()):
+        if stride == 0 and buffer.shape[at] > 1:  # expanded: all along it are the same elements
+            source, target = source.narrow(at, 0, 1), target.narrow(at, 0, 1)
+    if source.shape == buffer.shape or raw(source.expand(buffer.shape)) == content:
+        with torch.no_grad():
+            target.copy_(source)
+
+
+def _fresh(like: torch.Tensor, content: bytes) -> torch.Tensor:
+    """Return a tensor of the kind of `like`, with `content` in memory of its own."""
+    import torch
+
+    with torch.no_grad():
+        found = torch.empty_like(like.detach(), memory_format=torch.preserve_format)
+        found = found if capture.fills(found.shape, found.stride()) else torch.empty_like(found)
+    _fill(found, content)
+    return found
+
+
+def _holds(buffer: torch.Tensor, content: bytes) -> bool:
+    if buffer.nbytes != len(content):
+        return False
+    if buffer.device.type != "cpu" or not buffer.is_contiguous() or buffer.is_conj() or buffer.is_neg():
+        return raw(buffer) == content
+    return tensor_copy.same(buffer.data_ptr(), content, len(content))
+
+
+def _is_plain(state: object) -> bool:
+    return (
+        type(state) is dict
+        and _TEXT.issuperset(map(type, state))
+        and _PLAIN.issuperset(map(type, state.values()))
+    )
+
+
+def _tagged(value: Any) -> Any:
+    """Return `value` with what JSON has no form for marked.
+
+    That is tuples, mappings with keys other than texts, and states of generators.
+
+    Raises TypeError for a key that JSON cannot hold.
+    """
+    if isinstance(value, dict):
+        pairs = value.items()
+        if not _SCALARS.issuperset(map(type, value.values())):
+            pairs = {key: _tagged(each) for key, each in pairs}.items()
+        if _TEXT.issuperset(map(type, value)) and not value.keys() & {PAIRS, TUPLE, GENERATOR}:
+            return dict(pairs)
+        if odd := next((k for k in value if not isinstance(k, (bool, int, float, str, type(None)))), None):
+            raise TypeError(f"a key {odd!r}")
+        return {PAIRS: [list(pair) for pair in pairs]}
+    if isinstance(value, (list, tuple)):
+        plain = _SCALARS.issuperset(map(type, value))
+        items = value if plain else [_tagged(each) for each in value]
+        return {TUPLE: items} if isinstance(value, tuple) else items
+    return {GENERATOR: b64encode(raw(value)).decode()} if is_state(value) else value
+
+
+def _untagged(value: Any) -> Any:
+    """Return what `_tagged` was given. Raises ValueError and TypeError for what it never returns."""
+    if isinstance(value, list):
+        return value if _SCALARS.issuperset(map(type, value)) else [_untagged(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {TUPLE}:
+        return tuple(_untagged(_listed(value[TUPLE])))
+    if value.keys() == {GENERATOR}:
+        return state_from(b64decode(value[GENERATOR], validate=True))
+    pairs = value.items() if value.keys() != {PAIRS} else _listed(value[PAIRS])
+    return {key: _untagged(each) for key, each in pairs}
+
+
+def _listed(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{value!r:.60} is not a list")
+    return value
+
+
+def _framed(sections: list[Section]) -> list[bytes]:
+    parts: list[bytes] = []
+    for name, content in sections:
+        raw = name.encode()
+        parts += [_SECTION.pack(len(raw), len(content)), raw, content]
+    return parts
+
+
+def parse(blob: bytes) -> dict[str, bytes]:
+    """Return the sections of a blob. Raises `BadInput` on anything else."""
+    if not blob.startswith(_MAGIC):
+        raise BadInput("private state: not written by holdfast")
+    at, found = len(_MAGIC), {}
+    while at < len(blob):
+        if at + _SECTION.size > len(blob):
+            raise BadInput("private state: cut short")
+        name_bytes, content_bytes = _SECTION.unpack_from(blob, at)
+        at += _SECTION.size
+        end = at + name_bytes + content_bytes
+        if end > len(blob):
+            raise BadInput("private state: cut short")
+        name = blob[at : at + name_bytes].decode(errors="replace")
+        found[name] = blob[at + name_bytes : end]
+        at = end
+    return found
+
+
+def _buffers(module: torch.nn.Module) -> Iterator[tuple[str, _Table, str, str]]:
+    """Yield where each buffer is: its name, the table that has it, its key there, and how it is kept."""
+    for path, each in module.named_modules():
+        for key in each._buffers:
+            kind = "transient" if key in each._non_persistent_buffers_set else "kept"
+            kind = "count" if capture.is_count(each, key) else kind
+            yield f"{path}.{key}" if path else key, each._buffers, key, kind
+
+
+def _tied(modules: Mapping[str, Any], places: list[_Place]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the buffers whose memory is a parameter's, by name, with that parameter."""
+    homes: dict[int, list[torch.Tensor]] = {}
+    for module in modules.values():
+        for parameter in module.parameters():
+            homes.setdefault(parameter.untyped_storage().data_ptr(), []).append(parameter)
+    found: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    for name, table, key in places:
+        if (buffer := table[key]) is not None:
+            here = homes.get(buffer.untyped_storage().data_ptr(), [])
+            if (parameter := next((each for each in here if _lies_in(buffer, each)), None)) is not None:
+                found[name] = buffer, parameter
+    return found
+
+
+def _is_tied(place: _Place, pair: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    return place[1][place[2]] is pair[0] and _lies_in(*pair)
+
+
+def _lies_in(buffer: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Say whether all of the buffer's memory is the parameter's: one storage may have both, side by side."""
+    if not buffer.nbytes or not capture.fills(parameter.shape, parameter.stride()):
+        return False
+    last = sum((size - 1) * step for size, step in zip(buffer.shape, buffer.stride(), strict=True))
+    at = buffer.data_ptr() - parameter.data_ptr()
+    within = 0 <= at <= parameter.nbytes - (last + 1) * buffer.itemsize
+    return within and buffer.device == parameter.device
+
+
+def _looked_at(places: list[_Place]) -> list[_Look]:
+    """Return of each buffer which tensor it is, and how often that was written."""
+    return [(id(table[key]), capture.version(table[key])) for _, table, key in places]
+
+
+def _shape(buffer: torch.Tensor | None) -> list[Any] | None:
+    return None if buffer is None else [str(buffer.dtype).removeprefix("torch."), *buffer.shape]
+
+
+def _made(name: str, text: bytes, content: bytes, device: torch.device) -> torch.Tensor:
+    """Return an empty buffer of the kind that the blob has, on `device`. Raises BadInput."""
+    import torch
+
+    try:
+        kind, *shape = json.loads(text)
+        dtype = getattr(torch, kind)
+        if math.prod(shape) * dtype.itemsize != len(content) or any(type(n) is not int for n in shape):
+            raise ValueError("sizes")
+        return torch.empty(shape, dtype=dtype, device=device)
+    except (ValueError, TypeError, AttributeError, RuntimeError, RecursionError):
+        raise BadInput(f"private state: {name} is of no kind that a buffer can be") from None

@@ -1,0 +1,380 @@
+"""Put a snapshot's replicated state back into live objects, bit for bit.
+
+Optimizers are filled by hand: their `load_state_dict` rounds what they keep to the type of the parameter, so
+float32 moments of a bfloat16 parameter would come back as bfloat16. Every tensor is copied straight from the
+mapped snapshot to where it belongs, and into the tensor that is there already if that one is the same kind.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import BadInput, kind_of, with_article
+from holdfast.fileio.safetensors import Layout
+from holdfast.snapshot import tensor_copy
+from holdfast.state import capture, misuse
+from holdfast.state.capture import HOST, JSON_ENTRY, PAIRS, STRIDE, TENSOR, TUPLE, Tree, dtype_of, unwrap
+from holdfast.state.module_flags import ENTRY, Flags
+
+if TYPE_CHECKING:
+    import torch
+
+_REFERENCE = {TENSOR, STRIDE, HOST}
+_ONE_FOR_ALL = (
+    "was saved once for all ranks, not for each: every rank begins with the same state of it, also where they"
+    " had differed; from now on each rank's own is kept"
+)
+_LARGE_BYTES = 1 << 20  # of a tensor: its memory is likely to be new, and to fill it alone takes long
+
+
+def restore(
+    objects: Mapping[str, Any],
+    layout: Layout,
+    data: mmap.mmap,
+    private: Collection[str] = (),
+    own: Mapping[str, Any] = MappingProxyType({}),
+    flags: Flags | None = None,
+) -> list[str]:
+    """Put the snapshot in `data` into the live objects. Nothing of ours stays mapped by them.
+
+    Those named in `private` need not be in it: earlier versions kept them as private state. `own` are private
+    objects: earlier versions kept some of them in it, those with the state of a generator. `flags` are given
+    theirs.
+
+    Returns a sentence for each object that, asked after its own load_state_dict, does not hold what was
+    saved.
+
+    Raises:
+        BadInput: the snapshot is of something else; the first difference is named.
+    """
+    import torch
+
+    values = {name: unwrap(value) for name, value in objects.items()}
+    held = _Held(layout, capture.views(layout, data, layout.data_offset))
+    document = _document(layout, data)
+    if flags is not None:
+        flags.restore(document)
+    for name, value in values.items():
+        if isinstance(value, torch.nn.Module):
+            _restore_module(name, value, held)
+    warnings = []
+    for name, value in values.items():
+        if isinstance(value, torch.nn.Module):
+            continue
+        if name not in document and name in private:
+            continue
+        if name not in document:
+            raise BadInput(f"{name} is not in the snapshot, which has {sorted({*document} - {ENTRY})}")
+        warnings += _restored(name, value, document[name], held)
+    for name, value in own.items():
+        if name in document:
+            warnings += [*_restored(name, value, document[name], held), f"{name} {_ONE_FOR_ALL}"]
+    held.settle()
+    return warnings
+
+
+def _restored(name: str, value: Any, saved: Any, held: _Held) -> list[str]:
+    try:
+        return _restore_object(name, value, saved, held)
+    except BadInput:
+        raise
+    except Exception as error:  # whatever a class makes of a state that is not its own
+        raise BadInput(f"{name}: {kind_of(value)} cannot take this state: {error!r}") from error
+
+
+class _Held:
+    """The snapshot's tensors, and which live tensor each of them has been copied into.
+
+    Large ones are copied together, by several threads: `settle` is owed before anybody looks at them.
+    """
+
+    def __init__(self, layout: Layout, views: Mapping[str, torch.Tensor]) -> None:
+        self.layout = layout
+        self.views = views
+        self._placed: dict[str, torch.Tensor] = {}
+        self._taken: set[int] = set()  # identities of those in `_placed`
+        self._owed: list[tuple[torch.Tensor, torch.Tensor]] = []  # target, source
+
+    def fill(self, name: str, tensor: torch.Tensor) -> None:
+        """Copy into `tensor`, which is of the same type and shape."""
+        import torch
+
+        target, view = tensor.detach(), self.views[name]
+        with torch.no_grad():
+            if _plain(tensor) and view.nbytes >= _LARGE_BYTES:
+                self._owed.append((target, view))
+                target.view(-1)[:0].copy_(view.view(-1)[:0])  # for torch it is written now
+            else:
+                target.copy_(view)
+        self._placed[name] = tensor
+        self._taken.add(id(tensor))
+
+    def settle(self) -> None:
+        """See that everything that was filled has its content."""
+        owed, self._owed = self._owed, []
+        if owed:
+            tensor_copy.Copying([target for target, _ in owed], [view for _, view in owed], fresh=True).run()
+
+    def live(self, name: str | None) -> torch.Tensor | None:
+        """Return the live tensor that has the content of the snapshot's `name` already."""
+        return self._placed.get(name) if name is not None else None
+
+    def filled(self, tensor: torch.Tensor) -> bool:
+        """Say whether this very tensor has its content from the snapshot already."""
+        return id(tensor) in self._taken
+
+    def put(self, reference: Mapping[str, Any], old: object, device: torch.device | None) -> torch.Tensor:
+        """Return the tensor for `reference`: the one that it has already, `old` filled, or a new one."""
+        import torch
+
+        name, view = reference[TENSOR], self.views[reference[TENSOR]]
+        if name in self._placed:
+            return self._placed[name]
+        stride = tuple(reference.get(STRIDE) or ()) or view.stride()
+        if not capture.fills(view.shape, stride):
+            raise ValueError(f"{name} has shape {list(view.shape)} and stride {list(stride)}")
+        if isinstance(old, torch.Tensor) and not self.filled(old) and _alike(old, view, stride):
+            self.fill(name, old)
+            return old
+        where = torch.device("cpu") if reference.get(HOST) or device is None else device
+        found = torch.empty_strided(view.shape, stride, dtype=view.dtype, device=where)
+        self.fill(name, found)
+        return found
+
+    def value(self, flat: Any, old: object = None, device: torch.device | None = None) -> Any:
+        """Return what `flat` describes; what is there already, `old`, is filled where it can be."""
+        if isinstance(flat, list):
+            return [self.value(each, _at(old, n), device) for n, each in enumerate(flat)]
+        if not isinstance(flat, dict):
+            return flat
+        if TENSOR in flat and flat.keys() <= _REFERENCE:
+            return self.put(flat, old, device)
+        if flat.keys() == {TUPLE}:
+            return tuple(self.value(each, _at(old, n), device) for n, each in enumerate(flat[TUPLE]))
+        pairs = flat[PAIRS] if flat.keys() == {PAIRS} else flat.items()
+        return {key: self.value(each, _at(old, key), device) for key, each in pairs}
+
+
+def _at(value: object, key: Any) -> object:
+    """Return what `value` has at `key`, None where it has nothing."""
+    if isinstance(value, Mapping):
+        return value.get(key)
+    if isinstance(value, (list, tuple)) and isinstance(key, int) and key < len(value):
+        found: object = value[key]
+        return found
+    return None
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """Say whether its content lies in main memory, byte by byte as in a snapshot."""
+    import torch
+
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    return type(tensor) in kinds and tensor.device.type == "cpu" and tensor.is_contiguous()
+
+
+def _alike(old: torch.Tensor, view: torch.Tensor, stride: tuple[int, ...]) -> bool:
+    return old.shape == view.shape and old.dtype == view.dtype and old.stride() == stride
+
+
+def _document(layout: Layout, data: mmap.mmap) -> dict[str, Any]:
+    if JSON_ENTRY not in layout:
+        raise BadInput(f"the snapshot has no {JSON_ENTRY}: not one of holdfast")
+    entry, at = layout[JSON_ENTRY], layout.data_offset
+    try:
+        found = json.loads(data[at + entry.begin : at + entry.end])
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{JSON_ENTRY} of the snapshot is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise BadInput(f"{JSON_ENTRY} of the snapshot is not an object")
+    return found
+
+
+# -- modules
+
+
+def _restore_module(name: str, module: torch.nn.Module, held: _Held) -> None:
+    mine: list[tuple[str, torch.Tensor]] = [(f"{name}.{key}", p) for key, p in module.named_parameters()]
+    # Snapshots of earlier versions have the counts in the private state.
+    mine += [(key, count) for key, count in capture.counts(name, module) if key in held.layout]
+    wrong = differs(Tree(mine), held.layout)
+    if wrong is None:
+        wrong = _left_over(name, {key for key, _ in mine}, held.layout)
+    if wrong is not None:
+        raise BadInput(f"the snapshot is of another model: {wrong}")
+    for key, parameter in mine:
+        held.fill(key, parameter)
+
+
+def differs(tree: Tree, layout: Layout) -> str | None:
+    """Name the first model tensor that is not the same in `layout`; None when all are."""
+    held = {entry.name: entry for entry in layout.entries}
+    for name, tensor in tree.tensors:
+        found = held.get(name)
+        if found is None:
+            return f"{name} is not in it"
+        if found.shape != tuple(tensor.shape):
+            return f"{name} has shape {list(found.shape)} there and {list(tensor.shape)} here"
+        if found.dtype != dtype_of(name, tensor):
+            return f"{name} is {found.dtype} there and {dtype_of(name, tensor)} here"
+    return None
+
+
+def _left_over(name: str, mine: set[str], layout: Layout) -> str | None:
+    """Name a tensor of the snapshot's module that this module does not have."""
+    for entry in layout.entries:
+        if entry.name.startswith(f"{name}.") and entry.name not in mine:
+            return f"{entry.name} is not in the model here"
+    return None
+
+
+# -- other objects
+
+
+def _restore_object(name: str, value: Any, saved: Any, held: _Held) -> list[str]:
+    import torch
+
+    if isinstance(value, torch.optim.Optimizer):
+        _add_groups(value, saved, held)
+        _check_optimizer(name, value, saved)
+        return _restore_optimizer(name, value, saved, held)
+    state = held.value(saved)
+    held.settle()
+    value.load_state_dict(state)
+    return _doubts(name, value, saved, held)
+
+
+def _doubts(name: str, value: Any, saved: Any, held: _Held) -> list[str]:
+    """Compare what the object says that it holds now with what was saved, tensor by tensor."""
+    tree = Tree()
+    if capture.flatten(name, capture.state_of(value), tree) is None:
+        return []
+    wanted = set(_references(saved))
+    for key, tensor in tree.tensors:
+        view = held.views.get(key)
+        if key in wanted and view is not None and not _same_bits(tensor, view):
+            kind = type(value).__name__
+            return [
+                f"{key} is not what was saved after {kind}.load_state_dict: the run may differ from one "
+                "without a restart"
+            ]
+    return []
+
+
+def _references(saved: Any) -> Iterator[str]:
+    if isinstance(saved, dict):
+        if TENSOR in saved and saved.keys() <= _REFERENCE:
+            yield saved[TENSOR]
+        for each in saved.values():
+            yield from _references(each)
+    elif isinstance(saved, list):
+        for each in saved:
+            yield from _references(each)
+
+
+def _same_bits(tensor: torch.Tensor, view: torch.Tensor) -> bool:
+    import torch
+
+    if tensor.dtype != view.dtype or tensor.shape != view.shape:
+        return False
+    here, there = (each.detach().cpu().contiguous().view(-1).view(torch.uint8) for each in (tensor, view))
+    return bool(torch.equal(here, there)) if view.numel() else True
+
+
+def _add_groups(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], held: _Held) -> None:
+    """Make the groups again that the script has added since its start, as in gradual unfreezing.
+
+    Only of parameters of a protected module that can be trained as it stands: DDP reduces the gradients of no
+    others, and whatever else the script did when it thawed them it has not done here.
+    """
+    here, there = len(optimizer.param_groups), len(saved.get("param_groups", ()))
+    missing = [[held.live(name) for name in names] for names in saved.get("homes", [])[here - 1 :]]
+    if there <= here or len(missing) != there - here:
+        return
+    if all(each is not None and each.requires_grad for group in missing for each in group):
+        for group, known in zip(missing, saved["param_groups"][here:], strict=True):
+            optimizer.add_param_group({"params": group})
+            made = optimizer.param_groups[-1]
+            # In the order of the snapshot, whose values follow.
+            made.update({key: made.pop(key, None) for key in known if key != "params"})
+
+
+def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    there, here = saved["kind"], type(optimizer).__name__
+    if there != here:
+        raise BadInput(f"{name} is {with_article(there)} in the snapshot, {with_article(here)} here")
+    if "param_groups" in saved:
+        sizes = [
+            [len(group["params"]) for group in groups]
+            for groups in (saved["param_groups"], optimizer.param_groups)
+        ]
+        if sizes[0] != sizes[1]:
+            advice = f"; {misuse.GROUPS}" if len(sizes[0]) > len(sizes[1]) else ""
+            found = f"its groups have {sizes[0]} parameters in the snapshot, {sizes[1]} here"
+            raise BadInput(f"{name}: {found}{advice}")
+
+
+def _restore_optimizer(
+    name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], held: _Held
+) -> list[str]:
+    """Fill the optimizer's own tables; what its class keeps elsewhere, its load_state_dict takes first."""
+    if "own" in saved:
+        own = held.value(saved["own"])
+        held.settle()
+        optimizer.load_state_dict({**optimizer.state_dict(), **own})
+    parameters = list(capture.parameters(optimizer))
+    _restore_parameters(name, parameters, held)
+    for group, there in zip(optimizer.param_groups, saved.get("param_groups", []), strict=False):
+        for key, flat in there.items():
+            if key != "params":
+                group[key] = held.value(flat, group.get(key))
+    on_host = _steps_on_host(optimizer)
+    state: dict[Any, Any] = {}
+    for number, flat in saved["state"].items():
+        parameter = parameters[int(number)]
+        if id(parameter) in on_host and TENSOR in (flat.get("step") or {}):
+            flat = {**flat, "step": {**flat["step"], HOST: True}}
+        state[parameter] = held.value(flat, optimizer.state.get(parameter), parameter.device)
+    state |= held.value(saved.get("other", {}))
+    optimizer.state.clear()
+    optimizer.state.update(state)
+    return _restore_inner(name, optimizer, saved, held)
+
+
+def _restore_parameters(name: str, parameters: list[torch.Tensor], held: _Held) -> None:
+    """Fill those that belong to no protected module, such as float32 masters of a bfloat16 model."""
+    for n, parameter in enumerate(parameters):
+        if not held.filled(parameter):
+            wrong = differs(Tree([(f"{name}.param.{n}", parameter)]), held.layout)
+            if wrong is not None:
+                raise BadInput(f"{name}: {wrong}; it is a parameter of no protected module")
+            held.fill(f"{name}.param.{n}", parameter)
+
+
+def _steps_on_host(optimizer: torch.optim.Optimizer) -> set[int]:
+    """Return the parameters on a device whose step count torch keeps on the host."""
+    return {
+        id(p)
+        for group in optimizer.param_groups
+        if not (group.get("capturable") or group.get("fused"))
+        for p in group["params"]
+        if p.device.type != "cpu"
+    }
+
+
+def _restore_inner(
+    name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], held: _Held
+) -> list[str]:
+    warnings: list[str] = []
+    there = saved.get("inner", {})
+    for key, inner in capture.within(optimizer).items():
+        if key not in there:  # saved by a version that did not look within
+            warnings.append(f"{name}.{key} is not in the snapshot, and starts without its state")
+            continue
+        _check_optimizer(f"{name}.{key}", inner, there[key])
+        warnings += _restore_optimizer(f"{name}.{key}", inner, there[key], held)
+    return warnings

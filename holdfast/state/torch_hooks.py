@@ -1,0 +1,315 @@
+"""Where holdfast touches torch's objects: replicated or private, and when a step's parts begin."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from enum import Enum
+from itertools import islice
+from types import CodeType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from holdfast.errors import BadInput
+from holdfast.state import capture, misuse
+from holdfast.state import capture as sharded
+from holdfast.state.random_state import is_state
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Phases(Protocol):
+    """Who wants to know."""
+
+    def forward(self) -> None: ...
+    def backward(self) -> None: ...
+    def before_write(self) -> None: ...
+    def spoils(self) -> bool: ...
+
+
+def sort(
+    objects: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return modules, objects private to a rank, and replicated objects (modules among them), by name.
+
+    Private is what keeps no tensors but states of generators and is no scheduler or scaler: a sampler, a data
+    loader, a counter. A scheduler of any class is replicated, see `schedules`. An attribute
+    `holdfast_private` (bool) on the object decides otherwise.
+
+    Raises:
+        BadInput: an object has no state_dict and load_state_dict, or is spread over the ranks.
+    """
+    import torch
+
+    sharded.refuse(objects)
+
+    modules: dict[str, Any] = {}
+    private: dict[str, Any] = {}
+    replicated: dict[str, Any] = {}
+    for name, value in objects.items():
+        if not hasattr(value, "state_dict") or not hasattr(value, "load_state_dict"):
+            raise BadInput(misuse.unkeepable(name, value))
+        if isinstance(value, torch.nn.Module):
+            modules[name] = replicated[name] = value
+        elif _is_private(value, objects):
+            private[name] = value
+        else:
+            replicated[name] = value
+    return modules, private, replicated
+
+
+def schedules(value: Any, objects: Mapping[str, Any]) -> bool:
+    """Say whether `value` is a scheduler of a class of its own: it sets what all ranks share.
+
+    It has a `step` and one of the optimizers among `objects`, and beside that nothing but plain values,
+    torch's schedulers and functions: whoever has a model or data as well may keep what is a rank's own. Its
+    code sets the optimizer's options and does not step it: what clips, skips or scales and then steps may
+    count what one rank saw. An object whose state has tensors is shared anyway.
+    """
+    import torch
+
+    if isinstance(value, (torch.nn.Module, *_shared())):
+        return False
+    data = any(hasattr(type(value), each) for each in ("__iter__", "__next__"))
+    if data or not callable(getattr(type(value), "step", None)) or hasattr(value, "holdfast_private"):
+        return False
+    try:
+        held = [*_spread(list(getattr(value, "__dict__", {}).values()))]
+    except RecursionError:  # something within itself
+        return False
+    optimizers = [each for each in map(capture.unwrap, objects.values()) if is_optimizer(each)]
+    sets = [each for each in held if any(each is optimizer for optimizer in optimizers)]
+    simple = bool(sets) and all(any(each is one for one in sets) or _is_simple(each) for each in held)
+    return simple and _only_sets_options(value) and not _has_tensor(value.state_dict())
+
+
+def _only_sets_options(value: Any) -> bool:
+    """True if the class of `value` uses an optimizer's groups, and steps nothing but its schedulers."""
+    sets = False
+    for code in _codes(type(value)):
+        receiver = ""
+        for each in dis.get_instructions(code):
+            sets = sets or each.argval == "param_groups"
+            ours = receiver in code.co_varnames[:1] or _is_scheduler(vars(value).get(receiver))
+            steps = each.argval == "step" and each.opname.startswith("LOAD")
+            if steps and not ours and "super" not in code.co_names:
+                return False
+            receiver = str(each.argval) if each.opname in ("LOAD_ATTR", "LOAD_FAST") else ""
+    return sets
+
+
+def _is_scheduler(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.optim.lr_scheduler.LRScheduler)
+
+
+def _codes(kind: type) -> Iterator[CodeType]:
+    """Yield the code of the methods of a class, and of those that it is derived from."""
+    for each in kind.__mro__:
+        for method in vars(each).values():
+            code = getattr(inspect.unwrap(method) if callable(method) else method, "__code__", None)
+            if isinstance(code, CodeType):
+                yield from _within(code)
+
+
+def _within(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _within(constant)
+
+
+def _spread(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple, set, frozenset)):
+        for each in value:
+            yield from _spread(each)
+    elif type(value) is dict:
+        yield from _spread([*value, *value.values()])
+    else:
+        yield value
+
+
+def _is_simple(value: Any) -> bool:
+    import torch
+
+    simple = (bool, int, float, str, type(None), Enum, torch.optim.lr_scheduler.LRScheduler)
+    return isinstance(value, simple) or inspect.isroutine(value) or inspect.isclass(value)
+
+
+def _shared() -> tuple[type, ...]:
+    import torch
+
+    return torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler
+
+
+def _is_private(value: Any, objects: Mapping[str, Any]) -> bool:
+    said = getattr(value, "holdfast_private", None)
+    if said is not None:
+        return bool(said)
+    if isinstance(value, _shared()) or schedules(value, objects):
+        return False
+    return all(map(is_state, _tensors(value.state_dict())))
+
+
+def with_generators(replicated: Mapping[str, Any]) -> list[str]:
+    """Return which objects are taken for shared for their tensors, and keep a generator's state beside them.
+
+    A generator usually differs from rank to rank. Those that have `holdfast_private` are left out.
+    """
+    import torch
+
+    return [
+        name
+        for name, value in replicated.items()
+        if not isinstance(value, (torch.nn.Module, *_shared()))
+        and not hasattr(value, "holdfast_private")
+        and any(map(is_state, _tensors(value.state_dict())))
+    ]
+
+
+def _has_tensor(value: Any) -> bool:
+    return any(True for _ in _tensors(value))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(each)
+
+
+def is_optimizer(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.optim.Optimizer)
+
+
+def attach(
+    modules: Mapping[str, Any],
+    optimizers: Iterable[Any],
+    to: Phases,
+    after_write: Callable[..., None] | None = None,
+) -> None:
+    """Report forward, backward and the optimizer's first write of each step to `to`.
+
+    What follows a forward pass that can be differentiated counts as backward: the loss is a small part of
+    it, and a hook on the output for the exact moment costs more than all others together.
+
+    DDP waits for rank 0's buffers first. The module within then says again that forward begins, and
+    the wait before that is nobody's own time.
+
+    `after_write` is called when an optimizer has queued its writes, if anybody wants to know.
+    """
+    import torch
+
+    def after(_module: Any, _given: Any, output: Any) -> None:
+        if torch.is_grad_enabled() and (differentiable := _differentiable(output, torch.Tensor)) is not None:
+            if to.spoils():
+                differentiable.register_hook(lambda gradient: gradient * math.nan)
+            to.backward()
+
+    for module in modules.values():
+        _before_forward(module, to)
+        module.register_forward_hook(Hook(after))
+        _hide(module._forward_hooks)
+        if _waits_for_buffers(module):
+            _before_forward(module.module, to)
+    for optimizer in optimizers:
+        for each in (optimizer, *capture.within(optimizer).values()):  # SAM's own step is never called
+            each.register_step_pre_hook(Hook(lambda *_: to.before_write()))
+            hide(getattr(each, "_optimizer_step_pre_hooks", {}))
+            if after_write is not None:
+                each.register_step_post_hook(Hook(after_write))
+                hide(getattr(each, "_optimizer_step_post_hooks", {}))
+
+
+def _before_forward(module: torch.nn.Module, to: Phases) -> None:
+    module.register_forward_pre_hook(Hook(lambda *_: to.forward()))
+    _hide(module._forward_pre_hooks)
+
+
+def _hide(hooks: dict[int, Any]) -> None:
+    hide(hooks)
+    hide_from_script(hooks)
+
+
+def _waits_for_buffers(module: torch.nn.Module) -> bool:
+    from torch.nn.parallel import DistributedDataParallel
+
+    return isinstance(module, DistributedDataParallel) and bool(module.will_sync_module_buffers())
+
+
+def _differentiable(value: Any, tensor: type[torch.Tensor]) -> torch.Tensor | None:
+    """Return the first tensor of a model's output that a backward pass can begin at."""
+    if isinstance(value, tensor):
+        return value if value.requires_grad else None
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    if not isinstance(value, (list, tuple)):
+        return None
+    return next(filter(lambda each: each is not None, (_differentiable(v, tensor) for v in value)), None)
+
+
+def poison(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Spoil one parameter, as a silent corruption would."""
+    import torch
+
+    parameters = (p for o in optimizers for group in o.param_groups for p in group["params"])
+    with torch.no_grad():
+        for parameter in islice(parameters, 1):
+            parameter.view(-1)[:1].fill_(math.nan)
+
+
+# Hooks on a script's objects that stay with them: no copy, no file and no compiled form of them has any.
+#
+# A script saves its whole model (`torch.save(model)`), copies it, or compiles it (`torch.jit.script`), and
+# what it gets has to be what it would be without us, also where there is no holdfast to load it. Hooks that
+# all modules share would do that too, and would cost every module of a model time in every pass.
+
+
+class Hook:
+    """What calls `tell` with what a hook of torch's is given. A copy of it calls nothing, and is not ours."""
+
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self._tell = tell
+
+    def __call__(self, *given: Any) -> None:
+        self._tell(*given)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Be, in a copy, something of the standard library that takes anything and returns None."""
+        return getattr, (nullcontext(), "__exit__")
+
+
+def hide(hooks: dict[int, Any]) -> None:
+    """See that copies of `hooks`, which torch keeps in the object itself, leave out those of ours.
+
+    The dict remains the one that it is: handles that remove a hook refer to it.
+    """
+    if type(hooks) is not OrderedDict:  # it takes no attributes; a copy of a hook does nothing either
+        return
+    given: Any = hooks  # pickle and copy ask the object for these, before its class
+    given.__reduce_ex__ = lambda _: (OrderedDict, (), None, None, iter(_others(hooks)))
+
+
+def hide_from_script(hooks: dict[int, Any]) -> None:
+    """See that `torch.jit.script` does not compile those of ours in `hooks`, a module's.
+
+    It, and what moves hooks from one module to another, asks for the values, where a call of the module asks
+    for the items.
+    """
+    if type(hooks) is OrderedDict:
+        given: Any = hooks
+        given.values = lambda: [hook for _, hook in _others(hooks)]
+
+
+def _others(hooks: dict[int, Any]) -> list[tuple[int, Any]]:
+    return [(number, hook) for number, hook in hooks.items() if not isinstance(hook, Hook)]

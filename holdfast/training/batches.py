@@ -1,0 +1,293 @@
+"""Batches of a dataset, the same ones after a fault, in the place of `DataLoader` and its samplers.
+
+Which samples a step sees follows from (seed, step, rank, world size) alone, and so do the random numbers that
+a dataset draws to augment them, whichever process loads them. Nothing has to be remembered: a loop that
+resumes at step n begins with the batch of step n, and what its workers had prefetched is loaded again.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import inspect
+import operator
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import BadInput
+
+if TYPE_CHECKING:
+    from holdfast.training.session import Session
+    from holdfast.training.state import State
+
+_OURS = ("sampler", "batch_sampler", "shuffle", "generator")
+_ONE = (
+    "Batches: a second batch was asked for in one step, and each step has one batch. To accumulate gradients "
+    "over k batches, use a batch_size k times as large and x.chunk(k); to evaluate, use a DataLoader"
+)
+
+
+class Batches:
+    """A rank's batches of a map-style dataset, in an order that is shuffled anew in each epoch.
+
+    `batch_size` is that of a rank. `len()` gives the steps of an epoch. `steps` yields each step with its
+    batch; iterating gives the batch of the step that the loop is in. Further options go to torch's
+    `DataLoader`: `num_workers`, `pin_memory`, `collate_fn`, `worker_init_fn`, ...
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        session: Session,
+        state: State,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = True,
+        **options: Any,
+    ) -> None:
+        """With `drop_last`, the end of an epoch that does not fill a batch on every rank is left out.
+
+        Without, the epoch is filled up with samples from its beginning.
+
+        Raises:
+            BadInput: the dataset has no length, or too few samples for a step; an option is not to be given.
+        """
+        self.dataset, self.batch_size = dataset, _positive("batch_size", batch_size)
+        self.session, self.state, self.seed, self.shuffle = session, state, seed, shuffle
+        self._options = options
+        _check_names(options)
+        given = [name for name in _OURS if name in options]
+        if given:
+            raise BadInput(
+                f"Batches({given[0]}=...): Batches itself says which sample comes when; leave it out"
+            )
+        self._samples = _length(dataset)
+        whole = self.batch_size * session.world_size
+        self._per_epoch = self._samples // whole if drop_last else -(-self._samples // whole)
+        if not self._per_epoch:
+            raise BadInput(
+                f"Batches(batch_size={batch_size}): a step needs {whole} samples on {session.world_size} "
+                f"ranks, and the dataset has {self._samples}; take smaller batches, or drop_last=False"
+            )
+        self._epoch = -1
+        self._order: Sequence[int] = ()
+        try:  # what torch refuses, it refuses here, and not in the first step
+            self._loader(_Plan(self, 0, 0))
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"Batches({', '.join(f'{name}=...' for name in options)}): {error}") from None
+
+    def __len__(self) -> int:
+        """Return how many steps an epoch has."""
+        return self._per_epoch
+
+    def epoch(self, step: int) -> int:
+        """Return the epoch that `step` is in, from 0."""
+        return step // self._per_epoch
+
+    def ends_epoch(self, step: int) -> bool:
+        """Return True when `step` is the last one of its epoch."""
+        return (step + 1) % self._per_epoch == 0
+
+    def position(self, step: int) -> int:
+        """Return how many samples all ranks have seen before `step`: for `state.commit(position=...)`."""
+        return step * self.batch_size * self.session.world_size
+
+    def indices(self, step: int) -> list[int]:
+        """Return which samples this rank sees in `step`."""
+        epoch, within = divmod(step, self._per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self._ordered(epoch)
+        begin = (within * self.session.world_size + self.session.rank) * self.batch_size
+        return [int(self._order[at % self._samples]) for at in range(begin, begin + self.batch_size)]
+
+    def steps(self, count: int) -> Iterator[tuple[int, Any]]:
+        """Yield each step of `state.steps(count)` with its batch.
+
+        A step that is yielded again, because it was not committed, has the same batch again.
+        """
+        feed = _Feed(self, operator.index(count))
+        for step in self.state.steps(count):
+            yield step, feed.batch(step)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batch of the step that the loop is in, or begins next: one for each step, without end.
+
+        For `zip` with `state.steps(n)`, in either order. A step that is begun again has its batch again.
+
+        Raises:
+            BadInput: a second batch is asked for in a step.
+        """
+        feed, drawn = _Feed(self, sys.maxsize), -1
+        while True:
+            if self.state.turn == drawn:
+                raise BadInput(_ONE)
+            drawn = self.state.turn
+            yield feed.batch(self.following(self.state.step))
+
+    def following(self, step: int) -> int:
+        """Return the first step from `step` on that is not skipped."""
+        while step in self.session.skip:
+            step += 1
+        return step
+
+    def _ordered(self, epoch: int) -> Sequence[int]:
+        import torch
+
+        if not self.shuffle:
+            return range(self._samples)
+        generator = torch.Generator().manual_seed(_seed_of("order", self.seed, epoch))
+        order: Sequence[int] = torch.randperm(self._samples, generator=generator)  # type: ignore[assignment]
+        return order
+
+    def load(self, first: int, count: int) -> Iterator[Any]:
+        """Yield the batches of the steps from `first` to below `count` that are not skipped."""
+        return iter(self._loader(_Plan(self, first, count)))
+
+    def _loader(self, plan: _Plan) -> Any:
+        import torch
+        from torch.utils.data import DataLoader
+
+        options = dict(self._options)
+        source = _Seeded(self.dataset, options.pop("collate_fn", None), self.seed, self.session.rank)
+        return DataLoader(
+            source,  # type: ignore[arg-type]  # it has what a loader of lists of keys asks for
+            batch_sampler=plan,
+            collate_fn=_as_it_is,
+            generator=torch.Generator(),  # else each iterator would draw from the training's own
+            **options,
+        )
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
+    """Raise `BadInput` for an option that neither `Batches` nor torch's `DataLoader` has."""
+    from torch.utils.data import DataLoader
+
+    known = [*inspect.signature(Batches).parameters, *inspect.signature(DataLoader).parameters]
+    for name in options:
+        if name not in known:
+            meant = "".join(f"; did you mean {each}?" for each in difflib.get_close_matches(name, known, 1))
+            raise BadInput(f"Batches({name}=...): neither Batches nor torch's DataLoader has this{meant}")
+
+
+class _Feed:
+    """The batches of the steps that a loop asks for, loaded ahead in their order."""
+
+    def __init__(self, batches: Batches, count: int) -> None:
+        self._batches, self._count = batches, count
+        self._at = -1  # the step whose batch was given last
+        self._batch: Any = None
+        self._next = -1  # the step whose batch is the next that `_loaded` gives
+        self._loaded: Iterator[Any] = iter(())
+
+    def batch(self, step: int) -> Any:
+        if step != self._at:
+            if step != self._next:  # the first, or the loop took a step without its batch
+                self._loaded = self._batches.load(step, self._count)
+            self._batch = next(self._loaded)
+            self._at, self._next = step, self._batches.following(step + 1)
+        return self._batch
+
+
+class _Plan:
+    """The keys of the batches from a step on: of each step that is not to be skipped."""
+
+    def __init__(self, batches: Batches, first: int, count: int) -> None:
+        self._batches, self._first, self._count = batches, first, count
+
+    def __iter__(self) -> Iterator[list[tuple[int, list[int]]]]:
+        for step in range(self._first, self._count):
+            if step not in self._batches.session.skip:
+                yield [(step, self._batches.indices(step))]
+
+
+class _Seeded:
+    """Loads whole batches, with random generators that are seeded for each. It travels to the workers."""
+
+    def __init__(
+        self, dataset: Any, collate: Callable[[list[Any]], Any] | None, seed: int, rank: int
+    ) -> None:
+        self._dataset, self._collate, self._seed, self._rank = dataset, collate, seed, rank
+
+    def __getitems__(self, keys: list[tuple[int, list[int]]]) -> Any:
+        [(step, indices)] = keys
+        from torch.utils.data import get_worker_info
+
+        if get_worker_info() is not None:
+            self._sow(step)
+            return self._load(indices)
+        with _Untouched():
+            self._sow(step)
+            return self._load(indices)
+
+    def _load(self, indices: list[int]) -> Any:
+        from torch.utils.data import default_collate
+
+        if hasattr(self._dataset, "__getitems__"):
+            samples = self._dataset.__getitems__(indices)
+        else:
+            samples = [self._dataset[index] for index in indices]
+        return (self._collate or default_collate)(samples)
+
+    def _sow(self, step: int) -> None:
+        import torch
+
+        seed = _seed_of("batch", self._seed, step, self._rank)
+        random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            numpy.random.seed(seed & 0xFFFFFFFF)
+
+
+class _Untouched:
+    """What happens in it leaves the random generators of the training as they are."""
+
+    def __enter__(self) -> None:
+        import torch
+
+        self._torch, self._python = torch.get_rng_state(), random.getstate()
+        numpy = sys.modules.get("numpy")
+        self._numpy = numpy.random.get_state() if numpy is not None else None
+
+    def __exit__(self, *_: object) -> None:
+        import torch
+
+        torch.set_rng_state(self._torch)
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _seed_of(*what: object) -> int:
+    """Return 63 bits that are as good as random, the same for the same words."""
+    return int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=8).digest(), "little") >> 1
+
+
+def _positive(name: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise BadInput(f"Batches({name}={value!r}): expected a whole number from 1 on")
+    return number
+
+
+def _length(dataset: Any) -> int:
+    if not hasattr(dataset, "__len__") or not (
+        hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
+    ):
+        raise BadInput(
+            f"Batches({type(dataset).__name__}): expected a dataset with a length and samples by index. One "
+            "that can only be iterated has to keep its position itself: give it state_dict and "
+            "load_state_dict, and protect it"
+        )
+    return len(dataset)

@@ -1,0 +1,119 @@
+"""Copy a device's part of the state, and the host's, into a slot of the arena.
+
+The host's part is small and changes when the host says so: an optimizer's counters of steps, learning rates.
+It is ahead of the device's by up to a step, so for each step that is queued it is kept apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from holdfast.state.device import Copy, Device, Pair
+
+if TYPE_CHECKING:
+    import torch
+
+Tensors = list[tuple[str, "torch.Tensor"]]
+KEPT_BYTES = 4 << 20  # of the host's part; more is not copied in every step
+
+
+class Division:
+    """Which of the collected tensors are the device's, and which the host's."""
+
+    def __init__(self, tensors: Tensors, device: Device) -> None:
+        """Raises `BadInput` when one is on another device."""
+        self.of = tensors  # compared by identity: the same list stands for the same tensors
+        # Detached, they keep the memory of now even where the script gives a parameter another one.
+        self.tensors = [(name, tensor.detach()) for name, tensor in tensors]
+        held = [device.holds(tensor) for _, tensor in tensors]
+        self.on_device = [at for at, on in enumerate(held) if on]
+        self._on_host: dict[torch.dtype, list[int]] = {}
+        for at, on in enumerate(held):
+            if not on:
+                self._on_host.setdefault(self.tensors[at][1].dtype, []).append(at)
+        self.host_bytes = sum(self.tensors[at][1].nbytes for at, on in enumerate(held) if not on)
+        self._lying = all(self.tensors[at][1].is_contiguous() for at, on in enumerate(held) if not on)
+        self._flat: dict[torch.dtype, list[torch.Tensor]] = {}  # views, if they can be that
+
+    def keep(self, text: str) -> Part | None:
+        """Return the host's part as it is now; None if it is too large to be copied in every step."""
+        import torch
+
+        if self.host_bytes > KEPT_BYTES:
+            return None
+        with torch.no_grad():
+            if not self._flat or not self._lying:
+                self._flat = {
+                    kind: [self.tensors[at][1].reshape(-1) for at in places]
+                    for kind, places in self._on_host.items()
+                }
+            kept = {kind: torch.cat(flat) for kind, flat in self._flat.items()}
+        return Part(self, text, kept)
+
+    def host(self, part: Part | None) -> list[tuple[int, torch.Tensor]]:
+        """Return the host's tensors with their places: those of `part`, or the live ones."""
+        if part is None:
+            return [(at, self.tensors[at][1]) for places in self._on_host.values() for at in places]
+        found: list[tuple[int, torch.Tensor]] = []
+        for kind, places in self._on_host.items():
+            sizes = [self.tensors[at][1].numel() for at in places]
+            found += zip(places, part.kept[kind].split(sizes), strict=True)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The host's part of one step, as it was."""
+
+    division: Division
+    text: str
+    kept: dict[torch.dtype, torch.Tensor]
+
+
+class Offload:
+    """A copy that goes on while the host does: begun here, over when the last of `copy.marks` is reached."""
+
+    def __init__(
+        self, device: Device, division: Division, part: Part | None, targets: Sequence[torch.Tensor]
+    ) -> None:
+        """`targets` are contiguous, on the host, one for each tensor of the division."""
+        import torch
+
+        self._division = division  # its tensors' memory stays until the copy has ended
+        self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []
+        pairs: list[Pair] = []
+        with torch.no_grad():
+            for at, tensor in division.host(part):
+                targets[at].copy_(tensor.view(targets[at].shape))
+            for at in division.on_device:
+                self._add(targets[at], division.tensors[at][1], pairs)
+        self.copy: Copy = device.copy(pairs)
+
+    def finish(self) -> float:
+        """Put what came in another order in its own, and return what it took the device in seconds."""
+        import torch
+
+        with torch.no_grad():
+            for target, staged in self._staged:
+                target.copy_(staged)
+        self._staged.clear()
+        return self.copy.seconds()
+
+    def _add(self, target: torch.Tensor, source: torch.Tensor, pairs: list[Pair]) -> None:
+        """Copy a tensor that is not contiguous as it lies: to order it on the device takes memory there.
+
+        To get memory there may wait for all that is queued.
+        """
+        import torch
+
+        if source.numel() == 0:
+            return
+        if source.is_contiguous():
+            pairs.append((target.view(-1), source.view(-1)))
+            return
+        span = 1 + sum((n - 1) * step for n, step in zip(source.shape, source.stride(), strict=True))
+        room = torch.empty(span, dtype=source.dtype)
+        pairs.append((room, source.as_strided((span,), (1,))))
+        self._staged.append((target, room.as_strided(source.shape, source.stride())))

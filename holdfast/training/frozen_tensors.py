@@ -1,0 +1,185 @@
+"""Which tensors a slot holds already as they are: the parameters that nobody trains are copied once.
+
+A frozen parameter is one of a module that needs no gradient and that no optimizer has. It need not be
+written into a slot whose last snapshot was written by this very process when nothing tells that it has
+changed since: version counter, place, and some bytes of its content. None of these tells of a few rows that
+are written through `.data` (a memory bank, a codebook). So the kernel is asked which pages have been written
+since a moment before the slot's copy was made (see `holdfast.snapshot.written_pages`), and these are compared
+with what the slot has; all that is left out, where the kernel cannot be asked. What differs is written, and
+from then on everything is copied, always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from holdfast.snapshot import tensor_copy, written_pages
+from holdfast.state import capture
+
+if TYPE_CHECKING:
+    import torch
+
+    from holdfast.snapshot.commit_records import Record
+
+LEAST_BYTES = 64 << 10  # of a tensor: less is copied in the time that it takes to look
+LOOKS = 32  # bytes of each tensor that are looked at
+
+Tensors = Sequence[tuple[str, "torch.Tensor"]]
+_Look = tuple[int, int, tuple[int, ...]]  # version, place, some bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a slot has of this process."""
+
+    record: Record
+    header: bytes
+    looks: dict[str, _Look]
+    watch: written_pages.Watch | None  # which had begun before the slot was filled
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What need not be copied, and what of it must be compared with what the slot has."""
+
+    places: frozenset[int] = frozenset()  # in the list of tensors
+    compared: tuple[tuple[int, int, int], ...] = ()  # place, from byte, to byte
+
+    @property
+    def bytes(self) -> int:
+        """Return how many are compared."""
+        return sum(to - at for _, at, to in self.compared)
+
+
+@dataclass(slots=True)
+class Frozen:
+    """The frozen ones among the tensors of `objects`, and what the slots hold of them."""
+
+    objects: Mapping[str, Any]
+    share: float = 1.0  # of the state's bytes that the next copies write without comparing
+    coming: float = 1.0  # of the state's bytes that copies read, once all slots have been filled
+    _slots: dict[int, _Held] = field(default_factory=dict)
+    _known: dict[str, _Look] = field(default_factory=dict)  # at the last look
+    _of: Tensors | None = None
+    _candidates: list[int] = field(default_factory=list)  # places in `_of`
+    _distrusted: bool = False
+    _watch: written_pages.Watch | None = None
+    _asked: bool = False  # for a watch of `_of`: once
+
+    def left_out(self, tensors: Tensors, before: Record | None, header: bytes) -> LeftOut:
+        """Return which of `tensors` a slot should hold already. To be called before any of them is copied.
+
+        `before` is the snapshot that it had until now, None for none; `header` what its file begins with.
+        """
+        held = None if before is None else self._slots.pop(before.slot, None)
+        looks = self._look(tensors)
+        written = self._written(tensors)
+        if held is None or held.record != before or held.header != header or self._distrusted:
+            return LeftOut()
+        same = {name for name, look in looks.items() if held.looks.get(name) == look}
+        places = [n for n in self._candidates if tensors[n][0] in same]
+        if held.watch is None or held.watch is not self._watch:
+            return LeftOut(frozenset(places), tuple((n, 0, tensors[n][1].nbytes) for n in places))
+        return LeftOut(frozenset(places), tuple((n, *each) for n in places for each in written[n]))
+
+    def distrust(self) -> None:
+        """What was left out was not as the slot had it: from now on everything is copied, always."""
+        self._distrusted, self.share, self.coming = True, 1.0, 1.0
+        self._slots.clear()
+        self._watch_anew(None)
+
+    def wrote(self, tensors: Tensors, record: Record, header: bytes) -> None:
+        """A snapshot of `tensors` has been committed; they are as they were at the last look."""
+        self._hold(tensors, record, header, self._watch)
+
+    def restored(self, tensors: Tensors, record: Record, header: bytes) -> None:
+        """The objects have just been filled from this snapshot: it holds what they do."""
+        self._look(tensors)
+        self._hold(tensors, record, header, None)  # a watch that begins now has not seen them being filled
+
+    def _hold(
+        self, tensors: Tensors, record: Record, header: bytes, watch: written_pages.Watch | None
+    ) -> None:
+        if not self._distrusted and self._candidates and self._of is tensors:
+            self._slots[record.slot] = _Held(record, header, self._known, watch)
+
+    def _look(self, tensors: Tensors) -> dict[str, _Look]:
+        """Look at the candidates; what is as it was the last time counts as what will not be copied again."""
+        if self._of is not tensors:
+            self._of, self._candidates, self._asked = tensors, _candidates(self.objects, tensors), False
+            self._watch_anew(None)
+        looks = {tensors[n][0]: _look_at(tensors[n][1]) for n in self._candidates}
+        same = [tensors[n][1] for n in self._candidates if self._same(tensors[n][0], looks)]
+        still = sum(each.nbytes for each in same)
+        if still and not self._asked and not self._distrusted and _known_writers():
+            self._asked = True
+            self._watch_anew(written_pages.watch([(each.data_ptr(), each.nbytes) for each in same]))
+        total = sum(tensor.nbytes for _, tensor in tensors)
+        self.share = 1.0 if self._distrusted or not total else 1.0 - still / total
+        self._known = looks
+        return looks
+
+    def _written(self, tensors: Tensors) -> dict[int, tuple[written_pages.Stretch, ...]]:
+        """Return what the watch says of each candidate, by its place, and learn what copies will read."""
+        if (watch := self._watch) is None:
+            self.coming = 1.0
+            return {}
+        pairs = ((n, tensors[n][1]) for n in self._candidates)
+        found = {n: watch.written((each.data_ptr(), each.nbytes)) for n, each in pairs}
+        total = sum(tensor.nbytes for _, tensor in tensors)
+        frozen = sum(tensors[n][1].nbytes for n in self._candidates)
+        compared = sum(to - at for stretches in found.values() for at, to in stretches)
+        self.coming = 1.0 - (frozen - compared) / total
+        return found
+
+    def _watch_anew(self, watch: written_pages.Watch | None) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        self._watch = watch
+
+    def _same(self, name: str, looks: Mapping[str, _Look]) -> bool:
+        return self._known.get(name) == looks[name]
+
+
+def _known_writers() -> bool:
+    """True without a GPU in use: its driver writes to host memory past the kernel's notice."""
+    import torch
+
+    return not torch.cuda.is_initialized()
+
+
+def _candidates(objects: Mapping[str, Any], tensors: Tensors) -> list[int]:
+    import torch
+
+    values = [capture.unwrap(value) for value in objects.values()]
+    optimizers = [value for value in values if isinstance(value, torch.optim.Optimizer)]
+    trained = {
+        id(p) for optimizer in optimizers for each in _all(optimizer) for p in capture.parameters(each)
+    }
+    modules = [value for value in values if isinstance(value, torch.nn.Module)]
+    mine = {id(p) for module in modules for p in module.parameters()} - trained
+    return [
+        n
+        for n, (_, tensor) in enumerate(tensors)
+        if id(tensor) in mine
+        and tensor.nbytes >= LEAST_BYTES
+        and tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not tensor.requires_grad
+    ]
+
+
+def _all(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
+    yield optimizer
+    yield from capture.within(optimizer).values()
+
+
+def _look_at(tensor: torch.Tensor) -> _Look:
+    """Look at bytes all over the tensor, the last ones of its elements' as well as the first ones."""
+    if tensor.requires_grad:  # trained from now on
+        return -1, 0, ()
+    address = tensor.data_ptr()
+    step = tensor.nbytes // LOOKS + 1  # and so each is another one of its element's bytes
+    return capture.version(tensor) or 0, address, tuple(tensor_copy.sampled(address, tensor.nbytes, step))

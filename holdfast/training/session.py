@@ -1,0 +1,458 @@
+"""What a training script gets from `holdfast.join()`: a place in the group, and care for its state."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import BadInput, Fenced
+from holdfast.process import gpu_assignment
+from holdfast.protocol import codec, progress_writer, rank_channel
+from holdfast.protocol.environment import rank_environment
+from holdfast.protocol.launcher_messages import Flag, Launch, Marks, RankStart, Secured
+from holdfast.protocol.progress import Phase
+from holdfast.protocol.rank_channel import Do, Say
+from holdfast.state import misuse
+from holdfast.training import caught_errors
+from holdfast.training.rehearsal import rehearse
+from holdfast.training.snapshot_writer import copying_s
+from holdfast.training.state import State
+from holdfast.worker import launcher_channel, nested_scripts
+from holdfast.worker.ending_exception import Lookout, Unwinding
+from holdfast.worker.thread_frames import whereabouts
+
+if TYPE_CHECKING:
+    import torch
+
+    from holdfast.state.device import Device
+    from holdfast.training.protection import Keeping
+
+NOTE = 500  # characters of a warning that the status shows
+GIVE_WAY_S = 0.3  # to be ended by the roll back that another rank's flag brings about
+_COLD = (
+    "the script used a GPU before holdfast.join(), so no process is kept warm and restarts are slow: build "
+    "the model on the CPU, and move it to session.device after join()"
+)
+FLAG_WAIT_S = 600.0  # for the supervisor's answer to a bad number; then the script ends with it
+
+
+def local_rank() -> int:
+    """Return this process's place on its machine; known before `join`."""
+    if launcher_channel.current is not None:
+        return launcher_channel.current.local_rank
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def device() -> torch.device:
+    """Return the device of this process; known before `join`, so the model can be built there."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.device("cuda", local_rank() % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+class Session:
+    """One process's membership in one generation of the group."""
+
+    def __init__(self, launch: Launch, rank: RankStart, mine: launcher_channel.Runtime | None) -> None:
+        self.rank = rank.rank
+        self.local_rank = rank.local_rank
+        self.world_size = launch.world_size
+        self.generation = launch.generation
+        self.device = device()
+        self.skip = frozenset(launch.skip)
+        self.loss_jump, self.loss_jump_fault = launch.loss_jump, launch.loss_jump_fault
+        self._jumped = frozenset((each.step, each.loss) for each in launch.jumped)
+        self.page: progress_writer.Page | None = None
+        self.accelerator: Device | None = None  # None: as the state's tensors lie
+        self.peers = caught_errors.Connections({})
+        self._launch, self._order, self._runtime = launch, rank, mine
+        self._marks = Marks()
+        self._keeping: Keeping | None = None
+        self._is_over = False  # the generation was secured before there was a state
+        self._state: State | None = None
+        self._drill = ""
+
+    def protect(self, *unnamed: Any, **objects: Any) -> State:
+        """Take `objects` into care and put the group's resume point into them, if there is one.
+
+        Modules, optimizers, schedulers, and anything with state_dict and load_state_dict. On return they
+        hold the state to go on from, and `state.step` says how many steps that is.
+
+        Raises:
+            BadInput: an object cannot be kept, or the state is of another model; called a second time.
+        """
+        misuse.named_only("protect(model=model, optimizer=optimizer)", unnamed)
+        if self._state is not None:
+            raise BadInput("protect() was called already: give all objects to one call, once after join()")
+        self._state = State(self, objects)
+        if self._drill == "nan":  # it came before there was a state to spoil
+            self._drill = ""
+            self._state.poison()
+        return self._state
+
+    # -- what the state needs of us
+
+    def keeping(self, state: State, replicated: Mapping[str, Any]) -> Keeping | None:
+        if self._runtime is None:
+            return None
+        from holdfast.training.protection import Keeping
+
+        arena = self._runtime.arena_path
+        self._keeping = Keeping(state, replicated, self._launch, self._order, arena)
+        if self._is_over:
+            state.gate.freeze(0.0)
+        self._runtime.on_failing = self._keeping.secure_failing
+        self._runtime.on_leaving = self._leaving
+        if self.page is not None:
+            self.page.phase(Phase.RESTORING)
+        return self._keeping
+
+    def _leaving(self) -> None:
+        """The script has ended well: see that its last state is kept, and say that it is, or why not."""
+        if self._keeping is None or self._runtime is None:
+            return
+        why = self._keeping.leaving()
+        if why:
+            self._runtime.say(Say("left", note=why[:NOTE]))
+        elif self.page is not None:
+            self.page.phase(Phase.DONE)
+
+    def restored(self, _step: int) -> None:
+        self._marks = replace(self._marks, restored_ns=time.monotonic_ns())
+
+    def note_snapshot(self, step: int, cost_s: float, held_s: float) -> None:
+        if self.page is not None:
+            self.page.note_snapshot(step, cost_s, held_s)
+
+    def note_state(self, state_bytes: int, copy_s: float) -> None:
+        if self.page is not None:
+            self.page.note_state(state_bytes, copy_s)
+
+    def note_late(self, step: int, amended: bool) -> None:
+        """The state of `step` was changed after its commit; `amended`: our copies have the change."""
+        if self.page is not None:
+            self.page.note_late(step, amended)
+
+    def copy_begins(self, total_bytes: int) -> None:
+        """A snapshot begins: it is Holdfast's work, and no part of the rank's step."""
+        if self.page is not None:
+            self.page.copy_begins(copying_s(total_bytes))
+
+    def copy_ends(self) -> None:
+        if self.page is not None:
+            self.page.copy_ends()
+
+    def settled(self) -> None:
+        """The first step of the generation is done."""
+        if self._runtime is not None and not self._marks.first_step_ns:
+            self._marks = replace(self._marks, first_step_ns=time.monotonic_ns())
+            self._runtime.say(Say("settled", marks=self._marks))
+
+    def aim(self, steps: int) -> None:
+        """The loop that begins now ends with `steps` steps in all."""
+        if self._runtime is None or steps == self._marks.goal:
+            return
+        self._marks = replace(self._marks, goal=steps)
+        if self._marks.first_step_ns:  # else it is told with the first step
+            self._runtime.say(Say("settled", marks=self._marks))
+
+    def give_way(self) -> None:
+        """Let the rank whose own number is bad report it first: it knows the batch."""
+        if self._runtime is not None:
+            threading.Event().wait(GIVE_WAY_S)
+
+    def flag(self, kind: str, step: int, loss: float, position: int, why: str = "") -> None:
+        """Report a bad number, and wait to be rolled back. Returns only when nobody answers."""
+        if self._runtime is None:
+            return
+        self.report(kind, step, loss, position, why)
+        threading.Event().wait(FLAG_WAIT_S)
+
+    def report(self, kind: str, step: int, loss: float, position: int, why: str = "") -> None:
+        """Report a bad number."""
+        if self._runtime is not None:
+            found = Flag(kind, step, repr(loss), position, time.monotonic_ns(), why)
+            self._runtime.say(Say("flag", flag=found))
+
+    def accepts(self, step: int, loss: float) -> str:
+        """Say why nothing is done about a loss that jumped; "" when it is a fault."""
+        if not self.loss_jump_fault:
+            return "nothing is done about it; --loss-jump X would roll it back"
+        if (step, repr(loss)) in self._jumped:
+            return "the very same came before the rollback, so it is accepted"
+        return ""
+
+    def note(self, text: str) -> None:
+        """Warn of something, in the rank's own output and in the status."""
+        misuse.warn(0, f"rank {self.rank}: {text}")
+        if self._runtime is not None:
+            self._runtime.say(Say("note", note=text[:NOTE]))
+
+    def _tell_unwinding(self, found: Unwinding, since_ns: int, overdue: bool) -> None:
+        """Hint at an exception before the script's `finally` blocks are done: the peers wait already."""
+        from holdfast.worker import script
+
+        said = script.of(found.error, since_ns, found.text)
+        if self._runtime is not None and said is not None:
+            step = self.page.step if self.page is not None else -1
+            hint = replace(said, unwinding=True, overdue=overdue, step=step)
+            self._runtime.say(Say("failing", os.getpid(), ending=hint))
+
+    def _withdraw_unwinding(self) -> None:
+        """The script went on: it handled the exception."""
+        if self._runtime is not None:
+            self._runtime.say(Say("withdrawn", os.getpid()))
+
+    def _lookout(self) -> Lookout:
+        def place() -> object:
+            return self.page.place if self.page is not None else None
+
+        return Lookout(self._tell_unwinding, self._withdraw_unwinding, place)
+
+    def drill_point(self) -> None:
+        """Where a drill makes this rank hang, as a rank that never enters the next collective."""
+        if self._drill == "hang":
+            threading.Event().wait()
+        while self._drill == "spin":
+            pass
+
+    def forked(self) -> None:
+        """This process is one that the script forked: nothing that it does is the rank's, or told as such."""
+        self.page, self._keeping, self._runtime = None, None, None
+        if self._state is not None:
+            self._state.forked()
+
+    # -- joining
+
+    def enter(self) -> None:
+        """Take the place given: environment, page, listener, process group."""
+        import torch
+
+        if self._runtime is not None:
+            os.environ.update(rank_environment(self._launch, self._order))
+            self._open_page(self._runtime)
+            self._lookout().start()
+            if self._runtime.on_join is not None:
+                self._runtime.on_join(self._obey)
+            else:
+                threading.Thread(target=self._listen, name="holdfast", daemon=True).start()
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            if self._runtime is not None:
+                # Its watchdog would end this process for a peer's death, or abort the collective that keeps
+                # the device from writing on: a survivor is asked for its state instead.
+                os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        self._form_group()
+        self._marks = replace(self._marks, joined_ns=time.monotonic_ns())
+
+    def _open_page(self, mine: launcher_channel.Runtime) -> None:
+        self._marks = Marks(started_ns=time.monotonic_ns())
+        restored = self._launch.restore.step if self._launch.restore else 0
+        try:
+            self.page = progress_writer.Page.attach(mine.page_path)
+        except (OSError, ValueError):
+            self.page = progress_writer.Page.create(mine.page_path)
+        self.page.begin(self.generation, self.rank, self.local_rank, os.getpid(), restored)
+        mine.say(Say("started", marks=self._marks))
+
+    def _form_group(self) -> None:
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            return
+        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+        limit = timedelta(seconds=self._launch.patience_s)
+        if self._runtime is None:
+            environment = "MASTER_ADDR" in os.environ and self.world_size > 1
+            if environment:
+                dist.init_process_group(backend)
+            else:
+                dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            return
+        listener = self._runtime.listen_fd
+        store = dist.TCPStore(
+            self._launch.master_addr,
+            self._launch.master_port,
+            self.world_size,
+            is_master=self.rank == 0,
+            timeout=limit,
+            wait_for_workers=False,
+            master_listen_fd=listener if self.rank == 0 and listener >= 0 else None,
+        )
+        prefixed = dist.PrefixStore(f"holdfast/{self.generation}", store)
+        hook, before = sys.excepthook, caught_errors.open_sockets()
+        dist.init_process_group(
+            backend, store=prefixed, rank=self.rank, world_size=self.world_size, timeout=limit
+        )
+        self.peers = caught_errors.Connections.since(before)
+        sys.excepthook = hook  # torch's names the rank before each line, which the launcher's log does
+
+    # -- listening
+
+    def _listen(self) -> None:
+        """Answer the launcher until it is gone; then go with it."""
+        assert self._runtime is not None
+        while True:
+            try:
+                order, _ = rank_channel.receive(self._runtime.control, Do)
+            except codec.Malformed:
+                continue
+            except (rank_channel.Closed, OSError):
+                os._exit(1)
+            self._obey(order)
+
+    def _obey(self, order: Do) -> None:
+        assert self._runtime is not None
+        if order.what == "where":
+            self._runtime.say(Say("where", where=whereabouts()))
+        elif order.what == "secure":
+            self._secure(self._runtime, order.generation)
+        elif order.what == "drill":
+            self._obey_drill(order.drill)
+
+    def _secure(self, mine: launcher_channel.Runtime, generation: int) -> None:
+        self._is_over = self._is_over or generation == self.generation  # first: a state may just come
+        if self._keeping is None:
+            answer = Secured(self.rank, -1, False, "nothing is protected yet")
+        else:
+            try:
+                answer = self._keeping.secure(generation)
+            except Exception as error:
+                # Whatever torch, a driver or the file system makes of a copy: without an answer, all would
+                # wait for this rank, and nothing that comes later would be heard.
+                why = f"{type(error).__name__}: {error}"[:NOTE]
+                answer = Secured(self.rank, -1, False, why)
+        mine.say(Say("secured", secured=answer))
+
+    def _obey_drill(self, what: str) -> None:
+        if what == "exit":
+            os._exit(17)
+        if what == "nan" and self._state is not None:
+            try:
+                self._state.poison()
+            except Exception as error:  # a drill that fails must not cost the rank its ears
+                self.note(f"the drill {what} failed: {type(error).__name__}: {error}")
+        elif what in ("hang", "spin", "nan"):
+            self._drill = what
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    process: int  # a forked worker is not the rank
+    session: Session
+
+
+_joined: _Joined | None = None
+
+
+def _forked() -> None:
+    if _joined is not None:
+        _joined.session.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def join() -> Session:
+    """Become a rank of the group: wait here until there is one to join, and return the session.
+
+    Under holdfast this is where a warm process waits; under torchrun it takes torchrun's environment;
+    otherwise the session is a group of one. On return torch.distributed is initialised. A second call
+    returns the same session.
+
+    Raises:
+        BadInput: in a process that a rank's script has forked or started.
+    """
+    global _joined
+    if _joined is not None and _joined.process == os.getpid():
+        return _joined.session
+    mine = launcher_channel.current or _from_environment()
+    if mine is not None and not mine.is_ours:
+        raise BadInput("join() in a process that the script forked: only the script itself is a rank")
+    if mine is None:
+        nested_scripts.refuse(os.environ)
+        launch, rank = _plain()
+    else:
+        if mine.start is None:
+            _park(mine)
+        order = mine.wait_start()
+        if order.launch is None or order.rank is None:
+            raise Fenced("the launcher's order to start names no rank")
+        launch, rank = order.launch, order.rank
+        if rank.rank == 0 and _is_fixed() and not mine.parked:
+            sys.stderr.write(f"holdfast: {_COLD}\n")
+    session = Session(launch, rank, mine)
+    session.enter()
+    _joined = _Joined(os.getpid(), session)
+    return session
+
+
+def _park(mine: launcher_channel.Runtime) -> None:
+    """Get ready to be given a rank, at once when that comes.
+
+    Without a GPU: whose it will be is not known yet, and until then its memory is another's.
+    """
+    if device().type == "cpu":
+        rehearse(device())
+    mine.parked = not _is_fixed()
+    mine.say(Say("parked" if mine.parked else "unparkable", os.getpid()))
+
+
+def _is_fixed() -> bool:
+    """Say whether this process sees GPUs that it was not told to: it has looked before it could know."""
+    return gpu_assignment.VARIABLE in os.environ and gpu_assignment.uses_cuda()
+
+
+_LAUNCHERS = {"HOLDFAST_CONTROL", "HOLDFAST_DIRECTORY", "HOLDFAST_NPROC"}
+
+
+def _plain() -> tuple[Launch, RankStart]:
+    """Read torchrun's variables; without them, a group of one."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    nproc = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
+    generation = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1
+    launch = Launch(generation, world_size, nproc, "", 0, 0, 0.0)
+    return launch, RankStart(int(os.environ.get("RANK", "0")), local_rank())
+
+
+def _from_environment() -> launcher_channel.Runtime | None:
+    """Find a launcher that started us without a warm process (`--warm cold`, a shell in between)."""
+    from holdfast.worker import script
+
+    given = os.environ.pop("HOLDFAST_START", "")
+    if not given:
+        return None
+    if not os.environ.keys() >= _LAUNCHERS:  # left over in somebody's shell: no launcher started us
+        return None
+    control = _control(os.environ["HOLDFAST_CONTROL"])
+    order = codec.from_json(Do, json.loads(given))
+    directory, nproc = Path(os.environ["HOLDFAST_DIRECTORY"]), int(os.environ["HOLDFAST_NPROC"])
+    mine = launcher_channel.Runtime(control, directory, order.local_rank, nproc, start=order)
+    launcher_channel.install(mine)
+    mine.say(Say("born", os.getpid()))
+    script.keep_at_exit(mine)
+    return mine
+
+
+def _control(number: str) -> socket.socket:
+    """Return the line to the launcher that was handed down to us as a descriptor."""
+    try:
+        control = socket.socket(fileno=int(number))
+    except (OSError, ValueError, OverflowError):  # closed, or no socket: it was not handed down
+        control = None
+    if control is not None and (control.family, control.type) == (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+        return control
+    if control is not None:
+        control.detach()  # somebody else's
+    raise BadInput(nested_scripts.refusal())

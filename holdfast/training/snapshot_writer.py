@@ -1,0 +1,486 @@
+"""Copy the replicated state into the arena: at the interval, and just in time when a peer has failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.snapshot import tensor_copy
+from holdfast.snapshot.arena import Arena
+from holdfast.snapshot.commit_records import SLOTS
+from holdfast.state import capture
+from holdfast.state.cached_capture import Standing
+from holdfast.state.capture import JSON_ENTRY
+from holdfast.state.device import Broken, Device, Host, Pinned
+from holdfast.training.device_copy import Division, Offload, Part
+from holdfast.training.frozen_tensors import Frozen, LeftOut
+
+if TYPE_CHECKING:
+    import torch
+
+    from holdfast.fileio.safetensors import Layout
+    from holdfast.snapshot.arena import Draft
+
+
+MIN_SAMPLES = 8  # steps before the automatic interval is trusted
+MAX_INTERVAL = 1 << 14
+SELDOM_S = 1.0
+PATIENCE_S = 0.3  # for a slot that somebody reads: a recovery waits for this copy
+PAUSE_S = 0.002
+COPY_LIMIT_S = 10.0  # for a piece of a copy from a device, which waits for nothing: longer, and it never ends
+
+COPY_S, COPY_BYTES_PER_S = 20.0, 50e6  # what a snapshot may take, at memory that is swapped or starved
+
+Tensors = list[tuple[str, "torch.Tensor"]]
+
+
+class Torn(Exception):
+    """What was copied has been written meanwhile."""
+
+
+@dataclass(slots=True)
+class _Targets:
+    """Where the tensors go in one slot, as long as its mapping and the layout are these."""
+
+    data: memoryview
+    layout: Layout
+    views: list[torch.Tensor]
+    copying: tensor_copy.Copying | None  # None: from a device
+    part: tuple[LeftOut, tensor_copy.Copying, tensor_copy.Copying] | None = None  # compared; copied
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A copy from the device that goes on. Its slot is held until it is finished."""
+
+    generation: int
+    step: int
+    offload: Offload
+    draft: Draft
+
+
+class Snapshots:
+    """The rank's hand on its member's arena."""
+
+    def __init__(
+        self,
+        directory: Path,
+        objects: Mapping[str, Any],
+        world_size: int,
+        base: tuple[int, int] | None = None,
+        moved: Callable[[], None] | None = None,
+        device: Device | None = None,
+        void: Callable[[], frozenset[int]] = frozenset,
+        other: tuple[int, int] | None = None,
+        more: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        """`base` is the (generation, step) resumed from: kept until this generation has its own.
+
+        `other` is that of the snapshot beside it that the group could go back to as well, if there is one.
+
+        `moved` is called for each piece that is copied, by any thread. `void` gives the steps of this
+        generation whose state some rank of the member has changed after their commit. `more` gives what the
+        document has beside the objects.
+        """
+        self.arena = Arena(directory)
+        self._moved = moved or _nothing
+        self._void = void
+        self._base = base
+        self._other = other
+        self._standing = Standing(objects, more)
+        self.frozen = Frozen(objects)
+        self.was_whole = True  # the last copy left nothing out
+        self.was_read = 1.0  # of the state's bytes, by the last copy: copied or compared
+        self._world_size = world_size
+        self._device: Device = device or Host()
+        self._targets: dict[int, _Targets] = {}
+        self._json_bytes = 0
+        self._layout: tuple[Tensors, int, Layout] | None = None
+        self._division: Division | None = None
+        self._pinned: dict[int, tuple[memoryview, Pinned | None]] = {}
+        self._peers_failed = False
+        self.extra: tuple[int, int] | None = None  # one that is overwritten before any other
+
+    def held(self, generation: int, step: int) -> bool:
+        """True when another rank of the member has written this very state already."""
+        return any((r.generation, r.step) == (generation, step) for r in self.arena.records())
+
+    def write(
+        self,
+        generation: int,
+        step: int,
+        keep: frozenset[tuple[int, int]] | None = None,
+        part: Part | None = None,
+        still: Callable[[], bool] = lambda: True,
+    ) -> float | None:
+        """Copy the present state into the free slot as that of `step`, or into one not in `keep`.
+
+        On a device the host's part may be another step's already: then `part` is what was kept of this one.
+        `still` is asked when everything is copied, and `Torn` is raised if it says no.
+
+        Returns the seconds it took, None when no slot was free (a checkpoint is being written from
+        it). Raises `OSError` when the memory volume is full; the slots keep what they have. Raises `Broken`.
+        """
+        began = time.perf_counter()
+        if self._device.queues:
+            transfer = self.begin(generation, step, keep, part)
+            return None if transfer is None else self.finish(transfer, still)
+        tensors, document = self._standing.collect()
+        draft = self._draft(tensors, document, generation, step, keep)
+        if draft is None:
+            return None
+        with draft:
+            whole = self._copy(tensors, draft)
+            if not still():
+                raise Torn(f"step {step}")
+            self.frozen.wrote(tensors, draft.commit(), draft.layout.header)
+        cost_s = time.perf_counter() - began
+        self.was_whole = whole
+        if whole:
+            self.arena.note_cost(draft.layout.total_bytes, cost_s)
+        return cost_s
+
+    def _copy(self, tensors: Tensors, draft: Draft) -> bool:
+        """Copy the host's tensors, but for those that the slot has already. True if there were none."""
+        targets = self._targets_of(tensors, draft)
+        assert targets.copying is not None
+        left_out = self.frozen.left_out(tensors, draft.before, draft.layout.header)
+        total = sum(tensor.nbytes for _, tensor in tensors) or 1
+        spared = sum(tensors[n][1].nbytes for n in left_out.places) - left_out.bytes
+        self.was_read = 1.0 - spared / total
+        if not left_out.places:
+            targets.copying.run(self._moved)
+            return True
+        if targets.part is None or targets.part[0] != left_out:
+            targets.part = left_out, *_parted(left_out, targets.views, [tensor for _, tensor in tensors])
+        _, comparing, copying = targets.part
+        comparing.run(self._moved)
+        copying.run(self._moved)
+        if comparing.differed:
+            self.frozen.distrust()
+        return False
+
+    def restored(self, path: Path, generation: int, step: int, header: bytes) -> None:
+        """The objects have just been filled from the slot at `path`: what is frozen lies there already."""
+        tensors, _ = self._standing.collect()
+        for record in self.arena.records():
+            if (record.path, record.generation, record.step) == (path, generation, step):
+                self.frozen.restored(tensors, record, header)
+
+    def begin(
+        self,
+        generation: int,
+        step: int,
+        keep: frozenset[tuple[int, int]] | None = None,
+        part: Part | None = None,
+    ) -> Transfer | None:
+        """Begin to copy the device's state, which is whole; see `write`. The host's part is copied on return.
+
+        A copy can be waited for as long as the device works, for it waits for nothing itself.
+        """
+        division, text = self._divided() if part is None else (part.division, part.text)
+        draft = self._draft(division.of, text, generation, step, keep)
+        if draft is None:
+            return None
+        try:
+            targets = self._targets_of(division.of, draft)
+            if not self._peers_failed:
+                self._pin(draft)
+            return Transfer(generation, step, Offload(self._device, division, part, targets.views), draft)
+        except BaseException:
+            draft.abandon()
+            raise
+
+    def finish(self, transfer: Transfer, still: Callable[[], bool] = lambda: True) -> float:
+        """Make a snapshot of a copy, when it has ended; see `write`. Returns what it took in seconds.
+
+        Raises `Torn`; `Broken` when it does not end. Then its slot stays held: the device may write into it
+        for as long as this process lives.
+        """
+        for mark in transfer.offload.copy.marks:
+            if not self._device.wait(mark, COPY_LIMIT_S):
+                raise Broken(f"a copy from the device has not moved for {COPY_LIMIT_S:.0f} s")
+            self._moved()
+        with transfer.draft as draft:
+            if not still():
+                raise Torn(f"step {transfer.step}")
+            cost_s = transfer.offload.finish()
+            draft.commit()
+        self.arena.note_cost(draft.layout.total_bytes, cost_s)
+        return cost_s
+
+    def keep(self) -> Part | None:
+        """Return the host's part of the present state; None if it is too large to be copied in each step."""
+        division, text = self._divided()
+        return division.keep(text)
+
+    def _divided(self) -> tuple[Division, str]:
+        tensors, text = self._standing.collect()
+        if self._division is None or self._division.of is not tensors:
+            self._division = Division(tensors, self._device)
+        return self._division, text
+
+    def _draft(
+        self,
+        tensors: Tensors,
+        document: str,
+        generation: int,
+        step: int,
+        keep: frozenset[tuple[int, int]] | None,
+    ) -> Draft | None:
+        """Return the free slot with everything in it but the tensors."""
+        text = capture.padded(document, self._json_bytes)
+        self._json_bytes = len(text)
+        layout = self._layout_of(tensors, len(text))
+        kept = keep or self._kept(generation)
+        draft = self.arena.begin(layout, generation, step, self._world_size, kept)
+        if draft is not None:
+            entry = draft.layout[JSON_ENTRY]
+            draft.data[entry.begin : entry.end] = text
+        return draft
+
+    def state_bytes(self) -> int:
+        """Return how large a snapshot of the present state is. What it takes is saved by later copies."""
+        tensors, document = self._standing.collect()
+        text = capture.padded(document, self._json_bytes)
+        self._json_bytes = len(text)
+        return self._layout_of(tensors, len(text)).total_bytes
+
+    def expected_bytes(self) -> int:
+        """Return how large the next snapshot will be, as the last one was; without one, as `state_bytes`."""
+        return self._layout[2].total_bytes if self._layout is not None else self.state_bytes()
+
+    def _layout_of(self, tensors: Tensors, json_bytes: int) -> Layout:
+        """Return the layout, planned anew only for tensors that were collected anew."""
+        if self._layout is None or self._layout[0] is not tensors or self._layout[1] != json_bytes:
+            self._layout = (tensors, json_bytes, capture.layout_of(tensors, json_bytes))
+        return self._layout[2]
+
+    def _kept(self, generation: int) -> frozenset[tuple[int, int]] | None:
+        """Return what must stay, None for the newest.
+
+        A good snapshot stays, and not a newer one that is void: the sidecar forgets that, but after a few
+        steps. The base is protected from newer but rolled back snapshots of the generation before.
+        """
+        found = frozenset((record.generation, record.step) for record in self.arena.records())
+        own = {age for age in found if age[0] == generation}
+        if own and len(found) == SLOTS:
+            late = self._void()
+            void = {age for age in own if age[1] in late}
+            if void and (good := {age for age in found - void if age in own or age == self._base}):
+                return frozenset(good)
+        if self.extra in found and len(found) > 1:
+            return frozenset(found - {self.extra})
+        return None if own or self._base is None else frozenset({self._base})
+
+    def forget(self, generation: int, step: int) -> bool:
+        """Make the snapshot of this step not exist: the script has changed the state after its commit.
+
+        False when it exists on return: somebody reads it.
+        """
+        for record in self.arena.records():
+            if (record.generation, record.step) == (generation, step):
+                self.arena.forget(record)
+        return not self.held(generation, step)
+
+    def write_just_in_time(
+        self,
+        generation: int,
+        step: int,
+        part: Part | None = None,
+        still: Callable[[], bool] = lambda: True,
+    ) -> float | None:
+        """Like `write`, but wait for nothing that a dead peer could keep from ending.
+
+        Where the free slot is pinned, because a checkpoint is being written from it, that one is what stays
+        and the newer one is overwritten; if it must not be, this waits for up to `PATIENCE_S`.
+        """
+        self._peers_failed = True
+        give_up_at = time.monotonic() + PATIENCE_S
+        cost_s = self.write(generation, step, None, part, still)
+        while cost_s is None and not self.held(generation, step):
+            if (stays := self._first_to_go(generation)) is not None:
+                cost_s = self.write(generation, step, frozenset({stays}), part, still)
+            if cost_s is not None or time.monotonic() > give_up_at:
+                break
+            time.sleep(PAUSE_S)
+            cost_s = self.write(generation, step, None, part, still)
+        return cost_s
+
+    def write_over(self, generation: int, step: int) -> float | None:
+        """Like `write`, but into the newer slot while somebody reads the older, which stays whole."""
+        stays = self._first_to_go(generation)
+        return self.write(generation, step, None if stays is None else frozenset({stays}))
+
+    def _first_to_go(self, generation: int) -> tuple[int, int] | None:
+        """Return which of two is overwritten first, if the group could go back to either; else None."""
+        ages = [(record.generation, record.step) for record in self.arena.records()]
+        good = (self._base, self._other)
+        if len(ages) < SLOTS or any(age[0] != generation and age not in good for age in ages):
+            return None
+        kept = self._kept(generation) or frozenset()
+        return next((age for age in reversed(ages) if age not in kept), None)
+
+    def _targets_of(self, tensors: Tensors, draft: Draft) -> _Targets:
+        """Return where each tensor goes; found anew for another mapping or other tensors."""
+        slot = draft.record.slot
+        known = self._targets.get(slot)
+        if known is None or known.data is not draft.data or known.layout is not draft.layout:
+            by_name = capture.views(draft.layout, draft.data)
+            views = [by_name[name] for name, _ in tensors]
+            copying = (
+                None if self._device.queues else tensor_copy.Copying(views, [tensor for _, tensor in tensors])
+            )
+            known = self._targets[slot] = _Targets(draft.data, draft.layout, views, copying)
+        return known
+
+    def _pin(self, draft: Draft) -> None:
+        """Page-lock the slot for the device's copy engine, once per mapping. Without that it is slower."""
+        slot = draft.record.slot
+        mapping, pinned = self._pinned.get(slot, (None, None))
+        if mapping is draft.data:
+            return
+        if pinned is not None:
+            pinned.release()
+        self._pinned[slot] = draft.data, self._device.pin(draft.data)
+
+
+def _parted(
+    left_out: LeftOut, targets: list[torch.Tensor], sources: list[torch.Tensor]
+) -> tuple[tensor_copy.Copying, tensor_copy.Copying]:
+    """Return what compares the stretches that may differ, and what copies the rest."""
+    ours, theirs = (
+        [tensor_copy.flat(tensors[n])[at:to] for n, at, to in left_out.compared]
+        for tensors in (targets, sources)
+    )
+    rest = [n for n in range(len(sources)) if n not in left_out.places]
+    return (
+        tensor_copy.Copying(ours, theirs, sparing=True),
+        tensor_copy.Copying([targets[n] for n in rest], [sources[n] for n in rest]),
+    )
+
+
+def copying_s(total_bytes: int) -> float:
+    """Return for how long a copy of so many bytes is waited for, and not called a hang."""
+    return COPY_S + total_bytes / COPY_BYTES_PER_S
+
+
+def _nothing() -> None:
+    """Do nothing, for nobody who looks on."""
+
+
+def interval(cost_s: float, step_s: float, budget: float, seldom_s: float = SELDOM_S) -> int:
+    """Return the power of two K for which a copy every K steps stays within `budget` of the time.
+
+    Not more often than every `seldom_s`: just-in-time copies bound what a fault costs, and a checkpoint
+    needs the private states of a snapshot to stay while it is written.
+
+    Powers of two, because each member may then choose its own and the private states of the ranks,
+    kept by the ruler, still meet (see `holdfast.protocol.kept_steps`).
+    """
+    every = 1
+    while every < MAX_INTERVAL and (cost_s > budget * step_s * every or step_s * every < seldom_s):
+        every *= 2
+    return every
+
+
+# When a snapshot is made again, because the one that was due is not kept.
+#
+# A script may change private state after a commit. Then no copy has the state of that step, which is void.
+#
+# - The rank that made a step void copies the next step that it does not make void, once its work after that
+#   commit is over. So no copy is made in vain, however many steps are void.
+# - Of a step that another rank made void the snapshot is forgotten, by order. That is seen at the next
+# commit,
+#   and the step of that commit is copied. It may be void as well, which shows only when it is forgotten, too:
+# each such loss in a row about doubles the time until the next copy, up to an interval. The times are uneven,
+#   so that they do not meet the same place of a pattern in the script again and again.
+# - From three members on, none has the private states of all ranks, and those of a step that only one member
+# has a snapshot of are kept for a few steps. There the members meet at a multiple of half the interval, whose
+# private states are kept for long. The rank that made a step void copies the next one as well, for all ranks
+#   may have done so. Such an extra snapshot may be overwritten, but takes the place of no other.
+
+
+_GOLDEN = 0.618  # multiples of it are spread evenly between whole numbers
+SOON = 4  # steps after the start of a generation in which it takes its first own snapshot
+
+
+class Retake:
+    """One member's, in its first rank, for one generation."""
+
+    def __init__(self, near: bool) -> None:
+        """`near`: this member has the private states of all ranks, its own and those it keeps for others."""
+        self._near = near
+        self._from = -1  # the first step that may take the place of one that is void; -1: none is needed
+        self._meeting = -1
+        self._there: frozenset[int] = frozenset()  # steps of the snapshots that there are
+        self._made = -1  # the last step that took the place of one
+        self._losses = 0  # in a row, for other ranks
+        self._doubts = False  # whether the loss that the last look saw is one
+
+    def voided(self, step: int, every: int) -> None:
+        """This rank made `step` void, of which a snapshot was wanted. `every` is the interval, 0 for none."""
+        self._from = step + 1
+        self._meet(step, every)
+
+    def forgot(self, there: Collection[int]) -> None:
+        """This rank has forgotten a snapshot itself; those of the steps `there` are left."""
+        self._there, self._doubts = frozenset(there), False
+
+    def look(self, step: int, there: Collection[int], every: int) -> None:
+        """Find out, at the commit of `step`, whether a snapshot was forgotten for another rank.
+
+        Not only the newest: the last one that there is stays, void or not. Another rank of this member may be
+        overwriting the older one, as before a pause that it has come to first.
+        """
+        before, now = self._there, frozenset(there)
+        lost, new = before - now, now - before  # one that is new has taken another's place
+        # What overwrites the older one has ended by the next commit, for which the ranks have met.
+        self._doubts = bool(lost and not new and now) and min(lost) < max(now) and not self._doubts
+        if self._doubts:
+            return
+        self._there = now
+        if new or not lost:
+            return
+        self._meet(step - 1, every)
+        if self._near and self._from < 0:
+            self._from = step + _wait(self._losses, max(every, SOON))
+            self._losses += 1
+
+    def is_due(self, step: int) -> bool:
+        """True when `step` is to be copied if it is not made void."""
+        return 0 <= self._from <= step
+
+    def meets(self, step: int) -> bool:
+        """True when `step` is to be copied as one of the interval is."""
+        return step == self._meeting
+
+    @property
+    def is_extra(self) -> bool:
+        """True when a copy that is due may be one that no other member has."""
+        return not self._near
+
+    def regular(self) -> None:
+        """A snapshot is due by the interval: forget the losses before if the last copy was none."""
+        if self._from < 0 and max(self._there, default=-1) >= self._made:
+            self._losses = 0
+
+    def made(self, step: int, there: Collection[int]) -> None:
+        """A snapshot of `step` was made; those of the steps `there` are all that there are."""
+        if self.is_due(step):
+            self._made, self._from = step, -1
+        self._there, self._doubts = frozenset(there), False
+
+    def _meet(self, step: int, every: int) -> None:
+        if not self._near:
+            unit = 1 << max(every // 2, 1).bit_length() - 1 if every else SOON
+            self._meeting = (step // unit + 1) * unit
+
+
+def _wait(losses: int, most: int) -> int:
+    """Return for how many steps to wait after so many losses in a row, the present one apart."""
+    bound = min((1 << min(losses, most.bit_length())) - 1, most)
+    return int(bound * (0.5 + 0.5 * (losses * _GOLDEN % 1.0)))

@@ -1,0 +1,648 @@
+"""The protected state of a training script: where it is, what it did, and how it is kept.
+
+The order of things within a step is what the guarantees rest on:
+
+1. before the optimizer's first write, the rank's private state of the step being made is stored and given
+   to another member; from then until `commit` the page's write counter is odd and the gate is closed;
+2. the optimizer writes;
+3. `commit` judges the numbers, opens the gate, counts the step, and takes a snapshot when one is due.
+
+So at any instant either the state of a committed step is whole in memory, or the rank says that it is in
+between (and another replica answers).
+
+On a GPU all of this is in the device's queue (`holdfast.training.copy_gate`): the host is up to a step ahead,
+waits for no kernel of the step that it commits, and judges that step's numbers when it commits the next one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from holdfast.errors import BadInput, NumericFault, Uncommitted
+from holdfast.protocol.progress import FLAG_JUMP, FLAG_NONFINITE, Phase
+from holdfast.state import capture, device, gradients, misuse, torch_hooks
+from holdfast.state import misuse as rates
+from holdfast.state.gradients import Gradients, Numbers
+from holdfast.state.loss_guard import LossGuard
+from holdfast.state.module_flags import Flags
+from holdfast.state.private_state import PrivateState
+from holdfast.training.caught_errors import Caught
+from holdfast.training.copy_gate import Gate
+from holdfast.worker import pauses
+from holdfast.worker.thread_frames import Threads
+
+if TYPE_CHECKING:
+    import torch
+
+    from holdfast.training.protection import Keeping
+    from holdfast.training.session import Session
+
+
+_COMMIT = "commit(loss, grad_norm=..., samples=..., tokens=..., flops=..., position=...)"
+_PAUSE = 'pause("eval", limit_s=600)'
+_PHASES = {"eval": Phase.EVAL, "checkpoint": Phase.CHECKPOINT}
+_LEAST_LIMIT_S = 1e-3  # of a pause that has overrun its own: 0 would mean the run's
+
+
+class State:
+    """What `session.protect` returns. `step` is the number of steps that the state contains."""
+
+    def __init__(self, session: Session, objects: Mapping[str, Any]) -> None:
+        self.session = session
+        self._step = 0
+        self._asked = False  # somebody has read `step` since `protect`: what follows may depend on it
+        self.turn = 0  # another one with each step that a loop yields, and when a loop ends
+        modules, private, replicated = torch_hooks.sort(objects)
+        self.flags = Flags(modules)
+        if session.world_size > 1:
+            for name in torch_hooks.with_generators(replicated):
+                misuse.warn(session.rank, misuse.shared_generator(name))
+        self.guard = LossGuard(factor=session.loss_jump) if session.loss_jump > 0 else None
+        moved = {name: each for name, each in replicated.items() if torch_hooks.schedules(each, objects)}
+        self.private = PrivateState(modules, private, session.device, self.guard, moved)
+        self.device = session.accelerator or device.of(modules.values())
+        self.gate = Gate(self.device)
+        self._pausing = False
+        self._pauses: list[tuple[str, float, float]] = []  # those within each other: label, limit, begin
+        self._unused: set[str] = set()  # warnings of pauses that were no `with`
+        self._prepared = -1  # the step whose private state has been stored
+        self._random: Mapping[str, bytes] | None = None
+        self._page = session.page
+        self._poison: int | None = None  # the step in which a drill asked for a bad number
+        self._spoilt = False
+        self._optimizers = [o for o in replicated.values() if torch_hooks.is_optimizer(o)]
+        self._modules = tuple(modules.values())
+        self._gradients = Gradients(self._optimizers, self.device)
+        self._bad_gradient = False
+        self._probe: torch.Tensor | None = None  # of this step's gradients, on the device
+        self._unjudged: Numbers | None = None  # of the step before, which may not have arrived
+        self._judged: Numbers | None = None  # the last
+        self._scaled = False  # a GradScaler decides whether the optimizer writes
+        self._in_tail = False  # between a commit and the next step
+        self._ahead = False  # work of the step before may still be in the device's queue
+        self._order = misuse.Order()
+        self._forgotten: misuse.Forgotten | None = misuse.Forgotten(
+            modules.values(), self._optimizers, lambda text: misuse.warn(session.rank, text)
+        )
+        self._accumulated = misuse.Accumulated(
+            modules.values(), self.device, lambda text: misuse.warn(session.rank, text)
+        )
+        self.keeping: Keeping | None = session.keeping(self, replicated)
+        torch_hooks.attach(modules, self._optimizers, self, self._after_write)
+        self._caught: Caught | None = None
+        if self.keeping is not None:
+            self._caught = Caught(session.peers, lambda: self.gate.frozen)
+            capture.refuse_kinds(replicated)
+            self.step, self._random = self.keeping.restore()
+            self.keeping.mark(self.step)
+            session.restored(self.step)
+        self._loops = Loops(self.step, lambda text: misuse.warn(session.rank, text))
+        self._added = misuse.Added(
+            self._modules, self._optimizers, lambda text: misuse.warn(session.rank, text)
+        )
+        self._unscheduled = rates.Unscheduled(
+            self._optimizers, objects, lambda text: misuse.warn(session.rank, text)
+        )
+        self._threads = Threads(lambda text: misuse.warn(0, text))  # on any rank: one may save alone
+        self.gate.start(self.step)
+        self._asked = False
+
+    @property
+    def step(self) -> int:
+        """The number of steps that the state contains."""
+        self._asked = True
+        return self._step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self._step = value
+
+    # -- the loop
+
+    def steps(self, count: int) -> Iterator[int]:
+        """Yield the numbers of the steps to do, up to `count` in all, from where the group left off.
+
+        `count` is that of the whole training, from its very beginning, and not that of an epoch.
+
+        A step counts when it is committed; one left by `continue` or `break` without a commit is
+        yielded again, at most three times.
+
+        Raises:
+            BadInput: `count` is no whole number, or below 0; the loop is within another one; a step was begun
+                too often without a commit, or its optimizer ran and it was not committed; this line has
+                trained all of its steps before, as an epoch's.
+        """
+        return self._steps(count, line_of_script())
+
+    def _steps(self, count: int, line: Line) -> Iterator[int]:
+        count = misuse.count_of(count)
+        self._order.enter()
+        begun = self._step  # what the script has read of it, `_loop` looks at
+        try:
+            self._loops.begin(count, begun, line)
+            yield from self._loop(count)
+        finally:
+            self._loops.ended(self._step - begun, line)
+            self._order.leave()
+
+    def _loop(self, count: int) -> Iterator[int]:
+        asked = self._asked
+        if self.keeping is not None and self.step <= count:
+            self._put_flags_back()  # not before an earlier loop, after which the script may set them
+        if self._random is not None:
+            self.private.restore_random(self._random)
+            self._random = None
+        self.session.aim(count)
+        if self.keeping is not None:
+            self.keeping.begin(self.step, asked=asked)
+        self._phase(Phase.DATA)
+        try:
+            while self.step < count:
+                self._end_tail()
+                if self.step in self.session.skip:
+                    self._pass_over()
+                    continue
+                step = self.step
+                self._order.begin(step)
+                self._in_tail = False
+                self._phase(Phase.DATA)
+                if self.keeping is not None:
+                    self.keeping.throttle()
+                self.turn += 1
+                yield step
+                if self._prepared > self.step and self.writing:
+                    raise Uncommitted(
+                        f"step {step} was not committed: call state.commit(loss=...) in the loop"
+                    )
+            self._settle()
+            self._end_tail()
+        finally:  # also when the script leaves the loop by `break`: what follows is no step
+            self.turn += 1
+            self._phase(Phase.IDLE)
+        if self.keeping is not None:
+            self.keeping.ended(self.step)
+
+    def _put_flags_back(self) -> None:
+        if left := self.flags.begin():
+            misuse.warn(self.session.rank, misuse.left_frozen(left, self.step))
+
+    def _end_tail(self) -> None:
+        """The script's work after a commit is over: see what it has changed before anything else is done.
+
+        What follows begins from the state as it then is, and nobody sees a next step before that is settled.
+        """
+        if self._page is not None:
+            self._page.tail_is_over()
+        if self.keeping is not None:
+            self.keeping.look_after_commit()
+
+    def commit(
+        self,
+        loss: Any = None,
+        *unnamed: Any,
+        grad_norm: Any = None,
+        samples: int = 0,
+        tokens: int = 0,
+        flops: float = 0.0,
+        position: int = -1,
+        **unknown: NoReturn,
+    ) -> None:
+        """Declare the step done: the state is now that of `step + 1` steps.
+
+        `loss` and `grad_norm` may be tensors or numbers and are judged here; `position` is the index of
+        the step's first sample, to name a batch that fails. `samples`, `tokens` and `flops` are this
+        step's, over all ranks.
+
+        Tensors on a GPU are not waited for: they are judged, and shown, when the next step is committed.
+        This call then waits for no more than the end of the step before.
+
+        Raises:
+            BadInput: outside of a step, or a second time in it; a number is none; an unknown argument.
+            NumericFault: the numbers are bad and nobody supervises. Under a supervisor this call does not
+                return then: the group is rolled back.
+            PeerLost: the script has caught what a lost peer raised, and the step lacks its update.
+        """
+        misuse.named_only("commit(loss, grad_norm=..., samples=..., position=...)", unnamed)
+        misuse.known_only(_COMMIT, unknown)
+        self._order.commit()
+        misuse.single("loss", loss)
+        misuse.single("grad_norm", grad_norm)
+        misuse.counts(samples=samples, tokens=tokens, flops=flops, position=position)
+        if self._caught is not None:
+            self._caught.commits(self.step, written=self.writing)
+        self._settle_forgotten()
+        self._added.look(self.step)
+        self._unscheduled.look()
+        self._accumulated.look()
+        if self._spoilt or (self._poison is not None and self._poison < self.step):
+            loss = math.nan
+            if not self._spoilt:  # by a script whose forward passes are not seen
+                torch_hooks.poison(self._optimizers)
+        numbers = self._numbers(loss, grad_norm, position)
+        if not self.writing:  # a step without an optimizer, or one that a gradient scaler left out
+            self._prepare_once()
+            self._close()
+            self._accumulated.watch()
+        if self.keeping is not None:
+            self.flags.commit()
+            self._threads.look()
+            self.keeping.finish(self.step + 1)
+        self.step += 1
+        self._order.committed()
+        if self._caught is not None:
+            self._caught.committed()
+        if self._page is not None:
+            shown = numbers if self._judged is None else self._judged
+            norm = math.nan if shown.norm is None or not math.isfinite(shown.norm) else shown.norm
+            if self._ahead:  # a launch that finds the queue full waits for a collective of the step before
+                self._page.disown()
+            self._in_tail = True
+            self._page.commit(self.step, shown.loss, norm, samples, tokens, flops, 0, position, Phase.TAIL)
+            self._ahead = self.device.queues and not numbers.waited
+        if self.keeping is not None:
+            self.keeping.mark(self.step)
+        self.gate.open()
+        self.session.settled()
+        if self.keeping is not None:
+            self.keeping.committed(self.step)
+        if self._page is not None:
+            self._page.tail_begins()
+
+    @property
+    def writing(self) -> bool:
+        """True from the optimizer's first write of a step to its commit, as the host calls them."""
+        return self.gate.writing
+
+    def pause(self, label: str = "pause", limit_s: float = 0.0, **unknown: NoReturn) -> misuse.Pause:
+        """Declare work that is no step ("eval", "checkpoint", or any word), so that it is no hang.
+
+        `limit_s` is its own limit; 0 takes the run's (30 minutes unless told otherwise). Random generators
+        are as before when it ends. Weights may be exchanged for others if they are put back before it ends.
+        After one within another, that one goes on, with what is left of its limit. It is for `with`, or
+        decorates a function; one that is neither is warned of on any rank, once for each line.
+
+        Raises:
+            BadInput: where it begins, for a wrong label, limit or argument; where it decorates an `async def`
+                or a generator function, whose work is done later.
+        """
+        return misuse.Pause(label, lambda: self._paused(label, limit_s, unknown), self._pause_unused)
+
+    def _pause_unused(self, text: str) -> None:
+        if text not in self._unused:
+            self._unused.add(text)
+            misuse.warn(0, text)  # on any rank: one may evaluate alone
+
+    @contextmanager
+    def _paused(self, label: str, limit_s: float, unknown: Mapping[str, Any]) -> Iterator[None]:
+        misuse.known_only(_PAUSE, unknown)
+        misuse.pause_of(label, limit_s)
+        self._settle()
+        random = dict(self.private.random())
+        self._pauses.append((label, float(limit_s), time.monotonic()))
+        self._show_pause(label, limit_s)
+        try:
+            with self._kept_still(label):
+                yield
+        except BaseException as error:
+            pauses.leaves(error, self.step)
+            raise
+        finally:
+            self.private.restore_random(random)
+            self._pauses.pop()
+            if self._pauses:
+                outer, limit_s, began_s = self._pauses[-1]
+                left_s = max(limit_s - (time.monotonic() - began_s), _LEAST_LIMIT_S)
+                self._show_pause(outer, left_s if limit_s else 0.0)
+            else:
+                self._phase(Phase.TAIL if self._in_tail else Phase.DATA)
+
+    def _show_pause(self, label: str, limit_s: float) -> None:
+        if self._page is not None:
+            self._page.pause(_PHASES.get(label, Phase.PAUSED), label, limit_s)
+
+    @contextmanager
+    def _kept_still(self, label: str) -> Iterator[None]:
+        """See that no peer's death finds weights that are swapped in for the pause as the state."""
+        if self.keeping is None or self.writing or self._pausing:
+            yield
+            return
+        self._pausing = True
+        self.keeping.pausing(label)
+        try:
+            yield
+            self.keeping.pause_ended(label)
+        finally:
+            self._pausing = False
+
+    # -- called by the hooks
+
+    def forward(self) -> None:
+        self._phase(Phase.FORWARD)
+        if self._pausing:
+            if self.keeping is not None:
+                self.keeping.pause_passes()
+        elif self.device.queues and self.keeping is not None:
+            self.keeping.proceed()
+
+    def backward(self) -> None:
+        self._phase(Phase.BACKWARD)
+        if self.keeping is not None:
+            self.keeping.passed(self.step + 1)
+            if self.device.queues:
+                self.keeping.proceed()
+
+    def spoils(self) -> bool:
+        """Say whether the pass that has just been made shall end in a bad gradient."""
+        self._spoilt = self._poison is not None
+        return self._spoilt
+
+    def before_write(self) -> None:
+        """The optimizer is about to write: secure what is private, close the gate."""
+        if self._caught is not None:
+            self._caught.writes(self.step)
+        if self.writing:
+            self._write_more()
+            return
+        self._order.write()
+        self._prepare()
+        self._secure_from_gradients()
+        self._close()
+        if self._page is not None and not self.device.queues:  # else the host does not know
+            self._page.writing(True)
+        self._phase(Phase.OPTIMIZER)
+
+    def _write_more(self) -> None:
+        """Another optimizer of the same step is about to write, perhaps in another stream of the device."""
+        if self._page is not None:
+            self._page.writes_more()
+        if self.device.queues:
+            if self.keeping is not None:
+                self.keeping.hold_back()
+            self.gate.before_more()
+
+    def _after_write(self, *_: Any) -> None:
+        """An optimizer's writes are queued; its stream may be another one than that of the commit.
+
+        On a host they are done. What the script waits for after that on a device is no work of its own.
+        """
+        if self.device.queues:
+            self.gate.after_some()
+        elif self._page is not None:
+            self._page.written()
+
+    def _secure_from_gradients(self) -> None:
+        """A step that is about to spoil the state costs nothing but itself: the state is copied before.
+
+        Whether it did is known when it is over (`_judge`).
+        Where a GradScaler leaves it to the optimizer's kernel to skip a step with bad gradients (fused
+        optimizers do that), they are no fault: they are how the scaler finds its scale.
+        """
+        self._scaled = any(getattr(each, "found_inf", None) is not None for each in self._optimizers)
+        if self._scaled:
+            return
+        if self.device.queues:
+            self._probe = self._gradients.probe()
+            return
+        if self._gradients.finite():
+            return
+        self._bad_gradient = True
+        if self.keeping is not None:
+            self.keeping.secure_before_write()
+
+    def forked(self) -> None:
+        """This process is one that the script forked: what is done to its copies is kept nowhere."""
+        self._page, self.keeping, self._forgotten, self._caught = None, None, None, None
+
+    # -- for the listener
+
+    def spoilt(self, step: int) -> str:
+        """Say which number, not judged yet, tells that the state of `step` is not good; "" if none does.
+
+        Reported as well: it is not known whether the script will get to judge it.
+        """
+        numbers = self._unjudged
+        if numbers is None or numbers.step >= step:
+            return ""
+        if why := numbers.spoilt():
+            self.session.report("nan", numbers.step, numbers.loss, numbers.position)
+        return why
+
+    def poison(self) -> None:
+        """For drills: make the next step a real NaN, as a bad batch does: loss, gradients, parameters."""
+        self._poison = self.step
+
+    # -- inside
+
+    def _prepare(self, *, skipped: bool = False) -> None:
+        self._prepared = self.step + 1
+        if self.keeping is not None:
+            self.keeping.prepare(self.step + 1, skipped=skipped)
+
+    def _prepare_once(self) -> None:
+        if self._prepared <= self.step:
+            self._prepare(skipped=True)
+
+    def _settle_forgotten(self) -> None:
+        """Warn of what is not protected before anything else: what else is noticed may come of it."""
+        forgotten, self._forgotten = self._forgotten, None
+        if forgotten is not None and forgotten.settle() and self.keeping is not None:
+            self.keeping.misused()
+
+    def _close(self) -> None:
+        keep = None
+        if self.device.queues and self.keeping is not None:
+            self.keeping.proceed(must=True)
+            keep = self.keeping.keep
+        self.gate.close(self.step, keep)
+
+    def _pass_over(self) -> None:
+        """Skip a batch that the supervisor named: all ranks do, so the collectives still meet."""
+        self._prepare()
+        self._close()
+        self.step += 1
+        if self._page is not None:
+            self._page.skip(self.step)
+        if self.keeping is not None:
+            self.keeping.mark(self.step)
+        self.gate.open()
+        if self.keeping is not None:
+            self.keeping.finish(self.step)
+            self.keeping.committed(self.step)
+
+    def _numbers(self, loss: Any, norm: Any, position: int) -> Numbers:
+        """Return the step's numbers, judged if they are here. Those of the step before have been.
+
+        The gradients' norm is judged only if the optimizer used them: a GradScaler leaves out, by design, a
+        step in which they overflowed.
+        """
+        if not self.writing or self._scaled:
+            norm = None
+        numbers = Numbers(self.device, self.step, loss, norm, self._probe, position)
+        self._probe = None
+        if self.device.queues:
+            self.gate.keep_pace()
+            self._settle()
+        if numbers.late:
+            self._unjudged = numbers
+        else:
+            self._judge(numbers)
+        return numbers
+
+    def _settle(self) -> None:
+        """Judge what has not been judged, once it is here."""
+        numbers = self._unjudged
+        if numbers is not None:
+            numbers.receive()
+            self._judge(numbers)
+            self._unjudged = None
+
+    def _judge(self, numbers: Numbers) -> None:
+        loss, norm, given = numbers.loss if numbers.has_loss else 0.0, numbers.norm, numbers.has_loss
+        bad, self._bad_gradient = self._bad_gradient or not numbers.gradients_finite, False
+        if (bad or (norm is not None and not math.isfinite(norm))) and not self._is_spoilt():
+            norm, bad = None, False  # the optimizer left the step out, or had the gradients cleaned
+        verdict = self._verdict(numbers.step, loss, norm, given)
+        if verdict == "ok" and bad:
+            verdict = "nan"
+        self._judged = numbers
+        if verdict == "ok":
+            return
+        why = self.guard.usual() if self.guard is not None and verdict == "jump" else ""
+        if self._verdict(numbers.step, loss, None, given) == "ok":
+            self.session.give_way()  # gradients are everybody's: whose loss it is says so first
+        if self._page is not None:
+            flags = FLAG_JUMP if verdict == "jump" else FLAG_NONFINITE
+            shown = math.nan if norm is None else norm
+            self._page.commit(self.step, loss, shown, 0, 0, 0.0, flags, numbers.position)
+        self.session.flag(verdict, numbers.step, loss, numbers.position, why)
+        where = f"(batch position {numbers.position})"
+        raise NumericFault(f"step {numbers.step}: loss {loss:g} is {_name(verdict)} {where}")
+
+    def _is_spoilt(self) -> bool:
+        """Say whether bad gradients have reached the state. Waits for all that is queued."""
+        self.device.wait(self.device.mark())
+        return gradients.reached(self._modules, self._optimizers)
+
+    def _verdict(self, step: int, loss: float, norm: float | None, given: bool) -> str:
+        if self.guard is not None and given:
+            verdict = self.guard.check(loss, norm)
+            accepted = self.session.accepts(step, loss) if verdict == "jump" else ""
+            if not accepted:
+                return verdict
+            self.session.note(f"loss {loss:.6g} at step {step}; {self.guard.usual()}: {accepted}")
+            self.guard.accept(loss)
+            return "ok"
+        for value in (loss, norm if norm is not None else 0.0):
+            if not math.isfinite(value):
+                return "nan" if math.isnan(value) else "inf"
+        return "ok"
+
+    def _phase(self, phase: Phase) -> None:
+        if self._page is not None:
+            self._page.phase(phase)
+
+
+def _name(verdict: str) -> str:
+    return {"nan": "not a number", "inf": "infinite", "jump": "far above the recent ones"}[verdict]
+
+
+# The loops over `steps` that follow each other in a process.
+#
+# `steps(n)` counts from the beginning of the whole training, so that after a restart the same line continues
+# where the group left off. A script that means n steps from here (of an epoch) would train the first n, pass
+# over all others, and end well. A process that has trained nothing yet passes over what was done before it,
+# as it should.
+
+
+_OURS = str(Path(__file__).parents[1]) + os.sep
+_STDLIB = str(Path(os.__file__).parent) + os.sep
+
+Line = tuple[str, int]
+
+
+class Loops:
+    """What the loops of this process have asked for and done."""
+
+    def __init__(self, resumed: int, say: Callable[[str], None]) -> None:
+        self._resumed = resumed  # steps that were done before this process
+        self._say = say
+        self._passed: int | None = None  # the loop that was, as far as it matters
+        self._asked: dict[Line, set[int]] = {}
+        self._trained: dict[Line, int] = {}  # how many loops at a line have done steps
+        self._told = False
+
+    def begin(self, count: int, step: int, line: Line) -> None:
+        """Judge a loop over `steps(count)` that begins at `line`, with the state of `step`.
+
+        Raises:
+            BadInput: all its steps were trained by this line before, and it never asked for fewer.
+        """
+        asked = self._asked.setdefault(line, set())
+        if count <= step and self._trained and min(asked, default=count) >= count:
+            self._nothing_left(count, step, line)
+        asked.add(count)
+        self._tell_passed(count, step)
+
+    def ended(self, did: int, line: Line) -> None:
+        """A loop that was begun at `line` is over, or was left, after `did` steps."""
+        if did > 0:
+            self._trained[line] = self._trained.get(line, 0) + 1
+
+    def _nothing_left(self, count: int, step: int, line: Line) -> None:
+        """Refuse what can only be a mistake; else warn, once.
+
+        One line that trains several times with the same count (`zip` with a loader that ends first, `break`)
+        may well know what it counts, and a process that was resumed cannot tell whether it did so before.
+        """
+        name, number = line[0].rpartition("/")[2], line[1]
+        counts = "n in steps(n) counts from the beginning of the whole training, not of an epoch or a phase"
+        if self._trained.get(line) == 1 and self._resumed == 0:
+            raise BadInput(
+                f"steps({count}) is the whole training, not one epoch, and its steps are done: {counts}. For "
+                f"3 epochs write one loop, `for step in state.steps(3 * {count}):`, or batches.steps(3 * "
+                "len(batches)), with what follows an epoch in `if batches.ends_epoch(step):`. Before a loop "
+                f"that may have nothing left to do, write `if state.step < {count}:`"
+            )
+        if not self._told:
+            self._told = True
+            self._say(
+                f"steps({count}) ({name}, line {number}) does nothing, as {step} steps are done: {counts}. "
+                f"For as many more write steps({step} + {count}); if nothing is left to do there, `if "
+                f"state.step < {count}:` before the loop says so"
+            )
+
+    def _tell_passed(self, count: int, step: int) -> None:
+        """Warn when what stands between an earlier loop and this one has run again, with a later state."""
+        if count < self._resumed:
+            self._passed = count
+        elif self._passed is not None and step < count:
+            passed, self._passed = self._passed, None
+            self._say(
+                f"the loop over steps({passed}) was done before the restart, so what follows it has run "
+                f"again, with the state of step {step}. If it must happen once: write `if state.step < "
+                f"{passed}:` around that loop, and do it as the next one begins, in `if step == {passed}:` "
+                '(see "Two loops" in the user guide)'
+            )
+
+
+def line_of_script() -> Line:
+    """Return where the script is: the innermost frame that is neither ours nor a library's."""
+    frame: FrameType | None = sys._getframe(1)
+    first: Line = ("", 0)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        line = (name, frame.f_lineno)
+        if not name.startswith((_OURS, "<frozen ")):
+            if "site-packages" not in name and not name.startswith(_STDLIB):
+                return line
+            first = first if first[0] else line
+        frame = frame.f_back
+    return first

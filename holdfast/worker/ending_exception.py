@@ -1,0 +1,233 @@
+"""An exception that a script is going to end with, seen while its `finally` blocks still run.
+
+Python tells of an exception only when nothing caught it, which is after every `finally` and `__exit__` on
+its way out: a tracker that uploads, a group that is torn down. Meanwhile the peers wait. So a thread looks
+now and then at the exception that the main thread is handling, if any. Whether anything may catch it, the
+source says: it is perhaps on its way out if where it is now is a `finally` block, and no frame is in the body
+of what may catch it. Where the source does not say, it may be caught. And it is a hint and no more, which
+is withdrawn when the thread goes on.
+"""
+
+from __future__ import annotations
+
+import ast
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from holdfast.worker import script_source, thread_frames
+
+TICK_S = 0.25  # an exception that is out sooner needs no word before
+
+
+def _folder() -> str:
+    """Return the working directory, "" where it is gone."""
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return ""
+
+
+LIMIT_S = 30.0  # for the `finally` blocks of a script that an exception ends
+_END = "_run_main"  # of holdfast.worker.script: what is further out is ours
+_HERE = _folder()  # what the relative names of a script's files are relative to
+_FLOW = (GeneratorExit, StopIteration, StopAsyncIteration)  # whoever closes or iterates catches them
+_HARMLESS = frozenset({"open", "torch.no_grad", "torch.enable_grad", "torch.inference_mode"})
+_HARMLESS_METHODS = frozenset({"pause", "no_sync"})
+_TRIES: tuple[type[ast.AST], ...] = (ast.Try, getattr(ast, "TryStar", ast.Try))
+_LEAVES = (ast.Return, ast.Break, ast.Continue)
+
+
+@dataclass(frozen=True, slots=True)
+class Unwinding:
+    """An exception on its way out. `text` is the traceback as it will be printed."""
+
+    error: BaseException
+    text: str
+
+
+def unwinding(ident: int | None = None) -> Unwinding | None:
+    """Return what may end the script of thread `ident` (the main one), None if that may be caught."""
+    ident = threading.main_thread().ident if ident is None else ident
+    if ident is None:
+        return None
+    error = _handled(ident)
+    frame = thread_frames.thread_frames().get(ident)
+    trace = error.__traceback__ if error is not None else None
+    if error is None or trace is None or isinstance(error, _FLOW):
+        return None
+    while frame is not None and frame is not trace.tb_frame:
+        frame = frame.f_back
+    if frame is None or not _is_passing(frame.f_code.co_filename, trace.tb_lineno, frame.f_lineno):
+        return None
+    outer = list(_outer(frame))
+    if any(_may_catch(each.f_code.co_filename, each.f_lineno) for each in (frame, *outer)):
+        return None
+    return Unwinding(error, _text(error, trace, outer))
+
+
+def _handled(ident: int) -> BaseException | None:
+    """Return the exception that a thread handles: in an `except` or `finally`, or within an `__exit__`."""
+    found = thread_frames.exceptions().get(ident)
+    if isinstance(found, tuple):  # before Python 3.12
+        found = found[1]
+    return found if isinstance(found, BaseException) else None
+
+
+def _outer(frame: FrameType) -> Iterator[FrameType]:
+    """Yield the frames further out than `frame`, of the script."""
+    at = frame.f_back
+    while at is not None and at.f_code.co_name != _END:
+        yield at
+        at = at.f_back
+
+
+def _text(error: BaseException, trace: TracebackType, outer: list[FrameType]) -> str:
+    before = [traceback.FrameSummary(f.f_code.co_filename, f.f_lineno, f.f_code.co_name) for f in outer]
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(before[::-1])]
+    lines += traceback.format_tb(trace)
+    return "".join(lines + traceback.format_exception_only(type(error), error))
+
+
+# -- what the source says
+
+
+def _is_passing(file: str, raised: int, now: int) -> bool:
+    """True when an exception of line `raised` passes through line `now`: a `finally`, or a `with`'s end."""
+    for node in _blocks(file) or ():
+        if isinstance(node, ast.Try):
+            begun: list[ast.stmt | ast.ExceptHandler] = [*node.body, *node.handlers, *node.orelse]
+            if _holds(node.finalbody, now) and _holds(begun, raised):
+                return not _leaves(node)
+        elif _holds(node.body, raised) and node.lineno <= now < node.body[0].lineno:
+            return not _suppresses(node)
+    return False
+
+
+def _may_catch(file: str, line: int) -> bool:
+    """True when what surrounds line `line` catches exceptions, or may: also where there is no source."""
+    if file == "<frozen runpy>":
+        return False
+    blocks = _blocks(file)
+    if blocks is None:
+        return True
+    for node in blocks:
+        if isinstance(node, ast.Try):
+            begun: list[ast.stmt | ast.ExceptHandler] = [*node.body, *node.handlers, *node.orelse]
+            if (node.handlers and _holds(node.body, line)) or (_leaves(node) and _holds(begun, line)):
+                return True
+        elif _holds(node.body, line) and _suppresses(node):
+            return True
+    return False
+
+
+def _holds(body: Sequence[ast.stmt | ast.ExceptHandler], line: int) -> bool:
+    return bool(body) and body[0].lineno <= line <= (body[-1].end_lineno or body[-1].lineno)
+
+
+def _leaves(node: ast.Try) -> bool:
+    """True when the `finally` may end the exception: with a return, a break or a continue."""
+    return any(isinstance(each, _LEAVES) for part in node.finalbody for each in ast.walk(part))
+
+
+def _suppresses(node: ast.With | ast.AsyncWith) -> bool:
+    """True unless all context managers of a `with` are known to let exceptions pass."""
+    return not all(_is_harmless(item.context_expr) for item in node.items)
+
+
+def _is_harmless(made: ast.expr) -> bool:
+    if not isinstance(made, ast.Call):
+        return False
+    called = made.func
+    return ast.unparse(called) in _HARMLESS or (
+        isinstance(called, ast.Attribute) and called.attr in _HARMLESS_METHODS
+    )
+
+
+def _blocks(file: str) -> tuple[ast.Try | ast.With | ast.AsyncWith, ...] | None:
+    """Return all `try` and `with` of a file, inner ones last; None where its source cannot be told."""
+    if not Path(file).is_absolute() and (not _HERE or _folder() != _HERE):
+        return None
+    return _parsed(file)
+
+
+@lru_cache(maxsize=64)
+def _parsed(file: str) -> tuple[ast.Try | ast.With | ast.AsyncWith, ...] | None:
+    try:
+        tree = ast.parse(script_source.text_of(file))
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return None
+    found: list[ast.Try | ast.With | ast.AsyncWith] = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.With, ast.AsyncWith)):
+            found.append(node)
+        elif isinstance(node, _TRIES):
+            found.append(_as_try(node))
+    return tuple(found)
+
+
+def _as_try(node: ast.AST) -> ast.Try:
+    """Return a `try`; one with `except*` has the same parts, and is another type."""
+    if isinstance(node, ast.Try):
+        return node
+    return ast.Try(**dict(ast.iter_fields(node)))
+
+
+class Lookout:
+    """Looks at the main thread every `TICK_S`, and tells of an exception that may be on its way out.
+
+    It is told when it was seen twice, for most are over before; once more when it is still there after
+    `LIMIT_S`; and withdrawn when the thread no longer handles it, or has made progress.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[Unwinding, int, bool], None],
+        withdraw: Callable[[], None],
+        progress: Callable[[], object] = lambda: None,
+        tick_s: float = TICK_S,
+    ) -> None:
+        """`tell` gets what was found, when it was first seen (CLOCK_MONOTONIC), and if `LIMIT_S` is over.
+
+        `progress` returns something else whenever the script has gone on.
+        """
+        self._tell, self._withdraw, self._progress = tell, withdraw, progress
+        self._tick_s = tick_s
+        self._seen: BaseException | None = None
+        self._at: object = None
+        self._since_ns = 0
+        self._told = self._is_over = False
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="holdfast-lookout", daemon=True).start()
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while True:
+            self.look(time.monotonic_ns())
+            pause.wait(self._tick_s)
+
+    def look(self, now_ns: int) -> None:
+        """Look once."""
+        try:
+            found = unwinding()
+        except Exception:  # whatever a frame or a source is: not to be seen is no harm
+            found = None
+        at = self._progress() if found is not None else None
+        if found is None or found.error is not self._seen or at != self._at:
+            if self._told:
+                self._withdraw()
+            self._seen = found.error if found is not None else None
+            self._at, self._since_ns = at, now_ns
+            self._told = self._is_over = False
+        elif not self._told:
+            self._told = True
+            self._tell(found, self._since_ns, False)
+        elif not self._is_over and now_ns - self._since_ns >= LIMIT_S * 1e9:
+            self._is_over = True
+            self._tell(found, self._since_ns, True)

@@ -1,0 +1,292 @@
+"""Read the user's command: which interpreter, which script or module, and may it be run ahead?"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.errors import BadInput
+from holdfast.process import executable
+
+_PYTHON = re.compile(r"python(3(\.\d+)?)?(\.exe)?")
+_TAKES_VALUE = {"-W", "-X"}
+_LAUNCHERS = {  # by module, and by the program that runs it
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torch.distributed.launch",
+    "accelerate.commands.launch": "accelerate launch",
+    "torchrun": "torchrun",
+    "accelerate-launch": "accelerate launch",
+}
+_ACCELERATE = ("accelerate", "accelerate.commands.accelerate_cli")
+_SAYS_ONLY = {"-V", "-VV", "--version", "-h", "-?", "--help", "--help-env", "--help-xoptions", "--help-all"}
+MAX_SOURCE_BYTES = 4 << 20
+_COMPILE = """
+import sys, traceback
+try:
+    compile(open(sys.argv[1], "rb").read(), sys.argv[1], "exec")
+except (SyntaxError, ValueError) as error:
+    sys.exit("".join(traceback.format_exception_only(type(error), error)))
+"""
+_NOT_FOUND, _FIND_S = 91, 30.0
+_FIND = f"""
+import importlib.util, sys
+sys.exit({_NOT_FOUND} if importlib.util.find_spec(sys.argv[1]) is None else 0)
+"""
+_MAX_FILES = 200  # local modules looked through for `import holdfast`
+_Found = tuple[bool, tuple[str, ...], tuple[str, ...]]  # it joins; imports from elsewhere; files of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A command as the warm processes need it.
+
+    kind: "script" (`target` is a file), "module" (`-m target`), "other" (not Python that we can enter:
+    `argv` is started as it stands).
+    """
+
+    kind: str
+    interpreter: str
+    flags: tuple[str, ...]
+    target: str
+    args: tuple[str, ...]
+    argv: tuple[str, ...]
+    joins: bool = False  # it, or a module beside it, imports holdfast
+    imports: tuple[str, ...] = ()  # what it imports from elsewhere than its own folder
+    source: str = ""  # the file with its first line, where that is known
+    own: tuple[str, ...] = ()  # files of its own modules, which it and they import
+
+    def entered(self, code: str, root: Path) -> tuple[str, ...]:
+        """Return the words that run `code` in its interpreter, with its folder and `root` as arguments."""
+        folder = Path(self.target).resolve().parent if self.kind == "script" else Path().resolve()
+        return (self.interpreter, *self.flags, "-c", code, str(folder), str(root))
+
+
+def parse(argv: list[str], directory: Path) -> Program:
+    """Return the program that `argv` would run in `directory`.
+
+    Raises:
+        BadInput: the command is empty or cannot be found, or its script does not exist.
+    """
+    if not argv:
+        raise BadInput("no command: give one after --, such as `-- python train.py`")
+    found = shutil.which(argv[0])
+    if found is None:
+        raise BadInput(_not_a_command(argv[0], directory))
+    if not _PYTHON.fullmatch(Path(argv[0]).name):
+        return Program("other", found, (), "", (), tuple(argv))
+    flags, rest = _split_flags(argv[1:])
+    if rest[:1] == ["-m"] and len(rest) > 1:
+        return _module(found, flags, rest[1], rest[2:], argv, directory)
+    if not rest or rest[0].startswith("-"):
+        return Program("other", found, (), "", (), tuple(argv))
+    return _script(found, flags, rest[0], rest[1:], argv, directory)
+
+
+def refusal(argv: list[str]) -> str:
+    """Return why `run` cannot supervise what `argv` starts; "" where nothing speaks against it.
+
+    A launcher of ranks would be one rank: those that it starts inherit nothing of what `join` needs.
+    """
+    if not argv:
+        return ""
+    name, words = Path(argv[0]).name, argv[1:]
+    if _PYTHON.fullmatch(name):
+        flags, words = _split_flags(words)
+        if not words and not _SAYS_ONLY.intersection(flags):
+            return (
+                f"{name!r} without a script would only read its input: give one, such as `-- {name} train.py`"
+            )
+        named = words[1:2] if words[:1] == ["-m"] else [Path(word).name for word in words[:1]]
+        name, words = "".join(named), words[1 + (words[:1] == ["-m"]) :]
+    launcher = _LAUNCHERS.get(name)
+    if launcher is None and name in _ACCELERATE and words[:1] == ["launch"]:
+        launcher = "accelerate launch"
+    if launcher is None:
+        return ""
+    return (
+        f"holdfast run takes the place of {launcher}: give it the script itself:"
+        " holdfast run --nproc-per-node N -- python train.py"
+    )
+
+
+def _not_a_command(name: str, directory: Path) -> str:
+    here = directory / name
+    if here.is_dir():
+        return f"command {name!r} is a directory: give a program, or a Python file (.py)"
+    if here.is_file() and os.access(here, os.X_OK):
+        return f"command {name!r} is not on PATH: the file here is started as `./{name}`"
+    if here.is_file():
+        return (
+            f"command {name!r} is a file that cannot be executed: a Python script is given as `python {name}`"
+        )
+    return f"command {name!r} not found: give a program on PATH or a path to one"
+
+
+def _split_flags(words: list[str]) -> tuple[list[str], list[str]]:
+    flags: list[str] = []
+    while words and words[0].startswith("-") and words[0] not in ("-m", "-c", "-"):
+        count = 2 if words[0] in _TAKES_VALUE and len(words) > 1 else 1
+        flags, words = flags + words[:count], words[count:]
+    return flags, words
+
+
+def _script(
+    python: str, flags: list[str], name: str, args: list[str], argv: list[str], directory: Path
+) -> Program:
+    path = directory / name
+    if not path.is_file():
+        raise BadInput(f"script {name!r} not found in {directory}: give a Python file that exists")
+    real = path.resolve()  # Python follows a link to the script before it takes its folder
+    joins, imports, own = _look_through(real, real.parent)
+    return Program(
+        "script", python, tuple(flags), name, tuple(args), tuple(argv), joins, imports, str(path), own
+    )
+
+
+def _module(
+    python: str, flags: list[str], name: str, args: list[str], argv: list[str], directory: Path
+) -> Program:
+    relative = name.replace(".", "/")
+    for candidate in (directory / relative / "__main__.py", directory / f"{relative}.py"):
+        if candidate.is_file():
+            joins, imports, own = _look_through(candidate, directory)
+            source = str(candidate)
+            break
+    else:
+        source, own = "", ()
+        joins, imports, _ = _look_at_installed(name)
+    return Program(
+        "module", python, tuple(flags), name, tuple(args), tuple(argv), joins, imports, source, own
+    )
+
+
+def check_start(program: Program) -> str:
+    """Return why the command's first word certainly cannot be started; "" when it may be."""
+    path = shutil.which(program.argv[0])
+    return executable.refusal(program.argv[0], Path(path)) if path is not None else ""
+
+
+def check_syntax(program: Program) -> str | None:
+    """Return what Python says of a program that it cannot compile, None when it can.
+
+    The program's own interpreter has the last word: its syntax may be newer than ours.
+    """
+    if not program.source:
+        return None
+    try:
+        compile(Path(program.source).read_bytes(), program.source, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, OSError):
+        words = [program.interpreter, "-c", _COMPILE, program.source]
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+        except OSError:  # the launcher says what is wrong with the interpreter
+            return None
+        return done.stderr.strip() if done.returncode else None
+    return None
+
+
+def check_module(program: Program, directory: Path) -> str | None:
+    """Return why `-m MODULE` cannot be found from `directory`, None when it may be.
+
+    Nothing of the user's is imported: packages can extend their own path, so only what is certain is said.
+    """
+    if program.kind != "module" or program.source:
+        return None
+    top = program.target.partition(".")[0]
+    words = [program.interpreter, *program.flags, "-c", _FIND, top]
+    try:
+        done = subprocess.run(words, capture_output=True, check=False, cwd=directory, timeout=_FIND_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != _NOT_FOUND:
+        return None
+    return f"module {program.target!r} not found: give one that can be imported from {directory}"
+
+
+def _look_at_installed(name: str) -> _Found:
+    """Find a module on the interpreter's own path without importing its parents."""
+    top = name.partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.origin:
+        return False, (), ()
+    root = Path(spec.origin).parent
+    relative = name.split(".")[1:]
+    if spec.submodule_search_locations is None:
+        return _look_through(Path(spec.origin), root)
+    package = root.joinpath(*relative)
+    for candidate in (package / "__main__.py", package.with_suffix(".py"), root / "__init__.py"):
+        if candidate.is_file():
+            return _look_through(candidate, root.parent)
+    return False, (), ()
+
+
+def _look_through(first: Path, root: Path) -> _Found:
+    """Follow imports from `first` within `root`: is holdfast among them, what else is, and which files are?
+
+    Reads sources only. A script that hides its import of holdfast (importlib, exec) counts as one that
+    does not join, which costs speed, never correctness.
+    """
+    todo, seen, outside, own, joins = [first], {first.resolve()}, set[str](), list[str](), False
+    while todo and len(seen) <= _MAX_FILES:
+        path = todo.pop()
+        for name in _imported(path, root):
+            if name.partition(".")[0] == "holdfast":
+                joins = True
+                continue
+            local = _local(name, root, path.parent)
+            if not local and not _local(name.partition(".")[0], root, path.parent):
+                outside.add(name)  # else it is something inside of a module of the script's own
+            for each in local:
+                if each.resolve() not in seen:
+                    seen.add(each.resolve())
+                    todo.append(each)
+                    own.append(str(each))
+    return joins, tuple(sorted(outside)), tuple(sorted(own[:_MAX_FILES]))
+
+
+def _local(name: str, root: Path, beside: Path) -> list[Path]:
+    relative = Path(*name.split("."))
+    found: list[Path] = []
+    for base in {root, beside}:
+        places = ((base / relative).with_suffix(".py"), base / relative / "__init__.py")
+        found += [each for each in places if each.is_file()]
+    return found
+
+
+def _imported(path: Path, root: Path) -> list[str]:
+    try:
+        if path.stat().st_size > MAX_SOURCE_BYTES:
+            return []
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return []  # the run itself will say what is wrong with it, with a traceback
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names += [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            names += _relative(node, path, root)
+    return names
+
+
+def _relative(node: ast.ImportFrom, path: Path, root: Path) -> list[str]:
+    folder = path.parent
+    for _ in range(node.level - 1):
+        folder = folder.parent
+    try:
+        parts = list(folder.resolve().relative_to(root.resolve()).parts)
+    except ValueError:
+        return []
+    module = ".".join([*parts, *([node.module] if node.module else [])])
+    return [name for name in (module, *(f"{module}.{a.name}" for a in node.names)) if name]

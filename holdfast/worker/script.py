@@ -1,0 +1,446 @@
+"""Run the user's program to its end, and say how it ended before anybody has to guess."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import importlib.util
+import io
+import os
+import runpy
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import ModuleType, TracebackType
+
+from holdfast.errors import BadInput, NumericFault, Uncommitted
+from holdfast.inspection.victims import is_victim, lost_peers
+from holdfast.protocol import foreign_text, progress_writer
+from holdfast.protocol.launcher_messages import UNFLUSHED, Ending
+from holdfast.protocol.progress import FailKind
+from holdfast.protocol.rank_channel import Say
+from holdfast.worker import pauses, script_source
+from holdfast.worker.launcher_channel import Runtime
+from holdfast.worker.program import Program
+from holdfast.worker.teardown import Before, tear_down
+
+_OURS = str(Path(__file__).parents[1])
+_STDLIB = str(Path(os.__file__).parent)
+_MAX_WHY = 200
+_LEAVE_STATE = ("exception", "distributed")  # the kinds of failures that leave a state to go on from
+_EXIT_NOT_FLUSHED = 120  # an interpreter's own code for what it could not write at its end
+_LEAST_S = 5.0  # for finalizers, however short `--grace` is
+_FROM_JOIN = frozenset(("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"))
+_VICTIM_S = 5.0  # for the exit handlers of one that has lost its peers: they may wait for them, too
+
+
+def run(program: Program, runtime: Runtime, source: bytes | None = None) -> int:
+    """Run `program` as `__main__` and return the exit code, after what an interpreter would print.
+
+    `source` is the script as it was when the run began; without it, the file is read.
+
+    A failure has been told to the launcher, with the survivors' chance to secure their state, before
+    this returns: the recovery need not wait for the process to unwind.
+
+    A process that the script forks comes out here too, with what ended it. It is no rank: it ends as it
+    would under an interpreter, and nobody is told.
+    """
+    last = atexit.register(
+        partial(_flush_last, runtime)
+    )  # before all of the script's: so it comes after them
+    before, failed, code = Before.of_now(), "", 0
+    try:
+        _run_main(program, source)
+    except SystemExit as error:
+        if runtime.is_ours and of(error, 0, "") is not None and is_victim(error):
+            _print_reason(error)
+            failed, code = _fail(error, runtime)
+        else:
+            code = _exit_code(error, runtime)
+    except BaseException as error:
+        # Whatever ends a script must be told: also KeyboardInterrupt and torch's own exceptions.
+        if runtime.is_ours:
+            failed, code = _fail(error, runtime)
+        else:
+            trimmed, code = _trim(error.__traceback__), 1
+            sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
+    if failed:
+        _leave(code, _VICTIM_S if failed == "distributed" else None, before)
+    if code == 0:
+        keep_last(runtime)
+    return _end_well(code, last, runtime, before)
+
+
+def keep_at_exit(runtime: Runtime) -> None:
+    """Have the state kept at the end of an interpreter that runs the script by itself, and not through `run`.
+
+    It is the last one, or what an exception has left. With which code it exits, a handler is not told: a rank
+    that fails is restarted, whatever its page says.
+    """
+    atexit.register(_keep_at_exit, runtime)
+
+
+def _keep_at_exit(runtime: Runtime) -> None:
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if error is None:
+        keep_last(runtime)
+    elif runtime.is_ours and runtime.on_failing is not None and kind_of(error) in _LEAVE_STATE:
+        runtime.on_failing()
+
+
+def keep_last(runtime: Runtime) -> None:
+    """Have the state kept that the script ended with. Whatever comes of that, the script has ended well."""
+    if runtime.on_leaving is None or not runtime.is_ours:
+        return
+    try:
+        runtime.on_leaving()
+    except Exception as error:
+        why = f"{type(error).__name__}: {_text_of(error)}"[:_MAX_WHY]
+        runtime.say(Say("left", note=why))
+        with suppress(Exception):
+            print(f"holdfast: the last state is not kept: {why}", file=sys.stderr)
+
+
+def _end_well(code: int, last: Callable[[], bool], runtime: Runtime, before: Before) -> int:
+    """Do what an interpreter does at its end, but for tearing down the process group.
+
+    With a DDP object alive torch's own teardown can hang: the group is destroyed by a thread that holds the
+    interpreter's lock, and joins threads that wait for it. Only a script that formed a group ends this way.
+    `last` is what the exit handlers end with: of all others, the interpreter will call it.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_initialized():
+        return code
+    atexit.unregister(last)
+    threading._shutdown()  # type: ignore[attr-defined]  # joins what is no daemon, and thread pools
+    atexit._run_exitfuncs()
+    flushed = last()
+    if runtime.is_ours:  # what a fork has is a copy of what the rank itself will write
+        _limit_teardown(code, runtime)
+        _tear_down(before, finalize=True)
+        flushed = flushed and last()  # finalizers may print
+    os._exit(code if flushed else _EXIT_NOT_FLUSHED)
+
+
+def _tear_down(before: Before, *, finalize: bool) -> None:
+    # A handler of a signal may raise here what it likes: the end comes after all.
+    with suppress(BaseException):
+        tear_down(before, _say_unwritten, finalize=finalize)
+
+
+def _say_unwritten(line: str) -> None:
+    with suppress(Exception):  # it may have been closed
+        print(f"holdfast: {line}", file=sys.stderr, flush=True)
+
+
+def _limit_teardown(code: int, runtime: Runtime) -> None:
+    """End the process when what the script leaves takes longer to finalize than a run has to end.
+
+    An interpreter would wait for ever, for storage that does not answer too, and the run with it.
+    """
+    launch = runtime.start.launch if runtime.start is not None else None
+    limit_s = max(launch.grace_s if launch is not None else 0.0, _LEAST_S)
+
+    def end() -> None:
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        where = f" ({frame.f_code.co_filename}, line {frame.f_lineno})" if frame is not None else ""
+        why = f"open files and finalizers were not done after {limit_s:.0f} s{where}"
+        runtime.say(Say("failing", os.getpid(), ending=_unflushed(why)))
+        _say_unwritten(why)
+        os._exit(code or _EXIT_NOT_FLUSHED)
+
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    with suppress(RuntimeError):  # no thread is to be had: that is no reason to fail
+        timer.start()
+
+
+def _flush_last(runtime: Runtime) -> bool:
+    """Flush what the script prints to, as its last act, and say so if that cannot be done."""
+    why = _flush()
+    if why:
+        runtime.say(Say("failing", os.getpid(), ending=_unflushed(why)))
+    return not why
+
+
+def _unflushed(why: str) -> Ending:
+    return Ending(_now(), _EXIT_NOT_FLUSHED, None, False, UNFLUSHED, _now(), why)
+
+
+def _flush() -> str:
+    """Flush what the script prints to, but for what it closed or took away; say why that cannot be done."""
+    why = ""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
+        except Exception as error:  # a script may put there what it likes
+            why = why or f"{type(error).__name__}: {_text_of(error)}".partition("\n")[0][:_MAX_WHY]
+            with suppress(Exception):
+                print(f"holdfast: {stream!r} cannot be flushed:\n{traceback.format_exc()}", file=sys.stderr)
+    return why
+
+
+def enter(program: Program, source: bytes | None) -> None:
+    """Run `program` as `__main__`. Raises what it raises: nobody is told."""
+    _run_main(program, source)
+
+
+def _run_main(program: Program, source: bytes | None) -> None:
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    sys.argv = [program.target, *program.args]
+    if program.kind == "module":
+        if source is not None:
+            script_source.pin_module(program, source)
+        runpy._run_module_as_main(program.target, alter_argv=True)  # type: ignore[attr-defined]
+        return
+    main.__file__ = str(Path.cwd() / program.target)  # as an interpreter does: the script may change folder
+    if source is None:
+        source = Path(program.target).read_bytes()
+    script_source.pin(main.__file__, source)
+    code = compile(source, main.__file__, "exec", dont_inherit=True)
+    exec(code, main.__dict__)
+
+
+def _exit_code(error: SystemExit, runtime: Runtime) -> int:
+    """Translate `sys.exit` as the interpreter does."""
+    _print_reason(error)
+    ended = of(error, _now(), "")
+    if ended is None:
+        return 0
+    _tell(runtime, ended)
+    return ended.code or 1
+
+
+def _print_reason(error: SystemExit) -> None:
+    if error.code is not None and not isinstance(error.code, int):
+        with suppress(Exception):  # as the interpreter does: it may have been closed
+            print(error.code, file=sys.stderr)
+
+
+def _fail(error: BaseException, runtime: Runtime) -> tuple[str, int]:
+    """Say how the script failed, and return that, with the exit code."""
+    failed_ns = _now()
+    error = _explained(error, runtime)
+    trimmed = _trim(error.__traceback__)
+    text = "".join(traceback.format_exception(type(error), error, trimmed))
+    ended = of(error, failed_ns, text)
+    assert ended is not None
+    kind, code = ended.fail, ended.code or 1
+    if runtime.on_failing is not None and (kind in _LEAVE_STATE or ended.doubtful):
+        runtime.on_failing()
+    _tell(runtime, ended)
+    if kind == "distributed":  # a victim: the whole traceback is in the incident
+        with suppress(Exception):  # it may have been closed
+            print(f"holdfast: {lost_peers(text)}", file=sys.stderr)
+    elif kind != "bad_input" and sys.excepthook is sys.__excepthook__ and script_source.differ():
+        with suppress(Exception):  # it would show the lines that the file has now
+            print(text, end="", file=sys.stderr)
+    elif kind != "bad_input":  # that the supervisor says, once for all ranks
+        sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
+    # As the interpreter: exit handlers look at it, and what its frames hold lives until they have run.
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    return kind, code
+
+
+def of(error: BaseException, failed_ns: int, text: str) -> Ending | None:
+    """Return how a script ends with `error`, None if that is no failure. `text` is the traceback."""
+    code = 1
+    if isinstance(error, SystemExit):
+        code = (error.code if isinstance(error.code, int) else int(error.code is not None)) & 0xFF
+        if not code:
+            return None
+        if not is_victim(error):  # else it is no choice of the script's to end the run
+            said = foreign_text.shortened(f"sys.exit({error.code!r})", foreign_text.WHOLE_BYTES)
+            return Ending(_now(), code, None, False, "system_exit", failed_ns, said)
+    kind = kind_of(error)
+    wrong = kind == "bad_input"
+    message = foreign_text.shortened(
+        f"{_text_of(error)}{_line_of(error)}" if wrong else text, foreign_text.WHOLE_BYTES
+    )
+    raised = "" if wrong else _named(error)
+    return Ending(
+        _now(),
+        2 if wrong else code,
+        None,
+        False,
+        kind,
+        failed_ns,
+        message,
+        raised=raised,
+        paused=pauses.left_by(error),
+        doubtful=isinstance(error, Uncommitted),
+    )
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # of a type of the script's, which fails as it is printed
+        return ""
+
+
+def _named(error: BaseException) -> str:
+    """Return the type of an exception and the first line of what it says, as Python prints them."""
+    printed = "".join(traceback.format_exception_only(type(error), error)).splitlines()
+    lines = [line.strip() for line in printed if line.strip()]
+    kind = type(error).__name__  # what comes before it is where the syntax is wrong
+    begins = (n for n, line in enumerate(lines) if line.partition(":")[0].endswith(kind))
+    first = next(begins, 0)
+    alone = lines[first].partition(":")[2] == ""  # what it says begins with an empty line, or is nothing
+    return " ".join(lines[first : first + 1 + alone])[:_MAX_WHY]
+
+
+def _explained(error: BaseException, runtime: Runtime) -> BaseException:
+    """Return what to do in the place of what torch says when a script forms the group beside `join`."""
+    text = _text_of(error)
+    early = isinstance(error, ValueError) and "environment variable RANK expected" in text
+    twice = isinstance(error, ValueError) and "initialize the default process group twice" in text
+    if twice or (early and runtime.start is None):
+        what = "torch.distributed.init_process_group(): holdfast.join() does this; remove the call"
+        return BadInput(what).with_traceback(error.__traceback__)
+    hint = _hint(error, runtime)
+    if hint:
+        _note(error, f"holdfast: {hint}")
+    return error
+
+
+def _note(error: BaseException, line: str) -> None:
+    """Have `line` printed below what the exception says; above it where Python (3.10) has no notes."""
+    noted = vars(error).setdefault("__notes__", [])
+    if isinstance(noted, list):
+        noted.append(line)
+    if sys.version_info < (3, 11):
+        with suppress(Exception):  # it may have been closed
+            print(line, file=sys.stderr)
+
+
+def _hint(error: BaseException, runtime: Runtime) -> str:
+    """Return what to do about an exception that comes of how the script is run, "" for any other."""
+    if type(error) is KeyError and runtime.start is None and error.args and error.args[0] in _FROM_JOIN:
+        return (
+            f"{error.args[0]} is in the environment from holdfast.join() on: call that first. Only a script"
+            " that does not import holdfast, nor a module beside it, has torchrun's variables at once"
+        )
+    if isinstance(error, ModuleNotFoundError) and error.name and _is_missing(error.name.partition(".")[0]):
+        name = error.name.partition(".")[0]
+        return (
+            f"the script runs in {sys.executable}, which has no module {name!r}: install it there, or"
+            " name another Python: holdfast run -- /path/to/python SCRIPT"
+        )
+    return ""
+
+
+def _is_missing(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is None
+    except (ImportError, ValueError):  # it is half imported
+        return False
+
+
+def _line_of(error: BaseException) -> str:
+    """Return the line of the script that led to `error`, "" when none did."""
+    found = ""
+    trace = error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not name.startswith((_OURS, "<")) and "site-packages" not in name and not name.startswith(_STDLIB):
+            found = f" ({name}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return found
+
+
+def kind_of(error: BaseException) -> str:
+    """Tell a script's own failure from one that a dead peer caused."""
+    if isinstance(error, NumericFault):
+        return "numeric"
+    if is_victim(error):  # also a state that cannot be taken because a peer died within that
+        return "distributed"
+    return "bad_input" if isinstance(error, BadInput) else "exception"
+
+
+def _tell(runtime: Runtime, ending: Ending) -> None:
+    if not runtime.is_ours:
+        return
+    if runtime.start is not None:
+        try:
+            progress_writer.Page.attach(runtime.page_path).fail(
+                FailKind[ending.fail.upper()], ending.code or 0
+            )
+        except (OSError, ValueError):  # no page yet: the message below says it all
+            pass
+    runtime.say(Say("failing", os.getpid(), ending=ending))
+
+
+def _trim(trace: TracebackType | None) -> TracebackType | None:
+    """Drop the frames of ours and of runpy on top of the script's own."""
+    while trace is not None and trace.tb_next is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not name.startswith((_OURS, "<frozen runpy>")) and not name.endswith("runpy.py"):
+            break
+        trace = trace.tb_next
+    return trace
+
+
+def _leave(code: int, limit_s: float | None, before: Before) -> None:
+    """Do what an interpreter does at its end: wait for threads, run the exit handlers, finalize objects.
+
+    Without a limit it is the launcher's: a restart kills this process at once, an end after `--grace`.
+    """
+    if limit_s is not None:
+        timer = threading.Timer(limit_s, os._exit, (code,))
+        timer.daemon = True
+        timer.start()
+    try:
+        _flush()
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        _flush()
+        # One that lost its peers is restarted: a finalizer may wait for them, or say that all is well.
+        _tear_down(before, finalize=limit_s is None)
+        _flush()
+    finally:
+        os._exit(code)
+
+
+def _now() -> int:
+    return time.monotonic_ns()
+
+
+# A rank's standard output and error: files that a full disk must not turn into a failure of the script.
+
+
+_AWAY = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.ESTALE})
+
+
+class _Tolerant(io.FileIO):
+    """Drops what storage has no room for: a line that is lost is no reason to stop training."""
+
+    def write(self, data: bytes) -> int:  # type: ignore[override] # any buffer
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in _AWAY:
+                raise
+            return len(data)
+
+
+def install() -> None:
+    """Make stdout and stderr write line by line to descriptors 1 and 2, and never fail for want of room."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        known = getattr(sys, name)
+        known.flush()
+        raw = io.BufferedWriter(_Tolerant(number, "w", closefd=False))  # type: ignore[type-var] # a typeshed Protocol
+        made = io.TextIOWrapper(raw, known.encoding, known.errors, line_buffering=True)
+        made.mode = "w"  # type: ignore[misc] # as the interpreter's own
+        setattr(sys, name, made)
+        setattr(sys, f"__{name}__", made)

@@ -1,0 +1,274 @@
+"""The user's script as it was when the run began: all ranks execute that, whatever its file holds now.
+
+The file is read once. A sealed file in memory, which launchers, zygotes and templates inherit, hands it down.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import json
+import linecache
+import os
+import sys
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from holdfast.fileio.storage_thread import FileWork
+from holdfast.protocol import codec, foreign_text
+from holdfast.worker.program import MAX_SOURCE_BYTES, Program
+
+LOOK_S = 1.0  # between two looks at the files; what both see is told: an editor may be at work
+AT_ONCE_S = 0.5  # for a look that is waited for
+_MAX_TOLD = 8  # files; what has changed a whole tree need not be told file by file
+_MAX_TEXT_BYTES = 500
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """What a file held when the run began."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """A run's program, with the sources of its start.
+
+    `main` is the script's, None where it is not known, too large, or could not be read: then each process
+    reads the file. `files` are that script, if `main` is known, and the modules of its own that it imports.
+    """
+
+    program: Program
+    files: tuple[File, ...] = ()
+    main: bytes | None = None
+    descriptor: int = -1  # of the file in memory
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    program: Program
+    files: tuple[File, ...]
+    has_main: bool
+
+
+def keep(program: Program) -> Sources:
+    """Read the sources of `program`, and return them with a descriptor to hand down. Raises `OSError`."""
+    main, own = _held(program.source), [_held(each) for each in program.own]
+    files = tuple(file for file, _ in filter(None, (main, *own)))
+    text = main[1] if main is not None else None
+    head = json.dumps(asdict(_Head(program, files, text is not None))).encode() + b"\n"
+    descriptor = os.memfd_create("script", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(descriptor, "wb", closefd=False) as out:
+        out.write(head + (text or b""))
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    return Sources(program, files, text, descriptor)
+
+
+def load(descriptor: int) -> Sources:
+    """Return what another process has kept. Raises `OSError`, `ValueError`."""
+    raw = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    line, _, main = raw.partition(b"\n")
+    head = codec.from_json(_Head, json.loads(line))
+    return Sources(head.program, head.files, main if head.has_main else None, descriptor)
+
+
+def take(descriptor: int) -> bytes | None:
+    """Return the script's source, and close the descriptor: what the script starts does not inherit it."""
+    if descriptor < 0:
+        return None
+    with suppress(OSError, ValueError):
+        try:
+            return load(descriptor).main
+        finally:
+            os.close(descriptor)
+    return None
+
+
+def _held(path: str) -> tuple[File, bytes] | None:
+    """Return what a file holds; None where there is none, or it is too large or cannot be read."""
+    if not path:
+        return None
+    try:
+        with open(path, "rb") as opened:
+            mtime_ns = os.fstat(opened.fileno()).st_mtime_ns  # before: what is written meanwhile is a change
+            text = opened.read(MAX_SOURCE_BYTES + 1)
+    except OSError:
+        return None
+    if len(text) > MAX_SOURCE_BYTES:
+        return None
+    return File(path, len(text), mtime_ns, zlib.crc32(text)), text
+
+
+def _read(path: str) -> bytes | None:
+    found = _held(path)
+    return found[1] if found is not None else None
+
+
+# -- what has become of the files
+
+
+def fate(file: File) -> str:
+    """Say what became of a file since the run began: "changed", "removed", or "", also if nobody can tell."""
+    try:
+        found = Path(file.path).stat()
+        if (found.st_size, found.st_mtime_ns) == (file.size, file.mtime_ns):
+            return ""
+        with open(file.path, "rb") as opened:
+            text = opened.read(file.size + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return "removed"
+    except OSError:  # the storage is away
+        return ""
+    return "" if (len(text), zlib.crc32(text)) == (file.size, file.crc32) else "changed"
+
+
+def sentence(file: File, what: str, program: Program, here: str) -> str:
+    """Say in a sentence that a file has changed or was removed, and what that means for the run."""
+    inside = here and file.path.startswith(here.rstrip("/") + "/")
+    name = os.path.relpath(file.path, here) if inside else file.path
+    name = "".join(each if each.isprintable() else "?" for each in name)
+    has = f"{name} {'has changed' if what == 'changed' else 'was removed'} since the run began"
+    if file.path == program.source:
+        said = f"{has}: the run goes on with the version of its start; restart the run to use the new one"
+    else:
+        said = (
+            f"{has}: ranks that are started from now on import it as it is then, those that run have the"
+            " old version; restart the run to have one version in all of them"
+        )
+    return foreign_text.shortened(said, _MAX_TEXT_BYTES)
+
+
+@dataclass(slots=True)
+class Changes:
+    """Looks at a run's files now and then, in a thread: storage that does not answer holds up nobody."""
+
+    sources: Sources
+    told: tuple[str, ...] = ()  # sentences, each once
+    _files: FileWork = field(default_factory=lambda: FileWork("sources"))
+    _looking: Future[dict[str, str]] | None = None
+    _before: dict[str, str] = field(default_factory=dict)  # path -> fate, at the look before
+    _next_s: float = 0.0
+    _known: set[str] = field(default_factory=set)
+    _here: str = field(default_factory=lambda: _folder())
+
+    def look(self, now_s: float) -> None:
+        """Take what the last look has seen, and begin another if it is time. Never waits."""
+        if not self.sources.files:
+            return
+        if self._looking is not None and self._looking.done():
+            if self._looking.exception() is None:
+                self._take(self._looking.result())
+            self._looking = None
+        if self._looking is None and now_s >= self._next_s:
+            self._next_s = now_s + LOOK_S
+            with suppress(OSError):  # no thread is to be had
+                self._looking = self._files.submit(self._fates)
+
+    def look_at_once(self) -> tuple[str, ...]:
+        """Return what is told, after a look that is waited for: a process has failed, and that may be why."""
+        if self.sources.files:
+            with suppress(OSError):
+                self._before = self._files.do(self._fates, AT_ONCE_S)
+                self._take(self._before)
+        return self.told
+
+    def _fates(self) -> dict[str, str]:
+        return {file.path: what for file in self.sources.files if (what := fate(file))}
+
+    def _take(self, found: dict[str, str]) -> None:
+        for file in self.sources.files:
+            what = found.get(file.path)
+            if what is None or what != self._before.get(file.path) or file.path in self._known:
+                continue
+            if len(self.told) < _MAX_TOLD:
+                self._known.add(file.path)
+                self.told += (sentence(file, what, self.sources.program, self._here),)
+        self._before = found
+
+
+def _folder() -> str:
+    """Return the working directory, "" where it is gone."""
+    with suppress(OSError):
+        return str(Path.cwd())
+    return ""
+
+
+# -- in a rank's process
+
+_pinned: dict[str, bytes] = {}  # of files: the source that this process executes
+
+
+def pin(path: str, text: bytes) -> None:
+    """Have tracebacks and `inspect` show `text` for `path`: it is what this process executes."""
+    _pinned[path] = text
+    with suppress(SyntaxError, ValueError):  # who compiles it says so
+        lines = importlib.util.decode_source(text).splitlines(keepends=True)
+        linecache.cache[path] = (len(text), None, lines, path)  # without a time it is never read again
+
+
+def text_of(path: str) -> bytes:
+    """Return the source of `path` as this process executes it. Raises `OSError`."""
+    found = _pinned.get(path)
+    return found if found is not None else Path(path).read_bytes()
+
+
+def differ() -> bool:
+    """Say whether a file now holds something else than what this process executes."""
+    return any(_read(path) != text for path, text in _pinned.items())
+
+
+def pin_module(program: Program, text: bytes) -> None:
+    """Let runpy find the module that `program` names as it was, if its file has changed since."""
+    name = program.target
+    if Path(program.source).name == "__main__.py" and name.rpartition(".")[2] != "__main__":
+        name += ".__main__"
+    sys.meta_path.insert(0, _Finder(name, program.source, text))
+
+
+class _Loader(SourceFileLoader):
+    """Loads a source that is no longer in its file: no compiled one may be read or written for it."""
+
+    def __init__(self, name: str, path: str, text: bytes) -> None:
+        super().__init__(name, path)
+        self._text = text
+
+    def get_data(self, path: str) -> bytes:
+        return self._text if path == self.path else super().get_data(path)
+
+    def get_code(self, fullname: str) -> CodeType:
+        pin(str(self.path), self._text)
+        made = self.source_to_code(self._text, self.path)
+        assert isinstance(made, CodeType)
+        return made
+
+
+class _Finder:
+    """Finds one module, once. One whose file is as it was is left to the usual ways."""
+
+    def __init__(self, name: str, path: str, text: bytes) -> None:
+        self._name, self._path, self._text = name, path, text
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        with suppress(ValueError):  # an import hook may have copied the list
+            sys.meta_path.remove(self)
+        now = _read(self._path)
+        found = PathFinder.find_spec(name, path, target)
+        another = found is not None and found.origin != self._path
+        if now == self._text or another or (found is None and Path(self._path).exists()):
+            return None
+        loader = _Loader(name, self._path, self._text)
+        return importlib.util.spec_from_file_location(name, self._path, loader=loader)

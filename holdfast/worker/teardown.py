@@ -1,0 +1,381 @@
+"""Do for what a script leaves what the interpreter's own end does: run its `__del__`, write what is buffered.
+
+A rank with a process group cannot be left to the interpreter: its end destroys what torch keeps, too, in any
+order and with its lock held, while threads of the backends wait for that lock, and some never return. So
+nothing is destroyed here, and nothing taken away that a thread may use: finalizers that the script's own code
+defines are called, and files are written: Python's, and those of the libraries that `unclosed` knows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import io
+import os
+import stat
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+_OURS = str(Path(__file__).parents[1])
+_STDLIB = str(Path(os.__file__).parent)
+_LIBRARIES = ("site-packages", "dist-packages")
+_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+_PIPE_S = 1.0  # all pipes and sockets together: who reads from one may have stopped
+_C_FLUSH_S = 1.0  # C's own lock of a stream may be held by a thread that waits to read from it
+_PACKED = (("gzip", "GzipFile"), ("bz2", "BZ2File"), ("lzma", "LZMAFile"), ("zipfile", "ZipFile"))
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What the process had before the script's first line."""
+
+    frozen: int  # objects that the collector leaves out
+
+    @classmethod
+    def of_now(cls) -> Before:
+        return cls(gc.get_freeze_count())
+
+
+def tear_down(before: Before, tell: Tell, *, finalize: bool = True) -> None:
+    """Call the script's finalizers, unless not to `finalize`, and write what is left open.
+
+    Exit handlers have run, and the process ends right after. What a finalizer raises is printed, as at any
+    end. `tell` gets a line for each file that could not be written; the interpreter would say nothing.
+    """
+    # Daemons would be gone by now: what they make of files that are closed is of no interest.
+    threading.excepthook = lambda _: None
+    told: set[str] = set()
+    mixed = gc.get_freeze_count() > before.frozen
+    if mixed:
+        gc.unfreeze()  # the script has, and its files may be among them
+    _flush_files(told, tell)  # first of all: whatever a finalizer does, this is safe
+    if finalize:
+        _finalize()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # a script may put there what it likes, as a tee to a file
+            stream.flush()
+    _close_unclosed(WRITERS, told, tell)
+    _flush_files(told, tell)  # what has been written into a compressed one that is closed below
+    _close_packed(told, tell)
+    _flush_files(told, tell)
+    _flush_pipes(told, tell)
+    if not (
+        mixed and before.frozen
+    ):  # else one may be of the process that we were forked from, and of others
+        _close_unclosed(TEMPORARY, told, tell)
+    flushing = _in_thread(_flush_c)
+    if flushing is not None:
+        flushing.join(_C_FLUSH_S)
+
+
+def _finalize() -> None:
+    """Call what the script defines as `__del__` for each of its objects, once."""
+    known: dict[type, FunctionType | None] = {}
+    found = []
+    for each in gc.get_objects():
+        kind = type(each)
+        if kind not in known:
+            known[kind] = _finalizer(kind)
+        finalizer = known[kind]
+        if finalizer is not None:
+            found.append((finalizer, each))
+    _called.append(found)
+    for finalizer, each in found:
+        try:
+            finalizer(each)
+        except BaseException:  # also `sys.exit`: it changes nothing here, as at any end
+            with suppress(Exception):
+                sys.stderr.write(f"Exception ignored in: {finalizer!r}\n{traceback.format_exc()}")
+
+
+_called: list[object] = []  # as long as they are here, nobody calls their finalizers a second time
+
+
+def _finalizer(kind: type) -> FunctionType | None:
+    for each in kind.__mro__:
+        found = each.__dict__.get("__del__")
+        if found is not None:
+            return found if isinstance(found, FunctionType) and is_scripts(found) else None
+    return None
+
+
+def is_scripts(function: FunctionType) -> bool:
+    """Say whether `function` is the user's own: of no library that is installed, wherever it lies."""
+    names = function.__globals__
+    if names.get("__name__") == "__main__":
+        return True
+    name = function.__code__.co_filename
+    if name.startswith("<"):  # code that a module has made
+        name = str(names.get("__file__") or "")
+    if not name:
+        return False
+    path = Path(os.path.realpath(name))
+    torch = getattr(sys.modules.get("torch"), "__file__", None)  # it may be somebody's own build
+    theirs = (_OURS, _STDLIB, Path(torch).parent if torch else _OURS)
+    inside = any(path.is_relative_to(os.path.realpath(each)) for each in theirs)
+    return not inside and not any(each in path.parts for each in _LIBRARIES)
+
+
+def _live(kinds: tuple[type, ...]) -> list[Any]:
+    # By the type: to ask an object for its class may run code of its own.
+    return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
+
+
+def _flush_files(told: set[str], tell: Tell) -> None:
+    """Write what is buffered for files on disk: no other can be waited for while a thread holds its lock."""
+    ours = {id(each) for stream in (sys.stdout, sys.stderr) for each in (stream, _buffer(stream))}
+    for kinds in (_FILES[:1], _FILES[1:]):
+        for each in _live(kinds):
+            if id(each) not in ours and _is_on_disk(each):
+                _attempt(each.flush, each, told, tell)
+
+
+def _flush_pipes(told: set[str], tell: Tell) -> None:
+    """Write what is buffered for pipes and sockets, each in a thread: the other end may not read."""
+    ours = {id(each) for stream in (sys.stdout, sys.stderr) for each in (stream, _buffer(stream))}
+    for kinds in (_FILES[:1], _FILES[1:]):
+        found = [each for each in _live(kinds) if id(each) not in ours and _is_pipe(each)]
+        waited = [(each, _in_thread(partial(_attempt, each.flush, each, told, tell))) for each in found]
+        until = time.monotonic() + _PIPE_S
+        for each, thread in waited:
+            if thread is not None:
+                thread.join(max(until - time.monotonic(), 0.0))
+            if thread is None or thread.is_alive():
+                _tell_once(each, "is not written: its other end does not read", told, tell)
+
+
+def _in_thread(act: Callable[[], object]) -> threading.Thread | None:
+    thread = threading.Thread(target=act, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # none is to be had
+        return None
+    return thread
+
+
+def _buffer(stream: object) -> object:
+    return stream.buffer if issubclass(type(stream), io.TextIOWrapper) else None  # type: ignore[attr-defined]
+
+
+def _is_on_disk(file: Any) -> bool:
+    return stat.S_ISREG(_mode(file))
+
+
+def _is_pipe(file: Any) -> bool:
+    return stat.S_ISFIFO(_mode(file)) or stat.S_ISSOCK(_mode(file))
+
+
+def _mode(file: Any) -> int:
+    """Return what kind of file is open for writing; 0 when none is."""
+    try:
+        return os.fstat(file.fileno()).st_mode if not file.closed and file.writable() else 0
+    except Exception:  # detached, in memory, or a class of the script
+        return 0
+
+
+def _close_unclosed(kinds: tuple[Kind, ...], told: set[str], tell: Tell) -> None:
+    def attempt(act: Callable[[], object], file: Any) -> None:
+        try:
+            act()
+        except Exception as error:  # a library has types of its own for what a disk says
+            _tell_once(file, f"cannot be closed: {_said(error)}", told, tell)
+
+    left: list[Any] = []
+    with suppress(Exception):  # whatever a library does: what comes after this is to be written
+        left = close(kinds, attempt)
+    for each in left:
+        _tell_once(each, "is not closed, and may lack what that writes: a thread still uses it", told, tell)
+
+
+def _close_packed(told: set[str], tell: Tell) -> None:
+    """Close compressed files and archives: they are whole only with what `close` writes."""
+    for each in _live(tuple(_packed())):
+        inner = getattr(each, "fp", each) if type(each).__name__ == "ZipFile" else each
+        if inner is not None and _is_on_disk(inner):
+            _attempt(each.close, each, told, tell)
+
+
+def _packed() -> Iterator[type]:
+    for module, name in _PACKED:
+        found = getattr(sys.modules.get(module), name, None)
+        if isinstance(found, type):
+            yield found
+
+
+def _attempt(act: Callable[[], object], file: Any, told: set[str], tell: Tell) -> None:
+    try:
+        act()
+    except OSError as error:
+        _tell_once(file, f"cannot be written: {error.strerror or error}", told, tell)
+    except Exception:  # a class that is derived from one of Python's: its finalizer speaks for itself
+        return
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def _tell_once(file: Any, what: str, told: set[str], tell: Tell) -> None:
+    try:
+        name = next(
+            str(n) for a in ("filename", "name", "where") if (n := getattr(file, a, None)) not in (None, "")
+        )
+    except Exception:
+        name = object.__repr__(file)
+    name = f"file descriptor {name}" if name.isdecimal() else name
+    if name not in told:
+        told.add(name)
+        tell(f"{name} {what}")
+
+
+def _flush_c() -> None:
+    with suppress(Exception):
+        ctypes.CDLL(None).fflush(None)
+
+
+# Close files of known libraries that a script leaves open: they are whole only with what closing writes.
+
+
+_HAVE_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: the collector can name objects of such a type
+_MANY = 10_000  # objects looked at together
+_DEEP = 2  # an attribute of what a thread's frame names, or an element of its arguments
+_NOT_HELD = (ModuleType, FunctionType, BuiltinFunctionType, MethodType, type)
+
+Act = Callable[[Any], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of file: where its class is, once something has imported it, and how it is made whole."""
+
+    module: str
+    name: str
+    close: Act  # harmless where it is closed already
+    flush: Act | None = None  # what can be done while a thread uses it; None: nothing
+
+
+def _close(each: Any) -> object:
+    return each.close()
+
+
+def _nothing(_: Any) -> None:
+    return None
+
+
+# In this order: what writes to another comes before that.
+WRITERS = (
+    Kind("shelve", "Shelf", _close, lambda each: each.sync()),
+    Kind("dbm.dumb", "_Database", _close, lambda each: each.sync()),
+    Kind("wave", "Wave_write", _close),
+    Kind("pyarrow.parquet.core", "ParquetWriter", _close),
+    Kind("pyarrow.orc", "ORCWriter", _close),
+    Kind("pyarrow.lib", "CompressedOutputStream", _close),
+    Kind("pyarrow.lib", "BufferedOutputStream", _close, lambda each: each.flush()),
+    Kind(  # also where only a data set or a group is left of it
+        "h5py._hl.base",
+        "HLObject",
+        lambda each: each.file.close() if each else None,
+        lambda each: each.file.flush() if each else None,
+    ),
+    Kind(
+        "netCDF4._netCDF4",
+        "Dataset",
+        lambda each: each.close() if each.isopen() and each.parent is None else None,
+        lambda each: each.sync() if each.isopen() else None,
+    ),
+    Kind(
+        "tables.file",
+        "File",
+        lambda each: each.close() if each.isopen else None,
+        lambda each: each.flush() if each.isopen else None,
+    ),
+    Kind("cv2", "VideoWriter", lambda each: each.release() if each.isOpened() else None),
+)
+# Deleted when all is written, as at any end.
+TEMPORARY = (Kind("tempfile", "_TemporaryFileCloser", lambda each: each.__del__(), _nothing),)
+
+
+def close(kinds: Iterable[Kind], attempt: Callable[[Callable[[], object], Any], None]) -> list[Any]:
+    """Close all that is left of `kinds`, through `attempt`; return what cannot be, as a thread uses it.
+
+    Nothing is imported. What a thread that still runs names in its frames is not taken from it, only flushed.
+    """
+    loaded = [(kind, its) for kind in kinds if (its := _class(kind)) is not None]
+    if not loaded:
+        return []
+    left, held = [], _held()
+    found = _instances([its for _, its in loaded])
+    for kind, its in loaded:
+        for each in found:
+            if its not in type(each).__mro__:
+                continue
+            if id(each) not in held:
+                attempt(lambda act=kind.close, each=each: act(each), each)  # type: ignore[misc]
+            elif kind.flush is not None:
+                attempt(lambda act=kind.flush, each=each: act(each), each)  # type: ignore[misc]
+            else:
+                left.append(each)
+    return left
+
+
+def _class(kind: Kind) -> type | None:
+    found = vars(sys.modules.get(kind.module) or object).get(kind.name)
+    return found if isinstance(found, type) else None
+
+
+def _instances(classes: list[type]) -> list[Any]:
+    """Return the instances, once each; those that the collector does not know, by what refers to them."""
+    wanted = frozenset(classes)
+    known: dict[type, bool] = {}
+    found: dict[int, Any] = {}
+
+    def look(objects: Iterable[Any]) -> None:
+        for each in objects:
+            kind = type(each)
+            if kind not in known:
+                known[kind] = not wanted.isdisjoint(kind.__mro__)  # `issubclass` may run code of its own
+            if known[kind]:
+                found[id(each)] = each
+
+    everything = gc.get_objects()
+    look(everything)
+    if not all(each.__flags__ & _HAVE_GC for each in classes):
+        for first in range(0, len(everything), _MANY):
+            referents = gc.get_referents(*everything[first : first + _MANY])
+            look(referents)
+            look(gc.get_referents(*(d for d in referents if type(d) is dict and not gc.is_tracked(d))))
+    return list(found.values())
+
+
+def _held() -> set[int]:
+    """Return the identities of what the frames of other threads name, and of what that consists of."""
+    held: dict[int, Any] = {}
+    for named in _named():
+        level = [named]
+        for _ in range(_DEEP + 1):
+            level = [each for each in level if not isinstance(each, _NOT_HELD)]
+            held.update((id(each), each) for each in level)
+            level = gc.get_referents(*level)
+    return set(held)
+
+
+def _named() -> Iterator[Any]:
+    for thread, top in sys._current_frames().items():
+        frame = top if thread != threading.get_ident() else None
+        while frame is not None:
+            with suppress(RuntimeError):  # it runs on
+                yield from list(frame.f_locals.values())
+            globals_ = frame.f_globals
+            yield from [globals_.get(name) for name in frame.f_code.co_names]
+            frame = frame.f_back

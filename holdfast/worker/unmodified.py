@@ -1,0 +1,239 @@
+"""A script that never calls `join`: it waits before its first line; torch's hooks show its progress."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from holdfast.protocol import codec, rank_channel
+from holdfast.protocol.environment import rank_environment
+from holdfast.protocol.launcher_messages import Flag, Launch, Marks, RankStart, Secured
+from holdfast.protocol.progress import FLAG_NONFINITE, Phase
+from holdfast.protocol.progress_writer import Page
+from holdfast.protocol.rank_channel import Do, Say
+from holdfast.state import device, gradients
+from holdfast.state.device import Brought, Device
+from holdfast.worker.launcher_channel import Runtime
+
+if TYPE_CHECKING:
+    import torch
+
+FLAG_WAIT_S = 600.0  # for the supervisor's answer to a NaN; then the script goes on with it
+
+
+def park(mine: Runtime) -> None:
+    """Wait for the order to start, take the rank's environment, and watch the optimizers to come."""
+    mine.say(Say("parked", os.getpid()))
+    order = mine.wait_start()
+    assert order.launch is not None
+    assert order.rank is not None
+    os.environ.update(rank_environment(order.launch, order.rank))
+    watch = Watch(mine, order.launch, order.rank)
+    mine.on_join = watch.hand_over
+    watch.begin()
+    # As an interpreter has it. Last: until here there is nobody to hear a KeyboardInterrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class Watch:
+    """Counts optimizer steps as training steps and looks at the gradients now and then."""
+
+    def __init__(self, mine: Runtime, launch: Launch, rank: RankStart) -> None:
+        self._mine = mine
+        self._rank = rank.rank
+        self._page = Page.create(mine.page_path)
+        self._page.begin(launch.generation, rank.rank, rank.local_rank, os.getpid(), 0)
+        self._now = time.monotonic_ns
+        self._marks = Marks(started_ns=self._now())
+        self._step = 0
+        self._turns = Turns()
+        self._drill = ""
+        self._looks = Looks()
+        self._joined: Callable[[Do], None] | None = None
+        self._secured: Do | None = None  # its generation is over
+        mine.say(Say("started", marks=self._marks))
+
+    def begin(self) -> None:
+        """Hook torch's optimizers, and listen for drills."""
+        threading.Thread(target=self._listen, name="holdfast", daemon=True).start()
+        if "torch" not in sys.modules:
+            return  # no torch was preloaded, so its steps cannot be seen
+        from torch.optim import optimizer
+
+        optimizer.register_optimizer_step_pre_hook(self._before)
+        optimizer.register_optimizer_step_post_hook(self._after)
+
+    def hand_over(self, obey: Callable[[Do], None]) -> None:
+        """The script joins after all (its import was hidden from us): be no more than its ear."""
+        self._joined = obey
+        if self._secured is not None:  # before that: it is to make no step any more
+            obey(self._secured)
+
+    def _before(self, optimizer: Any, *_: Any) -> None:
+        if self._joined is not None or not self._mine.is_ours:
+            return
+        if not self._turns.begins(optimizer):
+            self._page.phase(Phase.OPTIMIZER)  # a sign of work, if no step
+            return
+        if self._drill == "hang":
+            threading.Event().wait()
+        while self._drill == "spin":
+            pass
+        bad = self._looks.settled(optimizer)
+        if bad is not None:
+            self._flag(bad)
+        if self._drill == "nan":
+            self._drill = ""
+            _poison(optimizer)
+        self._page.phase(Phase.OPTIMIZER)
+
+    def _after(self, optimizer: Any, *_: Any) -> None:
+        if self._joined is not None or not self._mine.is_ours:
+            return
+        if not self._turns.counts(optimizer):
+            self._page.phase(Phase.DATA)
+            return
+        bad = self._looks.bad(optimizer, self._step)
+        if bad is not None:
+            self._flag(bad)
+        self._page.commit(self._step + 1, math.nan, math.nan, 0, 0, 0.0, 0, -1)
+        self._step += 1
+        if self._step == 1:
+            stamps = Marks(self._marks.started_ns, self._now(), self._now(), self._now())
+            self._mine.say(Say("settled", marks=stamps))
+
+    def _flag(self, bad: int) -> None:
+        """Report that step `bad` spoilt the parameters, and wait to be started again."""
+        self._page.commit(self._step, math.nan, math.nan, 0, 0, 0.0, FLAG_NONFINITE, -1)
+        self._mine.say(Say("flag", flag=Flag("nan", bad, "nan", -1, self._now())))
+        threading.Event().wait(FLAG_WAIT_S)  # to be started again from the script's own checkpoint
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                order, _ = rank_channel.receive(self._mine.control, Do)
+            except codec.Malformed:
+                continue
+            except (rank_channel.Closed, OSError):
+                os._exit(1)
+            if order.what == "secure":
+                self._secured = order
+            if self._joined is not None:
+                self._joined(order)
+            elif order.what == "secure":  # at once: the launcher need not wait for a copy
+                nothing = Secured(self._rank, -1, False, "the script protects nothing")
+                self._mine.say(Say("secured", secured=nothing))
+            elif order.what == "drill" and order.drill == "exit":
+                os._exit(17)
+            elif order.what == "drill":
+                self._drill = order.drill
+
+
+class Turns:
+    """Which of a script's optimizers counts the training steps: one at a time, so that a step counts once.
+
+    It is the first, until another steps twice while it does not step, or until it is gone: folds, phases of
+    a training, and sweeps make new optimizers. Those of a GAN step in turns, and one of them counts.
+    """
+
+    def __init__(self) -> None:
+        self._counting: weakref.ref[Any] | None = None
+        self._since: weakref.WeakSet[Any] = weakref.WeakSet()  # others, since that one has stepped
+
+    def begins(self, optimizer: Any) -> bool:
+        """Note that `optimizer` begins a step; True when that is one to be counted."""
+        counting = self._counting() if self._counting is not None else None
+        if counting is not optimizer:
+            if counting is not None and optimizer not in self._since:
+                self._since.add(optimizer)
+                return False
+            self._counting = weakref.ref(optimizer)
+        self._since.clear()
+        return True
+
+    def counts(self, optimizer: Any) -> bool:
+        return self._counting is not None and self._counting() is optimizer
+
+
+def _poison(optimizer: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.grad.fill_(math.nan)
+
+
+class Looks:
+    """Looks at one gradient of each step: a NaN that the group shares is in all of them.
+
+    It is a fault if the parameters are spoilt when the next step is about to be written: an optimizer may
+    leave out such a step, and a script may undo it. On a GPU the answer is on its way while the host goes
+    on, and is there after the next step.
+    """
+
+    def __init__(self, device_of: Callable[[torch.Tensor], Device] | None = None) -> None:
+        self._device_of = device_of or _device_of
+        self._device: Device | None = None
+        self._coming: tuple[int, Brought] | None = None
+        self._suspect: int | None = None  # the step that may have spoilt the parameters
+
+    def settled(self, optimizer: Any) -> int | None:
+        """Return the earlier step that spoilt the parameters; None where there is none."""
+        suspect, self._suspect = self._suspect, None
+        return suspect if suspect is not None and gradients.reached((), (optimizer,)) else None
+
+    def bad(self, optimizer: Any, step: int) -> int | None:
+        """Look at the gradient of `step`, which is over; return the step before if that spoilt the state."""
+        found = self._arrived()
+        if found is not None and not gradients.reached((), (optimizer,)):
+            found = None
+        grad = _gradient(optimizer)
+        # A gradient scaler that leaves it to the optimizer to skip a step with bad gradients has looked.
+        if grad is None or getattr(optimizer, "found_inf", None) is not None:
+            return found
+        self._device = self._device or self._device_of(grad)
+        if not self._device.queues or grad.is_sparse:
+            self._suspect = None if _finite(grad) else step
+            return found
+        self._coming = step, self._device.bring([_sum(grad)])
+        return found
+
+    def _arrived(self) -> int | None:
+        coming, self._coming = self._coming, None
+        if coming is None or self._device is None:
+            return None
+        step, brought = coming
+        self._device.wait(brought.mark)
+        return None if math.isfinite(brought.values()[0]) else step
+
+
+def _device_of(grad: torch.Tensor) -> Device:
+    return device.Cuda(grad.device) if grad.is_cuda else device.Host()
+
+
+def _gradient(optimizer: Any) -> torch.Tensor | None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                return cast("torch.Tensor", parameter.grad)
+    return None
+
+
+def _finite(grad: torch.Tensor) -> bool:
+    import torch
+
+    return bool(torch.isfinite(grad).all())
+
+
+def _sum(grad: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    with torch.no_grad():
+        return grad.detach().sum(dtype=torch.float64)

@@ -1,0 +1,162 @@
+"""The sidecar's two lines: unix socket to its launcher, WebSocket to the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import aiohttp
+
+from holdfast.launcher import sidecar_server
+from holdfast.process import event_loop
+from holdfast.process.clock import left_s
+from holdfast.protocol import codec
+from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
+from holdfast.protocol.member_messages import MemberOrder, MemberReport
+
+log = logging.getLogger(__name__)
+
+_Socket: TypeAlias = "aiohttp.ClientWebSocketResponse[bool]"
+
+LAUNCHER_RETRY_S = 0.02
+BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_NUMBER = re.compile(r"\d+")
+HEARTBEAT_S = 5.0  # pings that find a half-open connection
+
+
+class LauncherLink:
+    """Holds the launcher's newest state; None while there is no launcher."""
+
+    def __init__(self, path: Path, changed: Callable[[], None]) -> None:
+        self._path = path
+        self._changed = changed
+        self._writer: asyncio.StreamWriter | None = None
+        self.state: LauncherState | None = None
+        self.heard_s = 0.0  # CLOCK_MONOTONIC of its last sign of life; 0 while there is no line to it
+        self._refused = ""  # why the last state that was refused was; "" once one was taken
+
+    async def run(self) -> None:
+        """Connect, listen, and connect again, for ever."""
+        while True:
+            try:
+                await self._connect()
+            except ValueError:  # of a stream: a line beyond its limit
+                self._refuse(f"a state of more than {codec.MAX_MESSAGE_BYTES:,} bytes")
+            except OSError:  # not there yet, or gone
+                pass
+            if self.state is not None:
+                self.state = None
+                self._changed()
+            await asyncio.sleep(LAUNCHER_RETRY_S)
+
+    async def _connect(self) -> None:
+        reader, writer = await asyncio.open_unix_connection(str(self._path), limit=codec.MAX_MESSAGE_BYTES)
+        self._writer, self.heard_s = writer, time.monotonic()
+        try:
+            await self._listen(reader)
+        finally:
+            self._writer, self.heard_s = None, 0.0
+            writer.close()
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
+            self.heard_s = time.monotonic()
+            if line == sidecar_server.SIGN:
+                continue
+            try:
+                self.state = codec.decode(LauncherState, line)
+            except codec.Malformed as error:
+                self._refuse(str(error))
+                return
+            self._refused = ""
+            self._changed()
+
+    def _refuse(self, why: str) -> None:
+        """Say so once for each cause: it is asked again many times a second."""
+        cause = _NUMBER.sub("", why)  # the place where a line was torn is always another
+        if cause != self._refused:
+            self._refused = cause
+            log.warning("launcher refused", extra={"error": why})
+
+    def send(self, order: LauncherOrder) -> None:
+        """Send an order; one that is lost is sent again by whoever still wants it."""
+        if self._writer is not None:
+            self._writer.write(codec.encode(order))
+
+
+class SupervisorLink:
+    """Sends reports when there is something new, and hands orders over."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        report: Callable[[], MemberReport],
+        obey: Callable[[MemberOrder], Awaitable[None]],
+        interval_s: float,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`tls` says which supervisor is believed if its address begins with https."""
+        self._tls = tls
+        self._url = url
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._report = report
+        self._obey = obey
+        self._interval_s = interval_s
+        self.dirty = asyncio.Event()
+
+    async def run(self) -> None:
+        """Stay connected, for ever. The ranks neither notice nor wait when we are not."""
+        failures = 0
+        async with aiohttp.ClientSession(headers=self._headers) as session:
+            while True:
+                try:
+                    async with session.ws_connect(
+                        f"{self._url}/v1/member",
+                        heartbeat=HEARTBEAT_S,
+                        max_msg_size=codec.MAX_MESSAGE_BYTES,
+                        ssl=self._tls or True,
+                    ) as socket:
+                        failures = 0
+                        await self._talk(socket)
+                except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
+                    failures += 1
+                await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
+
+    async def _talk(self, socket: _Socket) -> None:
+        """Speak and listen until either ends; what is no broken line is raised."""
+        both = {asyncio.create_task(self._speak(socket)), asyncio.create_task(self._listen(socket))}
+        try:
+            done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await event_loop.end(both)
+        # Both, or the loop logs the error of the other: the same lost line, with a traceback.
+        errors = [task.exception() for task in (*done, *(both - done)) if not task.cancelled()]
+        for error in filter(None, errors):
+            raise error
+
+    async def _listen(self, socket: _Socket) -> None:
+        async for message in socket:
+            if message.type is not aiohttp.WSMsgType.TEXT:
+                return
+            try:
+                order = codec.decode(MemberOrder, message.data)
+            except codec.Malformed as error:
+                log.warning("order refused", extra={"error": str(error)})
+                continue
+            await self._obey(order)
+
+    async def _speak(self, socket: _Socket) -> None:
+        while True:
+            self.dirty.clear()
+            await socket.send_str(codec.encode(self._report()).decode())
+            try:
+                await asyncio.wait_for(self.dirty.wait(), left_s(self._interval_s))
+            except asyncio.TimeoutError:
+                continue

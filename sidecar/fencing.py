@@ -1,0 +1,144 @@
+"""Whose orders a member obeys: those of the highest epoch and generation that it has ever seen.
+
+It keeps what they told of the run's history too: the journal may not have it, when nothing could be written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from holdfast.fileio import durable
+from holdfast.protocol import codec
+from holdfast.protocol.lineage import Lineage
+from holdfast.protocol.member_messages import MemberOrder, Told
+
+log = logging.getLogger(__name__)
+
+FILE = "obeyed.json"
+TOLD = "told.json"
+_MAX_BYTES = 4096
+_MAX_TOLD_BYTES = 1 << 20
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Standing:
+    """The epoch of a supervisor, and a generation of its."""
+
+    epoch: int = 0
+    generation: int = 0
+
+
+class Obeyed:
+    """`newest` is what an order is compared with, `told` what the orders said of the run's history.
+
+    Both lie in the member's own folder, in memory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.newest = _read(directory / FILE, Standing, _MAX_BYTES)
+        self.told = _read(directory / TOLD, Told, _MAX_TOLD_BYTES)
+
+    def refusal(self, asked: Standing) -> str:
+        """Return why an order of `asked` must not be obeyed, "" when it may."""
+        newest = self.newest
+        if asked >= newest:
+            return ""
+        if asked.epoch < newest.epoch:
+            return (
+                f"order of epoch {asked.epoch} refused: a supervisor of epoch {newest.epoch} has taken the"
+                " run over, and the one that sent it is to end"
+            )
+        return (
+            f"order of generation {asked.generation} refused: generation {newest.generation} is here already"
+        )
+
+    def take(self, asked: Standing) -> None:
+        """Obey nothing older than `asked` from now on, also after a restart."""
+        if asked <= self.newest:
+            return
+        self.newest = asked
+        self._keep(FILE, asked)  # the launcher knows the epoch too, and tells it to the next sidecar
+
+    def learn(self, order: MemberOrder) -> tuple[Lineage, ...]:
+        """Keep what `order` tells of the run's history, and return the lineage that counts.
+
+        A supervisor that lost track has a generation behind ours, and knows less: its word does not count.
+        """
+        known = self.told
+        if order.generation < known.generation:
+            return known.lineage
+        skip = order.launch.skip if order.launch is not None else known.skip
+        told = Told(order.generation, order.lineage, skip)
+        if told != known:
+            self.told = told
+            self._keep(TOLD, told)
+        return order.lineage
+
+    def _keep(self, name: str, what: Any) -> None:
+        temporary = durable.temporary_path(self._directory, name)
+        try:
+            try:
+                temporary.write_text(json.dumps(asdict(what)))
+                os.replace(temporary, self._directory / name)
+            finally:
+                temporary.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("the newest order is not kept", extra={"error": str(error)})
+
+
+def _read(path: Path, kind: type[_T], most_bytes: int) -> _T:
+    try:
+        with open(path, "rb") as file:
+            return codec.from_json(kind, json.loads(file.read(most_bytes)))
+    except FileNotFoundError:
+        return kind()
+    except (OSError, ValueError, RecursionError) as error:
+        log.warning("the newest order is not known", extra={"error": str(error)})
+        return kind()
+
+
+# Which drills a member has carried out: none is carried out again by the sidecar that takes over.
+
+
+DRILLS_FILE = "drilled"
+_MAX_DRILLS_BYTES = 32
+
+
+class Drilled:
+    """`newest` is the number of the newest one. It lies in the member's own folder, in memory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / DRILLS_FILE
+        self.newest = _read_drills(self._path)
+
+    def take(self, number: int) -> None:
+        """Remember a drill, before anything of it is done."""
+        self.newest = number
+        temporary = durable.temporary_path(self._path.parent, self._path.name)
+        try:
+            try:
+                temporary.write_text(str(number))
+                os.replace(temporary, self._path)
+            finally:
+                temporary.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("a drill is not remembered", extra={"error": str(error)})
+
+
+def _read_drills(path: Path) -> int:
+    try:
+        with open(path, "rb") as file:
+            return max(0, int(file.read(_MAX_DRILLS_BYTES)))
+    except FileNotFoundError:
+        return 0
+    except (OSError, ValueError) as error:
+        log.warning("the newest drill is not known", extra={"error": str(error)})
+        return 0

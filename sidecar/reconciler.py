@@ -1,0 +1,477 @@
+"""The sidecar itself: knows its member's whole state, obeys the supervisor's newest order.
+
+Orders are wishes that hold until replaced, so obeying is level-triggered: at every change `_pursue` looks
+what the order still lacks and does the next thing. A sidecar that was restarted starts from nothing and
+gets everything again from both sides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import time
+from dataclasses import replace
+from functools import partial
+
+from holdfast.inspection import liveness
+from holdfast.inspection.liveness import Silence
+from holdfast.process import clock, event_loop, linux
+from holdfast.process.clock import left_s
+from holdfast.protocol import foreign_text
+from holdfast.protocol.launcher_messages import Launch, LauncherOrder, LauncherState, RankStart
+from holdfast.protocol.member_messages import (
+    PROTOCOL,
+    MemberOrder,
+    MemberReport,
+    PrivateHeld,
+    RankStall,
+    Slot,
+)
+from holdfast.protocol.progress import tail_began_ns
+from holdfast.snapshot import member_directory
+from holdfast.snapshot.commit_records import Record
+from sidecar.clients import LauncherLink, SupervisorLink
+from sidecar.config import Config
+from sidecar.fencing import Drilled, Obeyed, Standing
+from sidecar.state import memory_limits
+from sidecar.state.checkpointing import Checkpoints, Retention, Saver
+from sidecar.state.holdings import Holdings
+from sidecar.state.peers import Fetcher
+from sidecar.state.restore import Occupied, Preparer, Unprepared, Untaken
+from sidecar.state.sealing import Sealing
+from sidecar.watch.hang_detector import Closely, HangPolicy, Starts
+from sidecar.watch.progress_monitor import Pages
+
+log = logging.getLogger(__name__)
+
+LATE_S = 0.1  # that a machine at work may be late: no excuse for anybody
+SOONEST_S = 0.01  # between two looks
+ASK_ROUNDS = 50  # looks at work after a commit between two questions what it is
+AGAIN_S = 1.0  # until something is tried again that should not have failed
+SAVE_LOOK_S = 0.25  # at whether the interval between checkpoints is over
+
+
+class Member:
+    """One per process."""
+
+    def __init__(self, config: Config, measured: event_loop.Lag | None = None) -> None:
+        """`measured` is the selector of the loop that it runs on, where that measures itself."""
+        self.config = config
+        self._lag = measured
+        self.holdings = Holdings(config.arena, config.directory / member_directory.RESTORED)
+        self.fetcher = Fetcher(self.holdings, config.token)
+        policy = HangPolicy(
+            factor=config.hang_factor,
+            floor_s=config.hang_floor_s,
+            first_step_s=config.first_step_s,
+            pause_s=config.pause_s,
+        )
+        self.pages = Pages(config.directory, config.nproc, policy)
+        self.launcher = LauncherLink(config.directory / "launcher.sock", self._changed)
+        self.supervisor = SupervisorLink(
+            config.supervisor_url, config.token, self.report, self.obey, config.report_s
+        )
+        self.preparer = Preparer(self.holdings, self.fetcher, config.checkpoints)
+        self.saver = Saver(self.holdings, self.fetcher, config.checkpoints)
+        self.sealing = Sealing(self.holdings.arena, self._pace, self._is_final)
+        self.checkpoints = Checkpoints(config.member, self.holdings, self.pages, self.saver, self._changed)
+        self.peer_url = ""
+        self.order = MemberOrder("idle", 0)
+        self.obeyed = Obeyed(config.directory)
+        self._clock = clock.identity()
+        self._stop_grace_s = math.inf  # of the last order to stop that was passed on
+        self.refused = ""  # why the last order that was refused was
+        self.stalls: tuple[RankStall, ...] = ()
+        self._stalled_ns = 0  # when the stalls were found
+        self._closely = Closely()
+        self._starts = Starts(config.first_step_s)
+        self.secured_for = 0
+        self._followed = 0  # generation whose work after commits was followed to its end
+        self.unusable: tuple[Slot, ...] = ()
+        self.prepare_error = ""
+        self.prepare_generation = 0
+        self.prepare_occupied = False  # that is why
+        self.prepare_volume = False
+        self.silent = ""  # why the launcher is given up
+        self._silence = Silence()
+        self._launch: tuple[Launch, tuple[RankStart, ...]] | None = None
+        self._privates: tuple[PrivateHeld, ...] = ()
+        self._late: frozenset[int] = frozenset()  # steps that its ranks have made void
+        self._sequence = 0
+        self._room_bytes = 0  # of the snapshot that there is room for
+        self._wake = asyncio.Event()
+        self._busy: dict[str, asyncio.Task[None]] = {}
+        self._drilled = Drilled(config.directory)
+
+    # -- telling
+
+    def report(self) -> MemberReport:
+        """Return everything that the supervisor may want to know."""
+        self._sequence += 1
+        state = self.launcher.state
+        progress = self.pages.progress(state.generation) if state else ()
+        slots = self.holdings.slots()
+        sizes = (*(each.state_bytes for each in progress), *(each.total_bytes for each in slots))
+        lag_s, lag_p99_s = self._lag.over_last_minute() if self._lag is not None else (0.0, 0.0)
+        now_ns = time.monotonic_ns()
+        seen = state if state is not None and self._is_to_look() else None
+        return MemberReport(
+            protocol=PROTOCOL,
+            member=self.config.member,
+            node=self.config.node,
+            sidecar_pid=os.getpid(),
+            sequence=self._sequence,
+            now_ns=now_ns,
+            nproc=self.config.nproc,
+            launcher=replace(state, looks=()) if state is not None and state.looks else state,
+            launcher_silent=self.silent,
+            peer_url=self.peer_url,
+            progress=self.pages.progress(state.generation, now_ns, _ended(state)) if state else (),
+            stalls=self._stalls_now(),
+            looks=seen.looks if seen else (),
+            looked_for=seen.generation if seen else 0,
+            look=seen.looked if seen else 0,
+            slots=slots,
+            room=memory_limits.measure(self.config.directory, max(sizes, default=0)),
+            lag_s=round(lag_s, 6),
+            lag_p99_s=round(lag_p99_s, 6),
+            seals=self.sealing.seals,
+            privates=self._privates_now(state),
+            secured_for=self.secured_for,
+            unusable=self.unusable,
+            prepare_error=foreign_text.shortened(self.prepare_error, foreign_text.WHOLE_BYTES),
+            prepare_generation=self.prepare_generation,
+            prepare_occupied=self.prepare_occupied,
+            prepare_volume=self.prepare_volume,
+            durable=self.saver.durable,
+            unmoved_s=round(self.saver.unmoved_s, 3),
+            publishing=self.checkpoints.publishing,
+            epoch=self.obeyed.newest.epoch,
+            clock=self._clock,
+            drilled=self._drilled.newest,
+            told=self.obeyed.told,
+            notes=(self.refused,) if self.refused else (),
+        )
+
+    def _privates_now(self, state: LauncherState | None) -> tuple[PrivateHeld, ...]:
+        """Return what was held when it was last asked for; all when no rank is left that could change it."""
+        if state is None or not state.ranks or any(rank.state != "exited" for rank in state.ranks):
+            return self._privates
+        return self.holdings.privates()
+
+    def _changed(self) -> None:
+        state = self.launcher.state
+        if (
+            state is not None and state.epoch > self.obeyed.newest.epoch
+        ):  # what this sidecar's folder has lost
+            self.obeyed.take(Standing(state.epoch, 0))
+        self.supervisor.dirty.set()
+        self._wake.set()
+
+    # -- obeying
+
+    async def obey(self, order: MemberOrder) -> None:
+        """Take `order` as the wish to pursue, unless it is older than what was obeyed before."""
+        asked = Standing(order.epoch, order.generation)
+        why = self.obeyed.refusal(asked)
+        if why:
+            self._refuse(why)
+            return
+        self.obeyed.take(asked)
+        if order.generation != self.order.generation:
+            self._launch, self.prepare_error = None, ""
+        self.order = order
+        self.checkpoints.answered(order)
+        lineage = self.obeyed.learn(order)
+        self.saver.retention = Retention(order.keep, lineage, order.proven, order.epoch)
+        self._drill()
+        self._wake.set()
+
+    def _refuse(self, why: str) -> None:
+        """Say so once, also to whoever sent it."""
+        if why != self.refused:
+            log.warning("order refused", extra={"why": why})
+            self.refused = why
+            self._changed()
+
+    async def pursue(self) -> None:
+        """Do what the order lacks, at every change, for ever."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            self._pursue()
+
+    def _pursue(self) -> None:
+        order, state = self.order, self.launcher.state
+        self._forget_void()
+        self._drill()
+        if order.do == "run" and order.launch is not None and state is not None:
+            if state.generation < order.generation:
+                if not self.prepare_error:
+                    self._begin(f"prepare-{order.generation}", self._run(order))
+            elif order.settled:
+                self._have_done(LauncherOrder("settle", order.generation))
+            if state.generation == order.generation:
+                self._look(state)
+        elif order.do == "secure":
+            if self.secured_for < order.generation:
+                self._secure(order)
+            elif self._has_begun_since(order):
+                self._have_done(LauncherOrder("secure", order.generation, suspects=order.suspects))
+            if self._followed < order.generation:
+                self._begin(f"tails-{order.generation}", self._follow(order.generation))
+        elif order.do == "idle":  # others have taken their places
+            self._end_ranks_before(order.generation)
+            if order.room_bytes and order.room_bytes != self._room_bytes:
+                self._begin("room", self._make_room(order.room_bytes))
+        elif order.do == "stop" and state is not None:
+            self._stop(order, state)
+        if order.save > self.saver.durable.asked:
+            self._begin(f"save-{order.save}", self.checkpoints.asked(order))
+
+    def _stop(self, order: MemberOrder, state: LauncherState) -> None:
+        """Pass the order on, and once more when it is to be faster than asked before."""
+        if not state.stopped or order.grace_s < self._stop_grace_s:
+            self._stop_grace_s = order.grace_s
+            grace_s, ending_only, first = order.grace_s, order.ending_only, order.first
+            self._have_done(LauncherOrder("stop", grace_s=grace_s, ending_only=ending_only, first=first))
+
+    def _begin(self, name: str, work: object) -> None:
+        """Run `work` once at a time under `name`; it is looked at again at the next change."""
+        assert asyncio.iscoroutine(work)
+        if name in self._busy:
+            work.close()
+            return
+        task = asyncio.create_task(work, name=name)
+        self._busy[name] = task
+        task.add_done_callback(lambda done: self._ended(name, done))
+
+    def _ended(self, name: str, task: asyncio.Task[None]) -> None:
+        del self._busy[name]
+        if task.cancelled() or task.exception() is None:
+            self._changed()
+            return
+        log.error("task failed", extra={"task": name}, exc_info=task.exception())
+        asyncio.get_running_loop().call_later(AGAIN_S, self._changed)
+
+    async def _make_room(self, total_bytes: int) -> None:
+        """Have memory for a snapshot that may be fetched: to get it is half of what a fetch takes."""
+        self._room_bytes = total_bytes
+        await self.preparer.make_room(total_bytes, lambda: self.order.do == "idle")
+
+    async def _run(self, order: MemberOrder) -> None:
+        try:
+            make_room = partial(self._end_ranks_before, order.generation)
+            launch, ranks = await self.preparer.prepare(order, make_room)
+        except Unprepared as error:
+            if error.slot is not None:
+                self.unusable = (*self.unusable, error.slot)
+            if self.order.generation == order.generation:
+                self.prepare_error, self.prepare_generation = str(error), order.generation
+                self.prepare_volume = isinstance(error, Untaken)
+                self.prepare_occupied = isinstance(error, (Occupied, Untaken))
+            return
+        if self.order.generation == order.generation and self.order.do == "run":
+            self.stalls = ()
+            self._have_done(LauncherOrder("run", order.generation, launch, ranks))
+            await asyncio.sleep(0.05)  # its new state comes by itself; if not, this is tried again
+
+    def _have_done(self, order: LauncherOrder) -> None:
+        self.launcher.send(replace(order, epoch=self.obeyed.newest.epoch))
+
+    def _end_ranks_before(self, generation: int) -> None:
+        """Kill the ranks of older generations: they have no say any more."""
+        state = self.launcher.state
+        if state is None or state.generation >= generation:
+            return
+        if any(rank.state != "exited" for rank in state.ranks):
+            self._have_done(LauncherOrder("kill", state.generation))
+
+    def _secure(self, order: MemberOrder) -> None:
+        state = self.launcher.state
+        if state is None:  # we are new here, and it tells in a moment; if not, nobody waits for us for long
+            return
+        waiting = state.generation == order.generation and not self.silent
+        if waiting and order.just_in_time and state.secure_asked < order.generation:
+            self._have_done(LauncherOrder("secure", order.generation, suspects=order.suspects))
+            return
+        self._privates = self.holdings.privates()
+        self.secured_for = order.generation
+        self._changed()
+
+    def _has_begun_since(self, order: MemberOrder) -> bool:
+        """True when the ranks of `order` came after what this member holds was listed.
+
+        Nobody waits for what they hold; they are to make no step any more, which would overwrite that.
+        """
+        state = self.launcher.state
+        if state is None or self.silent or not order.just_in_time:
+            return False
+        return state.generation == order.generation and state.secure_asked < order.generation
+
+    async def _follow(self, generation: int) -> None:
+        """Tell of the end of each work outside of the steps: what a restart would cut off is waited for."""
+        rounds, before = 0, frozenset[int]()
+        while self.order.do == "secure" and self.order.generation == generation:
+            tails = self._tails(generation)
+            if tails != before:
+                before = tails
+                self._changed()
+            if not tails and self.secured_for >= generation:
+                break
+            if tails and rounds % ASK_ROUNDS == 0:
+                self._have_done(LauncherOrder("where", generation))
+            rounds += 1
+            await asyncio.sleep(SOONEST_S)
+        self._followed = generation
+
+    def _tails(self, generation: int) -> frozenset[int]:
+        state = self.launcher.state
+        if state is None:
+            return frozenset()
+        alive = frozenset(rank.rank for rank in state.ranks if rank.state == "running")
+        found = self.pages.raw(generation)
+        tails = {each.rank for each in found if tail_began_ns(each)}
+        return alive & (tails | self.pages.uncommitted(generation, time.monotonic_ns()))
+
+    def _drill(self) -> None:
+        """Carry out the fault on purpose that the order has, once, when the ranks it is for are there."""
+        drill, state = self.order.drill, self.launcher.state
+        if drill is None or drill.number <= self._drilled.newest or state is None:
+            return
+        if self.order.do == "run" and state.generation != self.order.generation:
+            return
+        self._drilled.take(drill.number)
+        self.supervisor.dirty.set()
+        if drill.what == "sidecar":
+            os.kill(os.getpid(), 9)
+        for rank in state.ranks:
+            if rank.rank == drill.rank:
+                self._have_done(
+                    LauncherOrder("drill", rank.generation, local_rank=rank.local_rank, what=drill.what)
+                )
+
+    # -- watching
+
+    async def watch(self) -> None:
+        """Poll the pages on the beat and when a rank's time is over, and listen for the launcher, for ever.
+
+        Our own lateness is taken into account: it is neither the ranks' nor the launcher's.
+        """
+        while True:
+            wait_s = min(left_s(self.config.poll_s), max(self.pages.left_s, SOONEST_S))
+            due = time.monotonic() + wait_s
+            await asyncio.sleep(wait_s)
+            now = time.monotonic()
+            lateness_s = max(0.0, now - due - LATE_S)
+            self._listen(now, lateness_s)
+            self._look_for_stalls(lateness_s)
+
+    def _listen(self, now_s: float, lateness_s: float) -> None:
+        """Find out whether the launcher is silent for too long. One that is to stop may take its time."""
+        if self.order.do == "stop":
+            return
+        self._silence = self._silence.later(self.launcher.heard_s, now_s, lateness_s)
+        silent_s, why = self._silence.length_s(now_s), ""
+        if silent_s > liveness.LIMIT_S:
+            pid = self.launcher.state.pid if self.launcher.state else 0
+            why = liveness.verdict(silent_s, linux.state_of(pid)[0])
+        if bool(why) != bool(self.silent):
+            log.warning("launcher silent" if why else "launcher speaks again", extra={"why": why})
+            self.silent = why
+            self._changed()
+
+    def _look_for_stalls(self, lateness_s: float) -> None:
+        state = self.launcher.state
+        if state is None or self.order.do != "run":
+            self.pages.left_s = math.inf
+            return
+        now_ns = time.monotonic_ns()
+        alive = {r.rank for r in state.ranks if r.state in ("starting", "running")}
+        if self.pages.policy.joins != state.joins:
+            self.pages.policy = replace(self.pages.policy, joins=state.joins)
+        found = self.pages.poll(state.generation, now_ns, lateness_s)
+        self._forget_void()
+        late = (*found, *self._starts.late(state, now_ns, lateness_s))
+        stalls = tuple(stall for stall in late if stall.rank in alive)
+        if {_what(each) for each in stalls} != {_what(each) for each in self.stalls}:
+            self.stalls, self._stalled_ns = stalls, now_ns
+            self._changed()
+        self._look(state)
+
+    def _forget_void(self) -> None:
+        """Forget snapshots of steps that a rank has changed after their commit: its own or another member's.
+
+        One that is being read is forgotten later; nobody resumes from it, for the supervisor knows. The last
+        one stays: when no other state is left anywhere, that is still better than none. The rank that made it
+        sees that it is gone, and makes another. The members of the others are to hear of it soon.
+        """
+        generation = self.order.generation
+        if self.order.do != "run":
+            return
+        ranks = self.pages.raw(generation)
+        late = frozenset(step for each in ranks for step in each.late)
+        if late != self._late:
+            self._late = late
+            self._changed()
+        void = late | (set(self.order.void) - {step for each in ranks for step in each.amended})
+        records = self.holdings.arena.records() if void else ()
+        for record in records if len(records) > 1 else ():
+            if record.generation == generation and record.step in void:
+                self.holdings.arena.forget(record)
+                return
+
+    def _look(self, state: LauncherState) -> None:
+        """Have the launcher look at its ranks while one of them, or another's, is late."""
+        asked = self.order.look if self.order.do == "run" else 0
+        number = self._closely.due(self._is_to_look(), state.looked, time.monotonic(), asked)
+        if number:
+            self._have_done(LauncherOrder("look", state.generation, look=number, asked=asked))
+
+    def _is_to_look(self) -> bool:
+        return bool(self.stalls) or (self.order.do == "run" and self.order.look > 0)
+
+    def _stalls_now(self) -> tuple[RankStall, ...]:
+        """Return the stalls with the time that they have lasted until now."""
+        more_s = (time.monotonic_ns() - self._stalled_ns) / 1e9
+        return tuple(replace(each, stalled_s=round(each.stalled_s + more_s, 3)) for each in self.stalls)
+
+    # -- saving
+
+    async def seal(self) -> None:
+        """Give new snapshots their checksum, for ever."""
+        await self.sealing.run()
+
+    def _pace(self) -> tuple[int, float]:
+        every = self.order.launch.snapshot_every if self.order.launch is not None else 0
+        return max(every, 0), self.pages.step_s()
+
+    def _is_final(self, record: Record) -> bool:
+        """False while a rank is in work after the commit of that step: it may change the state."""
+        found = self.pages.raw(record.generation)
+        return not any(each.step == record.step and tail_began_ns(each) for each in found)
+
+    async def save(self) -> None:
+        """Save at the interval, if this member has rank 0. For ever."""
+        while True:
+            await asyncio.sleep(left_s(SAVE_LOOK_S))
+            if self._leads() and await self.checkpoints.when_due(self.order, time.monotonic()):
+                self._changed()
+
+    def _leads(self) -> bool:
+        state = self.launcher.state
+        return state is not None and any(each.rank == 0 for each in state.ranks)
+
+
+def _ended(state: LauncherState) -> dict[int, int]:
+    return {
+        rank.rank: rank.ending.at_ns
+        for rank in state.ranks
+        if rank.ending is not None and (rank.state == "exited" or not rank.ending.unwinding)
+    }
+
+
+def _what(stall: RankStall) -> tuple[int, int, bool, str]:
+    return stall.rank, stall.step, stall.limited, stall.phase_name

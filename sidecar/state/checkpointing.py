@@ -1,0 +1,310 @@
+"""When a snapshot becomes a checkpoint: at an interval while the group trains, and when one is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from holdfast.checkpoint import writer
+from holdfast.protocol.lineage import Lineage, valid
+from holdfast.protocol.member_messages import Durable, MemberOrder, Source
+from holdfast.snapshot.arena import Gone
+from holdfast.snapshot.commit_records import Record
+from sidecar.state import sealing
+from sidecar.state.gathering import Unfetched
+from sidecar.state.holdings import Holdings
+from sidecar.state.peers import Fetcher
+from sidecar.watch.progress_monitor import Pages
+
+RETRY_S = 5.0  # after storage failed, or the supervisor did not answer; training goes on meanwhile
+ANSWER_S = 5.0  # for the supervisor to say whether a snapshot is good: it hears of all ranks each second
+
+
+class Checkpoints:
+    """Decides what `saver` writes. What came of it is in `saver.durable`."""
+
+    def __init__(
+        self,
+        member: str,
+        holdings: Holdings,
+        pages: Pages,
+        saver: Saver,
+        ask: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`ask` is called when `publishing` has changed, which the supervisor answers: see `answered`."""
+        self.publishing = -1
+        self._ask = ask
+        self._order = MemberOrder("idle", 0)  # the newest
+        self._answer = asyncio.Event()
+        self._member = member
+        self._holdings = holdings
+        self._pages = pages
+        self._saver = saver
+        self._next_at_s = 0.0  # 0: the interval has not begun
+
+    async def when_due(self, order: MemberOrder, now_s: float) -> bool:
+        """Save the newest good snapshot if the interval is over. False when there was nothing to do yet.
+
+        The first interval begins with the first call. After a failure the next one is shorter.
+        """
+        if order.do != "run" or order.checkpoint_every_s <= 0:
+            return False
+        if self._next_at_s == 0.0:
+            self._next_at_s = now_s + order.checkpoint_every_s
+        if now_s < self._next_at_s:
+            return False
+        answered = await self._save_newest(order)
+        failed = bool(self._saver.durable.error) or not answered
+        pause_s = min(RETRY_S, order.checkpoint_every_s) if failed else order.checkpoint_every_s
+        self._next_at_s = now_s + pause_s
+        return True
+
+    def answered(self, order: MemberOrder) -> None:
+        """Take note of the newest order: it tells of ranks that this member does not have."""
+        self._order = order
+        self._answer.set()
+
+    async def _save_newest(self, order: MemberOrder) -> bool:
+        """Save the newest snapshot that the whole group has gone beyond: then all found it good.
+
+        None whose state was changed after its commit. False when it is not known whether that is so, and
+        while another checkpoint is written: with a slot pinned for each nothing could be copied or fetched.
+        """
+        if self._saver.busy:
+            return False
+        ranks = self._pages.progress(order.generation)
+        steps = [each.step for each in ranks]
+        late = {step for each in ranks for step in each.late} | self._void(order)
+        for record in self._holdings.arena.records():
+            if record.generation != order.generation or not steps or record.step >= max(steps):
+                continue
+            if record.step in late:
+                continue
+            durable = self._saver.durable
+            if (record.step, record.generation) == (durable.step, durable.generation):
+                return True
+            try:
+                async with self._holdings.pinned(record):
+                    good = await self._is_good(record, len(ranks))
+                    if good and self._saver.busy:
+                        return False
+                    if good:
+                        await self._saver.save(record, order.sources, self._meta(order), asked=0)
+            except (Gone, OSError):
+                continue
+            if good is None:
+                return False
+            if good and not self._saver.durable.error:
+                return True
+        return True
+
+    async def _is_good(self, record: Record, ranks: int) -> bool | None:
+        """Say whether no rank has changed or may yet change the state of that step; None: nobody knows.
+
+        This member knows it of its own `ranks`, and the supervisor of those of the other members.
+        """
+        if ranks >= record.world_size:
+            found = self._pages.progress(record.generation)
+            if any(record.step in each.late for each in found):
+                return False
+            return all(each.step > record.step for each in found) or None
+        give_up_at = time.monotonic() + ANSWER_S
+        self.publishing = record.step
+        self._ask()
+        try:
+            while (left_s := give_up_at - time.monotonic()) > 0:
+                self._answer.clear()
+                order = self._order
+                if order.do not in ("run", "secure") or order.generation != record.generation:
+                    return None
+                if record.step in self._void(order):
+                    return False
+                if order.good == record.step:
+                    return True
+                try:
+                    await asyncio.wait_for(self._answer.wait(), left_s)
+                except asyncio.TimeoutError:
+                    break
+        finally:
+            self.publishing = -1
+            self._ask()
+        return None
+
+    def _void(self, order: MemberOrder) -> set[int]:
+        newest = self._order if self._order.generation == order.generation else order
+        return {*order.void, *newest.void}
+
+    async def asked(self, order: MemberOrder) -> None:
+        """Answer the request with the number `order.save`; the answer carries it."""
+        record = self._holdings.record(order.save_generation, order.save_step)
+        if record is None and order.do == "run":  # a newer one has taken its place: that is as good
+            self._saver.durable = replace(self._saver.durable, asked=order.save)
+            return
+        if record is None:
+            why = f"the snapshot of step {order.save_step} is not here"
+            self._saver.durable = replace(self._saver.durable, error=why, asked=order.save)
+            return
+        await self._saver.save(record, order.sources, self._meta(order), asked=order.save)
+
+    def _meta(self, order: MemberOrder) -> dict[str, object]:
+        skip = list(order.launch.skip) if order.launch else []
+        return {"skip": skip, "member": self._member}
+
+
+# Write checkpoints from the arena, in the background.
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What may be deleted from storage: all but the newest `keep` that are not void, and one of `proven`."""
+
+    keep: int = 3
+    lineage: tuple[Lineage, ...] = ()
+    proven: int = -1
+    epoch: int = 0  # of the supervisor whose orders these are: a newer one's checkpoints are not ours
+
+
+class Saver:
+    """One checkpoint at a time. `durable` is what the supervisor is told.
+
+    `retention` may change while one is written: what holds at the end of that counts.
+    """
+
+    def __init__(self, holdings: Holdings, fetcher: Fetcher, root: Path) -> None:
+        self._holdings = holdings
+        self._fetcher = fetcher
+        self._root = root
+        self._one = asyncio.Lock()
+        self._moved_s = time.monotonic()
+        self.durable = Durable()
+        self.retention = Retention()
+
+    @property
+    def busy(self) -> bool:
+        """True while a checkpoint is written: another would wait for it, for as long as storage hangs."""
+        return self._one.locked()
+
+    @property
+    def unmoved_s(self) -> float:
+        """For how long storage has taken nothing of a checkpoint, or since when there is this saver."""
+        return time.monotonic() - self._moved_s
+
+    def _moved(self) -> None:
+        self._moved_s = time.monotonic()
+
+    async def save(
+        self,
+        record: Record,
+        sources: Iterable[Source],
+        meta: Mapping[str, object],
+        *,
+        asked: int,
+    ) -> None:
+        """Make the snapshot `record` durable; the outcome is in `durable`. Never raises for storage.
+
+        A step that is on storage already is left as it is. What `durable` names is on storage: one that gave
+        way to newer ones at once leaves the last that was named.
+        """
+        async with self._one:
+            try:
+                await self._save(record, tuple(sources), meta, asked)
+            finally:
+                self._moved()
+
+    async def _save(
+        self, record: Record, sources: tuple[Source, ...], meta: Mapping[str, object], asked: int
+    ) -> None:
+        began = time.monotonic()
+        try:
+            privates = await self._privates(record, sources)
+            self._refuse_void(record)
+            path = await sealing.run_in_background(self._write, record, privates, dict(meta))
+            self._refuse_void(record)
+        except (OSError, ValueError, Gone, Unfetched) as error:
+            log.warning("checkpoint failed", extra={"step": record.step, "error": str(error)})
+            last = self.durable
+            self.durable = Durable(
+                last.step, last.generation, last.path, 0.0, str(error), max(asked, last.asked)
+            )
+            return
+        took_s = time.monotonic() - began
+        answered = max(asked, self.durable.asked)
+        if path is None:
+            self.durable = replace(self.durable, error="", asked=answered)
+            return
+        self.durable = Durable(record.step, record.generation, str(path), round(took_s, 3), "", answered)
+
+    async def _privates(self, record: Record, sources: tuple[Source, ...]) -> dict[str, bytes]:
+        """Collect the private states of all ranks at the snapshot's step, ours and the peers'."""
+        found: dict[str, bytes] = {}
+        for rank in range(record.world_size):
+            mine = tuple(source for source in sources if source.rank == rank)
+            blob = await sealing.run_in_background(self._held, rank, record, mine) or await self._fetched(
+                rank, record, mine
+            )
+            if blob is None:
+                raise Unfetched(f"no private state of rank {rank} for step {record.step}")
+            found[f"rank-{rank:05d}.bin"] = blob
+        return found
+
+    def _held(self, rank: int, record: Record, sources: tuple[Source, ...]) -> bytes | None:
+        told = [_generation(source, record) for source in sources]
+        for generation in dict.fromkeys([*told, record.generation]):
+            held = self._holdings.private(rank, generation, record.step)
+            if held is not None:
+                return held.data
+        return None
+
+    async def _fetched(self, rank: int, record: Record, sources: tuple[Source, ...]) -> bytes | None:
+        for source in sources:
+            wanted = Source(source.url, rank, _generation(source, record), record.step)
+            try:
+                return await self._fetcher.private(wanted)
+            except Unfetched as error:
+                log.info("peer did not help", extra={"error": str(error)})
+        return None
+
+    def _refuse_void(self, record: Record) -> None:
+        if not valid(record.generation, record.step, self.retention.lineage):
+            raise ValueError(f"the snapshot of step {record.step} is void: the group resumed from before it")
+
+    def _write(
+        self, record: Record, privates: Mapping[str, bytes], meta: Mapping[str, object]
+    ) -> Path | None:
+        """Return the checkpoint; None when it is one of those that there is no place for any more."""
+        if not self._holdings.good(record):
+            raise ValueError(f"the snapshot of step {record.step} fails its checksum")
+        with self._holdings.arena.pin(record) as path:
+            written = writer.write(
+                self._root,
+                generation=record.generation,
+                step=record.step,
+                world_size=record.world_size,
+                files={"replicated.safetensors": path, **privates},
+                meta=meta,
+                created_at=time.time(),
+                known=self.retention.lineage,
+                epoch=self.retention.epoch,
+                moved=self._moved,
+            )
+        now = self.retention
+        try:
+            removed = writer.retain(
+                self._root, now.keep, frozenset({written}), now.lineage, now.proven, epoch=now.epoch
+            )
+        except OSError as error:  # what is written stands; the next one tries again
+            log.warning("old checkpoints stay", extra={"error": str(error)})
+            return written
+        return None if written in removed else written
+
+
+def _generation(source: Source, record: Record) -> int:
+    """Return whose private state goes with the snapshot: a later generation's, if it went on from there."""
+    return source.generation if source.generation and source.step == record.step else record.generation

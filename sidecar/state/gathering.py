@@ -1,0 +1,395 @@
+"""Take in a snapshot from other members: several streams, from all who hold it, straight into the slot.
+
+Each stream is a thread that receives a part into the mapped slot and computes the CRC32 of what has just
+come, while it is in the processor's cache. The first stream begins with the whole; whoever has nothing to do
+takes over half of what another has left. So the faster of two holders gives more, and what one leaves behind
+that dies, or that says nothing any more, goes to the others. Only snapshots with the same seal are put
+together from several holders: replicas that have silently become different must never be mixed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+from urllib.parse import urlsplit
+
+from holdfast.fileio.checksum import CHUNK_BYTES
+from holdfast.fileio.safetensors import Malformed
+from holdfast.protocol.member_messages import Source
+from holdfast.snapshot.arena import Arena, Corrupt, Incoming
+from holdfast.snapshot.commit_records import Record
+from sidecar.state.sending import PATIENCE_S, SLOWEST_BYTES_S, SUM, crc32
+
+STREAMS = max(2, min(4, os.cpu_count() or 1))
+MAX_SLOT_BYTES = 1 << 42
+MAX_HEAD_BYTES = 16 << 10
+MAX_WHY_BYTES = 500
+PIECE_BYTES = 512 << 10  # taken at once, and hashed before it has left the cache
+CONNECT_S = 2.0
+HEAD_S = 2.0  # for the first lines, where somebody else holds the snapshot as well
+STALLED_S = 1.0  # without a byte: its part goes to the others, if there are any
+LEAST_BYTES = 4 * CHUNK_BYTES  # of a part that is worth a connection of its own
+
+
+_Asker: TypeAlias = "Callable[[Source, int, int, float], _Line]"  # _ask
+
+
+class Unfetched(Exception):
+    """A peer did not give what it should; the message says what and why."""
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """What one stream is to bring. `end` may come closer while it is at it."""
+
+    at: int
+    end: int
+    line: _Line | None = None
+    moved_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """A connection whose answer has begun: the bytes from `begin` on follow."""
+
+    source: Source
+    url: str
+    socket: socket.socket
+    total_bytes: int
+    world_size: int
+    seal: int | None
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def gather(
+    arena: Arena,
+    sources: Sequence[Source],
+    token: str,
+    silence_s: float,
+    tls: ssl.SSLContext | None = None,
+    keep: frozenset[tuple[int, int]] | None = None,
+) -> Record:
+    """Return the snapshot that all of `sources` name, taken into the arena. Blocks: call it in a thread.
+
+    `keep` is what stays: see `Arena.begin`.
+
+    Raises:
+        Busy: no slot of the arena is free.
+        Unfetched: nobody has given it.
+        OSError: there is no room for it.
+    """
+    left = list(sources)
+    ask = partial(_ask, token=token, tls=tls)
+    while True:
+        first = _first(left, ask, silence_s)
+        try:
+            return _from(first, arena, left, ask, silence_s, keep)
+        except Unfetched:
+            # Another holder may have been slow to answer only, or, without a seal, not been asked: nothing
+            # tells then whether it has the same, and it is taken whole or not.
+            left = [each for each in left if each is not first.source]
+            if not left:
+                raise
+
+
+def _from(
+    first: _Line,
+    arena: Arena,
+    sources: Sequence[Source],
+    ask: _Asker,
+    silence_s: float,
+    keep: frozenset[tuple[int, int]] | None,
+) -> Record:
+    """Take in what `first` has begun to give. Raises as `gather` does."""
+    wanted = first.source
+    try:
+        incoming = arena.receive(wanted.generation, wanted.step, first.world_size, first.total_bytes, keep)
+    except Corrupt as error:
+        first.close()
+        raise Unfetched(f"{first.url}: {error}") from None
+    except BaseException:
+        first.close()
+        raise
+    holders = sources if first.seal is not None else (wanted,)
+    try:
+        return _Gathering(incoming, first, holders, ask, silence_s).run()
+    except (Corrupt, Malformed) as error:
+        raise Unfetched(f"{first.url}: {error}") from None
+    except OSError as error:
+        needed = f"{first.total_bytes:,} bytes are needed for the snapshot of step {wanted.step}"
+        raise OSError(error.errno, f"{error.strerror or error}: {needed}") from None
+    finally:
+        incoming.abandon()
+
+
+def _first(sources: Sequence[Source], ask: _Asker, silence_s: float) -> _Line:
+    why = Unfetched("nobody holds it")
+    for number, source in enumerate(sources):
+        limit_s = silence_s if number == len(sources) - 1 else min(HEAD_S, silence_s)
+        try:
+            return ask(source, 0, 0, limit_s)
+        except Unfetched as error:
+            why = error
+    raise why
+
+
+class _Gathering:
+    """One snapshot on its way to us."""
+
+    def __init__(
+        self, incoming: Incoming, first: _Line, sources: Sequence[Source], ask: _Asker, silence_s: float
+    ) -> None:
+        self._incoming = incoming
+        self._first = first
+        self._sources = sources
+        self._ask = ask
+        self._silence_s = silence_s
+        self._crcs = [0] * -(-first.total_bytes // CHUNK_BYTES)
+        self._change = threading.Condition()
+        now_s = time.monotonic()
+        self._give_up_at = now_s + PATIENCE_S + first.total_bytes / SLOWEST_BYTES_S
+        whole = _Part(0, first.total_bytes, first, now_s)
+        self._left: list[_Part] = []  # nobody is at it
+        self._active: list[_Part] = [whole]
+        self._broken: OSError | None = None  # ours, not a peer's
+        self._why: Unfetched = Unfetched(f"{first.url}: nothing came")
+
+    def run(self) -> Record:
+        """Return the snapshot, committed and sealed. Raises Corrupt, Malformed, Unfetched, OSError."""
+        count = min(max(STREAMS, len(self._sources)), max(1, self._first.total_bytes // LEAST_BYTES))
+        holders = sorted(self._sources, key=lambda source: source is not self._first.source)
+        streams = [
+            threading.Thread(target=self._stream, args=(holders[n % len(holders)], n == 0), daemon=True)
+            for n in range(count)
+        ]
+        for each in streams:
+            each.start()
+        try:
+            self._watch(streams)
+        finally:
+            self._stop()
+            for each in streams:
+                each.join()
+        if self._broken is not None:
+            raise self._broken
+        if self._left or self._active:
+            raise self._why
+        return self._incoming.finish_with(self._crcs, self._first.seal)
+
+    def _watch(self, streams: list[threading.Thread]) -> None:
+        """Wait for the end; close the line of a part that does not move, so that it is given back."""
+        while any(each.is_alive() for each in streams):
+            with self._change:
+                if self._broken is None and (self._left or self._active):
+                    self._change.wait(STALLED_S / 4)
+                now_s = time.monotonic()
+                if now_s > self._give_up_at:
+                    self._why = Unfetched(f"{self._first.url}: too slow")
+                    return
+                idle = len(self._active) < sum(each.is_alive() for each in streams)
+                for part in self._active:
+                    limit_s = min(STALLED_S, self._silence_s) if idle else self._silence_s
+                    if part.line is not None and now_s - part.moved_s > limit_s:
+                        _hang_up(part.line)
+                done = not self._left and not self._active
+            if done or self._broken is not None:
+                return
+
+    def _stop(self) -> None:
+        with self._change:
+            for part in self._active:
+                if part.line is not None:
+                    _hang_up(part.line)
+            self._give_up_at = 0.0
+            self._change.notify_all()
+
+    def _stream(self, holder: Source, first: bool) -> None:
+        """Bring parts from one holder until nothing is left, or the holder fails."""
+        part = self._active[0] if first else self._next()
+        while part is not None:
+            try:
+                self._bring(part, holder)
+            except Unfetched as error:
+                self._give_back(part, error)
+                return
+            except (OSError, ValueError) as error:
+                self._give_back(part, Unfetched(f"{holder.url}: {error!r}"))
+                return
+            self._end(part)
+            part = self._next()
+
+    def _next(self) -> _Part | None:
+        """Return a part that nobody is at, or half of what another stream has left; None when all is here."""
+        with self._change:
+            while time.monotonic() < self._give_up_at and self._broken is None:
+                part = self._left.pop() if self._left else self._half()
+                if part is not None:
+                    part.moved_s = time.monotonic()
+                    self._active.append(part)
+                    return part
+                if not self._active:
+                    return None
+                self._change.wait(STALLED_S)
+        return None
+
+    def _half(self) -> _Part | None:
+        most = max(self._active, key=lambda part: part.end - part.at, default=None)
+        if most is None or most.end - most.at < 2 * LEAST_BYTES:
+            return None
+        middle = (most.at + (most.end - most.at) // 2) // CHUNK_BYTES * CHUNK_BYTES
+        part = _Part(middle, most.end)
+        most.end = middle
+        return part
+
+    def _give_back(self, part: _Part, why: Unfetched) -> None:
+        with self._change:
+            self._active.remove(part)
+            if part.at < part.end:
+                self._left.append(_Part(part.at, part.end))
+            self._why = why
+            self._change.notify_all()
+        if part.line is not None:
+            part.line.close()
+
+    def _end(self, part: _Part) -> None:
+        with self._change:
+            self._active.remove(part)
+            self._change.notify_all()
+        if part.line is not None:
+            part.line.close()
+
+    def _bring(self, part: _Part, holder: Source) -> None:
+        """Receive what is left of a part. Raises Unfetched, OSError, Corrupt."""
+        if part.line is None:
+            line = self._ask(holder, part.at, part.end, min(HEAD_S, self._silence_s))
+            first = self._first
+            if (line.total_bytes, line.seal) != (first.total_bytes, first.seal):
+                line.close()
+                raise Unfetched(
+                    f"{line.url}: its snapshot of step {holder.step} is another than {first.url}'s"
+                )
+            part.line = line
+        line = part.line
+        line.socket.settimeout(self._silence_s)
+        with memoryview(self._incoming.memory) as memory:
+            while part.at < part.end:
+                end = min((part.at // CHUNK_BYTES + 1) * CHUNK_BYTES, self._first.total_bytes)
+                self._back(part.at, end)
+                with memory[part.at : end] as chunk:
+                    self._crcs[part.at // CHUNK_BYTES] = self._take_chunk(part, line, chunk)
+                with self._change:
+                    part.at = end
+
+    def _back(self, begin: int, end: int) -> None:
+        try:
+            self._incoming.back(begin, end)
+        except OSError as error:
+            self._broken = error
+            raise
+
+    def _take_chunk(self, part: _Part, line: _Line, chunk: memoryview) -> int:
+        at, crc = 0, 0
+        while at < len(chunk):
+            with chunk[at : at + PIECE_BYTES] as piece:
+                count = line.socket.recv_into(piece)
+                if not count:
+                    raise Unfetched(f"{line.url}: the connection was closed at byte {part.at + at}")
+                with piece[:count] as come:
+                    crc = crc32(come, crc)
+            at += count
+            part.moved_s = time.monotonic()
+        if line.seal is None:
+            (told,) = SUM.unpack(_exactly(line.socket, SUM.size))
+            if told != crc:
+                raise Unfetched(f"{line.url}: checksum {crc:08x}, announced was {told:08x}")
+        return crc
+
+
+def _ask(
+    source: Source, begin: int, end: int, limit_s: float, *, token: str, tls: ssl.SSLContext | None
+) -> _Line:
+    """Return a connection on which the snapshot's bytes from `begin` follow. Raises Unfetched."""
+    url = f"{source.url}/v1/slot/{source.generation}/{source.step}"
+    place = urlsplit(source.url)
+    last = str(end - 1) if end else ""
+    request = (
+        f"GET /v1/slot/{source.generation}/{source.step} HTTP/1.1\r\nHost: {place.netloc}\r\n"
+        f"Authorization: Bearer {token}\r\nRange: bytes={begin}-{last}\r\n\r\n"
+    )
+    try:
+        line = socket.create_connection((place.hostname or "", place.port or 80), min(CONNECT_S, limit_s))
+    except (OSError, ValueError) as error:
+        raise Unfetched(f"{url}: {error!r}") from None
+    try:
+        line.settimeout(limit_s)
+        if place.scheme == "https":
+            line = (tls or ssl.create_default_context()).wrap_socket(line, server_hostname=place.hostname)
+        line.sendall(request.encode())
+        return _begun(source, url, line, begin)
+    except (OSError, ValueError, KeyError) as error:
+        line.close()
+        raise Unfetched(f"{url}: {error!r}") from None
+    except BaseException:
+        line.close()
+        raise
+
+
+def _begun(source: Source, url: str, line: socket.socket, begin: int) -> _Line:
+    """Read the first lines of an answer. Raises Unfetched, OSError, ValueError, KeyError."""
+    raw = b""
+    while not raw.endswith(b"\r\n\r\n"):  # byte by byte at the end: what follows goes into the slot
+        room = 1 if raw.endswith(b"\r\n\r") or len(raw) >= MAX_HEAD_BYTES else _until_end(line)
+        piece = line.recv(room)
+        if not piece or len(raw) + len(piece) > MAX_HEAD_BYTES:
+            raise ValueError("no answer of ours")
+        raw += piece
+    first, *rest = raw.decode("latin-1").split("\r\n")
+    status = first.split(" ", 2)[1]
+    if status != "206":
+        why = line.recv(MAX_WHY_BYTES).decode(errors="replace")
+        raise Unfetched(f"{url}: {status[:3]} {why}")
+    fields = {name.lower(): value.strip() for name, _, value in (each.partition(":") for each in rest)}
+    offset, _, total = fields["content-range"].removeprefix("bytes ").partition("/")
+    if int(offset.partition("-")[0]) != begin or not 0 < int(total) <= MAX_SLOT_BYTES:
+        raise ValueError(f"a snapshot of {total[:20]} bytes from {offset[:40]} was announced")
+    seal = fields["x-holdfast-seal"]
+    world_size = int(fields["x-holdfast-world-size"])
+    return _Line(source, url, line, int(total), world_size, None if seal == "none" else int(seal, 16))
+
+
+def _until_end(line: socket.socket) -> int:
+    """Return how many bytes of the first lines can be taken without one of what follows them."""
+    if isinstance(line, ssl.SSLSocket):  # which cannot look ahead
+        return 1
+    seen = line.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
+    end = seen.find(b"\r\n\r\n")
+    if end >= 0:
+        return end + 4
+    return max(1, len(seen) - 3)
+
+
+def _exactly(line: socket.socket, size: int) -> bytes:
+    raw = b""
+    while len(raw) < size:
+        piece = line.recv(size - len(raw))
+        if not piece:
+            raise Unfetched("the connection was closed")
+        raw += piece
+    return raw
+
+
+def _hang_up(line: _Line) -> None:
+    try:
+        # Of the plain socket: TLS would end first, and what is encrypted be taken for content.
+        socket.socket.shutdown(line.socket, socket.SHUT_RDWR)
+    except OSError:
+        return

@@ -1,0 +1,239 @@
+"""Give other members what this one holds, and fetch what they hold: snapshots and private states.
+
+A snapshot goes past the event loop on both sides: `sidecar.state.sending` and `sidecar.state.gathering`, in
+threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+import ssl
+import time
+import zlib
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import aiohttp
+from aiohttp import web
+
+from holdfast.process.network import Door
+from holdfast.protocol.member_messages import Source
+from holdfast.snapshot.arena import Corrupt, Gone
+from holdfast.snapshot.commit_records import Record
+from holdfast.snapshot.private_store import MAX_CAPACITY_BYTES
+from sidecar.state import gathering, sending
+from sidecar.state.gathering import MAX_WHY_BYTES, Unfetched
+from sidecar.state.holdings import Holdings
+from sidecar.state.sending import PATIENCE_S, SLOWEST_BYTES_S, Range, Unaligned
+
+log = logging.getLogger(__name__)
+
+__all__ = ["Fetcher", "Unfetched", "application"]
+
+SILENCE_S = 10.0  # a peer that sends nothing for this long is gone
+PIECE_BYTES = 1 << 20
+SENDERS = 16  # ranges given at once: a few to each of a few peers
+_CRC = "X-Holdfast-Crc32"
+
+
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_senders = ThreadPoolExecutor(SENDERS, "send")
+_gatherers = ThreadPoolExecutor(2, "gather")
+
+
+def application(holdings: Holdings, token: str, door: Door, silence_s: float = SILENCE_S) -> web.Application:
+    """Return the peer's side. Every request carries the run's token; nothing can be changed."""
+    expected = f"Bearer {token}".encode()
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode(errors="replace")
+        known = hmac.compare_digest(given, expected)
+        with door.answering(request.protocol, trusted=known):
+            if not known:
+                raise web.HTTPUnauthorized(text="the run's token is needed")
+            return await handler(request)
+
+    async def slot(request: web.Request) -> web.StreamResponse:
+        generation, step = int(request.match_info["generation"]), int(request.match_info["step"])
+        record = holdings.record(generation, step)
+        if record is None:
+            raise web.HTTPNotFound(text=f"no snapshot of generation {generation}, step {step}")
+        try:
+            return await _send_slot(request, holdings, record, silence_s)
+        except Gone as error:
+            raise web.HTTPGone(text=str(error)) from None
+
+    async def private(request: web.Request) -> web.StreamResponse:
+        rank, generation, step = (int(request.match_info[n]) for n in ("rank", "generation", "step"))
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(None, holdings.private, rank, generation, step)
+        if found is None:
+            raise web.HTTPNotFound(text=f"no private state of rank {rank}, step {step}")
+        crc = await loop.run_in_executor(None, zlib.crc32, found.data)
+        return await _send_private(request, found.data, crc, silence_s)
+
+    app = web.Application(middlewares=[guard], client_max_size=1024)
+    app.router.add_get(r"/v1/slot/{generation:\d{1,18}}/{step:\d{1,18}}", slot)
+    app.router.add_get(r"/v1/private/{rank:\d{1,9}}/{generation:\d{1,18}}/{step:\d{1,18}}", private)
+    return app
+
+
+async def _send_slot(
+    request: web.Request, holdings: Holdings, record: Record, silence_s: float
+) -> web.StreamResponse:
+    """Give a range of a snapshot that stays as it is meanwhile, past aiohttp: a thread writes to the socket.
+
+    One who takes nothing for `silence_s` is given up: the slot is needed for the next snapshot.
+    """
+    try:
+        part = Range.parse(request.headers.get("Range", "bytes=0-"), record.total_bytes)
+    except Unaligned as error:
+        raise web.HTTPBadRequest(text=str(error)) from None
+    transport = request.transport
+    line = None if transport is None else transport.get_extra_info("socket")
+    if not isinstance(transport, asyncio.Transport) or line is None:
+        raise web.HTTPGone(text="the connection is gone")
+    async with holdings.pinned(record) as path:
+        seal = holdings.arena.checksum(record)
+        if transport.get_extra_info("ssl_object") is not None:
+            return await _send_through(request, path, record, part, seal, silence_s)
+        first = sending.head(record, part, seal)
+        transport.pause_reading()  # from here on nobody but the thread uses the socket
+        try:
+            work = partial(sending.pour, os.dup(line.fileno()), path, first, part, seal is None, silence_s)
+            await asyncio.get_running_loop().run_in_executor(_senders, work)
+        except OSError as error:  # it may have no room, or enough of it, and asks again
+            log.debug("range not sent", extra={"step": record.step, "error": str(error)})
+        finally:
+            transport.abort()
+    return web.Response()  # to nobody: the connection is closed
+
+
+async def _send_through(
+    request: web.Request, path: Path, record: Record, part: Range, seal: int | None, silence_s: float
+) -> web.StreamResponse:
+    """Give a range through the transport, which encrypts it, a piece at a time."""
+    response = web.StreamResponse(status=206, headers=dict(sending.fields(record, part, seal)))
+    loop = asyncio.get_running_loop()
+    try:
+        await asyncio.wait_for(response.prepare(request), silence_s)
+        for chunk in part.chunks:
+            content = await loop.run_in_executor(_senders, sending.read, path, part, chunk, seal is None)
+            for at in range(0, len(content), PIECE_BYTES):
+                await asyncio.wait_for(response.write(content[at : at + PIECE_BYTES]), silence_s)
+        await asyncio.wait_for(response.write_eof(), silence_s)
+    except (OSError, asyncio.TimeoutError) as error:  # as without TLS
+        log.debug("range not sent", extra={"step": record.step, "error": str(error)})
+        if request.transport is not None:
+            request.transport.abort()
+    return response
+
+
+async def _send_private(
+    request: web.Request, content: bytes, crc: int, silence_s: float
+) -> web.StreamResponse:
+    """Give a private state a piece at a time: the loop would copy all of a large one at once.
+
+    One who takes nothing for `silence_s` is given up.
+    """
+    response = web.StreamResponse(headers={_CRC: f"{crc:08x}"})
+    response.content_length = len(content)
+    try:
+        await asyncio.wait_for(response.prepare(request), silence_s)
+        for at in range(0, len(content), PIECE_BYTES):
+            await asyncio.wait_for(response.write(content[at : at + PIECE_BYTES]), silence_s)
+        await asyncio.wait_for(response.write_eof(), silence_s)
+    except (OSError, asyncio.TimeoutError) as error:
+        log.debug("private state not sent", extra={"error": str(error)})
+        if request.transport is not None:
+            request.transport.abort()
+    return response
+
+
+class Fetcher:
+    """The other side: one HTTP session for the life of the sidecar."""
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        token: str,
+        silence_s: float = SILENCE_S,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`tls` says which peers are believed whose address begins with https."""
+        self._tls = tls
+        self._holdings = holdings
+        self._silence_s = silence_s
+        self._token = token
+        self._session: aiohttp.ClientSession | None = None
+
+    async def snapshot(
+        self, source: Source, *others: Source, keep: frozenset[tuple[int, int]] | None = None
+    ) -> Record:
+        """Take the snapshot that these peers hold into our arena. `keep` is what stays: see `Arena.begin`.
+
+        Raises `Unfetched`, `Busy` when no slot is free, or `OSError` when there is no room for it.
+        """
+        arena, sources = self._holdings.arena, (source, *others)
+        began_s = time.monotonic()
+        work = partial(gathering.gather, arena, sources, self._token, self._silence_s, self._tls, keep)
+        record = await asyncio.get_running_loop().run_in_executor(_gatherers, work)
+        took_s = round(time.monotonic() - began_s, 3)
+        log.info(
+            "snapshot fetched", extra={"step": record.step, "bytes": record.total_bytes, "took_s": took_s}
+        )
+        return record
+
+    async def private(self, source: Source) -> bytes:
+        """Return a peer's copy of a rank's private state. Raises `Unfetched`."""
+        url = f"{source.url}/v1/private/{source.rank}/{source.generation}/{source.step}"
+        try:
+            async with self._client().get(url, allow_redirects=False) as response:
+                await _check(url, response)
+                limit_s = PATIENCE_S + (response.content_length or 0) / SLOWEST_BYTES_S
+                found = await asyncio.wait_for(_read_bounded(response, MAX_CAPACITY_BYTES), limit_s)
+                crc = await asyncio.get_running_loop().run_in_executor(None, zlib.crc32, found)
+                if f"{crc:08x}" != response.headers.get(_CRC):
+                    raise Corrupt(f"checksum {crc:08x}, announced was {response.headers.get(_CRC)}")
+                return found
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+            raise Unfetched(f"{url}: {error!r}") from None
+        except Corrupt as error:
+            raise Unfetched(f"{url}: {error}") from None
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def _client(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            headers = {"Authorization": f"Bearer {self._token}"}
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=self._silence_s)
+            self._session = aiohttp.ClientSession(
+                headers=headers, timeout=timeout, connector=aiohttp.TCPConnector(ssl=self._tls or True)
+            )
+        return self._session
+
+
+async def _check(url: str, response: aiohttp.ClientResponse) -> None:
+    if response.status != 200:
+        why = (await response.content.read(MAX_WHY_BYTES)).decode(errors="replace")
+        raise Unfetched(f"{url}: {response.status} {why}")
+
+
+async def _read_bounded(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+    """Return the body. Raises `Corrupt` when there is more of it, whatever was announced."""
+    pieces, size = [], 0
+    async for piece in response.content.iter_chunked(PIECE_BYTES):
+        size += len(piece)
+        if size > most_bytes:
+            raise Corrupt(f"more than {most_bytes} bytes")
+        pieces.append(piece)
+    return b"".join(pieces)

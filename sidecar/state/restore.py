@@ -1,0 +1,238 @@
+"""Have everything at hand that this member's ranks will restore from, checked, before they start."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+from holdfast.checkpoint import catalog
+from holdfast.protocol.launcher_messages import Launch, RankStart
+from holdfast.protocol.lineage import valid
+from holdfast.protocol.member_messages import MemberOrder, Slot, Source
+from holdfast.snapshot.arena import Busy
+from sidecar.state import sealing
+from sidecar.state.gathering import Unfetched
+from sidecar.state.holdings import Holdings
+from sidecar.state.peers import Fetcher
+
+log = logging.getLogger(__name__)
+
+ROOM_S = 10.0  # for a slot that somebody holds
+ROOM_LOOK_S = 0.01
+VOLUME_S = 5.0  # for a memory volume that is full: a lost member's memory may be on its way back
+VOLUME_LOOK_S = 0.25
+
+
+Prepared: TypeAlias = "tuple[Launch, tuple[RankStart, ...]]"
+
+
+class Unprepared(Exception):
+    """The state cannot be had here; `slot` is ours and damaged, when that is why."""
+
+    def __init__(self, why: str, slot: Slot | None = None) -> None:
+        super().__init__(why)
+        self.slot = slot
+
+
+class Occupied(Unprepared):
+    """No slot was free for the state. That says nothing against the state."""
+
+
+class Untaken(Unprepared):
+    """The memory volume did not take the state. That says nothing against the state either."""
+
+
+class Preparer:
+    """Turns an order to run into a launch whose paths exist on this member."""
+
+    def __init__(self, holdings: Holdings, fetcher: Fetcher, checkpoints: Path) -> None:
+        """`checkpoints` is where this member has what the supervisor may have under another path."""
+        self._checkpoints = checkpoints
+        self._holdings = holdings
+        self._fetcher = fetcher
+        self._newest = 0  # generation that was asked for
+
+    async def prepare(self, order: MemberOrder, make_room: Callable[[], object]) -> Prepared:
+        """Return launch and ranks with local paths. Raises `Unprepared`; safe to repeat.
+
+        While somebody holds the slot that is needed, `make_room` is called: a rank of the generation before
+        that is stopped within a copy, or gets no further with it, would hold it for ever. The slot that a
+        checkpoint is written from stays for as long as storage takes; then the newer one is overwritten: see
+        `_stays`. Raises `Occupied` when neither can be had.
+
+        A memory volume that is full gets back what no start needs any more, and some time. Raises `Untaken`
+        when it still refuses, with what it has free.
+        """
+        give_up_at, refused_until, keep = math.inf, math.inf, None
+        while True:
+            try:
+                return await self._prepare(order, keep)
+            except Busy as error:
+                late = time.monotonic() > give_up_at
+                if late and keep is not None:
+                    raise Occupied(str(error)) from None
+                # From the first refusal on: what came before it may have taken long.
+                give_up_at = min(give_up_at, time.monotonic() + ROOM_S)
+                keep = self._stays(order, late)
+                if late and keep is None:
+                    raise Occupied(str(error)) from None
+                again_s = ROOM_LOOK_S
+            except OSError as error:
+                refused_until = min(refused_until, time.monotonic() + VOLUME_S)
+                if time.monotonic() > refused_until:
+                    raise Untaken(self._refused(error)) from None
+                with suppress(OSError):  # what gives way may be the room that is needed
+                    await self._forget(order)
+                again_s = VOLUME_LOOK_S
+            make_room()
+            await asyncio.sleep(again_s)
+
+    def _refused(self, error: OSError) -> str:
+        """Say what the memory volume did not take, its name, and what it has free."""
+        folder = self._holdings.directory
+        volume = next(each for each in (folder, *folder.parents) if os.path.ismount(each))
+        why = error.strerror or str(error)
+        try:
+            found = os.statvfs(folder)
+        except OSError as gone:
+            return f"{why}; the memory volume {volume}: {gone}"
+        return f"{why}; the memory volume {volume} has {found.f_bavail * found.f_frsize:,} bytes free"
+
+    def _stays(self, order: MemberOrder, late: bool) -> frozenset[tuple[int, int]] | None:
+        """Return what is kept, where the older snapshot is being read and the newer one is to be overwritten.
+
+        None where that is not so. The older one is what this member could go back to meanwhile, and others
+        hold what is fetched. Where it is void, its reader is waited for first, until it is `late`.
+        """
+        record = self._holdings.arena.being_read()
+        if record is None or not (late or valid(record.generation, record.step, order.lineage)):
+            return None
+        return frozenset({(record.generation, record.step)})
+
+    async def make_room(self, total_bytes: int, wanted: Callable[[], bool]) -> None:
+        """Have memory behind a slot for a snapshot of so many bytes, as long as that is `wanted`.
+
+        Nobody waits for it, and the slot is free for whoever needs it: a piece at a time, in the background.
+        """
+        begin = 0
+        while wanted() and 0 <= begin < total_bytes:
+            try:
+                begin = await sealing.run_in_background(self._holdings.arena.back, total_bytes, begin)
+            except OSError as error:  # a fetch will say so, if there is one
+                log.info("no room ahead", extra={"bytes": total_bytes, "error": str(error)})
+                return
+
+    async def _prepare(self, order: MemberOrder, keep: frozenset[tuple[int, int]] | None) -> Prepared:
+        launch = order.launch
+        assert launch is not None
+        self._newest = max(self._newest, launch.generation)
+        self._refuse_older(launch)
+        if launch.restore is None:
+            return launch, order.ranks
+        if launch.restore.source == "checkpoint":
+            return await self._from_checkpoint(launch, order.ranks)
+        path = await self._snapshot(launch, order.sources, keep)
+        self._refuse_older(launch)
+        await self._forget(order)  # before others are written: what gives way may be the room that they need
+        ranks = tuple([replace(rank, private=await self._private(rank, order)) for rank in order.ranks])
+        restore = replace(launch.restore, path=str(path), other=self._other(order))
+        return replace(launch, restore=restore), ranks
+
+    def _refuse_older(self, launch: Launch) -> None:
+        if launch.generation < self._newest:
+            raise Unprepared(f"generation {self._newest} was asked for meanwhile")
+
+    async def _forget(self, order: MemberOrder) -> None:
+        """Remove the files that no start needs, in a thread: the kernel takes 0.25 s for each gigabyte."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._holdings.forget_restored, _privates(order))
+
+    def _other(self, order: MemberOrder) -> tuple[int, ...]:
+        """Return generation and step of a snapshot that is here beside the one wanted, and is not void."""
+        assert order.launch is not None
+        assert order.launch.restore is not None
+        wanted = (order.launch.restore.generation, order.launch.restore.step)
+        for each in self._holdings.slots():
+            age = (each.generation, each.step)
+            if age != wanted and valid(*age, order.lineage):
+                return age
+        return ()
+
+    async def _snapshot(
+        self, launch: Launch, sources: Iterable[Source], keep: frozenset[tuple[int, int]] | None
+    ) -> Path:
+        assert launch.restore is not None
+        wanted = launch.restore
+        record = self._holdings.record(wanted.generation, wanted.step)
+        loop = asyncio.get_running_loop()
+        damaged: Slot | None = None
+        if record is not None:
+            if await loop.run_in_executor(None, self._holdings.good, record):
+                return record.path
+            damaged = Slot(wanted.generation, wanted.step, record.total_bytes)
+            self._holdings.arena.forget(record)
+        why = f"no member has the snapshot of step {wanted.step}"
+        if damaged is not None:
+            why = f"the snapshot of step {wanted.step} here fails its checksum"
+            log.warning("snapshot damaged", extra={"step": wanted.step, "generation": wanted.generation})
+        holders = [source for source in sources if source.rank < 0]
+        if holders:
+            try:
+                return (await self._fetcher.snapshot(*holders, keep=keep)).path
+            except Unfetched as error:
+                why = why if damaged else str(error)
+        raise Unprepared(why, damaged)
+
+    async def _private(self, rank: RankStart, order: MemberOrder) -> str:
+        assert order.launch is not None
+        assert order.launch.restore is not None
+        step = order.launch.restore.step
+        why = f"no member has the private state of rank {rank.rank}"
+        for source in order.sources:
+            if (source.rank, source.step) != (rank.rank, step):
+                continue
+            loop = asyncio.get_running_loop()
+            key = (rank.rank, source.generation, source.step)
+            found = await loop.run_in_executor(None, self._holdings.private, *key)
+            try:
+                data = found.data if found else await self._fetcher.private(source)
+            except Unfetched as error:
+                why = str(error)
+                continue
+            return str(await loop.run_in_executor(None, self._holdings.keep_restored, *key, data))
+        raise Unprepared(why)
+
+    async def _from_checkpoint(self, launch: Launch, ranks: tuple[RankStart, ...]) -> Prepared:
+        """Check a checkpoint whole, and point each rank at its own file of it."""
+        wanted = launch.restore
+        assert wanted is not None
+        path = self._checkpoints / Path(wanted.path).name
+        loop = asyncio.get_running_loop()
+
+        def check() -> str | None:
+            found = catalog.load(path)
+            if (found.generation, found.step) != (wanted.generation, wanted.step):
+                return f"it is of generation {found.generation}, expected {wanted.generation}"
+            return catalog.verify(found)
+
+        try:
+            wrong = await loop.run_in_executor(None, check)
+        except (OSError, ValueError) as error:
+            wrong = str(error)
+        if wrong:
+            raise Unprepared(f"checkpoint {path.name}: {wrong}")
+        files = tuple(replace(r, private=str(path / f"rank-{r.rank:05d}.bin")) for r in ranks)
+        return replace(launch, restore=replace(wanted, path=str(path))), files
+
+
+def _privates(order: MemberOrder) -> frozenset[tuple[int, int, int]]:
+    """Return rank, generation and step of the private states that the group may be started from."""
+    return frozenset((each.rank, each.generation, each.step) for each in order.sources if each.rank >= 0)

@@ -1,0 +1,154 @@
+"""Give a range of a pinned snapshot to another member, from a thread and without a copy of our own.
+
+The bytes go from the slot's file to the socket by sendfile, past the interpreter and the event loop. Behind
+each chunk of 8 MiB comes its CRC32, unless the snapshot has a seal: then the receiver compares with that, and
+so finds also what has changed in the memory of this member since. Over TLS, where sendfile would send in
+clear, a thread reads the chunks, and the server's transport takes them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import select
+import socket
+import struct
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.fileio.checksum import CHUNK_BYTES, stretch_crc
+from holdfast.snapshot.commit_records import Record
+
+SUM = struct.Struct("<I")
+SLOWEST_BYTES_S = 4 << 20
+PATIENCE_S = 60.0  # for a range, beyond what its size allows: a peer that trickles is gone too
+
+
+def listener(host: str) -> socket.socket:
+    """Return a listening socket on a port of its own, for the peers. Raises `OSError`.
+
+    Between members of one host nothing paces what is sent. Where the system's congestion control is BBR, it
+    would: by a timer for each few packets, which there takes several times what the copy takes. Reno, which
+    every kernel has and allows, adds nothing. It is set here, for a connection that has begun stays paced.
+    """
+    found = socket.create_server((host, 0))
+    if ipaddress.ip_address(found.getsockname()[0]).is_loopback:
+        with suppress(OSError):  # then it is as fast as the system's default
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+    return found
+
+
+class Unaligned(ValueError):
+    """A range that does not begin and end where chunks do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes `begin` to `end` of a snapshot of `total_bytes`: whole chunks, the last one as it is."""
+
+    begin: int
+    end: int
+    total_bytes: int
+
+    @classmethod
+    def parse(cls, text: str, total_bytes: int) -> Range:
+        """Read a Range header, such as "bytes=8388608-". Raises `Unaligned`."""
+        first, dash, last = text.removeprefix("bytes=").partition("-")
+        if not (text.startswith("bytes=") and dash and first.isdecimal() and len(text) < 64):
+            raise Unaligned(f"range {text[:64]!r}: expected bytes=FIRST-LAST")
+        if last and not last.isdecimal():
+            raise Unaligned(f"range {text[:64]!r}: expected bytes=FIRST-LAST")
+        found = cls(int(first), min(int(last) + 1, total_bytes) if last else total_bytes, total_bytes)
+        whole = found.begin % CHUNK_BYTES == 0 and (found.end % CHUNK_BYTES == 0 or found.end == total_bytes)
+        if not whole or not found.begin < found.end:
+            raise Unaligned(f"range {text[:64]!r} of {total_bytes} bytes: expected chunks of {CHUNK_BYTES}")
+        return found
+
+    @property
+    def chunks(self) -> range:
+        """The numbers of its chunks."""
+        return range(self.begin // CHUNK_BYTES, -(-self.end // CHUNK_BYTES))
+
+
+def head(record: Record, part: Range, seal: int | None) -> bytes:
+    """Return the answer's first lines. Without a seal the sums of the chunks follow them."""
+    lines = (
+        "HTTP/1.1 206 Partial Content",
+        *(f"{name}: {said}" for name, said in fields(record, part, seal)),
+    )
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+def fields(record: Record, part: Range, seal: int | None) -> tuple[tuple[str, str], ...]:
+    """Return the answer's fields, by name."""
+    size = part.end - part.begin + (0 if seal is not None else SUM.size * len(part.chunks))
+    return (
+        ("Content-Length", str(size)),
+        ("Content-Range", f"bytes {part.begin}-{part.end - 1}/{part.total_bytes}"),
+        ("X-Holdfast-World-Size", str(record.world_size)),
+        ("X-Holdfast-Seal", "none" if seal is None else f"{seal:08x}"),
+        ("Connection", "close"),
+    )
+
+
+def read(path: Path, part: Range, chunk: int, sums: bool) -> bytes:
+    """Return a chunk of the range, and its sum behind it if those are wanted. Raises `OSError`."""
+    at, end = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, part.end)
+    with path.open("rb") as file:
+        content = os.pread(file.fileno(), end - at, at)
+    if len(content) < end - at:
+        raise OSError("the snapshot has lost its file")
+    return content + SUM.pack(crc32(content)) if sums else content
+
+
+def pour(descriptor: int, path: Path, first: bytes, part: Range, sums: bool, silence_s: float) -> None:
+    """Write `first` and the range of the file at `path` to a connected socket, and close `descriptor`.
+
+    The caller pins the snapshot. Raises `OSError`: the peer is gone, or takes nothing for `silence_s`.
+    """
+    give_up_at = time.monotonic() + PATIENCE_S + (part.end - part.begin) / SLOWEST_BYTES_S
+    with socket.socket(fileno=descriptor) as line, path.open("rb") as file:
+        line.settimeout(silence_s)
+        line.sendall(first)
+        for chunk in part.chunks:
+            at, end = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, part.end)
+            _pour_bytes(line, file.fileno(), at, end, give_up_at)
+            if sums:  # while the peer empties the socket
+                line.sendall(SUM.pack(stretch_crc(file.fileno(), at, end, crc32)))
+
+
+def _pour_bytes(line: socket.socket, file: int, at: int, end: int, give_up_at: float) -> None:
+    while at < end:
+        if time.monotonic() > give_up_at:
+            raise TimeoutError("the peer takes too long")
+        try:
+            sent = os.sendfile(line.fileno(), file, at, end - at)
+        except BlockingIOError:
+            _wait_writable(line)
+            continue
+        if not sent:
+            raise OSError("the snapshot has lost its file")
+        at += sent
+
+
+def _wait_writable(line: socket.socket) -> None:
+    poller = select.poll()
+    poller.register(line, select.POLLOUT)
+    limit_s = line.gettimeout()
+    if not poller.poll(None if limit_s is None else limit_s * 1e3):
+        raise TimeoutError("the peer takes nothing")
+
+
+# CRC32 as fast as this installation has it: the same sums whichever it is.
+#
+# Both ends of a fetch hash all of it, and with zlib's own that takes as long as to move the bytes.
+
+
+try:
+    from zlib_ng.zlib_ng import crc32
+except ImportError:  # a dependency for its speed alone: an image may lack it
+    from zlib import crc32
+
+__all__ = ["crc32"]

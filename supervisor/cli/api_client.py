@@ -1,0 +1,85 @@
+"""Ask a run's supervisor over its HTTP API. Every wait is bounded."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from supervisor.store.run_directory import RunDir
+
+TIMEOUT_S = 2.0  # it answers in milliseconds; one that is being restarted not at all
+_MAX_BYTES = 64 << 20
+
+
+class Unreachable(Exception):
+    """Nobody answered, or not as a supervisor does. `sent`: we may have been heard all the same."""
+
+    def __init__(self, why: str, sent: bool = True) -> None:
+        super().__init__(why)
+        self.sent = sent
+
+
+class Refused(Exception):
+    """The supervisor said no; the message is its own, one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """The address of one supervisor, and the run's secret."""
+
+    url: str
+    token: str
+
+    def get(self, path: str) -> Any:
+        """Return the JSON at `path`. Raises `Unreachable` or `Refused`."""
+        return self._ask(urllib.request.Request(self.url + path, headers=self._headers()))
+
+    def post(self, path: str, body: Mapping[str, object], more_s: float = 0.0) -> Any:
+        """Send `body` to `path` and return the JSON of the answer, which may take `more_s` longer than usual.
+
+        Raises:
+            Unreachable: Nobody answered; it may have been done all the same.
+            Refused: It was not done.
+        """
+        headers = {**self._headers(), "Content-Type": "application/json"}
+        data = json.dumps(body).encode()
+        return self._ask(urllib.request.Request(self.url + path, data, headers, method="POST"), more_s)
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"}
+
+    def _ask(self, request: urllib.request.Request, more_s: float = 0.0) -> Any:
+        # No proxy: the address is this machine's own.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=TIMEOUT_S + more_s) as answer:
+                raw = answer.read(_MAX_BYTES)
+        except urllib.error.HTTPError as error:
+            with error:
+                said = error.read(4096).decode(errors="replace")
+            raise Refused(" ".join(said.split()) or f"HTTP {error.code}") from None
+        except urllib.error.URLError as error:
+            refused = isinstance(error.reason, ConnectionRefusedError)
+            raise Unreachable(str(error.reason), sent=not refused) from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise Unreachable(str(error) or type(error).__name__) from None
+        try:
+            return json.loads(raw)
+        except ValueError:
+            raise Unreachable("the answer is not JSON") from None
+
+
+def api_of(run: RunDir) -> Api | None:
+    """Return the API that the run's directory names; None when it names none."""
+    url = (run.run() or {}).get("api")
+    if not isinstance(url, str) or not url.startswith("http://"):
+        return None
+    try:
+        return Api(url.rstrip("/"), run.token())
+    except OSError:
+        return None

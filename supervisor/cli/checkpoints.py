@@ -1,0 +1,117 @@
+"""The checkpoints of a run, which of them are whole, and how that is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint import catalog
+from holdfast.protocol.lineage import Lineage, merged, valid
+from supervisor.observability.incident_record import SCHEMA
+from supervisor.wording import seconds, size, table
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """A directory named as a checkpoint. `fault` is "" when nothing wrong was found in it."""
+
+    name: str
+    path: str
+    fault: str
+    verified: bool  # all of it was read
+    newest_whole: bool = False
+    step: int | None = None
+    generation: int | None = None
+    world_size: int | None = None
+    created: float | None = None  # seconds since the epoch
+    bytes: int | None = None
+    void: bool = False  # the run resumed from before it later: it is not used
+
+    def as_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **asdict(self)}
+
+
+def survey(
+    root: Path, *, verify: bool, told: Callable[[str], None], known: tuple[Lineage, ...] = ()
+) -> list[Surveyed]:
+    """Return the checkpoints in `root`, newest first.
+
+    Args:
+        root: The directory of checkpoints; a missing one holds none.
+        verify: Read them whole, which takes as long as storage needs.
+        told: Hears the name of each before it is read.
+        known: The lineage of the run; what the checkpoints themselves tell of it is added.
+
+    Raises:
+        OSError: `root` cannot be read.
+    """
+    surveyed: list[Surveyed] = []
+    have_whole = False
+    looked = tuple(catalog.look(root))
+    lineages = (found.lineage for _, found in looked if isinstance(found, catalog.Found))
+    known = merged(known, *lineages)
+    for path, found in looked:
+        if not isinstance(found, catalog.Found):
+            surveyed.append(Surveyed(path.name, str(path), str(found), verify))
+            continue
+        if verify:
+            told(path.name)
+        fault = (catalog.verify(found) if verify else None) or ""
+        void = not valid(found.generation, found.step, known)
+        newest = not fault and not void and not have_whole
+        have_whole = have_whole or newest
+        surveyed.append(
+            Surveyed(
+                path.name,
+                str(path),
+                fault,
+                verify,
+                newest,
+                found.step,
+                found.generation,
+                found.world_size,
+                found.created,
+                found.bytes,
+                void,
+            )
+        )
+    return surveyed
+
+
+def lines(surveyed: list[Surveyed], now_s: float, *, verified: bool) -> list[str]:
+    """Return what `holdfast checkpoints` shows. `now_s`: seconds since the epoch."""
+    if not surveyed:
+        return ["no checkpoints"]
+    rows = [
+        (
+            each.name,
+            _or_dash(each.generation),
+            _or_dash(each.world_size),
+            size(each.bytes) if each.bytes is not None else "-",
+            f"{seconds(max(0.0, now_s - each.created))} ago" if each.created is not None else "-",
+            _verdict(each),
+        )
+        for each in surveyed
+    ]
+    head = ("CHECKPOINT", "GENERATION", "RANKS", "SIZE", "WRITTEN", "STATE")
+    whole = next((each for each in surveyed if each.newest_whole), None)
+    newest = f"newest whole: {whole.path}" if whole else "none of them is whole"
+    if not whole and any(each.void and not each.fault for each in surveyed):
+        newest = "none of them can be used"
+    if whole and not verified:
+        newest = f"newest: {whole.path}"
+    hint = [] if verified else ["only sizes were compared: --verify reads the content"]
+    return [*table(head, rows, frozenset({1, 2, 3, 4})), "", newest, *hint]
+
+
+def _verdict(each: Surveyed) -> str:
+    if each.fault:
+        return f"damaged: {each.fault}"
+    void = ", void: the run went back to before it" if each.void else ""
+    return ("whole" if each.verified else "complete") + (", newest" if each.newest_whole else void)
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else str(value)

@@ -1,0 +1,119 @@
+"""`stop` and `inject`: what is asked of a run that is going on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.errors import BadInput
+from supervisor.cli import commands
+from supervisor.cli.api_client import Api, Refused, Unreachable, api_of
+from supervisor.controller.drills import LIMIT_S
+from supervisor.display import frame
+from supervisor.display.screen import say, say_json
+from supervisor.observability.incident_record import SCHEMA
+from supervisor.store.run_directory import RunDir
+
+# A restart of the supervisor takes well under a second; a command must not fail because of one.
+PATIENCE_S = 5.0
+STOP_S = 180.0  # storage may take nothing of the last checkpoint for 120 s, the ranks' grace is 30 s
+_POLL_S = 0.1
+
+
+def stop(run: RunDir, command: commands.Stop) -> int:
+    """End the run, wait until it has ended, and return the exit code. Raises `BadInput`."""
+    tell(run, "stop", {"now": command.now}, repeat=True)
+    if not command.json:
+        say(f"run {run.path.name} is asked to stop")
+    ended = _wait_for_end(run, (lambda _: None) if command.json else say)
+    status = run.status() or {}
+    if command.json:
+        keys = ("exit_code", "message", "step", "checkpoint")
+        say_json(
+            {"schema": SCHEMA, "run": run.path.name, "ended": ended, **{key: status.get(key) for key in keys}}
+        )
+    elif ended:
+        message = str(status.get("message") or "").strip()
+        say(f"ended: {message.splitlines()[0] if message else 'the run is over'}")
+    else:
+        say(f"the run has not ended after {STOP_S:.0f} s: `holdfast stop --now` stops it immediately")
+    return 0 if ended else 1
+
+
+def inject(run: RunDir, command: commands.Inject) -> int:
+    """Break something in the run, and return the exit code. Raises `BadInput`."""
+    body = {"what": command.kind, "rank": command.rank}
+    answer = tell(run, "inject", body, repeat=False)
+    if command.json:
+        named = {"run": run.path.name, "injected": command.kind, "rank": command.rank}
+        say_json({"schema": SCHEMA, **named, **answer})
+        return 0
+    where = {
+        "supervisor": "the supervisor",
+        "sidecar": f"the sidecar of rank {command.rank}'s member",
+        "member": f"the member of rank {command.rank}",
+    }.get(command.kind, f"rank {command.rank}")
+    say(f"{command.kind} sent to {where} of run {run.path.name}; `holdfast incidents` shows what comes of it")
+    return 0
+
+
+def tell(run: RunDir, what: str, body: dict[str, object], *, repeat: bool) -> dict[str, Any]:
+    """Ask the run's supervisor until it has heard, for a bounded time.
+
+    With `repeat` also when it may have heard already.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while run.is_in_use():
+        api = api_of(run)
+        why = "it has not said where it listens"
+        if api is not None:
+            try:
+                return _once(api, what, body)
+            except Unreachable as error:
+                why = str(error)
+                if error.sent and not repeat:
+                    break
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(_POLL_S)
+    else:
+        raise BadInput(f"{what}: run {run.path.name} is not running{_ended(run)}")
+    heard = "" if repeat else "; it may have been done: see `holdfast incidents`"
+    raise BadInput(f"{what}: the supervisor of run {run.path.name} is silent: {why}{heard}")
+
+
+def _ended(run: RunDir) -> str:
+    code = (run.status() or {}).get("exit_code")
+    return f" (it ended with exit code {code})" if code is not None else ""
+
+
+def _once(api: Api, what: str, body: dict[str, object]) -> dict[str, Any]:
+    try:
+        answer = api.post(f"/v1/{what}", body, LIMIT_S if what == "inject" else 0.0)
+    except Unreachable as error:
+        if error.sent and body.get("what") == "supervisor":
+            return {}  # it died of it before it could answer
+        raise
+    except Refused as error:
+        raise BadInput(f"{what} was refused: {error}") from None
+    return answer if isinstance(answer, dict) else {}
+
+
+def _wait_for_end(run: RunDir, told: Callable[[str], object]) -> bool:
+    """Wait until the run's processes are gone, and tell each phase on the way."""
+    deadline = time.monotonic() + STOP_S
+    before = ""
+    while run.is_in_use():
+        status = run.status() or {}
+        phase = str(status.get("phase", ""))
+        words = frame.phase(status)
+        if phase not in ("", "running", "ended") and words != before:
+            told(words)
+            before = words
+        if phase == "saving":  # which the supervisor ends when storage takes nothing any more
+            deadline = time.monotonic() + STOP_S
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True

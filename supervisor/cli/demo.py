@@ -1,0 +1,339 @@
+"""`holdfast demo`: train a GPT, break it nine times, and prove that nothing came of it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast import parts
+from holdfast.errors import BadInput
+from supervisor.cli import commands, control
+from supervisor.display.ansi import Style
+from supervisor.display.live import style_of
+from supervisor.display.screen import say
+from supervisor.store.run_directory import RunDir
+from supervisor.wording import count, outcome, percent, seconds, what
+
+WORLD = ("--members", "2", "--nproc-per-node", "1")
+TRAIN = ("-m", "trainer.gpt", "--log-every", "50", "--val-every", "150")
+LIMIT_S = 600.0  # for one of the two runs, on a machine many times slower than ours
+NOTHING = hashlib.sha256().hexdigest()  # the digest of a part that has no tensors
+_BAR = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Drill:
+    """One way to break a run, and what it stands for."""
+
+    what: str
+    rank: int
+    words: str
+
+
+DRILLS = (
+    Drill("kill", 1, "kill -9 of rank 1 (out of memory, a segfault, a node's kernel)"),
+    Drill("stop", 0, "SIGSTOP of rank 0 (a process that is there and does nothing)"),
+    Drill("hang", 1, "rank 1 never enters the next collective"),
+    Drill("nan", 0, "rank 0 computes a NaN, and every gradient is spoiled"),
+    Drill("exit", 1, "rank 1 leaves without a word (exit code 17)"),
+    Drill("member", 1, "the whole member of rank 1 is gone: processes, sockets and memory"),
+    Drill("sidecar", 0, "kill -9 of our own sidecar"),
+    Drill("supervisor", 0, "kill -9 of our own supervisor"),
+    Drill("kill", 0, "kill -9 of rank 0, on a supervisor that has just come back"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    """What is trained, for how long, and how it is broken."""
+
+    steps: int
+    pace_s: float  # of a step of the broken run: on a fast machine it would end before the faults have come
+    train: tuple[str, ...]
+    drills: tuple[Drill, ...]
+
+
+_TINY = (*TRAIN, "--tiny", "--context", "128", "--batch", "8")
+WHOLE = Show(450, 0.12, TRAIN, DRILLS)
+QUICK = Show(240, 0.06, _TINY, (DRILLS[0], DRILLS[3], DRILLS[5]))
+
+
+def run(command: commands.Demo) -> int:
+    """Run the demo; 0 when all faults were recovered from and the weights are equal, 1 otherwise."""
+    style = style_of(sys.stdout)
+    missing = _missing()
+    if missing is not None:
+        say(missing)
+        return 2
+    folder = _folder(command.run_dir)
+    began = time.monotonic()
+    try:
+        good = _demo(folder, style, QUICK if command.quick else WHOLE)
+    finally:
+        if not command.keep and command.run_dir is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    if command.keep or command.run_dir is not None:
+        say(f"Everything is in {folder}: try `holdfast explain i-0002 --run-dir {folder / 'broken'}`")
+    say(f"The demo took {seconds(time.monotonic() - began)}.")
+    return 0 if good else 1
+
+
+def _folder(given: Path | None) -> Path:
+    """Return where the demo's runs go, made. Raises `BadInput`."""
+    try:
+        folder = (given or Path(tempfile.mkdtemp(prefix="holdfast-demo-"))).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise BadInput(f"--run-dir {str(given)!r} is a file: name a directory, or a new one") from None
+    except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        what = "the temporary directory" if given is None else f"--run-dir {str(given)!r}"
+        raise BadInput(f"{what} cannot be made: {why}: name another directory with --run-dir") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise BadInput(f"--run-dir {str(given)!r} cannot be written to: name another directory")
+    return folder
+
+
+def _missing() -> str | None:
+    if all(importlib.util.find_spec(name) for name in ("torch", "numpy")):
+        return None
+    return f"holdfast demo needs torch and numpy: {sys.executable} -m pip install torch numpy"
+
+
+def _demo(folder: Path, style: Style, show: Show) -> bool:
+    what = f"a GPT of bytes, 2 members and a standby, {show.steps} steps"
+    say(f"{style.paint('holdfast demo', '1')}: {what}")
+    say("", style.paint("1  The undisturbed run", "1"))
+    calm = _start(folder, "calm", style, show)
+    if calm.wait() != 0:
+        return _gave_up(calm, "the undisturbed run failed")
+    say("", style.paint(f"2  The same again, broken {len(show.drills)} times", "1"))
+    broken = _start(folder, "broken", style, show, ("--standby", "1"), ("--pace", str(show.pace_s)))
+    if not _break(broken, style, show) or broken.wait() != 0:
+        return _gave_up(broken, "the broken run did not end well")
+    say("", style.paint("3  What it cost", "1"))
+    _show_ledger(broken.run.status() or {}, style)
+    say("", style.paint("4  The proof", "1"))
+    return _compare(folder, style)
+
+
+class _Run:
+    """A run beside us: `holdfast run` as anybody would start it, its output in a file."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], run: RunDir, log: Path, style: Style, steps: int
+    ) -> None:
+        self.process = process
+        self.steps = steps
+        self.run = run
+        self.log = log
+        self.watch = Watch(run, process, style)
+
+    def wait(self) -> int:
+        """Show the progress until the run has ended, and return its exit code."""
+        return self.watch.until_end(self.steps, LIMIT_S)
+
+
+def _start(
+    folder: Path,
+    name: str,
+    style: Style,
+    show: Show,
+    options: tuple[str, ...] = (),
+    more: tuple[str, ...] = (),
+) -> _Run:
+    path, log = folder / name, folder / f"{name}.log"
+    if path.exists():
+        shutil.rmtree(path)  # our own of an earlier demo: `folder` was given to us for this
+    known = os.environ.get("PYTHONPATH", "")
+    place = str(parts.folder())
+    environment = {**os.environ, "PYTHONPATH": f"{place}{os.pathsep}{known}" if known else place}
+    words = parts.command("supervisor", "run", *WORLD, *options, "--run-dir", str(path))
+    words += ["--checkpoint-every", "5s", "--plain", "--", sys.executable, *show.train]
+    words += ["--steps", str(show.steps), "--digest", str(folder / f"{name}.json"), *more]
+    with log.open("wb") as out:
+        # In its own folder: where the demo is started there may be somebody else's `trainer`.
+        process = subprocess.Popen(words, cwd=folder, env=environment, stdout=out, stderr=out)
+    return _Run(process, RunDir(path), log, style, show.steps)
+
+
+def _break(broken: _Run, style: Style, show: Show) -> bool:
+    """Inject every drill, spread over the run, and show what came of each."""
+    every = (show.steps - 60) // len(show.drills)
+    for number, drill in enumerate(show.drills):
+        at = broken.watch.until_ready(10 + number * every)
+        if at is None:
+            return False
+        say(f"  step {at:4d}  {style.paint(drill.words, '1')}")
+        found = broken.watch.drill(drill.what, drill.rank)
+        if found is None:
+            return False
+        say(f"             {found}")
+    return True
+
+
+def _gave_up(run: _Run, why: str) -> bool:
+    say(f"  {why}; the end of its log:", "")
+    say(*[f"    {line}" for line in run.log.read_text(errors="replace").splitlines()[-25:]])
+    if run.process.poll() is None:
+        run.process.terminate()
+        run.process.wait()
+    return False
+
+
+def _show_ledger(status: Mapping[str, Any], style: Style) -> None:
+    """Show where every second of the broken run went."""
+    total_s = float(status.get("total_s") or 0.0) or 1.0
+    rows = {str(k): float(v) for k, v in (status.get("buckets_s") or {}).items()}
+    rows["productive"] = rows.get("productive", 0.0) + float(status.get("pending_s") or 0.0)
+    for bucket, spent_s in sorted(rows.items(), key=lambda row: -row[1]):
+        if spent_s < 0.0005:
+            continue
+        bar = style.sign("bar") * max(1, round(_BAR * spent_s / total_s))
+        say(f"  {bucket:11s} {spent_s:8.3f} s  {percent(spent_s / total_s):>6s}  {bar}")
+    say(f"  {'together':11s} {total_s:8.3f} s  the wall clock, each second once")
+    say(f"  effective training time ratio (ETTR): {style.paint(percent(float(status['ettr'])), '1', '32')}")
+
+
+def _compare(folder: Path, style: Style) -> bool:
+    """Hold every rank's digests of the two runs against each other."""
+    calm, broken = (json.loads((folder / f"{name}.json").read_text()) for name in ("calm", "broken"))
+    good = True
+    for rank in sorted(calm, key=int):
+        for part in ("parameters", "optimizer", "buffers", "rng"):
+            ours, theirs = calm[rank].get(part), broken[rank].get(part)
+            good = good and ours == theirs
+            if ours == theirs == NOTHING:
+                say(f"  rank {rank}  {part:10s} none: this model has none")
+                continue
+            mark = style.paint("equal", "32") if ours == theirs else style.paint("DIFFERENT", "31")
+            say(f"  rank {rank}  {part:10s} {str(ours)[:24]}  {mark}")
+    if good:
+        say("  Bit for bit what the undisturbed run ended with.")
+    return good
+
+
+# Watch a run from outside through what it leaves in its directory, and break it on purpose.
+
+
+POLL_S = 0.05
+READY_S = 120.0  # for a member to be made anew and its processes to be warm
+DRILL_S = 60.0
+OURS = ("sidecar", "supervisor")
+
+
+class Watch:
+    """One run, from its start to its end."""
+
+    def __init__(self, run: RunDir, process: subprocess.Popen[bytes], style: Style) -> None:
+        self._run = run
+        self._process = process
+        self._style = style
+        self._live = sys.stdout.isatty()
+
+    def status(self) -> dict[str, Any]:
+        return self._run.status() or {}
+
+    def until_end(self, steps: int, limit_s: float) -> int:
+        """Show progress until the process has ended; kill it at the limit. Returns its exit code."""
+        deadline = time.monotonic() + limit_s
+        while self._process.poll() is None:
+            self._progress(steps)
+            if time.monotonic() > deadline:
+                self._process.terminate()
+                self._process.wait()
+            time.sleep(POLL_S)
+        self._clear()
+        found = self.status()
+        if found.get("step") is not None:
+            loss = f", loss of rank 0 in the last one {found['loss']:.3f}" if found.get("loss") else ""
+            print(f"  {count(found['step'], 'step')}{loss}", flush=True)
+        return self._process.returncode
+
+    def until_ready(self, step: int) -> int | None:
+        """Wait until `step` is done and a fast recovery is possible; return the step, None at an end."""
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            found = self.status()
+            self._progress(0)
+            calm = found.get("phase") == "running" and found.get("open_incident") is None
+            if calm and found.get("warm_ready") and (found.get("step") or 0) >= step:
+                self._clear()
+                return int(found["step"])
+            time.sleep(POLL_S)
+        self._clear()
+        return None
+
+    def drill(self, kind: str, rank: int) -> str | None:
+        """Break the run; return in words what came of it, None when it did not recover."""
+        before = self.status()
+        try:
+            control.tell(self._run, "inject", {"what": kind, "rank": rank}, repeat=False)
+        except BadInput as error:
+            print(f"  {error}")
+            return None
+        if kind in OURS:
+            return self._until_back(kind, before)
+        deadline = time.monotonic() + DRILL_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            last = self.status().get("last_incident")
+            known = (before.get("last_incident") or {}).get("id")
+            if last is not None and last["id"] != known and last.get("recovered_s") is not None:
+                noticed = f"noticed after {_brief(last['detected_s'])}"
+                good = self._style.paint(outcome(last), "32")
+                return f"{what(last)}: {noticed}, {good}"
+            time.sleep(POLL_S)
+        return None
+
+    def _until_back(self, kind: str, before: dict[str, Any]) -> str | None:
+        """Wait until a part of ours has been started again; the training must not have noticed."""
+        deadline = time.monotonic() + DRILL_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            found = self.status()
+            back = _pids(found, kind) not in ((), _pids(before, kind))
+            if back and found.get("step") is not None:
+                if found.get("incidents") != before.get("incidents"):
+                    return None
+                gained = int(found.get("step") or 0) - int(before.get("step") or 0)
+                good = self._style.paint("no step lost, no incident", "32")
+                trained = f"{count(gained, 'step')} {'was' if gained == 1 else 'were'} trained"
+                return f"the {kind} is back; {trained} in the meantime: {good}"
+            time.sleep(POLL_S)
+        return None
+
+    def _progress(self, steps: int) -> None:
+        if not self._live:
+            return
+        found = self.status()
+        done, loss = found.get("step"), found.get("loss")
+        if done is not None and loss is not None:
+            total = f" of {steps}" if steps else ""
+            print(f"\r\x1b[K  step {done}{total}  loss {loss:.3f}", end="", flush=True)
+
+    def _clear(self) -> None:
+        if self._live:
+            print("\r\x1b[K", end="", flush=True)
+
+
+def _pids(status: dict[str, Any], kind: str) -> tuple[int, ...]:
+    if kind == "supervisor":
+        pid = status.get("supervisor_pid")
+        return (pid,) if pid else ()
+    found = [m.get("sidecar_pid") for m in status.get("members") or []]
+    connected = [m.get("connected") for m in status.get("members") or []]
+    return tuple(found) if all(found) and all(connected) else ()
+
+
+def _brief(value_s: float) -> str:
+    return f"{value_s * 1000:.0f} ms" if value_s < 1 else f"{value_s:.1f} s"

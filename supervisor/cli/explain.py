@@ -1,0 +1,173 @@
+"""Explain one incident: what was seen, what was decided and why, and where the time went. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from holdfast.protocol.foreign_text import harmless
+from supervisor.display.ansi import BOLD, CYAN, DIM, Style
+from supervisor.wording import detail, is_cost_unknown, lost_in_words, outcome, place, what
+
+_BAR = 40  # columns for the time from the fault to the first new step
+_SOURCES = {
+    "slot": "a snapshot in memory",
+    "checkpoint": "a checkpoint on storage",
+    "none": "the beginning: no usable state was left",
+}
+_MEANING = {
+    "fault": "the fault",
+    "noticed": "noticed",
+    "looked": "stacks and process states gathered",
+    "secured": "the survivors' state secured",
+    "decided": "decided",
+    "started": "processes released",
+    "joined": "group formed",
+    "restored": "state restored",
+    "first step": "first new step",
+}
+
+
+def explain(incident: Mapping[str, Any], style: Style) -> list[str]:
+    """Return the lines that explain `incident`."""
+    parts = [
+        _head(incident, style),
+        _section("What was seen", _seen(incident), style),
+        _section("What was decided", _decided(incident), style),
+        _section("From the fault to the first new step", _timeline(incident, style), style),
+        *_stacks(incident, style),
+        _section("What the rank said", _message(incident), style),
+    ]
+    lines = [line for part in parts if part for line in ("", *part)]
+    return [harmless(line, colour=style.colour) for line in lines[1:]]
+
+
+def _head(incident: Mapping[str, Any], style: Style) -> list[str]:
+    return [
+        style.paint(f"{incident.get('id')}  {what(incident)}{_where(incident)}", BOLD),
+        style.paint(f"{_when(incident.get('at'))}  {outcome(incident)}".strip(), DIM),
+    ]
+
+
+def _where(incident: Mapping[str, Any]) -> str:
+    return place(str(incident.get("message") or "")) if incident.get("kind") == "exception" else ""
+
+
+def _when(at: object) -> str:
+    if not isinstance(at, int | float):
+        return ""
+    try:
+        return datetime.fromtimestamp(at).astimezone().isoformat(" ", "milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def _section(title: str, lines: list[str], style: Style) -> list[str]:
+    return [style.paint(title, BOLD), *(f"  {line}" for line in lines)] if lines else []
+
+
+def _seen(incident: Mapping[str, Any]) -> list[str]:
+    cause = (incident.get("kind"), incident.get("rank"))
+    faults = list(incident.get("faults") or [])
+    faults.sort(key=lambda each: (each.get("kind"), each.get("rank")) != cause)
+    lines = [_of_fault(each, incident) for each in faults]
+    lines += [_one_line(each) for each in incident.get("evidence") or []]
+    return list(dict.fromkeys(line for line in lines if line))
+
+
+def _of_fault(fault: Mapping[str, Any], incident: Mapping[str, Any]) -> str:
+    cause = incident.get("rank")
+    if fault.get("kind") == "victim" and incident.get("kind") != "victim" and isinstance(cause, int):
+        return f"rank {fault.get('rank')} lost its peers" + f" (rank {cause} ended)" * (cause >= 0)
+    return _one_line(fault.get("detail")) + place(str(fault.get("message") or "")) * (
+        fault.get("kind") == "exception"
+    )
+
+
+def _decided(incident: Mapping[str, Any]) -> list[str]:
+    decision = incident.get("decision") or {}
+    why = _one_line(decision.get("why") or incident.get("why"))
+    why = why.removeprefix(f"{detail(incident)}: ")  # it was just said what was seen
+    lines = [why or str(decision.get("action") or incident.get("remedy") or "")]
+    resume = incident.get("resume") or {}
+    if resume:
+        source = str(resume.get("source") or "")
+        lines.append(
+            f"resumed at step {resume.get('step')}, from {_SOURCES.get(source, source)}"
+            f"{_taken_by(resume.get('generation'), incident.get('generation'))}"
+            if source != "none"
+            else _from_the_beginning(incident)
+        )
+    lost = incident.get("lost_steps")
+    if lost is not None:
+        lines.append(lost_in_words(incident, int(lost)))
+    elif is_cost_unknown(incident) and not incident.get("own_state"):
+        lines.append("how many steps are lost is not known: whoever knew it died with the group")
+    return [line for line in lines if line]
+
+
+def _taken_by(generation: object, failed: object) -> str:
+    """Say which group a state is from; the one that goes on with it has a higher number than either."""
+    if generation == failed:
+        return f", taken by the group that failed (generation {failed})"
+    return f", taken by an earlier group (generation {generation}; the one that failed is {failed})"
+
+
+def _from_the_beginning(incident: Mapping[str, Any]) -> str:
+    if not incident.get("own_state"):
+        return f"resumed from {_SOURCES['none']}"
+    again = "; how many steps it does again is not known" if is_cost_unknown(incident) else ""
+    return f"started the script from its first line: it keeps its own state{again}"
+
+
+def _timeline(incident: Mapping[str, Any], style: Style) -> list[str]:
+    """Return a line per station: when, and as a bar what came before it took."""
+    stations = [
+        (str(each.get("what")), float(each.get("at_s") or 0.0))
+        for each in incident.get("timeline") or []
+        if not (incident.get("own_state") and each.get("what") == "secured")  # nothing is, of such a script
+    ]
+    stations.sort(key=lambda each: each[1])  # stable: stations of one instant stay in their order
+    if not stations:
+        return []
+    whole_s = max(stations[-1][1], 1e-9)
+    names = [_MEANING.get(name, name) for name, _ in stations]
+    width = max(map(len, names))
+    lines, before_s = [], 0.0
+    for name, (_, at_s) in zip(names, stations, strict=True):
+        begin, end = round(before_s / whole_s * _BAR), round(at_s / whole_s * _BAR)
+        bar = " " * begin + style.sign("bar") * (end - begin)
+        lines.append(f"{name:{width}}  {at_s * 1000:9,.1f} ms  {style.paint(bar, CYAN)}".rstrip())
+        before_s = at_s
+    return lines
+
+
+def _stacks(incident: Mapping[str, Any], style: Style) -> list[list[str]]:
+    """Return a section for each group of ranks that were at the same place."""
+    sections = []
+    for group in incident.get("stacks") or []:
+        ranks = list(group.get("ranks") or [])
+        stack = str(group.get("stack") or "no stack").splitlines()
+        title = f"Where {'rank' if len(ranks) == 1 else 'ranks'} {_ranges(ranks)} stood"
+        sections.append(_section(title, stack, style))
+    return sections
+
+
+def _message(incident: Mapping[str, Any]) -> list[str]:
+    return str(incident.get("message") or "").strip("\n").splitlines()
+
+
+def _one_line(value: object) -> str:
+    return " ".join(str(value or "").split())
+
+
+def _ranges(ranks: list[int]) -> str:
+    """Return 0-3, 7 for 0, 1, 2, 3, 7."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

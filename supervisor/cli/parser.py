@@ -1,0 +1,358 @@
+"""Read the command line. Every mistake is one line: the thing, the value, and what is expected."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import BadInput
+from holdfast.version import __version__
+from supervisor.cli import commands, run_validation
+from supervisor.cli.commands import Command, Show
+from supervisor.cli.option_table import COMMANDS, NEIGHBOURS, Entry, Foreign, Option
+
+_MADE = {
+    "status": commands.Status,
+    "incidents": commands.Incidents,
+    "explain": commands.Explain,
+    "checkpoints": commands.Checkpoints,
+    "stop": commands.Stop,
+    "inject": commands.Inject,
+    "demo": commands.Demo,
+}
+_HELP = ("-h", "--help")
+# Options that hardly any script has itself; others (--port, --members) many have.
+_LAUNCHERS_OWN = frozenset(
+    {
+        "--nproc-per-node", "--nnodes", "--standby", "--snapshot-every", "--snapshot-budget",
+        "--checkpoint-every", "--keep-checkpoints", "--max-restarts", "--skip-bad-batches", "--hang-factor",
+        "--hang-floor", "--first-step-timeout", "--pause-timeout", "--member-timeout", "--run-dir",
+    }
+)  # fmt: skip
+_TORCHRUNS_OWN = ("--nproc-per-node", "--nnodes", "--max-restarts")
+_MEANT = {
+    "-n": "--nproc-per-node",
+    "-np": "--nproc-per-node",
+    "--nproc": "--nproc-per-node",
+}  # mpirun's words
+_CHANGES_A_RUN = ("stop", "inject")  # never suggested: a misspelled word must not lead to them
+
+
+@dataclass(slots=True)
+class _Read:
+    """What the words up to the command said."""
+
+    values: dict[str, object] = field(default_factory=dict)
+    words: list[str] = field(default_factory=list)  # arguments; of `run`, the command
+    notes: list[str] = field(default_factory=list)
+    given: set[str] = field(default_factory=set)
+    kept: list[str] = field(default_factory=list)  # of `run`: all words but for the run directory
+    wants_help: bool = False
+
+
+def parse(
+    argv: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> Command:
+    """Return what `argv` (without the program's name) asks for; help and version are a `Show`.
+
+    Args:
+        argv: The words of the command line.
+        environment: For CUDA_VISIBLE_DEVICES; the process's own by default.
+        directory: Where the command of `run` would start; the process's own by default.
+
+    Raises:
+        BadInput: It cannot be obeyed; the message is one line.
+    """
+    if not argv or argv[0] in _HELP or list(argv) == ["help"]:
+        return Show(overview().rstrip())
+    if argv[0] in ("--version", "-V", "version"):
+        return Show(f"holdfast {__version__}")
+    if argv[0] == "help":
+        argv = [argv[1], "--help"]
+    name = _command(argv[0], argv[1:])
+    entry = COMMANDS[name]
+    read = _scan(list(argv[1:]), entry, whole_command=name == "run")
+    if read.wants_help:
+        return Show(of(name).rstrip())
+    environment = os.environ if environment is None else environment
+    if name == "run":
+        _take_torchruns(environment, entry, read)
+        here = Path.cwd() if directory is None else directory
+        return run_validation.checked(
+            read.values,
+            read.words,
+            as_module="-m" in read.given,
+            as_it_stands="--no-python" in read.given,
+            notes=tuple(dict.fromkeys((*read.notes, *_after_the_script(read.words)))),
+            given=tuple(read.kept),
+            environment=environment,
+            directory=here,
+        )
+    _arguments(name, entry, read, directory or Path())
+    made: Any = _MADE[name]
+    asked: Command = made(**read.values)
+    return asked
+
+
+def _command(word: str, rest: Sequence[str]) -> str:
+    if word in COMMANDS:
+        return word
+    known = summaries()
+    if word.startswith("-"):
+        raise BadInput(_misplaced(word, rest) or f"unknown option {word!r}; commands are {_listed(known)}")
+    if word.endswith(".py"):
+        raise BadInput(f"unknown command {word!r}: to train with it, `holdfast run {word} ...`")
+    harmless = [each for each in known if each not in _CHANGES_A_RUN]
+    near = difflib.get_close_matches(word, harmless, n=1)
+    hint = f": did you mean {near[0]!r}?" if near else ";"
+    raise BadInput(f"unknown command {word!r}{hint} commands are {_listed(known)}")
+
+
+def _misplaced(word: str, rest: Sequence[str]) -> str:
+    """Say where an option that comes before its command belongs; "" when no command has it."""
+    name = word.partition("=")[0]
+    meant = next((each for each in rest if each in COMMANDS), "run")
+    if _find(name, COMMANDS[meant]) is None:
+        return ""
+    return f"option {word!r} comes before the command: write it after it, as in `holdfast {meant} {word} ...`"
+
+
+def _scan(words: list[str], entry: Entry, *, whole_command: bool) -> _Read:
+    """Read options; with `whole_command`, up to the first word that is none."""
+    read, everything = _Read(), tuple(words)
+    while words:
+        start = len(everything) - len(words)
+        word = words.pop(0)
+        if word == "--" or (whole_command and not word.startswith("-")):
+            read.words += words if word == "--" else [word, *words]
+            read.kept += everything[start:]
+            break
+        if word in _HELP:
+            read.wants_help = True
+            break
+        if whole_command and word in ("-m", "--module"):
+            read.given.add("-m")
+        elif word.startswith("-") and word != "-":
+            _option(word, words, entry, read)
+        else:
+            read.words.append(word)
+        option = _find(word.partition("=")[0], entry)
+        if not (isinstance(option, Option) and option.field in ("run_dir", "resume", "from_scratch")):
+            read.kept += everything[start : len(everything) - len(words)]
+    return read
+
+
+def _after_the_script(words: Sequence[str]) -> list[str]:
+    """Return a note for each option that only a launcher has, and that stands behind the script."""
+    names = [_plain(word.partition("=")[0]) for word in words[1:] if word.startswith("--")]
+    return [
+        f"{name} comes after the script, so it is the script's argument: holdfast's options come before it"
+        for name in names
+        if name in _LAUNCHERS_OWN
+    ]
+
+
+def _option(word: str, rest: list[str], entry: Entry, read: _Read) -> None:
+    name, equals, inline = word.partition("=")
+    option = _find(name, entry)
+    if option is None:
+        raise BadInput(_unknown(name, entry))
+    read.given.add(option.names[0])
+    takes_value = option.takes_value if isinstance(option, Foreign) else option.read is not None
+    if not takes_value and equals:
+        raise BadInput(f"{name}={inline}: {name} takes no value")
+    if takes_value and not equals and not rest:
+        raise BadInput(f"{name} needs a value{_expected(option)}")
+    value = "" if not takes_value else inline if equals else rest.pop(0)
+    if isinstance(option, Foreign):
+        _foreign(name, value, option, read)
+    else:
+        read.values[option.field] = _value(name, value, option)
+
+
+def _take_torchruns(environment: Mapping[str, str], entry: Entry, read: _Read) -> None:
+    """Let torchrun's own variables (PET_NNODES, ...) stand for options that were not given, as torchrun does.
+
+    Operators of clusters set them for it. They are judged as the options are, and each is noted.
+    """
+    for variable in sorted(environment):
+        name = "--" + variable.removeprefix("PET_").lower().replace("_", "-")
+        value, option = environment[variable], _find(name, entry)
+        if not variable.startswith("PET_") or not value or option is None or option.names[0] in read.given:
+            continue
+        if isinstance(option, Foreign):
+            if option.takes_value:
+                _foreign(variable, value, option, read)
+        elif name in _TORCHRUNS_OWN:
+            read.values[option.field] = _value(variable, value, option)
+            read.notes.append(f"{variable}={value} is taken for {name} {value}")
+
+
+def _value(name: str, text: str, option: Option) -> object:
+    if option.read is None:
+        return True
+    try:
+        return option.read(text)
+    except ValueError as error:
+        raise BadInput(f"{name} {text!r}: expected {error}") from None
+
+
+def _expected(option: Option | Foreign) -> str:
+    if isinstance(option, Foreign) or option.read is None:
+        return ""
+    try:
+        option.read("")
+    except ValueError as error:
+        return f": {error}"
+    return ""
+
+
+def _foreign(name: str, value: str, option: Foreign, read: _Read) -> None:
+    refused = option.check(value)
+    if refused:
+        raise BadInput(f"{name} {value!r}: holdfast {refused}")
+    if option.note:
+        read.notes.append(f"{name} has no effect: {option.note}")
+
+
+def _find(name: str, entry: Entry) -> Option | Foreign | None:
+    plain = _plain(name)
+    known: tuple[Option | Foreign, ...] = (*entry.options, *entry.foreign)
+    return next((option for option in known if plain in option.names), None)
+
+
+def _plain(name: str) -> str:
+    """Return the spelling with dashes: torchrun takes both."""
+    return name if not name.startswith("--") else "--" + name[2:].replace("_", "-")
+
+
+def _unknown(name: str, entry: Entry) -> str:
+    known = [each for option in entry.options for each in option.names]
+    known += [*(each for option in entry.foreign for each in option.names), "--help"]
+    meant = _MEANT.get(name, "")
+    near = meant if meant in known else _near(_plain(name), known)
+    if near:
+        return f"unknown option {name!r}: did you mean {near!r}?"
+    main = (option.names[0] for option in entry.options)
+    return f"unknown option {name!r}; options are {', '.join(main)}"
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    """Return the option that `name` was most likely meant to be: misspelled, or cut short."""
+    long = [each for each in known if each.startswith("--")]
+    stem = name.strip("-")
+    begun = [each for each in long if each[2:].startswith(stem)] if len(stem) >= 2 else []
+    close = difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.8)
+    alike = [each for each in long if len(stem) >= 5 and each[2:7] == stem[:5]]
+    # Of one letter none is a misspelling, and a word that the script may have is not cut down to another.
+    loose = [
+        each
+        for each in difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.6)
+        if len(stem) > 1 and abs(len(each) - len("--" + stem)) <= 1
+    ]
+    return next(iter([*begun, *close, *alike, *loose]), "")
+
+
+def _arguments(name: str, entry: Entry, read: _Read, directory: Path) -> None:
+    """Move the words into the fields of their arguments."""
+    for position, (metavar, target, reader) in enumerate(entry.arguments):
+        if position >= len(read.words):
+            raise BadInput(f"{name} needs {metavar}: {_what(name, reader)}")
+        word = read.words[position]
+        try:
+            read.values[target] = reader(word)
+        except ValueError as error:
+            near = difflib.get_close_matches(word, commands.DRILLS, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise BadInput(f"{metavar} {word!r}: {hint}expected {error}") from None
+    extra = read.words[len(entry.arguments) :]
+    if extra:
+        usage = " ".join(["holdfast", name, *(argument[0] for argument in entry.arguments), "[OPTIONS]"])
+        is_place = (directory / extra[0]).is_dir() and _find("--run-dir", entry) is not None
+        meant = f"did you mean --run-dir {shlex.quote(extra[0])}? " if is_place else ""
+        raise BadInput(f"unexpected argument {extra[0]!r}; {meant}usage: {usage}")
+
+
+def _what(name: str, reader: object) -> str:
+    if name == "explain":
+        return "the id of an incident, such as i-0001, or last (`holdfast incidents` lists them)"
+    return f"one of {', '.join(commands.DRILLS)}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+# The help of the command line, made from the table of options. Pure.
+
+
+_INTRO = """\
+Holdfast keeps a distributed PyTorch job training through faults.
+
+  holdfast run --nproc-per-node 2 -- python train.py ARGS
+
+Commands
+"""
+_OUTRO = """
+`holdfast COMMAND --help` says more. The commands that look at a run take the newest one
+here; another is named with --run-dir DIR.
+"""
+
+
+def overview() -> str:
+    width = max(map(len, summaries()))
+    lines = (f"  {name:{width}}  {summary}\n" for name, summary in summaries().items())
+    return _INTRO + "".join(lines) + _OUTRO
+
+
+def summaries() -> dict[str, str]:
+    """Return every command's one line, the node agent's among them."""
+    return {**{name: entry.summary for name, entry in COMMANDS.items()}, **NEIGHBOURS}
+
+
+def of(name: str) -> str:
+    """Return the help of the command `name`."""
+    entry = COMMANDS[name]
+    parts = [f"{_usage(name, entry)}\n\n{_sentence(entry.summary)}\n"]
+    if entry.about:
+        parts.append(f"{entry.about}\n")
+    for group in dict.fromkeys(option.group for option in entry.options):
+        chosen = [option for option in entry.options if option.group == group]
+        parts.append(f"{group}\n{''.join(map(_line, chosen))}")
+    parts.append("Examples\n" + _examples(entry))
+    return "\n".join(parts)
+
+
+def _usage(name: str, entry: Entry) -> str:
+    if name == "run":
+        return "holdfast run [OPTIONS] [--] COMMAND..."
+    words = [f"[{_spelled(option)}]" for option in entry.options]
+    return " ".join(["holdfast", name, *(argument[0] for argument in entry.arguments), *words])
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + "."
+
+
+def _spelled(option: Option) -> str:
+    return f"{option.names[0]} {option.metavar}".rstrip()
+
+
+def _line(option: Option) -> str:
+    also = "".join(f", {name}" for name in option.names[1:])
+    return f"  {_spelled(option) + also:27}  {option.help}\n"
+
+
+def _examples(entry: Entry) -> str:
+    width = max(len(line) for line, _ in entry.examples)
+    if width > 60:
+        return "".join(f"  {line}\n      {what}\n" for line, what in entry.examples)
+    return "".join(f"  {line:{width}}   {what}\n" for line, what in entry.examples)

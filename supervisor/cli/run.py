@@ -1,0 +1,401 @@
+"""`holdfast run`: set a run up, keep it, show it, and leave with the script's exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import selectors
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path, PurePath
+from typing import Any
+
+from holdfast.errors import BadInput
+from holdfast.process.clock import left_s
+from holdfast.worker import program as command
+from holdfast.worker import script_source
+from supervisor.cli.commands import RunOptions
+from supervisor.decision.closing import FINISHED
+from supervisor.display.live import Display, Incidents, display
+from supervisor.display.run_follower import Following
+from supervisor.local import gpus, memory_volume
+from supervisor.local.cluster import Finished, Keeper
+from supervisor.local.process_specs import Plan
+from supervisor.store import journal
+from supervisor.store.run_directory import RunDir, open_for_run
+from supervisor.view.model import Policy
+
+LATE_FLOOR_S = 0.6  # beyond the factor: pauses of the machine and of the collector, for steps of milliseconds
+
+TICK_S = 0.25
+LOSS_JUMP = 10.0  # warned of, unless the user asks for more
+PATIENCE_S = 86_400.0  # of a rank for its peers, at least
+EXIT_UNWRITTEN = 120  # Python's own, for output that cannot be written at the end
+_ANNOUNCING = (signal.SIGUSR1, signal.SIGUSR2)
+_ONCE = (signal.SIGHUP, *_ANNOUNCING)  # sent again, they ask for nothing more
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, *_ONCE)
+
+
+def run(options: RunOptions) -> int:
+    """Run to the end and return the exit code. Raises `BadInput` before anything is started."""
+    program = command.parse(list(options.command), Path.cwd())
+    missing = command.check_start(program) or command.check_module(program, Path.cwd())
+    if missing:
+        raise BadInput(missing)
+    wrong = command.check_syntax(program)
+    if wrong is not None:
+        print(wrong, file=sys.stderr)
+        return 1
+    if options.skip_bad_batches and not program.joins and program.kind != "other":
+        raise BadInput(
+            "--skip-bad-batches needs a script that calls holdfast.join: for one that does not import"
+            " holdfast no batch can be passed over. Leave the option out"
+        )
+    api = _listen(options.port)
+    run_dir = open_for_run(options.run_dir, time.time(), must_exist=options.resume)
+    policy = policy_of(options)
+    try:
+        kept = script_source.keep(program)  # from here on nobody reads the script's file to run it
+        runtime, owner = memory_volume.create()
+        _describe(run_dir, options, policy, runtime, api)
+    except OSError as error:
+        raise BadInput(f"the run cannot be set up: {error}") from None
+    run_dir.name_latest(Path.cwd())
+    keeper = Keeper(_plan(options, run_dir, runtime, api, kept), api)
+    try:
+        return _Watch(keeper, run_dir, options).until_end()
+    finally:
+        keeper.close()
+        os.close(owner)
+
+
+def policy_of(options: RunOptions) -> Policy:
+    return Policy(
+        members=options.members,
+        standby=options.standby,
+        nproc=options.nproc_per_node,
+        snapshot_every=options.snapshot_every,
+        snapshot_budget=options.snapshot_budget,
+        checkpoint_every_s=options.checkpoint_every_s,
+        hang_floor_s=options.hang_floor_s,
+        stall_limit_s=options.stall_limit_s,
+        first_step_s=options.first_step_timeout_s,
+        keep=options.keep_checkpoints,
+        max_restarts=options.max_restarts,
+        skip_bad_batches=options.skip_bad_batches,
+        loss_jump=LOSS_JUMP if options.loss_jump is None else options.loss_jump,
+        loss_jump_fault=bool(options.loss_jump),
+        patience_s=_patience_s(options),
+        member_timeout_s=options.member_timeout_s,
+        grace_s=options.grace_s,
+        from_scratch=options.from_scratch,
+    )
+
+
+def _patience_s(options: RunOptions) -> float:
+    """Return how long a rank waits for its peers: that a rank hangs is found by others, and sooner."""
+    limits = (options.first_step_timeout_s, options.pause_timeout_s, options.hang_floor_s)
+    return max(PATIENCE_S, 2 * max(limits))
+
+
+def _listen(port: int) -> socket.socket:
+    """Hold the API's port for the whole run: a restarted supervisor answers on the same one.
+
+    Raises:
+        BadInput: The port cannot be had.
+    """
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+        listener.listen(256)
+    except OSError as error:
+        listener.close()
+        why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be opened ({error.strerror})"
+        raise BadInput(f"--port {port} {why}: choose another port, or 0 for any that is free") from None
+    return listener
+
+
+def _describe(
+    run_dir: RunDir, options: RunOptions, policy: Policy, runtime: Path, api: socket.socket
+) -> None:
+    described: dict[str, Any] = {
+        "command": list(options.command),
+        "policy": asdict(policy),
+        "drills": not options.no_drills,
+        "started": time.time(),
+        "started_ns": time.monotonic_ns(),
+        "journal_bytes": journal.size(run_dir.journal),  # of earlier runs, whatever the clocks say
+        "pid": os.getpid(),
+        "runtime": str(runtime),
+        "api": f"http://127.0.0.1:{api.getsockname()[1]}",
+    }
+    run_dir.write_run(described)
+
+
+def _plan(
+    options: RunOptions, run_dir: RunDir, runtime: Path, api: socket.socket, kept: script_source.Sources
+) -> Plan:
+    if options.nproc_per_node * options.members > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+    os.environ.setdefault("HOLDFAST_PY_SPY", str(Path(sys.executable).with_name("py-spy")))
+    settings = {
+        "HOLDFAST_CHECKPOINTS": str(run_dir.path / "checkpoints"),
+        "HOLDFAST_SUPERVISOR": f"http://127.0.0.1:{api.getsockname()[1]}",
+        "HOLDFAST_TOKEN_FILE": str(run_dir.path / "token"),
+        "HOLDFAST_HANG_FACTOR": str(options.hang_factor),
+        "HOLDFAST_HANG_FLOOR_S": str(options.hang_floor_s or LATE_FLOOR_S),
+        "HOLDFAST_FIRST_STEP_S": str(options.first_step_timeout_s),
+        "HOLDFAST_PAUSE_S": str(options.pause_timeout_s),
+    }
+    return Plan(
+        command=tuple(options.command),
+        nproc=options.nproc_per_node,
+        gpus=gpus.gpus(os.environ),
+        warm=options.warm,
+        runtime=runtime,
+        run_dir=run_dir.path,
+        settings=settings,
+        supervisor=(str(run_dir.path),),
+        kept=kept,
+    )
+
+
+class _Watch:
+    """What a person sees of a run, and how they stop it."""
+
+    def __init__(self, keeper: Keeper, run_dir: RunDir, options: RunOptions) -> None:
+        self.keeper = keeper
+        self.run_dir = run_dir
+        self.notes = () if options.quiet else options.notes
+        self.options = options
+        self.following = Following(run_dir)
+        known = Incidents(self.following.incident, run_dir.newest_incident())
+        self.view: Display = display(sys.stdout, known, plain=options.plain, quiet=options.quiet)
+        self.interrupts = 0
+        self.announced = False  # the end was asked for by a signal that SIGTERM follows
+        self.unshown = False  # a status could not be shown, and that was said
+
+    def until_end(self) -> int:
+        self._take_signals()
+        for note in (*self.notes, *self._trained_before()):
+            self.view.say(f"holdfast: {note}")
+        self.keeper.start()
+        try:
+            while self.keeper.finished is None:
+                self.keeper.turn(left_s(TICK_S))
+                self._show()
+            code = self._end(self.keeper.finished)
+        finally:
+            lost = self.view.close()
+        if lost:
+            with suppress(OSError):  # it may be the same disk
+                print(f"holdfast: the output cannot be written: {lost}", file=sys.stderr, flush=True)
+        return code or (EXIT_UNWRITTEN if lost else 0)
+
+    def _trained_before(self) -> list[str]:
+        if self.options.from_scratch:
+            return []
+        return again(self.run_dir.before, self.run_dir.path, self.run_dir.has_checkpoints())
+
+    def _show(self) -> None:
+        now_s = time.monotonic()
+        for rank, text in self.following.poll(now_s):
+            self.view.line(rank, text)
+        for news in (*self._taken_news(), self.following.news(now_s)):
+            if news:
+                self.view.say(f"holdfast: {news}")
+        self._update(now_s)
+
+    def _update(self, now_s: float) -> None:
+        try:
+            self.view.update(self.following.status, now_s)
+        except Exception as error:  # whatever somebody has written into status.json, the run must survive it
+            if not self.unshown:
+                self.unshown = True
+                self.view.say(f"holdfast: the status cannot be shown: {type(error).__name__}: {error}")
+
+    def _taken_news(self) -> list[str]:
+        news, self.keeper.news = self.keeper.news, []
+        return news
+
+    def _end(self, finished: Finished) -> int:
+        self.keeper.close()
+        for rank, text in self.following.close():
+            self.view.line(rank, text)
+        self._show()
+        if finished.message:
+            self.view.say(finished.message.rstrip())
+        status = self.following.status
+        for line in lines(status, finished.code, self.options.given, self.run_dir.path):
+            self.view.say(f"holdfast: {line}")
+        why = ended(finished.why, status)
+        self.view.say(f"holdfast: {why} (exit code {finished.code})")
+        return finished.code
+
+    def _take_signals(self) -> None:
+        """Hear what ends a run. A signal that is ignored at the start stays so: nohup does that."""
+        ours, theirs = socket.socketpair()
+        for each in (ours, theirs):
+            each.setblocking(False)
+        self._pair = (ours, theirs)
+        signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        for signum in (*ENDING, signal.SIGTSTP):
+            if signum == signal.SIGINT or signal.getsignal(signum) != signal.SIG_IGN:
+                signal.signal(signum, lambda *_: None)
+        self.keeper.selector.register(ours, selectors.EVENT_READ, self._signalled)
+
+    def _signalled(self) -> None:
+        for signum in self._pair[0].recv(64):
+            if signum == signal.SIGTSTP:
+                self._suspend()
+            elif signum in ENDING:
+                self._interrupted(signum)
+
+    def _interrupted(self, signum: int) -> None:
+        """The first signal asks for a clean end, the second ends at once, the third kills.
+
+        A terminal that closes sends SIGHUP more than once: that is one request. A batch system announces the
+        end of the time by SIGUSR1 or SIGUSR2, and SIGTERM follows when it is over: that is no second request.
+        """
+        if signum in _ONCE and self.interrupts:
+            return
+        if signum == signal.SIGTERM and self.announced:
+            self.announced = False
+            return
+        self.announced = signum in _ANNOUNCING
+        self.interrupts += 1
+        if self.interrupts == 1:
+            name = signal.Signals(signum).name
+            told = stopping(self.following.status, name, self.options.grace_s)
+            self.view.say(f"holdfast: {told}; press Ctrl-C again to stop immediately")
+            self.keeper.ask_stop("interrupt" if signum == signal.SIGINT else "terminate")
+        elif self.interrupts == 2:
+            self.keeper.ask_stop("now")
+        else:
+            self.keeper.hurry()
+
+    def _suspend(self) -> None:
+        """Ctrl-Z: be stopped as any process is, but say what that means here."""
+        self.view.say(
+            "holdfast: suspended: the ranks train on, but nothing that dies is restarted until `fg` or `bg`"
+        )
+        self.view.flush()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+# What `run` says of the run that was there before it, and before its last line: how to resume. Pure.
+
+
+_BAD_INPUT = 2  # the same command would be refused again
+
+
+def lines(status: Mapping[str, Any], code: int, given: Sequence[str], run_dir: PurePath) -> list[str]:
+    """Return what to say at the end of a run, before the line with its exit code.
+
+    Args:
+        status: Its last status.
+        code: Its exit code.
+        given: The words after `holdfast run`, but for the run directory.
+        run_dir: Its directory.
+    """
+    if code == 0:
+        return _nothing_to_do(status, run_dir)
+    refused = code == _BAD_INPUT and not _has_trained(status)
+    if refused or (status.get("checkpoint") or {}).get("step") is None:
+        return []
+    return [f"resume with: holdfast run --run-dir {shlex.quote(str(run_dir))} {shlex.join(given)}"]
+
+
+def ended(why: str, status: Mapping[str, Any]) -> str:
+    """Return `why` the run has ended with what a person asks next, where the script itself was done.
+
+    That is how many of its steps it has done, where some are left, and which checkpoint has the last of them.
+
+    Args:
+        why: As `closing.last_line` says it.
+        status: The last status.
+    """
+    step = status.get("step")
+    if not why.startswith(FINISHED) or type(step) is not int or status.get("own_state"):
+        return why
+    said = re.split("; |, but ", why, maxsplit=1)[0]
+    rest = why.removeprefix(said)
+    total, saved = status.get("total_steps"), (status.get("checkpoint") or {}).get("step")
+    early = type(total) is int and step < total
+    if early:
+        said += f", after {step:,} of {total:,} steps"
+    if saved == step and step > 0:
+        said += f", with a checkpoint of step {step:,}"
+    elif early and "no checkpoint" not in rest:
+        held = f"the newest checkpoint has step {saved:,}" if type(saved) is int else "without a checkpoint"
+        said += f", {held}"
+    return said + rest
+
+
+def stopping(status: Mapping[str, Any], name: str, grace_s: float) -> str:
+    """Return what is done now that a signal has asked for the end.
+
+    Args:
+        status: The newest status; empty where there is none yet.
+        name: Of the signal.
+        grace_s: What a script has to end by itself, in seconds.
+    """
+    if status.get("phase", "forming") == "forming":
+        return "stopping"
+    if not status.get("own_state"):
+        return "saving a checkpoint, then stopping"
+    sent = "SIGINT" if name == "SIGINT" else "SIGTERM"
+    return f"stopping: the script gets {sent} and has {grace_s:g} s to save what it likes and end"
+
+
+def again(before: Mapping[str, Any] | None, run_dir: PurePath, stored: bool) -> list[str]:
+    """Return what to say before a run starts where there was one: steps that are trained again.
+
+    Those after the newest checkpoint of a run that has ended well, and all of one that left no checkpoint.
+
+    Args:
+        before: The last status of the run that was there, None if there was none.
+        run_dir: Its directory.
+        stored: It has checkpoints, which the run resumes from, or says why not.
+    """
+    step = before.get("step") if before is not None else None
+    if before is None or type(step) is not int:
+        return []
+    saved = (before.get("checkpoint") or {}).get("step")
+    if before.get("exit_code") != 0:
+        if stored or step <= 0 or before.get("own_state"):
+            return []
+        reached = f"the run in {run_dir} had reached step {step:,} and left no checkpoint"
+        return [f"{reached}: there is nothing to resume from, and training begins at step 0"]
+    begins = saved if type(saved) is int else 0
+    if begins >= step:
+        return []
+    held = f"its newest checkpoint has step {begins:,}" if begins else "it has no checkpoint"
+    done = f"the run in {run_dir} has finished already, at step {step:,}"
+    return [f"{done}; {held}, and what follows is trained again"]
+
+
+def _nothing_to_do(status: Mapping[str, Any], run_dir: PurePath) -> list[str]:
+    resumed = status.get("resumed") or {}
+    if resumed.get("source") != "checkpoint" or resumed.get("step") != status.get("step"):
+        return []
+    done = f"the state in {run_dir} already has {int(resumed['step']):,} steps"
+    return [f"nothing to do: {done}; name another --run-dir to start over"]
+
+
+def _has_trained(status: Mapping[str, Any]) -> bool:
+    """Say whether the run has done steps, so that its input was accepted and the script went wrong later.
+
+    That can be put right, unlike a command, which would be refused again.
+    """
+    resumed, step = status.get("resumed") or {}, status.get("step")
+    began = resumed.get("step", 0)
+    return type(step) is int and (resumed.get("source") == "slot" or step > began)

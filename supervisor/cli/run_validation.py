@@ -1,0 +1,104 @@
+"""Check what `run` was asked to do, as a whole, before anything of it is done."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import BadInput
+from holdfast.worker import program
+from supervisor.cli.commands import RunOptions
+from supervisor.local import gpus as devices
+
+
+def checked(
+    values: Mapping[str, object],
+    words: list[str],
+    *,
+    as_module: bool,
+    as_it_stands: bool,
+    notes: tuple[str, ...],
+    given: tuple[str, ...],
+    environment: Mapping[str, str],
+    directory: Path,
+) -> RunOptions:
+    """Return the options of a run that could start.
+
+    Args:
+        values: Fields of `RunOptions` by name.
+        words: The command as it was given.
+        as_module: Its first word is a module.
+        as_it_stands: It is a program even if it is called like a Python script.
+        notes: What the user should hear.
+        given: The words of the command line, but for the run directory.
+        environment: For CUDA_VISIBLE_DEVICES.
+        directory: Where the command would start.
+
+    Raises:
+        BadInput: Something is missing, or is not there as often as asked.
+    """
+    gpus = devices.gpus(environment)
+    nproc = ranks(values.get("nproc_per_node", 1), gpus)
+    command = _entered(words, as_module, as_it_stands)
+    fields: Any = {**values, "nproc_per_node": nproc}
+    options = RunOptions(command=tuple(command), notes=notes, given=given, **fields)
+    if command[:1] == [sys.executable] and not as_module and (directory / command[1]).is_dir():
+        raise BadInput(f"script {command[1]!r} is a directory: give a Python file that exists")
+    refused = program.refusal(command)
+    if refused:
+        raise BadInput(refused)
+    program.parse(command, directory)
+    if options.resume and options.run_dir is None:
+        raise BadInput("--resume needs --run-dir DIR: the directory of the run to resume")
+    if options.resume and options.from_scratch:
+        raise BadInput("--resume and --from-scratch: the one goes on, the other begins anew; leave one out")
+    check_devices(options, gpus)
+    if options.hang_floor_s > options.first_step_timeout_s:
+        raise BadInput(
+            f"--hang-floor {options.hang_floor_s:g}s: expected at most --first-step-timeout,"
+            f" {options.first_step_timeout_s:g}s"
+        )
+    return options
+
+
+def _entered(words: list[str], as_module: bool, as_it_stands: bool) -> list[str]:
+    """Return the command with the interpreter in front that torchrun would put there."""
+    if as_module:
+        if not words:
+            raise BadInput("-m needs a module: such as `-m package.train`")
+        return [sys.executable, "-m", *words]
+    is_script = bool(words) and words[0].endswith(".py") and not as_it_stands
+    if is_script or (words[:1] == ["-m"] and words[1:]):
+        return [sys.executable, *words]
+    return words
+
+
+def ranks(asked: object, gpus: int | None) -> int:
+    if isinstance(asked, int):
+        return asked
+    cores = os.cpu_count() or 1
+    if asked == "gpu" and not gpus:
+        raise BadInput("--nproc-per-node 'gpu': there is no GPU here; expected a number, auto or cpu")
+    return cores if asked == "cpu" or not gpus else gpus
+
+
+def check_devices(
+    options: RunOptions,
+    gpus: int | None,
+    uses_cuda: Callable[[], bool] = devices.torch_uses_cuda,
+) -> None:
+    """Refuse more ranks than GPUs: two ranks on one fail later, with an error that NCCL made."""
+    wanted = options.nproc_per_node * options.members
+    if not gpus or wanted <= gpus or not uses_cuda():
+        return
+    most = gpus // options.members
+    accepted = f"1 to {most}" if most else f"--members 1 to {gpus}"
+    by = f" by {options.members} members" if options.members > 1 else ""
+    here = f"{gpus} GPU" + ("" if gpus == 1 else "s")
+    raise BadInput(
+        f"--nproc-per-node {options.nproc_per_node}{by}: {wanted} ranks, but {here} here;"
+        f" expected {accepted}, or CUDA_VISIBLE_DEVICES='' to train on the CPU"
+    )

@@ -1,0 +1,230 @@
+"""What `status` and `incidents` show of a run. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from supervisor.display import frame
+from supervisor.display.frame import phase
+from supervisor.wording import (
+    is_cost_unknown,
+    number,
+    part,
+    percent,
+    seconds,
+    sentence,
+    slowness,
+    table,
+    what,
+)
+
+_RIGHT = frozenset({2, 3, 4, 5, 6})
+MAX_SLOW = 5  # that are told one by one
+_WASTE = {
+    "lost": "lost (trained, then rolled back)",
+    "unknown": "trained before a restart (how much was kept is not known)",
+    "checkpoint": "waiting for checkpoints",
+    "detect": "noticing faults",
+    "decide": "deciding",
+    "stop": "stopping",
+    "start": "starting processes",
+    "rendezvous": "forming the group",
+    "restore": "restoring state",
+    "warmup": "slow first steps",
+    "queued": "waiting for members",
+    "paused": "paused",
+}
+
+
+def status(found: Mapping[str, Any], *, alive: bool, live: bool, now_s: float, path: Path) -> list[str]:
+    """Return what `holdfast status` shows."""
+    lines = [f"run {found.get('run') or path.name}: {_state(found, alive, live, now_s)}", ""]
+    rows = [
+        ("progress", _progress(found)),
+        ("state", _safety(found)),
+        ("ETTR", _ettr(found)),
+        ("incidents", _incidents(found)),
+        *(("slow", text) for text in _slow(found)),
+        *(("warning", " ".join(str(text).split())) for text in found.get("warnings") or []),
+        *(("warning", each["note"]) for each in found.get("ranks") or [] if each.get("note")),
+        ("warning", _journal(found)),
+        ("warning", " ".join(str(found.get("volume_error") or "").split())),
+        ("message", " ".join(str(found.get("message") or "").split())),
+        ("directory", str(path)),
+    ]
+    lines += [f"  {name:10}  {text}" for name, text in rows if text]
+    ranks = _ranks(found)
+    ledger = _ledger(found)
+    for title, section in (("Ranks", ranks), ("Where the time went", ledger)):
+        if section:
+            lines += ["", title, *(f"  {line}" for line in section)]
+    return lines
+
+
+def _journal(found: Mapping[str, Any]) -> str:
+    error = " ".join(str(found.get("journal_error") or "").split())
+    return f"decisions cannot be written to the journal: {error}; tried again every 5 s" if error else ""
+
+
+def _state(found: Mapping[str, Any], alive: bool, live: bool, now_s: float) -> str:
+    name = phase(found)
+    age_s = max(0.0, now_s - float(found.get("updated") or now_s))
+    if live or (alive and age_s < 2.0):
+        return name
+    if alive:
+        return f"{name}, {seconds(age_s)} ago; its supervisor does not answer now"
+    if found.get("phase") == "ended" or found.get("exit_code") is not None:
+        code = found.get("exit_code")
+        return "ended" + (f" with exit code {code}" if code is not None else "")
+    return f"died while {name}, {seconds(age_s)} ago"
+
+
+def _progress(found: Mapping[str, Any]) -> str:
+    if found.get("step") is None:
+        return ""
+    text = frame.progress(found)
+    if found.get("step_s"):
+        text += f"  ({seconds(float(found['step_s']))} per step)"
+    return text
+
+
+def _safety(found: Mapping[str, Any]) -> str:
+    parts = []
+    memory_is_gone = found.get("phase") == "ended"  # what was secured there is on storage, or nowhere
+    if found.get("secured_step") is not None and not memory_is_gone:
+        parts.append(f"secured {found['secured_step']:,}")
+    if (found.get("snapshot_step") or -1) >= 0 and not memory_is_gone:
+        parts.append(f"snapshot {found['snapshot_step']:,}")
+    saved = found.get("checkpoint") or {}
+    if saved.get("step") is not None:
+        parts.append(f"checkpoint {saved['step']:,}")
+    if saved.get("error"):
+        parts.append(f"storage fails: {saved['error']}")
+    if found.get("skip"):
+        parts.append(f"skipped steps {', '.join(map(str, found['skip']))}")
+    return "  ".join(parts)
+
+
+def _ettr(found: Mapping[str, Any]) -> str:
+    if not found.get("total_s"):
+        return ""
+    if frame.is_ettr_unknown(found):
+        its_own = found.get("own_state")
+        why = "the script keeps its own state" if its_own else "how far a group was that is lost"
+        return f"not known ({why})"
+    whole = percent(float(found.get("ettr") or 0.0))
+    hour = percent(float(found.get("ettr_hour") or 0.0))
+    return f"{whole} of {seconds(float(found['total_s']))}; {hour} of the last hour"
+
+
+def _incidents(found: Mapping[str, Any]) -> str:
+    opened, last = found.get("open_incident"), found.get("last_incident")
+    total = int(found.get("incidents") or 0)
+    if opened:
+        return f"{total}; now {opened.get('id')}: {what(opened)}"
+    if last:
+        return f"{total}; last {last.get('id')}: {sentence(last)}"
+    return str(total)
+
+
+def _slow(found: Mapping[str, Any]) -> list[str]:
+    """Return a line for each of the slowest ranks."""
+    slow = sorted(
+        (each for each in found.get("ranks") or [] if each.get("slow")), key=lambda each: -each["slow"]
+    )
+    lines = [f"rank {each.get('rank')}: {slowness(each)}" for each in slow[:MAX_SLOW]]
+    return lines + [f"and {len(slow) - MAX_SLOW} more"] * (len(slow) > MAX_SLOW)
+
+
+def _doing(rank: Mapping[str, Any]) -> str:
+    phase = "after commit" if rank.get("phase") == "tail" else rank.get("phase")
+    return " ".join(word for word in (phase, rank.get("label")) if word) or "-"
+
+
+def _ranks(found: Mapping[str, Any]) -> list[str]:
+    rows = [
+        (
+            str(each.get("rank")),
+            str(each.get("member") or "-"),
+            str(each.get("pid") or "-"),
+            str(each.get("state") or "-"),
+            number(each["step"], 1) if each.get("step") is not None else "-",
+            seconds(float(each["step_s"])) if each.get("step_s") else "-",
+            seconds(float(each["p99_s"])) if each.get("p99_s") else "-",
+            seconds(float(each["own_s"])) if each.get("own_s") else "-",
+            _doing(each),
+        )
+        for each in found.get("ranks") or []
+    ]
+    rows += [
+        ("-", str(m.get("name")), "-", "standby", "-", "-", "-", "-", f"{m['parked']} warm")
+        for m in found.get("members") or []
+        if m.get("role") == "standby" and m.get("parked")
+    ]
+    if not rows:
+        return []
+    head = ("RANK", "MEMBER", "PID", "STATE", "STEP", "STEP TIME", "P99", "OWN", "DOING")
+    return table(head, rows, frozenset({0, 2, 4, 5, 6, 7}))
+
+
+def _ledger(found: Mapping[str, Any]) -> list[str]:
+    """Return the buckets that have something in them, the largest first, productive before all."""
+    total_s = float(found.get("total_s") or 0.0)
+    buckets = {str(k): float(v) for k, v in (found.get("buckets_s") or {}).items()}
+    if total_s <= 0 or not buckets:
+        return []
+    good_s = buckets.pop("productive", 0.0) + float(found.get("pending_s") or 0.0)
+    rows = [("training", good_s)]
+    rows += [
+        (_WASTE.get(name, name), spent)
+        for name, spent in sorted(buckets.items(), key=lambda item: -item[1])
+        if spent > 0
+    ]
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:{width}}  {seconds(s):>10}  {part(s / total_s):>8}" for name, s in rows]
+
+
+def incidents(found: list[dict[str, Any]]) -> list[str]:
+    """Return what `holdfast incidents` shows."""
+    if not found:
+        return ["no incidents"]
+    rows = [
+        (
+            str(each.get("id")),
+            str(each.get("kind") or "-"),
+            _rank(each),
+            _step(each),
+            _time(each.get("detected_s")),
+            _time(each.get("recovered_s")),
+            _lost(each),
+            str(each.get("remedy") or "-"),
+            what(each, with_step=False),
+        )
+        for each in found
+    ]
+    head = ("ID", "KIND", "RANK", "STEP", "NOTICED", "BACK IN", "LOST", "REMEDY", "WHAT HAPPENED")
+    return table(head, rows, _RIGHT)
+
+
+def _rank(incident: Mapping[str, Any]) -> str:
+    rank = incident.get("rank")
+    return str(rank) if isinstance(rank, int) and rank >= 0 else "-"
+
+
+def _step(incident: Mapping[str, Any]) -> str:
+    step = incident.get("step")
+    if not isinstance(step, int) or step < 0:  # -1: nobody knows it
+        return "?" if is_cost_unknown(incident) else "-"
+    return str(step)
+
+
+def _lost(incident: Mapping[str, Any]) -> str:
+    lost = incident.get("lost_steps")
+    more = "+" if incident.get("lost_at_least") else ""
+    return f"{lost}{more}" if lost is not None else "?" if is_cost_unknown(incident) else "-"
+
+
+def _time(value: object) -> str:
+    return seconds(float(value)) if isinstance(value, int | float) else "-"

@@ -1,0 +1,437 @@
+"""The shell around `decide`: observe, decide, write down, act. One job, for its whole life."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from holdfast.fileio.storage_thread import FileWork, Unresponsive
+from holdfast.protocol.launcher_messages import Marks
+from supervisor.controller import file_work
+from supervisor.controller.backend import Backend
+from supervisor.controller.checkpoint_index import Storage
+from supervisor.controller.drills import Asked, Drills
+from supervisor.controller.member_server import Connections
+from supervisor.decision import closing, orders, remedy, resume_point, transition
+from supervisor.decision.decide import decide
+from supervisor.decision.durable_facts import inherited, remembered
+from supervisor.hangs import deadlock, observation
+from supervisor.observability import incident_record
+from supervisor.observability.bookkeeping import Accounts
+from supervisor.observability.status import Records
+from supervisor.store import journal
+from supervisor.store.leadership import Lead
+from supervisor.view import failed_start, members, work_beside_steps
+from supervisor.view.model import (
+    Action,
+    End,
+    MemberView,
+    Memory,
+    Policy,
+    Save,
+    Secure,
+    Settle,
+    View,
+    Wait,
+    Warn,
+    Watch,
+)
+
+log = logging.getLogger(__name__)
+
+LATE_NS = 500_000_000
+BEAT_S = 0.5  # at least so often: by how much that is late tells how long we did not run ourselves
+JOURNAL_S = 2.0  # for the journal's storage to answer: beyond it a decision is carried out all the same
+JOURNAL_AGAIN_S = 5.0  # until what could not be written is tried again
+LEAVE_S = 2.0  # at the end of a run, for its last records
+ROUNDS = 50  # decisions in one go; more would be a loop that changes nothing
+
+
+class Job:
+    """Owns the memory. Everything it does can be done again by the next supervisor."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        run_dir: Path,
+        records: Records,
+        backend: Backend,
+        connections: Connections,
+        fresh: bool,
+        started_ns: int,
+        lead: Lead | None = None,
+    ) -> None:
+        self.policy = policy
+        self.records = records
+        self.backend = backend
+        self.connections = connections
+        self.wake = asyncio.Event()
+        self.storage = Storage(run_dir / "checkpoints", self.wake.set)
+        self.lead = lead or Lead()
+        held = journal.last(run_dir / "journal.jsonl")
+        self.lead.raise_above(held.epoch if held else -1)
+        self._last = held.decision if held and not fresh else None
+        self.memory = _begin(policy, held.memory if held else None, fresh)
+        self.accounts = _accounts(started_ns, held.ledger if held and not fresh else None)
+        if not fresh:
+            self.memory = inherited(self.memory, records.taken_over())
+            self.accounts.caught_up(self.memory, time.monotonic_ns())
+        self._written = self.memory  # the newest that was handed to the journal
+        self._handed_s = 0.0  # when
+        self.journal = journal.Journal(run_dir / "journal.jsonl", self.lead)
+        self.paper = FileWork("journal")
+        self._line: Future[None] | None = None  # the newest of the journal's
+        self.ended = asyncio.Event()
+        self._existed: tuple[str, ...] = ()  # members that the backend has told of and nobody has given up
+        self.drills = Drills()
+        self._asked = ""  # to stop, over the API
+        self._deadline_ns = 0
+        self._step_s = 0.0
+        self._room_bytes = 0  # that a standby is to have for a snapshot
+        self._watch = Watch()
+        self._renewed_ns: dict[str, int] = {}  # when another sidecar was last asked for, by member
+
+    # -- the loop
+
+    async def run(self) -> None:
+        """Decide at every event and deadline until the job has ended.
+
+        Raises `Deposed` when another supervisor has taken the run over.
+        """
+        if self._last is not None:
+            self._record(self._last.view, self._last.action, self._last.after)
+        while self.memory.phase != "ended":
+            await self._round()
+            if self.memory.phase == "ended":
+                break
+            timeout_s = min(BEAT_S, max(0.001, (self._deadline_ns - time.monotonic_ns()) / 1e9))
+            due_ns = time.monotonic_ns() + int(timeout_s * 1e9)
+            try:
+                await asyncio.wait_for(self.wake.wait(), timeout_s)
+            except asyncio.TimeoutError:
+                pass
+            self.wake.clear()
+            late_ns = time.monotonic_ns() - due_ns
+            if late_ns > LATE_NS:  # we were stopped ourselves: what was said waits to be read
+                self.connections.excuse(late_ns)
+                self._watch = observation.excused(self._watch, late_ns)
+        await self._leave()
+
+    async def _round(self) -> None:
+        self._take_stop()
+        await self._stay_ahead()
+        for _ in range(ROUNDS):
+            view = self.view()
+            self.memory = view.memory
+            self.accounts.observe(view)
+            action = decide(view, self.policy)
+            if isinstance(action, Wait):
+                self._deadline_ns = action.until_ns
+                self._catch_up(view, action)
+                break
+            await self._carry_out(view, action)
+        else:
+            raise RuntimeError(f"{ROUNDS} decisions in one go, the last: {action}")
+        self.storage.verify(remedy.doubted(view, self.policy))
+        self._renew(view)
+        self._give_orders(view)
+
+    async def _stay_ahead(self) -> None:
+        """Have a higher epoch than members and checkpoints tell of, unless theirs is another supervisor's."""
+        lines = self.connections.lines.values()
+        told = (each.report.epoch for each in lines if each.report is not None)
+        known = max((self.storage.stored.epoch, *told))
+        if known <= self.lead.epoch:
+            return
+        try:
+            await file_work.answer(self.paper.submit(lambda: self.lead.raise_above(known)), JOURNAL_S)
+        except OSError as error:
+            log.error("epoch not raised", extra={"error": str(error)})
+
+    async def _carry_out(self, view: View, action: Action) -> None:
+        """Write the decision down, then make it so: the orders follow from the memory."""
+        before, after = self.memory, transition.apply(view, action, self.policy)
+        self._account(view, action, before, after)
+        await self._write_down(view, action, after)
+        if after.since_ns == view.now_ns:  # what the storage took is not the members' time
+            after = replace(after, since_ns=time.monotonic_ns())
+        self.memory = after
+        for name in set(after.lost) - set(before.lost):
+            self.backend.kill(name)
+        self._record(view, action, after)
+        if isinstance(action, End):  # the last that the ranks have told is seen now or never
+            self.records.status(view, self.accounts)
+        if isinstance(action, Secure):
+            if any(fault.kind == "restore" for fault in action.faults):
+                self.storage.doubt()
+            elif after.stop or after.end is not None:  # what the end names has to be there
+                self.storage.look_again()
+        if isinstance(action, Warn):
+            log.warning("a rank holds up the others", extra={"why": action.why})
+        log.info("acted", extra={"action": type(action).__name__, "why": getattr(action, "why", "")})
+
+    async def _write_down(self, view: View, action: Action, after: Memory) -> None:
+        """Return once the decision is on disk, or cannot be brought there; `journal_error` says which.
+
+        Storage that is full, or does not answer, must not keep the group down. The next line that can be
+        written holds all again. Members and keeper are heard meanwhile.
+        """
+        work = self._hand_over(view, action, after)
+        try:
+            if self.paper.busy_s > JOURNAL_S:
+                raise Unresponsive(JOURNAL_S)
+            await file_work.answer(work, JOURNAL_S)
+            self.records.journal_error = ""
+        except OSError as error:
+            self.records.journal_error = str(error)
+            log.error("journal not written", extra={"error": str(error)})
+            work.add_done_callback(partial(_on, asyncio.get_running_loop(), self._written_late))
+
+    def _hand_over(self, view: View, action: Action, after: Memory) -> Future[None]:
+        ledger = self.accounts.ledger.snapshot()
+        work = self.paper.submit(lambda: self.journal.write(view, self.policy, action, after, ledger), "line")
+        self._line, self._written, self._handed_s = work, after, time.monotonic()
+        return work
+
+    def _catch_up(self, view: View, action: Wait) -> None:
+        """Have it written down once a state is held: a successor that nobody tells of it would begin anew.
+
+        And what could not be written, now and then: the next decision may be hours away. Nothing waits for
+        these lines.
+        """
+        first_held = resume_point.had_state(self.memory) and not resume_point.had_state(self._written)
+        again = self.records.journal_error and time.monotonic() - self._handed_s >= JOURNAL_AGAIN_S
+        if not (first_held or again) or self.paper.busy_s > JOURNAL_S:
+            return
+        with suppress(OSError):
+            work = self._hand_over(view, action, self.memory)
+            work.add_done_callback(partial(_on, asyncio.get_running_loop(), self._written_late))
+
+    def _written_late(self, work: Future[None]) -> None:
+        if work is not self._line:
+            return
+        error = work.exception()
+        if error is None:
+            self.records.journal_error = ""
+        elif isinstance(error, OSError):
+            self.records.journal_error = str(error)
+
+    def _account(self, view: View, action: Action, before: Memory, after: Memory) -> None:
+        if isinstance(action, Secure) and after.incident and not _is_same(before, after):
+            self._step_s = _usual_step_s(view) or self._step_s
+            self.accounts.opened(after.incident, before.incident)
+        elif isinstance(action, Settle):
+            self.accounts.closed(before, before.incident, _marks(view), self._step_s)
+        elif isinstance(action, Save) and action.finished:
+            self.accounts.saving(view.now_ns, None if before.finished else before.incident)
+        elif isinstance(action, End):
+            known = None if before.finished else before.incident  # that is accounted for
+            self.accounts.stopped(view.now_ns, known, finished=closing.is_finish(action))
+
+    def _record(self, view: View, action: Action, after: Memory) -> None:
+        """Write the incident's file: at every decision about it, and whole when it is over.
+
+        It comes after the journal, so a new supervisor does it again for the last decision.
+        """
+        before = view.memory
+        known = before.incident if isinstance(action, Settle) else after.incident
+        if before.incident and known and not _is_same(before, after) and not isinstance(action, Settle):
+            self.records.incident(incident_record.superseded(before.incident, known))
+        if known is not None:
+            marks = _marks(view) if isinstance(action, Settle) else None
+            self.records.incident(incident_record.record(known, marks))
+
+    def _give_orders(self, view: View) -> None:
+        policy = self.policy
+        if orders.wants_members(self.memory, time.monotonic_ns()):
+            self.backend.want(policy.members + policy.standby, self.memory.lost)
+        told = [member for member in view.members if member.report is not None]
+        drilled = {member.name: member.report.drilled for member in told if member.report}
+        self.drills.heard(drilled, self.memory.generation)
+        for name in self.backend.members:
+            given = self.drills.due(name, self.memory.generation)
+            order = orders.order_for(self.memory, name, policy, given, look=deadlock.ask(view))
+            asks = view.member(name)
+            if asks is not None and order.do in ("run", "secure"):
+                order = replace(order, good=work_beside_steps.good(view, asks))
+            if order.do == "idle":
+                order = replace(order, room_bytes=self._state_bytes())
+            self.connections.order(name, replace(order, epoch=self.lead.epoch))
+
+    def _renew(self, view: View) -> None:
+        """Have sidecars looked at that say nothing, before their members count as lost."""
+        if self.memory.phase in ("saving", "stopping", "ended"):
+            return
+        for name in members.mute(view, self._renewed_ns):
+            self._renewed_ns[name] = view.now_ns
+            self.backend.renew(name)
+
+    def _state_bytes(self) -> int:
+        """Return the size of the snapshots that there are; 0 while the group is not training."""
+        if self.memory.phase != "running" or not self.memory.settled:
+            return self._room_bytes
+        reports = [member.report for member in self.view().members if member.report is not None]
+        found = [slot.total_bytes for report in reports for slot in report.slots]
+        self._room_bytes = max(found, default=0)
+        return self._room_bytes
+
+    async def _leave(self) -> None:
+        memory = self.memory
+        self.accounts.ledger.advance(max(time.monotonic_ns(), self.accounts.ledger.at_ns))
+        self.records.status(self.view(), self.accounts)
+        self.paper.submit(self.journal.close)
+        for files in (self.paper, self.records.files):
+            with suppress(OSError):
+                await file_work.answer(files.submit(_nothing), LEAVE_S)
+        self.backend.finish(memory.exit_code or 0, closing.last_line(memory), memory.message)
+        self.ended.set()
+
+    # -- observing
+
+    def view(self) -> View:
+        """Return what is known now."""
+        now_ns = time.monotonic_ns()
+        self.records.volume_error = self.backend.volume_error
+        existing = self.backend.members
+        # A sidecar may be quicker than the backend's news of its member, which is not gone for that.
+        known = dict.fromkeys((*self._existed, *existing))
+        self._existed = tuple(name for name in known if name not in self.memory.lost)
+        names = (*existing, *self.memory.placement, *self._existed)
+        members = tuple(self._member(name, now_ns) for name in dict.fromkeys(names))
+        for member in members:
+            if member.report is not None:
+                self.storage.heard(member.report.durable)
+        seen = View(now_ns, time.time(), self.memory, members, self.storage.stored)
+        self._watch = observation.later(self._watch, seen)
+        return replace(seen, memory=remembered(seen), watch=self._watch)
+
+    def _member(self, name: str, now_ns: int) -> MemberView:
+        line = self.connections.line(name)
+        silent_s = (now_ns - line.heard_ns) / 1e9
+        exists = name in self.backend.members and name not in self.memory.lost
+        heard = (line.report, line.first_ns, line.well_ns)
+        return MemberView(name, exists, line.connected, round(silent_s, 3), *heard)
+
+    def _take_stop(self) -> None:
+        for asked in (self.backend.stop, self._asked):
+            if asked and self.memory.stop != asked:
+                self.memory = transition.asked_to_stop(self.memory, asked)
+
+    # -- asked from outside
+
+    def stop(self, now: bool) -> None:
+        """End the run. Whoever keeps it remembers that, should this process die before it is written down."""
+        self._asked = "now" if now else self._asked or "graceful"
+        self.backend.stop_asked(self._asked)
+        self.wake.set()
+
+    def inject(self, what: str, rank: int) -> Asked | None:
+        """Make a fault on purpose: return what a sidecar is asked for, None where it is done already.
+
+        Raises `ValueError` when the group is not running.
+        """
+        if self.memory.phase != "running":
+            raise ValueError(f"the run is {self.memory.phase}: a drill needs a running group")
+        if not 0 <= rank < self.memory.world_size:
+            raise ValueError(f"rank {rank}: this run has ranks 0 to {self.memory.world_size - 1}")
+        member = self.memory.placement[rank // self.memory.nproc]
+        if what == "supervisor":
+            os.kill(os.getpid(), 9)
+        if what == "member":
+            self.backend.kill(member)
+            return None
+        asked = self.drills.ask(member, self.memory.generation, what, rank)
+        self.wake.set()
+        return asked
+
+
+def _accounts(started_ns: int, held: Any) -> Accounts:
+    """Return the accounts as the journal has them; begun again where that cannot be read."""
+    try:
+        return Accounts(started_ns, held)
+    except ValueError as error:
+        log.warning("ledger in the journal not read", extra={"error": str(error)})
+        return Accounts(started_ns, None)
+
+
+def _begin(policy: Policy, held: Memory | None, fresh: bool) -> Memory:
+    """Return the memory to begin with: that of our predecessor where we take over, or one for a new run.
+
+    A new run in an old directory keeps what fences and what was learned: generation, lineage, skips, that
+    there were checkpoints, and which work after commits was not done.
+    """
+    world_size = policy.members * policy.nproc
+    now_ns = time.monotonic_ns()
+    if held is None:
+        return Memory(world_size, policy.nproc, since_ns=now_ns)
+    if not fresh:
+        return transition.taken_over(held, now_ns)
+    held = failed_start.for_next(held)
+    return Memory(
+        world_size,
+        policy.nproc,
+        since_ns=now_ns,
+        generation=held.generation,
+        lineage=held.lineage,
+        skip=held.skip,
+        incidents=held.incidents,
+        before=held.incidents,
+        seen=held.seen,
+        saved=held.saved,
+        equal=held.equal,
+        missed=held.missed,
+    )
+
+
+def _is_same(before: Memory, after: Memory) -> bool:
+    """True when both are in the same incident."""
+    known, now = before.incident, after.incident
+    return known is not None and now is not None and known.number == now.number
+
+
+def _usual_step_s(view: View) -> float:
+    times = [
+        each.step_s
+        for member in view.members
+        if member.report is not None
+        for each in member.report.progress
+        if each.step_s > 0
+    ]
+    return statistics.median(times) if times else 0.0
+
+
+def _marks(view: View) -> Marks:
+    """Return when the last rank passed each station of the start."""
+    found = [
+        rank.marks
+        for member in view.members
+        if member.report is not None and member.report.launcher is not None
+        for rank in member.report.launcher.ranks
+        if rank.generation == view.memory.generation
+    ]
+    return Marks(
+        max(m.started_ns for m in found),
+        max(m.joined_ns for m in found),
+        max(m.restored_ns for m in found),
+        max(m.first_step_ns for m in found),
+    )
+
+
+def _on(loop: asyncio.AbstractEventLoop, call: Callable[[Future[None]], None], work: Future[None]) -> None:
+    """Have `call` called with `work` by `loop`, if that still runs."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(call, work)
+
+
+def _nothing() -> None:
+    """Be done when all that was handed over before is."""

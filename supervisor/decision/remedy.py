@@ -1,0 +1,434 @@
+"""Which remedy for which fault, from the cheapest up; and when to stop because a bug is not a fault. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from holdfast.inspection.victims import mismatch
+from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, LauncherState
+from holdfast.protocol.member_messages import Slot
+from supervisor.decision import resume_point
+from supervisor.decision import resume_point as resume
+from supervisor.view import failed_start, members, replica_divergence, reports, work_beside_steps
+from supervisor.view import faults as symptoms
+from supervisor.view.model import Checkpoint, Cut, End, Fault, MemberView, Past, Policy, Resume, Start, View
+from supervisor.wording import place
+
+NUMERIC = frozenset({"nan", "inf", "loss_jump"})
+SPOILING = NUMERIC | {replica_divergence.KIND}  # of which the survivors' state is no better
+_SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): ", re.MULTILINE)
+_FROM_OUTSIDE = (9, 15)  # SIGKILL and SIGTERM
+MAX_TYPOS = 2  # the second time says that it was no accident
+_TYPOS = frozenset(  # of the program, and of nothing outside of it
+    {"TypeError", "AttributeError", "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"}
+)
+MAX_WARM_FAILURES = 3  # processes in a row that died before they joined
+AGAIN_S = 60.0  # that a run which has done steps tries to make processes before it ends
+WORKED_S = 60.0  # a generation that lived so long did something, though it may show no steps
+VOLUME_TRIES = 3  # of a state that the memory volume does not take
+_S = 1_000_000_000
+
+
+def before_joining(view: View) -> End | None:
+    """End for a script that ends, or fails for good, before it joins: no generation can help it.
+
+    Ranks that train are left alone, also when no new process can be made warm beside them. Where steps have
+    been done the script has worked, and what it reads before it joins may only be away: that is tried for
+    `AGAIN_S` when processes are needed.
+    """
+    forming = view.memory.phase == "forming"
+    for member in view.members:
+        launcher = member.report.launcher if member.report else None
+        ending = launcher.warm_ending if launcher else None
+        if launcher is None or ending is None or ending.ours or not member.exists:
+            continue
+        code = ending.code if ending.code is not None else 128 + (ending.signal or 0)
+        if ending.is_good and forming:
+            return End(code, "the script ended before it joined", ending.message)
+        for_good = ending.fail in ("system_exit", "bad_input") or _SYNTAX.search(ending.message)
+        if for_good and forming:
+            return End(code, "the script cannot start", ending.message)
+        if not _is_in_need(view, member.name, launcher):
+            continue
+        tries = launcher.warm_tries if has_worked(view) else launcher.warm_failures
+        over = not has_worked(view) or view.now_ns >= view.memory.since_ns + int(AGAIN_S * _S)
+        if tries >= MAX_WARM_FAILURES and over:
+            killed = f": it {symptoms.how(ending)}" if ending.signal is not None else ""
+            return End(code or 1, f"the script failed {tries} times before it joined{killed}", ending.message)
+    return None
+
+
+def has_worked(view: View) -> bool:
+    """True when the run has done steps, or began with some: its script can join, or could."""
+    memory = view.memory
+    if memory.phase == "forming":  # a new run: its script may be another one
+        return False
+    return memory.settled or resume.had_state(memory) or any(past.worked for past in memory.history)
+
+
+def unmade(view: View, member: MemberView) -> str:
+    """Say why no warm process can be made for `member`; "" when one can, or it is not known yet."""
+    launcher = member.report.launcher if member.report is not None else None
+    ending = launcher.warm_ending if launcher is not None else None
+    if launcher is None or ending is None or ending.ours or launcher.strategy == "cold":
+        return ""
+    if not members.obeys(member):
+        return ""
+    least = 1 if ending.signal is None else MAX_WARM_FAILURES  # one that was killed says nothing
+    if launcher.warm_failures < least or len(launcher.parked) >= view.memory.nproc:
+        return ""
+    where = place(ending.message) if ending.fail == "exception" else ""
+    what = f"warm processes for member {member.name} cannot be made: one {symptoms.how(ending)}{where}"
+    unheard = member.name in view.memory.placement and launcher.generation < view.memory.generation
+    if unheard or _is_in_need(view, member.name, launcher):
+        return f"{what}; the ranks wait for them, and the run ends if that fails for {AGAIN_S:g} s"
+    return f"{what}; a fault now costs a cold start; tried again, after pauses"
+
+
+def _is_in_need(view: View, name: str, launcher: LauncherState) -> bool:
+    """True when the group waits for this member to make processes."""
+    if view.memory.phase == "running":
+        return any(rank.pid == 0 and rank.state == "starting" for rank in launcher.ranks)
+    return len(launcher.parked) < view.memory.nproc
+
+
+def verdict(view: View, policy: Policy, cause: Fault) -> End | None:
+    """End when a restart cannot help: deliberate exits, bad input, the same failure again and again."""
+    history = view.memory.history
+    code = _exit_code(cause)
+    if cause.kind == "bad_input":
+        return End(2, cause.message or cause.detail, "", cause)
+    if cause.kind == "exception" and _SYNTAX.search(cause.message):
+        return End(code, cause.detail, cause.message, cause)  # it cannot become right by itself
+    if cause.kind == "exit":
+        return End(code, f"{cause.detail}: not restarted, because the script chose to exit", "", cause)
+    if cause.kind in NUMERIC and _again(view, cause) and not policy.skip_bad_batches:
+        hint = "" if reports.keeps_itself(view) else "; --skip-bad-batches would pass over it"
+        hint += ", --loss-jump 0 would not judge it" if cause.kind == "loss_jump" else ""
+        return End(1, _names_batch(view, cause) + hint, "", cause)
+    if cause.signature == symptoms.VOLUME and _refused_before(view) + 1 >= VOLUME_TRIES:
+        why = (
+            f"{cause.detail}: tried {VOLUME_TRIES} times. Nothing is wrong with the state: free memory there"
+        )
+        return End(1, f"{why}, or give it more (docker run --shm-size), and resume the run", "", cause)
+    same = _identical(view, cause)
+    sure = cause.kind == "exception" or (cause.kind == "crash" and bool(mismatch(cause.message)))
+    limit = policy.identical_failures if sure else policy.identical_crashes
+    if _is_typo(view, policy, cause):
+        limit = min(limit, MAX_TYPOS)
+    if cause.kind in ("exception", "crash", "victim", "hang") and not cause.work and same + 1 >= limit:
+        where = f"at {reports.at_step(view, cause.step)}" if cause.step >= 0 else "before the first step"
+        why = f"{cause.detail}: {same + 1} times the same, {where}; a bug, not a fault"
+        return End(code, why, cause.message, cause)
+    recent = [p for p in history if view.now_ns - p.at_ns < policy.restart_window_s * _S]
+    if len(recent) >= policy.max_restarts:
+        hours = policy.restart_window_s / 3600
+        reached = f"--max-restarts {policy.max_restarts} reached: {len(recent)} restarts in {hours:g} h"
+        why = f"{reached}; {cause.detail}"
+        return End(code, why, cause.message, cause)
+    return None
+
+
+def _is_typo(view: View, policy: Policy, cause: Fault) -> bool:
+    """True for an error that a program makes each time: before any step was done, or on all ranks again."""
+    if cause.kind != "exception" or not _TYPOS.intersection(cause.signature.split(" ")[1:2]):
+        return False
+    if not (worked(view, cause) or any(past.worked for past in view.memory.history)):
+        return True
+    last = view.memory.history[-1:]
+    before = bool(last) and last[0].everywhere and _is_same(view, last[0], cause)
+    return before and is_everywhere(view, policy, cause)
+
+
+def is_everywhere(view: View, policy: Policy, cause: Fault) -> bool:
+    """True when each rank of the group has the same fault at the same step."""
+    same = (cause.kind, cause.signature, cause.step)
+    found = symptoms.gathered(view, policy)
+    ranks = {each.rank for each in found if (each.kind, each.signature, each.step) == same}
+    return len(ranks) == view.memory.world_size
+
+
+def _exit_code(cause: Fault) -> int:
+    if cause.signal is not None:
+        return 128 + cause.signal
+    return cause.code or 1
+
+
+def _refused_before(view: View) -> int:
+    """Count the tries before this one that the memory volume has refused, one after another."""
+    count = 0
+    for past in reversed(view.memory.history):
+        if past.signature != symptoms.VOLUME:
+            break
+        count += 1
+    return count
+
+
+def _identical(view: View, cause: Fault) -> int:
+    """Count the same failures at this step, since the group last got beyond it."""
+    count = 0
+    for past in reversed(view.memory.history):
+        if past.step > cause.step:
+            break
+        count += _is_same(view, past, cause)
+    return count
+
+
+def _is_same(view: View, past: Past, cause: Fault) -> bool:
+    if (past.kind, past.signature, past.step) != (cause.kind, cause.signature, cause.step):
+        return False
+    if cause.kind == "crash" and past.rank != cause.rank:
+        return False
+    # Who sends these is outside of the script: it is to blame only if it never gets anywhere.
+    outside = cause.signal in _FROM_OUTSIDE and cause.signature != OUT_OF_MEMORY
+    return not outside or not (past.worked or worked(view, cause))
+
+
+def worked(view: View, cause: Fault) -> bool:
+    """True when the generation that failed had gained a step, or a while."""
+    launch = view.memory.launch
+    began = launch.restore.step if launch and launch.restore else 0
+    return cause.step > began or cause.at_ns - view.memory.started_ns > WORKED_S * _S
+
+
+def _again(view: View, cause: Fault) -> bool:
+    """True when the same step gave a bad number before, and was rolled back for it."""
+    return any(p.kind in NUMERIC and p.step == cause.step for p in view.memory.history)
+
+
+def _names_batch(view: View, cause: Fault) -> str:
+    where = f" (batch position {cause.position})" if cause.position >= 0 else ""
+    step = reports.at_step(view, cause.step)
+    return f"{step} of rank {cause.rank}{where} gives a bad number again: {cause.detail}"
+
+
+def at_most(found: tuple[Fault, ...]) -> int | None:
+    """Return the most steps that a good state can have: those before the first bad number of any rank.
+
+    None when all numbers are good. It does not matter whether a bad number is what the group is stopped for.
+    """
+    return min((fault.step for fault in found if fault.kind in SPOILING), default=None)
+
+
+def start(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, ...]) -> Start | End:
+    """Form the next generation from the newest state that all its ranks can have.
+
+    `found` are all faults that are known; there are members enough. End when no state is left.
+    """
+    placement = members.able(view, policy)
+    skip, evidence = _skipped(view, policy, cause)
+    cuts = work_beside_steps.cut(view, found)
+    resumed = resumes(view, policy, cause, found)
+    cuts = (*cuts, *(work_beside_steps.unamended(view, resumed) if cause is not None else ()))
+    passed = (
+        [line] if cause is not None and (line := work_beside_steps.passed_over(view, resumed.step)) else []
+    )
+    undone = work_beside_steps.missed(cuts, resumed.step)
+    lost = next(
+        (
+            fault
+            for fault in (*found, *failed_start.raised(view.memory))
+            for each in undone
+            if each.raised and (fault.rank, fault.kind) == (each.rank, "exception")
+        ),
+        None,
+    )
+    if lost is not None and cause is not None:  # to go on would be to pass over it
+        why = (
+            f"{lost.detail} after step {lost.step}, and no state from before it is left to try it again from"
+        )
+        return End(_exit_code(lost), why, lost.message, lost)
+    stored = resume.checkpoint_of(view, resumed)
+    if stored is not None:
+        if stored.world_size != view.memory.world_size:
+            there, here = stored.world_size, view.memory.world_size
+            wrong = f"checkpoint {resumed.path} is of world size {there}, this run's is {here}"
+            return End(2, f"{wrong}: resume with {there} ranks, or in another run directory")
+        skip = tuple(sorted({*skip, *stored.skip}))
+    if resumed.source == "none" and not (cause is None and policy.from_scratch):
+        ended = nothing_left(view, cause, at_most(found))
+        if ended is not None:
+            return ended
+    master = view.member(placement[0])
+    assert master is not None
+    assert master.report is not None
+    assert master.report.launcher is not None
+    moved = [name for name in placement if name not in view.memory.placement]
+    return Start(
+        placement=placement,
+        resume=resumed,
+        skip=skip,
+        master_addr=_host(master.report.peer_url),
+        master_port=master.report.launcher.port,
+        cause=cause,
+        remedy=_remedy(cause, bool(moved)),
+        evidence=(*evidence, *passed, *(_said(each, undone) for each in cuts if each.after_s)),
+        why=_why(view, policy, cause, resumed, moved),
+        cut=cuts,
+    )
+
+
+def resumes(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, ...]) -> Resume:
+    """Return where the next generation begins; the first of a run is that without a cause."""
+    if cause is None:
+        return begin_at(view, policy)
+    return before(view, work_beside_steps.cut(view, found), at_most(found))
+
+
+def before(view: View, cuts: tuple[Cut, ...], bound: int | None) -> Resume:
+    """Return where to resume so that what was cut off is done again, if there is such a state of this run."""
+    limit, void = work_beside_steps.at_most(cuts, bound), work_beside_steps.void(view)
+    if limit == bound and not void:
+        return resume_point_for(view, bound)
+    resumed = resume.point(view, limit, void)
+    anew = limit == 0 and not resume.had_state(view.memory)
+    return resumed if resumed.source != "none" or anew else resume_point_for(view, bound)
+
+
+def _said(each: Cut, undone: tuple[Cut, ...]) -> str:
+    again = "is not done again: no state from before it is left" if each in undone else "is done again"
+    where = "in step {}, before its commit," if each.early else "after the commit of step {}"
+    return f"what rank {each.rank} did for {each.after_s:.2f} s {where.format(each.step)} {again}"
+
+
+def begin_at(view: View, policy: Policy) -> Resume:
+    """Return where the first generation begins: from the newest checkpoint, unless the user wants none."""
+    return resume.FROM_THE_BEGINNING if policy.from_scratch else resume_point_for(view, None)
+
+
+def doubted(view: View, policy: Policy) -> Checkpoint | None:
+    """Return the checkpoint that is about to be used and has to be read whole before; None for none.
+
+    That is the first of a run, and one that could not be restored. All others were compared when they were
+    written, and the members read what they restore.
+    """
+    memory = view.memory
+    if memory.phase == "forming":
+        found = resume.checkpoint_of(view, begin_at(view, policy))
+    elif memory.phase == "securing" and memory.incident is not None:
+        view = replace(view, memory=failed_start.taken_back(view))
+        faults = memory.incident.faults
+        if not any(fault.kind == "restore" for fault in faults):
+            return None
+        found = resume.checkpoint_of(view, resumes(view, policy, faults[0], faults))
+    else:
+        return None
+    return found if found is not None and not found.verified else None
+
+
+def _skipped(view: View, policy: Policy, cause: Fault | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the steps to pass over from now on, and a line for the incident when there is a new one."""
+    skip = view.memory.skip
+    if cause is None or cause.kind not in NUMERIC or not _again(view, cause) or not policy.skip_bad_batches:
+        return skip, ()
+    line = f"{_names_batch(view, cause)}: step {cause.step} will be skipped"
+    return tuple(sorted({*skip, cause.step})), (line,)
+
+
+def is_retry(view: View, cause: Fault, resumed: Resume) -> bool:
+    """True when `resumed` is the very state that could not be restored, or the volume was too full for it."""
+    wanted = symptoms.restore_signature(resumed.source, resumed.generation, resumed.step)
+    return cause.kind == "restore" and cause.signature in (wanted, symptoms.VOLUME)
+
+
+def _remedy(cause: Fault | None, moved: bool) -> str:
+    if cause is None:
+        return "start"
+    if cause.kind in SPOILING:
+        return "rollback"
+    return "swap" if moved else "restart"
+
+
+def _why(view: View, policy: Policy, cause: Fault | None, resumed: Resume, moved: list[str]) -> str:
+    anew = "as asked" if cause is None and policy.from_scratch else "as nothing has been saved yet"
+    begins = f"from the beginning, {anew}"
+    if reports.keeps_itself(view):
+        begins = "from the script's first line: it keeps its own state"
+    state = {
+        "slot": f"from the snapshot of step {resumed.step}",
+        "checkpoint": f"from the checkpoint of step {resumed.step}",
+        "none": begins,
+    }[resumed.source]
+    if cause is None:
+        return f"all members are ready: start {state}"
+    if cause.kind in SPOILING and not reports.keeps_itself(view):
+        return f"{cause.detail}: roll back to before it, {state}"
+    where = f"on {', '.join(moved)}" if moved else "where they are"
+    return f"{cause.detail}: restart the processes {where}, {state}"
+
+
+def _host(url: str) -> str:
+    return url.partition("://")[2].rpartition(":")[0] or "127.0.0.1"
+
+
+def resume_point_for(view: View, at_most: int | None) -> Resume:
+    return resume.point(view, at_most)
+
+
+# Why a run ends rather than begin again: a step was saved, and no state is left that may be used. Pure.
+#
+# Nothing is started over without having been asked for. A message names what there is, and why it is not
+# used.
+
+
+LISTED = 4  # states that a message names
+
+
+def nothing_left(view: View, cause: Fault | None, good: int | None) -> End | None:
+    """End for a group that has no state to resume from though a step was saved; None when none ever was.
+
+    `good` is the most steps that a good state can have, if there is a bound. Without a `cause` it is the
+    start of a run, in which only storage counts.
+    """
+    memory = view.memory
+    listed = refused(view, good)
+    if cause is None:
+        if memory.saved < 0 and not listed:
+            return None
+        there = f"checkpoints, and none can be used: {_some(listed)}" if listed else _no_longer(memory.saved)
+        return End(2, f"the run directory has {there}; --from-scratch starts over from step 0")
+    if not resume_point.had_state(memory) and cause.kind != "restore":
+        return None
+    stored = view.stored.checkpoints or view.stored.unusable
+    if not stored:
+        none = _no_longer(memory.saved) if memory.saved >= 0 else "no checkpoint yet (--checkpoint-every)"
+        listed = (f"storage has {none}", *listed)
+    if len(listed) == (not stored) and memory.held >= 0:
+        listed = (*listed, f"the snapshot of step {memory.held} is lost with its members")
+    return End(1, f"{cause.detail}; no state is left to resume from: {_some(listed)}", cause=cause)
+
+
+def refused(view: View, good: int | None) -> tuple[str, ...]:
+    """Say of each state that there is why it cannot be resumed from: checkpoints, then snapshots."""
+    stored = [
+        (each.step, each.path.rpartition("/")[2], resume_point.why_not(view, each, good))
+        for each in view.stored.checkpoints
+    ]
+    stored += [(each.step, each.name, each.why) for each in view.stored.unusable]
+    lines = [f"checkpoint {name}: {why}" for _, name, why in sorted(stored, reverse=True)]
+    holders: dict[tuple[int, str], list[str]] = {}
+    for member in view.members:
+        for slot in member.report.slots if member.report is not None else ():
+            why = resume_point.why_not(view, slot, good) or _why_not_whole(view, member, slot)
+            holders.setdefault((slot.step, why), []).append(member.name)
+    for (step, why), names in sorted(holders.items(), reverse=True):
+        lines.append(f"the snapshot of step {step} on {', '.join(names)}: {why}")
+    return tuple(lines)
+
+
+def _why_not_whole(view: View, member: MemberView, slot: Slot) -> str:
+    if member.report is None or not resume_point.can_give(view, member):
+        return "the member is lost"
+    if resume_point.is_damaged(member.report, slot):
+        return "it is damaged"
+    return resume_point.incomplete(view, slot.step) or "a run begins with what is on storage"
+
+
+def _some(listed: tuple[str, ...]) -> str:
+    more = f"; and {len(listed) - LISTED} more" if len(listed) > LISTED else ""
+    return "; ".join(listed[:LISTED]) + more
+
+
+def _no_longer(saved: int) -> str:
+    return f"no checkpoint any more, though one of step {saved} was there (is the storage mounted?)"

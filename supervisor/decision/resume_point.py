@@ -1,0 +1,175 @@
+"""Where can the group resume? The newest step that can be made whole from all that exists. Pure.
+
+Whole means: somebody has the replicated state of that step, and for every rank somebody has its private
+state of that step. A later generation that went on from step s makes void what older ones did beyond s.
+What could not be restored again and again is passed over.
+
+"From the beginning" is for whoever saved nothing yet: the callers ask `had_state` before they take it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from holdfast.protocol.lineage import Lineage, valid
+from holdfast.protocol.member_messages import MemberReport, PrivateHeld, Slot, Source
+from supervisor.view import faults as symptoms
+from supervisor.view import members
+from supervisor.view.model import Checkpoint, MemberView, Memory, Resume, View
+
+FROM_THE_BEGINNING = Resume(0, 0, "none")
+TRIES = 4  # to restore one and the same state
+
+
+def point(view: View, at_most: int | None, void: frozenset[tuple[int, int]] = frozenset()) -> Resume:
+    """Return the resume point with no more than `at_most` steps (None: no bound).
+
+    `void` are states that are passed over, by generation and step.
+
+    All snapshots and all checkpoints are looked at. A snapshot in memory goes before a checkpoint of the same
+    step. Without either it is the beginning.
+    """
+    slot = _newest_slot(view, at_most, void)
+    durable = _newest_checkpoint(view, at_most, void)
+    if slot is not None and (durable is None or slot.step >= durable.step):
+        return slot
+    return durable or FROM_THE_BEGINNING
+
+
+def _given_up(memory: Memory) -> frozenset[str]:
+    """Return the signatures of the states that failed too often when they were to be restored."""
+    failed = Counter(past.signature for past in memory.history if past.kind == "restore")
+    now = memory.incident.faults if memory.incident else ()
+    failed.update({fault.signature for fault in now if fault.kind == "restore"})
+    return frozenset(signature for signature, count in failed.items() if count >= TRIES)
+
+
+def _newest_slot(view: View, at_most: int | None, void: frozenset[tuple[int, int]]) -> Resume | None:
+    reports = _reports(view)
+    found: dict[tuple[int, int], list[MemberReport]] = {}
+    for report in reports:
+        for slot in report.slots:
+            if is_damaged(report, slot):
+                continue
+            if not why_not(view, slot, at_most) and (slot.generation, slot.step) not in void:
+                found.setdefault((slot.step, slot.generation), []).append(report)
+    for (step, generation), holders in sorted(found.items(), reverse=True):
+        private = _private_sources(view, reports, step)
+        if private is not None:
+            where = tuple(Source(h.peer_url, -1, generation, step) for h in holders)
+            names = tuple(h.member for h in holders)
+            return Resume(step, generation, "slot", "", (*where, *private), names)
+    return None
+
+
+def _reports(view: View) -> list[MemberReport]:
+    return [m.report for m in view.members if m.report is not None and can_give(view, m)]
+
+
+def is_damaged(report: MemberReport, slot: Slot) -> bool:
+    """True for a snapshot whose checksum was wrong when the member was to restore from it."""
+    return any((bad.generation, bad.step) == (slot.generation, slot.step) for bad in report.unusable)
+
+
+def incomplete(view: View, step: int) -> str:
+    """Say whose private state of `step` keeps all snapshots of it from being used; "" for nobody's."""
+    reports, lineage = _reports(view), view.memory.lineage
+    held = [each for report in reports for each in report.privates if each.step == step]
+    given = {each.rank for each in held if _fits(each, each.rank, step, lineage)}
+    lacking = [rank for rank in range(view.memory.world_size) if rank not in given]
+    early = {each.rank for each in held if not each.final and valid(each.generation, step, lineage)}
+    missing = [rank for rank in lacking if rank not in early]
+    named = ", ".join(map(str, missing or lacking))
+    if not lacking:
+        return ""
+    why = "is missing" if missing else "is held only as it was before its commit"
+    return f"the private state of rank {named} {why}"
+
+
+def can_give(view: View, member: MemberView) -> bool:
+    """False for a deaf member: it is ended when the group goes on without it, not before the last save."""
+    return members.obeys(member) or (members.speaks(member) and bool(view.memory.stop))
+
+
+def _private_sources(view: View, reports: list[MemberReport], step: int) -> tuple[Source, ...] | None:
+    """Return a source of every rank's private state at `step`, None when one is missing."""
+    sources: list[Source] = []
+    for rank in range(view.memory.world_size):
+        held = [
+            (private.generation, report)
+            for report in reports
+            for private in report.privates
+            if _fits(private, rank, step, view.memory.lineage)
+        ]
+        if not held:
+            return None
+        newest = max(generation for generation, _ in held)
+        sources += [
+            Source(report.peer_url, rank, newest, step) for generation, report in held if generation == newest
+        ]
+    return tuple(sources)
+
+
+def _fits(private: PrivateHeld, rank: int, step: int, lineage: tuple[Lineage, ...]) -> bool:
+    return (
+        private.rank == rank
+        and private.step == step
+        and private.final
+        and valid(private.generation, step, lineage)
+    )
+
+
+def _newest_checkpoint(view: View, at_most: int | None, void: frozenset[tuple[int, int]]) -> Resume | None:
+    usable = [
+        each
+        for each in view.stored.checkpoints
+        if not why_not(view, each, at_most) and (each.generation, each.step) not in void
+    ]
+    if not usable:
+        return None
+    found = max(usable, key=lambda each: (each.step, each.generation))
+    notes = tuple(each.note for each in view.stored.unusable if each.step >= found.step)
+    return Resume(found.step, found.generation, "checkpoint", found.path, notes=notes)
+
+
+def checkpoint_of(view: View, resumed: Resume) -> Checkpoint | None:
+    """Return the checkpoint that `resumed` names, None when it names a snapshot or nothing."""
+    if resumed.source != "checkpoint":
+        return None
+    return next((each for each in view.stored.checkpoints if each.path == resumed.path), None)
+
+
+def newest_checkpoint(view: View) -> Checkpoint | None:
+    """Return the newest checkpoint on storage that is not void."""
+    return next((each for each in view.stored.checkpoints if _is_valid(each, view.memory)), None)
+
+
+def has_checkpoint(view: View, generation: int, step: int) -> bool:
+    """True when storage was found to hold this one, and it is not void."""
+    return any(
+        (each.generation, each.step) == (generation, step) and _is_valid(each, view.memory)
+        for each in view.stored.checkpoints
+    )
+
+
+def _is_valid(found: Checkpoint, memory: Memory) -> bool:
+    return valid(found.generation, found.step, memory.lineage)
+
+
+def had_state(memory: Memory) -> bool:
+    """True when a step was saved since the beginning: to begin again would lose it."""
+    return memory.saved >= 0 or memory.held >= 0
+
+
+def why_not(view: View, state: Slot | Checkpoint, at_most: int | None) -> str:
+    """Return why a state must not be used, "" when it may: that of a snapshot may still be incomplete."""
+    source = "slot" if isinstance(state, Slot) else "checkpoint"
+    if at_most is not None and state.step > at_most:
+        return f"it is beyond step {at_most}"
+    if symptoms.restore_signature(source, state.generation, state.step) in _given_up(view.memory):
+        return f"it could not be restored {TRIES} times"
+    lineage = view.memory.lineage
+    if not valid(state.generation, state.step, lineage):
+        step = min(each.step for each in lineage if each.generation > state.generation)
+        return f"the run went back to step {step} later"
+    return ""

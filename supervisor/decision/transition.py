@@ -1,0 +1,435 @@
+"""What an action changes in the memory of the job. Pure: the journal line is enough to do it again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypedDict
+
+from holdfast.protocol import lineage
+from holdfast.protocol.launcher_messages import Jump, Launch, Restore
+from holdfast.protocol.member_messages import Source
+from supervisor.decision import closing, remedy, resume_point
+from supervisor.hangs import evidence, hung_rank
+from supervisor.view import (
+    failed_start,
+    members,
+    replica_divergence,
+    reports,
+    unknown_generation,
+    work_beside_steps,
+)
+from supervisor.view import faults as symptoms
+from supervisor.view.model import (
+    Action,
+    Cut,
+    Dismiss,
+    Done,
+    End,
+    Fault,
+    Learn,
+    Learned,
+    Look,
+    Memory,
+    Missed,
+    Open,
+    Past,
+    Policy,
+    Replace,
+    Resume,
+    Save,
+    Secure,
+    Settle,
+    Start,
+    View,
+    Wait,
+    Warn,
+    Warned,
+)
+
+JUMPS = 64  # remembered; a rank that has come beyond one has no use for it
+HISTORY = 1000  # faults remembered: more than any restart budget
+WARNED = 32  # places
+LOST = 256  # members given up that are remembered: they are gone long before
+
+
+def apply(view: View, action: Action, policy: Policy) -> Memory:
+    """Return the memory after `action`."""
+    memory = view.memory
+    if isinstance(action, Wait):
+        return memory
+    if isinstance(action, Look | Dismiss):  # only in old journals, after which other decisions came
+        return memory
+    if isinstance(action, Warn):
+        return replace(memory, warned=_warned(memory, action.place, action.why))
+    if isinstance(action, Learn):
+        return replace(memory, learned=_learned(memory, action))
+    if isinstance(action, Secure):
+        return _secure(view, action)
+    if isinstance(action, Start):
+        return _start(replace(view, memory=failed_start.taken_back(view)), action, policy)
+    if isinstance(action, Settle):
+        return replace(memory, settled=True, incident=None, unbegun=None)
+    if isinstance(action, Save):
+        return replace(
+            failed_start.taken_back(view),
+            phase="saving",
+            since_ns=view.now_ns,
+            save=memory.save + 1,
+            save_step=action.resume.step,
+            save_generation=action.resume.generation,
+            save_member=action.member,
+            sources=action.resume.sources,
+            cut=action.cut,
+            finished=action.finished,
+        )
+    if isinstance(action, Replace):
+        return replace(memory, lost=(*memory.lost, action.member)[-LOST:])
+    if isinstance(action, End):
+        return _end(view, action, policy)
+    assert isinstance(action, Done)
+    return replace(memory, phase="ended", since_ns=view.now_ns)
+
+
+def _warned(memory: Memory, place: str, text: str) -> tuple[Warned, ...]:
+    return (*memory.warned, Warned(place, text))[-WARNED:]
+
+
+def _learned(memory: Memory, action: Learn) -> tuple[Learned, ...]:
+    known = {each.work: each.seconds for each in memory.learned}
+    known |= {each.work: max(each.seconds, known.get(each.work, 0.0)) for each in action.learned}
+    return tuple(Learned(work, seconds) for work, seconds in known.items())
+
+
+def _opened(view: View, found: tuple[Fault, ...]) -> Open:
+    memory = view.memory
+    known, generation = memory.incident, max(memory.generation, unknown_generation.ahead(view))
+    if known is not None and known.generation == generation:
+        fresh = tuple(f for f in found if f not in known.faults)
+        return replace(known, faults=(*known.faults, *fresh))
+    return Open(
+        number=memory.incidents + 1,
+        generation=generation,
+        fault_ns=min(fault.at_ns for fault in found),
+        noticed_ns=view.now_ns,
+        wall_s=view.wall_s,
+        faults=found,
+        reached=reports.reached(view),
+        own_state=reports.keeps_itself(view),
+    )
+
+
+def _secure(view: View, action: Secure) -> Memory:
+    memory = view.memory
+    incident = memory.incident
+    if action.faults:
+        incident = _opened(view, action.faults)
+    if incident is not None and any(fault.kind == "hang" for fault in action.faults):
+        incident = _with_evidence(view, incident)
+    return replace(
+        memory,
+        phase="securing",
+        since_ns=view.now_ns,
+        incident=incident,
+        incidents=_count(memory, incident),
+        end=action.end or memory.end,
+        **_found(view),
+    )
+
+
+def _count(memory: Memory, incident: Open | None) -> int:
+    """Return the number of the last incident, now that something is done about this one."""
+    return memory.incidents if incident is None else max(memory.incidents, incident.number)
+
+
+class _Found(TypedDict, total=False):
+    generation: int
+    placement: tuple[str, ...]
+    reached: int
+
+
+def _found(view: View) -> _Found:
+    """Return what the members know of the present generation and we do not."""
+    generation = unknown_generation.ahead(view)
+    if not generation:
+        return {}
+    seats = unknown_generation.seats(view, generation)
+    whole = len(seats) * view.memory.nproc == view.memory.world_size
+    placement = seats if whole else view.memory.placement
+    return {"generation": generation, "placement": placement, "reached": -1}
+
+
+def _with_evidence(view: View, incident: Open) -> Open:
+    seen = hung_rank.evidence(view)
+    looks = (look for report in reports.reports(view) for look in reports.looks(view, report))
+    lines = tuple(map(evidence.line, looks))
+    groups = tuple((group.ranks, group.stack) for group in hung_rank.group_stacks(seen))
+    return replace(
+        incident,
+        looked_ns=view.now_ns,
+        evidence=(*incident.evidence, *lines),
+        stacks=groups,
+    )
+
+
+def _start(view: View, action: Start, policy: Policy) -> Memory:
+    memory = view.memory
+    generation = max(memory.generation, memory.seen) + 1
+    resumed, found = action.resume, symptoms.gathered(view, policy)
+    restore = None
+    if resumed.source != "none":
+        # The name alone: where it lies on a member is the member's business.
+        name = resumed.path.rpartition("/")[2]
+        restore = Restore(resumed.step, resumed.generation, resumed.source, name)
+    launch = Launch(
+        generation=generation,
+        world_size=memory.world_size,
+        nproc=memory.nproc,
+        master_addr=action.master_addr,
+        master_port=action.master_port,
+        snapshot_every=policy.snapshot_every,
+        snapshot_budget=policy.snapshot_budget,
+        skip=action.skip,
+        loss_jump=policy.loss_jump,
+        loss_jump_fault=policy.loss_jump_fault,
+        jumped=_jumped(memory, action.cause),
+        patience_s=policy.patience_s,
+        restore=restore,
+        grace_s=policy.grace_s,
+    )
+    history = memory.history
+    if action.cause is not None:
+        history = (*history, _past(view, policy, action.cause))[-HISTORY:]
+    return replace(
+        memory,
+        phase="running",
+        since_ns=view.now_ns,
+        started_ns=view.now_ns,
+        generation=generation,
+        placement=action.placement,
+        launch=launch,
+        sources=resumed.sources,
+        peers=_peers(view, action.placement),
+        lineage=lineage.extended(memory.lineage, generation, resumed.step),
+        history=history,
+        skip=action.skip,
+        incident=_decided(view, action, policy) if memory.incident else None,
+        settled=False,
+        missed=(*_still_missed(memory, resumed), *_missed(memory, action))[-HISTORY:],
+        lost=(*memory.lost, *_left_behind(view, action, policy))[-LOST:],
+        equal=replica_divergence.rolled_back(memory.equal, resumed.step) if restore else (),
+        saved=memory.saved if restore else -1,
+        held=memory.held if restore else -1,
+        reached=-1,
+        unbegun=failed_start.start(
+            view,
+            resumed.step,
+            0 if action.cause is None and policy.from_scratch else remedy.at_most(found),
+            action.cut,
+            tuple(fault for fault in found if fault.kind == "exception"),
+            anew=action.cause is None and policy.from_scratch,
+        ),
+        **_emergency(memory, action),
+    )
+
+
+def _jumped(memory: Memory, cause: Fault | None) -> tuple[Jump, ...]:
+    """Return the losses that jumped and were rolled back for: the very same again is the data's."""
+    known = [(past.step, past.value) for past in memory.history if past.kind == "loss_jump"]
+    if cause is not None and cause.kind == "loss_jump":
+        known.append((cause.step, cause.value))
+    return tuple(Jump(step, value) for step, value in known[-JUMPS:])
+
+
+def _missed(memory: Memory, action: Start) -> tuple[Missed, ...]:
+    number = memory.incident.number if memory.incident is not None else 0
+    undone = work_beside_steps.missed(action.cut, action.resume.step)
+    return _named(number, undone)
+
+
+def _still_missed(memory: Memory, resumed: Resume) -> tuple[Missed, ...]:
+    """Return what a group that begins at `resumed` does not come back to."""
+    return tuple(each for each in memory.missed if resumed.step >= each.step + each.early)
+
+
+def _decided(view: View, action: Start, policy: Policy) -> Open:
+    """Return the open incident with what was found and decided."""
+    incident, resumed = view.memory.incident, action.resume
+    assert incident is not None
+    reached = max(incident.reached, reports.reached(view))
+    lost = max(0, reached - resumed.step)
+    known = reached == 0 or not reports.keeps_itself(view)
+    if reached < 0 and view.memory.settled:  # it has done steps, and whoever knows how many is gone
+        known = False
+    return replace(
+        incident,
+        faults=symptoms.gathered(view, policy),
+        secured_ns=view.now_ns,
+        decided_ns=view.now_ns,
+        cause=action.cause,
+        remedy=action.remedy,
+        why=action.why,
+        resume=resumed,
+        evidence=(*incident.evidence, *action.evidence, *resumed.notes),
+        reached=reached,
+        lost=lost if known else None,
+        at_least=known and reached > 0 and not reports.is_told(view),
+        cut=action.cut,
+    )
+
+
+def _left_behind(view: View, action: Start, policy: Policy) -> tuple[str, ...]:
+    """Name the members that lost their ranks to others, and whose old ranks nobody could stop: end them."""
+    return tuple(
+        name
+        for name in view.memory.placement
+        if name not in action.placement
+        and name not in view.memory.lost
+        and (member := view.member(name)) is not None
+        and member.exists
+        and (not member.connected or members.deaf(member))
+    )
+
+
+class _Saving(TypedDict, total=False):
+    save: int
+    save_step: int
+    save_generation: int
+    save_member: str
+
+
+def _emergency(memory: Memory, action: Start) -> _Saving:
+    """After a fault, have what was secured written to storage too, once the group trains again."""
+    resumed = action.resume
+    able = [name for name in action.placement if name in resumed.holders]
+    if action.cause is None or resumed.source != "slot" or not able:
+        return {}
+    return {
+        "save": memory.save + 1,
+        "save_step": resumed.step,
+        "save_generation": resumed.generation,
+        "save_member": able[0],
+    }
+
+
+def _peers(view: View, placement: tuple[str, ...]) -> tuple[Source, ...]:
+    urls = [m.report.peer_url if (m := view.member(name)) and m.report else "" for name in placement]
+    ranks = range(view.memory.world_size)
+    return tuple(Source(urls[rank // view.memory.nproc], rank) for rank in ranks)
+
+
+def _past(view: View, policy: Policy, cause: Fault) -> Past:
+    return Past(
+        cause.kind,
+        cause.rank,
+        cause.member,
+        cause.step,
+        cause.signature,
+        view.now_ns,
+        view.memory.generation,
+        remedy.worked(view, cause),
+        cause.value,
+        cause.place,
+        cause.work,
+        remedy.is_everywhere(view, policy, cause),
+    )
+
+
+def _end(view: View, action: End, policy: Policy) -> Memory:
+    finished = action.exit_code in (0, closing.EXIT_CUT_SHORT)
+    memory = view.memory if finished else failed_start.for_next(failed_start.taken_back(view))
+    view = replace(view, memory=memory)
+    incident = memory.incident
+    if incident is not None:
+        incident = replace(incident, closed_ns=view.now_ns)
+        if action.exit_code or incident.resume is None:  # else the group went on, and had nothing left to do
+            incident = replace(
+                incident,
+                faults=symptoms.gathered(view, policy) or incident.faults,
+                decided_ns=view.now_ns,
+                cause=action.cause or incident.cause,
+                remedy="stop",
+                why=action.why,
+            )
+            resumed = incident.resume is not None and not closing.is_finish(action)
+            if resumed or memory.end is not None:
+                incident = _not_resumed(view, incident, action.back)
+    return replace(
+        _barred(view, memory, policy, action.back),
+        missed=(*memory.missed, *_cut_short(view, memory, action))[-HISTORY:],
+        phase="stopping",
+        since_ns=view.now_ns,
+        first=closing.first(view, action),
+        warned=_warned(memory, "the end", action.warning) if action.warning else memory.warned,
+        exit_code=action.exit_code,
+        why=action.why,
+        message=action.message,
+        incident=incident,
+        incidents=_count(memory, incident),
+    )
+
+
+def _not_resumed(view: View, incident: Open, back: int | None) -> Open:
+    """Return the incident after which no group has done a step: all is lost that is not on storage."""
+    newest = resume_point.newest_checkpoint(view)
+    kept = [newest.step] if newest is not None else [0]
+    kept += [back] if back is not None else []
+    lost = max(0, incident.reached - min(kept)) if incident.reached >= 0 else None
+    unknown = incident.own_state or (incident.resume is not None and incident.lost is None)
+    return replace(incident, resume=None, lost=None if unknown else lost)
+
+
+def _cut_short(view: View, memory: Memory, action: End) -> tuple[Missed, ...]:
+    """Return the work that a stop leaves undone, and that a state which is on storage is not before.
+
+    The next run drops what it comes back to all the same.
+    """
+    if failed_start.is_from_scratch(memory, 0):  # the next run does not go on from where that was
+        return ()
+    if action.exit_code != closing.EXIT_INTERRUPTED and memory.end is None:
+        left = failed_start.cut(memory)
+        return _named(0, left)
+    cuts = action.cut or work_beside_steps.cut(view, ())
+    undone = cuts if action.back is None else work_beside_steps.missed(cuts, action.back)
+    return _named(0, undone)
+
+
+def _named(number: int, cuts: tuple[Cut, ...]) -> tuple[Missed, ...]:
+    """Return what is not done again: a group that begins at `Cut.at_most` or before comes back to it."""
+    return tuple(Missed(number, each.rank, each.step, each.at_most >= each.step) for each in cuts)
+
+
+def _barred(view: View, memory: Memory, policy: Policy, back: int | None) -> Memory:
+    """Make void what is beyond the last good step, so that the next run in the directory does not use it.
+
+    It is as if a generation had resumed from there and done nothing. `back` is the step from which work that
+    is cut off is done again.
+    """
+    bad = remedy.at_most(symptoms.gathered(view, policy))
+    good = min((each for each in (bad, back) if each is not None), default=None)
+    if good is None:
+        return memory
+    barred = max(memory.generation, memory.seen) + 1
+    return replace(
+        memory,
+        seen=barred,
+        lineage=lineage.extended(memory.lineage, barred, good),
+        equal=replica_divergence.rolled_back(memory.equal, good),
+    )
+
+
+def taken_over(memory: Memory, now_ns: int) -> Memory:
+    """Return the memory for the supervisor that takes over at `now_ns`.
+
+    Its predecessor may have been stuck for all of the time that the phase has lasted. Members can neither
+    have heard what it decided nor have told what they hold, so every wait for them begins now.
+    """
+    if memory.phase == "looking":  # an older version was looking at ranks that were late
+        memory = replace(memory, phase="running", incident=None)
+    return replace(memory, since_ns=now_ns)
+
+
+def asked_to_stop(memory: Memory, how: str) -> Memory:
+    """Return the memory once the user asked to stop (`Memory.stop`): only "now" goes before the first."""
+    if memory.stop == "now" or (memory.stop and how != "now"):
+        return memory
+    return replace(memory, stop=how)

@@ -1,0 +1,246 @@
+"""What `run` shows of its status: a few lines for a terminal, one for a log. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from supervisor.decision.closing import FINISHED
+from supervisor.display.ansi import BOLD, CYAN, DIM, GREEN, RED, YELLOW, Style, clip, join, width_of
+from supervisor.wording import count, number, outcome, percent, seconds, what
+
+PHASES: Mapping[str, str] = {
+    "forming": "starting",
+    "running": "running",
+    "looking": "finding out which rank hangs",
+    "securing": "securing the state",
+    "saving": "saving a checkpoint",
+    "stopping": "stopping",
+    "ended": "ended",
+}
+RECOVERING = frozenset({"starting", "restarting", PHASES["looking"], PHASES["securing"]})
+STILL_S = 2.0  # without a step, beyond the usual: shorter ones come and go
+SILENT_S = 3.0  # a status older than this says how old it is
+MAX_WIDTH = 120  # wider is harder to read, not more to see
+_STATES = {"running": "on", "starting": "half", "failing": "bad", "exited": "bad"}
+_COLOURS = {"on": GREEN, "half": YELLOW, "bad": RED, "off": DIM}
+Status = Mapping[str, Any]
+
+
+def frame(status: Status, width: int, style: Style, silent_s: float = 0.0) -> list[str]:
+    """Return the lines of the live display, none wider than `width`."""
+    width = max(1, min(width, MAX_WIDTH))
+    lines = [
+        style.paint(style.sign("rule") * width, DIM),
+        _headline(status, width, style, silent_s),
+        _numbers(status, width, style),
+        *([] if status.get("phase") == "ended" else [_members(status, width, style)]),
+        _last(status, width, style),
+    ]
+    # Narrower than any word there is nothing to show.
+    return [line if width_of(line) <= width else "" for line in lines if line]
+
+
+def phase(status: Status) -> str:
+    """Say what the run is doing."""
+    name = str(status.get("phase") or "forming")
+    if name == "running":
+        if status.get("open_incident"):
+            return "restarting"
+        if status.get("step") is None:
+            return "starting"
+    if name == "securing" and status.get("own_state"):  # there is nothing to secure
+        return "restarting" if status.get("open_incident") else PHASES["stopping"]
+    return PHASES.get(name, name)
+
+
+def progress(status: Status) -> str:
+    """Return the line that a log gets from time to time."""
+    parts = [_step(status) or phase(status)]
+    if status.get("loss") is not None:
+        parts.append(f"loss {number(status['loss'])}")
+    if status.get("rate"):
+        parts.append(f"{number(status['rate'], 3)} steps/s")
+    parts += [_left(status)] * bool(_left(status))
+    if stalled(status):
+        parts.append(f"{stalled(status)}: {_held_up(status)}")
+    parts.append(f"generation {status.get('generation', 0)}")
+    parts.append(_ettr(status))
+    return "  ".join(parts)
+
+
+def is_ettr_unknown(status: Status) -> bool:
+    """True when steps were done again and nobody knows how many: of a script that keeps its own state, or
+    of a group that is lost with everybody who knew how far it was."""
+    return "ettr" in status and status["ettr"] is None
+
+
+def _ettr(status: Status) -> str:
+    return f"ETTR {'not known' if is_ettr_unknown(status) else percent(float(status.get('ettr') or 0.0))}"
+
+
+def _step(status: Status) -> str:
+    """Return how far the run is, of how many steps if the script has said; "" when neither is known."""
+    if status.get("step") is None:
+        return ""
+    total = status.get("total_steps")
+    if status.get("own_state") and int(status.get("generation") or 0) > 1:
+        return f"optimizer step {status['step']:,} since the restart"
+    return f"step {status['step']:,}" + (f" of {total:,}" if total and total >= status["step"] else "")
+
+
+def _left(status: Status) -> str:
+    """Return about how long the rest takes at the present rate; "" when that is not known."""
+    total, rate, step = status.get("total_steps"), status.get("rate"), status.get("step")
+    if not total or not rate or step is None or total <= step:
+        return ""
+    return f"{seconds((total - step) / float(rate))} left"
+
+
+def stalled(status: Status) -> str:
+    """Say that no step ends, since when, and how long that may last; "" while steps end."""
+    still_s = float(status.get("no_step_s") or 0.0)
+    if still_s < STILL_S or status.get("phase") != "running":
+        return ""
+    limit_s = status.get("hang_limit_s")
+    return f"no step for {seconds(still_s)}" + (f" (limit {seconds(float(limit_s))})" if limit_s else "")
+
+
+def _held_up(status: Status) -> str:
+    """Say what the group waits for, while no step ends."""
+    return " ".join(str(status.get("waiting_for") or "").split()) if stalled(status) else ""
+
+
+def generation(status: Status) -> str:
+    """Say which group runs, and where it began."""
+    ranks = int(status.get("world_size") or 0)
+    members = len([each for each in status.get("members") or [] if each.get("ranks")])
+    where = f" on {count(members, 'member')}" if members else ""
+    since = status.get("resumed")
+    start = f", from step {since['step']:,} ({since['source']})" if since else ""
+    return f"generation {status.get('generation', 0)} runs: {count(ranks, 'rank')}{where}{start}"
+
+
+def has_run(status: Status) -> bool:
+    """True when the status of a run that ends says that its last group ran: nobody may have seen that."""
+    name = status.get("phase")
+    if name not in ("saving", "stopping", "ended"):
+        return False
+    failed = (status.get("last_incident") or {}).get("generation") == status.get("generation")
+    there = name != "ended" and any(each.get("step") is not None for each in status.get("ranks") or ())
+    return (there and not failed) or str(status.get("message") or "").startswith(FINISHED)
+
+
+def station(status: Status) -> str:
+    """Say in which phase the run is, for a line each time that changes."""
+    name = phase(status)
+    if name == "running":
+        return generation(status)
+    message = " ".join(str(status.get("message") or "").split())
+    told = name in ("restarting", "stopping")  # by the incident's line, and by the last of all
+    return f"{name}: {message}" if message and not told else name
+
+
+def _headline(status: Status, width: int, style: Style, silent_s: float) -> str:
+    name = phase(status)
+    calm = name == "running"
+    sign = style.sign("on" if calm or name == "ended" else "half")
+    colour = GREEN if calm else DIM if name == "ended" else YELLOW
+    cells: list[tuple[str, tuple[str, ...]]] = [(f"{sign} {name}", (BOLD, colour))]
+    if silent_s > SILENT_S:
+        cells.append((f"no word from the supervisor for {seconds(silent_s)}", (YELLOW,)))
+    if status.get("step") is not None:
+        cells.append((_step(status), (BOLD,)))
+    if status.get("loss") is not None:
+        cells.append((f"loss {number(status['loss'])}", ()))
+    if status.get("rate"):
+        cells.append((f"{number(status['rate'], 3)} steps/s", ()))
+        cells.append((_left(status), ()))
+    if stalled(status):
+        cells.append((stalled(status), (YELLOW,)))
+    if status.get("total_s"):
+        cells.append((_ettr(status), (CYAN,)))
+    return join(cells, width, style, "   ")
+
+
+def _numbers(status: Status, width: int, style: Style) -> str:
+    """Return the second line: what is secured, and how fast it goes in units of the data."""
+    cells: list[tuple[str, tuple[str, ...]]] = []
+    if status.get("generation"):
+        cells.append((f"generation {status['generation']}", (DIM,)))
+    saved = status.get("checkpoint") or {}
+    if saved.get("error"):
+        cells.append((clip(f"storage: {saved['error']}", max(20, width - 20), style), (RED,)))
+    if status.get("secured_step") is not None:
+        cells.append((f"secured {status['secured_step']:,}", (DIM,)))
+    if saved.get("step") is not None:
+        cells.append((f"checkpoint {saved['step']:,}", (DIM,)))
+    for name, unit in (("tokens_per_s", "tokens/s"), ("samples_per_s", "samples/s")):
+        if status.get(name):
+            cells.append((f"{number(status[name], 3)} {unit}", (DIM,)))
+            break
+    if status.get("total_s"):
+        cells.append((f"up {seconds(float(status['total_s']))}", (DIM,)))
+    return "  " + join(cells, width - 2, style, "   ") if cells else ""
+
+
+def _members(status: Status, width: int, style: Style) -> str:
+    states = {each.get("rank"): str(each.get("state")) for each in status.get("ranks") or []}
+    shown = [(m, _signs(m, states)) for m in status.get("members") or []]
+    if not shown:
+        return style.paint("  no members yet", DIM)
+    plain = "  " + "   ".join(f"{m.get('name')} {' ' * len(signs)}{_role(m)}" for m, signs in shown)
+    if width_of(plain) > width:
+        return _tally(shown, width, style)
+    cells = [
+        style.paint(str(member.get("name")), DIM)
+        + " "
+        + "".join(style.paint(style.sign(sign), _COLOURS[sign]) for sign in signs)
+        + style.paint(_role(member), DIM)
+        for member, signs in shown
+    ]
+    return "  " + "   ".join(cells)
+
+
+def _role(member: Mapping[str, Any]) -> str:
+    return f" {member['role']}" if member.get("role") in ("standby", "lost") else ""
+
+
+def _signs(member: Mapping[str, Any], states: Mapping[Any, str]) -> list[str]:
+    """Return a sign for each rank of the member, or for each process that it keeps warm."""
+    if member.get("role") == "lost" or (member.get("ranks") and not member.get("connected")):
+        return ["bad"] * max(1, len(member.get("ranks") or []))
+    if member.get("ranks"):
+        return [_STATES.get(states.get(rank, "starting"), "half") for rank in member["ranks"]]
+    return ["off"] * int(member.get("parked") or 0) or ["half"]
+
+
+def _tally(shown: list[tuple[Mapping[str, Any], list[str]]], width: int, style: Style) -> str:
+    """Return the members' line when there are too many of them to name."""
+    signs = [sign for _, each in shown for sign in each]
+    words = (("on", "running"), ("half", "starting"), ("bad", "down"), ("off", "in reserve"))
+    cells: list[tuple[str, tuple[str, ...]]] = [(f"  {count(len(shown), 'member')}", (DIM,))]
+    cells += [
+        (f"{style.sign(sign)} {signs.count(sign):,} {word}", (_COLOURS[sign],))
+        for sign, word in words
+        if sign in signs
+    ]
+    return join(cells, width, style, "   ")
+
+
+def _last(status: Status, width: int, style: Style) -> str:
+    opened, last = status.get("open_incident"), status.get("last_incident")
+    if opened:
+        return "  " + style.paint(clip(what(opened), width - 2, style), YELLOW)
+    if phase(status) not in ("running", "restarting"):
+        message = " ".join(str(status.get("message") or "").split())
+        if message:
+            return "  " + clip(message, width - 2, style)
+    if _held_up(status):
+        return "  " + style.paint(clip(_held_up(status), width - 2, style), YELLOW)
+    if not last:
+        return style.paint(clip("  no incidents", width, style), DIM)
+    total = int(status.get("incidents") or 0)
+    more = f"  ({count(total, 'incident')})" if total > 1 and width >= 60 else ""
+    told = f"{outcome(last)}: {what(last)}"  # a narrow terminal cuts the end
+    return "  " + clip(told, width - 2 - len(more), style) + style.paint(more, DIM)

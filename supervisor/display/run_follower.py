@@ -1,0 +1,160 @@
+"""Follow a run directory while the run writes it: its status, what its ranks print, its incidents.
+
+A thread reads. The process that shows a run also restarts what dies and hears Ctrl-C: storage that does not
+answer must hold up neither.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.fileio.storage_thread import FileWork
+from supervisor.display.log_tail import Tails
+from supervisor.store.json_file import Follower
+from supervisor.store.run_directory import RunDir
+
+SOON_S = 0.05  # a look takes a millisecond or two: so long it is waited for
+HANGS_S = 5.0  # a look that takes longer is told
+READ_S = 1.0  # for one small file
+END_S = 3.0  # for the last look
+OLD_S = 10.0  # a status is renewed once a second: then it is looked whether anything can be written
+
+Line = tuple[int, str]  # rank, text
+_WARNS = re.compile(r"holdfast: (?:(?P<of>warning: )(?:rank \d+: )?|rank \d+: )(?P<text>.*)")
+_NUMBER = re.compile(r"\d+")
+
+
+class Warned:
+    """Which warnings of Holdfast were shown: each rank gives them, and gives them again after a restart.
+
+    What concerns the script may differ in its numbers (the step, a time). What concerns a number of the
+    training (a loss that jumps) is another warning with another number.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def new(self, text: str) -> bool:
+        """Say whether a line is to be shown: it is no warning, or its kind has not been."""
+        found = _WARNS.match(text)
+        if found is None:
+            return True
+        kind = found["text"] if found["of"] else _NUMBER.sub("#", found["text"])
+        if kind in self._known:
+            return False
+        self._known.add(kind)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    lines: list[Line]
+    status: Mapping[str, Any]
+    gone: bool
+    refused: str = ""  # why nothing can be written
+
+
+class Following:
+    """Reads what is new. Nothing here waits for longer than its limit, or raises."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.status: Mapping[str, Any] = {}  # the newest
+        self._run = run
+        self._files = FileWork("run directory")
+        self._follower = Follower(run.path / "status.json")
+        self._tails = Tails(run.logs, skip=True)
+        self._warned = Warned()
+        self._looking: Future[_Seen] | None = None
+        self._since_s = 0.0
+        self._gone = False
+        self._refused = ""
+        self._told = ""
+        self._renewed: tuple[object, float] = (None, 0.0)  # the newest status, and when it was looked at last
+        self._probed = ""
+
+    def poll(self, now_s: float) -> list[Line]:
+        """Return the lines that ranks have printed since the last call, and renew `status`.
+
+        A warning of Holdfast that another rank, or an earlier generation, gave already is left out: the logs
+        have it.
+        """
+        if self._looking is None:
+            self._looking, self._since_s = self._files.submit(self._look), now_s
+            wait([self._looking], SOON_S)
+        if not self._looking.done():
+            return []
+        seen, self._looking = self._looking.result(), None
+        return self._take(seen)
+
+    def news(self, now_s: float) -> str:
+        """Return what people should hear of the directory itself, once for each change; "" for nothing."""
+        hangs = self._looking is not None and now_s - self._since_s > HANGS_S
+        state = "hangs" if hangs else "gone" if self._gone else "refuses" if self._refused else ""
+        if state == self._told:
+            return ""
+        before, self._told = self._told, state
+        name = self._run.path
+        over = "can be written to again" if before == "refuses" else "is back"
+        return {
+            "hangs": f"the storage of the run directory {name} does not answer: the ranks train on, but"
+            " nothing of the run can be read or written",
+            "gone": f"the run directory {name} is gone: the ranks train on, but their output is not shown any"
+            " more, and the run cannot be resumed",
+            "refuses": f"nothing can be written to the run directory {name}: {self._refused}. The ranks train"
+            " on, and faults are recovered from memory, but no checkpoint, incident or line of the journal is"
+            " written, and what is shown here stands still. All of it is tried again",
+            "": f"the run directory {name} {over}" if before else "",
+        }[state]
+
+    def incident(self, number: int) -> Mapping[str, Any] | None:
+        """Return one incident; None when there is none, or it cannot be read now."""
+        with suppress(OSError):
+            return self._files.do(lambda: self._run.incident(number), READ_S)
+        return None
+
+    def close(self) -> list[Line]:
+        """Return the last lines, and renew `status`. A `poll` that follows gives nothing of that again."""
+        lines: list[Line] = []
+        last: _Seen | None = None
+        with suppress(OSError):
+            if self._looking is not None:
+                wait([self._looking], END_S)
+            last = self._files.do(self._look_last, END_S)
+        if self._looking is not None and self._looking.done():  # it was handed over before the last one
+            looked, self._looking = self._looking, None
+            with suppress(OSError):
+                lines = self._take(looked.result())
+        if last is not None:
+            lines += self._take(last)
+        return lines
+
+    def _take(self, seen: _Seen) -> list[Line]:
+        self.status, self._gone, self._refused = seen.status, seen.gone, seen.refused
+        return [line for line in seen.lines if self._warned.new(line[1])]
+
+    def _look(self) -> _Seen:
+        lines, status, gone = self._tails.poll(), self._follower.read(), not self._run.path.exists()
+        return _Seen(lines, status or {}, gone, "" if gone else self._refusal(status, time.monotonic()))
+
+    def _refusal(self, status: object, now_s: float) -> str:
+        """Return why nothing can be written: looked into where a status has not been renewed for a while."""
+        known, at_s = self._renewed
+        if status is not known:
+            self._renewed, self._probed = (status, now_s), ""
+        elif status is not None and now_s - at_s > OLD_S:
+            self._renewed = known, now_s
+            try:
+                self._run.probe()
+                self._probed = ""
+            except OSError as error:
+                self._probed = error.strerror or str(error)
+        return self._probed
+
+    def _look_last(self) -> _Seen:
+        return _Seen(self._tails.close(), self._follower.read() or {}, not self._run.path.exists())

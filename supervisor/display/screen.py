@@ -1,0 +1,236 @@
+"""Write to a terminal or a pipe without ever waiting for it.
+
+Whoever reads our output may stop: Ctrl-S, a pager, a log collector that hangs. The process that
+writes it also restarts what dies, so a thread writes, and what cannot be written is dropped. A pipe
+gets a note of what was dropped at the end, and the last lines, however far behind its reader is: it is
+made larger for them, where the system allows that.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import math
+import os
+import select
+import shutil
+import stat
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import TextIO
+
+from holdfast.protocol import foreign_text
+from supervisor.display.ansi import Style, style_for
+from supervisor.wording import count
+
+BUSY_BYTES = 256 << 10  # from here on nothing new should be written
+FULL_BYTES = 8 << 20  # from here on it is dropped
+CLOSE_S = 2.0  # for a reader that is only slow
+FLUSH_S = 0.5
+LAST_S = 0.5  # for the last lines, once there is room for them
+LAST_BYTES = 16 << 10  # of lines that are written whatever is dropped: how the run ended is in them
+ROOM_BYTES = 64 << 10  # for them, a note, and the rest of a line that is half written
+_AT_ONCE_BYTES = 4096  # a pipe that can be written takes so much without waiting
+_LOOK_MS = 100  # while a pipe is full
+_GONE = (errno.EPIPE, errno.EIO)  # the reader has left, or the terminal is closed
+
+
+class Screen:
+    """One output. Its reader may be gone; that is no error.
+
+    `lost` says why what came last could not be written though the reader is there (a full disk), or "".
+    """
+
+    lost: str = ""
+
+    def __init__(self, stream: TextIO, environment: Mapping[str, str] | None = None) -> None:
+        environment = os.environ if environment is None else environment
+        self._descriptor = stream.fileno()
+        self._encoding = stream.encoding or "utf-8"
+        self.is_terminal = stream.isatty() and environment.get("TERM") != "dumb"
+        self.style: Style = style_for(
+            terminal=stream.isatty(), encoding=stream.encoding, environment=environment
+        )
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self._changed = threading.Condition()
+        self._ending = False
+        self._is_pipe = stat.S_ISFIFO(os.fstat(self._descriptor).st_mode)
+        self._behind = False  # at the end: only the last lines are to be written
+        self._thread = threading.Thread(target=self._work, name="screen", daemon=True)
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        """True while the reader is behind."""
+        return self._waiting_bytes > BUSY_BYTES
+
+    def size(self) -> tuple[int, int]:
+        """Return columns and lines."""
+        try:
+            found = os.get_terminal_size(self._descriptor)
+        except OSError:
+            found = shutil.get_terminal_size()
+        return (found.columns or 80, found.lines or 24)
+
+    def write(self, text: str) -> None:
+        """Have `text` written soon, whole or not at all. Never waits, never raises."""
+        raw = text.encode(self._encoding, errors="replace")
+        with self._changed:
+            if self._ending or self._waiting_bytes + len(raw) > FULL_BYTES:
+                return
+            self._waiting.append(raw)
+            self._waiting_bytes += len(raw)
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait, for a moment at most, until all is written. Never raises."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting_bytes, FLUSH_S)
+
+    def close(self) -> None:
+        """Wait, for a bounded time, until all is written, or until the last lines are."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify()
+        self._thread.join(CLOSE_S)
+        if self._is_pipe and self._thread.is_alive():
+            self._behind = True
+            with suppress(OSError):  # there is a limit for each user
+                has_bytes = fcntl.fcntl(self._descriptor, fcntl.F_GETPIPE_SZ)
+                fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, has_bytes + ROOM_BYTES)
+            self._thread.join(LAST_S)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._ending:
+                    self._changed.wait()
+                if not self._waiting:
+                    return
+                raw = b"".join(self._waiting)
+                self._waiting.clear()
+            try:
+                self._write_all(raw)
+                self.lost = ""
+            except OSError as error:
+                if error.errno not in _GONE:  # a disk that is full may have room later
+                    self.lost = error.strerror or str(error)
+                    self._done(len(raw))
+                    continue
+                with self._changed:
+                    self._ending = True
+                    self._waiting.clear()
+                    self._waiting_bytes = 0
+                    self._changed.notify_all()
+                return
+            self._done(len(raw))
+
+    def _done(self, has_bytes: int) -> None:
+        with self._changed:
+            self._waiting_bytes -= has_bytes
+            self._changed.notify_all()
+
+    def _write_all(self, raw: bytes) -> None:
+        if self._is_pipe:
+            self._write_pipe(raw)
+            return
+        view = memoryview(raw)
+        while view:
+            view = view[self._write_some(view) :]
+
+    def _write_pipe(self, raw: bytes) -> None:
+        """Write in pieces that do not wait, so that what is left of `raw` can be given up."""
+        view, whole = memoryview(raw), True
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLOUT)
+        while view:
+            ready = poll.poll(_LOOK_MS)
+            if self._behind and whole:
+                at_start = len(view) == len(raw) or raw[-len(view) - 1 : -len(view)] == b"\n"
+                view, whole = memoryview(_last_of(self._rest(view), at_start)), False
+            if ready:
+                view = view[self._write_some(view[:_AT_ONCE_BYTES]) :]
+
+    def _rest(self, view: memoryview) -> bytes:
+        """Return all that is not written yet; none of it is left for later."""
+        with self._changed:
+            waiting = b"".join(self._waiting)
+            self._waiting.clear()
+            self._waiting_bytes -= len(waiting)
+        return bytes(view) + waiting
+
+    def _write_some(self, view: memoryview) -> int:
+        try:
+            return os.write(self._descriptor, view)
+        except BlockingIOError:  # somebody made our terminal non-blocking
+            select.select([], [self._descriptor], [], 1.0)
+            return 0
+
+
+def _last_of(rest: bytes, at_start: bool) -> bytes:
+    """Return the end of the line that is half written, a note of what is left out, and the last lines."""
+    begun, first = b"", 0
+    if not at_start:
+        first = rest.find(b"\n") + 1
+        begun = rest[:first]
+        if not 0 < first <= LAST_BYTES + ROOM_BYTES // 4:
+            begun, first = b"\n", 0
+    from_last = len(rest) - LAST_BYTES
+    last = first if from_last <= first else rest.find(b"\n", from_last - 1) + 1
+    dropped = rest.count(b"\n", first, last)
+    if not dropped:
+        return rest
+    note = f"[{count(dropped, 'line')} not shown: the run's logs have them]\n"
+    return begun + note.encode() + rest[last:]
+
+
+# Print for people and for programs; what a locale cannot show does not stop us.
+
+
+class Unwritable(Exception):
+    """What is to be read cannot be written (a full disk)."""
+
+
+def say(*texts: str) -> None:
+    """Print each, with what others have written in it made harmless: colours alone stay.
+
+    Raises `Unwritable`, and `BrokenPipeError` when the reader has left.
+    """
+    encoding = sys.stdout.encoding or "utf-8"
+    for text in texts:
+        for line in foreign_text.lines(text, colour=True):
+            _write(line.encode(encoding, errors="replace").decode(encoding) + "\n")
+    _write("", flush=True)
+
+
+def _write(text: str, *, flush: bool = False) -> None:
+    try:
+        sys.stdout.write(text)
+        if flush:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Unwritable(f"the output cannot be written: {error.strerror or error}") from None
+
+
+def say_all(lines: Iterable[str]) -> None:
+    say(*lines)
+
+
+def say_json(value: object) -> None:
+    """Raises as `say`."""
+    _write(json.dumps(finite(value), indent=2, allow_nan=False) + "\n", flush=True)
+
+
+def finite(value: object) -> object:
+    """Replace the numbers that JSON has no word for by null."""
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

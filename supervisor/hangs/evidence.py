@@ -1,0 +1,140 @@
+"""What a look shows: a wait for other ranks, a wait that nothing can end, or what may be work. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from holdfast.inspection import thread_waits
+from holdfast.protocol.launcher_messages import Look
+from supervisor.hangs import hung_rank
+
+# Roles
+STOPPED = "stopped"  # by a signal: it does nothing until somebody continues it
+TRACED = "traced"  # a debugger is attached
+GONE = "gone"
+WAITS = "waits"  # in a collective, for other ranks
+LOCKED = "locked"  # in locks that nothing outside of it can release, and nothing inside of it does anything
+WORKS = "works"  # it, or a process below it, gets somewhere
+BUSY = "busy"  # it computes, in one function: a long call, or an endless loop
+IDLE = "idle"  # it waits for something that may come: a file, a peer, a time
+
+# Kinds of work, for people and for what is learned
+COMPUTES, CHILDREN, BYTES = "computing", "work of its child processes", "reading or writing"
+FILE, NETWORK, SLEEP, CHILD = "a file system", "a network or a pipe", "sleep", "a child process"
+LOCK, COLLECTIVE, UNKNOWN = "a lock", "a collective", "unknown"
+
+_BUSY_SHARE = 0.05  # of a core; less is a thread that wakes now and then
+_LOCKS = re.compile(r"\((threading|queue|concurrent/futures/\w+)\.py:\d+\)$")
+_ALL_LOCKS = (
+    thread_waits.LOCK,
+    thread_waits.TIMED_LOCK,
+    thread_waits.SIGNALLED_LOCK,
+    thread_waits.SHARED_LOCK,
+)
+_OF_CALLS = (
+    (thread_waits.FILE, FILE),
+    (thread_waits.NETWORK, NETWORK),
+    (thread_waits.POLL, NETWORK),
+    (thread_waits.SLEEP, SLEEP),
+    (thread_waits.CHILD, CHILD),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    role: str
+    work: str = ""
+    evidence: bool = False  # something moved while it was looked at
+
+
+def shown(look: Look) -> Shown:
+    """Return what `look` shows."""
+    state = look.process_state[:1]
+    if look.traced or state == "t":
+        return Shown(TRACED)
+    if state == "T":
+        return Shown(STOPPED)
+    if state in ("Z", "X"):
+        return Shown(GONE)
+    evidence = look.moved or look.children > 0 or look.io_bytes > 0
+    busy = look.window_s > 0 and look.cpu_s > _BUSY_SHARE * look.window_s
+    waiting = hung_rank.waiting(look.stack)
+    if waiting == hung_rank.COLLECTIVE or (waiting == hung_rank.BACKWARD and not busy):
+        return Shown(WAITS, COLLECTIVE, evidence or busy)
+    if evidence:
+        return Shown(WORKS, _kind(look), True)
+    if busy:
+        return Shown(BUSY, COMPUTES)
+    return Shown(LOCKED, LOCK) if _locked(look) else Shown(IDLE, _wait(look))
+
+
+def works(look: Look) -> bool:
+    """True for any sign of work, a long call included; to wait for other ranks is none, however busily."""
+    found = shown(look)
+    return look.moved or look.children > 0 or look.io_bytes > 0 or found.role == BUSY
+
+
+def apart(look: Look) -> bool:
+    """True when its rank was seen not to wait for another one.
+
+    The main thread says so: it runs, or sleeps for a time, or reads and writes files that answer, outside of
+    all that meets others. In a lock, a pipe, a connection or a child's work somebody else may be waited for,
+    and so where nothing is told, or where a device or a library (`Look.meets_unseen`) may hide it.
+    """
+    if look.meets_unseen or shown(look).role not in (WORKS, BUSY, IDLE):
+        return False
+    if hung_rank.waiting(look.stack) != hung_rank.NOT_WAITING:
+        return False
+    main = look.calls[0] if look.calls else ""
+    runs = main == thread_waits.RUNS or (
+        main == thread_waits.OTHER and look.process_state[:1] == "R"
+    )  # off its core just now
+    return runs or main == thread_waits.SLEEP or (main == thread_waits.FILE and look.io_bytes > 0)
+
+
+def _kind(look: Look) -> str:
+    if look.children > 0:
+        return CHILDREN
+    return COMPUTES if look.moved else BYTES
+
+
+def _locked(look: Look) -> bool:
+    """True when the main thread waits for a lock, and so does every other thread, none of them for a time.
+
+    A wait that ends by itself is none of these: its thread runs again, and may release the others. Nor is one
+    that a signal handler of the script may end (`waits.SIGNALLED_LOCK`), nor one inside of an extension:
+    threads that nobody can tell of may end it.
+    """
+    return (
+        look.process_state[:1] == "S"
+        and set(look.calls) == {thread_waits.LOCK}
+        and _LOCKS.search(look.at) is not None
+    )
+
+
+def _wait(look: Look) -> str:
+    if look.process_state.startswith("D"):
+        return FILE
+    main = look.calls[:1]
+    for calls in (main, look.calls):
+        for call, kind in _OF_CALLS:
+            if call in calls:
+                return kind
+    return LOCK if main and main[0] in _ALL_LOCKS else UNKNOWN
+
+
+def line(look: Look) -> str:
+    """Return the evidence of a look in one line."""
+    window = f" in {look.window_s:.2f} s" if look.window_s else ""
+    parts = [f"step {look.step}", f"state {look.process_state}", f"{look.cpu_s:.2f} s of CPU{window}"]
+    parts += [f"{look.io_bytes} bytes read and written"] * (look.io_bytes > 0)
+    parts += [f"{look.children} child processes at work"] * (look.children > 0)
+    parts += ["a debugger is attached"] * look.traced
+    parts += [f"its main thread waits in: {call}" for call in look.calls[:1]]
+    parts += [f"in {look.where}"] * bool(look.where)
+    if look.rests_s > 0:
+        parts.append("at rest until its peers send something")
+    elif shown(look).role == WAITS and look.stirs:
+        parts.append(f"not known to be at rest: {look.stirs}")
+    return f"rank {look.rank}: " + ", ".join(parts)

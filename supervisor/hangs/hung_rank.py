@@ -1,0 +1,252 @@
+"""Which rank hangs? Pure: from what the ranks' pages, processes and stacks say at one instant.
+
+In a group that trains in step, one rank that stops makes all others wait for it in a
+collective. The waiting ranks are victims and look alike; the culprit is the one that differs. The
+evidence is asked in order of how much it can be trusted, each question only about the ranks
+that the questions before it left.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from supervisor.view import reports
+from supervisor.view.model import View
+
+_STOPPED = frozenset("T")  # not t: that is a debugger, perhaps our own look at the stacks
+_DEAD = frozenset("ZX")
+_SPIN_S = 0.05  # less CPU time than this in the window is nobody spinning
+_SPIN_RATIO = 4.0
+
+_THREAD = re.compile(r'^Thread\s+\S+(?:\s+\([^)]*\))?(?::?\s*"(?P<name>[^"]*)")?')
+_FRAME = re.compile(r"^\s+(?P<function>.+?) \((?P<file>[^()]*?)(?::\d+)?\)\s*$")
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_NATIVE_WAIT = re.compile(r"gloo::|nccl|c10d::|ProcessGroup", re.IGNORECASE)
+
+_EXCHANGE = ("holdfast/training/private_exchange",)  # our own wait for another rank
+
+# How much a stack looks like a victim's. Backward is not certain: a rank that is stuck in C++
+# shows the same Python frames as one that waits there for its peers' gradients.
+NOT_WAITING, UNKNOWN, BACKWARD, COLLECTIVE = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    rank: int
+    step: int
+    phase: int
+    phase_seq: int
+    process_state: str  # as in /proc/PID/stat: R, S, D, T, Z, ...
+    cpu_s: float  # CPU seconds over the last window
+    stack: str  # a py-spy dump, or what kept it from us
+
+
+def evidence(view: View) -> tuple[Evidence, ...]:
+    """Return what the members saw of a hung group."""
+    return tuple(
+        Evidence(look.rank, look.step, look.phase, look.phase_seq, look.process_state, look.cpu_s, look.stack)
+        for member in view.members
+        if member.report is not None
+        for look in reports.looks(view, member.report)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    rank: int
+    why: str
+    outliers: tuple[int, ...]  # all that the last question asked could not clear
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    ranks: tuple[int, ...]
+    stack: str  # of the lowest rank
+
+
+def name_hung(evidence: tuple[Evidence, ...]) -> Suspicion:
+    """Name the rank that most likely holds up the others. Raises `ValueError` without evidence."""
+    if not evidence:
+        raise ValueError("no evidence: no rank can be named")
+    left = tuple(sorted(evidence, key=lambda each: each.rank))
+    if len(left) == 1:
+        return Suspicion(left[0].rank, f"rank {left[0].rank} is the only one", (left[0].rank,))
+    for question in (_gone, _stopped, _behind, _not_waiting, _lonely, _spinning, _asleep, _blocked):
+        found, why = question(left)
+        if len(found) == 1:
+            return Suspicion(found[0].rank, f"rank {found[0].rank} {why}", (found[0].rank,))
+        if found and question in (_gone, _stopped):
+            ranks = tuple(each.rank for each in found)
+            return Suspicion(ranks[0], f"rank {ranks[0]} {why}, like {_listed(ranks[1:])}", ranks)
+        left = found or left
+    ranks = tuple(each.rank for each in left)
+    why = f"the evidence does not tell {_listed(ranks)} apart; rank {ranks[0]} is the lowest"
+    return Suspicion(ranks[0], why, ranks)
+
+
+def group_stacks(evidence: tuple[Evidence, ...]) -> tuple[Group, ...]:
+    """Group ranks whose stacks are the same but for line numbers, smallest group first.
+
+    A group shows the stack of its lowest rank, with the line numbers.
+    """
+    groups: dict[str, list[Evidence]] = {}
+    for each in sorted(evidence, key=lambda each: each.rank):
+        groups.setdefault(_normalised(each.stack), []).append(each)
+    made = [Group(tuple(each.rank for each in same), _shown(same[0].stack)) for same in groups.values()]
+    return tuple(sorted(made, key=lambda group: (len(group.ranks), group.ranks)))
+
+
+_Found = tuple[tuple[Evidence, ...], str]
+
+
+def _gone(left: tuple[Evidence, ...]) -> _Found:
+    return tuple(e for e in left if e.process_state[:1] in _DEAD), "is dead"
+
+
+def _stopped(left: tuple[Evidence, ...]) -> _Found:
+    return tuple(e for e in left if e.process_state[:1] in _STOPPED), "is stopped (state T)"
+
+
+def _behind(left: tuple[Evidence, ...]) -> _Found:
+    last = min(_place(e) for e in left)
+    ahead = max(_place(e) for e in left)
+    why = f"is furthest behind: step {last[0]} against {ahead[0]}"
+    if last[0] == ahead[0]:
+        why = f"is furthest behind within step {last[0]}: phase change {last[1]} against {ahead[1]}"
+    return tuple(e for e in left if _place(e) == last), why
+
+
+def _place(evidence: Evidence) -> tuple[int, int, int]:
+    return evidence.step, evidence.phase_seq, evidence.phase
+
+
+def _not_waiting(left: tuple[Evidence, ...]) -> _Found:
+    levels = {e.rank: waiting(e.stack) for e in left}
+    lowest = min(levels.values())
+    found = tuple(e for e in left if levels[e.rank] == lowest)
+    if lowest == UNKNOWN:
+        return found, "shows no stack while the others wait in a collective"
+    where = _innermost(found[0].stack)
+    at = f" but is in {where}" if where else ""
+    return found, f"does not wait in a collective like the others{at}"
+
+
+def _lonely(left: tuple[Evidence, ...]) -> _Found:
+    groups = group_stacks(left)
+    if len(groups) < 2 or len(groups[0].ranks) == len(groups[1].ranks):
+        return left, ""
+    odd = groups[0].ranks
+    return tuple(e for e in left if e.rank in odd), "has another stack than the others"
+
+
+def _spinning(left: tuple[Evidence, ...]) -> _Found:
+    by_cpu = sorted(left, key=lambda e: e.cpu_s)
+    most, next_s = by_cpu[-1], by_cpu[-2].cpu_s
+    if most.cpu_s < _SPIN_S or most.cpu_s < _SPIN_RATIO * next_s:
+        return left, ""
+    return (most,), f"spins ({most.cpu_s:.2f} s of CPU time) while the others sleep"
+
+
+def _asleep(left: tuple[Evidence, ...]) -> _Found:
+    """On a GPU it is the victims that spin: they poll for the end of a kernel."""
+    by_cpu = sorted(left, key=lambda e: e.cpu_s)
+    least, next_s = by_cpu[0], by_cpu[1].cpu_s
+    if len(left) < 3 or next_s < _SPIN_S or next_s < _SPIN_RATIO * least.cpu_s:
+        return left, ""
+    return (least,), f"sleeps ({least.cpu_s:.2f} s of CPU time) while the others spin"
+
+
+def _blocked(left: tuple[Evidence, ...]) -> _Found:
+    found = tuple(e for e in left if e.process_state.startswith("D"))
+    return found or left, "is blocked in the kernel (state D)"
+
+
+def waiting(stack: str) -> int:
+    """Judge by the innermost Python frame of the main thread: C++ below it shows no frame."""
+    frames = _main_frames(stack)
+    if not frames:
+        return UNKNOWN
+    native: list[str] = []
+    for function, file in frames:
+        if ".py" not in file and not file.startswith("<"):
+            native.append(function)
+            continue
+        if (
+            file.startswith(_EXCHANGE)
+            or _waits_for_device(function, file)
+            or "torch/distributed/" in file
+            or "torch/nn/parallel/distributed" in file
+        ):
+            return COLLECTIVE
+        if function.endswith("_engine_run_backward"):
+            return BACKWARD
+        break
+    return COLLECTIVE if any(map(_NATIVE_WAIT.search, native)) else NOT_WAITING
+
+
+def meets(at: str) -> bool:
+    """True when the innermost function of a rank that waits, without its line, is where ranks meet others.
+
+    A wait for a device is none: the device may compute.
+    """
+    function, _, file = at.partition(" (")
+    return (
+        function.endswith("_engine_run_backward")
+        or "torch/distributed/" in file
+        or file.startswith(_EXCHANGE)
+    )
+
+
+def _waits_for_device(function: str, file: str) -> bool:
+    """A GPU's queue comes to its end when the collectives in it do."""
+    return file.startswith("holdfast/state/device") or (
+        "torch/cuda/" in file and function.endswith("synchronize")
+    )
+
+
+def _innermost(stack: str) -> str:
+    frames = _main_frames(stack)
+    return f"{frames[0][0]} ({frames[0][1]})" if frames else ""
+
+
+def _main_frames(stack: str) -> tuple[tuple[str, str], ...]:
+    """Return (function, file) of the main thread, innermost first."""
+    threads = _threads(stack)
+    for name, frames in threads:
+        if name == "MainThread":
+            return frames
+    return threads[0][1] if threads else ()
+
+
+def _threads(stack: str) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
+    found: list[tuple[str, list[tuple[str, str]]]] = []
+    for line in stack.splitlines():
+        header = _THREAD.match(line)
+        frame = _FRAME.match(line)
+        if header is not None:
+            found.append((header["name"] or "", []))
+        elif frame is not None and found:
+            found[-1][1].append((frame["function"], frame["file"]))
+    return [(name, tuple(frames)) for name, frames in found if frames]
+
+
+def _shown(stack: str) -> str:
+    """Return the main thread first, and no numbers of threads, which say nothing to people."""
+    parts = re.split(r"^(?=Thread )", stack.strip(), flags=re.MULTILINE)
+    parts = [each.rstrip() for each in parts if each.startswith("Thread ")] or [stack.strip()]
+    parts.sort(key=lambda part: '"MainThread"' not in part)
+    return "\n".join(re.sub(r'^Thread \S+(?: \([^)]*\))?:? "', 'Thread "', each) for each in parts)
+
+
+def _normalised(stack: str) -> str:
+    """Reduce a dump to what is equal on ranks that do the same."""
+    lines: list[str] = []
+    for name, frames in sorted(_threads(stack), key=lambda thread: thread[0] != "MainThread"):
+        lines.append(f'Thread "{_NUMBER.sub("#", name)}"')
+        lines += (f"    {_NUMBER.sub('#', function)} ({file})" for function, file in frames)
+    return "\n".join(lines)
+
+
+def _listed(ranks: tuple[int, ...]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

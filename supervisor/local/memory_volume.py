@@ -1,0 +1,141 @@
+"""Where a local run keeps its sockets, pages and snapshots: a folder in shared memory that goes with it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from holdfast.snapshot.member_directory import OWNER
+
+HALF_MADE_S = 3600.0
+NICE = 19
+_ROOTS = (Path("/dev/shm"), Path("/tmp"))
+
+
+def create() -> tuple[Path, int]:
+    """Make a new folder and return it with a descriptor whose lock says that it is in use.
+
+    Folders of runs whose keeper is gone are removed first. Ours has its lock before it has a name by which
+    another run that starts now could take it for such a one. Raises `OSError`.
+    """
+    root = next(each for each in _ROOTS if os.access(each, os.W_OK))
+    prefix = _prefix()
+    _remove_abandoned(root, prefix)
+    folder = root / f"{prefix}{secrets.token_hex(4)}"
+    return folder, _made(folder)
+
+
+def make_again(folder: Path) -> int:
+    """Make the folder of a run, or its lock alone, that somebody has removed; return the lock's descriptor.
+
+    Raises `OSError`, also when something else is in its place.
+    """
+    if not folder.exists():
+        return _made(folder)
+    spare = folder / f".{OWNER}-{secrets.token_hex(4)}"
+    descriptor = _locked(spare)
+    try:
+        spare.rename(folder / OWNER)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _made(folder: Path) -> int:
+    """Make a folder that has its lock before it has its name; return the lock's descriptor."""
+    hidden = folder.with_name(f".{folder.name}")
+    hidden.mkdir(mode=0o700)
+    descriptor = -1
+    try:
+        descriptor = _locked(hidden / OWNER)
+        hidden.rename(folder)
+    except BaseException:
+        if descriptor >= 0:
+            os.close(descriptor)
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise
+    return descriptor
+
+
+def _locked(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Return the device and inode of what is at `path`; None where there is nothing. Raises `OSError`."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def of_run(named: object) -> Path | None:
+    """Return the folder that a run's description names, if it is one that `create` makes and is there."""
+    folder = Path(named) if isinstance(named, str) else None
+    if folder is None or folder.parent not in _ROOTS or not folder.name.startswith(_prefix()):
+        return None
+    return folder if folder.is_dir() else None
+
+
+def _prefix() -> str:
+    return f"holdfast-{os.getuid()}-"
+
+
+def _remove_abandoned(root: Path, prefix: str) -> None:
+    for old in root.glob(f"{prefix}*"):
+        if not in_use(old):
+            shutil.rmtree(old, ignore_errors=True)
+    for half in root.glob(f".{prefix}*"):  # a run that was killed as it made its folder, or one that makes it
+        with suppress(OSError):
+            if time.time() - half.stat().st_mtime > HALF_MADE_S:
+                shutil.rmtree(half, ignore_errors=True)
+
+
+def free(folder: Path, let_go: Callable[[], None] | None = None) -> threading.Thread:
+    """Remove a folder in a thread of its own: to give gigabytes back takes the kernel a second and more.
+
+    The thread yields to all others, for a group may be waiting to train again. `let_go` is called at its end.
+    """
+
+    def remove() -> None:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        shutil.rmtree(folder, ignore_errors=True)
+        if let_go is not None:
+            let_go()
+
+    thread = threading.Thread(target=remove, daemon=True)
+    thread.start()
+    return thread
+
+
+def in_use(folder: Path) -> bool:
+    """True while the keeper that made `folder` lives."""
+    try:
+        descriptor = os.open(folder / OWNER, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # not ours to judge
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others may look at the same moment
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,145 @@
+"""The supervisor's process: `supervisor serve`, started and restarted by whoever keeps the run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from holdfast.process import event_loop, linux, logs
+from holdfast.process.clock import left_s
+from holdfast.process.network import SERVER_BACKLOG, Door
+from holdfast.protocol import codec
+from supervisor.controller.api import application
+from supervisor.controller.job import Job
+from supervisor.controller.member_server import Connections
+from supervisor.local.backend import KeeperBackend
+from supervisor.observability.metrics import Metrics
+from supervisor.observability.status import Records
+from supervisor.store import journal, leadership
+from supervisor.store.run_directory import RunDir
+from supervisor.view.model import Policy
+
+log = logging.getLogger("supervisor")
+
+STATUS_S = 0.5
+SHUTDOWN_S = 1.0  # for members that are connected: they come back to the next one
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One frozen record, from the run directory's `run.json`."""
+
+    run_dir: Path
+    policy: Policy
+    started_ns: int  # when the run began: CLOCK_MONOTONIC
+    drills: bool  # whether faults may be made on purpose
+    journal_bytes: int  # what the journal had then is of earlier runs
+
+
+def load(run_dir: Path) -> Settings:
+    """Read what `holdfast run` wrote. Raises `OSError` or `ValueError`."""
+    found = json.loads((run_dir / "run.json").read_text())
+    policy = codec.from_json(Policy, found["policy"])
+    drills = found.get("drills") is not False
+    return Settings(run_dir, policy, int(found["started_ns"]), drills, int(found["journal_bytes"]))
+
+
+async def serve(
+    settings: Settings, api: socket.socket, keeper: socket.socket, measured: event_loop.Lag
+) -> None:
+    """Supervise until the job has ended or this process is told to go."""
+    stop = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    run = RunDir(settings.run_dir)
+    wake: list[Job] = []
+
+    def changed() -> None:
+        for job in wake:
+            job.wake.set()
+
+    backend = KeeperBackend(keeper, changed)
+    connections = Connections(time.monotonic_ns, changed)
+    listening = asyncio.create_task(backend.run(), name="keeper")
+    await asyncio.wait_for(backend.known.wait(), 30.0)
+    lead = leadership.take(run.path / leadership.FILE)
+    fresh = not journal.has_lines_since(run.journal, settings.journal_bytes)
+    job = Job(
+        settings.policy,
+        run.path,
+        Records(run, measured.over_last_minute, settings.policy, lead),
+        backend,
+        connections,
+        fresh,
+        settings.started_ns,
+        lead,
+    )
+    wake.append(job)
+    metrics, door = Metrics(), Door()
+    runner = web.AppRunner(
+        application(job, connections, metrics, run.token(), door, drills=settings.drills),
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=SHUTDOWN_S,
+    )
+    await runner.setup()
+    server = runner.server
+    assert server is not None  # since `setup`
+    listening_api = await asyncio.get_running_loop().create_server(
+        door.guarded(server), sock=api, backlog=SERVER_BACKLOG
+    )
+    services = {
+        listening,
+        asyncio.create_task(job.run(), name="job"),
+        asyncio.create_task(_status(job, metrics), name="status"),
+        asyncio.create_task(job.storage.run(), name="storage"),
+        asyncio.create_task(backend.live(), name="signs of life"),
+        asyncio.create_task(door.watch(), name="door"),
+        asyncio.create_task(stop.wait(), name="signal"),
+    }
+    done, _ = await asyncio.wait(services, return_when=asyncio.FIRST_COMPLETED)
+    if not job.ended.is_set() and stop.is_set():
+        log.info("told to go", extra={"phase": job.memory.phase})
+    await event_loop.end(services - done)
+    listening_api.close()
+    await runner.cleanup()
+    try:
+        for task in done:
+            task.result()
+    except leadership.Deposed as error:
+        log.warning("another supervisor leads the run: this one ends", extra={"why": str(error)})
+
+
+async def _status(job: Job, metrics: Metrics) -> None:
+    """Keep status.json and the metrics' counters up to date. Raises `Deposed` once another one does."""
+    while job.records.deposed is None:
+        status = job.records.status(job.view(), job.accounts)
+        metrics.take(status)
+        last = status["last_incident"]
+        if last is not None and not last["open"]:
+            metrics.incident(last)
+        await asyncio.sleep(left_s(STATUS_S))
+    raise job.records.deposed
+
+
+def main(argv: Sequence[str]) -> int:
+    logs.setup()
+    settings = load(Path(argv[0]))
+    api = socket.socket(fileno=int(os.environ["HOLDFAST_API_FD"]))
+    keeper = socket.socket(fileno=int(os.environ["HOLDFAST_KEEPER_FD"]))
+    try:
+        linux.die_with(int(os.environ["HOLDFAST_PARENT"]), signal.SIGTERM)
+    except linux.ParentGone:
+        return 1
+    event_loop.run(lambda measured: serve(settings, api, keeper, measured))
+    return 0

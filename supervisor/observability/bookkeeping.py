@@ -1,0 +1,127 @@
+"""Drive the ledger from what the supervisor sees: steps, incidents, pauses, the end.
+
+While an incident is open its time is not yet split: that is done when it closes, from the ranks' own marks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.protocol.launcher_messages import Marks
+from supervisor.observability.ledger import Bucket, Ledger
+from supervisor.view import reports
+from supervisor.view.model import Memory, Open, View
+
+_PAUSES = {"eval": Bucket.PRODUCTIVE, "checkpoint": Bucket.CHECKPOINT, "paused": Bucket.PAUSED}
+
+
+class Accounts:
+    """The ledger of one run."""
+
+    def __init__(self, now_ns: int, held: Mapping[str, Any] | None) -> None:
+        self.ledger = Ledger.restore(held) if held else Ledger(now_ns, Bucket.START)
+        self._step = -1
+        self._fresh = True
+
+    def observe(self, view: View) -> None:
+        """Book the steps that the whole group has done since the last look."""
+        memory = view.memory
+        if memory.phase != "running" or not memory.settled:
+            return
+        steps, phases = _progress(view)
+        if len(steps) < memory.world_size:
+            return
+        step, now_ns = min(steps), max(view.now_ns, self.ledger.at_ns)
+        activity = Bucket.PRODUCTIVE
+        if phases and phases <= set(_PAUSES):
+            activity = _PAUSES[sorted(phases)[0]]
+        if self.ledger.activity is not activity:
+            self.ledger.enter(activity, now_ns)
+        if step != self._step:
+            self.ledger.trained(step, now_ns)
+            self._step = step
+            if not reports.keeps_itself(view):
+                self.ledger.secured(step if len(memory.placement) > 1 else _durable(view, step))
+        else:
+            self.ledger.advance(now_ns)
+
+    def caught_up(self, memory: Memory, now_ns: int) -> None:
+        """Book what the group did before its supervisor died, as far as `memory` tells."""
+        if memory.phase == "running" and memory.settled and memory.reached >= 0:
+            self.ledger.caught_up(memory.reached, max(now_ns, self.ledger.at_ns))
+
+    def opened(self, incident: Open, overtaken: Open | None = None) -> None:
+        """A fault: from its first symptom on the time is not training.
+
+        One that comes before the first new step after another overtakes that one.
+        """
+        if overtaken is not None:
+            self._decided(overtaken)
+            self._split(((min(incident.fault_ns, incident.noticed_ns), Bucket.DETECT),))
+        at_ns = max(incident.noticed_ns, self.ledger.at_ns)
+        if self.ledger.activity is Bucket.PRODUCTIVE:
+            self.ledger.noticed(min(incident.fault_ns, at_ns), at_ns)
+        else:
+            self.ledger.enter(Bucket.DETECT, at_ns)
+
+    def closed(self, memory: Memory, incident: Open | None, marks: Marks, step_s: float) -> None:
+        """The first new step is done: split the time since the fault by where it went."""
+        resumed = memory.launch.restore.step if memory.launch and memory.launch.restore else 0
+        self._decided(incident)
+        stations = (
+            (marks.started_ns, Bucket.RENDEZVOUS),
+            (marks.joined_ns, Bucket.RESTORE),
+            (marks.restored_ns, Bucket.PRODUCTIVE),
+        )
+        self._split(stations)
+        at_ns = max(marks.first_step_ns, self.ledger.at_ns)
+        self.ledger.trained(resumed + 1, at_ns, int(step_s * 1e9) or None)
+        self._step = resumed + 1
+
+    def saving(self, at_ns: int, incident: Open | None = None) -> None:
+        """All ranks have finished, perhaps without a step since `incident`, and their state is saved."""
+        self._decided(incident)
+        self.ledger.enter(Bucket.CHECKPOINT, max(at_ns, self.ledger.at_ns))
+
+    def stopped(self, at_ns: int, incident: Open | None = None, *, finished: bool = False) -> None:
+        """The run is over, perhaps in the middle of an incident. `finished`: its script was done."""
+        self._decided(incident)
+        self.ledger.enter(Bucket.STOP, max(at_ns, self.ledger.at_ns))
+        if finished:
+            self.ledger.finished(self.ledger.at_ns)
+
+    def _decided(self, incident: Open | None) -> None:
+        """Book what was rolled back, and the time up to the decision."""
+        if incident is None:
+            return
+        resumed = incident.resume
+        if resumed is not None and incident.lost is None:
+            self.ledger.begun_again(self.ledger.at_ns)
+        elif resumed is not None and (resumed.source != "none" or incident.lost):
+            self.ledger.rolled_back(resumed.step, self.ledger.at_ns)
+        self._split(((incident.noticed_ns, Bucket.DECIDE),))
+        if incident.decided_ns:
+            self._split(((incident.decided_ns, Bucket.START),))
+
+    def _split(self, stations: tuple[tuple[int, Bucket], ...]) -> None:
+        for at_ns, bucket in stations:
+            self.ledger.enter(bucket, max(at_ns, self.ledger.at_ns))
+
+
+def _progress(view: View) -> tuple[list[int], set[str]]:
+    steps: list[int] = []
+    phases: set[str] = set()
+    for member in view.members:
+        if member.report is None or member.name not in view.memory.placement:
+            continue
+        for each in member.report.progress:
+            steps.append(each.step)
+            phases.add(each.phase)
+    return steps, phases
+
+
+def _durable(view: View, step: int) -> int:
+    """One member alone: only what is on storage survives the loss of its node."""
+    found = [m.report.durable.step for m in view.members if m.report is not None]
+    return min(step, max(found, default=-1))

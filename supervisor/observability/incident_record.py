@@ -1,0 +1,119 @@
+"""The record of one incident, for people and scripts: what, who, when, what was done, why, what it cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.protocol.launcher_messages import Marks
+from supervisor.view.model import Fault, Open
+
+SHOWN = 4000
+SCHEMA = 1  # of status, incidents and checkpoints as JSON: fields are added, none changes its meaning
+
+
+def identity(number: int) -> str:
+    return f"i-{number:04d}"
+
+
+def record(incident: Open, marks: Marks | None) -> dict[str, Any]:
+    """Return the incident as JSON. `marks` are those of the first new step; None without one.
+
+    `lost_steps` is null until it is known, for a script that keeps its own state, and where whoever knew how
+    far the group was died with it.
+    """
+    cause = incident.cause or (incident.faults[0] if incident.faults else None)
+    recovered_ns = marks.first_step_ns if marks is not None else 0
+    if incident.remedy != "stop":  # the group went on, but had no step left to do
+        recovered_ns = recovered_ns or incident.closed_ns
+    return {
+        "schema": SCHEMA,
+        "id": identity(incident.number),
+        "kind": cause.kind if cause else "",
+        "rank": cause.rank if cause and cause.rank >= 0 else None,
+        "member": cause.member if cause else "",
+        "step": cause.step if cause else incident.reached,
+        "generation": incident.generation,
+        "at": round(incident.wall_s, 3),
+        "detected_s": _since(incident, incident.noticed_ns),
+        "recovered_s": _since(incident, recovered_ns) if recovered_ns else None,
+        "lost_steps": incident.lost,
+        "lost_at_least": incident.at_least,
+        "own_state": incident.own_state,
+        "remedy": incident.remedy,
+        "why": incident.why,
+        "resume": _resume(incident),
+        "cut_short": _cut_short(incident),
+        "evidence": list(incident.evidence),
+        "faults": [_fault(each) for each in incident.faults],
+        "decision": {"action": incident.remedy, "why": incident.why},
+        "timeline": _timeline(incident, marks),
+        "stacks": [{"ranks": list(ranks), "stack": stack} for ranks, stack in incident.stacks],
+        "message": cause.message if cause else "",
+        "open": marks is None and not incident.closed_ns,
+        "overtaken_by": None,
+    }
+
+
+def superseded(incident: Open, by: Open) -> dict[str, Any]:
+    """Return the record of an incident that another one overtook before its first new step."""
+    found = record(incident, None)
+    note = f"{identity(by.number)} came before the first new step"
+    evidence = [*found["evidence"], note]
+    return {**found, "open": False, "overtaken_by": identity(by.number), "evidence": evidence}
+
+
+def _since(incident: Open, at_ns: int) -> float:
+    return round(max(0, at_ns - incident.fault_ns) / 1e9, 6)
+
+
+def _cut_short(incident: Open) -> list[dict[str, Any]]:
+    """Return the work beside the steps that the fault cut off; `again`: the group comes back to it."""
+    step = incident.resume.step if incident.resume is not None else None
+    return [
+        {
+            "rank": each.rank,
+            "step": each.step,
+            "before_commit": each.early,
+            "after_s": each.after_s,
+            "again": step is not None and step <= each.at_most,
+        }
+        for each in incident.cut
+        if each.after_s
+    ]
+
+
+def _resume(incident: Open) -> dict[str, Any] | None:
+    if incident.resume is None:
+        return None
+    found = incident.resume
+    return {"step": found.step, "source": found.source, "generation": found.generation}
+
+
+def _fault(fault: Fault) -> dict[str, Any]:
+    return {
+        "kind": fault.kind,
+        "rank": fault.rank,
+        "member": fault.member,
+        "step": fault.step,
+        "detail": fault.detail,
+        "message": fault.message[-SHOWN:],
+        "position": fault.position,
+    }
+
+
+def _timeline(incident: Open, marks: Marks | None) -> list[dict[str, Any]]:
+    stations = [
+        ("fault", incident.fault_ns),
+        ("noticed", incident.noticed_ns),
+        ("looked", incident.looked_ns),
+        ("secured", incident.secured_ns),
+        ("decided", incident.decided_ns),
+    ]
+    if marks is not None:
+        stations += [
+            ("started", marks.started_ns),
+            ("joined", marks.joined_ns),
+            ("restored", marks.restored_ns),
+            ("first step", marks.first_step_ns),
+        ]
+    return [{"what": what, "at_s": _since(incident, at)} for what, at in stations if at]

@@ -1,0 +1,367 @@
+"""Where did the time go? A run's wall clock, split without gaps or overlap. Pure.
+
+Three facts shape this module. Training time is only *productive* once the step it went into is
+secured: a fault turns what is not into rework. Prometheus counters cannot go down. And buckets have
+to add up to the clock exactly, so time is whole nanoseconds. Hence trained time is kept pending, by
+the step that it belongs to, and settles into exactly one bucket when that step is secured or rolled
+back; that of a script that keeps its own state, when it is started again or the run ends well. The
+step in flight is the tail of what is pending: only when it ends is its number known.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+FORMAT = 1
+MAX_PENDING = 1024  # entries; beyond, neighbours are merged: a run may go without snapshots
+_S = 1_000_000_000
+HOUR_NS, DAY_NS = 3600 * _S, 86_400 * _S
+
+
+class Bucket(str, Enum):
+    PRODUCTIVE = "productive"  # as an activity: training
+    LOST = "lost"  # trained, then rolled back; never an activity
+    UNKNOWN = "unknown"  # trained before a restart by a script that keeps its own state; never an activity
+    CHECKPOINT = "checkpoint"  # training blocked by a save
+    DETECT = "detect"  # the fault was there, but not yet noticed
+    DECIDE = "decide"
+    STOP = "stop"
+    START = "start"
+    RENDEZVOUS = "rendezvous"
+    RESTORE = "restore"
+    WARMUP = "warmup"  # what a generation's first step took above the usual
+    QUEUED = "queued"  # waiting for capacity
+    PAUSED = "paused"
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """Time that went into the steps `first` to `last`, both included."""
+
+    first: int
+    last: int
+    took_ns: int
+
+    def up_to(self, step: int) -> int:
+        """Return the part of the time that belongs to steps <= `step`."""
+        if step >= self.last:
+            return self.took_ns
+        if step < self.first:
+            return 0
+        return self.took_ns * (step - self.first + 1) // (self.last - self.first + 1)
+
+
+class Ledger:
+    """Nanoseconds per bucket. At every instant they and what is pending add up to the clock.
+
+    All times are nanoseconds of one clock that does not go backwards. A method that raises
+    `ValueError` has changed nothing.
+    """
+
+    def __init__(self, opened_ns: int, activity: Bucket = Bucket.QUEUED) -> None:
+        self._opened_ns = self._at_ns = self._stretch_ns = opened_ns
+        self._activity = _allowed(activity)
+        self._settled = dict.fromkeys(Bucket, 0)
+        self._pending: list[_Trained] = []
+        self._pending_ns = self._tail_ns = 0  # of the steps that ended; of the one in flight
+        self._secured_step: int | None = None
+        self._hour, self._day = Window(60 * _S, 60), Window(900 * _S, 96)
+
+    def enter(self, activity: Bucket, at_ns: int) -> None:
+        """From `at_ns` on, time belongs to `activity`."""
+        _allowed(activity)
+        self.advance(at_ns)
+        if activity is not self._activity:
+            self._activity, self._stretch_ns = activity, at_ns
+
+    def advance(self, to_ns: int) -> None:
+        """Book the time since the last call."""
+        if to_ns < self._at_ns:
+            raise ValueError(f"clock went backwards: {self._at_ns} to {to_ns} ns")
+        training = self._activity is Bucket.PRODUCTIVE
+        good_ns = self.good_ns
+        for window in (self._hour, self._day):
+            window.advance(self._at_ns, to_ns, good_ns, training)
+        if training:
+            self._tail_ns += to_ns - self._at_ns
+        else:
+            self._settled[self._activity] += to_ns - self._at_ns
+        self._at_ns = to_ns
+
+    def trained(self, step: int, at_ns: int, usual_ns: int | None = None) -> None:
+        """Give the training time since the step before to `step`, which ended at `at_ns`.
+
+        With `usual_ns`, for the first step of a generation, what it took longer is warm-up. A step
+        that is not newer than the last one known (said twice) adds its time to that one.
+        """
+        self.advance(at_ns)
+        took_ns, self._tail_ns = self._tail_ns, 0
+        self._stretch_ns = at_ns
+        if usual_ns is not None and took_ns > max(usual_ns, 0):
+            self._settled[Bucket.WARMUP] += took_ns - max(usual_ns, 0)
+            took_ns = max(usual_ns, 0)
+        if self._secured_step is not None and step <= self._secured_step:
+            self._settled[Bucket.PRODUCTIVE] += took_ns
+            return
+        self._pending_ns += took_ns
+        if self._pending and step <= self._pending[-1].last:
+            entry = self._pending[-1]
+            self._pending[-1] = _Trained(entry.first, entry.last, entry.took_ns + took_ns)
+        else:
+            self._pending.append(_Trained(step, step, took_ns))
+            if len(self._pending) > MAX_PENDING:
+                self._merge()
+
+    def caught_up(self, step: int, at_ns: int) -> None:
+        """Give the training time since the last step known to all steps from there to `step`, evenly.
+
+        For a successor: its predecessor saw them end, and took that with it.
+        """
+        self.advance(at_ns)
+        steps = (self._secured_step, self._pending[-1].last if self._pending else None)
+        known = max((each for each in steps if each is not None), default=None)
+        if known is None or step <= known or not self._tail_ns:
+            return
+        took_ns, self._tail_ns = self._tail_ns, 0
+        self._stretch_ns = at_ns
+        self._pending_ns += took_ns
+        self._pending.append(_Trained(known + 1, step, took_ns))
+
+    def secured(self, step: int) -> None:
+        """Settle the time of steps <= `step`: no single fault can lose them any more."""
+        if self._secured_step is None or step > self._secured_step:
+            self._secured_step = step
+        self._settle(step, Bucket.PRODUCTIVE, keep_newer=True)
+
+    def rolled_back(self, step: int, at_ns: int) -> None:
+        """Settle as lost the time of steps > `step`, the step in flight included."""
+        self.advance(at_ns)
+        self._settle(step, Bucket.LOST, keep_newer=False)
+        self._settled[Bucket.LOST] += self._tail_ns
+        self._tail_ns = 0
+        if self._secured_step is not None:
+            self._secured_step = min(self._secured_step, step)
+
+    def begun_again(self, at_ns: int) -> None:
+        """Settle as unknown what is pending: how much of it is done again, only the script knows."""
+        self.advance(at_ns)
+        self._settle_all(Bucket.UNKNOWN)
+        self._secured_step = None
+
+    def finished(self, at_ns: int) -> None:
+        """Settle as productive what is pending: the run has its result, and no fault can lose it any more."""
+        self.advance(at_ns)
+        self._settle_all(Bucket.PRODUCTIVE)
+
+    def noticed(self, since_ns: int, at_ns: int) -> None:
+        """Book as detection the time since the fault's symptom at `since_ns`, and enter DETECT.
+
+        Only time of the step in flight can be moved: what has settled stays, so the symptom is
+        taken to be no earlier than the last step's end or the last change of activity.
+        """
+        self.advance(at_ns)
+        if self._activity is Bucket.PRODUCTIVE:
+            moved_ns = min(max(0, at_ns - max(since_ns, self._stretch_ns)), self._tail_ns)
+            self._tail_ns -= moved_ns
+            self._settled[Bucket.DETECT] += moved_ns
+        self._activity, self._stretch_ns = Bucket.DETECT, at_ns
+
+    @property
+    def activity(self) -> Bucket:
+        return self._activity
+
+    @property
+    def at_ns(self) -> int:
+        return self._at_ns
+
+    @property
+    def pending_ns(self) -> int:
+        """Trained time that is neither secured nor lost."""
+        return self._pending_ns + self._tail_ns
+
+    @property
+    def good_ns(self) -> int:
+        return self._settled[Bucket.PRODUCTIVE] + self.pending_ns
+
+    @property
+    def total_ns(self) -> int:
+        """The clock since the ledger was opened: always the buckets and what is pending."""
+        return self._at_ns - self._opened_ns
+
+    def buckets_ns(self) -> dict[Bucket, int]:
+        """Return the settled time of each bucket: counters, which never fall."""
+        return dict(self._settled)
+
+    def ettr(self, still_ns: int = 0) -> float | None:
+        """Return the effective training time ratio of the run, what is pending counted as good.
+
+        None when it is not known how much was trained again. Of the step in flight the last `still_ns` do not
+        count: nothing moves, and it may yet be a hang.
+        """
+        if self._settled[Bucket.UNKNOWN]:
+            return None
+        return self._moved_ns(still_ns) / self.total_ns if self.total_ns else 0.0
+
+    def ettr_over(self, window_s: float, now_ns: int, still_ns: int = 0) -> float | None:
+        """Return the ETTR of the last `window_s` seconds, a day at most, up to `now_ns`.
+
+        The last `still_ns` are as in `ettr`, and so is None: what is trained again may take days.
+        """
+        self.advance(now_ns)
+        if self._settled[Bucket.UNKNOWN]:
+            return None
+        width_ns = min(int(window_s * _S), DAY_NS)
+        window = self._hour if width_ns <= HOUR_NS else self._day
+        return window.share(width_ns, now_ns, self._moved_ns(still_ns))
+
+    def _moved_ns(self, still_ns: int) -> int:
+        """Return the good time without that of the step in flight in which nothing moved."""
+        return self.good_ns - min(max(0, still_ns), self._tail_ns)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the whole ledger, for JSON."""
+        return {
+            "format": FORMAT,
+            "opened_ns": self._opened_ns,
+            "at_ns": self._at_ns,
+            "stretch_ns": self._stretch_ns,
+            "activity": self._activity.value,
+            "settled_ns": {bucket.value: spent for bucket, spent in self._settled.items()},
+            "pending": [[entry.first, entry.last, entry.took_ns] for entry in self._pending],
+            "tail_ns": self._tail_ns,
+            "secured_step": self._secured_step,
+            "hour": self._hour.snapshot(),
+            "day": self._day.snapshot(),
+        }
+
+    @classmethod
+    def restore(cls, state: Mapping[str, Any]) -> Ledger:
+        """Continue from `snapshot`: the time since then goes to the activity it had.
+
+        Raises `ValueError` naming what is wrong with `state`.
+        """
+        if not isinstance(state, Mapping):
+            raise ValueError(f"ledger: {type(state).__name__} where an object belongs")
+        if state.get("format") != FORMAT:
+            raise ValueError(f"ledger: format {state.get('format')!r}, not {FORMAT}")
+        opened_ns, at_ns, stretch_ns, tail_ns = integers(state, "opened_ns", "at_ns", "stretch_ns", "tail_ns")
+        try:
+            ledger = cls(opened_ns, Bucket(state.get("activity")))
+            settled_ns = {Bucket.UNKNOWN.value: 0, **state["settled_ns"]}  # older journals do not have it
+            ledger._settled = {bucket: settled_ns[bucket.value] for bucket in Bucket}
+            ledger._pending = [_Trained(*map(int, entry)) for entry in state["pending"]]
+            ledger._pending_ns = sum(entry.took_ns for entry in ledger._pending)
+            ledger._hour.restore(state["hour"])
+            ledger._day.restore(state["day"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"ledger: incomplete, {error!r}") from error
+        integers(settled_ns, *(bucket.value for bucket in Bucket))
+        ledger._at_ns, ledger._stretch_ns, ledger._tail_ns = at_ns, stretch_ns, tail_ns
+        if state.get("secured_step") is not None:
+            [ledger._secured_step] = integers(state, "secured_step")
+        if sum(ledger._settled.values()) + ledger.pending_ns != ledger.total_ns:
+            raise ValueError("ledger: the buckets do not add up to the clock")
+        return ledger
+
+    def _settle(self, step: int, bucket: Bucket, *, keep_newer: bool) -> None:
+        kept: list[_Trained] = []
+        for entry in self._pending:
+            older_ns = entry.up_to(step)
+            newer_ns = entry.took_ns - older_ns
+            self._settled[bucket] += older_ns if keep_newer else newer_ns
+            if keep_newer and step < entry.last:
+                kept.append(_Trained(max(entry.first, step + 1), entry.last, newer_ns))
+            elif not keep_newer and step >= entry.first:
+                kept.append(_Trained(entry.first, min(entry.last, step), older_ns))
+        self._pending = kept
+        self._pending_ns = sum(entry.took_ns for entry in kept)
+
+    def _settle_all(self, bucket: Bucket) -> None:
+        self._settled[bucket] += self.pending_ns
+        self._pending, self._pending_ns, self._tail_ns = [], 0, 0
+
+    def _merge(self) -> None:
+        """Join the older half in pairs: recent steps, which are rolled back, stay exact."""
+        half = MAX_PENDING // 4 * 2
+        older, newer = self._pending[:half], self._pending[half:]
+        self._pending = [
+            _Trained(a.first, b.last, a.took_ns + b.took_ns)
+            for a, b in zip(older[::2], older[1::2], strict=True)
+        ] + newer
+
+
+def _allowed(activity: Bucket) -> Bucket:
+    if activity in (Bucket.LOST, Bucket.UNKNOWN):
+        raise ValueError(f"activity: {activity.value} is where trained time goes later, not something to do")
+    return activity
+
+
+# How much of the last hour, or day, was good? Pure, in bounded memory.
+
+
+class Window:
+    """Samples of a running sum at fixed times, for as long as the window is wide.
+
+    Between samples the sum is taken as a straight line. It may fall (work that was counted
+    as good is lost later), so a share is clamped to 0..1.
+    """
+
+    def __init__(self, slot_ns: int, slots: int) -> None:
+        self.slot_ns = slot_ns
+        self.width_ns = slot_ns * slots
+        self._samples: deque[tuple[int, int]] = deque(maxlen=slots + 2)
+
+    def advance(self, at_ns: int, to_ns: int, good_ns: int, grows: bool) -> None:
+        """Sample the time from `at_ns`, when the sum was `good_ns`, to `to_ns`."""
+        kept = self._samples.maxlen or 1
+        first = at_ns // self.slot_ns + 1
+        last = to_ns // self.slot_ns
+        if not self._samples:
+            self._samples.append((at_ns, good_ns))
+        for slot in range(max(first, last - kept + 1), last + 1):
+            edge_ns = slot * self.slot_ns
+            self._samples.append((edge_ns, good_ns + (edge_ns - at_ns if grows else 0)))
+
+    def share(self, width_ns: int, at_ns: int, good_ns: int) -> float:
+        """Return the good share of the `width_ns` before `at_ns`, or of what is known of them."""
+        if not self._samples:
+            return 0.0
+        start_ns = max(at_ns - width_ns, self._samples[0][0])
+        if at_ns <= start_ns:
+            return 0.0
+        gained = good_ns - self._at(start_ns, (at_ns, good_ns))
+        return min(1.0, max(0.0, gained / (at_ns - start_ns)))
+
+    def snapshot(self) -> list[list[int]]:
+        return [list(sample) for sample in self._samples]
+
+    def restore(self, samples: object) -> None:
+        """Take back what `snapshot` gave. Raises `ValueError` if it did not."""
+        if not isinstance(samples, list):
+            raise ValueError("ledger window: not a list")
+        taken = [(int(at_ns), int(good_ns)) for at_ns, good_ns in samples]
+        if taken != sorted(taken, key=lambda sample: sample[0]):
+            raise ValueError("ledger window: not in the order of time")
+        self._samples.clear()
+        self._samples.extend(taken)
+
+    def _at(self, start_ns: int, end: tuple[int, int]) -> float:
+        before = self._samples[0]
+        for sample in (*self._samples, end):
+            if sample[0] > start_ns:
+                share = (start_ns - before[0]) / (sample[0] - before[0])
+                return before[1] + share * (sample[1] - before[1])
+            before = sample
+        return before[1]
+
+
+def integers(state: Mapping[str, Any], *keys: str) -> list[int]:
+    """Return these values of `state`. Raises `ValueError` naming the first that is no integer."""
+    for key in keys:
+        if type(state.get(key)) is not int:
+            raise ValueError(f"ledger: {key} is {state.get(key)!r}, not a whole number")
+    return [state[key] for key in keys]

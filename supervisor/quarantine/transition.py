@@ -1,0 +1,68 @@
+"""What an action leaves standing on a node. Pure: the shell writes the same with one patch of the node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.quarantine.model import (
+    MAX_EVIDENCE,
+    MAX_HISTORY,
+    NO_NEW_WORK,
+    Action,
+    Drain,
+    Forget,
+    Hold,
+    Incident,
+    NodePolicy,
+    NodeView,
+    Quarantine,
+    Release,
+    Taint,
+    Waiver,
+)
+
+
+def apply(node: NodeView, action: Action, now_s: float, policy: NodePolicy) -> NodeView:
+    """Return the node as it is after `action`, which must be about it. Twice is as once."""
+    if isinstance(action, Taint):
+        return _tainted(node, action, now_s, policy)
+    if isinstance(action, Drain):
+        held = node.quarantine
+        if held is None or held.drain_at_s is not None:
+            return node
+        return replace(node, quarantine=replace(held, drain_at_s=now_s))
+    if isinstance(action, Release):
+        return replace(node, quarantine=None, released_at_s=now_s) if node.quarantine else node
+    if isinstance(action, Forget):
+        return replace(node, waiver=None)
+    assert isinstance(action, Hold)
+    return node
+
+
+def freed(node: NodeView, now_s: float) -> NodeView:
+    """Return the node as it is after an operator has taken our taint off by hand."""
+    held = node.quarantine
+    if held is None:
+        return node
+    known = {*held.evidence, *(node.waiver.evidence if node.waiver else ())}
+    waiver = Waiver(tuple(sorted(known))[:MAX_EVIDENCE], now_s)
+    return replace(node, quarantine=None, waiver=waiver, released_at_s=now_s)
+
+
+def _tainted(node: NodeView, action: Taint, now_s: float, policy: NodePolicy) -> NodeView:
+    held = node.quarantine
+    record = (action.evidence, action.action, action.sources, action.boot_id)
+    if held is not None and held.effect == action.effect:
+        at_s, drain_at_s = held.at_s, held.drain_at_s
+        return replace(node, quarantine=Quarantine(*record, at_s, action.effect, drain_at_s))
+    history = node.history
+    if action.effect == NO_NEW_WORK:
+        history = (*history, _incident(node, action, now_s, policy))[-MAX_HISTORY:]
+    made = Quarantine(*record, now_s, action.effect)
+    waiver = None if action.effect == NO_NEW_WORK else node.waiver
+    return replace(node, quarantine=made, waiver=waiver, history=history)
+
+
+def _incident(node: NodeView, action: Taint, now_s: float, policy: NodePolicy) -> Incident:
+    back_at_s = node.released_at_s
+    return Incident(now_s, action.action, back_at_s is not None and now_s - back_at_s < policy.relapse_s)

@@ -1,0 +1,433 @@
+"""The directory of a run: what is in it, who may use it, and how to read it while it is written."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import BadInput
+from holdfast.fileio import durable
+from supervisor.store import json_file
+
+FORMAT = 1
+RUNS = "holdfast-runs"  # where runs go that are given no directory, beneath the working directory
+LATEST = "latest"
+BEFORE = "status-before.json"
+PROBE_BYTES = 16 << 10  # more than most statuses have
+_TOKEN_BYTES = 32
+
+
+class RunDir:
+    """The paths and the small files of one run. Making one touches nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # The last status of the newest run here that got as far as a step, of one opened for a run.
+        self.before: dict[str, Any] | None = None
+        self._lock = -1  # held by the process that opened the directory for a run, until it ends
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def token_file(self) -> Path:
+        return self.path / "token"
+
+    def token(self) -> str:
+        """Return the run's secret. Raises `OSError`."""
+        return self.token_file.read_text().strip()
+
+    def write_status(self, status: Mapping[str, Any]) -> None:
+        """Replace status.json, all or nothing. Not synced: it is written often.
+
+        Raises `OSError`, and the old one is as it was.
+        """
+        json_file.replace(self.path / "status.json", status, sync=False)
+
+    def probe(self) -> None:
+        """Raise `OSError` when the directory takes no file of the size of a status."""
+        path = self.path / "probe"
+        with durable.replacement(path) as temporary:
+            temporary.write_bytes(bytes(PROBE_BYTES))
+
+    def write_run(self, run: Mapping[str, Any]) -> None:
+        """Replace run.json, durably, all or nothing. Raises `OSError`."""
+        json_file.replace(self.path / "run.json", run, sync=True)
+
+    def write_incident(self, incident: Mapping[str, Any]) -> None:
+        """Replace the file of one incident, all or nothing. Raises `OSError`.
+
+        Durably once it is over. While it is open the journal has it, and two fsyncs would stand
+        between the decision and the orders.
+        """
+        path = self.path / "incidents" / f"{incident['id']}.json"
+        json_file.replace(path, incident, sync=not incident.get("open"))
+
+    def status(self) -> dict[str, Any] | None:
+        """Return the last status; None when there is none that can be read."""
+        return json_file.read(self.path / "status.json")
+
+    def has_status(self) -> bool:
+        """True when there is a status, readable or not."""
+        return (self.path / "status.json").exists()
+
+    def has_checkpoints(self) -> bool:
+        """True unless it is certain that there is none, good or not."""
+        try:
+            return any(each.name.startswith("step-") for each in self.checkpoints.iterdir())
+        except OSError:
+            return True
+
+    def run(self) -> dict[str, Any] | None:
+        """Return what the run was started with; None when that cannot be read."""
+        return json_file.read(self.path / "run.json")
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """Return the incidents in order; files that are torn or foreign are passed over."""
+        files = self._incident_files()
+        found = [incident for path in files if (incident := json_file.read(path)) and incident.get("id")]
+        return sorted(found, key=lambda incident: (len(str(incident["id"])), str(incident["id"])))
+
+    def incident(self, number: int) -> dict[str, Any] | None:
+        """Return one incident; None when there is none, or it cannot be read."""
+        return json_file.read(self.path / "incidents" / f"i-{number:04d}.json")
+
+    def newest_incident(self) -> int:
+        """Return the number of the newest incident, 0 when there is none."""
+        return max((_number(path) for path in self._incident_files()), default=0)
+
+    def unreadable_incidents(self) -> list[str]:
+        """Return the names of incident files that hold no incident."""
+        return [path.name for path in self._incident_files() if not (json_file.read(path) or {}).get("id")]
+
+    def _incident_files(self) -> list[Path]:
+        try:
+            return sorted((self.path / "incidents").glob("i-*.json"))
+        except OSError:
+            return []
+
+    def is_in_use(self) -> bool:
+        """True while a process runs in the directory."""
+        return is_held(self.path / "lock")
+
+    def name_latest(self, directory: Path) -> None:
+        """Let `holdfast-runs/latest` in `directory` name this run, once it is certain that there is one."""
+        with suppress(OSError):  # a convenience: a working directory that is read-only is no fault
+            _point(directory / RUNS, self.path)
+
+    def close(self) -> None:
+        """Give the directory up. A process that dies does so by itself."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def open_for_run(
+    path: Path | None, now: float, directory: Path | None = None, *, must_exist: bool = False
+) -> RunDir:
+    """Return a run directory, new or of a run to resume. It is ours until this process ends.
+
+    Args:
+        path: Where it is; None makes one in `holdfast-runs`.
+        now: Seconds since the epoch, for its name.
+        directory: Where `holdfast-runs` is; the working directory by default.
+        must_exist: It has to hold a run already, to be resumed.
+
+    Raises:
+        BadInput: It cannot be used, with one line saying why. What was there is as it was.
+    """
+    here = Path.cwd() if directory is None else directory
+    chosen = _new_name(here / RUNS, now) if path is None else here / path
+    with _as_bad_input(chosen):
+        if chosen.is_symlink() and chosen.is_dir():  # `latest` will soon name another run
+            chosen = chosen.resolve()
+        if must_exist and not (path is not None and _is_run(chosen)):
+            raise BadInput(f"--resume: {str(path or chosen)!r} holds no run to resume; check --run-dir")
+        made = _make(chosen)
+        run = RunDir(chosen)
+        try:
+            _claim(run)
+        except BaseException:
+            run.close()
+            for each in made:  # only what is still empty
+                with suppress(OSError):
+                    each.rmdir()
+            raise
+    return run
+
+
+def find(path: Path | None, directory: Path) -> RunDir:
+    """Return the run at `path`, by default the newest of `directory`, to read it.
+
+    Raises:
+        BadInput: There is none, or it is of a newer format.
+    """
+    if path is None:
+        return RunDir(newest(directory))
+    chosen = directory / path
+    if not chosen.is_dir():
+        raise BadInput(f"run directory {str(path)!r} does not exist: name the directory of a run")
+    with _as_bad_input(chosen):
+        if not _is_run(chosen):
+            raise BadInput(f"directory {str(path)!r} holds no run: name the directory of a run")
+    return RunDir(chosen)
+
+
+def find_living(path: Path | None, directory: Path, command: str) -> RunDir:
+    """Return the run that `command` is to act on: as `find`, but of several that go on one must be named.
+
+    Raises:
+        BadInput: As `find`, or there is more than one.
+    """
+    if path is None and not _is_readable_run(directory):
+        living = [run.path for run in map(RunDir, _runs(directory / RUNS)) if run.is_in_use()]
+        if len(living) > 1:
+            given = "".join(f"\n  holdfast {command} --run-dir {shlex.quote(str(each))}" for each in living)
+            raise BadInput(
+                f"{command}: {len(living)} runs are going on here: name the one that is meant:{given}"
+            )
+    return find(path, directory)
+
+
+def _runs(runs: Path) -> list[Path]:
+    """Return the directories of the runs in `runs`, and of the one elsewhere that is the latest."""
+    try:
+        found = {each.resolve() for each in runs.iterdir() if _is_readable_run(each)}
+    except OSError:
+        return []
+    return sorted(found)
+
+
+def newest(directory: Path) -> Path:
+    """Return the directory of the newest run of `directory`, which may be one itself.
+
+    Raises:
+        BadInput: There is none.
+    """
+    if _is_readable_run(directory):
+        return directory
+    runs = directory / RUNS
+    if _is_readable_run(runs / LATEST):
+        return (runs / LATEST).resolve()
+    try:
+        found = [each for each in runs.iterdir() if each.name != LATEST and _is_readable_run(each)]
+    except OSError:
+        found = []
+    if not found:
+        raise BadInput(f"no run in {RUNS} here: name one with --run-dir DIR")
+    return max(found, key=lambda each: (_modified(each), each.name))
+
+
+def _number(path: Path) -> int:
+    digits = path.stem.removeprefix("i-")
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _new_name(runs: Path, now: float) -> Path:
+    stamp = datetime.fromtimestamp(now, timezone.utc).strftime("%Y%m%d-%H%M%S")
+    return runs / f"{stamp}-{secrets.token_hex(2)}"
+
+
+def _make(path: Path) -> list[Path]:
+    """Make the directory and its parents; return those that are new, innermost first."""
+    if path.is_dir():
+        return []
+    if path.exists() or path.is_symlink():
+        raise BadInput(f"run directory {str(path)!r} is a file: name a directory, or a new one")
+    missing = [path, *(each for each in path.parents if not each.exists())]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+    return missing
+
+
+def _claim(run: RunDir) -> None:
+    """Make the directory this run's. Raises `BadInput` or `OSError` before anything is changed."""
+    path = run.path
+    fresh = not _is_run(path)
+    if fresh and any(not _is_debris(each) for each in path.iterdir()):
+        raise BadInput(
+            f"run directory {str(path)!r} has other files in it:"
+            " name a new or empty directory, or that of a run"
+        )
+    if fresh:
+        json_file.replace(path / "format", {"holdfast_run": FORMAT}, sync=True)
+    run._lock = take(path / "lock")
+    if run._lock < 0:
+        raise BadInput(
+            f"run directory {str(path)!r} is in use by {_user(run)}: stop that run, or name another directory"
+        )
+    durable.remove_debris(path)
+    run.before = _set_aside(path)
+    json_file.replace_secret(run.token_file, secrets.token_hex(_TOKEN_BYTES))
+    for folder in ("incidents", "logs"):
+        (path / folder).mkdir(mode=0o700, exist_ok=True)
+    (path / "checkpoints").mkdir(exist_ok=True)
+
+
+def _set_aside(path: Path) -> dict[str, Any] | None:
+    """Take away the status of the run that was here, which would pass for ours, and return it.
+
+    One that got as far as a step is kept, and returned for as long as there is no other: whoever is started
+    after a run that was killed before that is to hear of it, too.
+    """
+    last, kept = path / "status.json", path / BEFORE
+    found = json_file.read(last)
+    if found is not None and (type(found.get("step")) is not int or found["step"] <= 0):
+        last.unlink()
+        return json_file.read(kept) or found
+    if found is not None:
+        os.replace(last, kept)
+        return found
+    last.unlink(missing_ok=True)  # one that cannot be read
+    return json_file.read(kept)
+
+
+def _user(run: RunDir) -> str:
+    holder = lock_holder(run.path / "lock") or (run.run() or {}).get("pid")
+    return f"process {holder}" if holder else "another process"
+
+
+def _is_run(path: Path) -> bool:
+    """True for a run's directory. Raises `BadInput` for one of a newer format."""
+    found = json_file.read(path / "format", unreadable_is_none=False)
+    version = (found or {}).get("holdfast_run")
+    if type(version) is not int or version < 1:
+        return False
+    if version > FORMAT:
+        raise BadInput(
+            f"run directory {str(path)!r} is of format {version}, and this holdfast reads up to {FORMAT}:"
+            " update holdfast, or name another directory"
+        )
+    return True
+
+
+def _is_readable_run(path: Path) -> bool:
+    try:
+        return _is_run(path)
+    except BadInput:
+        return False
+
+
+def _is_debris(path: Path) -> bool:
+    """True for what a run leaves that is killed while it makes its directory."""
+    return path.name.startswith(".tmp-") and path.name.endswith("-format")
+
+
+def _modified(path: Path) -> float:
+    for name in ("run.json", "format"):
+        with suppress(OSError):
+            return (path / name).stat().st_mtime
+    return 0.0
+
+
+@contextmanager
+def _as_bad_input(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(
+            f"run directory {str(path)!r} cannot be used: {error.strerror or error};"
+            " name one that can be written"
+        ) from None
+
+
+def _point(runs: Path, target: Path) -> None:
+    """Let `latest` name `target`, atomically."""
+    runs.mkdir(exist_ok=True)
+    link = durable.temporary_path(runs, LATEST)
+    inside = target.parent == runs
+    link.symlink_to(target.name if inside else target.resolve(), target_is_directory=True)
+    try:
+        os.replace(link, runs / LATEST)
+    except OSError:
+        link.unlink()
+        raise
+
+
+# The lock of a run directory: one process at a time, given up by the kernel when it dies.
+
+
+# A reader that asks whether the lock is held has it for an instant itself.
+PATIENCE_S = 0.25
+_PAUSE_S = 0.01
+
+
+def take(path: Path) -> int:
+    """Return a descriptor that holds the lock until it is closed; -1 when another process has it.
+
+    Our pid is in the file from then on. Raises `OSError`.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        if os.fstat(descriptor).st_mode & 0o077:  # an earlier version's: whoever can read it could hold it
+            os.fchmod(descriptor, 0o600)
+        if not _try_for(descriptor, PATIENCE_S):
+            os.close(descriptor)
+            return -1
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def is_held(path: Path) -> bool:
+    """True while some process holds the lock."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def lock_holder(path: Path) -> int | None:
+    """Return the pid of the process that took the lock last; None when that cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            word = file.read(32).strip()
+    except OSError:
+        return None
+    return int(word) if word.isdigit() else None
+
+
+def _try_for(descriptor: int, patience_s: float) -> bool:
+    deadline = time.monotonic() + patience_s
+    while not _try(descriptor):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_PAUSE_S)
+    return True
+
+
+def _try(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

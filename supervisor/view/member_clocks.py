@@ -1,0 +1,82 @@
+"""The times that members tell, on the supervisor's clock: those of two hosts have nothing in common. Pure.
+
+Each report says what time it is where it comes from. By how much the time differs where it is heard is the
+offset of the clocks and the time under way, so the least counts. Where both have one clock nothing is moved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from holdfast.protocol.launcher_messages import Ending, Flag, LauncherState, Marks, RankState
+from holdfast.protocol.member_messages import MemberReport
+
+WINDOW_NS = 60_000_000_000  # clocks drift by 50 us in a second at most: 3 ms in this
+STEADY_NS = 10_000_000  # an offset that is wrong by less is left: by its time one event is told from another
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """What is added to a member's times."""
+
+    ns: int = 0
+    least_ns: int | None = None  # of this window
+    before_ns: int | None = None  # of the one before
+    since_ns: int = 0
+
+    def heard(self, report: MemberReport, clock: str, now_ns: int) -> Offset:
+        """Return the offset after `report`, which was heard at `now_ns` of the supervisor's `clock`."""
+        if not report.clock or not clock or report.clock == clock:
+            return Offset()
+        found_ns = now_ns - report.now_ns
+        if self.least_ns is None or now_ns - self.since_ns > WINDOW_NS:
+            state = Offset(self.ns, found_ns, self.least_ns, now_ns)
+        else:
+            state = replace(self, least_ns=min(self.least_ns, found_ns))
+        assert state.least_ns is not None
+        best_ns = state.least_ns if state.before_ns is None else min(state.least_ns, state.before_ns)
+        first = self.least_ns is None
+        return replace(state, ns=best_ns) if first or abs(best_ns - self.ns) > STEADY_NS else state
+
+
+def on_ours(report: MemberReport, offset: Offset) -> MemberReport:
+    """Return `report` with its times on the supervisor's clock."""
+    if not offset.ns or report.launcher is None:
+        return report
+    return replace(report, launcher=_launcher(report.launcher, offset.ns))
+
+
+def _launcher(state: LauncherState, ns: int) -> LauncherState:
+    ranks = tuple(_rank(each, ns) for each in state.ranks)
+    return replace(state, ranks=ranks, warm_ending=_ending(state.warm_ending, ns))
+
+
+def _rank(rank: RankState, ns: int) -> RankState:
+    return replace(
+        rank, ending=_ending(rank.ending, ns), flag=_flag(rank.flag, ns), marks=_marks(rank.marks, ns)
+    )
+
+
+def _ending(ending: Ending | None, ns: int) -> Ending | None:
+    if ending is None:
+        return None
+    return replace(ending, at_ns=_moved(ending.at_ns, ns), failed_ns=_moved(ending.failed_ns, ns))
+
+
+def _flag(flag: Flag | None, ns: int) -> Flag | None:
+    return None if flag is None else replace(flag, at_ns=_moved(flag.at_ns, ns))
+
+
+def _marks(marks: Marks, ns: int) -> Marks:
+    return replace(
+        marks,
+        started_ns=_moved(marks.started_ns, ns),
+        joined_ns=_moved(marks.joined_ns, ns),
+        restored_ns=_moved(marks.restored_ns, ns),
+        first_step_ns=_moved(marks.first_step_ns, ns),
+    )
+
+
+def _moved(at_ns: int, ns: int) -> int:
+    """Move a time, of which 0 says that there is none."""
+    return max(1, at_ns + ns) if at_ns else 0

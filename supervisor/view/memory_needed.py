@@ -1,0 +1,107 @@
+"""The memory that a run needs for its snapshots, and whether there is as much. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.protocol.member_messages import Room
+from supervisor.view import reports
+from supervisor.view.model import End, View
+
+SLOTS = 2  # snapshots that a member with ranks holds
+STANDBY_SLOTS = 1  # that one without ranks makes room for: what it will fetch
+EARLY_STEPS = 64  # of a run, in which nothing is lost yet if it is refused
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """What the members need that keep their snapshots in one volume, and what it can give them in all."""
+
+    name: str
+    members: tuple[str, ...]
+    needed_bytes: int
+    used_bytes: int
+    available_bytes: int
+    state_bytes: int
+    limit_bytes: int = 0  # of the cgroup whose limit it is that keeps it from giving more; 0: none does
+
+    @property
+    def fits(self) -> bool:
+        return self.needed_bytes <= self.available_bytes
+
+
+def volumes(view: View) -> tuple[Volume, ...]:
+    """Return each memory volume of the run; nothing before the size of the state is known."""
+    state_bytes = max((room.state_bytes for _, room in _rooms(view)), default=0)
+    if not state_bytes:
+        return ()
+    names = sorted({room.volume for _, room in _rooms(view)})
+    return tuple(_volume(view, name, state_bytes) for name in names)
+
+
+def _volume(view: View, volume: str, state_bytes: int) -> Volume:
+    members = [(name, room) for name, room in _rooms(view) if room.volume == volume]
+    needed = used = 0
+    for name, room in members:
+        slots = SLOTS if name in view.memory.placement else STANDBY_SLOTS
+        used += room.slots_bytes + room.private_bytes
+        needed += max(slots * state_bytes, room.slots_bytes) + room.private_bytes
+    free = min(room.free_bytes for _, room in members)
+    tightest = min((room for _, room in members), key=lambda room: room.available_bytes)
+    left = min(free, tightest.available_bytes)
+    limit = tightest.limit_bytes if tightest.available_bytes < free else 0
+    return Volume(volume, tuple(name for name, _ in members), needed, used, used + left, state_bytes, limit)
+
+
+def _rooms(view: View) -> list[tuple[str, Room]]:
+    found = [
+        (m.name, m.report.room) for m in view.members if m.exists and m.connected and m.report is not None
+    ]
+    return [(name, room) for name, room in found if room.volume]
+
+
+def refusal(view: View) -> End | None:
+    """End a run that has only begun and whose snapshots cannot all be held, with what to change."""
+    memory = view.memory
+    launch = memory.launch
+    began = launch.restore.step if launch is not None and launch.restore is not None else 0
+    if memory.history or reports.reached(view) > began + EARLY_STEPS:
+        return None
+    for volume in volumes(view):
+        if not volume.fits:
+            return End(2, _sentence(volume, volume.members, view))
+    return None
+
+
+def _sentence(volume: Volume, members: tuple[str, ...], view: View) -> str:
+    active = sum(name in view.memory.placement for name in members)
+    standbys = len(members) - active
+    who = f"{SLOTS} snapshots for each of {active} members"
+    who += f" and {STANDBY_SLOTS} for each of {standbys} standbys" if standbys else ""
+    by = f" under the memory limit of {_size(volume.limit_bytes)} of its cgroup" if volume.limit_bytes else ""
+    more = "a higher memory limit" if by else "more room in /dev/shm (docker run --shm-size) and memory"
+    return (
+        f"not enough memory: a state of {_size(volume.state_bytes)} takes {_size(volume.needed_bytes)} in"
+        f" shared memory ({who}), {_size(volume.available_bytes)} can be had{by}; take fewer members or"
+        f" standbys on this host, or give it {more}"
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def described(view: View) -> dict[str, Any] | None:
+    """Return the status' `memory`; None while the size of the state is not known."""
+    found = volumes(view)
+    if not found:
+        return None
+    tightest = min(found, key=lambda volume: volume.available_bytes - volume.needed_bytes)
+    return {
+        "state_bytes": tightest.state_bytes,
+        "needed_bytes": tightest.needed_bytes,
+        "available_bytes": tightest.available_bytes,
+        "used_bytes": tightest.used_bytes,
+        "members": list(tightest.members),
+    }

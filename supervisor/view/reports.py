@@ -1,0 +1,111 @@
+"""What the members report of the present generation, read out of a view. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.protocol.launcher_messages import Look, RankState
+from holdfast.protocol.member_messages import MemberReport, RankStall
+from supervisor.view import members, unknown_generation
+from supervisor.view.model import View
+from supervisor.wording import step_in_words
+
+
+def looks(view: View, report: MemberReport) -> tuple[Look, ...]:
+    """Return the newest looks that the member took at its ranks of the present generation."""
+    return report.looks if report.looked_for == view.memory.generation else ()
+
+
+def untold(view: View) -> tuple[str, ...]:
+    """Return the members of whose ranks nothing is known: to a supervisor, or sidecar, that has just begun.
+
+    A member that is lost, or deaf, is not among them: that is a fault of its own.
+    """
+    return tuple(
+        member.name
+        for member in view.members
+        if member.name in view.memory.placement
+        and (member.report is None or member.report.launcher is None)
+        and not members.deaf(member)
+    )
+
+
+def stalls(view: View, report: MemberReport) -> tuple[RankStall, ...]:
+    """Return who has stalled in the present generation, by a report whose steps are newer than its stalls."""
+    return tuple(
+        stall
+        for stall in report.stalls
+        if stall.generation == view.memory.generation and step_of(report, stall.rank) <= stall.step
+    )
+
+
+def step_of(report: MemberReport, rank: int) -> int:
+    return next((each.step for each in report.progress if each.rank == rank), -1)
+
+
+def on_its_way_out(report: MemberReport, rank: RankState) -> bool:
+    """True while an exception may be about to end a rank: its `finally` blocks run, and it did not go on."""
+    hint = rank.ending
+    if hint is None or not hint.unwinding or rank.state == "exited":
+        return False
+    return not 0 <= hint.step < step_of(report, rank.rank)
+
+
+def pause_left_s(report: MemberReport, rank: int) -> float:
+    """Return what is left of the limit of the pause that a rank is in; 0 when it is in none."""
+    return next((each.pause_left_s for each in report.progress if each.rank == rank), 0.0)
+
+
+def step_of_rank(view: View, rank: int) -> int:
+    """Return the steps that a rank of the present generation has done, -1 if that is not known."""
+    return max((step_of(report, rank) for report in reports(view)), default=-1)
+
+
+def reached(view: View) -> int:
+    """Return the most steps that any rank of the present generation is known to have done; -1: not known."""
+    told = max((each.step for report in reports(view) for each in report.progress), default=-1)
+    return told if unknown_generation.ahead(view) else max(told, view.memory.reached)
+
+
+def is_told(view: View) -> bool:
+    """True when somebody who is there says how far the present generation has come.
+
+    Else `reached` is what was last heard, or written down, of who is gone: it may have done more.
+    """
+    there = replace(view, members=tuple(each for each in view.members if each.exists))
+    return any(report.progress for report in reports(there))
+
+
+def reports(view: View) -> tuple[MemberReport, ...]:
+    """Return what was last heard of the members whose launchers run the present generation."""
+    return tuple(
+        member.report
+        for member in view.members
+        if member.report is not None
+        and member.report.launcher is not None
+        and member.report.launcher.generation == view.memory.generation
+    )
+
+
+def kept(view: View) -> bool:
+    """True when the script's state is in our care: somebody holds, or has taken, a snapshot."""
+    return any(
+        report.slots or report.privates or any(each.snapshot_step >= 0 for each in report.progress)
+        for report in reports(view)
+    )
+
+
+def keeps_itself(view: View) -> bool:
+    """True when the script never joins, so that only the script knows where it begins after a restart."""
+    known = (member.report.launcher for member in view.members if member.report is not None)
+    return any(launcher is not None and not launcher.joins for launcher in known) and not kept(view)
+
+
+def at_step(view: View, step: int) -> str:
+    """Name a step of the present generation, for people."""
+    return step_in_words(step, own_state=keeps_itself(view), generation=view.memory.generation)
+
+
+def copy_s(view: View) -> float:
+    """Return what a snapshot has taken last, on the member where that is longest; 0 if there was none."""
+    return max((each.snapshot_s for report in reports(view) for each in report.progress), default=0.0)

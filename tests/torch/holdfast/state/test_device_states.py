@@ -1,0 +1,280 @@
+"""Whatever a device has run when a peer dies: what is called whole is the state of exactly that step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from holdfast.fileio.safetensors import map_file
+from holdfast.protocol.launcher_messages import Launch, RankStart, Secured
+from holdfast.protocol.progress_writer import Page
+from holdfast.snapshot.private_store import PrivateStore
+from holdfast.state.capture import JSON_ENTRY
+from holdfast.state.private_state import parse
+from holdfast.training import protection
+from holdfast.training.copy_gate import Gate
+from holdfast.training.session import Session
+from holdfast.training.state import State
+from holdfast.worker.launcher_channel import Runtime
+from tests.sandbox import memory_directory
+from tests.torch.holdfast.simulation import Here, Late, Simulated, Stuck
+from tests.torch.holdfast.training.test_state import Position, Unheard
+
+GENERATION = 3
+LAUNCH = Launch(GENERATION, 1, 1, "", 0, 0, 0.0)
+STEPS = 6
+
+GATE_S = 0.02  # for a host that is stuck within its writes
+
+Bits = dict[str, bytes]
+
+intervals = st.integers(0, 3)
+choices = st.lists(st.integers(0, 31), min_size=1, max_size=40)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def impatient() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(protection, "GATE_S", GATE_S)
+        yield
+
+
+class Training:
+    """A script whose every kernel is the device's, and whose lr, counters and data are the host's."""
+
+    def __init__(
+        self, memory: Path, device: Simulated, every: int = 0, hangs_at: int = STEPS, gives_loss: bool = True
+    ) -> None:
+        launch = replace(LAUNCH, snapshot_every=every)
+        session = Session(launch, RankStart(0, 0), Runtime(Unheard(), memory, 0, 1))
+        session.page = Page.create(memory / "page-0.bin")
+        session.page.begin(GENERATION, 0, 0, 1, 0)
+        session.accelerator = device
+        torch.manual_seed(1)
+        self.device, self.hangs_at, self.gives_loss = device, hangs_at, gives_loss
+        self.model = nn.Linear(4, 3)
+        self.model.weight.data = self.model.weight.data.t().contiguous().t()  # as channels_last is
+        for parameter in self.model.parameters():
+            device.put(parameter)
+            parameter.grad = device.put(torch.zeros_like(parameter))
+        self.optimizer = Late(self.model.parameters(), device)
+        self.data = Position()
+        self.loss_of: Callable[[int], float] = lambda step: 3.0 - step / 10
+        self.memory = memory
+        self.state: State = session.protect(model=self.model, optimizer=self.optimizer, data=self.data)
+
+    def host(self) -> Iterator[None]:
+        """Do the steps, with a place to be stopped at after each call."""
+        for step in self.state.steps(STEPS):
+            self.state.forward()
+            yield
+            loss = self.device.put(torch.full((), -1.0))
+            self.device.launch(lambda loss=loss, step=step: loss.fill_(self.loss_of(step)))  # type: ignore[misc]
+            self.data.at += 6
+            self.state.backward()
+            yield
+            if step == self.hangs_at:
+                self.device.hang()
+            for number, parameter in enumerate(self.model.parameters()):
+                grad = parameter.grad
+                assert grad is not None
+                self.device.launch(lambda g=grad, v=step + number + 1: g.fill_(v / 7))  # type: ignore[misc]
+            yield
+            if self.state.gate.frozen:
+                raise Stuck  # in `before_write`, for ever
+            self.optimizer.step()
+            yield
+            for group in self.optimizer.param_groups:
+                group["lr"] = 0.5 / (step + 2)
+            yield
+            self.state.commit(loss=loss if self.gives_loss else None)
+            yield
+            # The end of the loop waits for the copy under way: in one thread that would be for ever.
+            kept = self.state.keeping
+            if step == STEPS - 1 and kept is not None and kept._copying.locked():
+                raise Stuck
+
+    def held(self) -> dict[int, Bits]:
+        """Return what the arena has, by step."""
+        kept = self.state.keeping
+        assert kept is not None
+        found: dict[int, Bits] = {}
+        for record in kept._snapshots.arena.records():
+            layout, mapping = map_file(record.path)
+            with mapping:
+                at = layout.data_offset
+                bits = {each.name: mapping[at + each.begin : at + each.end] for each in layout.entries}
+            found[record.step] = {**bits, JSON_ENTRY: bits[JSON_ENTRY].rstrip()}
+        return found
+
+    def private(self, step: int) -> int:
+        """Return the position of the data that is kept for `step`."""
+        blob = PrivateStore(self.memory / "arena" / "private-00000.bin", 0).get(step, GENERATION)
+        assert blob is not None
+        assert blob.final
+        return int(json.loads(parse(blob.data)["objects"])["data"]["at"])
+
+
+def reference() -> dict[int, Bits]:
+    """Return the state of every step, of a run in which each kernel has run when the next call is made."""
+    states: dict[int, Bits] = {}
+    with memory_directory() as memory:
+        device = Simulated()
+        device.meanwhile = lambda _: device.drain()
+        training = Training(memory, device, every=1)
+        for _ in training.host():
+            states.update(training.held())
+        states.update(training.held())
+    assert sorted(states) == list(range(STEPS + 1))
+    assert len({state["model.weight"] for state in states.values()}) == STEPS + 1
+    return states
+
+
+REFERENCE: dict[int, Bits] = {}
+
+
+def expected() -> dict[int, Bits]:
+    if not REFERENCE:
+        REFERENCE.update(reference())
+    return REFERENCE
+
+
+def exact(training: Training) -> None:
+    """Check that whatever is called whole is that step's state, bit for bit, and has its private state."""
+    for step, bits in training.held().items():
+        assert bits == expected()[step], f"step {step}"
+        assert training.private(step) == 6 * step
+
+
+def run_until(training: Training, calls: int) -> Iterator[None]:
+    """Let the host make so many calls; return the rest of them."""
+    host = training.host()
+    with suppress(Stuck):
+        for _ in range(calls):
+            next(host, None)
+    return host
+
+
+def secured(training: Training) -> Secured:
+    kept = training.state.keeping
+    assert kept is not None
+    return kept.secure(GENERATION)
+
+
+@settings(max_examples=100)
+@given(
+    choices, st.integers(1, 6 * STEPS), st.integers(0, 3), st.integers(0, STEPS), st.booleans(), st.booleans()
+)
+def test_what_is_called_whole_is_the_state_of_exactly_that_step(
+    order: list[int], calls: int, every: int, hangs_at: int, goes_on: bool, gives_loss: bool
+) -> None:
+    with memory_directory() as memory:
+        device = Simulated(order)
+        training = Training(memory, device, every, hangs_at, gives_loss)
+        host = run_until(training, calls)
+        exact(training)
+        if goes_on:  # the host has not met the dead peer yet: it runs on while its state is copied
+            device.meanwhile = Beside(training, host)
+        answer = secured(training)
+        device.meanwhile = lambda _: None
+        exact(training)
+        if answer.whole:
+            assert answer.step in training.held()
+        device.drain()
+        exact(training)
+
+
+class Beside:
+    """The host, run by one call at a time while another thread waits for the device."""
+
+    def __init__(self, training: Training, host: Iterator[None]) -> None:
+        self._training, self._host = training, host
+        self._inside = False
+
+    def __call__(self, choice: int) -> None:
+        kept = self._training.state.keeping
+        assert kept is not None
+        # With a lock held the host would wait here: in one thread that would be for ever.
+        if self._inside or not choice & 16 or self._training.state.gate._looking.locked():
+            return
+        self._inside = True
+        with suppress(Stuck):
+            next(self._host, None)
+        self._inside = False
+
+
+@settings(max_examples=60)
+@given(choices, st.integers(0, STEPS - 1), intervals, st.booleans())
+def test_a_device_that_waits_for_a_dead_peer_has_the_last_committed_state_wherever_its_host_is(
+    order: list[int], hangs_at: int, every: int, gives_loss: bool
+) -> None:
+    with memory_directory() as memory:
+        device = Simulated([*order, 7])
+        training = Training(memory, device, every, hangs_at, gives_loss)
+        run_until(training, 6 * STEPS)
+        assert training.state.step >= hangs_at
+        answer = secured(training)
+        assert (answer.step, answer.whole) == (hangs_at, True), answer
+        assert hangs_at in training.held()
+        exact(training)
+
+
+@given(choices, intervals)
+def test_a_run_without_a_fault_is_as_if_nobody_had_copied(order: list[int], every: int) -> None:
+    with memory_directory() as memory:
+        device = Simulated([*order, 5])
+        training = Training(memory, device, every)
+        run_until(training, 10 * STEPS)
+        device.drain()
+        assert training.state.step == STEPS
+        exact(training)
+        if every == 1:
+            assert sorted(training.held()) == [STEPS - 1, STEPS]
+
+
+@given(choices, intervals)
+def test_a_script_that_ends_leaves_a_copy_of_its_last_state(order: list[int], every: int) -> None:
+    with memory_directory() as memory:
+        training = Training(memory, Simulated([*order, 5]), every)
+        run_until(training, 10 * STEPS)
+        kept = training.state.keeping
+        assert kept is not None
+        assert (not kept.leaving()) == (every > 0)
+        assert (STEPS in training.held()) == (every > 0)
+        exact(training)
+
+
+def test_optimizers_in_streams_of_their_own_are_waited_for_and_none_may_have_begun() -> None:
+    """Each has marks in its own stream: here the device comes to them in any order."""
+    device = Simulated((0,), rests=True)
+    gate = Gate(device)
+    gate.start(4)
+    marks = [Here() for _ in range(5)]
+    device.mark = iter(marks).__next__  # type: ignore[method-assign]
+    gate.close(4, lambda: "host's part")
+    gate.before_more()
+    old = gate.look()
+    assert old is not None
+    assert (old.step, old.part) == (4, "host's part")
+    marks[1].reached = True  # the second one has begun, the first has not
+    assert gate.look() is None
+    assert not gate.still(old)
+    gate.after_some()
+    gate.after_some()
+    gate.open()
+    for mark in (marks[0], marks[4], marks[2]):  # that of the commit before the second optimizer's end
+        mark.reached = True
+        assert gate.look() is None
+    marks[3].reached = True
+    new = gate.look()
+    assert new is not None
+    assert (new.step, new.part) == (5, None)

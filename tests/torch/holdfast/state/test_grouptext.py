@@ -1,0 +1,97 @@
+"""The text of an optimizer's groups is what it would be if it were made anew."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast.state import cached_capture, capture
+from holdfast.state.cached_capture import GroupText
+from holdfast.state.capture import Tree
+
+
+def _optimizer() -> torch.optim.Optimizer:
+    first, second, third = (torch.nn.Parameter(torch.zeros(2)) for _ in range(3))
+    groups: list[dict[str, Any]] = [
+        {"params": [first, second], "tag": "wide"},
+        {"params": [third], "lr": 0.5},
+    ]
+    return torch.optim.AdamW(groups)
+
+
+def _change(key: str, value: object) -> Callable[[torch.optim.Optimizer], None]:
+    def change(optimizer: torch.optim.Optimizer) -> None:
+        optimizer.param_groups[1][key] = value
+
+    return change
+
+
+def _append(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0].setdefault("history", [1]).append(2)
+
+
+def _remove(optimizer: torch.optim.Optimizer) -> None:
+    del optimizer.param_groups[0]["tag"]
+
+
+def _move(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[1]["params"].insert(0, optimizer.param_groups[0]["params"].pop())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _change("lr", 0.25),
+        _change("betas", (0.5, 0.75)),
+        _change("nested", ([1], {"a": 2})),
+        _change("foreach", None),
+        _append,
+        _remove,
+        _move,
+    ],
+    ids=["a number", "a tuple", "what can change within", "nothing", "within a list", "a key less", "moved"],
+)
+def test_it_is_what_the_groups_are_now(change: Callable[[torch.optim.Optimizer], None]) -> None:
+    optimizer, rest = _optimizer(), Tree()
+    text = GroupText("optimizer", optimizer)
+    for _ in range(2):
+        assert json.loads(text.text(rest)) == _as_json(capture.groups("optimizer", optimizer, Tree()))
+        change(optimizer)
+        assert json.loads(text.text(rest)) == _as_json(capture.groups("optimizer", optimizer, Tree()))
+        if change in (_remove, _move):
+            return
+    assert not rest.tensors
+
+
+def test_a_tensor_among_the_values_is_told_each_time() -> None:
+    optimizer = _optimizer()
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
+    text = GroupText("optimizer", optimizer)
+    for _ in range(2):
+        rest = Tree()
+        text.text(rest)
+        assert [name for name, _ in rest.tensors] == ["optimizer.group.0.lr"]
+
+
+def test_only_what_has_changed_is_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = _optimizer()
+    text = GroupText("optimizer", optimizer)
+    text.text(Tree())
+    written: list[object] = []
+
+    def dumps(value: object) -> str:
+        written.append(value)
+        return json.dumps(value)
+
+    monkeypatch.setattr(cached_capture, "dumps", dumps)
+    optimizer.param_groups[0]["lr"] = 0.125
+    text.text(Tree())
+    assert written == ["lr", 0.125]
+
+
+def _as_json(value: object) -> object:
+    return json.loads(json.dumps(value))

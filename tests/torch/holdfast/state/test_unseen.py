@@ -1,0 +1,155 @@
+"""What a script saves, copies or compiles of its objects is what it would be without protect."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from holdfast.state import torch_hooks
+from holdfast.training.state import State
+from tests.torch.holdfast.state.test_misuse import plain
+from tests.torch.holdfast.state.test_restore import Sharp
+
+torch.set_num_threads(1)
+INPUT = torch.randn(8, 2, generator=torch.Generator().manual_seed(1))
+
+
+class Whole(torch.optim.SGD):
+    """One that leaves nothing of itself out of what is saved."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "step": None}
+
+
+class Protected:
+    """A script's objects in the middle of its training."""
+
+    def __init__(self, *, wrapped: bool, trained: int) -> None:
+        torch.manual_seed(0)
+        self.module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
+        self.module.register_forward_hook(shift)
+        self.model: nn.Module = DistributedDataParallel(self.module) if wrapped else self.module
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.9)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3)
+        self.scaler = torch.amp.GradScaler("cpu")
+        self.state: State = plain(
+            model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, scaler=self.scaler
+        )
+        for step in self.state.steps(trained):
+            loss = self.model(INPUT).mean()
+            loss.backward()
+            if step != 1:  # one that the state watches gradients after
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            self.state.commit(loss=loss)
+
+
+def shift(_module: nn.Module, _given: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+    """A hook of the script's own."""
+    return output + 1
+
+
+@pytest.fixture(
+    params=[(False, 0), (False, 2), (True, 0), (True, 2)],
+    ids=["begun", "trained", "begun in DDP", "trained in DDP"],
+)
+def objects(request: pytest.FixtureRequest) -> Iterator[Protected]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield Protected(wrapped=request.param[0], trained=request.param[1])
+    dist.destroy_process_group()
+
+
+def saved(value: Any) -> bytes:
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.save(value, file)
+    return file.getvalue()
+
+
+def is_free(data: bytes) -> bool:
+    """True of what holds nothing of holdfast (and maybe of this module)."""
+    return b"holdfast" not in data.replace(__name__.encode(), b"")
+
+
+def loaded(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=False)
+
+
+@pytest.mark.parametrize("which", ["module", "model", "optimizer", "scheduler", "scaler"])
+def test_what_is_saved_needs_no_holdfast_to_be_loaded(objects: Protected, which: str) -> None:
+    data = saved(getattr(objects, which))
+    assert is_free(data)
+    again = loaded(data)
+    assert str(again.state_dict()) == str(getattr(objects, which).state_dict())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: loaded(saved(model))])
+def test_a_copy_of_a_model_has_its_own_hooks_and_none_of_ours(
+    objects: Protected, copied: Callable[[nn.Module], nn.Module]
+) -> None:
+    again = copied(objects.module).eval()
+    assert [*again._forward_hooks.values()] == [shift]
+    assert not again._forward_pre_hooks
+    told = objects.state._spoilt
+    objects.state.poison()  # a pass of the protected model would now say so
+    assert torch.equal(again(INPUT), objects.module.eval().forward(INPUT) + 1)
+    assert objects.state._spoilt == told
+    objects.model(INPUT)
+    assert objects.state._spoilt, "the model itself is still heard after it was copied"
+
+
+@pytest.mark.parametrize("which", ["optimizer", "scheduler", "scaler"])
+def test_what_steps_is_copied(objects: Protected, which: str) -> None:
+    again = copy.deepcopy(getattr(objects, which))
+    assert str(again.state_dict()) == str(getattr(objects, which).state_dict())
+
+
+def test_an_optimizer_that_saves_all_of_itself() -> None:
+    model = nn.Linear(2, 2)
+    whole, sharp = Whole(model.parameters(), lr=0.1), Sharp(model.parameters())
+    plain(model=model, optimizer=whole, sharp=sharp)
+    assert is_free(pickle.dumps(whole))
+    copy.deepcopy(sharp)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("made", [lambda model: model, copy.deepcopy], ids=["it", "a copy"])
+def test_a_protected_model_is_compiled_to_torchscript(
+    objects: Protected, made: Callable[[nn.Module], nn.Module]
+) -> None:
+    scripted = torch.jit.script(made(objects.module))
+    assert torch.equal(scripted.eval()(INPUT), objects.module.eval().forward(INPUT) + 1)
+
+
+def test_a_handle_that_a_script_had_before_still_removes_its_hook() -> None:
+    model = nn.Linear(2, 2)
+    handle = model.register_forward_hook(lambda *_: torch.zeros(1))
+    plain(model=model)
+    handle.remove()
+    assert model(INPUT).shape == (8, 2)
+
+
+def test_a_hook_of_ours_that_is_copied_by_itself_does_nothing() -> None:
+    """As one in a plain dict, or taken out of the model's by somebody."""
+    told: list[Any] = []
+    hooks: dict[int, Any] = {0: torch_hooks.Hook(lambda *given: told.append(given))}
+    torch_hooks.hide(hooks)
+    data = pickle.dumps(hooks)
+    assert is_free(data)
+    for again in (cast("dict[int, Any]", pickle.loads(data)), copy.deepcopy(hooks)):
+        does_nothing = again[0]("module", "given", "output") is None
+        assert does_nothing
+    assert told == []
+    hooks[0]("module", "given")
+    assert told == [("module", "given")]

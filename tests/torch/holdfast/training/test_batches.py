@@ -1,0 +1,217 @@
+"""Batches follow from the step: the same ones after a fault, whoever loads them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import holdfast
+from holdfast.errors import BadInput
+from holdfast.protocol.launcher_messages import Launch, RankStart
+from holdfast.training.batches import Batches
+from holdfast.training.session import Session
+
+torch.set_num_threads(1)
+
+LAUNCH = Launch(3, 1, 1, "", 0, 0, 0.0)
+
+
+class Noisy:
+    """Samples that are augmented with all three kinds of randomness."""
+
+    def __init__(self, size: int = 22) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        noise = [random.random(), float(torch.rand(())), float(np.random.rand())]
+        return index, torch.tensor([float(index), *noise], dtype=torch.float64)
+
+
+def summed(samples: list[Any]) -> float:
+    return float(sum(values.sum() for _, values in samples)) + random.random()
+
+
+def batches_of(rank: int = 0, world_size: int = 1, step: int = 0, **given: Any) -> Batches:
+    launch = replace(LAUNCH, world_size=world_size, skip=given.pop("skip", ()))
+    session = Session(launch, RankStart(rank, 0), None)
+    state = session.protect()
+    state.step = step
+    return Batches(given.pop("dataset", Noisy()), given.pop("batch_size", 4), session, state, **given)
+
+
+def run(batches: Batches, until: int) -> list[tuple[int, Any]]:
+    """Return what a training loop sees."""
+    seen = []
+    for step, batch in batches.steps(until):
+        seen.append((step, [each.tolist() for each in batch] if isinstance(batch, list) else batch))
+        batches.state.commit()
+    return seen
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_epoch_has_each_sample_at_most_once_on_one_rank(world_size: int) -> None:
+    of_rank = [batches_of(rank, world_size) for rank in range(world_size)]
+    steps = len(of_rank[0])
+    assert steps == 22 // (4 * world_size)
+    epochs = [
+        [
+            index
+            for batches in of_rank
+            for step in range(e * steps, (e + 1) * steps)
+            for index in batches.indices(step)
+        ]
+        for e in range(3)
+    ]
+    for seen in epochs:
+        assert len(set(seen)) == len(seen) == steps * 4 * world_size
+        assert set(seen) <= set(range(22))
+    assert len({tuple(seen) for seen in epochs}) == 3, "each epoch has its own order"
+    assert [of_rank[0].epoch(step) for step in (0, steps - 1, steps)] == [0, 0, 1]
+    assert [step for step in range(2 * steps) if of_rank[0].ends_epoch(step)] == [steps - 1, 2 * steps - 1]
+    assert of_rank[0].position(3) == 12 * world_size
+
+
+def test_the_seed_gives_the_order_and_no_shuffling_that_of_the_dataset() -> None:
+    assert batches_of().indices(0) == batches_of().indices(0) != batches_of(seed=1).indices(0)
+    assert batches_of(shuffle=False).indices(1) == [4, 5, 6, 7]
+
+
+def test_an_epoch_may_be_filled_up_from_its_beginning() -> None:
+    batches = batches_of(drop_last=False)
+    assert len(batches) == 6
+    epoch = [index for step in range(6) for index in batches.indices(step)]
+    assert set(epoch) == set(range(22))
+    assert epoch[22:] == epoch[:2]
+
+
+@pytest.mark.parametrize("resumed", [1, 5, 7])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_that_resumes_sees_what_the_undisturbed_one_saw(resumed: int, workers: int) -> None:
+    whole = run(batches_of(), 12)
+    assert run(batches_of(step=resumed, num_workers=workers), 12) == whole[resumed:]
+
+
+@pytest.mark.parametrize("method", sorted(set(multiprocessing.get_all_start_methods()) - {"forkserver"}))
+def test_it_does_not_matter_which_processes_load(method: str) -> None:
+    loaded = run(batches_of(num_workers=2, multiprocessing_context=method, persistent_workers=True), 6)
+    assert loaded == run(batches_of(), 6)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_collate_function_may_draw_numbers_too(workers: int) -> None:
+    assert run(batches_of(num_workers=workers, collate_fn=summed), 3) == run(batches_of(collate_fn=summed), 3)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_random_numbers_of_the_training_are_not_touched(workers: int) -> None:
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    expected = (torch.rand(1), random.random(), np.random.rand())
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    run(batches_of(num_workers=workers), 2)
+    assert (torch.rand(1), random.random(), np.random.rand()) == expected
+
+
+def test_a_step_that_is_skipped_skips_its_batch_and_no_other() -> None:
+    whole = run(batches_of(), 8)
+    assert run(batches_of(skip=(2, 5)), 8) == [each for each in whole if each[0] not in (2, 5)]
+
+
+def test_a_step_that_was_not_committed_has_the_same_batch_again() -> None:
+    batches = batches_of()
+    seen = []
+    for step, batch in batches.steps(3):
+        seen.append((step, batch[0].tolist()))
+        if len(seen) != 2:
+            batches.state.commit()
+    assert [step for step, _ in seen] == [0, 1, 1, 2]
+    assert seen[1] == seen[2]
+
+
+def zipped(batches: Batches, until: int, batches_first: bool, given: Any = None) -> Iterator[tuple[int, Any]]:
+    feed = batches if given is None else given
+    if batches_first:
+        yield from ((step, batch) for batch, step in zip(feed, batches.state.steps(until), strict=False))
+    else:
+        yield from zip(batches.state.steps(until), feed, strict=False)
+
+
+@pytest.mark.parametrize("batches_first", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_they_can_be_zipped_with_the_steps_and_stay_with_them(batches_first: bool, workers: int) -> None:
+    batches = batches_of(step=3, skip=(3, 8, 12), num_workers=workers)
+    tried, seen = [], []
+    for step, (indices, _) in zipped(batches, 12, batches_first):
+        assert indices.tolist() == batches.indices(step)
+        tried.append(step)
+        if step in (4, 7) and tried.count(step) < 3:
+            continue  # a batch that cannot be used: the step is begun again
+        seen.append(step)
+        batches.state.commit()
+    assert seen == [4, 5, 6, 7, 9, 10, 11]
+    assert tried.count(4) == tried.count(7) == 3
+
+
+@pytest.mark.parametrize("batches_first", [False, True])
+def test_one_iterator_may_serve_one_loop_after_the_other(batches_first: bool) -> None:
+    batches = batches_of()
+    feed, seen = iter(batches), []
+    for epoch in range(3):
+        for step, (indices, _) in zipped(batches, 3 * (epoch + 1), batches_first, feed):
+            assert indices.tolist() == batches.indices(step)
+            seen.append(step)
+            batches.state.commit()
+    assert seen == list(range(9))
+
+
+def test_a_step_that_takes_no_batch_passes_over_its_own() -> None:
+    batches = batches_of()
+    feed = iter(batches)
+    for step in batches.state.steps(9):
+        if step % 3:
+            assert next(feed)[0].tolist() == batches.indices(step)
+        batches.state.commit()
+
+
+def test_a_second_batch_in_one_step_is_refused_with_what_to_do() -> None:
+    batches = batches_of()
+    feed = iter(batches)
+    for _ in batches.state.steps(1):
+        next(feed)
+        with pytest.raises(BadInput, match=r"a second batch .* in one step.*x\.chunk\(k\)"):
+            next(feed)
+        batches.state.commit()
+
+
+def test_holdfast_has_them() -> None:
+    assert holdfast.Batches is Batches
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"batch_size": 0}, r"Batches\(batch_size=0\): expected a whole number from 1 on"),
+        ({"batch_size": "4"}, r"Batches\(batch_size='4'\)"),
+        ({"batch_size": 23}, "a step needs 23 samples on 1 ranks, and the dataset has 22"),
+        ({"sampler": object()}, r"Batches\(sampler=\.\.\.\): Batches itself says"),
+        ({"shuffel": True}, r"Batches\(shuffel=\.\.\.\): neither .*; did you mean shuffle\?"),
+        ({"prefetch_factor": 3}, r"Batches\(prefetch_factor=\.\.\.\): .*num_workers"),
+        ({"dataset": iter([1])}, "has to keep its position itself"),
+    ],
+)
+def test_what_cannot_be_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        batches_of(**given)

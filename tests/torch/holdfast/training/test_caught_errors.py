@@ -1,0 +1,118 @@
+"""A step that the script goes on with, though a lost peer has spoilt it, is neither written nor counted."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from holdfast.errors import PeerLost
+from holdfast.training.caught_errors import Caught, Connections, open_sockets
+
+
+class Group:
+    """This rank's side of a connection, and the peer's; `frozen` is asked by who waits to be stopped."""
+
+    def __init__(self) -> None:
+        before = open_sockets()
+        self.mine, self.peer = socket.socketpair()
+        self.asked = 0
+        self.peers = Connections({self.mine.fileno(): os.fstat(self.mine.fileno()).st_ino})
+        assert set(open_sockets()) - set(before) == {self.mine.fileno(), self.peer.fileno()}
+        self.caught = Caught(self.peers, self.frozen)
+
+    def frozen(self) -> bool:
+        self.asked += 1
+        return True
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    made = Group()
+    yield made
+    made.mine.close()
+    made.peer.close()
+
+
+def step(*, fails: bool = False) -> None:
+    """Make a backward pass, one that fails and is caught if need be."""
+    weight = torch.ones(2, requires_grad=True)
+    loss = weight.sum()
+    if fails:
+        loss.register_hook(_fail)
+    with pytest.raises(RuntimeError, match="closed by peer") if fails else nullcontext():
+        loss.backward()
+
+
+def _fail(_: torch.Tensor) -> None:
+    raise RuntimeError("Connection closed by peer")
+
+
+def test_with_all_peers_there_any_step_is_made(group: Group) -> None:
+    step(fails=True)
+    group.caught.writes(0)
+    group.caught.commits(0, written=False)
+    group.caught.committed()
+    group.caught.commits(1, written=False)
+    assert group.asked == 0
+
+
+@pytest.mark.parametrize("whose", ["theirs", "mine", "another's"])
+def test_a_pass_that_failed_is_not_written_nor_counted_without_a_peer(group: Group, whose: str) -> None:
+    step(fails=True)
+    (group.peer if whose == "theirs" else group.mine).close()
+    taken = socket.socket() if whose == "another's" else None  # the descriptor of the one that is closed
+    with pytest.raises(PeerLost, match="step 3: its optimizer would write"):
+        group.caught.writes(3)
+    for written in (True, False):
+        with pytest.raises(PeerLost, match="step 3: it would be counted"):
+            group.caught.commits(3, written=written)
+    if taken is not None:
+        taken.close()
+
+
+def test_a_step_whose_passes_are_whole_is_made_without_the_peer(group: Group) -> None:
+    for number in range(2):
+        step()
+        group.caught.writes(number)
+        group.caught.commits(number, written=True)
+        group.caught.committed()
+        group.peer.close()
+    assert group.asked == 0
+
+
+def test_a_step_without_an_update_or_with_fewer_passes_waits_to_be_stopped(group: Group) -> None:
+    step()
+    group.caught.writes(0)
+    group.caught.committed()
+    group.peer.close()
+    group.caught.writes(1)
+    assert group.asked == 1
+    group.caught.commits(1, written=False)
+    assert group.asked == 1, "nobody was stopped for that connection, which is none to a peer"
+
+
+def test_without_a_stop_it_goes_on(group: Group) -> None:
+    caught = Caught(group.peers, lambda: False, hold_s=0.05)
+    group.peer.close()
+    caught.commits(0, written=False)
+
+
+def test_a_collective_that_failed_spoils_what_is_written_after_it(group: Group) -> None:
+    step()
+    group.caught.writes(0)
+    group.caught.committed()
+    step()
+    with pytest.raises(ValueError, match="not been initialized"):
+        dist.all_reduce(torch.ones(1))
+    group.peer.close()
+    with pytest.raises(PeerLost, match="step 1: its optimizer"):
+        group.caught.writes(1)
+    group.caught.commits(1, written=True)  # it reduced the loss, after the update
+    with pytest.raises(PeerLost, match="step 1: it would"):
+        group.caught.commits(1, written=False)

@@ -1,0 +1,95 @@
+"""The thread that hears the launcher answers whatever comes out of a copy, and hears what comes next."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import BadInput
+from holdfast.protocol import rank_channel
+from holdfast.protocol.launcher_messages import Launch, RankStart
+from holdfast.protocol.rank_channel import Do, Say
+from holdfast.training.session import Session
+from holdfast.worker.launcher_channel import Runtime
+
+WAIT_S = 20.0
+
+
+class Failing:
+    """A copy that goes wrong in a way that nobody expected."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def secure(self, generation: int) -> None:
+        raise self.error
+
+
+class Unspoilable:
+    def poison(self) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Iterator[tuple[socket.socket, Session]]:
+    ours, theirs = rank_channel.pair()
+    ours.settimeout(WAIT_S)
+    session = Session(Launch(3, 1, 1, "", 0, 0, 0.0), RankStart(0, 0), Runtime(theirs, tmp_path, 0, 1))
+    stopped = threading.Event()
+    thread = threading.Thread(target=listen, args=(session, stopped), daemon=True)
+    thread.start()
+    with closing(ours), closing(theirs):
+        yield ours, session
+        rank_channel.send(ours, Do("end"))
+        assert stopped.wait(WAIT_S), "the listener died"
+
+
+def listen(session: Session, stopped: threading.Event) -> None:
+    """What `Session._listen` does, until it is told to end: there it ends the process."""
+    assert session._runtime is not None
+    while True:
+        order, _ = rank_channel.receive(session._runtime.control, Do)
+        if order.what == "end":
+            stopped.set()
+            return
+        session._obey(order)
+
+
+@pytest.mark.parametrize(
+    "error", [BadInput("it is a set"), RuntimeError("CUDA error"), ValueError("x" * 9000)]
+)
+def test_a_copy_that_fails_in_any_way_is_answered(
+    line: tuple[socket.socket, Session], error: Exception
+) -> None:
+    ours, session = line
+    session._keeping = Failing(error)  # type: ignore[assignment]
+    for _ in range(2):
+        rank_channel.send(ours, Do("secure", generation=3))
+        said, _descriptors = rank_channel.receive(ours, Say)
+        assert said.secured is not None
+        assert (said.secured.rank, said.secured.whole) == (0, False)
+        assert said.secured.why.startswith(type(error).__name__)
+        assert len(said.secured.why) <= 500
+
+
+def test_a_drill_that_fails_is_noted(
+    line: tuple[socket.socket, Session], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours, session = line
+    session._state = Unspoilable()  # type: ignore[assignment]
+    rank_channel.send(ours, Do("drill", drill="nan"))
+    said, _ = rank_channel.receive(ours, Say)
+    assert (said.what, "the drill nan failed: RuntimeError" in said.note) == ("note", True)
+    assert "the drill nan failed" in capsys.readouterr().err
+
+
+def test_what_the_main_thread_does_is_answered(line: tuple[socket.socket, Session]) -> None:
+    ours, _ = line
+    rank_channel.send(ours, Do("where"))
+    said, _descriptors = rank_channel.receive(ours, Say)
+    assert (said.what, said.where) == ("where", "work")

@@ -1,0 +1,903 @@
+"""What a rank keeps of a generation that has only begun, and what it does without room."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch.optim.swa_utils import AveragedModel
+
+from holdfast.errors import BadInput
+from holdfast.protocol import progress
+from holdfast.protocol.launcher_messages import Launch, Secured
+from holdfast.protocol.progress_writer import Page
+from holdfast.protocol.rank_channel import Do
+from holdfast.snapshot import page_tables
+from holdfast.snapshot.private_store import PrivateReader
+from holdfast.state import restore as restoring
+from holdfast.state import torch_hooks
+from holdfast.state.private_state import PrivateState, parse
+from holdfast.training import protection
+from holdfast.training.session import Session
+from holdfast.training.snapshot_writer import SOON, Snapshots
+from tests.sandbox import in_child, limit_file_size, memory_directory
+from tests.torch.holdfast.state.test_private_state import Drawn
+from tests.torch.holdfast.training.test_state import Script, alone, resumed, supervised
+
+SELDOM = Launch(3, 1, 1, "", 0, 4096, 0.0)  # snapshots by the interval come never
+
+
+def steps_of(script: Script) -> set[int]:
+    assert script.state.keeping is not None
+    return {record.step for record in script.state.keeping._snapshots.arena.records()}
+
+
+def page_of(memory: Path) -> progress.Progress:
+    found = progress.read((memory / "page-0.bin").read_bytes())
+    assert found is not None
+    return found
+
+
+def test_a_generation_takes_a_snapshot_soon_after_its_start(memory: Path) -> None:
+    assert steps_of(Script(supervised(memory, SELDOM)).run(SOON + 40)) == {0, SOON}
+
+
+def test_a_new_process_meets_the_pages_of_the_slots_before_it_copies(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Script(supervised(memory, SELDOM)).run(SOON)
+    [of_state] = [r.total_bytes for r in Snapshots(memory / "arena", {}, 1).arena.records() if r.step == SOON]
+    met: list[tuple[object, int]] = []
+    monkeypatch.setattr(page_tables, "meet", lambda arena, total_bytes: met.append((arena, total_bytes)))
+    script = Script(resumed(memory, first, SELDOM, SOON)).run(SOON + 3)
+    assert script.state.keeping is not None
+    assert met == [(script.state.keeping._snapshots.arena, of_state)]
+
+
+def test_with_only_the_first_snapshot_asked_for_there_is_no_other(memory: Path) -> None:
+    assert steps_of(Script(supervised(memory, replace(SELDOM, snapshot_every=0))).run(SOON + 40)) == {0}
+
+
+def test_what_can_be_resumed_from_has_its_private_states_however_many_steps_follow(memory: Path) -> None:
+    every = replace(SELDOM, snapshot_every=1)
+    first = Script(supervised(memory, every)).run(37)  # a step that the ruler gives up soon
+    script = Script(resumed(memory, first, SELDOM, 37)).run(37 + 300)
+    kept = PrivateReader(memory / "arena" / "private-00000.bin")
+    for step in steps_of(script):
+        found = kept.get(step)
+        assert found is not None, f"the snapshot of step {step} could not be resumed from"
+        assert found.final
+    assert steps_of(script) == {37, 37 + SOON}
+
+
+@pytest.mark.parametrize("mask_bytes", [0, 2 << 20], ids=["small", "large"])
+def test_a_snapshot_of_any_step_has_its_private_states_for_as_long_as_it_is_there(
+    memory: Path, mask_bytes: int
+) -> None:
+    """Weights are swapped in pauses: the copies before them are of steps that are no multiple of anything."""
+    script = Script(supervised(memory, SELDOM), mask_bytes)
+    kept = PrivateReader(memory / "arena" / "private-00000.bin")
+    snapshots: set[int] = set()
+    for step in script.state.steps(260):
+        script.state.commit(loss=script.step())
+        if step + 1 in (13, 29, 30, 101):
+            with script.state.pause(f"evaluation {step}"):
+                weights = {name: tensor.clone() for name, tensor in script.model.state_dict().items()}
+                script.model.load_state_dict({name: tensor * 0 for name, tensor in weights.items()})
+                script.model.load_state_dict(weights)
+        there = steps_of(script)
+        snapshots |= there
+        for each in there:
+            found = kept.get(each)
+            assert found is not None, f"after step {step} that of {each} could not be resumed from"
+            assert found.final
+    assert snapshots == {0, SOON, 13, 29, 30, 101}
+
+
+def test_how_large_the_state_is_stands_on_the_page_from_the_first_step_on(memory: Path) -> None:
+    script = Script(supervised(memory, SELDOM)).run(2)
+    with_moments = sum(p.nbytes for p in script.model.parameters()) * 3
+    assert page_of(memory).state_bytes > with_moments
+
+
+def test_the_next_generation_knows_what_a_copy_took_before_it_has_made_one(memory: Path) -> None:
+    every = replace(SELDOM, snapshot_every=1)
+    first = Script(supervised(memory, every)).run(5)
+    Snapshots(memory / "arena", {}, 1).arena.note_cost(page_of(memory).state_bytes, 7.5)
+    Script(resumed(memory, first, every, 5))
+    found = page_of(memory)
+    assert found.snapshot_step == -1
+    assert found.state_bytes > 0
+    assert 7.0 < progress.copy_s(found) <= 8.0
+
+
+def test_the_interval_is_chosen_by_what_copies_take_once_the_slots_are_filled(memory: Path) -> None:
+    """The first copies of a large frozen part take a second; the next must not be an hour away."""
+    keeping = Script(supervised(memory, SELDOM)).run(1).state.keeping
+    assert keeping is not None
+    snapshots, keeping._cost_s = keeping._snapshots, 0.0
+    for read, coming, cost_s, expected_s in [
+        (1.0, 1.0, 1.0, 1.0),  # into the first slot
+        (1.0, 0.01, 1.1, 0.011),  # into the second: the kernel tells of writes
+        (1.0, 0.01, 0.6, 0.006),  # the first again, compared
+        (0.01, 0.01, 0.02, 0.02),  # nothing but the rest
+        (0.01, 0.01, 0.03, 0.02),
+        (1.0, 1.0, 0.7, 0.7),  # the kernel does not tell any more
+    ]:
+        snapshots.was_read, snapshots.frozen.coming = read, coming
+        keeping._note(5, cost_s)
+        assert keeping._cost_s == pytest.approx(expected_s)
+
+
+def test_a_private_state_without_room_does_not_stop_the_training(
+    memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def child() -> None:
+        script = Script(supervised(memory, SELDOM)).run(3)
+        script.data.state_dict = lambda: {"at": script.data.at, "more": "x" * 200_000}  # type: ignore[method-assign]
+        limit_file_size(1_000_000)
+        script.run(6)
+        assert script.state.step == 6
+
+    assert in_child(child) == 0
+    said = capfd.readouterr().err
+    assert said.count("cannot be stored in memory") == 1
+    assert "training continues" in said
+    found = {held.step: held for held in PrivateReader(memory / "arena" / "private-00000.bin").held()}
+    assert found[2].final
+    assert not found[6].final, "it was passed over, and nobody resumes with it"
+
+
+def test_a_state_that_is_still_being_restored_is_not_taken_for_whole(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = replace(SELDOM, snapshot_every=1)
+    session = resumed(memory, Script(supervised(memory, every)).run(2), every, 2)
+    answers: list[Secured] = []
+    restore = restoring.restore
+
+    def asked(*given: Any) -> list[str]:
+        assert session._keeping is not None
+        answers.append(session._keeping.secure(session.generation))
+        return restore(*given)
+
+    monkeypatch.setattr(restoring, "restore", asked)
+    script = Script(session)
+    assert [(each.whole, each.why) for each in answers] == [(False, "its state is still being restored")]
+    assert script.state.gate.frozen, "it would overwrite what the others resume from"
+    assert script.state.keeping is not None
+    assert script.state.keeping.secure(session.generation).whole
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_a_rank_that_is_asked_before_it_has_a_state_makes_no_step(memory: Path, generation: int) -> None:
+    """A stop at the start of a generation: it would overwrite what the last checkpoint is made of."""
+    session = supervised(memory, replace(SELDOM, generation=2))
+    session._obey(Do("secure", generation=generation))
+    assert Script(session).state.gate.frozen == (generation == 2)
+
+
+class Ramped(Script):
+    """One with a scheduler of its own class, stepped after each commit, as many scripts do."""
+
+    def __init__(self, session: Session) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.ramp = Ramp(self.optimizer)
+        self.state = session.protect(model=self.model, optimizer=self.optimizer, ramp=self.ramp)
+
+    def run(self, until: int) -> Ramped:
+        for _ in self.state.steps(until):
+            self.optimizer.zero_grad()
+            loss = self.model(torch.randn(6, 4)).pow(2).mean()
+            loss.backward()
+            self.optimizer.step()
+            self.state.commit(loss=loss)
+            self.ramp.step()
+        return self
+
+    def bits(self) -> list[Any]:
+        return [self.written(), self.ramp.count, self.optimizer.param_groups[0]["lr"]]
+
+
+class Ramp:
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.count = optimizer, 0
+
+    def step(self) -> None:
+        self.count += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.01 * min(1.0, (self.count + 1) / 30)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+@pytest.mark.parametrize("just_in_time", [False, True])
+def test_a_scheduler_of_any_class_that_steps_after_each_commit_loses_nothing(
+    memory: Path, capfd: pytest.CaptureFixture[str], just_in_time: bool
+) -> None:
+    launch = replace(SELDOM, snapshot_every=4)
+    script = Ramped(supervised(memory, launch)).run(11)
+    step = 11 if just_in_time else 8
+    if just_in_time:
+        assert script.state.keeping is not None
+        assert script.state.keeping.secure(launch.generation).whole
+    assert "private to a rank" not in capfd.readouterr().err
+    again = Ramped(resumed(memory, script, launch, step))
+    assert again.ramp.count == step
+    assert again.run(40).bits() == Ramped(alone()).run(40).bits()
+
+
+def test_a_state_of_earlier_versions_has_such_a_scheduler_in_the_private_state(memory: Path) -> None:
+    launch = replace(SELDOM, snapshot_every=4)
+
+    def before(session: Session) -> Ramped:
+        """As they sorted it."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch_hooks, "schedules", lambda *_: False)
+            return Ramped(session)
+
+    session = resumed(memory, before(supervised(memory, launch)).run(9), launch, 8)
+    assert Ramped(session).ramp.count == 7, "what follows a commit was not in it"
+
+
+class Drawing(Script):
+    """One whose sampler has a generator of its own."""
+
+    def __init__(self, session: Session) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.sampler = Drawn(session.generation)
+        self.state = session.protect(model=self.model, optimizer=self.optimizer, sampler=self.sampler)
+
+    def run(self, until: int) -> Drawing:
+        for _ in self.state.steps(until):
+            self.optimizer.zero_grad()
+            loss = self.model(torch.tensor(self.sampler.draw()) / 1000).pow(2).mean()
+            loss.backward()
+            self.optimizer.step()
+            self.state.commit(loss=loss)
+        return self
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_generator_of_a_sampler_is_kept_for_each_rank_and_found_where_earlier_versions_had_it(
+    memory: Path, earlier: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launch = replace(SELDOM, snapshot_every=4)
+    with pytest.MonkeyPatch.context() as patch:
+        if earlier:  # as they sorted it
+            patch.setattr(torch_hooks, "is_state", lambda _: False)
+        before = Drawing(supervised(memory, launch)).run(8)
+    assert ("sampler" in before.state.private.own) is not earlier
+    again = Drawing(resumed(memory, before, launch, 8))
+    assert "sampler" in again.state.private.own
+    assert again.sampler.draw() == before.sampler.draw()
+    assert ("sampler was saved once for all ranks" in capsys.readouterr().err) is earlier
+
+
+class Averaged(Script):
+    """One that keeps an average of its weights as the guide says: updated before the commit."""
+
+    def __init__(self, session: Session) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.ema = AveragedModel(self.model)
+        self.state = session.protect(model=self.model, optimizer=self.optimizer, ema=self.ema)
+
+    def step(self) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss: torch.Tensor = self.model(torch.randn(6, 4)).pow(2).mean()
+        loss.backward()
+        self.optimizer.step()
+        self.ema.update_parameters(self.model)
+        return loss
+
+    def bits(self) -> list[Any]:
+        values = [*self.model.parameters(), *self.ema.parameters(), self.ema.n_averaged]
+        return [[each.tolist() for each in values], self.state.private.core()]
+
+
+def test_an_average_does_not_make_the_private_state_late(
+    memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = Averaged(supervised(memory, SELDOM))
+    kept = PrivateReader(memory / "arena" / "private-00000.bin")
+    for step in first.state.steps(9):
+        loss = first.step()
+        found = kept.get(step + 1)
+        assert found is not None
+        assert found.final or step == 0, "whoever is lost here has no private state to be resumed with"
+        first.state.commit(loss=loss)
+    assert "private to each rank" not in capfd.readouterr().err
+    assert first.state.keeping is not None
+    assert first.state.keeping.secure(SELDOM.generation).whole
+    again = Averaged(resumed(memory, first, SELDOM, 9))
+    assert again.ema.n_averaged == 9
+    assert again.run(12).bits() == Averaged(alone()).run(12).bits()
+
+
+def test_the_count_of_an_average_is_found_where_earlier_versions_kept_it() -> None:
+    average = AveragedModel(torch.nn.Linear(2, 2))
+    private = PrivateState({"ema": average}, {}, torch.device("cpu"))
+    assert not [name for name, _ in private.core() if name.startswith("buffer:")]
+    count = torch.tensor(7).numpy().tobytes()
+    private.restore(private.blob([*private.core(), ("buffer:ema.n_averaged", count)]))
+    assert average.n_averaged == 7
+
+
+class Normed(Script):
+    """One with an average of a model that has buffers."""
+
+    def __init__(self, session: Session, use_buffers: bool = False) -> None:
+        torch.manual_seed(0)
+        layers = [
+            torch.nn.Linear(4, 8),
+            torch.nn.BatchNorm1d(8),
+            torch.nn.BatchNorm1d(8),
+            torch.nn.Linear(8, 1),
+        ]
+        self.model = torch.nn.Sequential(*layers)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.ema = AveragedModel(self.model, use_buffers=use_buffers)
+        self.state = session.protect(model=self.model, optimizer=self.optimizer, ema=self.ema)
+        self.every = 1
+
+    def step(self) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss: torch.Tensor = self.model(torch.randn(6, 4)).pow(2).mean()
+        loss.backward()
+        self.optimizer.step()
+        if self.state.step % self.every == 0:
+            self.ema.update_parameters(self.model)
+        return loss
+
+    def bits(self) -> list[Any]:
+        values = [
+            *self.ema.parameters(),
+            *self.ema.buffers(),
+            *self.model.parameters(),
+            *self.model.buffers(),
+        ]
+        return [each.tolist() for each in values]
+
+
+def core_of(blob: bytes) -> dict[str, bytes]:
+    """Return all but what the guard has learned, which knows the loss of the step when it is committed."""
+    return {name: content for name, content in parse(blob).items() if not name.startswith("guard:")}
+
+
+def test_buffers_that_an_average_copies_are_final_before_they_are_copied(
+    memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Normed(supervised(memory, SELDOM))
+    kept = PrivateReader(memory / "arena" / "private-00000.bin")
+    for step in script.state.steps(9):
+        loss = script.step()
+        found = kept.get(step + 1)
+        assert found is not None
+        assert found.final or step < 2, "the copying shows in the first step, and in the second that it stays"
+        script.state.commit(loss=loss)
+        if step >= 2:
+            assert core_of(found.data) == dict(script.state.private.core())
+    assert capfd.readouterr().err == ""
+    assert script.state.keeping is not None
+    assert script.state.keeping.secure(SELDOM.generation).whole
+    again = Normed(resumed(memory, script, SELDOM, 9))
+    assert again.run(20).bits() == Normed(alone()).run(20).bits()
+
+
+@pytest.mark.parametrize(("use_buffers", "every"), [(True, 1), (False, 3)], ids=["averaged", "at times"])
+def test_buffers_that_are_no_such_copies_are_given_again_at_the_commit_and_named_with_what_to_do(
+    memory: Path, capfd: pytest.CaptureFixture[str], use_buffers: bool, every: int
+) -> None:
+    script = Normed(supervised(memory, SELDOM), use_buffers)
+    script.every = every
+    kept = PrivateReader(memory / "arena" / "private-00000.bin")
+    for step in script.state.steps(20):
+        script.state.commit(loss=script.step())
+        found = kept.get(step + 1)
+        assert found is not None
+        assert found.final
+        assert core_of(found.data) == dict(script.state.private.core())
+    said = capfd.readouterr().err
+    assert said.count("changes between") == 1
+    assert "as in an AveragedModel without use_buffers" in said or every == 3
+
+
+@pytest.mark.parametrize("use_buffers", [True, False], ids=["averaged", "copied"])
+def test_buffers_that_an_average_changes_after_the_commit_belong_to_that_step(
+    memory: Path, capfd: pytest.CaptureFixture[str], use_buffers: bool
+) -> None:
+    def trained(session: Session, until: int) -> Normed:
+        script = Normed(session, use_buffers)
+        script.every, first = 1000, script.state.step
+        for step in script.state.steps(until):
+            if script.state.keeping is not None and step >= first + 4 and use_buffers:
+                found = PrivateReader(memory / "arena" / "private-00000.bin").get(step)
+                assert found is not None
+                assert found.final
+                assert core_of(found.data) == dict(script.state.private.core())
+            loss = script.step()
+            script.state.commit(loss=loss)
+            if script.state.keeping is not None and step >= first + 4:
+                found = PrivateReader(memory / "arena" / "private-00000.bin").get(step + 1)
+                assert found is not None
+                assert found.final is not use_buffers, "what comes after the commit belongs to it"
+            script.ema.update_parameters(script.model)
+        return script
+
+    launch = replace(SELDOM, snapshot_every=4)
+    script = trained(supervised(memory, launch), 9)
+    said = capfd.readouterr().err
+    assert said.count("is changed after commit()") == use_buffers
+    assert trained(resumed(memory, script, launch, 8), 30).bits() == trained(alone(), 30).bits()
+
+
+def test_buffers_that_an_early_evaluation_changes_are_no_average_s(
+    memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Normed(supervised(memory, SELDOM))
+    for step in script.state.steps(8):
+        script.state.commit(loss=script.step())
+        if step in (0, 3):
+            script.model(torch.randn(6, 4))  # without eval()
+        found = PrivateReader(memory / "arena" / "private-00000.bin").get(step + 1)
+        assert found is not None
+        assert found.final
+    assert "is changed after commit()" not in capfd.readouterr().err
+
+
+def test_what_changes_too_late_is_named_with_what_it_costs(
+    memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(supervised(memory, SELDOM))
+    for _ in script.state.steps(4):
+        loss = script.step()
+        script.data.at += 1
+        script.state.commit(loss=loss)
+    said = capfd.readouterr().err
+    assert said.count("data changes between optimizer.step() and commit()") == 1
+    assert "costs the steps since the last snapshot" in said
+
+
+@pytest.mark.parametrize("late", ["data", "buffer"])
+def test_private_state_that_changes_before_each_commit_does_not_hide_what_changes_after_one(
+    memory: Path, late: str
+) -> None:
+    """A meter of the loss is such a habit, and an average of buffers."""
+    script = Script(supervised(memory, replace(SELDOM, snapshot_every=8)))
+    best = script.data
+    for _ in script.state.steps(20):
+        loss = script.step()
+        if late == "buffer":
+            next(script.model.buffers()).add_(1)
+        else:
+            best.at += 1
+        script.state.commit(loss=loss)
+        if script.state.step % 8 == 0:
+            with script.state.pause("eval"):
+                pass
+            best.at += 100
+    assert page_of(memory).late == (8, 16)
+    assert not steps_of(script) & {8, 16}
+
+
+def test_what_is_changed_before_the_optimizer_is_named_once_whatever_the_step(
+    memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(supervised(memory, SELDOM))
+    for step in script.state.steps(6):
+        if step:
+            script.scheduler.step()
+        script.state.commit(loss=script.step())
+    assert capfd.readouterr().err.count("before optimizer.step(): a fault that comes then") == 1
+
+
+def test_a_gradient_scaler_is_no_change_before_the_optimizer(
+    memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    state = supervised(memory, SELDOM).protect(
+        model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler
+    )
+    for step in state.steps(6):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(2, 4)).sum() * (math.inf if step == 2 else 1.0)).backward()
+        scaler.step(optimizer)  # in step 2 it is skipped
+        scaler.update()
+        scheduler.step()
+        state.commit()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("changed", ["scheduler", "best", "nothing"])
+def test_what_an_evaluation_changes_after_the_commit_is_named_once(
+    memory: Path, capfd: pytest.CaptureFixture[str], changed: str
+) -> None:
+    script = Script(supervised(memory, SELDOM))
+    for step in script.state.steps(12):
+        script.state.commit(loss=script.step())
+        if step % 4 == 3:
+            with script.state.pause("eval"):
+                script.model(torch.randn(2, 4))
+            if changed == "scheduler":
+                script.scheduler.step()
+            elif changed == "best":
+                script.data.at += 1
+    said = capfd.readouterr().err
+    assert said.count("after the commit of step 4 and before the next step") == (changed != "nothing")
+    assert said.count("before the next step") == (changed != "nothing")
+    assert ("scheduler moved on" in said, "data was changed" in said) == (
+        changed == "scheduler",
+        changed == "best",
+    )
+
+
+def evaluating(script: Script, until: int, changed: str, boundary: int = 4) -> Script:
+    """Train, and after each fourth commit evaluate and change something."""
+    for _ in script.state.steps(until):
+        script.state.commit(loss=script.step())
+        if script.state.step % boundary == 0:
+            with script.state.pause("eval"):
+                script.model.eval()(torch.randn(2, 4))
+                script.model.train()
+            if changed == "scheduler":
+                script.scheduler.step()
+            elif changed == "rate":
+                script.optimizer.param_groups[0]["lr"] *= 0.5
+            elif changed == "weights":
+                with torch.no_grad():
+                    next(script.model.parameters()).mul_(0.5)
+            elif changed == "data":
+                script.data.at += 1
+    return script
+
+
+def beginning(script: Script, until: int) -> Iterator[int]:
+    """Yield each step when it begins; after each eighth commit private state is changed."""
+    for step in script.state.steps(until):
+        yield step
+        script.state.commit(loss=script.step())
+        if script.state.step % 8 == 0:
+            with script.state.pause("eval"):
+                pass
+            script.data.at += 1
+
+
+@pytest.mark.parametrize("boundary", [4, 1], ids=["at times", "after each commit"])
+@pytest.mark.parametrize("changed", ["scheduler", "rate", "weights"])
+def test_what_all_ranks_share_and_change_after_a_commit_is_in_the_snapshot_of_that_step(
+    memory: Path, changed: str, boundary: int
+) -> None:
+    launch = replace(SELDOM, snapshot_every=4)
+    undisturbed = evaluating(Script(alone()), 20, changed, boundary).bits()
+    script = evaluating(Script(supervised(memory, launch)), 9, changed, boundary)
+    found = page_of(memory)
+    assert 8 in found.amended
+    assert found.late == ()
+    again = Script(resumed(memory, script, launch, 8))
+    assert evaluating(again, 20, changed, boundary).bits() == undisturbed
+
+
+def test_of_a_step_whose_private_state_changes_after_the_commit_no_copy_is_kept(memory: Path) -> None:
+    script = Script(supervised(memory, replace(SELDOM, snapshot_every=8)))
+    found = {step: steps_of(script) for step in beginning(script, 21)}
+    assert page_of(memory).late == (8, 16)
+    assert found[8] == {4}
+    assert found[9] == found[15] == {4, 9}, "the next step is copied in its place"
+    assert found[17] == found[20] == {9, 17}
+    for step in (9, 17):
+        held = PrivateReader(memory / "arena" / "private-00000.bin").get(step)
+        assert held is not None
+        assert held.final
+
+
+@settings(max_examples=20, deadline=None)
+@given(void=st.sets(st.integers(5, 40)), shared=st.sets(st.integers(1, 40)))
+@example(void={*range(5, 12), 16, 24, 32}, shared={*range(1, 8), 15, 23, 31})
+def test_the_first_step_that_is_not_void_is_copied_in_the_place_of_one_that_is(
+    void: set[int], shared: set[int]
+) -> None:
+    """At any step, whatever else is changed after a commit; no copy is made in vain."""
+    with memory_directory() as memory:
+        session = supervised(memory, replace(SELDOM, snapshot_every=8))
+        copies: list[int] = []
+        session.note_snapshot = lambda step, *_: copies.append(step)  # type: ignore[method-assign]
+        script = Script(session)
+        kept = PrivateReader(memory / "arena" / "private-00000.bin")
+        for step in script.state.steps(41):
+            late = set(page_of(memory).late)
+            due = max(each for each in (0, SOON, step - step % 8) if each <= step)
+            good = next((each for each in range(due, step + 1) if each not in late), 0)
+            there = steps_of(script)
+            assert max(there) >= good, f"of step {good} there is no snapshot at the beginning of {step}"
+            assert not there & late
+            for each in there:
+                found = kept.get(each)
+                assert found is not None
+                assert found.final
+            script.state.commit(loss=script.step())
+            if script.state.step in void:
+                with script.state.pause("eval"):
+                    pass
+                script.data.at += 1
+            if script.state.step in shared:
+                script.scheduler.step()
+        others = {each for each in copies if each % 8}  # some twice: with what is changed after the commit
+        # Of SOON and in the first pause, each with one in its place, and at the end.
+        most = 5 + len(void & set(range(8, 41, 8)))
+        assert len(others) <= most, "one for each at most"
+
+
+def test_where_each_step_is_void_no_more_is_copied(memory: Path) -> None:
+    session = supervised(memory, replace(SELDOM, snapshot_every=8))
+    copies: list[int] = []
+    session.note_snapshot = lambda step, *_: copies.append(step)  # type: ignore[method-assign]
+    script = Script(session).run(5)
+    del copies[:]
+    evaluating(script, 41, "data", 1)
+    late = page_of(memory).late
+    assert late == tuple(range(6, 14))
+    assert copies == [5, 6, 8, 9, 14, 16, 24, 32, 40, 41], "5, 9 and 41: begin, soon, end; 6: before a pause"
+
+
+def test_a_snapshot_that_was_forgotten_for_another_rank_is_made_again_at_the_next_step(memory: Path) -> None:
+    """The sidecar forgets it, by order: the rank hears of nothing."""
+    session = supervised(memory, replace(SELDOM, snapshot_every=16))
+    copies: list[int] = []
+    session.note_snapshot = lambda step, *_: copies.append(step)  # type: ignore[method-assign]
+    script = Script(session)
+    assert script.state.keeping is not None
+    arena = script.state.keeping._snapshots.arena
+    for step in script.state.steps(60):
+        if step == 58:
+            break
+        if step in (17, 33, 49, 54):
+            arena.forget(arena.records()[0])
+        script.state.commit(loss=script.step())
+    kept = PrivateReader(memory / "arena" / "private-00000.bin")
+    assert copies == [0, 4, 16, 18, 32, 34, 48, 50, 55]
+    assert all(kept.get(step) is not None for step in steps_of(script))
+
+
+def test_a_step_that_another_rank_made_void_costs_no_good_snapshot(memory: Path) -> None:
+    """Before the sidecar has seen that: the other's page says so."""
+    launch = replace(SELDOM, nproc=2, snapshot_every=16)
+    other = Page.create(memory / "page-1.bin")
+    script = Script(supervised(memory, launch))
+    other.begin(launch.generation - 1, 1, 1, 1, 0)
+    other.note_late(4, amended=False)  # by a generation before
+    for step in script.state.steps(60):
+        if step == 5:
+            other.begin(launch.generation, 1, 1, 1, 0)
+        if step in (16, 32):
+            assert step in steps_of(script)
+            other.note_late(step, amended=False)
+        if step == 40:
+            assert steps_of(script) == {4, 32}
+        if step == 49:
+            assert steps_of(script) == {4, 48}
+            break
+        script.state.commit(loss=script.step())
+
+
+def test_a_snapshot_that_is_being_read_when_its_step_becomes_void_costs_no_other(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(supervised(memory, replace(SELDOM, snapshot_every=8)))
+    assert script.state.keeping is not None
+    arena = script.state.keeping._snapshots.arena
+    with ExitStack() as reading:
+        copy = script.state.keeping._copy_now
+
+        def read(step: int, over_newer: bool) -> None:
+            copy(step, over_newer)
+            if step == 8:
+                reading.enter_context(arena.pin(arena.records()[0]))
+
+        monkeypatch.setattr(script.state.keeping, "_copy_now", read)
+        for step in beginning(script, 20):
+            if step == 10:
+                assert steps_of(script) == {4, 8}, "the other is the only one that may be used"
+                reading.close()
+            if step == 12:
+                assert steps_of(script) == {4, 12}
+                break
+
+
+def test_what_changes_privately_after_every_commit_does_not_keep_snapshots_from_being_made(
+    memory: Path,
+) -> None:
+    """It did not in the first steps, so it was not taken for a loader that draws ahead."""
+    script = Script(supervised(memory, replace(SELDOM, snapshot_every=4)))
+    script.run(5)
+    evaluating(script, 40, "data", 1)
+    assert page_of(memory).late == tuple(range(6, 14))
+    assert steps_of(script) == {36, 40}
+
+
+@pytest.mark.parametrize("changed", ["scheduler", "data"])
+def test_a_batch_that_is_passed_over_does_not_hide_what_the_script_did_after_the_commit_before(
+    memory: Path, capfd: pytest.CaptureFixture[str], changed: str
+) -> None:
+    launch = replace(SELDOM, snapshot_every=4, skip=(4,))
+    script = Script(supervised(memory, launch))
+    seen = []
+    for step in script.state.steps(7):
+        seen.append(step)
+        script.state.commit(loss=script.step())
+        if step == 3:
+            if changed == "scheduler":
+                script.scheduler.step()
+                state = script.scheduler.state_dict()
+            else:
+                script.data.at += 1
+    assert seen == [0, 1, 2, 3, 5, 6]
+    assert capfd.readouterr().err.count("after the commit of step 4 and before the next step") == 1
+    if changed == "scheduler":
+        assert Script(resumed(memory, script, launch, 4)).scheduler.state_dict() == state
+    else:
+        assert page_of(memory).late == (4,)
+        assert 4 not in steps_of(script)
+
+
+@pytest.mark.parametrize("first", [1, 2, 4])
+def test_what_an_evaluation_without_a_pause_changes_early_is_no_loader_that_draws_ahead(
+    memory: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    monkeypatch.setattr(protection, "LONG_S", 0.0)  # all work after a commit is an evaluation
+    script = Script(supervised(memory, replace(SELDOM, snapshot_every=4)))
+    for _ in script.state.steps(22):
+        script.state.commit(loss=script.step())
+        if script.state.step % 10 == first:
+            script.data.at += 1
+    assert {10 + first, 20 + first} & set(range(22)) <= set(page_of(memory).late)
+    assert capfd.readouterr().err.count("data was changed after the commit of step") == 1
+
+
+def test_what_changes_after_each_of_the_first_commits_is_taken_for_a_loader(
+    memory: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protection, "LONG_S", 0.0)
+    script = Script(supervised(memory, replace(SELDOM, snapshot_every=4)))
+    for _ in script.state.steps(12):
+        script.state.commit(loss=script.step())
+        script.data.at += 1
+    assert page_of(memory).late == ()
+    assert steps_of(script) == {8, 12}
+    assert capfd.readouterr().err == ""
+
+
+def test_a_private_part_of_a_scheduler_that_steps_after_each_commit_is_named(
+    memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(supervised(memory, replace(SELDOM, snapshot_every=4)))
+    for step in script.state.steps(12):
+        script.state.commit(loss=script.step())
+        script.data.at += 1
+        script.optimizer.param_groups[0]["lr"] = 0.01 / (step + 1)
+    said = capfd.readouterr().err
+    assert said.count("data, private to a rank, is changed after each commit, too") == 1
+    assert "holdfast_private = False" in said
+
+
+def test_just_in_time_no_copy_is_made_of_a_state_that_lacks_a_change(memory: Path) -> None:
+    script = Script(supervised(memory, replace(SELDOM, snapshot_every=0)))
+    evaluating(script, 8, "data")
+    assert page_of(memory).late == (4, 8), "also where the loop ends"
+    assert script.state.keeping is not None
+    answer = script.state.keeping.secure(SELDOM.generation)
+    assert (answer.whole, answer.why) == (False, "changed after its commit")
+
+
+def test_a_copy_that_was_made_just_in_time_before_the_change_is_passed_over(memory: Path) -> None:
+    """The group is being secured while the script evaluates; what it changes then comes too late."""
+    script = Script(supervised(memory, replace(SELDOM, snapshot_every=0)))
+    assert script.state.keeping is not None
+    for step in script.state.steps(9):
+        if step == 8:
+            break
+        script.state.commit(loss=script.step())
+        if step == 7:
+            assert script.state.keeping.secure(SELDOM.generation).whole
+            script.scheduler.step()
+    assert 8 in steps_of(script)
+    assert page_of(memory).late == (8,)
+
+
+def test_a_loader_that_draws_before_the_step_begins_is_not_named(
+    memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(supervised(memory, SELDOM))
+    for step in script.state.steps(12):
+        script.state.commit(loss=script.step())
+        if step % 4 == 3:
+            with script.state.pause("eval"):
+                pass
+        script.data.at += 1
+    assert "before the next step" not in capfd.readouterr().err
+
+
+def test_an_evaluation_at_the_beginning_of_a_step_loses_nothing_and_is_not_named(
+    memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(supervised(memory, SELDOM))
+    for step in script.state.steps(10):
+        if step % 4 == 3:
+            with script.state.pause("eval"):
+                pass
+            script.data.at += 1
+        loss = script.step()
+        if step % 4 == 3:
+            script.scheduler.step()
+        script.state.commit(loss=loss)
+    said = capfd.readouterr().err
+    assert "before the next step" not in said
+    assert "private to each rank" not in said
+
+
+def test_a_buffer_that_is_written_through_data_after_the_optimizer_is_stored_as_it_is(memory: Path) -> None:
+    """An average's buffers, from a late step on: no version counter moves."""
+    script = Script(supervised(memory, SELDOM)).run(12)
+    mean = script.model[1].running_mean
+    assert isinstance(mean, torch.Tensor)
+    for _ in script.state.steps(13):
+        loss = script.step()
+        before = mean._version
+        mean.data.copy_(torch.full_like(mean, 5.0))
+        assert mean._version == before
+        script.state.commit(loss=loss)
+    kept = PrivateReader(memory / "arena" / "private-00000.bin").get(13)
+    assert kept is not None
+    assert kept.final
+    assert kept.data == script.state.private.collect()
+
+
+def test_large_buffers_are_named_once_with_what_they_take(
+    memory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(supervised(memory, replace(SELDOM, snapshot_budget=0.001)), mask_bytes=16 << 20).run(20)
+    said = capfd.readouterr().err
+    assert said.count("in each step: buffers are read") == 1
+    assert "model.mask of 16.8 MB" in said
+    assert "persistent=False" in said
+    assert script.state.step == 20
+
+
+@pytest.mark.parametrize("kind", [torch.complex64, torch.uint32], ids=str)
+def test_parameters_of_a_type_that_no_snapshot_has_are_refused_when_they_are_protected(
+    memory: Path, kind: torch.dtype
+) -> None:
+    model = torch.nn.Linear(2, 2)
+    model.odd = torch.nn.Parameter(torch.zeros(2).to(kind), requires_grad=False)
+    with pytest.raises(BadInput, match=rf"^model\.odd: a tensor of type {kind} cannot be kept in a snapshot"):
+        supervised(memory, SELDOM).protect(model=model)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_a_quantized_buffer_is_refused_when_it_is_protected(memory: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer(
+        "table", torch._empty_affine_quantized([2], scale=0.1, zero_point=0, dtype=torch.qint8)
+    )
+    with pytest.raises(BadInput, match=r"^model\.table: a buffer of type torch\.qint8 cannot be kept"):
+        supervised(memory, SELDOM).protect(model=model)

@@ -1,0 +1,183 @@
+"""What a script that does not join is looked at for."""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from holdfast.protocol import progress, rank_channel
+from holdfast.protocol.launcher_messages import Launch, RankStart
+from holdfast.protocol.rank_channel import Do, Say
+from holdfast.worker.launcher_channel import Runtime
+from holdfast.worker.unmodified import Looks, Watch
+from tests.sandbox import in_child
+from tests.torch.holdfast.simulation import Simulated, Stuck
+
+
+def optimizer_with(gradient: float, device: Simulated | None = None) -> torch.optim.Optimizer:
+    parameter = nn.Parameter(torch.ones(3))
+    parameter.grad = torch.full((3,), gradient)
+    if device is not None:
+        device.put(parameter.grad)
+    return torch.optim.SGD([nn.Parameter(torch.ones(2)), parameter], lr=0.1)
+
+
+@pytest.mark.parametrize(("gradient", "bad"), [(0.5, None), (math.nan, 7), (-math.inf, 7)])
+def test_on_the_host_a_bad_gradient_is_found_before_the_next_step(gradient: float, bad: int | None) -> None:
+    looks, optimizer = Looks(), optimizer_with(gradient)
+    optimizer.step()
+    assert looks.bad(optimizer, 7) is None
+    assert looks.settled(optimizer) == bad
+    assert looks.settled(optimizer) is None
+
+
+@pytest.mark.parametrize("gradient", [math.nan, math.inf])
+def test_a_bad_gradient_that_was_not_written_or_was_undone_is_no_fault(gradient: float) -> None:
+    looks, optimizer = Looks(), optimizer_with(gradient)
+    assert looks.bad(optimizer, 7) is None  # left out
+    assert looks.settled(optimizer) is None
+    parameter = optimizer.param_groups[0]["params"][1]
+    before = parameter.detach().clone()
+    optimizer.step()
+    assert looks.bad(optimizer, 8) is None
+    with torch.no_grad():
+        parameter.copy_(before)
+    assert looks.settled(optimizer) is None
+
+
+def test_on_a_device_it_is_found_one_step_later_and_nothing_is_waited_for_before() -> None:
+    device = Simulated((0,), rests=True)
+    looks = Looks(lambda _: device)
+    assert looks.bad(optimizer_with(0.5, device), 6) is None
+    assert device.waits == 0
+    device.drain()
+    assert looks.bad(optimizer_with(math.inf, device), 7) is None
+    device.drain()
+    spoilt = optimizer_with(0.5, device)
+    with torch.no_grad():
+        spoilt.param_groups[0]["params"][1].fill_(math.nan)
+    assert looks.bad(spoilt, 8) == 7
+    assert device.waits == 0
+    with pytest.raises(Stuck):  # the host is a step ahead at most
+        looks.bad(optimizer_with(0.5, device), 9)
+
+
+def test_gradients_that_a_scaler_leaves_to_the_optimizer_are_no_fault() -> None:
+    optimizer = optimizer_with(math.inf)
+    optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]  # as GradScaler sets it for fused ones
+    assert Looks().bad(optimizer, 7) is None
+
+
+def test_without_a_gradient_there_is_nothing_to_find() -> None:
+    assert Looks().bad(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1), 7) is None
+
+
+class Watched:
+    """What the page of a rank says."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def now(self) -> progress.Progress:
+        found = progress.read(self._path.read_bytes())
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def seen(tmp_path: Path) -> Iterator[Watched]:
+    """Hook torch as in a rank of an unmodified script, and return what its page says."""
+    ours, theirs = socket.socketpair()
+    mine = Runtime(ours, tmp_path, 0, 1)
+    watch = Watch(mine, Launch(1, 1, 1, "", 0, 0, 0.0), RankStart(0, 0))
+    handles = [
+        register_optimizer_step_pre_hook(watch._before),
+        register_optimizer_step_post_hook(watch._after),
+    ]
+    yield Watched(mine.page_path)
+    for each in handles:
+        each.remove()
+    theirs.close()
+    ours.close()
+
+
+def made() -> torch.optim.Optimizer:
+    return optimizer_with(0.5)
+
+
+def test_a_script_whose_join_was_hidden_hears_of_a_securing_that_came_before_it(tmp_path: Path) -> None:
+    """Its generation is over: it is to make no step, which would overwrite what the others resume from."""
+
+    kept = []  # beyond the end of `child`: a listener whose launcher hangs up ends its process
+
+    def child() -> None:
+        ours, theirs = rank_channel.pair()
+        kept.append(theirs)
+        watch = Watch(Runtime(ours, tmp_path, 0, 1), Launch(1, 1, 1, "", 0, 0, 0.0), RankStart(0, 0))
+        threading.Thread(target=watch._listen, daemon=True).start()
+        theirs.settimeout(20.0)
+        rank_channel.send(theirs, Do("secure", generation=1))
+        while rank_channel.receive(theirs, Say)[0].secured is None:
+            continue
+        heard: list[Do] = []
+        watch.hand_over(heard.append)
+        assert heard == [Do("secure", generation=1)]
+
+    assert in_child(child) == 0
+
+
+def test_each_optimizer_that_a_script_makes_counts_its_steps_once_the_one_before_is_done(
+    seen: Watched,
+) -> None:
+    """Folds, two phases of a fine-tuning, a sweep: the first optimizer may be kept, and never step again."""
+    kept = []
+    for fold in range(3):
+        optimizer = made()
+        kept.append(optimizer)
+        for _ in range(10):
+            optimizer.step()
+        assert seen.now().step >= 10 + 9 * fold, "at most its first step is not counted"
+        assert seen.now().phase is progress.Phase.DATA
+
+
+def test_an_optimizer_that_is_gone_counts_no_longer(seen: Watched) -> None:
+    for _ in range(5):
+        made().step()
+    assert seen.now().step == 5
+
+
+@pytest.mark.parametrize("critics", [1, 5])
+def test_optimizers_that_step_in_turns_count_one_of_them(seen: Watched, critics: int) -> None:
+    generator, critic = made(), made()
+    for _ in range(10):
+        for _ in range(critics):
+            critic.step()
+        generator.step()
+    assert seen.now().step == 10 * critics
+
+
+def test_a_step_of_an_optimizer_that_does_not_count_is_a_sign_of_work(seen: Watched) -> None:
+    first, other = made(), made()
+    first.step()
+    before = seen.now()
+    other.step()
+    assert seen.now().step == before.step
+    assert seen.now().phase_seq > before.phase_seq
+    other.step()
+    assert seen.now().step == before.step + 1
+
+
+def test_one_optimizer_for_each_parameter_counts_a_step_of_all_once(seen: Watched) -> None:
+    each_own = [made() for _ in range(50)]
+    for _ in range(4):
+        for each in each_own:
+            each.step()
+    assert seen.now().step == 4

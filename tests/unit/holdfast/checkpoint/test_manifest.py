@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import zlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.checkpoint.manifest import Invalid, Manifest, NewerFormat, is_file_name, pack, unpack
+from holdfast.fileio.checksum import FileEntry
+from holdfast.protocol.lineage import Lineage
+
+SAMPLE = Manifest(
+    generation=3,
+    step=1200,
+    world_size=2,
+    created=1.75e9,
+    files=(FileEntry("rank-00000.bin", 10_000, 4096, (1, 2, 2**32 - 1)),),
+    meta={"model": ["a", {"b": None}], "lr": 0.1},
+)
+texts = st.text(max_size=20)
+
+
+def signed(change: Any) -> bytes:
+    """Return the sample with its body changed and the right checksum."""
+    body = json.loads(pack(SAMPLE))
+    del body["crc32"]
+    head = json.dumps({**body, **change}).encode()[:-1]
+    return head + b',"crc32":%d}' % zlib.crc32(head)
+
+
+def signed_file(**change: Any) -> bytes:
+    entry = {"bytes": 10_000, "chunk_bytes": 4096, "crc32": [1, 2, 3], **change}
+    return signed({"files": {"rank-00000.bin": entry}})
+
+
+def test_the_bytes_of_a_manifest_are_these() -> None:
+    assert pack(SAMPLE) == (
+        b'{"format":1,"generation":3,"step":1200,"world_size":2,"created":1750000000.0,'
+        b'"files":{"rank-00000.bin":{"bytes":10000,"chunk_bytes":4096,"crc32":[1,2,4294967295]}},'
+        b'"meta":{"model":["a",{"b":null}],"lr":0.1},"crc32":1629089789}\n'
+    )
+
+
+@given(
+    st.integers(0, 2**63 - 1),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.dictionaries(texts, st.lists(texts | st.integers(-(2**63), 2**63) | st.booleans())),
+)
+def test_what_is_packed_is_unpacked(step: int, created: float, meta: dict[str, Any]) -> None:
+    manifest = dataclasses.replace(SAMPLE, step=step, created=created, meta=meta)
+    assert unpack(pack(manifest)) == manifest
+
+
+def test_any_flipped_bit_is_seen() -> None:
+    raw = pack(SAMPLE)
+    for bit in range(len(raw) * 8 - 8):  # the line end may be lost
+        damaged = bytearray(raw)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(Invalid, match=r"damaged|cut short"):
+            unpack(bytes(damaged))
+
+
+def test_a_manifest_cut_anywhere_is_refused() -> None:
+    raw = pack(SAMPLE)
+    for end in range(len(raw) - 1):
+        with pytest.raises(Invalid, match=r"damaged|cut short"):
+            unpack(raw[:end])
+
+
+def test_a_lineage_is_kept_and_one_of_before_has_none() -> None:
+    known = (Lineage(2, 0), Lineage(3, 1200))
+    raw = pack(dataclasses.replace(SAMPLE, lineage=known))
+    assert b'"lineage":[[2,0],[3,1200]]' in raw
+    assert unpack(raw).lineage == known
+    assert unpack(pack(SAMPLE)).lineage == ()
+
+
+HOSTILE = {
+    "more than 67108864 bytes": bytes((64 << 20) + 1),
+    "has format '1'": signed({"format": "1"}),
+    "has format True": signed({"format": True}),
+    "has format None": signed({"format": None}),
+    "has format 0": signed({"format": 0}),
+    "has step -1": signed({"step": -1}),
+    "has step True": signed({"step": True}),
+    "has step 9223372036854775808": signed({"step": 2**63}),
+    "has lineage 'x'": signed({"lineage": "x"}),
+    "has lineage ": signed({"lineage": [[1, 1]] * 257}),
+    "has 1 in its lineage": signed({"lineage": [1]}),
+    "in its lineage, expected a generation and a step": signed({"lineage": [[1]]}),
+    "in its lineage, expected a generation": signed({"lineage": [[1, -1]]}),
+    "in its lineage, expected": signed({"lineage": [[True, 1]]}),
+    "has generation 'x'": signed({"generation": "x"}),
+    "has world_size 0, expected 1 to": signed({"world_size": 0}),
+    "has created 'now'": signed({"created": "now"}),
+    "has Infinity": signed({"created": float("inf")}),
+    "files or meta that is not": signed({"meta": []}),
+    "has files or meta": signed({"files": []}),
+    "has an integer of 5000 digits": signed({"step": 10**4000}).replace(b"0" * 4000, b"0" * 4999),
+    "file name '../../etc/passwd'": signed({"files": {"../../etc/passwd": {}}}),
+    "file name '.hidden'": signed({"files": {".hidden": {}}}),
+    "file name 'manifest.json'": signed({"files": {"manifest.json": {}}}),
+    "file name ''": signed({"files": {"": {}}}),
+    "that is not an object": signed({"files": {"a": 1}}),
+    "has bytes -1": signed_file(bytes=-1),
+    "has chunk_bytes 1,": signed_file(chunk_bytes=1),
+    "has chunk_bytes 1099511627776": signed_file(chunk_bytes=2**40),
+    "without one checksum for each chunk": signed_file(crc32=[1, 2]),
+    "rank-00000.bin without one checksum": signed_file(crc32="123"),
+    "bytes 9223372036854775808": signed_file(bytes=2**63),
+    "a checksum that is not 32 bits": signed_file(crc32=[1, 2, 2**32]),
+    "checksum that is not 32 bits": signed_file(crc32=[1, 2, 1.0]),
+}
+
+
+@pytest.mark.parametrize("why", HOSTILE)
+def test_a_hostile_manifest_is_refused_in_one_line(why: str) -> None:
+    raw = HOSTILE[why]
+    if why.endswith("5000 digits"):
+        head = raw[: raw.rindex(b',"crc32"')]
+        raw = head + b',"crc32":%d}' % zlib.crc32(head)
+        why = "has an integer of"
+    with pytest.raises(Invalid, match=why.replace("?", r"\?")) as caught:
+        unpack(raw)
+    assert str(caught.value).isprintable()
+
+
+def test_deep_nesting_is_refused() -> None:
+    head = b'{"format":1,"meta":' + b'{"a":' * 200_000 + b"1" + b"}" * 200_000
+    with pytest.raises(Invalid, match="nested too deeply"):
+        unpack(head + b',"crc32":%d}' % zlib.crc32(head))
+
+
+@given(st.binary(max_size=60))
+def test_any_signed_bytes_are_unpacked_or_refused(head: bytes) -> None:
+    with pytest.raises(Invalid):
+        unpack(head + b',"crc32":%d}' % zlib.crc32(head))
+
+
+def test_a_newer_format_says_so() -> None:
+    with pytest.raises(NewerFormat, match="has format 2, this holdfast reads up to 1: update it"):
+        unpack(signed({"format": 2, "files": "something new"}))
+
+
+@pytest.mark.parametrize("meta", [{"a": float("nan")}, {"a": {1, 2}}, {"a": b"x"}])
+def test_meta_that_is_not_json_is_refused_before_anything_is_written(meta: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="meta of a checkpoint is not JSON"):
+        pack(dataclasses.replace(SAMPLE, meta=meta))
+
+
+@pytest.mark.parametrize(
+    ("name", "good"),
+    [
+        ("replicated.safetensors", True),
+        ("rank-00000.bin", True),
+        ("_a", True),
+        ("", False),
+        (".", False),
+        ("..", False),
+        (".tmp", False),
+        ("a/b", False),
+        ("a\\b", False),
+        ("a\n", False),
+        ("a\0", False),
+        ("é", False),
+        ("manifest.json", False),
+        ("x" * 129, False),
+    ],
+)
+def test_a_file_name_is_never_a_path(name: str, good: bool) -> None:
+    assert is_file_name(name) is good
+
+
+def test_a_file_has_the_checksum_that_arenas_use() -> None:
+    assert SAMPLE.files[0].checksum == zlib.crc32(
+        (1).to_bytes(4, "little") + (2).to_bytes(4, "little") + b"\xff" * 4
+    )
+
+
+def test_random_bytes_are_refused() -> None:
+    chance = random.Random(1)
+    for size in (0, 1, 20, 1000):
+        with pytest.raises(Invalid):
+            unpack(chance.randbytes(size))

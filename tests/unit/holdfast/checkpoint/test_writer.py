@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import os
+import random
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint import writer
+from holdfast.checkpoint.catalog import newest_whole, scan, verify
+from holdfast.checkpoint.writer import retain, write
+from holdfast.fileio import durable
+from holdfast.fileio.checksum import CHUNK_BYTES, checksum
+from tests.samples.checkpoints import PRIVATE, STATE, assert_whole, names, save, steps
+from tests.sandbox import flip, in_child
+
+
+def test_a_checkpoint_is_found_with_all_that_was_said(tmp_path: Path) -> None:
+    path = save(tmp_path / "deep" / "root", 1200, generation=3)
+
+    (found,) = scan(tmp_path / "deep" / "root")
+    assert path == found.path
+    assert path.name == "step-00001200"
+    assert (found.step, found.generation, found.world_size, found.created) == (1200, 3, 2, 2200.0)
+    assert found.meta == {"model": "test", "generation": 3}
+    assert found.bytes == 3007
+    assert [entry.name for entry in found.files] == [STATE, PRIVATE]
+    assert_whole(found)
+    assert writer.latest(path.parent) == path.name
+    assert names(path.parent) == {"latest", path.name}
+    assert newest_whole(path.parent) == (found, ())
+    assert writer.load(path) == found
+
+
+def test_a_file_of_many_chunks_is_copied_from_a_path_with_its_checksums(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    content = random.Random(4).randbytes(1001) * (2 * CHUNK_BYTES // 1001 + 1)
+    source.write_bytes(content)
+    expected = checksum(memoryview(content))
+    path = write(
+        tmp_path / "root",
+        generation=1,
+        step=1,
+        world_size=1,
+        files={"state": source, "empty": b""},
+        meta={},
+        created_at=0,
+        checksums={"state": expected},
+    )
+
+    assert (path / "state").read_bytes() == content
+    (found,) = scan(tmp_path / "root")
+    assert verify(found) is None
+    assert len(found.files[0].crc32) == 3
+    assert found.files[0].checksum == expected
+    flip(path / "state", (CHUNK_BYTES + 5) * 8)
+    assert verify(found) == (
+        f"state is damaged: checksum differs in bytes {CHUNK_BYTES} to {2 * CHUNK_BYTES - 1}"
+    )
+
+
+def test_content_that_is_not_what_it_should_be_is_not_published(memory: Path) -> None:
+    with pytest.raises(ValueError, match=r"state: checksum .* after the copy, expected was"):
+        write(
+            memory,
+            generation=1,
+            step=1,
+            world_size=1,
+            files={"state": b"abc"},
+            meta={},
+            created_at=0,
+            checksums={"state": 1},
+        )
+    assert names(memory) == set()
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", ".x", "a/b", "", "manifest.json"])
+def test_a_file_name_that_is_a_path_is_refused(memory: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="expected letters"):
+        save(memory, 1, more={name: b""})
+    assert names(memory) == set()
+
+
+def test_the_newest_step_comes_first_and_latest_names_the_last_written(memory: Path) -> None:
+    for step in (5, 20, 3):
+        save(memory, step)
+    assert steps(memory) == [20, 5, 3]
+    assert writer.latest(memory) == "step-00000003"
+
+
+def test_a_missing_root_holds_nothing(memory: Path) -> None:
+    assert scan(memory / "none") == ()
+    assert writer.broken(memory / "none") == ()
+    assert newest_whole(memory / "none") == (None, ())
+    assert writer.latest(memory / "none") is None
+    assert retain(memory / "none", 1) == ()
+
+
+def test_a_whole_checkpoint_of_the_same_or_a_newer_generation_is_left(memory: Path) -> None:
+    path = save(memory, 7, generation=2)
+    before = path.stat().st_ino
+
+    assert save(memory, 7, generation=2) == path
+    assert save(memory, 7, generation=1) == path
+    assert path.stat().st_ino == before
+    assert scan(memory)[0].generation == 2
+
+
+def test_a_newer_generation_or_a_damaged_checkpoint_is_replaced(memory: Path) -> None:
+    path = save(memory, 7, generation=1)
+    save(memory, 7, generation=2)
+    assert scan(memory)[0].generation == 2
+
+    flip(path / STATE, 100)
+    save(memory, 7, generation=1)
+    assert scan(memory)[0].generation == 1
+    assert_whole(scan(memory)[0])
+    shutil.rmtree(path)
+    path.mkdir()
+    save(memory, 7)
+    shutil.rmtree(path)
+    path.write_text("in the way")
+    save(memory, 7)
+    assert_whole(scan(memory)[0])
+    assert names(memory) == {"latest", path.name}
+
+
+@pytest.mark.parametrize("lie", [b"", b"step-00000009\n", b"../../etc\n", b"\xff\xfe", b"x" * 10_000])
+def test_a_latest_that_lies_misleads_nobody(memory: Path, lie: bytes) -> None:
+    save(memory, 1)
+    save(memory, 2)
+    (memory / "latest").write_bytes(lie)
+
+    found, notes = newest_whole(memory)
+    assert found is not None
+    assert (found.step, notes) == (2, ())
+    assert writer.latest(memory) in (None, "step-00000009")
+    save(memory, 3)
+    assert writer.latest(memory) == "step-00000003"
+
+
+def test_the_oldest_beyond_the_count_go(memory: Path) -> None:
+    for step in range(5):
+        save(memory, step)
+    removed = retain(memory, 2)
+    assert [path.name for path in removed] == ["step-00000002", "step-00000001", "step-00000000"]
+    assert steps(memory) == [4, 3]
+    assert retain(memory, 2) == ()
+    with pytest.raises(ValueError, match="expected 1 or more"):
+        retain(memory, 0)
+
+
+def test_the_newest_whole_one_stays_however_many_newer_ones_are_damaged(memory: Path) -> None:
+    for step in range(6):
+        path = save(memory, step)
+        if step > 2:
+            flip(path / STATE, 77)
+    retain(memory, 2)
+    assert steps(memory) == [5, 4, 3, 2]
+    known = frozenset({memory / "step-00000005"})
+    retain(memory, 2, whole=known)
+    assert steps(memory) == [5, 4]
+
+
+def test_what_dead_writers_left_is_removed_and_what_live_ones_write_is_not(memory: Path) -> None:
+    save(memory, 1)
+
+    def dies() -> None:
+        with durable.temporary_directory(memory, "step-00000002") as path:
+            (path / STATE).write_bytes(b"half")
+            os._exit(0)
+
+    assert in_child(dies) == 0
+    (memory / ".tmp-of somebody else").mkdir()
+    old = memory / ".tmp-elsewhere-1-0-step-00000009"
+    new = memory / ".tmp-elsewhere-1-1-step-00000009"
+    for path in (old, new):
+        path.mkdir()
+    os.utime(old, (1.0, 1.0))
+    with durable.temporary_directory(memory, "step-00000003") as mine:
+        retain(memory, 1)
+        left = {"latest", "step-00000001", ".tmp-of somebody else", new.name}
+        assert names(memory) == {*left, mine.name}
+    assert names(memory) == left
+
+
+def test_a_file_that_cannot_be_read_is_told_and_the_one_before_is_used(memory: Path) -> None:
+    save(memory, 1)
+    save(memory, 2)
+
+    def child() -> None:  # out of descriptors: what is left is enough to list, not to open
+        found = scan(memory)[0]
+        soft = len(list(Path("/proc/self/fd").iterdir())) - 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, soft))
+        occupied = []
+        try:
+            while True:
+                occupied.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            assert verify(found) == f"{STATE} cannot be read: Too many open files"
+
+    assert in_child(child) == 0

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from holdfast.fileio.storage_thread import FileWork, Superseded, Unresponsive
+from tests.local.waiting import until
+
+SOON_S = 0.05
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def storage() -> Iterator[threading.Event]:
+    """Storage that answers once this is set."""
+    answers = threading.Event()
+    yield answers
+    answers.set()
+
+
+@pytest.fixture
+def files() -> FileWork:
+    return FileWork("files")
+
+
+def test_what_work_returns_or_raises_is_given_to_who_asked(files: FileWork) -> None:
+    assert files.do(lambda: 7, WAIT_S) == 7
+    with pytest.raises(FileNotFoundError):
+        files.do(Path("/no/such/file").stat, WAIT_S)
+    assert files.do(threading.current_thread, WAIT_S).daemon
+
+
+def test_work_is_done_in_order(files: FileWork) -> None:
+    done: list[int] = []
+    for number in range(50):
+        files.submit(partial(done.append, number))
+    files.do(lambda: None, WAIT_S)
+    assert done == list(range(50))
+
+
+def test_storage_that_hangs_is_waited_for_once(files: FileWork, storage: threading.Event) -> None:
+    with pytest.raises(Unresponsive, match=r"has not answered for 0.05 s"):
+        files.do(storage.wait, SOON_S)
+    until(lambda: files.busy_s > SOON_S or None, "it began a moment after it was asked for", WAIT_S)
+    with pytest.raises(Unresponsive):
+        files.do(lambda: None, SOON_S)  # at once
+    assert not files._waiting
+    storage.set()
+    assert files.do(lambda: 1, WAIT_S) == 1
+
+
+def test_of_work_of_a_kind_that_waits_only_the_newest_is_done(
+    files: FileWork, storage: threading.Event
+) -> None:
+    files.submit(storage.wait)
+    done: list[int] = []
+    older, other = files.submit(lambda: done.append(1), "status"), files.submit(lambda: done.append(2), "log")
+    newer = files.submit(lambda: done.append(3), "status")
+    with pytest.raises(Superseded):
+        older.result(WAIT_S)
+    storage.set()
+    newer.result(WAIT_S)
+    other.result(WAIT_S)
+    assert done == [2, 3]
+
+
+def test_a_forked_child_has_a_thread_of_its_own(files: FileWork, storage: threading.Event) -> None:
+    files.submit(storage.wait)
+    child = os.fork()
+    if child == 0:
+        os._exit(files.do(lambda: 7, WAIT_S))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

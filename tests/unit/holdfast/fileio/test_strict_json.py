@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.fileio.strict_json import Rejected, brief, loads
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(values)
+def test_what_json_writes_is_read(value: object) -> None:
+    assert loads(json.dumps(value).encode(), max_values=1000) == value
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"\xff", "is not UTF-8 at byte 0"),
+        (b"{", "is not JSON: .* at character 1"),
+        (b"", "is not JSON"),
+        (b"\xef\xbb\xbf{}", "is not JSON"),
+        (b'{"a":1,"a":2}', "has the name 'a' twice"),
+        (b"[NaN]", "has NaN, which is not JSON"),
+        (b"[" + b"9" * 21 + b"]", "has an integer of 21 digits, at most 20"),
+        (b"[" * 900_000, "is nested too deeply"),
+        (b"[" + b"1," * 1_000_000 + b"1]", "has more than 1000000 values"),
+    ],
+)
+def test_what_is_not_plain_json_is_refused_in_one_line(data: bytes, why: str) -> None:
+    with pytest.raises(Rejected, match=why) as caught:
+        loads(data, max_values=1_000_000)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    with suppress(Rejected):
+        found = loads(data, max_values=1000)
+        assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("a\nb", r"'a\nb'"),
+        ("\ud800", r"'\ud800'"),
+        ("x" * 200, f"'{'x' * 80}'..."),
+        (3, "3"),
+        (True, "True"),
+        (None, "None"),
+        ([1], "a list"),
+    ],
+)
+def test_a_value_in_a_message_is_short_and_printable(value: object, text: str) -> None:
+    assert brief(value) == text

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from holdfast.inspection import python_stacks
+
+
+def frame(name: str, path: str, line: int, short: str | None = None) -> dict[str, Any]:
+    return {"name": name, "filename": path, "short_filename": short, "line": line, "module": None}
+
+
+def thread(name: str, *frames: dict[str, Any], tid: int | None = 7, active: bool = False) -> dict[str, Any]:
+    return {"thread_name": name, "os_thread_id": tid, "active": active, "frames": list(frames)}
+
+
+WAIT = frame("Condition.wait", "/usr/lib/python3.11/threading.py", 327, "threading.py")
+DRILL = frame(
+    "Session.drill_point", "/x/import/holdfast/training/session.py", 150, "holdfast/training/session.py"
+)
+EVALUATE = frame("evaluate", "/home/me/train.py", 42, "train.py")
+SCRIPT = frame("<module>", "/home/me/train.py", 99, "train.py")
+RUN = frame("run_path", "<frozen runpy>", 291, "<frozen runpy>")
+BOOT = frame("<module>", "<string>", 1)
+OURS = frame("run", "/x/import/holdfast/worker/script.py", 60, "holdfast/worker/script.py")
+MODEL = frame("Linear.forward", "/v/lib/python3.11/site-packages/torch/nn/linear.py", 5, "torch/nn/linear.py")
+
+
+def parsed(*threads: dict[str, Any]) -> tuple[python_stacks.Thread, ...]:
+    return python_stacks.of_the_rank(python_stacks.parse(json.dumps(threads).encode()))
+
+
+def test_the_main_thread_is_first_ours_are_left_out_and_so_is_what_started_the_script() -> None:
+    found = parsed(
+        thread("loader", WAIT, tid=9),
+        thread("holdfast-copy-1", WAIT),
+        thread("holdfast", WAIT),
+        thread("MainThread", MODEL, EVALUATE, SCRIPT, RUN, OURS, OURS, BOOT, active=True),
+    )
+    assert python_stacks.text(found) == (
+        'Thread 7 (active): "MainThread"\n    Linear.forward (torch/nn/linear.py:5)\n'
+        "    evaluate (train.py:42)\n    <module> (train.py:99)\n"
+        'Thread 9 (idle): "loader"\n    Condition.wait (threading.py:327)'
+    )
+    assert python_stacks.where(found) == "evaluate (train.py:42)"
+    assert python_stacks.innermost(found) == "Linear.forward (torch/nn/linear.py:5)"
+
+
+def test_where_a_rank_is_in_our_code_the_line_of_the_script_is_told() -> None:
+    found = parsed(thread("MainThread", WAIT, DRILL, SCRIPT, OURS))
+    assert python_stacks.where(found) == "<module> (train.py:99)"
+    assert "drill_point" in python_stacks.text(found)
+
+
+def test_a_script_that_nobody_started_for_us_is_shown_whole() -> None:
+    assert python_stacks.text(parsed(thread("MainThread", WAIT, BOOT))).endswith("<module> (<string>:1)")
+
+
+def test_a_loop_within_one_function_does_not_move() -> None:
+    here, there = (parsed(thread("MainThread", frame("spin", "/t.py", line), SCRIPT)) for line in (4, 5))
+    assert python_stacks.functions(here) == python_stacks.functions(there)
+    assert python_stacks.functions(here) != python_stacks.functions(parsed(thread("MainThread", SCRIPT)))
+
+
+def test_without_threads_nothing_is_said() -> None:
+    assert (python_stacks.text(()), python_stacks.where(()), python_stacks.innermost(())) == ("", "", "")
+
+
+@pytest.mark.parametrize("dump", [b"", b"{}", b"[1]", b'[{"frames": 3}]', b'[{"frames": [{"name": 1}]}]'])
+def test_what_is_no_dump_is_refused(dump: bytes) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        python_stacks.parse(dump)

@@ -1,0 +1,159 @@
+"""A look at real processes: what each does is told from outside, and it goes on undisturbed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.inspection import process_stats, rank_inspector, thread_waits
+from holdfast.inspection.rank_inspector import Target
+from holdfast.process import linux
+from holdfast.protocol.launcher_messages import Look
+from holdfast.protocol.progress_writer import Page
+from supervisor.hangs import evidence
+
+BEGIN = "import os, sys, threading, time, subprocess\nprint(flush=True)\n"
+NATIVE = """import ctypes
+libc, number = ctypes.CDLL(None), ctypes.c_ulong()
+start = ctypes.cast(libc.pause, ctypes.c_void_p)
+assert libc.pthread_create(ctypes.byref(number), None, start, None) == 0
+libc.pthread_setname_np(number, b"{name}")
+threading.Event().wait()
+"""
+BESIDE = "threading.Thread(target={target}, args=(600,), name='{name}').start(); threading.Event().wait()"
+HABITS = {
+    "lock": "threading.Event().wait()",
+    "sleep": "time.sleep(600)",
+    "backs off": BESIDE.format(target="threading.Event().wait", name="upload"),
+    "native": NATIVE.format(name="helper"),
+    "loop": NATIVE.format(name="gloo_tcp_loop"),
+    "ours": BESIDE.format(target="time.sleep", name="holdfast"),
+    "handler": "import signal; signal.signal(signal.SIGALRM, print); threading.Event().wait()",
+    "asked to stop": "import signal; signal.signal(signal.SIGTERM, print); threading.Event().wait()",
+    "crashes": "import faulthandler; faulthandler.enable(); threading.Event().wait()",
+    "pipe": "os.read(os.pipe()[0], 1)",
+    "spin": "while True: pass",
+    "child": "subprocess.run([sys.executable, '-c', 'while True: pass'])",
+    "quiet child": "subprocess.Popen(['cat'], stdin=subprocess.PIPE); threading.Event().wait()",
+    "writes": "while True: os.write(os.open('/dev/null', 1), b'x' * 99); time.sleep(0.01)",
+}
+
+
+@pytest.fixture(autouse=True)
+def _py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(rank_inspector.PY_SPY, str(Path(sys.executable).with_name("py-spy")))
+
+
+@pytest.fixture(scope="module")
+def pids() -> Iterator[dict[str, int]]:
+    made = {
+        name: subprocess.Popen(
+            [sys.executable, "-c", BEGIN + habit], stdout=subprocess.PIPE, start_new_session=True
+        )
+        for name, habit in HABITS.items()
+    }
+    for each in made.values():
+        assert each.stdout is not None
+        each.stdout.readline()
+    yield {name: each.pid for name, each in made.items()}
+    for each in made.values():
+        linux.kill_group(each.pid)
+        each.wait()
+        assert each.stdout is not None
+        each.stdout.close()
+
+
+def look_at(pid: int, page: Path = Path("/nonexistent")) -> Look:
+    [found] = rank_inspector.take(3, (Target(1, pid, page),))
+    assert (found.rank, found.number) == (1, 3)
+    assert found.window_s >= rank_inspector.WINDOW_S
+    return found
+
+
+@pytest.mark.parametrize(
+    ("habit", "call", "children"),
+    [
+        ("lock", thread_waits.LOCK, 0),
+        ("sleep", thread_waits.SLEEP, 0),
+        ("pipe", thread_waits.POLL, 0),
+        ("spin", thread_waits.RUNS, 0),
+        ("quiet child", thread_waits.LOCK, 0),
+    ],
+)
+def test_what_a_process_waits_in_is_seen(pids: dict[str, int], habit: str, call: str, children: int) -> None:
+    found = look_at(pids[habit])
+    if found.calls[:1] != (call,) and habit == "spin":  # off its core just now, as any process may be
+        assert found.process_state == "R"
+    else:
+        assert found.calls[:1] == (call,)
+    assert (found.children, found.traced, found.moved) == (children, False, False)
+    assert "<module>" in found.where or "<module>" in found.stack
+
+
+@pytest.mark.parametrize(
+    ("habit", "calls"),
+    [
+        ("lock", (thread_waits.LOCK,)),
+        ("backs off", (thread_waits.LOCK, thread_waits.TIMED_LOCK)),
+        ("native", (thread_waits.LOCK, thread_waits.OTHER)),
+        ("loop", (thread_waits.LOCK,)),
+        ("ours", (thread_waits.LOCK,)),
+        ("handler", (thread_waits.SIGNALLED_LOCK,)),
+        ("asked to stop", (thread_waits.LOCK,)),
+        ("crashes", (thread_waits.LOCK,)),
+    ],
+)
+def test_all_threads_are_seen_but_our_own_and_the_loops_of_libraries(
+    pids: dict[str, int], habit: str, calls: tuple[str, ...]
+) -> None:
+    found = look_at(pids[habit])
+    while found.calls[:1] != calls[:1]:  # which is the last that each does
+        found = look_at(pids[habit])
+    assert found.calls == calls
+    assert (evidence.shown(found).role == evidence.LOCKED) is (set(calls) == {thread_waits.LOCK})
+
+
+def test_a_process_that_has_a_device_or_a_library_for_meeting_others_may_wait_unseen(
+    pids: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert look_at(pids["sleep"]).meets_unseen is False
+    monkeypatch.setattr(process_stats, "_DEVICES", ("/dev/null",))
+    assert look_at(pids["writes"]).meets_unseen is True
+    monkeypatch.undo()
+    monkeypatch.setattr(process_stats, "_LIBRARIES", (b"/libc.",))
+    assert look_at(pids["sleep"]).meets_unseen is True
+    assert process_stats.meets_unseen(2**22 + 1) is True, "nothing can be told of it"
+
+
+def test_the_work_of_its_children_is_seen_with_it(pids: dict[str, int]) -> None:
+    found = look_at(pids["child"])
+    assert found.children == 1
+    assert found.children_cpu_s > 0
+
+
+def test_bytes_that_it_writes_and_time_that_it_computes_are_counted(pids: dict[str, int]) -> None:
+    assert look_at(pids["writes"]).io_bytes > 0
+    assert look_at(pids["spin"]).cpu_s > 0
+    assert look_at(pids["lock"]).cpu_s < 0.01
+    assert look_at(pids["lock"]).io_bytes == 0
+
+
+def test_its_page_tells_where_it_is_in_the_step(pids: dict[str, int], tmp_path: Path) -> None:
+    page = Page.create(tmp_path / "page-0.bin")
+    page.begin(1, 1, 0, pids["lock"], 17)
+    assert look_at(pids["lock"], tmp_path / "page-0.bin").step == 17
+    page.close()
+
+
+def test_a_process_that_is_gone_and_a_machine_without_py_spy_give_what_is_left_to_say(
+    monkeypatch: pytest.MonkeyPatch, pids: dict[str, int]
+) -> None:
+    gone = look_at(1 << 30)
+    assert (gone.process_state, gone.calls) == ("X", ())
+    monkeypatch.setattr(rank_inspector, "_py_spy", lambda: "")
+    blind = look_at(pids["lock"])
+    assert (blind.process_state, blind.stack) == ("S", "no stack: py-spy is not installed")

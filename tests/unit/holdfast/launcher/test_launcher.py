@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast.launcher.launcher import Launcher
+from holdfast.launcher.sidecar_server import Refused
+from holdfast.launcher.warm_pool import Home, Nest, Process
+from holdfast.launcher.worker_group import Crew
+from holdfast.launcher.worker_process import Seat
+from holdfast.protocol import rank_channel
+from holdfast.protocol.launcher_messages import Ending, Launch, LauncherOrder, RankStart
+from holdfast.protocol.rank_channel import Do, Say
+from holdfast.worker import program as command
+
+
+@pytest.fixture
+def launcher() -> Iterator[Launcher]:
+    """One that is not served: it starts nothing."""
+    directory = Path(tempfile.mkdtemp())
+    home = Home(directory, directory, "m0", 1, directory, os.getppid())
+    program = command.parse([shutil.which("true") or "true"], Path.cwd())
+    nest = Nest(program, home, selectors.DefaultSelector(), lambda *_: None, lambda *_: None, "cold")
+    made = Launcher(Crew(home), nest, directory)
+    yield made
+    made.offer.close()
+    shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_the_port_is_free_before_a_script_that_listens_on_it_itself_is_released(
+    launcher: Launcher, joins: bool
+) -> None:
+    """With torch imported ahead its first line binds the port, sooner than a launcher runs again."""
+    ours, theirs = rank_channel.pair()
+    nest = launcher.nest
+    nest.strategy, nest.program = "park", replace(nest.program, kind="script", joins=joins)
+    port = launcher.offer.getsockname()[1]
+    free: list[bool] = []
+
+    class Looks(Crew):
+        def start(self, seat: Seat, process: Process, descriptors: tuple[int, ...]) -> bool:
+            free.append(_is_free(port))
+            return super().start(seat, process, descriptors)
+
+    launcher.crew = Looks(nest.home)
+    launcher.crew.begin(Launch(1, 1, 1, "", 0, 0, 0.0), (RankStart(0, 0),))
+    nest.warm[0] = Process(0, ours, nest.home.logs / "log", os.getpid(), -1, parked=True)
+    launcher.match()
+    _, descriptors = rank_channel.receive(theirs, Do)
+    assert (free, len(descriptors)) == ([not joins], int(joins))
+    for each in descriptors:
+        os.close(each)
+    assert _is_free(port)
+    assert not _is_free(launcher.state().port), "another is held for the next"
+    launcher.crew.seats = ()
+    for line in (ours, theirs):
+        line.close()
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+@pytest.mark.parametrize("do", ["stop", "run", "secure", "kill", "settle", "look", "where", "drill"])
+def test_a_supervisor_that_was_replaced_has_nothing_done(launcher: Launcher, do: str) -> None:
+    launcher.obey(LauncherOrder("settle", 0, epoch=3))
+    assert launcher.state().epoch == 3
+    before = launcher.state()
+    late = LauncherOrder(do, 1, Launch(1, 1, 1, "", 0, 0, 0.0), epoch=2)
+    with pytest.raises(Refused, match="of epoch 2: a supervisor of epoch 3 has taken the run over"):
+        launcher.obey(late)
+    assert launcher.state() == before
+    launcher.obey(LauncherOrder("stop", epoch=3))
+    assert launcher.stopping
+
+
+def test_what_a_process_said_last_is_heard_though_its_end_is_told_first(launcher: Launcher) -> None:
+    """As where a loader worker holds the line open: no end of it tells of the process's."""
+    ours, theirs = rank_channel.pair()
+    child = os.fork()
+    if child == 0:
+        os._exit(1)
+    process = Process(0, ours, launcher.nest.home.logs / "log", child, os.pidfd_open(child))
+    ranks = (RankStart(0, 0),)
+    launcher.crew.begin(Launch(1, 1, 1, "", 0, 0, 0.0), ranks)
+    launcher.crew.take(launcher.crew.seats[0], process)
+    for each in (ours, process.pidfd):
+        launcher.selector.register(each, selectors.EVENT_READ)
+    said = Ending(0, 1, message="ValueError: a word")
+    rank_channel.send(theirs, Say("failing", pid=child, ending=said))
+    theirs_too = theirs.dup()
+    theirs.close()
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    launcher.on_gone(process)
+    ended = launcher.crew.seats[0].ending
+    assert ended is not None
+    assert "a word" in ended.message
+    theirs_too.close()
+
+
+@pytest.mark.parametrize(
+    ("told", "ended", "kept"),
+    [
+        pytest.param(Ending(5, 1, fail="distributed"), Ending(9, None, 6), True, id="its library aborts it"),
+        pytest.param(Ending(5, 1, fail="exception"), Ending(9, None, 6), False, id="not a victim"),
+        pytest.param(Ending(5, 1, fail="distributed"), Ending(9, None, 9, ours=True), False, id="by us"),
+        pytest.param(
+            Ending(5, 1, fail="distributed", unwinding=True), Ending(9, None, 9), False, id="it may handle it"
+        ),
+    ],
+)
+def test_a_rank_that_lost_its_peers_is_no_cause_however_its_process_goes(
+    launcher: Launcher, told: Ending, ended: Ending, kept: bool
+) -> None:
+    ours, theirs = rank_channel.pair()
+    process = Process(0, ours, launcher.nest.home.logs / "log", os.getpid(), -1)
+    launcher.crew.begin(Launch(1, 1, 1, "", 0, 0, 0.0), (RankStart(0, 0),))
+    launcher.crew.take(launcher.crew.seats[0], process)
+    launcher.crew.hear(process, Say("failing", pid=process.pid, ending=told))
+    launcher.crew.lose(process, ended)
+    assert launcher.crew.seats[0].ending == (told if kept else ended)
+    launcher.crew.seats = ()
+    for line in (ours, theirs):
+        line.close()

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast.launcher import sidecar_server
+from holdfast.launcher.sidecar_server import SIGN, Listeners
+from holdfast.protocol import codec
+from holdfast.protocol.launcher_messages import Ending, LauncherOrder, LauncherState, RankState
+
+LIMIT_S = 20.0
+STATE = LauncherState(7, 1, (), (0,), 4000)
+NEXT = LauncherState(7, 2, (), (0,), 4000)
+SETTLE = LauncherOrder("settle", 1)
+
+
+class Loop:
+    """A launcher's loop around the socket."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.selector = selectors.DefaultSelector()
+        self.heard: list[LauncherOrder] = []
+        self.listeners = Listeners(path, self.selector, self.heard.append)
+        self.listeners.open()
+
+    def turn(self) -> None:
+        """Handle what has come; something must."""
+        found = self.selector.select(LIMIT_S)
+        assert found
+        for key, _ in found:
+            key.data()
+
+    @contextmanager
+    def joined(self) -> Iterator[socket.socket]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+            peer.settimeout(LIMIT_S)
+            peer.connect(str(self.path))
+            self.turn()
+            yield peer
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[Loop]:
+    loop = Loop(tmp_path / "launcher.sock")
+    yield loop
+    loop.listeners.close()
+    for key in list(loop.selector.get_map().values()):
+        assert isinstance(key.fileobj, socket.socket)
+        key.fileobj.close()
+    loop.selector.close()
+    assert not loop.path.exists()
+
+
+def test_who_comes_hears_the_newest_state_and_then_what_changes(loop: Loop) -> None:
+    loop.listeners.tell(STATE)
+    with loop.joined() as peer:
+        for state in (STATE, STATE, NEXT):
+            loop.listeners.tell(state)
+        expected = codec.encode(STATE) + codec.encode(NEXT)
+        assert peer.recv(len(expected) + 1, socket.MSG_WAITALL | socket.MSG_DONTWAIT) == expected
+
+
+def test_a_sign_of_life_is_an_empty_line(loop: Loop) -> None:
+    with loop.joined() as peer:
+        loop.listeners.beat()
+        assert peer.recv(10) == SIGN == b"\n"
+
+
+def test_orders_are_obeyed_however_they_are_cut_and_what_is_none_is_refused(
+    loop: Loop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = codec.encode(SETTLE)
+    with loop.joined() as peer:
+        for piece in (line[:9], line[9:] + b"{}\n" + line):
+            peer.sendall(piece)
+            loop.turn()
+    assert loop.heard == [SETTLE, SETTLE]
+    assert "refused: LauncherOrder.do: missing" in capsys.readouterr().out
+
+
+def test_who_leaves_is_forgotten_and_the_next_one_is_told_all(loop: Loop) -> None:
+    with loop.joined():
+        loop.listeners.tell(STATE)
+    loop.turn()
+    loop.listeners.beat()
+    with loop.joined() as peer:
+        loop.listeners.tell(STATE)
+        assert peer.recv(4096) == codec.encode(STATE)
+
+
+def large(generation: int) -> LauncherState:
+    """Return what a launcher of 32 ranks tells that all fail, more than a socket's buffer holds."""
+    ended = Ending(1, 1, None, False, "exception", 1, "x" * 16_000)
+    ranks = tuple(RankState(n, n, 100 + n, generation, "failing", ended) for n in range(32))
+    return LauncherState(7, generation, ranks, (), 4000)
+
+
+def taken(loop: Loop, peer: socket.socket) -> bytes:
+    """Return all that a peer is sent which reads a little at a time, until nothing more comes."""
+    found = b""
+    peer.setblocking(False)
+    while True:
+        try:
+            found += peer.recv(50_000)
+        except BlockingIOError:
+            if not any(known.sending for known in loop.listeners._peers.values()):
+                return found
+            loop.turn()
+
+
+def test_who_reads_slowly_hears_each_line_whole_and_of_those_that_wait_the_newest(loop: Loop) -> None:
+    """It was dropped in the middle of a line, told the same when it came again, and so for ever."""
+    with loop.joined() as peer:
+        for generation in range(1, 5):
+            loop.listeners.tell(large(generation))  # never waits
+            loop.listeners.beat()
+        assert taken(loop, peer) == codec.encode(large(1)) + codec.encode(large(4))
+        loop.listeners.beat()
+        assert taken(loop, peer) == SIGN
+
+
+def test_who_does_not_read_holds_nobody_up_and_is_owed_no_more_than_two_lines(loop: Loop) -> None:
+    with loop.joined() as deaf:
+        for generation in range(1, 20):
+            loop.listeners.tell(large(generation))
+        [known] = loop.listeners._peers.values()
+        assert len(known.sending) + len(known.waiting) <= 2 * len(codec.encode(large(10)))
+        with loop.joined() as peer:
+            loop.listeners.tell(STATE)
+            assert peer.recv(4096) == codec.encode(STATE), "another hears at once"
+        assert taken(loop, deaf) == codec.encode(large(1)) + codec.encode(STATE)
+
+
+def test_the_last_state_is_taken_before_the_end_by_who_reads(loop: Loop) -> None:
+    with loop.joined() as peer, ThreadPoolExecutor(1) as beside:
+        loop.listeners.tell(large(1))
+        reading = beside.submit(peer.makefile("rb").readline)
+        loop.listeners.close()
+        assert reading.result(LIMIT_S) == codec.encode(large(1))
+
+
+def test_who_does_not_read_does_not_keep_a_launcher_from_its_end(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecar_server, "LAST_S", 0.01)
+    with loop.joined():
+        loop.listeners.tell(large(1))
+        loop.listeners.close()
+
+
+def test_a_line_without_an_end_is_not_collected_for_ever(loop: Loop) -> None:
+    with loop.joined() as peer:
+        peer.setblocking(False)
+        while loop.listeners._peers:
+            peer.send(bytes(1 << 16))
+            loop.turn()
+    assert loop.heard == []
+
+
+def test_a_socket_that_somebody_has_removed_is_there_again_and_the_lines_that_are_open_stay(
+    loop: Loop,
+) -> None:
+    loop.listeners.tell(STATE)
+    with loop.joined() as before:
+        loop.listeners.tell(STATE)
+        loop.listeners.stay()
+        loop.path.unlink()
+        loop.listeners.stay()
+        with loop.joined() as new:
+            loop.listeners.tell(NEXT)
+            for peer in (before, new):
+                assert codec.encode(NEXT) in peer.recv(1 << 16)
+
+
+def test_while_its_folder_is_removed_the_socket_is_tried_again(loop: Loop) -> None:
+    aside = loop.path.parent.with_name("aside")
+    loop.path.parent.rename(aside)
+    loop.listeners.stay()
+    aside.rename(loop.path.parent)
+    loop.path.unlink()
+    loop.listeners.stay()
+    with loop.joined():
+        assert loop.path.exists()

@@ -1,0 +1,177 @@
+"""How a process ended that was to import what the script imports, and what it printed."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast.launcher import warm_pool
+from holdfast.launcher.warm_pool import Home, Nest
+from holdfast.protocol.launcher_messages import Ending
+from holdfast.worker import nested_scripts
+from holdfast.worker.program import Program
+from holdfast.worker.zygote import Zygote
+
+
+@pytest.mark.parametrize(
+    ("status", "printed", "code", "message"),
+    [
+        (5 << 8, "", 5, "PROCESS exited with code 5, and printed nothing"),
+        (5 << 8, "Traceback\nImportError: no\n", 5, "Traceback\nImportError: no\nPROCESS exited with code 5"),
+        (11, "about to\n", None, "about to\nPROCESS was killed by SIGSEGV"),
+        (0, "done\n", 1, "done\nPROCESS exited with code 0"),
+        (None, "", 1, "PROCESS closed its connection, and printed nothing"),
+    ],
+)
+def test_a_zygote_that_is_lost_says_how_and_what_it_printed(
+    status: int | None, printed: str, code: int | None, message: str
+) -> None:
+    ended = warm_pool.of_zygote(status, printed, 7)
+    assert (ended.code, ended.signal) == (code, None if code else 11)
+    what = message.replace("PROCESS", "the process that imports what the script imports")
+    assert ended.message == what
+
+
+@pytest.mark.parametrize("code", [0, 1])
+@pytest.mark.parametrize("printed", ["", "its usage\n", f"BadInput: {nested_scripts.STANDS_BETWEEN}\n"])
+def test_a_process_of_which_something_below_would_have_joined_has_not_ended_well(
+    code: int, printed: str
+) -> None:
+    ended = warm_pool.unjoined(Ending(7, code), printed, refused=True)
+    assert (ended.code, ended.fail, ended.is_good) == (2, "bad_input", False)
+    assert ended.message.startswith(printed)
+    assert ended.message.count(nested_scripts.STANDS_BETWEEN) == 1
+
+
+@pytest.mark.parametrize(
+    ("ending", "refused"), [(Ending(7, 0), False), (Ending(7, 1), False), (Ending(7, signal=9), True)]
+)
+def test_what_one_printed_that_had_not_joined_says_more_than_how_it_ended(
+    ending: Ending, refused: bool
+) -> None:
+    assert warm_pool.unjoined(ending, "its usage\n", refused=refused) == replace(
+        ending, message="its usage\n"
+    )
+    told = replace(ending, message="Traceback")
+    assert warm_pool.unjoined(told, "", refused=refused) == told
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("import os; os._exit(5)", 5 << 8), ("import os; os.abort()", 6)]
+)
+def test_the_status_is_its_own_though_its_line_closes_first(code: str, status: int) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        child = subprocess.Popen([sys.executable, "-c", code], pass_fds=(theirs.fileno(),))
+    assert ours.recv(1) == b""
+    assert Zygote(child.pid, ours).lost() == status
+    child.returncode = 0  # collected
+
+
+def test_one_that_only_closes_its_line_is_ended() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.close()
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    assert Zygote(child.pid, ours).lost() is None
+    child.returncode = 0
+
+
+class Tried(Nest):
+    """One whose processes are only asked for."""
+
+    def _make(self, local_rank: int) -> None:
+        asked.append(local_rank)
+
+
+asked: list[int] = []
+
+
+@pytest.fixture
+def tried() -> Iterator[tuple[Tried, list[tuple[float, Callable[[], None]]]]]:
+    """A nest that makes nothing, and the pauses that it asks for."""
+    home = Home(Path("/nowhere"), Path("/nowhere"), "m0", 1, Path("/nowhere"), 0)
+    program = Program("script", "python", (), "train.py", (), ())
+    pauses: list[tuple[float, Callable[[], None]]] = []
+    made = Tried(program, home, selectors.DefaultSelector(), lambda *_: None, lambda *_: None)
+    made.later = lambda seconds, call: pauses.append((seconds, call))
+    asked.clear()
+    yield made, pauses
+    made.selector.close()
+
+
+FAILED = Ending(0, 1, fail="exception", message="FileNotFoundError: data.pt")
+
+
+def test_warm_processes_that_fail_are_made_again_for_ever_with_pauses_that_grow(
+    tried: tuple[Tried, list[tuple[float, Callable[[], None]]]],
+) -> None:
+    warm, pauses = tried
+    for _ in range(2):
+        warm.failed(FAILED)
+    assert (asked, pauses) == ([0, 0], []), "the first times at once"
+    for number in range(10):
+        warm.failed(FAILED)
+        warm.failed(FAILED)  # of another local rank: one pause is enough
+        warm.fill()
+        assert len(asked) == 2 + number, "nothing is made in a pause"
+        pauses[-1][1]()
+        assert len(asked) == 3 + number
+    assert [seconds for seconds, _ in pauses] == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
+    assert (warm.failures, warm.tries) == (22, 22)
+
+
+def test_a_try_that_takes_long_is_followed_by_a_longer_pause_unless_ranks_wait(
+    tried: tuple[Tried, list[tuple[float, Callable[[], None]]]],
+) -> None:
+    warm, pauses = tried
+    for _ in range(warm_pool.MAX_FAILURES):
+        warm.failed(FAILED, took_s=100.0)
+    assert [seconds for seconds, _ in pauses] == [400.0]
+    pauses[-1][1]()
+    warm.failed(FAILED, took_s=3600.0)
+    assert pauses[-1][0] == warm_pool.MOST_REST_S
+    warm.needed()
+    warm.failed(FAILED, took_s=300.0)
+    assert pauses[-1][0] == 1.0
+
+
+def test_of_failures_in_a_row_that_many_leave_a_log(
+    tried: tuple[Tried, list[tuple[float, Callable[[], None]]]], tmp_path: Path
+) -> None:
+    warm, _ = tried
+    for number in range(warm_pool.LOGS + 5):
+        log = tmp_path / str(number)
+        log.touch()
+        warm.failed(FAILED, log)
+    assert len(list(tmp_path.iterdir())) == warm_pool.LOGS
+    warm.failed(FAILED, tmp_path / "not there")
+
+
+def test_ranks_that_need_processes_have_them_tried_at_once(
+    tried: tuple[Tried, list[tuple[float, Callable[[], None]]]],
+) -> None:
+    warm, pauses = tried
+    for _ in range(4):
+        warm.failed(FAILED)
+        if pauses:
+            pauses[-1][1]()
+    warm.failed(FAILED)
+    asked.clear()
+    warm.needed()
+    warm.fill()
+    assert asked == [0]
+    warm.failed(FAILED)
+    assert (warm.tries, pauses[-1][0]) == (1, 1.0), "the pauses begin again"
+    asked.clear()
+    pauses[-2][1]()
+    assert asked == [], "that pause had ended before"
+    warm.close()
+    pauses[-1][1]()
+    assert asked == []

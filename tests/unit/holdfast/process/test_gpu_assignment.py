@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.process import gpu_assignment
+
+SLEEPER = (sys.executable, "-c", "import signal; signal.pause()")
+
+
+@pytest.fixture(autouse=True)
+def visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(gpu_assignment.VISIBLE, "0,1,2,3")
+
+
+@pytest.fixture
+def predecessor(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process, which has signed for device 3."""
+    with subprocess.Popen(SLEEPER) as process:
+        (tmp_path / "device-3").write_bytes(gpu_assignment._sign(process.pid))
+        yield process
+        process.kill()
+
+
+def test_who_takes_a_device_sees_its_members_and_signs_for_its_own(tmp_path: Path) -> None:
+    assert gpu_assignment.take("2,3", 1, tmp_path)
+    assert os.environ[gpu_assignment.VISIBLE] == "2,3"
+    assert (tmp_path / "device-3").read_bytes() == gpu_assignment._sign(os.getpid())
+    assert not (tmp_path / "device-2").exists(), "another rank's"
+    assert gpu_assignment.take("2,3", 1, tmp_path), "once more"
+
+
+def test_a_device_is_taken_when_the_process_that_had_it_has_ended(
+    tmp_path: Path, predecessor: subprocess.Popen[bytes]
+) -> None:
+    found: list[bool] = []
+    successor = threading.Thread(target=lambda: found.append(gpu_assignment.take("2,3", 1, tmp_path)))
+    successor.start()
+    successor.join(0.05)
+    assert successor.is_alive(), "two ranks on one GPU"
+    predecessor.kill()
+    successor.join(20)
+    assert found == [True]
+    assert (tmp_path / "device-3").read_bytes() == gpu_assignment._sign(os.getpid())
+
+
+def test_one_that_never_ends_is_waited_for_no_longer_than_told(
+    tmp_path: Path, predecessor: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_assignment, "TURN_S", 0.01)
+    assert not gpu_assignment.take("3", 0, tmp_path)
+    assert gpu_assignment.take("2", 0, tmp_path), "another device"
+
+
+def test_another_process_with_the_pid_of_the_one_that_signed_is_not_waited_for(
+    tmp_path: Path, predecessor: subprocess.Popen[bytes]
+) -> None:
+    (tmp_path / "device-3").write_bytes(b"%d 17" % predecessor.pid)
+    assert gpu_assignment.take("3", 0, tmp_path)
+    (tmp_path / "device-3").write_bytes(b"\xff nonsense")
+    assert gpu_assignment.take("3", 0, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("open_files", "used"),
+    [(("/dev/nvidiactl", "/dev/nvidia0", "pipe:[1]"), False), (("/dev/nvidiactl", "/dev/nvidia-uvm"), True)],
+)
+def test_a_process_that_has_called_cuda_is_known_by_what_it_has_open(
+    tmp_path: Path, open_files: tuple[str, ...], used: bool
+) -> None:
+    for number, target in enumerate(open_files):
+        (tmp_path / str(number)).symlink_to(target)
+    assert gpu_assignment.uses_cuda(tmp_path) is used

@@ -1,0 +1,32 @@
+"""A log that has no place is no reason for anything to end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast.process import logs
+
+
+def test_a_log_is_made_with_its_folder_and_goes_on_where_it_ended(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "warm" / "m0.log"
+    for line in (b"one\n", b"two\n"):
+        with logs.opened(path) as log:
+            log.write(line)
+    assert path.read_bytes() == b"one\ntwo\n"
+
+
+def test_what_has_no_place_goes_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("in the way")
+    with logs.opened(tmp_path / "logs" / "m0.log") as log:
+        log.write(b"lost")
+    assert (tmp_path / "logs").read_text() == "in the way"
+
+
+def test_a_log_that_moves_is_written_on_and_its_end_is_read(tmp_path: Path) -> None:
+    path, target = tmp_path / "warm" / "m0.log", tmp_path / "gen-0001" / "rank-0.log"
+    with logs.opened(path) as log:
+        assert logs.moved(path, target)
+        log.write(b"one\ntwo\n")
+    assert logs.tail(target, 4) == "two\n"
+    assert not logs.moved(path, target)
+    assert logs.tail(path, 4) == ""

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from holdfast.process import network
+
+
+def kernels_range(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
+    (folder / "range").write_text(text)
+    monkeypatch.setattr(network, "_RANGE", folder / "range")
+
+
+def test_a_port_is_none_that_an_outgoing_connection_may_take() -> None:
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    held = [network.listen("127.0.0.1") for _ in range(20)]
+    numbers = [each.getsockname()[1] for each in held]
+    for each in held:
+        each.close()
+    assert len(set(numbers)) == 20
+    assert not [number for number in numbers if low <= number <= high]
+
+
+def test_a_port_that_was_closed_can_be_bound_again_at_once() -> None:
+    held = network.listen("127.0.0.1")
+    address = held.getsockname()
+    with socket.create_connection(address):
+        held.close()
+    with socket.create_server(address):
+        pass
+
+
+@pytest.mark.parametrize("text", ["1024 65535", "15000\t31999"])
+def test_where_every_port_may_be_taken_it_is_any(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+) -> None:
+    kernels_range(monkeypatch, tmp_path, text)
+    held = network.listen("127.0.0.1")
+    assert held.getsockname()[1] > 0
+    held.close()
+
+
+@pytest.mark.parametrize("text", ["", "a b", "1 2 3"])
+def test_a_range_that_cannot_be_read_is_the_kernels_default(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+) -> None:
+    kernels_range(monkeypatch, tmp_path, text)
+    with network.listen("127.0.0.1") as held:
+        assert network.LOW <= held.getsockname()[1] < network.HIGH
+
+
+def test_a_host_that_is_not_ours_is_an_error() -> None:
+    with pytest.raises(OSError, match="assign"):
+        network.listen("192.0.2.1")

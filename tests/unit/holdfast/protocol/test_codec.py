@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from holdfast.protocol import codec, launcher_messages, member_messages, rank_channel
+from holdfast.protocol.launcher_messages import Flag, LauncherState
+from holdfast.protocol.member_messages import MemberOrder, MemberReport, PrivateHeld, Progress, Source
+
+KINDS: dict[str, type[Any]] = {
+    name: kind
+    for module in (member_messages, rank_channel)
+    for name, kind in vars(module).items()
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type)
+}
+
+_SCALARS: dict[Any, st.SearchStrategy[Any]] = {
+    int: st.integers(-(1 << 63), (1 << 64) - 1),
+    str: st.text(max_size=8),
+    bool: st.booleans(),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+}
+
+_BUILT: dict[type[Any], st.SearchStrategy[Any]] = {}  # a message is a part of others
+
+
+def values(hint: Any) -> st.SearchStrategy[Any]:
+    """Return a strategy for what a field of type `hint` may hold."""
+    if hint in _SCALARS:
+        return _SCALARS[hint]
+    if dataclasses.is_dataclass(hint):
+        return instances(typing.cast("type[Any]", hint))
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and args[-1] is Ellipsis:
+        return st.lists(values(args[0]), max_size=2).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(values, args))
+    if origin is not None and issubclass(origin, Mapping):
+        return st.dictionaries(values(args[0]), values(args[1]), max_size=2)
+    [given_kind] = [each for each in args if each is not type(None)]
+    return st.none() | values(given_kind)
+
+
+def instances(kind: type[Any]) -> st.SearchStrategy[Any]:
+    if kind not in _BUILT:
+        hints = typing.get_type_hints(kind)
+        fields = {f.name: values(hints[f.name]) for f in dataclasses.fields(kind)}
+        _BUILT[kind] = st.builds(kind, **fields)
+    return _BUILT[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+@settings(max_examples=5, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_every_message_comes_out_as_it_went_in(kind: type[Any], data: st.DataObject) -> None:
+    message = data.draw(instances(kind))
+    line = codec.encode(message)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert codec.decode(kind, line) == message
+    assert codec.encode(codec.decode(kind, line.decode())) == line
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(JSON)
+def test_any_json_is_a_message_or_malformed_and_nothing_else(value: Any) -> None:
+    for kind in (MemberReport, MemberOrder, LauncherState, Flag, rank_channel.Say):
+        try:
+            found = codec.decode(kind, json.dumps(value))
+        except codec.Malformed:
+            continue
+        assert isinstance(found, kind)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> tuple[type[Any], Any]:
+    """Return a kind and its JSON with one field replaced by anything."""
+    kind = draw(st.sampled_from([Progress, Source, Flag, launcher_messages.Launch, launcher_messages.Ending]))
+    found = json.loads(codec.encode(draw(instances(kind))))
+    found[draw(st.sampled_from(sorted(found)))] = draw(JSON)
+    return kind, found
+
+
+@given(damaged())
+def test_a_field_of_another_type_is_refused_by_name(case: tuple[type[Any], Any]) -> None:
+    kind, found = case
+    try:
+        message = codec.from_json(kind, found)
+    except codec.Malformed as error:
+        refused = str(error)
+    else:
+        hints = typing.get_type_hints(kind)
+        assert all(type(getattr(message, n)) is h for n, h in hints.items() if h in _SCALARS)
+        return
+    assert refused.startswith(f"{kind.__name__}.")
+
+
+FLAG = '{"kind":"nan","step":%s,"loss":"nan","position":0,"at_ns":0}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "why"),
+    [
+        (Flag, "", "Flag: not JSON"),
+        (Flag, b"\xff", "Flag: not JSON"),
+        (Flag, "[" * 100_000, "Flag: not JSON"),
+        (Flag, "[]", "Flag: [] is not an object"),
+        (Flag, FLAG % "true", "Flag.step: True is not int"),
+        (Flag, FLAG % "1.0", "Flag.step: 1.0 is not int"),
+        (Flag, FLAG % (1 << 64), "Flag.step: out of range"),
+        (Flag, FLAG % ("9" * 5000), "Flag: not JSON"),
+        (Flag, '{"kind":"nan"}', "Flag.step: missing"),
+        (Flag, '{"x":1}', "Flag.'x': unknown field"),
+        (member_messages.Durable, '{"seconds":1e999}', "Durable.seconds: inf is not a finite number"),
+        (member_messages.Durable, '{"seconds":NaN}', "Durable.seconds: nan is not a finite number"),
+        (member_messages.Durable, '{"seconds":1%s}' % ("0" * 400), "Durable.seconds: 1"),
+        (LauncherState, '{"parked":[1,"x"]}', "LauncherState.pid: missing"),
+        (launcher_messages.Launch, '{"skip":3}', "Launch.generation: missing"),
+        (MemberOrder, '{"do":"run","generation":1,"sources":[{}]}', "MemberOrder.sources[0].url: missing"),
+        (MemberOrder, '{"do":"run","generation":1,"ranks":{}}', "MemberOrder.ranks: {} is not a list"),
+    ],
+)
+def test_what_is_wrong_is_named(kind: type[Any], line: str | bytes, why: str) -> None:
+    with pytest.raises(codec.Malformed) as caught:
+        codec.decode(kind, line)
+    assert str(caught.value).startswith(why)
+    assert len(str(caught.value)) < 300
+
+
+def test_what_is_too_large_is_refused_before_it_is_read() -> None:
+    with pytest.raises(codec.Malformed, match="at most 4194304"):
+        codec.decode(Flag, b" " * (codec.MAX_MESSAGE_BYTES + 1))
+    long = json.dumps({"url": "x" * (codec.MAX_TEXT + 1)})
+    with pytest.raises(codec.Malformed, match=r"Source\.url: a text of 1048577 characters"):
+        codec.decode(Source, long)
+    many = json.dumps({"do": "run", "generation": 1, "ranks": [0] * (codec.MAX_ITEMS + 1)})
+    with pytest.raises(codec.Malformed, match="not a list of at most 16384"):
+        codec.decode(MemberOrder, many)
+
+
+def test_whole_numbers_are_taken_for_fractions() -> None:
+    found = codec.decode(member_messages.Durable, '{"seconds":3}')
+    assert (found.seconds, type(found.seconds)) == (3.0, float)
+
+
+def test_a_class_that_refuses_its_values_makes_them_malformed() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Picky:
+        size: int
+
+        def __post_init__(self) -> None:
+            if self.size < 0:
+                raise ValueError(f"size: {self.size} is below 0")
+
+    with pytest.raises(codec.Malformed, match="Picky: size: -1 is below 0"):
+        codec.decode(Picky, '{"size":-1}')
+
+
+def test_the_report_of_the_largest_member_is_accepted() -> None:
+    ranks = range(codec.MAX_RANKS)
+    text, late = "x" * 32, tuple(range(10**9, 10**9 + 8))
+    report = MemberReport(
+        protocol=1,
+        member="member-0",
+        node="",
+        sidecar_pid=1,
+        sequence=1,
+        now_ns=1,
+        nproc=codec.MAX_RANKS,
+        launcher=None,
+        peer_url="",
+        progress=tuple(
+            Progress(
+                rank=rank,
+                step=10**9,
+                phase="forward",
+                label=text,
+                loss=text,
+                grad_norm=text,
+                samples=10**12,
+                tokens=10**12,
+                flops=1e18 / 7,
+                step_s=1 / 7,
+                p99_s=1 / 7,
+                snapshot_step=10**9,
+                late=late,
+                amended=late,
+            )
+            for rank in ranks
+        ),
+        privates=tuple(
+            PrivateHeld(rank, 100, 10**9 + each, final=True) for rank in ranks for each in range(32)
+        ),
+    )
+    assert codec.decode(MemberReport, codec.encode(report)) == report

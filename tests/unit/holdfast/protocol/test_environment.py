@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from holdfast.protocol.environment import rank_environment
+from holdfast.protocol.launcher_messages import Launch, RankStart
+
+
+@pytest.mark.parametrize(("rank", "local", "group"), [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)])
+def test_each_rank_gets_what_torchrun_would_give_it(rank: int, local: int, group: int) -> None:
+    launch = Launch(5, 4, 2, "10.0.0.1", 29500, 0, 0.0)
+    assert rank_environment(launch, RankStart(rank, local)) == {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local),
+        "GROUP_RANK": str(group),
+        "ROLE_RANK": str(rank),
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_WORLD_SIZE": "4",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29500",
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": "holdfast",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_RESTART_COUNT": "4",
+        "HOLDFAST_GENERATION": "5",
+    }

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.inspection import rank_inspector
+from holdfast.launcher.warm_pool import Home, Process
+from holdfast.launcher.worker_group import Crew
+from holdfast.launcher.worker_process import Seat
+from holdfast.protocol import codec, foreign_text
+from holdfast.protocol.foreign_text import sent_bytes, shortened
+from holdfast.protocol.launcher_messages import Ending, Flag, Launch, LauncherState, Look, RankStart, Secured
+from holdfast.protocol.member_messages import PROTOCOL, MemberReport, PrivateHeld, Progress, RankStall
+from holdfast.protocol.rank_channel import Say
+
+TEXTS = ("x", "│", "错", "\U0001f642", "\x1b", '"', "\ud800", "ы\n")
+
+
+@given(
+    text=st.one_of(st.text(max_size=300), st.sampled_from(TEXTS).map(lambda text: text * 700)),
+    most_bytes=st.integers(0, 2000),
+    head=st.floats(0, 1),
+)
+def test_a_text_takes_no_more_than_it_may_and_what_fits_is_whole(
+    text: str, most_bytes: int, head: float
+) -> None:
+    found = shortened(text, most_bytes, head)
+    assert sent_bytes(found) <= most_bytes
+    assert (found == text) is (sent_bytes(text) <= most_bytes)
+    if found != text and found:
+        assert "[..." in found
+
+
+def test_what_is_left_out_is_the_middle_and_it_says_so() -> None:
+    text = "Traceback\n" + "  a frame\n" * 1000 + "ValueError: no"
+    found = shortened(text, 500)
+    assert found.startswith("Traceback\n  a frame\n")
+    assert found.endswith("  a frame\nValueError: no")
+    assert f"\n[... of {len(text):,} characters the middle is left out ...]\n" in found
+    assert sent_bytes(found) > 480, "no more of it than it must"
+
+
+def crew_of(nproc: int, world_size: int, folder: Path) -> Crew:
+    crew = Crew(Home(folder, folder, "m0", nproc, folder, 0))
+    crew.launch = Launch(1, world_size, nproc, "127.0.0.1", 4000, -1, 0.01)
+    crew.seats = tuple(
+        Seat(n, n, RankStart(n, n), Process(n, None, folder, pid=1000 + n))  # type: ignore[arg-type]
+        for n in range(nproc)
+    )
+    return crew
+
+
+def raised(text: str, failed_ns: int, fail: str = "exception") -> Ending:
+    return Ending(failed_ns, 1, None, False, fail, failed_ns, text, raised=text[:200])
+
+
+def report_of(state: LauncherState) -> MemberReport:
+    """Return the largest report that a member may have to send with this state."""
+    many, ranks = (1 << 40), range(len(state.ranks))
+    return MemberReport(
+        PROTOCOL, "m0", "node", many, many, many, len(ranks), replace(state, looks=()), "http://10.0.0.1:40000",
+        progress=tuple(
+            Progress(n, many, "in a step", "a label of a pause", "-1.234567890e-05", "1.23456789", many, many,
+                      1.23456789e15, *(0.123456, 0.123456), many, *(0.123456,) * 3, many, 0.123456, many)
+            for n in ranks
+        ),
+        stalls=tuple(RankStall(n, many, many, 9, many, "in a step", 123.456, 123.456) for n in ranks),
+        looks=state.looks,
+        privates=tuple(PrivateHeld(n, many, many, False) for n in ranks for _ in range(30)),
+    )  # fmt: skip
+
+
+def look(rank: int, text: str) -> Look:
+    return Look(
+        rank, 1 << 40, 9, 1 << 40, "S", 0.1234, text, calls=(text[:9],) * 8, at=text, where=text, stirs=text
+    )
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("nproc", [1, 7, 64, codec.MAX_RANKS])
+def test_what_any_number_of_ranks_says_is_taken_by_sidecar_and_supervisor(
+    nproc: int, text: str, tmp_path: Path
+) -> None:
+    """With 14 ranks and whole tracebacks nothing was heard of a member any more."""
+    long = text * 16_000
+    crew = crew_of(nproc, nproc, tmp_path)
+    for n, seat in enumerate(crew.seats):
+        said = Say(
+            "failing", 1000 + n, ending=raised(long, 1 + n), flag=Flag("nan", 3, long, 1, 1, long),
+            secured=Secured(n, 4, False, long), note=long, where=long,
+        )  # fmt: skip
+        assert seat.process is not None
+        for what in ("failing", "flag", "secured", "note", "where"):
+            crew.hear(seat.process, replace(said, what=what))
+    looks = rank_inspector.bounded(tuple(look(n, long[:8000]) for n in range(nproc)))
+    state = replace(crew.state(), looks=looks, warm_ending=Ending(1, message=long[:16_000]))
+    line = codec.encode(state)
+    assert codec.decode(LauncherState, line) == state
+    report = report_of(state)
+    assert codec.decode(MemberReport, codec.encode(report)) == report
+    assert [each.ending.code for each in state.ranks if each.ending is not None] == [1] * nproc
+    assert all(each.ending is not None and each.ending.fail == "exception" for each in state.ranks)
+    assert all(each.ending is not None and each.ending.message and each.ending.raised for each in state.ranks)
+
+
+@settings(max_examples=30, deadline=None)
+@given(texts=st.lists(st.text(max_size=4000), min_size=1, max_size=80), world_size=st.integers(1, 5000))
+def test_texts_of_a_crew_have_a_bounded_sum(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], world_size: int
+) -> None:
+    crew = crew_of(len(texts), max(world_size, len(texts)), tmp_path_factory.getbasetemp())
+    for seat, text in zip(crew.seats, texts, strict=True):
+        assert seat.process is not None
+        crew.hear(seat.process, Say("failing", seat.process.pid, ending=raised(text, 1 + seat.rank)))
+    told = [seat.ending for seat in crew.seats if seat.ending is not None]
+    assert len(told) == len(texts)
+    assert told[0].message == texts[0], "the first is whole"
+    most = max(foreign_text.LEAST_BYTES, foreign_text.ENDINGS_BYTES // max(world_size, len(texts)))
+    assert all(sent_bytes(each.message) + sent_bytes(each.raised) <= most for each in told[1:])
+
+
+def test_the_text_that_is_kept_whole_is_that_of_the_first_cause(tmp_path: Path) -> None:
+    crew = crew_of(4, 512, tmp_path)
+    long = "x" * 20_000
+    for local_rank, failed_ns, fail in ((1, 5, "distributed"), (3, 9, "exception"), (0, 7, "exception")):
+        process = crew.seats[local_rank].process
+        assert process is not None
+        crew.hear(process, Say("failing", process.pid, ending=raised(long, failed_ns, fail)))
+    whole = [seat.rank for seat in crew.seats if seat.ending is not None and seat.ending.message == long]
+    assert whole == [0]
+
+
+def test_ranks_of_a_small_group_tell_all(tmp_path: Path) -> None:
+    crew = crew_of(8, 8, tmp_path)
+    for seat in crew.seats:
+        assert seat.process is not None
+        crew.hear(seat.process, Say("failing", seat.process.pid, ending=raised("x" * 16_000, 1 + seat.rank)))
+    assert [seat.ending.message for seat in crew.seats if seat.ending] == ["x" * 16_000] * 8
+
+
+def test_the_end_of_a_log_is_whole_in_a_large_group_of_small_members(tmp_path: Path) -> None:
+    """By it a rank that its library aborted is told from the one that caused it."""
+    crew = crew_of(8, 4096, tmp_path)
+    log = "ProcessGroupNCCL says a word\n" * 141
+    for seat in crew.seats:
+        assert seat.process is not None
+        ended = Ending(1 + seat.rank, None, 6, message=log)
+        crew.hear(seat.process, Say("failing", seat.process.pid, ending=ended))
+    assert [seat.ending.message for seat in crew.seats if seat.ending] == [log] * 8

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import PeerLost
+from holdfast.snapshot.private_store import Held, PrivateStore
+from holdfast.training.private_exchange import Beside
+
+GENERATION = 3
+
+
+@pytest.fixture
+def store(memory: Path) -> PrivateStore:
+    return PrivateStore(memory / "private-00001.bin", 1, capacity_bytes=64)
+
+
+@pytest.fixture
+def side(memory: Path) -> Beside:
+    return Beside(memory / "private-00001.bin", 1, GENERATION)
+
+
+def impatient(memory: Path) -> Beside:
+    return Beside(memory / "private-00001.bin", 1, GENERATION, limit_s=0.0)
+
+
+def waited(side: Beside, step: int) -> None:
+    side.start(step, b"mine", False)
+    side.finish()
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Give the list of all that was slept for; nobody sleeps."""
+    found: list[float] = []
+    monkeypatch.setattr(time, "sleep", found.append)
+    return found
+
+
+def silent(side: Beside, step: int) -> bool:
+    try:
+        waited(side, step)
+    except PeerLost as error:
+        return "rank 1" in str(error) and f"step {step}" in str(error)
+    return False
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_a_state_that_is_there_is_not_waited_for(
+    store: PrivateStore, side: Beside, final: bool, pauses: list[float]
+) -> None:
+    for step in range(20):
+        store.put(GENERATION, step, b"state", final)
+        waited(side, step)
+    assert pauses == []
+
+
+def test_a_rank_that_is_ahead_has_stored_the_step(
+    store: PrivateStore, side: Beside, pauses: list[float]
+) -> None:
+    store.put(GENERATION, 4, b"four")
+    store.put(GENERATION, 4 + 16, b"in the same place of the ruler")
+    waited(side, 4)
+    assert pauses == []
+
+
+@pytest.mark.parametrize(("generation", "step"), [(GENERATION - 1, 6), (GENERATION + 1, 6), (GENERATION, 2)])
+def test_another_generation_or_an_older_step_is_waited_out(
+    generation: int, step: int, store: PrivateStore, memory: Path
+) -> None:
+    store.put(generation, step, b"other")
+    assert silent(impatient(memory), 6)
+
+
+def test_a_store_that_never_comes_is_a_lost_peer(memory: Path) -> None:
+    assert silent(impatient(memory), 1)
+
+
+def test_the_wait_ends_when_the_state_is_there_also_in_a_store_that_grew(
+    store: PrivateStore, side: Beside
+) -> None:
+    assert waits_until_put(store, side, 5, b"small")
+    assert waits_until_put(store, side, 6, b"more than the store had room for" * 8)
+
+
+def waits_until_put(store: PrivateStore, side: Beside, step: int, blob: bytes) -> bool:
+    """Put once `side` has looked in vain; say whether it waited until then and no longer."""
+    looked, done = threading.Event(), threading.Event()
+    seen = side._store.stored
+
+    def stored(generation: int, wanted: int) -> Held | None:
+        result = seen(generation, wanted)
+        looked.set()
+        return result
+
+    def wait() -> None:
+        waited(side, step)
+        done.set()
+
+    side._store.stored = stored  # type: ignore[method-assign, assignment]
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert looked.wait(10.0)
+    was_waiting = not done.is_set()
+    store.put(GENERATION, step, blob)
+    waiting.join(10.0)
+    del side._store.stored
+    return was_waiting and done.is_set()

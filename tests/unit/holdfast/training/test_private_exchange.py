@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import PeerLost
+from holdfast.training.private_exchange import STRANGERS, Exchange, _accept
+
+
+@given(st.integers(2, 8), st.integers(1, 8))
+def test_every_state_has_a_second_home_on_another_member(members: int, nproc: int) -> None:
+    world_size = members * nproc
+    sides = [Exchange(rank, world_size, nproc) for rank in range(world_size)]
+    assert [sides[side.to].source for side in sides] == list(range(world_size))
+    for rank, side in enumerate(sides):
+        assert side.to // nproc != rank // nproc
+
+
+Ring = tuple[Exchange, socket.socket, socket.socket]
+
+
+@pytest.fixture
+def ring() -> Iterator[Ring]:
+    """Give a rank, what it sends into, and what it receives from, as another would have them."""
+    side, (ours, theirs), (fed, feeding) = Exchange(0, 2, 1), socket.socketpair(), socket.socketpair()
+    side._out, side._in = ours, fed
+    for each in (ours, fed):
+        each.setblocking(False)
+    yield side, theirs, feeding
+    for each in (ours, theirs, fed, feeding):
+        each.close()
+
+
+def message(step: int, blob: bytes, late: int = 0) -> bytes:
+    return struct.pack("<qqq", step, len(blob), late) + blob
+
+
+@pytest.mark.parametrize("size", [0, 1, 10_890, 64 << 10, (64 << 10) - 24, 200_000, 3_000_000])
+def test_a_state_of_any_size_comes_whole_and_so_does_the_next(ring: Ring, size: int) -> None:
+    side, theirs, feeding = ring
+    blobs = {step: os.urandom(size) for step in (7, 8, 9)}
+    stream = b"".join(message(step, blob, step % 2) for step, blob in blobs.items())
+    peer = threading.Thread(target=feeding.sendall, args=(stream,))
+    drain = threading.Thread(target=lambda: received(theirs, 3 * (24 + size), sent))
+    sent: list[bytes] = []
+    for each in (peer, drain):
+        each.start()
+    for step, blob in blobs.items():
+        side.start(step, blob, late=step == 8)
+        assert side.finish() == (blob, step % 2 == 1)
+    for each in (peer, drain):
+        each.join()
+    assert b"".join(sent) == b"".join(message(s, b, s == 8) for s, b in blobs.items())
+
+
+def received(end: socket.socket, count: int, into: list[bytes]) -> None:
+    while count > 0 and (piece := end.recv(1 << 16)):
+        into.append(piece)
+        count -= len(piece)
+
+
+def test_a_state_that_comes_byte_by_byte_across_the_next_is_told_from_it(ring: Ring) -> None:
+    side, _, feeding = ring
+    stream = message(1, b"first") + message(2, b"second")
+    taken: list[bytes] = []
+    for at in range(len(stream)):
+        feeding.sendall(stream[at : at + 1])
+        side._step = len(taken) + 1
+        assert side._pull()
+        if (found := side._taken()) is not None:
+            taken.append(found[0])
+    assert taken == [b"first", b"second"]
+
+
+AGAIN = 2
+
+
+@pytest.mark.parametrize("size", [0, 5, (64 << 10) - 24, 200_000])
+@pytest.mark.parametrize("secured", [False, True])
+def test_what_is_given_again_is_taken_in_with_the_next_or_when_the_state_is_secured(
+    ring: Ring, size: int, secured: bool
+) -> None:
+    side, theirs, feeding = ring
+    came: list[tuple[int, bytes]] = []
+    side._came_again = lambda step, blob: came.append((step, blob))
+    side.start(7, b"mine", late=True)
+    feeding.sendall(message(7, b"early", late=1))
+    assert side.finish() == (b"early", True)
+    last = os.urandom(size)
+    peer = threading.Thread(target=feeding.sendall, args=(message(7, last, AGAIN) + message(8, b"next"),))
+    peer.start()
+    if secured:
+        while not came:
+            side.take_again()
+        assert came == [(7, last)]
+        side.take_again()
+    side.again(7, b"ours")
+    side.start(8, b"mine", late=False)
+    assert side.finish() == (b"next", False)
+    peer.join()
+    assert came == [(7, last)]
+    sent: list[bytes] = []
+    expected = message(7, b"mine", 1) + message(7, b"ours", AGAIN) + message(8, b"mine")
+    received(theirs, len(expected), sent)
+    assert b"".join(sent) == expected
+
+
+def test_what_does_not_go_at_once_is_sent_in_order(ring: Ring) -> None:
+    side, theirs, feeding = ring
+    large, sent = os.urandom(3_000_000), list[bytes]()
+    feeding.sendall(message(2, b"theirs"))
+    side.start(1, b"first", late=True)
+    side.again(1, large)
+    side.start(2, b"second", late=False)
+    expected = message(1, b"first", 1) + message(1, large, AGAIN) + message(2, b"second")
+    drain = threading.Thread(target=lambda: received(theirs, len(expected), sent))
+    drain.start()
+    assert side.finish() == (b"theirs", False)
+    drain.join()
+    assert b"".join(sent) == expected
+
+
+def test_a_peer_that_is_gone_is_no_error_of_what_is_given_again(ring: Ring) -> None:
+    side, theirs, feeding = ring
+    theirs.close()
+    feeding.close()
+    side.again(1, b"ours")
+    side.take_again()
+    with pytest.raises(PeerLost):
+        side.start(2, b"mine", late=False)
+
+
+def test_what_is_given_again_of_a_step_to_come_is_a_lost_peer(ring: Ring) -> None:
+    side, _, feeding = ring
+    side.start(1, b"mine", late=False)
+    feeding.sendall(message(2, b"", AGAIN))
+    with pytest.raises(PeerLost):
+        side.finish()
+
+
+def test_what_is_announced_takes_no_memory_before_it_is_here(ring: Ring) -> None:
+    side, _, feeding = ring
+    side._step = 1
+    feeding.sendall(struct.pack("<qqq", 1, 1 << 30, 0) + bytes(100_000))
+    while side._pull():
+        assert side._taken() is None
+    assert len(side._room) < 1 << 20
+
+
+@pytest.mark.parametrize(
+    "wrong", [message(2, b""), struct.pack("<qqq", 1, -1, 0), struct.pack("<qqq", 1, 1 << 40, 0)]
+)
+def test_what_is_no_message_of_this_step_is_a_lost_peer(ring: Ring, wrong: bytes) -> None:
+    side, _, feeding = ring
+    side.start(1, b"mine", late=False)
+    feeding.sendall(wrong)
+    with pytest.raises(PeerLost):
+        side.finish()
+
+
+def test_a_peer_that_is_gone_is_told(ring: Ring) -> None:
+    side, theirs, feeding = ring
+    feeding.close()
+    side.start(1, b"mine", late=False)
+    with pytest.raises(PeerLost, match="closed by peer"):
+        side.finish()
+    theirs.close()
+    with pytest.raises(PeerLost, match="rank 1"):
+        side.start(2, b"mine", late=False)
+
+
+SECRET = b"0123456789abcdef"
+
+
+def test_strangers_hold_up_nobody_at_the_door() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as opened:
+
+        def come(said: bytes = b"") -> socket.socket:
+            found = opened.enter_context(socket.create_connection(listener.getsockname(), 30))
+            found.sendall(said)
+            return found
+
+        come(b"fedcba9876543210")
+        silent = [come(SECRET[:7] if n % 2 else b"") for n in range(STRANGERS - 2)]
+        peer = come(SECRET[:3])
+        threading.Timer(0.05, peer.sendall, (SECRET[3:],)).start()
+        found = _accept(listener, SECRET, time.monotonic() + 30.0)
+        with found:
+            assert found.getpeername() == peer.getsockname()
+        for each in silent:
+            assert each.recv(1) == b"", "they are sent away"
+
+
+def test_whoever_does_not_come_is_waited_for_until_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(TimeoutError):
+        _accept(listener, SECRET, time.monotonic() + 0.05)

@@ -1,0 +1,134 @@
+"""One member's snapshots while steps become void: what it copies, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.training.snapshot_writer import Retake
+
+EVERY = 32
+STEPS = 640
+
+
+class Member:
+    """Takes snapshots by the interval and by `Retake`, as a rank does, and forgets those of void steps."""
+
+    def __init__(self, near: bool, own: AbstractSet[int], others: AbstractSet[int], lag: int = 5) -> None:
+        """`own` steps are void when their work is over; `others` are known to be `lag` steps later."""
+        self.retake = Retake(near)
+        self.own, self.others, self.lag = own, others, lag
+        self.slots: list[int] = [0]
+        self.extra = -1
+        self.copies: list[int] = []
+
+    def run(self, first: int, last: int) -> Member:
+        for step in range(first, last + 1):
+            self.step(step)
+        return self
+
+    def step(self, step: int) -> None:
+        retake = self.retake
+        heard = [each for each in self.slots if each in self.others and each + self.lag <= step]
+        if heard and len(self.slots) > 1:
+            self.slots.remove(heard[-1])
+        retake.look(step, self.slots, EVERY)
+        due = step % EVERY == 0
+        if due:
+            retake.regular()
+        if due or retake.meets(step):
+            self.copy(step)
+        elif retake.is_due(step) and step not in self.own:
+            self.copy(step)
+            if retake.is_extra:
+                self.extra = step
+        if step in self.own and (step in self.slots or retake.is_due(step)):
+            if step in self.slots:
+                self.slots.remove(step)
+                retake.forgot(self.slots)
+            retake.voided(step, EVERY)
+
+    def copy(self, step: int) -> None:
+        if len(self.slots) == 2:
+            self.slots.remove(self.extra if self.extra in self.slots else min(self.slots))
+        self.slots.append(step)
+        self.copies.append(step)
+        self.retake.made(step, self.slots)
+
+
+void = st.sets(st.integers(1, STEPS))
+
+
+@given(void)
+def test_after_a_void_step_the_next_that_is_not_void_is_copied_and_nothing_in_vain(own: set[int]) -> None:
+    member = Member(True, own, set())
+    for step in range(1, STEPS + 1):
+        member.step(step)
+        due = step - step % EVERY
+        good = next((each for each in range(due, step + 1) if each not in own), None)
+        assert max(member.slots) >= (good if good is not None else 0)
+        assert not own & set(member.slots)
+    assert len(member.copies) <= 2 * (STEPS // EVERY)
+    assert all(step % EVERY == 0 for step in member.copies if step in own)
+
+
+def test_where_each_step_is_void_no_copy_is_made_beside_those_of_the_interval() -> None:
+    member = Member(True, set(range(STEPS + 1)), set()).run(1, STEPS)
+    assert member.copies == list(range(EVERY, STEPS + 1, EVERY))
+
+
+def test_where_each_snapshot_that_is_due_is_void_for_another_rank_there_is_one_all_the_same() -> None:
+    member = Member(True, set(), set(range(EVERY, STEPS + 1, EVERY)))
+    for step in range(1, STEPS + 1):
+        member.step(step)
+        usable = [each for each in member.slots if each % EVERY]
+        assert max(usable, default=0) >= step - EVERY - member.lag
+    assert member.copies == [*(n * EVERY + more for n in range(1, 20) for more in (0, 5)), STEPS]
+
+
+def test_what_another_rank_of_the_member_overwrites_is_not_lost() -> None:
+    """Before a pause, which it comes to a moment before this rank has looked at its commit."""
+    retake = Retake(True)
+    for step, there in ((48, (0, 32)), (49, (0, 32)), (50, (32,)), (51, (50, 32)), (52, (50, 32))):
+        retake.look(step, there, EVERY)
+        assert not retake.is_due(step)
+    for step in (53, 54):
+        retake.look(step, (50,), EVERY)
+    assert retake.is_due(54)
+
+
+def test_where_each_step_is_void_for_another_rank_few_copies_are_made_in_vain() -> None:
+    member = Member(True, set(), set(range(STEPS + 1))).run(1, STEPS)
+    assert len(member.copies) <= 4 * (STEPS // EVERY)
+
+
+@given(st.integers(2, 9), st.data())
+def test_a_pattern_in_the_void_steps_does_not_keep_snapshots_from_being_made(
+    period: int, data: st.DataObject
+) -> None:
+    """However few of the steps are not void for another rank."""
+    good = data.draw(st.integers(0, period - 1))
+    others = {step for step in range(STEPS + 1) if step % period != good}
+    member = Member(True, set(), others, data.draw(st.integers(1, 20))).run(1, STEPS)
+    assert set(member.copies) - others
+
+
+@given(void, void, st.booleans())
+def test_of_three_members_all_meet_at_a_step_that_is_kept_long_and_the_extra_one_costs_no_other(
+    own: set[int], both: set[int], equal: bool
+) -> None:
+    """Half of the interval after the one that was due, unless that is void as well."""
+    both |= set() if equal else own
+    members = [Member(False, own | both, set()), Member(False, both, own - both, lag=2)]
+    for step in range(1, STEPS + 1):
+        for member in members:
+            firm = {each for each in member.slots if each != member.extra}
+            member.step(step)
+            kept = set(member.slots)
+            assert not firm - (own | both) or kept - {member.extra}
+        half = step - EVERY // 2
+        void = own | both
+        if step > EVERY and half % EVERY == 0 and half in void and step not in void:
+            assert all(step in member.slots for member in members)

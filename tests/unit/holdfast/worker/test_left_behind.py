@@ -1,0 +1,45 @@
+"""Which orphans are a dead rank's."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from holdfast.inspection.left_processes import Origin, is_left, origin
+
+PRESENT = {20: 200, 21: 210}  # pid, when it began
+PAST = {10: 100, 11: 110}
+
+
+@pytest.mark.parametrize(
+    ("orphan", "left"),
+    [
+        (Origin(20, 300), False),  # a server that a living rank has put in the background
+        (Origin(20, 300, 1), False),
+        (Origin(10, 300), True),  # a worker of a dead rank
+        (Origin(10, 300, 2), True),
+        (Origin(77, 300, 2), False),  # in a session of its own
+        (Origin(77, 300, 1), True),
+        (Origin(77, 150), True),  # older than all who live
+        (Origin(77, 300), False),
+        (Origin(77, 205), False),
+        (Origin(77, 50), False),  # older than all ranks: of what the script imports
+    ],
+)
+def test_an_orphan_is_left_behind_only_if_no_living_rank_can_have_started_it(
+    orphan: Origin, left: bool
+) -> None:
+    assert is_left(orphan, PRESENT, PAST, 2) is left
+
+
+def test_nothing_is_left_before_a_rank_has_ended() -> None:
+    assert not is_left(Origin(77, 150), PRESENT, {}, 1)
+
+
+def test_a_process_tells_its_session_and_when_it_began() -> None:
+    found = origin(os.getpid())
+    assert found is not None
+    assert found.session == os.getsid(0)
+    assert found.began > 0
+    assert origin(2**22 + 1) is None

@@ -1,0 +1,155 @@
+"""The script as the run began with it: handed down, executed and shown, whatever its file holds now."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.worker import script_source
+from holdfast.worker.program import MAX_SOURCE_BYTES, parse
+from holdfast.worker.script_source import Changes, Sources
+
+PYTHON = "python3"
+MAIN = "import helper, os\nVERSION = 'one'\ndef fails():\n    raise ValueError(VERSION)\n"
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sources:
+    monkeypatch.chdir(tmp_path)
+    Path("helper.py").write_text("A = 1\n")
+    Path("train.py").write_text(MAIN)
+    return script_source.keep(parse([PYTHON, "train.py", "--lr", "1"], tmp_path))
+
+
+def test_what_is_handed_down_is_the_program_and_its_source_and_nobody_can_write_to_it(kept: Sources) -> None:
+    Path("train.py").write_text("VERSION = 'two'\n")
+    assert script_source.load(kept.descriptor) == kept
+    assert kept.main == MAIN.encode()
+    assert [Path(file.path).name for file in kept.files] == ["train.py", "helper.py"]
+    with pytest.raises(OSError, match="not permitted"):
+        os.pwrite(kept.descriptor, b"x", 0)
+    assert script_source.take(kept.descriptor) == MAIN.encode()
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(kept.descriptor)
+
+
+def test_a_script_that_cannot_be_kept_is_read_by_each_process(tmp_path: Path) -> None:
+    (tmp_path / "large.py").write_bytes(b"#" * (MAX_SOURCE_BYTES + 1))
+    large = script_source.keep(parse([PYTHON, "large.py"], tmp_path))
+    assert (large.main, large.files) == (None, ())
+    assert script_source.take(large.descriptor) is None
+    other = script_source.keep(parse(["sh", "-c", "true"], tmp_path))
+    assert (other.main, other.files) == (None, ())
+    assert script_source.take(other.descriptor) is None
+    assert script_source.take(-1) is None
+
+
+def test_a_file_that_was_only_touched_has_not_changed(kept: Sources) -> None:
+    main, helper = kept.files
+    os.utime("train.py", ns=(0, 0))
+    Path("helper.py").write_text("A = 2\n")
+    assert (script_source.fate(main), script_source.fate(helper)) == ("", "changed")
+    Path("train.py").unlink()
+    assert script_source.fate(main) == "removed"
+    Path("train.py").write_text(MAIN)
+    assert script_source.fate(main) == "", "it is back as it was"
+
+
+def looked(changes: Changes, now_s: float) -> tuple[str, ...]:
+    """Return what is told after one look."""
+    changes.look(now_s)
+    assert changes._looking is not None
+    changes._looking.result(10)
+    changes.look(now_s)
+    return changes.told
+
+
+def test_a_change_is_told_once_when_two_looks_have_seen_it(kept: Sources) -> None:
+    changes = Changes(kept)
+    assert looked(changes, 0.0) == ()
+    Path("train.py").unlink()  # as an editor does, for a moment
+    assert looked(changes, 10.0) == ()
+    Path("train.py").write_text("VERSION = 'two'\n")
+    assert looked(changes, 20.0) == (), "another than the look before has seen"
+    told = looked(changes, 30.0)
+    assert told == (
+        "train.py has changed since the run began: the run goes on with the version of its start;"
+        " restart the run to use the new one",
+    )
+    Path("helper.py").unlink()
+    assert changes.look_at_once()[0] == told[0]
+    [_, helper] = changes.told
+    assert helper.startswith("helper.py was removed since the run began: ranks that are started from now on")
+    assert looked(changes, 40.0) == changes.told
+    assert len(changes.told) == 2
+
+
+def test_a_folder_that_is_removed_is_told_like_its_files(kept: Sources, tmp_path: Path) -> None:
+    changes = Changes(kept)
+    for name in ("train.py", "helper.py"):
+        (tmp_path / name).unlink()
+    tmp_path.rmdir()
+    looked(changes, 0.0)
+    assert [each.partition(" was removed")[0] for each in looked(changes, 10.0)] == ["train.py", "helper.py"]
+    odd = script_source.File("/a/b\udcff\nc.py", 1, 1, 1)
+    assert script_source.sentence(odd, "changed", kept.program, "").startswith("/a/b??c.py has changed")
+
+
+RUN = """
+import sys
+from pathlib import Path
+from holdfast.worker import script as ending; from holdfast.worker import script_source as sources
+from holdfast.worker.program import parse
+kept = sources.keep(parse(["python3", *sys.argv[1:]], Path.cwd()))
+main = Path(kept.program.source)
+main.unlink() if "gone" in sys.argv else main.write_text("VERSION = (\\n\\n# another line\\n# and another\\n")
+sys.path[0] = str(Path.cwd())
+ending.enter(kept.program, kept.main)
+"""
+SHOWS = """
+import inspect, sys, traceback
+VERSION = 'one'
+def fails():
+    raise ValueError(VERSION)  # as it was
+try:
+    fails()
+except ValueError:
+    print(traceback.format_exc().count("# as it was"), "# as it was" in inspect.getsource(fails))
+print(VERSION, __name__, __file__, sys.argv)
+"""
+
+
+@pytest.mark.parametrize("how", ["broken", "gone"])
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [(["train.py"], "train.py"), (["-m", "pkg.train"], "pkg/train.py"), (["-m", "pkg"], "pkg/__main__.py")],
+)
+def test_the_version_of_the_start_is_executed_and_shown(
+    words: list[str], file: str, how: str, tmp_path: Path
+) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").touch()
+    (tmp_path / file).write_text(SHOWS)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, *words, how], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    place = str(tmp_path / file)
+    argv = [words[0] if words[0] == file else place, how]
+    assert (done.stdout, done.stderr) == (f"1 True\none __main__ {place} {argv}\n", "")
+    assert not list(tmp_path.rglob(f"{Path(file).stem}.*.pyc")), "none that passes for the new version's"
+
+
+def test_a_module_whose_file_is_as_it_was_is_found_in_the_usual_way(kept: Sources) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from holdfast.worker import script_source as sources; from holdfast.worker.program import parse\n"
+        "kept = sources.keep(parse(['python3', '-m', 'train'], Path.cwd())); before = list(sys.meta_path)\n"
+        "assert kept.main; sources.pin_module(kept.program, kept.main); import train\n"
+        "print(type(train.__spec__.loader).__name__, sys.meta_path == before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("SourceFileLoader True\n", "")

@@ -1,0 +1,65 @@
+"""A thread that works beside the steps is named: a restart or a stop cuts off what it does."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from holdfast.worker.thread_frames import Threads
+
+
+@pytest.mark.parametrize("pool", [False, True], ids=["a thread", "a pool"])
+def test_a_thread_that_works_beside_the_steps_is_named_once(pool: bool) -> None:
+    said: list[str] = []
+    threads = Threads(said.append)
+    entered, over = threading.Event(), threading.Event()
+
+    def save() -> None:
+        entered.set()
+        over.wait()
+
+    with ThreadPoolExecutor(1) as executor:
+        threads.look()
+        if pool:
+            executor.submit(int).result()
+            threads.look()
+            assert said == [], "it waits for work"
+            executor.submit(save)
+        else:
+            thread = threading.Thread(target=save)
+            thread.start()
+        entered.wait()
+        threads.look()
+        threads.look()
+        over.set()
+    if not pool:
+        thread.join()
+    (text,) = said
+    assert text.startswith("save (test_threads.py, line ")
+    assert "not done again" in text
+
+
+@pytest.mark.parametrize("daemon", [False, True], ids=["it was there before", "a daemon"])
+def test_a_thread_that_is_no_work_of_a_step_is_not_named(daemon: bool) -> None:
+    said: list[str] = []
+    threads = Threads(said.append)
+    over = threading.Event()
+    entered = threading.Event()
+
+    def work() -> None:
+        entered.set()
+        over.wait()
+
+    thread = threading.Thread(target=work, daemon=daemon)
+    if daemon:
+        threads.look()
+    thread.start()
+    entered.wait()
+    threads.look()
+    threads.look()
+    over.set()
+    thread.join()
+    threads.look()
+    assert said == []

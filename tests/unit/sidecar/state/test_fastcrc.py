@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import zlib
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.state.sending import crc32
+
+
+@given(st.binary(max_size=4000), st.integers(0, 2**32 - 1))
+def test_whichever_computes_it_the_sum_is_the_same(content: bytes, before: int) -> None:
+    assert crc32(content, before) == zlib.crc32(content, before)
+    with memoryview(content) as view:
+        assert crc32(view) == zlib.crc32(content)

@@ -1,0 +1,263 @@
+"""Snapshots of many chunks from several holders, some of which fail on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from holdfast.fileio.checksum import chunk_crcs, combine
+from holdfast.fileio.safetensors import plan
+from holdfast.process.event_loop import end
+from holdfast.protocol.member_messages import Source
+from holdfast.snapshot import arena as arenas
+from holdfast.snapshot.arena import Arena
+from holdfast.snapshot.commit_records import Record
+from sidecar.state import gathering, sending
+from sidecar.state.gathering import Unfetched
+from sidecar.state.sending import Range, Unaligned
+from tests.unit.sidecar.memory import WORLD_SIZE, flip, holdings, member
+from tests.unit.sidecar.peering import fetching, serving
+
+CHUNK_BYTES = 64 << 10
+SILENCE_S = 20.0  # a machine that is busy answers late, and no test waits for as long
+SIZE = 20 * CHUNK_BYTES + 12_345
+
+Answer: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@pytest.fixture
+def folders() -> Iterator[list[Path]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(member()) for _ in range(3)]
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Share out parts of a few small chunks, and soon give up who says nothing."""
+    for module in (gathering, sending, arenas):
+        monkeypatch.setattr(module, "CHUNK_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr(gathering, "PIECE_BYTES", 16 << 10)
+    monkeypatch.setattr(gathering, "LEAST_BYTES", 2 * CHUNK_BYTES)
+    monkeypatch.setattr(gathering, "STALLED_S", 0.2)
+    monkeypatch.setattr(gathering, "HEAD_S", 0.2)
+
+
+def made(path: Path, seed: int = 0) -> Record:
+    arena = Arena(path / "arena")
+    draft = arena.begin(plan([("w", "U8", (SIZE,))], {}), 2, 7, WORLD_SIZE)
+    assert draft is not None
+    with draft:
+        for at in range(0, SIZE, 4096):
+            piece = (at + seed).to_bytes(8, "little") * 512
+            draft.data[at : at + 4096] = piece[: SIZE - at]
+        record = draft.commit()
+    arena.close()
+    return record
+
+
+@asynccontextmanager
+async def cut(url: str, after: int, then_silent: bool) -> AsyncIterator[str]:
+    """Stand between a holder and whoever asks: pass on `after` bytes of each answer, and then no more."""
+    over = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asked(url, await reader.readuntil(b"\r\n\r\n")) as there:
+            left = after
+            while left > 0 and (piece := await there.read(min(left, 1 << 16))):
+                writer.write(piece)
+                left -= len(piece)
+                await writer.drain()
+            if then_silent:
+                await over.wait()
+
+    async with answering_with(answer) as place:
+        yield place
+
+
+@asynccontextmanager
+async def deaf_once(url: str) -> AsyncIterator[str]:
+    """Stand before a holder, and pass nothing on until one who asks has given up."""
+    given_up = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await reader.readuntil(b"\r\n\r\n")
+        if not given_up.is_set():
+            await reader.read()
+            given_up.set()
+            return
+        async with asked(url, request) as there:
+            while piece := await there.read(1 << 16):
+                writer.write(piece)
+                await writer.drain()
+
+    async with answering_with(answer) as place:
+        yield place
+
+
+@asynccontextmanager
+async def asked(url: str, request: bytes) -> AsyncIterator[asyncio.StreamReader]:
+    host, _, port = url.removeprefix("http://").partition(":")
+    there, ask = await asyncio.open_connection(host, int(port))
+    try:
+        ask.write(request)
+        yield there
+    finally:
+        ask.close()
+
+
+@asynccontextmanager
+async def answering_with(answer: Answer) -> AsyncIterator[str]:
+    """Serve every connection by `answer`, and end what is left of that.
+
+    The tasks are held here: asyncio's server does not, and one that waits for another connection than its own
+    could be collected by the garbage collector once its peer has hung up, with the sockets that it has.
+    """
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with suppress(OSError, asyncio.IncompleteReadError):
+                await answer(reader, writer)
+        finally:
+            writer.close()
+
+    def come(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(one(reader, writer))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    server = await asyncio.start_server(come, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        await end(tasks)
+        await server.wait_closed()
+
+
+def seal(*paths: Path) -> None:
+    for path in paths:
+        arena = holdings(path).arena
+        arena.seal(arena.records()[0])
+
+
+def sources(*urls: str) -> list[Source]:
+    return [Source(url, -1, 2, 7) for url in urls]
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+async def test_two_holders_give_one_snapshot(folders: list[Path], sealed: bool) -> None:
+    one, other, here = folders
+    sent, _ = made(one), made(other)
+    if sealed:
+        seal(one, other)
+    async with serving(one) as first, serving(other) as second, fetching(here) as fetcher:
+        record = await fetcher.snapshot(*sources(first, second))
+    assert record.path.read_bytes() == sent.path.read_bytes()
+    assert holdings(here).arena.checksum(record) == combine(
+        chunk_crcs(memoryview(sent.path.read_bytes()), CHUNK_BYTES)
+    )
+
+
+@pytest.mark.parametrize("after", [10, 3 * CHUNK_BYTES, 9 * CHUNK_BYTES + 5])
+@pytest.mark.parametrize("then_silent", [False, True], ids=["dies", "falls silent"])
+@pytest.mark.parametrize("sealed", [False, True], ids=["unsealed", "sealed"])
+async def test_what_one_holder_leaves_comes_from_the_other(
+    folders: list[Path], after: int, then_silent: bool, sealed: bool
+) -> None:
+    one, other, here = folders
+    sent, _ = made(one), made(other)
+    if sealed:
+        seal(one, other)
+    silence_s = SILENCE_S if sealed else 3.0  # without a seal it is taken from one alone, to the end of that
+    async with (
+        serving(one) as first,
+        serving(other) as second,
+        cut(first, after, then_silent) as broken,
+        fetching(here, silence_s=silence_s) as fetcher,
+    ):
+        record = await fetcher.snapshot(*sources(broken, second))
+    assert record.path.read_bytes() == sent.path.read_bytes()
+
+
+async def test_who_was_slow_to_answer_is_asked_again_before_all_is_given_up(folders: list[Path]) -> None:
+    one, other, here = folders
+    sent, _ = made(one), made(other)
+    seal(one, other)
+    async with (
+        serving(one) as first,
+        serving(other) as second,
+        cut(first, 3 * CHUNK_BYTES, False) as broken,
+        deaf_once(second) as slow,
+        fetching(here, silence_s=SILENCE_S) as fetcher,
+    ):
+        record = await fetcher.snapshot(*sources(broken, slow))
+    assert record.path.read_bytes() == sent.path.read_bytes()
+
+
+async def test_without_another_holder_it_is_not_taken_and_the_slot_is_free(folders: list[Path]) -> None:
+    one, _, here = folders
+    made(one)
+    async with serving(one) as url, cut(url, 5 * CHUNK_BYTES, False) as broken, fetching(here) as fetcher:
+        with pytest.raises(Unfetched, match="closed"):
+            await fetcher.snapshot(*sources(broken))
+    assert holdings(here).slots() == ()
+    assert made(here).step == 7
+
+
+async def test_a_holder_that_is_gone_is_passed_over(folders: list[Path]) -> None:
+    one, _, here = folders
+    made(one)
+    async with serving(one) as url, fetching(here) as fetcher:
+        assert (await fetcher.snapshot(*sources("http://127.0.0.1:9", url))).step == 7
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+async def test_holders_that_differ_are_never_mixed(folders: list[Path], sealed: bool) -> None:
+    one, other, here = folders
+    contents = [made(one).path.read_bytes(), made(other, seed=1).path.read_bytes()]
+    if sealed:
+        seal(one, other)
+    async with serving(one) as first, serving(other) as second, fetching(here) as fetcher:
+        record = await fetcher.snapshot(*sources(first, second))
+    assert record.path.read_bytes() in contents
+
+
+async def test_memory_that_changed_after_the_seal_is_found(folders: list[Path]) -> None:
+    one, _, here = folders
+    record = made(one)
+    holdings(one).arena.seal(record)
+    flip(record)
+    async with serving(one) as url, fetching(here) as fetcher:
+        with pytest.raises(Unfetched, match=r"checksum [0-9a-f]{8}, announced was"):
+            await fetcher.snapshot(*sources(url))
+    assert holdings(here).slots() == ()
+
+
+async def test_a_slot_that_has_memory_already_is_used_as_it_is(folders: list[Path]) -> None:
+    one, _, here = folders
+    made(one)
+    async with serving(one) as url, fetching(here) as fetcher:
+        first = await fetcher.snapshot(*sources(url))
+        inode = first.path.stat().st_ino
+        assert first.path.stat().st_blocks * 512 >= first.total_bytes
+        holdings(here).arena.forget(first)
+        assert (await fetcher.snapshot(*sources(url))).path.stat().st_ino == inode
+
+
+@pytest.mark.parametrize(
+    "text", ["", "bytes=", "bytes=5-", "bytes=-5", "bytes=0-5", "bytes=x-", "bytes=0-" + "9" * 99]
+)
+def test_only_whole_chunks_can_be_asked_for(text: str) -> None:
+    with pytest.raises(Unaligned, match="expected"):
+        Range.parse(text, SIZE)
+
+
+def test_the_last_chunk_is_as_it_is() -> None:
+    found = Range.parse(f"bytes={20 * CHUNK_BYTES}-", SIZE)
+    assert (found.begin, found.end, list(found.chunks)) == (20 * CHUNK_BYTES, SIZE, [20])

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.protocol.member_messages import PrivateHeld, Slot
+from holdfast.snapshot.private_store import PrivateStore
+from sidecar.state.holdings import NEWEST
+from tests.sandbox import in_child, limit_file_size
+from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
+
+
+@pytest.fixture
+def here() -> Iterator[Path]:
+    with member() as path:
+        yield path
+
+
+def test_an_empty_memory_holds_nothing(here: Path) -> None:
+    held = holdings(here)
+    assert (held.slots(), held.privates(), held.record(1, 1), held.private(0, 1, 1)) == ((), (), None, None)
+
+
+def test_snapshots_and_private_states_are_listed(here: Path) -> None:
+    record = snapshot(here, 1, 5)
+    private(here, 0, 1, 5, b"zero")
+    private(here, 1, 1, 5, b"one", kept=True)
+    held = holdings(here)
+    assert held.slots() == (Slot(1, 5, record.total_bytes),)
+    assert set(held.privates()) == {PrivateHeld(0, 1, 5, True), PrivateHeld(1, 1, 5, True)}
+    found = held.private(1, 1, 5)
+    assert found is not None
+    assert found.data == b"one"
+    assert held.private(1, 2, 5) is None
+
+
+def test_the_newest_private_states_are_listed_and_those_of_snapshots(here: Path) -> None:
+    snapshot(here, 1, 16)
+    store = PrivateStore(here / "arena" / "private-00000.bin", 0)
+    for step in range(200):
+        store.put(1, step, b"x")
+    store.close()
+    steps = {each.step for each in holdings(here).privates()}
+    assert {199, 198, 197} <= steps
+    assert 16 not in steps  # 64, 128 and 192 took its place: such a snapshot is of no use
+    assert len(steps) <= NEWEST + 1
+
+
+def test_a_final_state_goes_before_one_that_may_still_change(here: Path) -> None:
+    own = PrivateStore(here / "arena" / "private-00000.bin", 0)
+    own.put(1, 5, b"early", final=False)
+    own.close()
+    private(here, 0, 1, 5, b"final", kept=True)
+    held = holdings(here)
+    assert held.privates() == (PrivateHeld(0, 1, 5, True),)
+    found = held.private(0, 1, 5)
+    assert found is not None
+    assert found.data == b"final"
+
+
+def test_one_that_may_have_changed_is_given_to_nobody(here: Path) -> None:
+    own = PrivateStore(here / "arena" / "private-00000.bin", 0)
+    own.put(1, 5, b"early", final=False)
+    own.close()
+    held = holdings(here)
+    assert held.privates() == (PrivateHeld(0, 1, 5, False),)
+    assert held.private(0, 1, 5) is None
+
+
+def test_what_a_rank_was_started_from_is_held_as_well(here: Path) -> None:
+    held = holdings(here)
+    path = held.keep_restored(3, 1, 5, b"restored")
+    assert path.read_bytes() == b"restored"
+    found = held.private(3, 1, 5)
+    assert found is not None
+    assert found.data == b"restored"
+    assert held.privates() == ()  # no snapshot goes with it
+    snapshot(here, 1, 5)
+    assert held.privates() == (PrivateHeld(3, 1, 5, True),)
+
+
+@pytest.mark.parametrize("content", [b"", b"restore", b"restorex"])
+def test_what_a_rank_was_started_from_is_not_believed_when_it_was_cut_off(here: Path, content: bytes) -> None:
+    held = holdings(here)
+    path = held.keep_restored(3, 1, 5, b"restored")
+    path.write_bytes(content)
+    assert held.private(3, 1, 5) is None
+    assert not path.exists()
+
+
+def test_without_room_there_is_no_private_state_rather_than_half_of_one(here: Path) -> None:
+    held = holdings(here)
+
+    def child() -> None:
+        limit_file_size(1000)
+        with pytest.raises(OSError, match="large"):
+            held.keep_restored(3, 1, 5, bytes(2000))
+
+    assert in_child(child) == 0
+    assert held.private(3, 1, 5) is None
+    assert list((here / "restore").iterdir()) == []
+
+
+def test_a_file_that_is_there_already_takes_no_room_twice(here: Path) -> None:
+    held = holdings(here)
+    path = held.keep_restored(3, 1, 5, b"restored")
+    before = path.stat().st_ino
+    assert held.keep_restored(3, 1, 5, b"restored") == path
+    assert path.stat().st_ino == before
+    path.write_bytes(b"restoreX")
+    held.keep_restored(3, 1, 5, b"restored")
+    assert path.read_bytes() == b"restored"
+
+
+def test_of_what_ranks_were_started_from_only_what_a_start_can_need_stays(here: Path) -> None:
+    snapshot(here, 3, 7)
+    held = holdings(here)
+    for generation, step in ((1, 5), (1, 7), (3, 7), (4, 9)):
+        held.keep_restored(0, generation, step, b"%d/%d" % (generation, step))
+    (here / "restore" / ".00000-00000001-000000000003.tmp").write_bytes(b"half")
+    held.forget_restored(frozenset({(0, 4, 9)}))
+    assert sorted(each.name[6:27] for each in (here / "restore").iterdir()) == [
+        "00000003-000000000007",
+        "00000004-000000000009",
+    ]
+
+
+def test_files_of_others_in_the_memory_are_left_alone(here: Path) -> None:
+    for name in ("private-1.bin", "private-00001.bin.new", "notes.txt"):
+        (here / "arena" / name).write_bytes(b"?")
+    (here / "arena" / "private-00002.bin").write_bytes(b"no store")
+    assert holdings(here).privates() == ()
+
+
+def test_a_snapshot_is_good_until_it_is_not_what_was_sealed(here: Path) -> None:
+    record = snapshot(here, 1, 5)
+    held = holdings(here)
+    assert held.good(record)
+    held.arena.seal(record)
+    assert held.good(record)
+    flip(record)
+    assert not held.good(record)
+
+
+def test_a_snapshot_that_was_overwritten_is_not_good(here: Path) -> None:
+    record = snapshot(here, 1, 5)
+    held = holdings(here)
+    held.arena.seal(record)
+    for step in (6, 7):
+        snapshot(here, 1, step)
+    assert held.record(1, 5) is None
+    assert held.good(held.arena.records()[0])
+    held.arena.forget(held.arena.records()[0])
+    assert [slot.step for slot in held.slots()] == [6]
+    held.arena.forget(record)  # of which nothing is left
+    assert [slot.step for slot in held.slots()] == [6]

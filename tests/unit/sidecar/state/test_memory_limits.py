@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sidecar.state import memory_limits
+from sidecar.state.memory_limits import Allowance
+from sidecar.state.peers import Fetcher
+from sidecar.state.restore import Preparer
+from tests.unit.sidecar.memory import holdings, member, private, snapshot
+
+SIZE = 5 << 20
+
+
+@pytest.fixture
+def here() -> Iterator[Path]:
+    with member() as path:
+        yield path
+
+
+def test_what_snapshots_and_private_states_take_is_told_apart(here: Path) -> None:
+    snapshot(here, 1, 1, size=SIZE)
+    private(here, 0, 1, 1)
+    found = memory_limits.measure(here, SIZE)
+    assert SIZE <= found.slots_bytes < SIZE + 100_000
+    assert 0 < found.private_bytes < SIZE
+    assert found.state_bytes == SIZE
+    assert min(found.free_bytes, found.available_bytes) > 0
+    assert found.volume
+
+
+def test_a_directory_that_is_not_there_refuses_nobody(tmp_path: Path) -> None:
+    found = memory_limits.measure(tmp_path / "away", 1)
+    assert (found.volume, found.slots_bytes, found.private_bytes) == ("", 0, 0)
+    assert found.free_bytes > 1 << 60
+
+
+@pytest.mark.parametrize(("left", "limit"), [(1 << 20, 1 << 30), (1 << 61, 0), (None, 0)])
+def test_a_container_has_no_more_memory_than_its_cgroup_leaves(
+    here: Path, monkeypatch: pytest.MonkeyPatch, left: int | None, limit: int
+) -> None:
+    allowed = None if left is None else Allowance(left, 1 << 30)
+    monkeypatch.setattr("sidecar.state.memory_limits.allowance", lambda: allowed)
+    monkeypatch.setattr(
+        "sidecar.state.memory_limits._meminfo", lambda name, _: {"MemAvailable": 1 << 40, "SwapFree": 0}[name]
+    )
+    found = memory_limits.measure(here, SIZE)
+    assert found.limit_bytes == limit
+    assert (found.available_bytes == left) == bool(limit)
+
+
+async def test_a_standby_has_memory_for_what_it_may_fetch(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.snapshot.arena.BACKED_BYTES", 1 << 20)
+    preparer = Preparer(holdings(here), Fetcher(holdings(here), "token"), here)
+    await preparer.make_room(SIZE, lambda: True)
+    assert memory_limits.measure(here, 0).slots_bytes >= SIZE
+    assert holdings(here).slots() == ()
+    snapshot(here, 1, 1, size=SIZE - 4096)  # any other size takes the slot as well
+    assert len(holdings(here).slots()) == 1
+
+
+async def test_room_is_made_only_as_long_as_it_is_wanted(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.snapshot.arena.BACKED_BYTES", 1 << 20)
+    answers = iter([True, True, False])
+    preparer = Preparer(holdings(here), Fetcher(holdings(here), "token"), here)
+    await preparer.make_room(SIZE, lambda: next(answers))
+    assert memory_limits.measure(here, 0).slots_bytes < SIZE
+
+
+async def test_a_slot_with_a_snapshot_is_left_alone(here: Path) -> None:
+    records = [snapshot(here, 1, step, size=1000) for step in (1, 2)]
+    preparer = Preparer(holdings(here), Fetcher(holdings(here), "token"), here)
+    await preparer.make_room(SIZE, lambda: True)
+    assert {slot.step for slot in holdings(here).slots()} == {record.step for record in records}

@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint import writer
+from holdfast.protocol.launcher_messages import Launch, RankStart, Restore
+from holdfast.protocol.lineage import Lineage
+from holdfast.protocol.member_messages import MemberOrder, Slot, Source
+from sidecar.state import restore
+from sidecar.state.holdings import Holdings
+from sidecar.state.restore import Occupied, Preparer, Unprepared, Untaken
+from tests.sandbox import in_child, limit_file_size
+from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
+from tests.unit.sidecar.peering import fetching, serving
+
+LAUNCH = Launch(3, 2, 1, "", 0, 0, 0.0, restore=Restore(7, 2, "slot"))
+
+
+@pytest.fixture
+def here() -> Iterator[Path]:
+    with member() as path:
+        yield path
+
+
+@pytest.fixture
+def there() -> Iterator[Path]:
+    with member() as path:
+        yield path
+
+
+def order(*sources: Source, launch: Launch = LAUNCH, ranks: tuple[int, ...] = (0,)) -> MemberOrder:
+    places = tuple(RankStart(rank, local) for local, rank in enumerate(ranks))
+    return MemberOrder("run", launch.generation, launch, places, sources)
+
+
+async def prepared(
+    here: Path,
+    wanted: MemberOrder,
+    make_room: Callable[[], object] = lambda: None,
+    storage: Path = Path("/nowhere"),
+) -> tuple[Launch, tuple[RankStart, ...]]:
+    async with fetching(here) as fetcher:
+        return await Preparer(holdings(here), fetcher, storage).prepare(wanted, make_room)
+
+
+async def test_a_start_from_the_beginning_needs_nothing(here: Path) -> None:
+    launch = replace(LAUNCH, restore=None)
+    wanted = order(launch=launch)
+    assert await prepared(here, wanted) == (launch, wanted.ranks)
+
+
+async def test_what_is_here_is_used_where_it_lies(here: Path) -> None:
+    record = snapshot(here, 2, 7)
+    private(here, 0, 2, 7, b"mine")
+    launch, [rank] = await prepared(here, order(Source("", 0, 2, 7)))
+    assert launch.restore is not None
+    assert launch.restore.path == str(record.path)
+    assert Path(rank.private).read_bytes() == b"mine"
+
+
+async def test_who_holds_the_slot_that_is_needed_is_made_to_let_go(here: Path, there: Path) -> None:
+    sent = snapshot(there, 2, 7, fill=5)
+    private(there, 0, 2, 7)
+    for step in (1, 2):
+        snapshot(here, 1, step)
+    mine = holdings(here).arena
+    async with serving(there) as url:
+        with ExitStack() as held:
+            held.enter_context(mine.pin(mine.records()[1]))
+            launch, _ = await prepared(here, order(Source(url, -1, 2, 7), Source(url, 0, 2, 7)), held.close)
+    assert launch.restore is not None
+    assert Path(launch.restore.path).read_bytes() == sent.path.read_bytes()
+
+
+async def test_slots_that_nobody_lets_go_of_are_told_and_nothing_is_said_against_the_state(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore, "ROOM_S", 0.05)
+    snapshot(there, 2, 7)
+    for step in (1, 2):
+        snapshot(here, 1, step)
+    mine, asked = holdings(here).arena, list[None]()
+    newest, older = mine.records()
+    async with serving(there) as url:
+        with mine.pin(older), mine.pin(newest), pytest.raises(Occupied, match="no slot of the arena is free"):
+            await prepared(here, order(Source(url, -1, 2, 7)), lambda: asked.append(None))
+    assert asked
+    assert mine.records() == (newest, older)
+
+
+async def test_while_a_checkpoint_is_written_from_the_older_snapshot_the_newer_one_is_overwritten(
+    here: Path, there: Path
+) -> None:
+    sent = snapshot(there, 2, 7, fill=5)
+    private(there, 0, 2, 7)
+    for step in (1, 2):
+        snapshot(here, 1, step, fill=step)
+    mine = holdings(here).arena
+    _, older = mine.records()
+    async with serving(there) as url:
+        with mine.pin(older) as read:
+            before = read.read_bytes()
+            wanted = order(Source(url, -1, 2, 7), Source(url, 0, 2, 7))
+            launch, _ = await prepared(here, replace(wanted, lineage=(Lineage(2, 1), Lineage(3, 7))))
+            assert read.read_bytes() == before
+    assert launch.restore is not None
+    assert Path(launch.restore.path).read_bytes() == sent.path.read_bytes()
+    assert [(each.generation, each.step) for each in mine.records()] == [(2, 7), (1, 1)]
+    assert launch.restore.other == (1, 1), "the rank may go back to it, too"
+
+
+async def test_what_is_read_and_void_is_waited_for_before_the_other_is_overwritten(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot(there, 2, 7)
+    private(there, 0, 2, 7)
+    for generation, step in ((1, 3), (2, 2)):
+        snapshot(here, generation, step)
+    mine = holdings(here).arena
+    newest, older = mine.records()
+    async with serving(there) as url:
+        wanted = order(Source(url, -1, 2, 7), Source(url, 0, 2, 7))
+        wanted = replace(wanted, lineage=(Lineage(2, 1), Lineage(3, 7)))
+        with ExitStack() as held:
+            held.enter_context(mine.pin(older))
+            launch, _ = await prepared(here, wanted, held.close)
+        assert launch.restore is not None
+        assert launch.restore.other == (newest.generation, newest.step)
+        snapshot(there, 2, 9)
+        private(there, 0, 2, 9)
+        monkeypatch.setattr(restore, "ROOM_S", 0.05)
+        later = replace(LAUNCH, restore=Restore(9, 2, "slot"))
+        wanted = order(Source(url, -1, 2, 9), Source(url, 0, 2, 9), launch=later)
+        with mine.pin(newest):
+            launch, _ = await prepared(here, replace(wanted, lineage=(Lineage(3, 1), Lineage(4, 9))))
+    assert launch.restore is not None
+    assert (launch.restore.step, launch.restore.other) == (9, ())
+
+
+async def test_what_is_not_here_is_fetched(here: Path, there: Path) -> None:
+    sent = snapshot(there, 2, 7, fill=5)
+    private(there, 1, 2, 7, b"theirs")
+    async with serving(there) as url:
+        wanted = order(
+            Source("http://127.0.0.1:9", -1, 2, 7), Source(url, -1, 2, 7), Source(url, 1, 2, 7), ranks=(1,)
+        )
+        launch, [rank] = await prepared(here, wanted)
+    assert launch.restore is not None
+    assert Path(launch.restore.path).read_bytes() == sent.path.read_bytes()
+    assert Path(launch.restore.path).is_relative_to(here)
+    assert Path(rank.private).read_bytes() == b"theirs"
+
+
+async def test_private_states_of_the_generation_that_is_named_are_taken(here: Path) -> None:
+    snapshot(here, 2, 7)
+    private(here, 0, 1, 7, b"old")
+    private(here, 0, 2, 7, b"new", kept=True)
+    _, [rank] = await prepared(here, order(Source("", 0, 0, 0), Source("", 0, 2, 7)))
+    assert Path(rank.private).read_bytes() == b"new"
+
+
+async def test_a_damaged_snapshot_is_fetched_from_a_peer_and_not_used_here_again(
+    here: Path, there: Path
+) -> None:
+    record = snapshot(here, 2, 7)
+    private(here, 0, 2, 7)
+    holdings(here).arena.seal(record)
+    flip(record)
+    snapshot(there, 2, 7)
+    async with serving(there) as url:
+        launch, _ = await prepared(here, order(Source(url, -1, 2, 7), Source("", 0, 2, 7)))
+    assert launch.restore is not None
+    [held] = holdings(here).arena.records()
+    assert holdings(here).good(held)
+    assert launch.restore.path == str(held.path)
+
+
+async def test_a_damaged_snapshot_that_nobody_else_has_is_told(here: Path) -> None:
+    record = snapshot(here, 2, 7)
+    holdings(here).arena.seal(record)
+    flip(record)
+    with pytest.raises(Unprepared, match="the snapshot of step 7 here fails its checksum") as caught:
+        await prepared(here, order(Source("http://127.0.0.1:9", -1, 2, 7)))
+    assert caught.value.slot == Slot(2, 7, record.total_bytes)
+    assert holdings(here).slots() == ()
+
+
+async def test_what_nobody_has_is_named(here: Path) -> None:
+    with pytest.raises(Unprepared, match="no member has the snapshot of step 7"):
+        await prepared(here, order())
+    snapshot(here, 2, 7)
+    with pytest.raises(Unprepared, match="no member has the private state of rank 0"):
+        await prepared(here, order(Source("", 1, 2, 7), Source("", 0, 2, 6)))
+    with pytest.raises(Unprepared, match=r"127\.0\.0\.1:9"):
+        await prepared(here, order(Source("http://127.0.0.1:9", 0, 2, 7)))
+
+
+async def test_preparing_again_gives_the_same(here: Path) -> None:
+    snapshot(here, 2, 7)
+    private(here, 0, 2, 7)
+    wanted = order(Source("", 0, 2, 7))
+    assert await prepared(here, wanted) == await prepared(here, wanted)
+
+
+# -- from storage
+
+
+def written(root: Path) -> Path:
+    return writer.write(
+        root,
+        generation=2,
+        step=7,
+        world_size=2,
+        files={"replicated.safetensors": b"s", "rank-00000.bin": b"0", "rank-00001.bin": b"1"},
+        meta={},
+        created_at=0.0,
+    )
+
+
+async def test_each_rank_gets_its_own_file_of_a_checkpoint(here: Path, tmp_path: Path) -> None:
+    path = written(tmp_path)
+    launch = replace(
+        LAUNCH, restore=Restore(7, 2, "checkpoint", f"/where/the/supervisor/sees/it/{path.name}")
+    )
+    found, ranks = await prepared(here, order(launch=launch, ranks=(0, 1)), storage=tmp_path)
+    assert found.restore == Restore(7, 2, "checkpoint", str(path))
+    assert [Path(rank.private).read_bytes() for rank in ranks] == [b"0", b"1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("rank-00001.bin", b"x", "rank-00001.bin is damaged"),
+        ("rank-00001.bin", b"", "rank-00001.bin has 0 bytes, 1 were written"),
+        ("manifest.json", b"{}", "manifest.json"),
+        ("manifest.json", None, "manifest.json is missing"),
+    ],
+)
+async def test_a_damaged_checkpoint_is_told(
+    here: Path, tmp_path: Path, name: str, content: bytes | None, why: str
+) -> None:
+    path = written(tmp_path)
+    if content is None:
+        (path / name).unlink()
+    else:
+        (path / name).write_bytes(content)
+    launch = replace(LAUNCH, restore=Restore(7, 2, "checkpoint", str(path)))
+    with pytest.raises(Unprepared, match="checkpoint step-00000007: ") as caught:
+        await prepared(here, order(launch=launch), storage=tmp_path)
+    assert why in str(caught.value)
+    assert caught.value.slot is None
+
+
+async def test_a_checkpoint_of_the_same_step_that_another_generation_wrote_is_another_state(
+    here: Path, tmp_path: Path
+) -> None:
+    launch = replace(LAUNCH, restore=Restore(7, 1, "checkpoint", str(written(tmp_path))))
+    with pytest.raises(Unprepared, match="it is of generation 2, expected 1"):
+        await prepared(here, order(launch=launch), storage=tmp_path)
+
+
+async def test_memory_is_given_back_beside_the_event_loop(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the kernel a quarter of a second for each gigabyte."""
+    threads: list[threading.Thread] = []
+    forget = Holdings.forget_restored
+
+    def forgotten(held: Holdings, wanted: frozenset[tuple[int, int, int]]) -> None:
+        threads.append(threading.current_thread())
+        forget(held, wanted)
+
+    monkeypatch.setattr(Holdings, "forget_restored", forgotten)
+    snapshot(here, 2, 7)
+    private(here, 0, 2, 7)
+    await prepared(here, order(Source("", 0, 2, 7)))
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+async def restarted(here: Path, generation: int, step: int, ranks: tuple[int, ...] = (0, 1)) -> list[Path]:
+    """Prepare the start of `generation` from what the one before it left; return the ranks' files."""
+    snapshot(here, generation - 1, step)
+    for rank in ranks:
+        private(here, rank, generation - 1, step, b"%d of %d" % (rank, step))
+    launch = replace(LAUNCH, generation=generation, restore=Restore(step, generation - 1, "slot"))
+    sources = [Source("", rank, generation - 1, step) for rank in ranks]
+    _, starts = await prepared(here, order(*sources, launch=launch, ranks=ranks))
+    return [Path(each.private) for each in starts]
+
+
+async def test_private_states_of_restarts_do_not_add_up(here: Path) -> None:
+    for generation in range(2, 50):
+        files = await restarted(here, generation, 10 * generation)
+        assert [each.read_bytes() for each in files] == [b"%d of %d" % (r, 10 * generation) for r in (0, 1)]
+        steps = {slot.step for slot in holdings(here).slots()}
+        kept = {int(each.name.split("-")[2]) for each in (here / "restore").iterdir()}
+        assert kept <= steps, "nobody is told of any other"
+        assert len(list((here / "restore").iterdir())) <= 4, "two snapshots, two ranks"
+
+
+async def test_restarts_at_one_step_do_not_add_up_either(here: Path) -> None:
+    for generation in range(2, 20):
+        await restarted(here, generation, 7)
+        assert len(list((here / "restore").iterdir())) <= 4
+
+
+async def test_what_goes_with_a_snapshot_that_is_still_here_stays(here: Path) -> None:
+    """The group may go back to it, and the rank's own store may have nothing of that step."""
+    [before] = await restarted(here, 2, 7, ranks=(0,))
+    [now] = await restarted(here, 3, 9, ranks=(0,))
+    assert {slot.step for slot in holdings(here).slots()} == {7, 9}
+    assert (before.read_bytes(), now.read_bytes()) == (b"0 of 7", b"0 of 9")
+
+
+@pytest.mark.parametrize("ahead_s", [86_400, -86_400])
+async def test_a_wall_clock_that_steps_takes_nothing_from_a_rank_that_starts(
+    here: Path, ahead_s: int
+) -> None:
+    ranks = tuple(range(4))
+    for generation in range(2, 24):
+        files = await restarted(here, generation, generation, ranks)
+        assert [each.read_bytes() for each in files] == [b"%d of %d" % (r, generation) for r in ranks]
+        for each in (here / "restore").iterdir():
+            later = each.stat().st_mtime + ahead_s
+            os.utime(each, (later, later))
+
+
+async def test_a_preparation_that_another_has_overtaken_removes_nothing(here: Path, there: Path) -> None:
+    """Its snapshot comes late; meanwhile the next generation was prepared, and its ranks read their files."""
+    snapshot(here, 2, 7)
+    private(here, 0, 2, 7, b"mine")
+    async with fetching(here) as fetcher:
+        preparer = Preparer(holdings(here), fetcher, there)
+        newer = replace(LAUNCH, generation=5)
+        _, [rank] = await preparer.prepare(order(Source("", 0, 2, 7), launch=newer), lambda: None)
+        with pytest.raises(Unprepared, match="generation 5 was asked for"):
+            await preparer.prepare(order(Source("", 0, 1, 3)), lambda: None)
+    assert Path(rank.private).read_bytes() == b"mine"
+
+
+# -- a memory volume that is full
+
+
+def test_a_volume_that_takes_nothing_is_named_with_what_it_has_and_what_is_needed(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore, "VOLUME_S", 0.05)
+    snapshot(here, 2, 7)
+    private(here, 0, 2, 7, bytes(2000))
+    before = sorted((here / "arena").iterdir())
+
+    def child() -> None:
+        limit_file_size(1000)
+        with pytest.raises(Untaken, match=r"2,000 bytes are needed for the private state of rank 0; .* free"):
+            asyncio.run(prepared(here, order(Source("", 0, 2, 7))))
+
+    assert in_child(child) == 0
+    assert sorted((here / "arena").iterdir()) == before, "nothing is said against the state"
+
+
+async def test_a_volume_that_has_room_again_is_used(here: Path) -> None:
+    """A lost member's memory comes back a moment later, as the kernel gets to it."""
+    snapshot(here, 2, 7)
+    private(here, 0, 2, 7, b"mine")
+    (here / "restore").write_bytes(b"no folder can be made here")
+    _, [rank] = await prepared(here, order(Source("", 0, 2, 7)), (here / "restore").unlink)
+    assert Path(rank.private).read_bytes() == b"mine"

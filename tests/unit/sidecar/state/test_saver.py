@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint import catalog, writer
+from holdfast.protocol.lineage import Lineage
+from holdfast.protocol.member_messages import Source
+from holdfast.snapshot.commit_records import Record
+from holdfast.snapshot.private_store import Blob
+from sidecar.state.checkpointing import Retention, Saver
+from sidecar.state.holdings import Holdings
+from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
+from tests.unit.sidecar.peering import fetching, serving
+
+DEFAULT = Retention()
+
+
+@pytest.fixture
+def here() -> Iterator[Path]:
+    with member() as path:
+        yield path
+
+
+@pytest.fixture
+def there() -> Iterator[Path]:
+    with member() as path:
+        yield path
+
+
+async def saved(
+    here: Path,
+    root: Path,
+    record: Record,
+    *sources: Source,
+    asked: int = 1,
+    retention: Retention = DEFAULT,
+) -> Saver:
+    async with fetching(here) as fetcher:
+        saver = Saver(holdings(here), fetcher, root)
+        saver.retention = retention
+        await saver.save(record, sources, {"skip": [3]}, asked=asked)
+        return saver
+
+
+def ready(path: Path, step: int = 7) -> Record:
+    """Have all that a checkpoint needs in one member."""
+    record = snapshot(path, 2, step, fill=step)
+    private(path, 0, 2, step, b"zero")
+    private(path, 1, 2, step, b"one", kept=True)
+    return record
+
+
+async def test_a_checkpoint_has_the_snapshot_and_every_ranks_private_state(
+    here: Path, tmp_path: Path
+) -> None:
+    record = ready(here)
+    saver = await saved(here, tmp_path, record, asked=4)
+    told = saver.durable
+    assert (told.step, told.generation, told.error, told.asked) == (7, 2, "", 4)
+    found, notes = catalog.newest_whole(tmp_path)
+    assert found is not None
+    assert (found.step, found.world_size, found.meta["skip"], notes) == (7, 2, [3], ())
+    assert str(found.path) == told.path
+    assert (found.path / "replicated.safetensors").read_bytes() == record.path.read_bytes()
+    assert [(found.path / f"rank-0000{rank}.bin").read_bytes() for rank in (0, 1)] == [b"zero", b"one"]
+
+
+async def test_it_says_for_how_long_storage_has_taken_nothing(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, fsync = ready(here), os.fsync
+    async with fetching(here) as fetcher:
+        saver = Saver(holdings(here), fetcher, tmp_path)
+        seen = list[float]()
+
+        def seen_before(descriptor: int) -> None:
+            seen.append(saver.unmoved_s)
+            fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", seen_before)
+        saver._moved_s -= 1000.0  # for as long as nothing was to be written
+        assert saver.unmoved_s >= 1000.0
+        await saver.save(record, (), {}, asked=1)
+    assert saver.durable.error == ""
+    assert max(seen) < 500.0, "what is written moves"
+    assert saver.unmoved_s < 500.0
+
+
+async def test_private_states_that_are_elsewhere_are_fetched(here: Path, there: Path, tmp_path: Path) -> None:
+    record = snapshot(here, 2, 7)
+    private(here, 0, 2, 7)
+    private(there, 1, 2, 7, b"theirs")
+    async with serving(there) as url:
+        sources = Source("http://127.0.0.1:9", 1, 0, 0), Source(url, 1, 0, 0)  # where ranks live
+        saver = await saved(here, tmp_path, record, *sources)
+    assert saver.durable.error == ""
+    assert (Path(saver.durable.path) / "rank-00001.bin").read_bytes() == b"theirs"
+
+
+async def test_private_states_of_a_generation_that_went_on_from_there_serve_as_well(
+    here: Path, tmp_path: Path
+) -> None:
+    record = snapshot(here, 2, 7)
+    private(here, 0, 2, 7, b"zero")
+    private(here, 1, 3, 7, b"one")
+    saver = await saved(here, tmp_path, record, Source("", 1, 3, 7))
+    assert saver.durable.error == ""
+
+
+async def test_a_missing_private_state_is_told_and_nothing_is_written(here: Path, tmp_path: Path) -> None:
+    record = snapshot(here, 2, 7)
+    private(here, 0, 2, 7)
+    saver = await saved(here, tmp_path, record, asked=5)
+    assert saver.durable.error == "no private state of rank 1 for step 7"
+    assert (saver.durable.step, saver.durable.asked) == (-1, 5)
+    assert writer.scan(tmp_path) == ()
+
+
+async def test_a_flipped_bit_in_the_snapshot_is_told_and_not_written(here: Path, tmp_path: Path) -> None:
+    record = ready(here)
+    holdings(here).arena.seal(record)
+    flip(record)
+    saver = await saved(here, tmp_path, record)
+    assert saver.durable.error == "the snapshot of step 7 fails its checksum"
+    assert writer.scan(tmp_path) == ()
+
+
+async def test_a_snapshot_that_was_overwritten_meanwhile_is_told(here: Path, tmp_path: Path) -> None:
+    record = ready(here)
+    for step in (8, 9):
+        snapshot(here, 2, step)
+    saver = await saved(here, tmp_path, record)
+    assert "snapshot of generation 2, step 7 was overwritten" in saver.durable.error
+
+
+async def test_storage_that_is_away_is_told_and_what_was_durable_stays_so(here: Path, tmp_path: Path) -> None:
+    root = tmp_path / "storage"
+    async with fetching(here) as fetcher:
+        saver = Saver(holdings(here), fetcher, root)
+        await saver.save(ready(here), (), {}, asked=1)
+        root.rename(tmp_path / "away")
+        root.write_bytes(b"no directory any more")
+        await saver.save(ready(here, 8), (), {}, asked=2)
+        assert (saver.durable.step, saver.durable.asked) == (7, 2)
+        assert saver.durable.error != ""
+        root.unlink()
+        (tmp_path / "away").rename(root)
+        await saver.save(ready(here, 9), (), {}, asked=3)
+    assert (saver.durable.step, saver.durable.error) == (9, "")
+    assert [each.step for each in writer.scan(root)] == [9, 7]
+
+
+async def test_the_oldest_beyond_the_count_are_deleted(here: Path, tmp_path: Path) -> None:
+    async with fetching(here) as fetcher:
+        saver = Saver(holdings(here), fetcher, tmp_path)
+        saver.retention = Retention(2)
+        for step in range(1, 5):
+            await saver.save(ready(here, step), (), {}, asked=0)
+    assert [each.step for each in writer.scan(tmp_path)] == [4, 3]
+
+
+async def test_old_checkpoints_that_cannot_be_deleted_are_no_failure(here: Path, tmp_path: Path) -> None:
+    await saved(here, tmp_path, ready(here, 1), retention=Retention(1))
+    stubborn = tmp_path / "step-00000001" / "replicated.safetensors"
+    stubborn.unlink()
+    stubborn.mkdir()
+    (stubborn / "x").mkdir(mode=0)
+    saver = await saved(here, tmp_path, ready(here, 2), retention=Retention(1))
+    assert (saver.durable.step, saver.durable.error) == (2, "")
+
+
+async def test_saving_the_same_step_again_leaves_it_as_it_is(here: Path, tmp_path: Path) -> None:
+    record = ready(here)
+    first = await saved(here, tmp_path, record)
+    inode = Path(first.durable.path).stat().st_ino
+    again = await saved(here, tmp_path, record)
+    assert again.durable.path == first.durable.path
+    assert Path(again.durable.path).stat().st_ino == inode
+
+
+async def test_one_checkpoint_is_written_at_a_time(here: Path, tmp_path: Path) -> None:
+    records = ready(here, 1), ready(here, 2)
+    async with fetching(here) as fetcher:
+        saver = Saver(holdings(here), fetcher, tmp_path)
+        await asyncio.gather(*(saver.save(each, (), {}, asked=n) for n, each in enumerate(records, 1)))
+    assert (saver.durable.step, saver.durable.asked, saver.durable.error) == (2, 2, "")
+    assert [each.step for each in writer.scan(tmp_path)] == [2, 1]
+
+
+async def test_void_checkpoints_neither_stay_nor_take_the_place_of_others(here: Path, tmp_path: Path) -> None:
+    for step in (80, 90, 100):
+        await saved(here, tmp_path, ready(here, step))
+    known = (Lineage(3, 70),)
+    retention = Retention(3, known)
+    record = snapshot(here, 3, 74)
+    private(here, 0, 3, 74)
+    private(here, 1, 3, 74)
+    saver = await saved(here, tmp_path, record, retention=retention)
+    assert (saver.durable.step, saver.durable.error) == (74, "")
+    assert [(each.step, each.lineage) for each in writer.scan(tmp_path)] == [(74, known)]
+    assert Path(saver.durable.path).is_dir()
+
+
+async def test_what_the_group_went_back_behind_meanwhile_is_not_told_as_durable(
+    here: Path, tmp_path: Path
+) -> None:
+    await saved(here, tmp_path, ready(here, 60))
+    record = ready(here, 100)
+    saver = await saved(here, tmp_path, record, retention=Retention(3, (Lineage(3, 70),)), asked=6)
+    assert (saver.durable.step, saver.durable.asked) == (-1, 6)
+    assert saver.durable.error == "the snapshot of step 100 is void: the group resumed from before it"
+    assert [each.step for each in writer.scan(tmp_path)] == [60]
+
+
+async def test_one_that_newer_ones_leave_no_place_for_is_not_told_as_durable(
+    here: Path, tmp_path: Path
+) -> None:
+    async with fetching(here) as fetcher:
+        saver = Saver(holdings(here), fetcher, tmp_path)
+        saver.retention = Retention(1)
+        await saver.save(ready(here, 9), (), {}, asked=1)
+        await saver.save(ready(here, 5), (), {}, asked=2)
+    assert (saver.durable.step, saver.durable.asked, saver.durable.error) == (9, 2, "")
+    assert Path(saver.durable.path).is_dir()
+    assert [each.step for each in writer.scan(tmp_path)] == [9]
+
+
+async def test_what_holds_when_it_is_written_decides_what_is_deleted(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An order that comes while gigabytes are written is newer than the one that asked for them."""
+    for step in (60, 80):
+        await saved(here, tmp_path, ready(here, step))
+    async with fetching(here) as fetcher:
+        saver = Saver(holdings(here), fetcher, tmp_path)
+        saver.retention = Retention(1)
+        good = Holdings.good
+
+        def then_ordered(self: Holdings, record: Record) -> bool:
+            saver.retention = Retention(1, (Lineage(3, 70),))
+            return good(self, record)
+
+        monkeypatch.setattr(Holdings, "good", then_ordered)
+        await saver.save(ready(here, 90), (), {}, asked=0)
+    assert saver.durable.step == -1
+    assert [each.step for each in writer.scan(tmp_path)] == [60]
+
+
+async def test_private_states_are_read_and_compared_off_the_event_loop(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[threading.Thread] = []
+    private_of = Holdings.private
+
+    def slow(self: Holdings, rank: int, generation: int, step: int) -> Blob | None:
+        read.append(threading.current_thread())
+        return private_of(self, rank, generation, step)
+
+    monkeypatch.setattr(Holdings, "private", slow)
+    saver = await saved(here, tmp_path, ready(here))
+    assert saver.durable.error == ""
+    assert len(read) == 2
+    assert threading.main_thread() not in read, "of gigabytes they hold up everything else"

@@ -1,0 +1,31 @@
+"""Where the peers of one host come: what is sent there is not paced."""
+
+from __future__ import annotations
+
+import socket
+
+from sidecar.state import sending
+
+ROOM = 16  # of a congestion control's name
+
+
+def congestion_of(line: socket.socket) -> bytes:
+    return line.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, ROOM).rstrip(b"\0")
+
+
+def accepted(listener: socket.socket) -> bytes:
+    """Return the congestion control of a connection to `listener`, on the side that sends snapshots."""
+    with socket.create_connection(("127.0.0.1", listener.getsockname()[1])):
+        line, _ = listener.accept()
+        with line:
+            return congestion_of(line)
+
+
+def test_what_is_sent_to_a_peer_of_the_same_host_is_not_paced() -> None:
+    with sending.listener("127.0.0.1") as listener:
+        assert accepted(listener) == b"reno"
+
+
+def test_beyond_one_host_the_systems_congestion_control_stays() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as plain, sending.listener("0.0.0.0") as listener:
+        assert accepted(listener) == accepted(plain)

@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import WSMsgType, web
+
+from holdfast.launcher import sidecar_server
+from holdfast.process import event_loop
+from holdfast.protocol import codec
+from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
+from holdfast.protocol.member_messages import MemberOrder, MemberReport
+from sidecar import clients
+from sidecar.clients import LauncherLink, SupervisorLink
+from tests.sandbox import memory_directory
+from tests.unit.sidecar.launching import LIMIT_S, Launcher
+from tests.unit.supervisor.views import launcher, report
+
+
+@asynccontextmanager
+async def running(link: LauncherLink | SupervisorLink) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(link.run())
+    try:
+        yield task
+    finally:
+        await event_loop.end([task])
+
+
+# -- to the launcher
+
+
+@pytest.fixture
+def here() -> Iterator[Path]:
+    with memory_directory() as path:
+        yield path
+
+
+class Known:
+    """What a link tells its owner."""
+
+    def __init__(self, path: Path) -> None:
+        self.link = LauncherLink(path, self._changed)
+        self.states: asyncio.Queue[LauncherState | None] = asyncio.Queue()
+
+    def _changed(self) -> None:
+        self.states.put_nowait(self.link.state)
+
+    async def next(self) -> LauncherState | None:
+        return await asyncio.wait_for(self.states.get(), LIMIT_S)
+
+
+async def test_the_launchers_newest_state_is_known_and_forgotten_with_it(here: Path) -> None:
+    path = here / "launcher.sock"
+    there, known = Launcher(path), Known(path)
+    async with running(known.link):
+        for generation in (1, 2):  # a launcher that was started anew
+            async with there.listening():
+                writer = await asyncio.wait_for(there.came.get(), LIMIT_S)
+                state = launcher(generation=generation)
+                writer.write(codec.encode(state) + codec.encode(state))
+                assert [await known.next(), await known.next()] == [state, state]
+                known.link.send(LauncherOrder("settle", generation))
+                heard = await asyncio.wait_for(there.heard.get(), LIMIT_S)
+                assert codec.decode(LauncherOrder, heard) == LauncherOrder("settle", generation)
+                writer.close()
+                assert await known.next() is None
+
+
+@pytest.mark.parametrize("line", [b"{}\n", b"\xff\n", b'{"pid":"x"}\n', b"x" * (codec.MAX_MESSAGE_BYTES + 1)])
+async def test_a_launcher_that_says_something_else_is_left_and_tried_again(here: Path, line: bytes) -> None:
+    path = here / "launcher.sock"
+    there, known = Launcher(path), Known(path)
+    async with running(known.link), there.listening():
+        first = await asyncio.wait_for(there.came.get(), LIMIT_S)
+        first.write(line)
+        second = await asyncio.wait_for(there.came.get(), LIMIT_S)
+        second.write(codec.encode(launcher()))
+        assert await known.next() == launcher()
+        for writer in (first, second):
+            writer.close()
+
+
+async def test_a_launcher_that_is_refused_again_and_again_is_logged_once_for_each_cause(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, said = here / "launcher.sock", list[str]()
+    monkeypatch.setattr(clients.log, "warning", lambda _, extra: said.append(extra["error"]))
+    there, known = Launcher(path), Known(path)
+    torn = [b'{"a": "' + b"x" * length + b"\n" for length in (3, 50, 900)]
+    too_long = b"x" * (codec.MAX_MESSAGE_BYTES + 1)
+    async with running(known.link), there.listening():
+        for line in (*torn, b"{}\n", too_long, too_long, codec.encode(launcher()), torn[0], torn[1]):
+            writer = await asyncio.wait_for(there.came.get(), LIMIT_S)
+            writer.write(line)
+            if line == codec.encode(launcher()):
+                assert await known.next() == launcher()
+                writer.close()
+                assert await known.next() is None
+        (await asyncio.wait_for(there.came.get(), LIMIT_S)).close()
+    parts = ["not JSON", "pid: missing", "more than 4,194,304 bytes", "not JSON"]
+    assert len(said) == len(parts)
+    assert all(part in each for part, each in zip(parts, said, strict=True)), said
+
+
+async def test_a_sign_of_life_is_heard_and_is_no_news(here: Path) -> None:
+    path = here / "launcher.sock"
+    there, known = Launcher(path), Known(path)
+    assert known.link.heard_s == 0.0
+    async with running(known.link), there.listening():
+        writer = await asyncio.wait_for(there.came.get(), LIMIT_S)
+        for state in (launcher(), launcher(generation=2)):
+            before_s = known.link.heard_s
+            writer.write(sidecar_server.SIGN + codec.encode(state))
+            assert await known.next() == state
+            assert known.link.heard_s > before_s
+        writer.close()
+        assert await known.next() is None
+        assert known.states.empty()
+
+
+def test_an_order_without_a_launcher_is_lost_quietly(here: Path) -> None:
+    link = LauncherLink(here / "launcher.sock", lambda: None)
+    link.send(LauncherOrder("settle"))
+    assert link.state is None
+
+
+# -- to the supervisor
+
+
+class Supervisor:
+    """The supervisor's end: accepts members, and collects what they report."""
+
+    def __init__(self) -> None:
+        self.came: asyncio.Queue[web.WebSocketResponse] = asyncio.Queue()
+        self.reports: asyncio.Queue[MemberReport] = asyncio.Queue()
+        self.refuse = False
+
+    @asynccontextmanager
+    async def listening(self, port: int = 0) -> AsyncIterator[int]:
+        app = web.Application()
+        app.router.add_get("/v1/member", self._serve)
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True)
+        await site.start()
+        try:
+            yield runner.addresses[0][1]
+        finally:
+            while not self.came.empty():
+                await self.came.get_nowait().close()
+            await runner.cleanup()
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        if self.refuse:
+            self.refuse = False
+            raise web.HTTPServiceUnavailable
+        assert request.headers["Authorization"] == "Bearer secret"
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        self.came.put_nowait(socket)
+        async for message in socket:
+            if message.type is WSMsgType.TEXT:
+                self.reports.put_nowait(codec.decode(MemberReport, message.data))
+        return socket
+
+    async def line(self) -> web.WebSocketResponse:
+        return await asyncio.wait_for(self.came.get(), LIMIT_S)
+
+    async def report(self) -> MemberReport:
+        return await asyncio.wait_for(self.reports.get(), LIMIT_S)
+
+
+class Speaker:
+    """A member that numbers its reports."""
+
+    def __init__(self, port: int, interval_s: float = 60.0) -> None:
+        self.sequence = 0
+        self.fails = False
+        self.orders: asyncio.Queue[MemberOrder] = asyncio.Queue()
+        url = f"http://127.0.0.1:{port}"
+        self.link = SupervisorLink(url, "secret", self.tell, self.orders.put, interval_s)
+
+    def tell(self) -> MemberReport:
+        self.sequence += 1 // (not self.fails)
+        return report("m0", None, sequence=self.sequence)
+
+    async def order(self) -> MemberOrder:
+        return await asyncio.wait_for(self.orders.get(), LIMIT_S)
+
+
+async def test_a_member_reports_when_it_connects_when_something_changes_and_now_and_then() -> None:
+    there = Supervisor()
+    async with there.listening() as port:
+        quiet, regular = Speaker(port), Speaker(port, interval_s=0.001)
+        async with running(quiet.link):
+            assert (await there.report()).sequence == 1
+            quiet.link.dirty.set()
+            assert (await there.report()).sequence == 2
+        async with running(regular.link):
+            assert [(await there.report()).sequence for _ in range(4)] == [1, 2, 3, 4]
+
+
+async def test_orders_are_handed_over_and_what_is_none_is_passed_over() -> None:
+    there = Supervisor()
+    async with there.listening() as port:
+        speaker = Speaker(port)
+        async with running(speaker.link):
+            line = await there.line()
+            for text in ("{}", "not json", codec.encode(MemberOrder("idle", 3)).decode()):
+                await line.send_str(text)
+            assert await speaker.order() == MemberOrder("idle", 3)
+
+
+async def test_a_line_that_breaks_is_made_anew_and_told_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "BACKOFF_S", (0.005,))
+    there = Supervisor()
+    there.refuse = True
+    async with there.listening() as port:
+        speaker = Speaker(port)
+        async with running(speaker.link):
+            for _ in range(3):
+                line = await there.line()
+                await there.report()
+                await line.close()
+            await there.line()
+            assert (await there.report()).sequence == 4
+
+
+async def test_a_supervisor_that_was_away_finds_the_member_again() -> None:
+    there, again = Supervisor(), Supervisor()
+    async with there.listening() as port:
+        speaker = Speaker(port)
+        link = running(speaker.link)
+        await link.__aenter__()
+        await there.report()
+    async with again.listening(port):
+        assert (await again.report()).sequence >= 2
+        await link.__aexit__(None, None, None)
+
+
+async def test_a_report_that_cannot_be_made_ends_the_service_rather_than_fall_silent() -> None:
+    there = Supervisor()
+    async with there.listening() as port:
+        speaker = Speaker(port)
+        async with running(speaker.link) as task:
+            await there.report()
+            speaker.fails = True
+            speaker.link.dirty.set()
+            await asyncio.wait({task}, timeout=LIMIT_S)
+            assert isinstance(task.exception(), ZeroDivisionError)

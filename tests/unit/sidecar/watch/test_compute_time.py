@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.protocol.progress import Phase, Progress, read
+from holdfast.protocol.progress_writer import Page
+from sidecar.watch.compute_time import BLOCKS, OwnTime
+from tests.sandbox import memory_directory
+
+S = 1_000_000_000
+
+
+def at_start() -> Progress:
+    """Return what the page of a rank says that has begun a generation."""
+    with memory_directory() as here:
+        page = Page.create(here / "page")
+        page.begin(1, 0, 0, 77, 0)
+        page.phase(Phase.DATA)
+        found = read((here / "page").read_bytes())
+    assert found is not None
+    return found
+
+
+START = at_start()
+
+
+class Rank:
+    """A rank that is looked at ten times a second."""
+
+    def __init__(self) -> None:
+        self.page, self.own, self.now_s, self.looked_s = START, OwnTime(), 0.0, 0.0
+
+    def does(self, step_s: float, data_s: float, forward_s: float) -> None:
+        self.now_s += step_s
+        self.page = replace(
+            self.page,
+            step=self.page.step + 1,
+            steps_done=self.page.steps_done + 1,
+            data_ns=self.page.data_ns + round(data_s * S),
+            forward_ns=self.page.forward_ns + round(forward_s * S),
+        )
+        if self.now_s >= self.looked_s + 0.1:
+            self.looked_s = self.now_s
+            self.own = self.own.later(self.page, round(self.now_s * S))
+
+
+@pytest.mark.parametrize(("step_s", "steps"), [(0.5, 50), (0.125, 50), (0.01, 500)])
+def test_a_window_is_fifty_steps_and_five_seconds(step_s: float, steps: int) -> None:
+    rank = Rank()
+    rank.does(9.0, 8.0, 0.5)  # the first step is in no window
+    for _ in range(steps - 1):
+        rank.does(step_s, step_s / 4, step_s / 2)
+    assert (rank.own.window, rank.own.mean_s, rank.own.least_s) == (0, 0.0, 0.0)
+    for _ in range(round(1 / step_s) + 11):
+        rank.does(step_s, step_s / 4, step_s / 2)
+    assert rank.own.window >= steps
+    assert rank.own.mean_s == pytest.approx(0.75 * step_s)
+    assert rank.own.least_s == pytest.approx(0.75 * step_s)
+    assert rank.own.data_s == pytest.approx(step_s / 4)
+
+
+def test_one_long_step_is_no_long_window() -> None:
+    rank = Rank()
+    for step in range(80):
+        rank.does(0.2, 30.0 if step == 60 else 0.1, 0.0)
+    assert rank.own.mean_s > 0.5
+    assert rank.own.least_s == pytest.approx(0.1)
+
+
+def test_without_a_forward_pass_nothing_is_known() -> None:
+    rank = Rank()
+    for _ in range(100):
+        rank.does(0.2, 0.0, 0.0)
+    assert len(rank.own.blocks) == BLOCKS
+    assert (rank.own.window, rank.own.mean_s, rank.own.data_s, rank.own.least_s) == (0, 0.0, 0.0, 0.0)
+
+
+def test_a_new_generation_begins_a_new_window() -> None:
+    rank = Rank()
+    for _ in range(100):
+        rank.does(0.2, 0.1, 0.0)
+    rank.page = replace(START, generation=2)
+    rank.does(0.2, 0.1, 0.0)
+    assert rank.own.blocks == ()
+    for _ in range(100):
+        rank.does(0.2, 0.15, 0.0)
+    assert rank.own.least_s == pytest.approx(0.15)
+
+
+@given(st.integers(0, 10_000), st.floats(0.001, 3.0))
+def test_the_window_is_what_the_last_steps_were(seed: int, step_s: float) -> None:
+    chance = random.Random(seed)
+    rank, done = Rank(), list[float]()
+    for _ in range(chance.randrange(60, 200)):
+        done.append(chance.uniform(0.2, 1.0) * step_s)
+        rank.does(step_s, done[-1] / 2, done[-1] / 2)
+    window = rank.own.window
+    if window:
+        first = rank.own.steps - window
+        assert rank.own.mean_s == pytest.approx(sum(done[first : first + window]) / window, abs=1e-8)
+        assert min(done) - 1e-8 <= rank.own.least_s <= rank.own.mean_s + 1e-8
+        assert rank.own.data_s == pytest.approx(rank.own.mean_s / 2, abs=1e-8)

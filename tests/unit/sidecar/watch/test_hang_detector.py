@@ -1,0 +1,209 @@
+import math
+import random
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.protocol.progress import FailKind, Phase, Progress
+from sidecar.watch.hang_detector import KEPT, HangPolicy, StepStats, left_s, limit_s, since_ns, stalled
+
+S = 1_000_000_000
+POLICY = HangPolicy()
+STEADY = StepStats.of((0.1,) * KEPT)
+AT_WORK = Progress(
+    generation=1, rank=3, local_rank=1, pid=77, phase=Phase.FORWARD, phase_seq=1,
+    phase_since_ns=100 * S, step_started_ns=100 * S, write_seq=0, step=500, steps_done=500,
+    times_written=499, loss=1.0, grad_norm=1.0, samples=0, tokens=0, flops=0.0, flags=0,
+    position=-1, first_step_s=2.0, data_ns=0, forward_ns=0, pause_limit_s=0.0, pause_label="", failed_ns=0,
+    fail_kind=FailKind.NONE, fail_code=0, snapshot_step=-1, snapshot_cost_s=0.0,
+)  # fmt: skip
+FIRST = replace(AT_WORK, steps_done=0)
+
+
+def after(seconds: float) -> int:
+    return 100 * S + round(seconds * S)
+
+
+@pytest.mark.parametrize(
+    ("progress", "stats", "expected_s"),
+    [
+        pytest.param(AT_WORK, STEADY, 0.9, id="usual step"),
+        pytest.param(replace(AT_WORK, phase=Phase.OPTIMIZER), STEADY, 0.9, id="any phase of it"),
+        pytest.param(AT_WORK, StepStats.of((0.1,) * 20), 0.9, id="just enough samples"),
+        pytest.param(AT_WORK, StepStats.of((0.1,) * 19), 5.0, id="few fast samples"),
+        pytest.param(AT_WORK, StepStats.of((1.0, 2.0)), 20.0, id="few slow samples"),
+        pytest.param(AT_WORK, StepStats(), 600.0, id="no samples"),
+        pytest.param(FIRST, STEADY, 600.0, id="first step"),
+        pytest.param(replace(FIRST, phase=Phase.JOINING), STEADY, 600.0, id="joining"),
+        pytest.param(replace(FIRST, phase=Phase.RESTORING), STEADY, 600.0, id="restoring"),
+        pytest.param(replace(AT_WORK, phase=Phase.EVAL), STEADY, 1800.0, id="undeclared limit"),
+        pytest.param(
+            replace(AT_WORK, phase=Phase.CHECKPOINT, pause_limit_s=60.0),
+            STEADY,
+            60.0,
+            id="declared",
+        ),
+        pytest.param(replace(FIRST, phase=Phase.PAUSED), STEADY, 1800.0, id="paused at first"),
+        pytest.param(replace(AT_WORK, phase=Phase.IDLE), STEADY, math.inf, id="idle"),
+        pytest.param(replace(AT_WORK, phase=Phase.DONE), STEADY, math.inf, id="done"),
+        pytest.param(replace(AT_WORK, phase=Phase.DONE, failed_ns=100 * S), STEADY, 30.0, id="failed"),
+    ],
+)
+def test_each_activity_has_its_limit_and_it_is_exact(
+    progress: Progress, stats: StepStats, expected_s: float
+) -> None:
+    assert limit_s(progress, stats, POLICY) == pytest.approx(expected_s)
+    if math.isfinite(expected_s):
+        assert stalled(progress, after(expected_s - 0.001), stats, POLICY) is None
+        stall = stalled(progress, after(expected_s + 0.001), stats, POLICY)
+        assert stall is not None
+        assert stall.limit_s == pytest.approx(expected_s)
+        assert stall.since_ns == 100 * S
+        assert left_s(progress, after(0.25), stats, POLICY, 0.5) == pytest.approx(expected_s + 0.25)
+    else:
+        assert stalled(progress, after(1e9), stats, POLICY) is None
+        assert left_s(progress, after(1e9), stats, POLICY) == math.inf
+
+
+def test_before_any_step_a_script_that_does_not_join_is_late_at_half_of_its_time_which_is_no_limit() -> None:
+    """It may never do a step that is seen: nobody can tell inference from a hang by the time alone."""
+    policy = replace(POLICY, joins=False)
+    for phase in (Phase.JOINING, Phase.OPTIMIZER):
+        early = replace(FIRST, phase=phase)
+        assert stalled(early, after(299.0), STEADY, policy) is None
+        stall = stalled(early, after(301.0), STEADY, policy)
+        assert stall is not None
+        assert (stall.limited, stall.begun, stall.limit_s) == (False, False, 300.0)
+        joined = stalled(early, after(601.0), STEADY, POLICY)
+        assert joined is not None
+        assert (joined.limited, joined.begun) == (True, True)
+    ending = stalled(replace(FIRST, failed_ns=100 * S), after(31.0), STEADY, policy)
+    assert ending is not None
+    assert (ending.limited, ending.begun) == (True, True)
+    assert limit_s(AT_WORK, STEADY, policy) == limit_s(AT_WORK, STEADY, POLICY)
+
+
+def test_a_step_is_measured_from_its_start_and_a_pause_from_its_own() -> None:
+    late = replace(AT_WORK, phase_since_ns=after(0.8), phase_seq=40)
+    assert since_ns(late) == after(0)
+    assert stalled(late, after(1.0), STEADY, POLICY) is not None
+    pause = replace(late, phase=Phase.EVAL, pause_limit_s=1.0)
+    assert since_ns(pause) == after(0.8)
+    assert stalled(pause, after(1.7), STEADY, POLICY) is None
+
+
+def test_a_stall_says_what_people_want_to_know() -> None:
+    stall = stalled(AT_WORK, after(2.5), STEADY, POLICY)
+    assert stall is not None
+    assert (stall.rank, stall.step, stall.phase, stall.waited_s) == (3, 500, Phase.FORWARD, 2.5)
+    assert stall.why == ("rank 3 made no progress for 2.50 s after step 500 (forward); the limit is 0.90 s")
+    evaluating = replace(AT_WORK, phase=Phase.EVAL, pause_label="validation", pause_limit_s=1.0)
+    stall = stalled(evaluating, after(2.5), STEADY, POLICY)
+    assert stall is not None
+    assert "(validation)" in stall.why
+
+
+def test_a_watcher_that_did_not_run_does_not_blame_the_rank() -> None:
+    assert stalled(AT_WORK, after(60.0), STEADY, POLICY, own_lateness_s=59.5) is None
+    assert stalled(AT_WORK, after(60.0), STEADY, POLICY, own_lateness_s=50.0) is not None
+    assert stalled(AT_WORK, after(1.0), STEADY, POLICY, own_lateness_s=-5.0) is not None
+
+
+def test_a_page_written_after_the_clock_was_read_is_in_time() -> None:
+    assert stalled(AT_WORK, after(-0.5), STEADY, POLICY) is None
+
+
+@pytest.mark.parametrize(("count", "rank_from_top"), [(1, 1), (20, 1), (99, 1), (100, 2), (200, 3), (256, 3)])
+def test_p99_is_nearest_rank(count: int, rank_from_top: int) -> None:
+    times_s = tuple(float(each) for each in range(1, count + 1))
+    assert StepStats.of(times_s).p99_s == count + 1 - rank_from_top
+
+
+@given(st.lists(st.lists(st.floats(0.001, 100.0), max_size=300).map(tuple), max_size=5))
+def test_stats_that_grow_are_those_of_the_last_times(parts: list[tuple[float, ...]]) -> None:
+    stats = StepStats()
+    for part in parts:
+        stats = stats.extended(part)
+    assert stats == StepStats.of(tuple(each for part in parts for each in part))
+    assert len(stats.times_s) <= KEPT
+
+
+@given(st.lists(st.floats(0.001, 100.0), min_size=20, max_size=300).map(tuple), st.floats(0.0, 0.05))
+def test_a_hang_is_found_within_three_p99_and_a_second(times_s: tuple[float, ...], poll_s: float) -> None:
+    stats = StepStats.of(times_s)
+    promised_s = 3 * stats.p99_s + 1.0
+    assert stalled(AT_WORK, after(promised_s - poll_s), stats, POLICY) is not None
+
+
+class Recent:
+    """The p99 of the last times, kept sorted: simulating needs one at each step."""
+
+    def __init__(self) -> None:
+        self.arrived: deque[float] = deque(maxlen=KEPT)
+        self.ordered: list[float] = []
+
+    def learn(self, took_s: float) -> None:
+        if len(self.arrived) == KEPT:
+            del self.ordered[bisect_left(self.ordered, self.arrived[0])]
+        self.arrived.append(took_s)
+        insort(self.ordered, took_s)
+
+    def stats(self) -> StepStats:
+        p99_s = self.ordered[math.ceil(len(self.ordered) * 99 / 100) - 1] if self.ordered else 0.0
+        return StepStats(tuple(self.arrived), p99_s)
+
+
+def false_alarms(base_s: float, steps: int, seed: int) -> list[int]:
+    """Train with a slow first step, evals of 50 steps, checkpoints of 20, and steps of 1x..5x."""
+    chance, recent, wrong = random.Random(seed), Recent(), []
+    pause = replace(AT_WORK, phase=Phase.EVAL, pause_limit_s=100 * base_s)
+    for step in range(steps):
+        took_s = base_s * chance.uniform(1, 5) if step else 300.0
+        progress = replace(AT_WORK, steps_done=step) if step < 2 else AT_WORK
+        if stalled(progress, after(took_s), recent.stats(), POLICY):
+            wrong.append(step)
+        if step:
+            recent.learn(took_s)
+        if step % 100 == 50 and stalled(pause, after(50 * base_s), recent.stats(), POLICY):
+            wrong.append(step)
+        if step % 100 == 99 and stalled(
+            replace(pause, phase=Phase.CHECKPOINT), after(20 * base_s), recent.stats(), POLICY
+        ):
+            wrong.append(step)
+    return wrong
+
+
+@pytest.mark.parametrize("base_s", [0.005, 0.02, 0.1, 0.5, 1.0, 10.0])
+def test_not_one_false_alarm_in_a_run_whose_steps_vary_by_five(base_s: float) -> None:
+    assert false_alarms(base_s, steps=3000, seed=7) == []
+
+
+def test_the_simulated_stats_are_the_real_ones() -> None:
+    chance, recent = random.Random(3), Recent()
+    times_s: tuple[float, ...] = ()
+    for _ in range(400):
+        took_s = chance.uniform(0.1, 0.5)
+        times_s += (took_s,)
+        recent.learn(took_s)
+        assert recent.stats() == StepStats.of(times_s)
+
+
+@given(base_s=st.floats(0.005, 100.0))
+def test_what_a_worst_case_of_five_times_needs(base_s: float) -> None:
+    """At most p99 = 5x/3 less the floor may be known before a step of 5x: 20 samples have more."""
+    least_p99_s = (5 * base_s - POLICY.floor_s) / POLICY.factor
+    share_below = max(0.0, least_p99_s / base_s - 1) / 4
+    assert share_below**POLICY.min_samples < 1e-15
+    few = StepStats.of((base_s,))
+    assert stalled(AT_WORK, after(5 * base_s), few, POLICY) is None
+
+
+@pytest.mark.parametrize("field", ["factor", "floor_s", "first_step_s", "pause_s", "finish_s"])
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
+def test_a_policy_that_makes_no_sense_is_refused(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"^{field}: "):
+        HangPolicy(**{field: value})  # type: ignore[arg-type]  # one of the fields is an int

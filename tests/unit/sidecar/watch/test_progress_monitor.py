@@ -1,0 +1,395 @@
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.protocol.member_messages import Uncommitted
+from holdfast.protocol.progress import Phase
+from holdfast.protocol.progress_writer import Page
+from sidecar.watch.hang_detector import HangPolicy
+from sidecar.watch.progress_monitor import SOON_S, Pages
+from tests.sandbox import memory_directory
+
+POLICY = HangPolicy(floor_s=0.5, few_floor_s=0.5, few_factor=1.0, first_step_s=2.0)
+S = 1_000_000_000
+
+
+@pytest.fixture
+def here() -> Iterator[Path]:
+    with memory_directory() as path:
+        yield path
+
+
+class Rank:
+    """A rank that writes its page in a time of its own."""
+
+    def __init__(self, here: Path, generation: int = 1) -> None:
+        self.now_ns = 100 * S
+        self.page = Page.create(here / "page-0.bin", lambda: self.now_ns)
+        self.page.begin(generation, 0, 0, 77, 0)
+
+    def does(self, step: int, loss: float = 0.5, norm: float = 0.5, flops: float = 0.0) -> None:
+        self.now_ns += S // 10
+        self.page.commit(step, loss, norm, 8, 64, flops, 0)
+
+
+def test_what_is_told_is_what_the_page_says_at_that_moment(here: Path) -> None:
+    pages = Pages(here, 2, POLICY)
+    assert pages.progress(1) == ()
+    rank = Rank(here)
+    pages.poll(1, 0, 0.0)
+    rank.does(1)
+    rank.does(2, 0.25, math.inf, math.inf)
+    [found] = pages.progress(1)
+    assert (found.rank, found.step, found.loss, found.grad_norm) == (0, 2, "0.25", "inf")
+    assert (found.samples, found.tokens, found.flops) == (16, 128, 0.0)
+    assert pages.progress(2) == ()
+
+
+def test_the_label_of_a_pause_is_told_in_the_pause_only(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 2, POLICY)
+    rank.does(1)
+    rank.page.pause(Phase.EVAL, "validation")
+    pages.poll(1, rank.now_ns, 0.0)
+    assert pages.progress(1)[0].label == "validation"
+    rank.does(2)
+    pages.poll(1, rank.now_ns, 0.0)
+    assert pages.progress(1)[0].label == ""
+
+
+def test_the_next_look_is_due_when_the_time_of_the_first_rank_is_over(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 2, POLICY)
+    assert pages.left_s == math.inf
+    rank.does(1)
+    pages.poll(1, rank.now_ns + S // 2, 0.0)
+    assert pages.left_s == pytest.approx(1.5)
+    for step in range(2, 30):
+        rank.does(step)
+        pages.poll(1, rank.now_ns, 0.0)
+    assert pages.left_s == pytest.approx(0.5 + 3 * 0.1)
+    at_ns = rank.now_ns + round((pages.left_s + 0.001) * S)
+    [stall] = pages.poll(1, at_ns, 0.0)
+    assert stall.rank == 0
+    assert pages.left_s == math.inf, "one that is found is looked at on the beat: it may go on"
+    pages.poll(2, at_ns, 0.0)
+    assert pages.left_s == math.inf, "of another generation"
+
+
+def test_what_is_told_has_the_rank_s_own_time_once_there_is_a_window_of_it(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    for step in range(1, 70):
+        rank.page.phase(Phase.FORWARD)
+        rank.now_ns += S // 50
+        rank.page.phase(Phase.BACKWARD)
+        rank.does(step)
+        pages.poll(1, rank.now_ns, 0.0)
+        if step == 50:
+            assert pages.progress(1)[0].own_s == 0
+    [found] = pages.progress(1)
+    assert (found.own_s, found.own_least_s, found.own_data_s) == (0.02, 0.02, 0.0)
+    assert found.own_steps >= 50
+    rank.page.begin(2, 0, 0, 78, 0)
+    rank.page.phase(Phase.DATA)
+    assert pages.progress(2)[0].own_s == 0  # not even before the next poll
+
+
+def test_a_page_that_is_replaced_is_read_anew(here: Path) -> None:
+    pages = Pages(here, 1, POLICY)
+    Rank(here).does(5)
+    pages.poll(1, 0, 0.0)
+    (here / "page-0.bin").unlink()
+    Rank(here, 2).does(1)
+    assert [each.step for each in pages.progress(2)] == [1]
+
+
+def test_a_page_in_the_middle_of_a_write_keeps_what_it_said_before(here: Path) -> None:
+    Rank(here).does(3)
+    pages = Pages(here, 1, POLICY)
+    assert [each.step for each in pages.progress(1)] == [3]
+    with (here / "page-0.bin").open("r+b") as file:
+        file.seek(16)
+        file.write((1).to_bytes(8, "little"))  # odd: the writer died inside
+    assert [each.step for each in pages.progress(1)] == [3]
+    [torn] = pages.raw(1)
+    assert torn.torn
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 4096, b"holdfast" + bytes(4088)])
+def test_files_that_are_no_pages_say_nothing(here: Path, content: bytes) -> None:
+    (here / "page-0.bin").write_bytes(content)
+    pages = Pages(here, 1, POLICY)
+    assert pages.poll(1, 0, 0.0) == []
+    assert pages.progress(1) == ()
+    assert pages.raw(1) == ()
+
+
+def test_a_rank_that_stops_is_told_with_what_it_was_doing(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    for step in range(1, 5):
+        rank.does(step)
+    rank.page.phase(Phase.BACKWARD)
+    assert pages.poll(1, rank.now_ns + S // 2, 0.0) == []
+    [stall] = pages.poll(1, rank.now_ns + 3 * S, 0.0)
+    assert (stall.rank, stall.generation, stall.step, stall.phase_name) == (0, 1, 4, "backward")
+    assert (stall.stalled_s, stall.limit_s) == (3.0, 0.5)
+    assert pages.poll(2, rank.now_ns + 3 * S, 0.0) == []
+    rank.does(5)
+    assert pages.poll(1, rank.now_ns, 0.0) == []
+
+
+def test_a_declared_pause_has_its_own_limit_and_name(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    rank.does(1)
+    rank.page.pause(Phase.EVAL, "validation", 30.0)
+    assert pages.poll(1, rank.now_ns + 29 * S, 0.0) == []
+    [stall] = pages.poll(1, rank.now_ns + 31 * S, 0.0)
+    assert stall.phase_name == "validation"
+
+
+def test_our_own_lateness_is_not_the_ranks(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    for step in range(1, 5):
+        rank.does(step)
+    assert pages.poll(1, rank.now_ns + S // 10, 0.0) == []
+    assert pages.poll(1, rank.now_ns + 3 * S, own_lateness_s=2.8) == []
+    assert len(pages.poll(1, rank.now_ns + 4 * S, 0.0)) == 1
+    rank.page.phase(Phase.FORWARD)
+    rank.does(5)
+    rank.page.phase(Phase.DATA)
+    assert len(pages.poll(1, rank.now_ns + S, 0.0)) == 1  # it is forgotten with the step that it fell into
+
+
+def test_our_own_lateness_is_no_rank_s_also_when_it_moved_on_just_before(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    for step in range(1, 5):
+        rank.does(step)
+    assert pages.poll(1, rank.now_ns + S // 20, 0.0) == []
+    rank.does(5)
+    assert pages.poll(1, rank.now_ns + 3 * S, own_lateness_s=2.9) == []
+    rank.now_ns += 3 * S
+    rank.page.phase(Phase.BACKWARD)  # it goes on in the same step, which the machine's pause has made long
+    assert pages.poll(1, rank.now_ns + S // 10, 0.0) == []
+
+
+def test_lateness_from_before_a_step_does_not_excuse_it(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    for step in range(1, 5):
+        rank.does(step)
+    assert pages.poll(1, rank.now_ns + S // 2, own_lateness_s=60.0) == []
+    assert len(pages.poll(1, rank.now_ns + 2 * S, 0.0)) == 1
+
+
+def test_what_is_seen_of_a_rank_at_work_before_its_commit(here: Path) -> None:
+    """Of a process that is on its way out, or stopped, the page says the same as of one at work."""
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    asleep = subprocess.Popen(["sleep", "600"])
+    try:
+        rank.page.begin(1, 0, 0, asleep.pid, 0)
+        for step in range(1, 12):
+            works(rank, step)
+        seen(rank, pages, 6)
+        [found] = pages.progress(1, rank.now_ns)
+        assert found.early is None, "a forward pass"
+        rank.page.written()
+        seen(rank, pages, 6)
+        assert pages.left_s == SOON_S, "or it could be over before it is seen again"
+        [found] = pages.progress(1, rank.now_ns + S)
+        assert told(found.early) == (0.3, 0.01, False, 0.0)
+        asleep.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, asleep.pid, os.WSTOPPED)
+        seen(rank, pages, 6)
+        asleep.kill()
+        asleep.wait()
+        seen(rank, pages, 6)
+        [found] = pages.progress(1, rank.now_ns)
+        assert told(found.early) == (0.3, 0.01, False, 0.0)
+        rank.page.writes_more()
+        [found] = pages.progress(1, rank.now_ns)
+        assert found.early is None, "it was one of two optimizers"
+    finally:
+        asleep.kill()
+        asleep.wait()
+
+
+def test_a_pause_in_a_step_is_told_with_its_limit(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    works(rank, 1)
+    works(rank, 2)
+    rank.page.phase(Phase.DATA)
+    rank.page.phase(Phase.FORWARD)
+    rank.page.pause(Phase.CHECKPOINT, "checkpoint", 60.0)
+    rank.now_ns += S
+    [found] = pages.progress(1, rank.now_ns)
+    assert told(found.early) == (1.0, 0.01, True, 59.0)
+    assert pages.uncommitted(1, rank.now_ns) == {0}
+    rank.page.copy_begins(10.0)
+    [found] = pages.progress(1, rank.now_ns)
+    assert found.early is not None
+    assert found.early.declared, "also while Holdfast copies the state before it"
+    rank.page.copy_ends()
+    rank.page.resume()
+    [found] = pages.progress(1, rank.now_ns)
+    assert found.early is None
+    works(rank, 3)
+    rank.page.commit(3, 0.5, 0.5, 8, 64, 0.0, 0, -1, Phase.TAIL)
+    rank.page.pause(Phase.EVAL, "eval", 60.0)
+    [found] = pages.progress(1, rank.now_ns + S)
+    assert found.early is None, "after the commit"
+    assert found.tail_s == pytest.approx(1.0)
+
+
+def told(early: Uncommitted | None) -> tuple[float, float, bool, float] | None:
+    if early is None:
+        return None
+    return round(early.seconds, 3), round(early.usual_s, 3), early.declared, early.left_s
+
+
+def works(rank: Rank, step: int) -> None:
+    """Do a step whose optimizer has written 10 ms before its commit."""
+    rank.now_ns += 9 * S // 100
+    rank.page.phase(Phase.DATA)
+    rank.page.written()
+    rank.now_ns += S // 100
+    rank.page.commit(step, 0.5, 0.5, 8, 64, 0.0, 0)
+
+
+def seen(rank: Rank, pages: Pages, times: int) -> None:
+    for _ in range(times):
+        rank.now_ns += S // 20
+        pages.poll(1, rank.now_ns, 0.0)
+
+
+def test_step_times_are_learned_once_each_and_over_generations(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    for step in range(1, 6):
+        rank.does(step)
+        pages.poll(1, 0, 0.0)
+        pages.poll(1, 0, 0.0)
+    assert len(pages._watched[0].stats.times_s) == 4  # the first step is no usual one
+    rank.page.begin(2, 0, 0, 78, 5)
+    rank.does(6)
+    rank.does(7)
+    pages.poll(2, 0, 0.0)
+    assert len(pages._watched[0].stats.times_s) == 5
+
+
+def test_a_copy_of_ours_is_no_work_after_a_commit(here: Path) -> None:
+    """A rank that is killed within one leaves nothing of the script's undone."""
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    rank.page.commit(1, 0.5, 0.5, 8, 64, 0.0, 0, -1, Phase.TAIL)
+    rank.now_ns += S
+    rank.page.pause(Phase.EVAL, "eval", 60.0)
+    rank.page.copy_begins(10.0)
+    rank.now_ns += 5 * S
+    [found] = pages.progress(1, rank.now_ns)
+    assert found.tail_s == pytest.approx(1.0)
+    rank.page.copy_ends()
+    rank.now_ns += S
+    [found] = pages.progress(1, rank.now_ns)
+    assert found.tail_s == pytest.approx(2.0)
+
+
+def test_what_is_told_of_a_pause_after_a_commit_is_whether_the_rank_has_left_it(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+
+    def told() -> tuple[bool, bool]:
+        """Return whether it is at work there, and whether that is declared."""
+        [found] = pages.progress(1, rank.now_ns)
+        return found.tail_s > 0, found.tail_declared
+
+    rank.page.commit(1, 0.5, 0.5, 8, 64, 0.0, 0, -1, Phase.TAIL)
+    rank.page.tail_begins()
+    rank.page.copy_begins(10.0)
+    assert told() == (False, False), "a snapshot that was due"
+    rank.page.copy_ends()
+    assert told() == (True, False)
+    for phase in (Phase.EVAL, Phase.CHECKPOINT, Phase.PAUSED):
+        rank.page.pause(phase, "work", 60.0)
+        assert told() == (True, True)
+        rank.page.copy_begins(10.0)
+        assert told() == (True, True), "Holdfast's own copy before the work in it"
+        rank.page.copy_ends()
+        assert told() == (True, True)
+        rank.page.resume(Phase.TAIL)
+        assert told() == (True, False)
+    rank.page.phase(Phase.IDLE)
+    rank.page.copy_begins(10.0)
+    assert told() == (True, False), "after the loop"
+    rank.page.copy_ends()
+    rank.page.pause(Phase.EVAL, "eval", 60.0)
+    assert told() == (True, True)
+
+
+def test_only_what_the_script_does_after_a_commit_counts_as_its_work(here: Path) -> None:
+    """A large process that is killed there takes long to end, and its page stands still meanwhile."""
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+
+    def tail_s() -> float:
+        """Return what is said of a rank that was killed just now and whose end is noticed a second later."""
+        [found] = pages.progress(1, 0, {0: rank.now_ns + S})
+        return found.tail_s
+
+    rank.page.commit(1, 0.5, 0.5, 8, 64, 0.0, 0, -1, Phase.TAIL)
+    rank.now_ns += S // 10
+    assert 0 < tail_s() < 0.001  # within commit()
+    rank.page.tail_begins()
+    rank.now_ns += S
+    assert tail_s() == pytest.approx(2.1)
+    rank.page.tail_is_over()
+    assert tail_s() == pytest.approx(1.1)
+    rank.page.phase(Phase.DATA)
+    assert tail_s() == 0.0
+    rank.page.tail_is_over()
+    assert tail_s() == 0.0
+
+
+def test_the_time_in_which_a_rank_is_stopped_is_no_work_after_its_commit(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    asleep = subprocess.Popen(["sleep", "600"])
+
+    def tail_s() -> float:
+        [found] = pages.progress(1, rank.now_ns)
+        return found.tail_s
+
+    try:
+        rank.page.begin(1, 0, 0, asleep.pid, 0)
+        rank.page.commit(1, 0.5, 0.5, 8, 64, 0.0, 0, -1, Phase.TAIL)
+        rank.page.tail_begins()
+        seen(rank, pages, 2)
+        worked_s = tail_s()
+        assert worked_s == pytest.approx(0.1, abs=0.11)
+        asleep.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, asleep.pid, os.WSTOPPED)
+        seen(rank, pages, 20)
+        assert tail_s() == pytest.approx(worked_s)
+        rank.now_ns += S
+        assert tail_s() == pytest.approx(worked_s), "it was killed where it stood"
+        rank.now_ns -= S
+        asleep.send_signal(signal.SIGCONT)
+        os.waitid(os.P_PID, asleep.pid, os.WCONTINUED)
+        seen(rank, pages, 20)
+        later_s = tail_s()
+        assert later_s > worked_s + 0.5
+        rank.page.tail_is_over()
+        asleep.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, asleep.pid, os.WSTOPPED)
+        seen(rank, pages, 20)
+        assert tail_s() == pytest.approx(later_s, abs=0.11), "what was done before is not less for that"
+    finally:
+        asleep.kill()
+        asleep.wait()
+
+
+def test_a_page_that_somebody_has_removed_is_read_as_long_as_its_rank_writes_it(here: Path) -> None:
+    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    rank.does(1)
+    pages.poll(1, 0, 0.0)
+    (here / "page-0.bin").unlink()
+    rank.does(2)
+    assert [each.step for each in pages.progress(1)] == [2]

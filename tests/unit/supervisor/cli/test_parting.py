@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Any
+
+import pytest
+
+from supervisor.cli import run
+from tests.unit.supervisor.room import status
+
+HERE = PurePath("runs/a b")
+WORDS = ("--members", "2", "--", "python", "train.py", "--name", "a b")
+
+
+def said(code: int, **changed: Any) -> list[str]:
+    return run.lines(status(**changed), code, WORDS, HERE)
+
+
+@pytest.mark.parametrize("code", [1, 3, 130, 137])
+def test_a_run_that_did_not_end_well_says_how_it_is_resumed(code: int) -> None:
+    line = "holdfast run --run-dir 'runs/a b' --members 2 -- python train.py --name 'a b'"
+    assert said(code) == [f"resume with: {line}"]
+
+
+def test_there_is_nothing_to_resume_without_a_checkpoint_or_with_input_that_is_refused() -> None:
+    assert said(130, checkpoint=None) == []
+    assert said(130, checkpoint={"step": None, "path": None, "error": "No space left"}) == []
+    assert said(2, step=0) == []
+    assert said(2, step=None) == []
+    assert said(2, step=1200, resumed={"step": 1200, "source": "checkpoint"}) == []
+
+
+@pytest.mark.parametrize(
+    "resumed", [None, {"step": 1200, "source": "checkpoint"}, {"step": 1234, "source": "slot"}]
+)
+def test_a_script_that_got_something_wrong_after_it_had_trained_says_how_it_is_resumed(
+    resumed: dict[str, Any] | None,
+) -> None:
+    [line] = said(2, resumed=resumed)
+    assert line.startswith("resume with: holdfast run --run-dir ")
+
+
+def test_a_run_that_resumed_at_its_end_says_that_there_was_nothing_to_do() -> None:
+    done = {"step": 1234, "source": "checkpoint"}
+    [line] = said(0, resumed=done, step=1234)
+    assert line.startswith("nothing to do: the state in runs/a b already has 1,234 steps")
+    assert said(0, resumed=done, step=1235) == []
+    assert said(0, resumed=None, step=0) == []
+    assert said(0, resumed={"step": 1234, "source": "slot"}, step=1234) == []
+
+
+def test_a_run_that_has_finished_is_not_trained_again_without_a_word() -> None:
+    ended = {"exit_code": 0, "step": 1200, "checkpoint": {"step": 1050}}
+    [line] = run.again(ended, HERE, stored=True)
+    assert "finished already, at step 1,200; its newest checkpoint has step 1,050" in line
+    assert "what follows is trained again" in line
+    [line] = run.again({**ended, "checkpoint": None}, HERE, stored=True)
+    assert "it has no checkpoint" in line
+    assert run.again({**ended, "checkpoint": {"step": 1200}}, HERE, stored=True) == [], (
+        "nothing to do, as its end says"
+    )
+    assert run.again({**ended, "exit_code": 1}, HERE, stored=True) == []
+    assert run.again({**ended, "exit_code": None}, HERE, stored=True) == []
+    assert run.again({**ended, "step": "x"}, HERE, stored=True) == []
+    assert run.again(None, HERE, stored=True) == []
+
+
+@pytest.mark.parametrize("code", [None, 1, 130, 137])
+def test_a_run_that_left_no_checkpoint_does_not_begin_again_without_a_word(code: int | None) -> None:
+    died = {"exit_code": code, "step": 1170, "checkpoint": None, "own_state": False}
+    assert run.again(died, HERE, stored=False) == [
+        "the run in runs/a b had reached step 1,170 and left no checkpoint: there is nothing to resume from,"
+        " and training begins at step 0"
+    ]
+    assert run.again({**died, "own_state": True}, HERE, stored=False) == [], "it knows where it goes on"
+    assert run.again({**died, "step": 0}, HERE, stored=False) == []
+    assert run.again(died, HERE, stored=True) == [], "it resumes, or is refused with what there is"
+
+
+def test_the_first_signal_promises_a_checkpoint_only_where_there_will_be_one() -> None:
+    assert run.stopping(status(), "SIGINT", 30.0) == "saving a checkpoint, then stopping"
+    for early in ({}, status(phase="forming")):
+        assert run.stopping(early, "SIGINT", 30.0) == "stopping"
+    for name, sent in (("SIGINT", "SIGINT"), ("SIGTERM", "SIGTERM"), ("SIGHUP", "SIGTERM")):
+        told = f"stopping: the script gets {sent} and has 30 s to save what it likes and end"
+        assert run.stopping(status(own_state=True), name, 30.0) == told
+
+
+@pytest.mark.parametrize(
+    ("why", "changed", "says"),
+    [
+        ("", {"checkpoint": {"step": 500}}, ", with a checkpoint of step 500"),
+        (
+            " after 2 incidents",
+            {"checkpoint": {"step": 500}},
+            " after 2 incidents, with a checkpoint of step 500",
+        ),
+        ("", {"checkpoint": {"step": 480}}, ""),
+        (
+            "",
+            {"step": 61, "checkpoint": {"step": 61}},
+            ", after 61 of 500 steps, with a checkpoint of step 61",
+        ),
+        ("", {"step": 61, "checkpoint": None}, ", after 61 of 500 steps, without a checkpoint"),
+        (
+            "; rank 0 left its loop",
+            {"step": 61, "checkpoint": {"step": 40}},
+            ", after 61 of 500 steps, the newest checkpoint has step 40; rank 0 left its loop",
+        ),
+        (
+            ", but no checkpoint of step 61 could be written: full; there is no other",
+            {"step": 61, "checkpoint": None},
+            ", after 61 of 500 steps, but no checkpoint of step 61 could be written: full; there is no other",
+        ),
+        ("", {"step": 61, "own_state": True}, ""),
+        ("", {"step": None}, ""),
+    ],
+)
+def test_the_last_line_says_how_far_the_script_went_and_what_is_saved(
+    why: str, changed: dict[str, Any], says: str
+) -> None:
+    last = status(**{"step": 500, "total_steps": 500, "checkpoint": None, "own_state": False, **changed})
+    assert run.ended(f"all ranks have finished{why}", last) == f"all ranks have finished{says}"
+    assert run.ended("stopped, as asked", last) == "stopped, as asked"

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint import writer
+from holdfast.errors import BadInput
+from supervisor.cli import commands, queries
+from supervisor.store.run_directory import RunDir, open_for_run
+from tests.unit.supervisor.answering import api
+from tests.unit.supervisor.room import incident, opened, status
+
+Printed = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDir]:
+    """A run that is going on, the newest of the working directory."""
+    monkeypatch.chdir(tmp_path)
+    made = open_for_run(None, 0.0)
+    yield made
+    made.close()
+
+
+def shown(printed: Printed, command: queries.Obeyed, code: int = 0) -> str:
+    assert queries.obey(command) == code
+    return printed.readouterr().out
+
+
+def test_the_status_of_a_living_run_is_what_its_supervisor_says(run: RunDir, capsys: Printed) -> None:
+    run.write_status(status(step=1))
+    with api(lambda *_: (200, json.dumps(status(step=2)).encode())) as url:
+        run.write_run({"api": url})
+        said = json.loads(shown(capsys, commands.Status(json=True)))
+        text = shown(capsys, commands.Status())
+    assert (said["step"], said["alive"], said["ettr"]) == (2, True, 0.9921)
+    assert text.startswith("run a-run: running\n")
+
+
+def test_while_the_supervisor_is_away_the_status_is_what_it_left(run: RunDir, capsys: Printed) -> None:
+    run.write_status(status(step=1))
+    with api(lambda *_: (503, b"")) as url:
+        run.write_run({"api": url})
+        said = json.loads(shown(capsys, commands.Status(json=True)))
+    assert (said["step"], said["alive"]) == (1, True)
+    assert "its supervisor does not answer now" in shown(capsys, commands.Status())
+
+
+def test_the_status_of_a_run_that_is_over_is_read_from_its_directory(run: RunDir, capsys: Printed) -> None:
+    run.write_status(status(phase="ended", exit_code=3))
+    run.close()
+    assert shown(capsys, commands.Status()).startswith("run a-run: ended with exit code 3\n")
+    said = json.loads(shown(capsys, commands.Status(run.path, json=True)))
+    assert (said["alive"], said["exit_code"]) == (False, 3)
+
+
+def test_a_run_without_a_status_says_why(run: RunDir, capsys: Printed) -> None:
+    assert "is starting" in shown(capsys, commands.Status())
+    run.close()
+    assert "ended before" in shown(capsys, commands.Status())
+    assert json.loads(shown(capsys, commands.Status(json=True))) == {"schema": 1, "alive": False}
+
+
+def test_incidents_are_a_table_or_json_with_the_open_one_last(run: RunDir, capsys: Printed) -> None:
+    run.write_incident(incident(1))
+    run.write_status(status(open_incident=opened(2, kind="hang")))
+    lines = shown(capsys, commands.Incidents()).splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [["i-0001", "crash"], ["i-0002", "hang"]]
+    said = json.loads(shown(capsys, commands.Incidents(json=True)))
+    assert [each["id"] for each in said] == ["i-0001", "i-0002"]
+    asked = {"id", "kind", "rank", "step", "detected_s", "recovered_s", "lost_steps", "remedy", "why"}
+    assert asked <= set(said[0])
+
+
+def test_a_number_that_json_has_no_word_for_is_null(run: RunDir, capsys: Printed) -> None:
+    run.write_incident(incident(loss=float("nan"), losses=[float("inf"), 1.0]))
+    [said] = json.loads(shown(capsys, commands.Incidents(json=True)))
+    assert (said["loss"], said["losses"]) == (None, [None, 1.0])
+
+
+@pytest.mark.parametrize("word", ["i-0002", "2", "0002", "last"])
+def test_an_incident_is_named_by_id_number_or_as_the_last(run: RunDir, capsys: Printed, word: str) -> None:
+    for number in (1, 2):
+        run.write_incident(incident(number))
+    assert shown(capsys, commands.Explain(word)).startswith("i-0002  rank 1 was killed")
+    said = json.loads(shown(capsys, commands.Explain(word, json=True)))
+    assert said["id"] == "i-0002"
+
+
+def test_an_unknown_incident_names_the_near_ones(run: RunDir) -> None:
+    with pytest.raises(BadInput, match="incident 'i-0001': this run has had none"):
+        queries.obey(commands.Explain("i-0001"))
+    for number in (1, 2, 13):
+        run.write_incident(incident(number))
+    with pytest.raises(BadInput, match=r"'i-0003' is unknown: choose from .*i-0013.*, last$"):
+        queries.obey(commands.Explain("i-0003"))
+    with pytest.raises(BadInput, match=r"'x' is not the id of an incident: .* such as 3 or i-0003, or last$"):
+        queries.obey(commands.Explain("x"))
+
+
+def test_checkpoints_are_listed_and_damage_is_found_on_request(run: RunDir, capsys: Printed) -> None:
+    for step in (1, 2):
+        content = {"model.safetensors": b"x" * 100}
+        writer.write(
+            run.checkpoints, generation=1, step=step, world_size=2, files=content, meta={}, created_at=0.0
+        )
+    assert "step-00000002" in shown(capsys, commands.Checkpoints())
+    assert "whole, newest" in shown(capsys, commands.Checkpoints(verify=True))
+    (run.checkpoints / "step-00000003").mkdir()
+    assert "damaged" in shown(capsys, commands.Checkpoints(), code=1)
+    (run.checkpoints / "step-00000003").rmdir()
+    damaged = run.checkpoints / "step-00000002" / "model.safetensors"
+    damaged.write_bytes(b"x" * 99 + b"y")
+    assert "complete, newest" in shown(capsys, commands.Checkpoints())
+    text = shown(capsys, commands.Checkpoints(verify=True), code=1)
+    assert f"newest whole: {run.checkpoints / 'step-00000001'}" in text
+    said = json.loads(shown(capsys, commands.Checkpoints(verify=True, json=True), code=1))
+    assert [(each["step"], each["newest_whole"]) for each in said] == [(2, False), (1, True)]
+
+
+def test_what_cannot_be_read_is_said_to_be_unreadable(run: RunDir, capsys: Printed) -> None:
+    run.write_incident(incident(1))
+    (run.path / "incidents" / "i-0002.json").write_text("{")
+    (run.path / "status.json").write_text("{")
+    assert queries.obey(commands.Incidents()) == 0
+    printed = capsys.readouterr()
+    assert "i-0001" in printed.out
+    assert "i-0002.json cannot be read" in printed.err
+    run.close()
+    text = shown(capsys, commands.Status(), 1)
+    assert "cannot be read" in text
+    assert str(run.path / "status.json") in text
+    assert json.loads(shown(capsys, commands.Status(json=True), 1)) == {"schema": 1, "alive": False}
+
+
+def test_a_record_of_an_older_version_has_every_field(run: RunDir, capsys: Printed) -> None:
+    run.write_incident(incident(1))
+    [said] = json.loads(shown(capsys, commands.Incidents(json=True)))
+    assert (said["schema"], said["overtaken_by"]) == (1, None)
+
+
+def test_help_is_printed(capsys: Printed) -> None:
+    assert shown(capsys, commands.Show("hello")) == "hello\n"
+
+
+def test_stop_and_inject_find_the_newest_run_too(run: RunDir) -> None:
+    run.close()
+    for command in (commands.Stop(), commands.Inject("kill")):
+        with pytest.raises(BadInput, match="is not running"):
+            queries.obey(command)
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x1b[1;1Hboom"
+
+
+def test_no_message_of_a_script_reaches_the_terminal_with_its_escape_codes(
+    run: RunDir, capsys: Printed
+) -> None:
+    run.write_status(status(message=HOSTILE, last_incident=incident(1, why=HOSTILE, message=HOSTILE)))
+    faults = [
+        {"kind": "crash", "rank": 1, "member": "m0", "step": 812, "detail": HOSTILE, "message": HOSTILE}
+    ]
+    run.write_incident({**incident(1, why=HOSTILE, message=HOSTILE), "faults": faults})
+    for command in (
+        commands.Status(run.path),
+        commands.Incidents(run.path),
+        commands.Explain("last", run.path),
+    ):
+        printed = shown(capsys, command)
+        assert "boom" in printed
+        assert "\x1b" not in printed

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.cli import status as listing
+from tests.unit.supervisor.room import incident, member, opened, rank, status
+
+HERE = Path("runs/a")
+
+
+def page(*, alive: bool = True, live: bool = True, age_s: float = 0.0, **changed: Any) -> list[str]:
+    found = status(**changed)
+    return listing.status(found, alive=alive, live=live, now_s=1_000_000.0 + age_s, path=HERE)
+
+
+def test_nothing_of_the_memory_is_safe_after_the_end() -> None:
+    lines = page(alive=False, phase="ended", checkpoint=None)
+    assert not any("secured" in line or "snapshot" in line for line in lines)
+
+
+def test_the_status_says_what_goes_on_what_is_safe_and_where_the_time_went() -> None:
+    assert page() == [
+        "run a-run: running",
+        "",
+        "  progress    step 1,234  loss 2.413  14.2 steps/s  generation 3  ETTR 99.21 %  (70 ms per step)",
+        "  state       secured 1,234  snapshot 1,230  checkpoint 1,200",
+        "  ETTR        99.21 % of 100 s; 99.00 % of the last hour",
+        "  incidents   1; last i-0001: rank 1 was killed by SIGKILL at step 812; back in 0.13 s,"
+        " 0 steps lost",
+        "  message     generation 3 has done its first step",
+        "  directory   runs/a",
+        "",
+        "Ranks",
+        "  RANK  MEMBER   PID  STATE     STEP  STEP TIME    P99    OWN  DOING",
+        "     0  m-0     4000  running  1,234      70 ms  80 ms  31 ms  forward",
+        "     1  m-1     4001  running  1,234      70 ms  80 ms  31 ms  forward",
+        "     -  m-2        -  standby      -          -      -      -  2 warm",
+        "",
+        "Where the time went",
+        "  training                                96 s    95.5 %",
+        "  starting processes                     4.0 s     4.0 %",
+        "  lost (trained, then rolled back)      0.50 s     0.5 %",
+        "  noticing faults                         4 ms   < 0.1 %",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"live": True}, "running"),
+        ({"live": False, "age_s": 1.0}, "running"),
+        ({"live": False, "age_s": 9.0}, "running, 9.0 s ago; its supervisor does not answer now"),
+        ({"live": False, "alive": False, "age_s": 90.0}, "died while running, 90 s ago"),
+        ({"live": False, "alive": False, "phase": "ended", "exit_code": 0}, "ended with exit code 0"),
+        ({"live": False, "alive": False, "phase": "ended"}, "ended"),
+    ],
+)
+def test_the_first_line_says_how_fresh_it_is(changed: dict[str, Any], said: str) -> None:
+    assert page(**changed)[0] == f"run a-run: {said}"
+
+
+def test_what_is_wrong_is_told() -> None:
+    lines = "\n".join(
+        page(
+            open_incident=opened(2),
+            incidents=2,
+            checkpoint={"step": None, "error": "No space left on device"},
+            skip=[7, 9],
+        )
+    )
+    assert "incidents   2; now i-0002: rank 1 was killed by SIGKILL at step 812" in lines
+    assert "storage fails: No space left on device" in lines
+    assert "skipped steps 7, 9" in lines
+
+
+def test_slow_ranks_are_told_the_slowest_first_and_a_few_only() -> None:
+    slow = [rank(n, "m-0", own_s=0.03 * n, slow=float(n), slow_since=1200, peers_s=0.03) for n in range(2, 9)]
+    lines = [line for line in page(ranks=slow) if line.startswith("  slow")]
+    peers = "its peers 30 ms (median), since step 1,200: data 4 ms, forward"
+    assert lines[0] == f"  slow        rank 8: 0.24 s of its own a step, {peers} 0.24 s"
+    assert len(lines) == 6
+    assert lines[5] == "  slow        and 2 more"
+
+
+def test_a_run_that_has_only_begun_has_a_short_page() -> None:
+    found = {"phase": "forming", "message": "1 of 2 members are ready", "members": [member("m", [])]}
+    lines = listing.status(found, alive=True, live=True, now_s=0.0, path=HERE)
+    assert lines[:5] == [
+        "run a: starting",
+        "",
+        "  incidents   0",
+        "  message     1 of 2 members are ready",
+        "  directory   runs/a",
+    ]
+
+
+def test_incidents_are_a_table() -> None:
+    lost = incident(2, kind="member_lost", rank=-1, step=None, recovered_s=None, lost_steps=None)
+    lost["faults"] = [{"kind": "member_lost", "rank": -1, "detail": "member m-1 is lost"}]
+    assert listing.incidents([incident(), lost]) == [
+        "ID      KIND         RANK  STEP  NOTICED  BACK IN  LOST  REMEDY   WHAT HAPPENED",
+        "i-0001  crash           1   812     3 ms   0.13 s     0  restart  rank 1 was killed by SIGKILL",
+        "i-0002  member_lost     -     -     3 ms        -     -  restart  member m-1 is lost",
+    ]
+    assert listing.incidents([]) == ["no incidents"]
+
+
+def test_what_is_not_known_of_a_script_that_keeps_its_own_state_is_said() -> None:
+    buckets = {"productive": 35.0, "unknown": 50.0, "start": 15.0}
+    its_own: dict[str, Any] = {"ettr": None, "ettr_hour": None, "own_state": True, "secured_step": None}
+    lines = page(**its_own, buckets_s=buckets, pending_s=0.0)
+    assert "  ETTR        not known (the script keeps its own state)" in lines
+    assert any(line.startswith("  progress    optimizer step 1,234 since the restart") for line in lines)
+    assert not any("secured" in line for line in lines)
+    [told] = [line.split() for line in lines if "before a restart" in line]
+    assert told[-4:] == ["50", "s", "50.0", "%"]
+
+
+def test_what_a_restart_of_a_script_that_keeps_its_own_state_cost_is_a_question_mark() -> None:
+    resume = {"step": 0, "source": "none", "generation": 2}
+    old = incident(lost_steps=None, resume=resume)  # as of a version that did not say whose state it is
+    new = incident(lost_steps=None, resume={**resume, "source": "checkpoint"}, own_state=True)
+    ended = incident(lost_steps=None, resume=None, remedy="stop", own_state=True)
+    rows = listing.incidents([old, new, ended])[1:]
+    assert [row[row.index("0.13 s") :].split()[2] for row in rows] == ["?", "?", "-"]
+
+
+def test_what_a_loss_cost_that_nobody_survived_is_a_question_mark() -> None:
+    resume = {"step": 128, "source": "checkpoint", "generation": 1}
+    [row] = listing.incidents([incident(lost_steps=None, step=-1, rank=0, resume=resume)])[1:]
+    cells = row.split()
+    assert (cells[3], cells[cells.index("restart") - 1]) == ("?", "?")
+    ettr = [line for line in page(ettr=None, ettr_hour=None) if line.startswith("  ETTR")]
+    assert ettr == ["  ETTR        not known (how far a group was that is lost)"]

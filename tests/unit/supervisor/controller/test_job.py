@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from holdfast.protocol.launcher_messages import Marks
+from supervisor.controller import file_work
+from supervisor.controller.job import Job
+from supervisor.controller.member_server import Connections
+from supervisor.decision import resume_point
+from supervisor.observability.status import Records
+from supervisor.store import leadership
+from supervisor.store.journal import Journal, last
+from supervisor.store.run_directory import RunDir
+from supervisor.view.model import Action, MemberView, Memory, Missed, Policy, View, Wait
+from tests.unit.supervisor.views import launcher, member, memory, progress, rank, report, view
+
+
+@dataclass
+class Backend:
+    """One that has told of `members`."""
+
+    members: dict[str, str] = field(default_factory=dict)
+    stop: str = ""
+    renewed: list[str] = field(default_factory=list)
+    volume_error: str = ""
+
+    def want(self, count: int, discard: tuple[str, ...]) -> None:
+        raise AssertionError
+
+    def kill(self, member: str) -> None:
+        raise AssertionError
+
+    def renew(self, member: str) -> None:
+        self.renewed.append(member)
+
+    def stop_asked(self, how: str) -> None:
+        self.stop = how
+
+    def finish(self, exit_code: int, why: str, message: str) -> None:
+        raise AssertionError
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    connections = Connections(time.monotonic_ns, lambda: None)
+    made = Job(Policy(), tmp_path, Records(RunDir(tmp_path)), Backend(), connections, True, 0)
+    yield made
+    made.journal.close()
+
+
+@pytest.mark.parametrize("ledger", ["none of ours", {"format": 99}, {"format": 1}, [1], None])
+def test_a_ledger_that_cannot_be_read_costs_the_ledger_and_not_the_memory(
+    ledger: object, tmp_path: Path
+) -> None:
+    before = view(generation=7)
+    kept = Journal(tmp_path / "journal.jsonl")
+    kept.write(before, Policy(), Wait(1), before.memory, ledger)
+    kept.close()
+    connections = Connections(time.monotonic_ns, lambda: None)
+    job = Job(Policy(), tmp_path, Records(RunDir(tmp_path)), Backend(), connections, False, 5)
+    job.journal.close()
+    assert job.memory == replace(before.memory, since_ns=job.memory.since_ns)
+    assert job.accounts.ledger.at_ns == 5
+
+
+def test_a_sidecar_that_says_nothing_is_asked_after_once_and_not_at_the_end(job: Job) -> None:
+    seen = view(member("m0", report("m0", None), silent_s=3.0), member("m1", report("m1", None)))
+    for phase in ("stopping", "saving", "running", "running"):
+        job.memory = replace(seen.memory, phase=phase)
+        job._renew(seen)
+        assert isinstance(job.backend, Backend)
+        assert job.backend.renewed == ["m0"] * (phase == "running")
+
+
+class Leaving(Backend):
+    """One that is to be told of the end."""
+
+    def finish(self, exit_code: int, why: str, message: str) -> None:
+        self.told = exit_code, why
+
+
+async def test_members_and_keeper_are_heard_while_the_journal_is_written(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, heard, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
+
+    def write(*_: object) -> None:
+        loop.call_soon_threadsafe(began.set)
+        assert heard.wait(30), "the event loop waits for the storage"
+
+    monkeypatch.setattr(job.journal, "write", write)
+    job.backend = Leaving(stop="graceful")
+    running = asyncio.create_task(job.run())
+    await began.wait()
+    assert job.memory.phase == "forming", "what is decided is written down before it holds"
+    heard.set()
+    await running
+    assert (job.memory.phase, job.records.journal_error) == ("ended", "")
+
+
+async def test_storage_that_does_not_answer_costs_the_journal_and_not_the_run(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.controller.job.JOURNAL_S", 0.05)
+    monkeypatch.setattr("supervisor.controller.job.LEAVE_S", 0.05)
+    answers = threading.Event()
+    written: list[str] = []
+
+    def write(_view: View, _policy: Policy, _action: Action, after: Memory, _ledger: object) -> None:
+        answers.wait()
+        written.append(after.phase)
+
+    monkeypatch.setattr(job.journal, "write", write)
+    job.backend = Leaving(stop="graceful")
+    await job.run()
+    assert job.backend.told == (130, "stopped before the first step")
+    assert "has not answered" in job.records.journal_error
+    answers.set()
+    await file_work.answer(job.paper.submit(lambda: None), 30.0)
+    assert job.records.journal_error == ""
+    assert written == ["stopping", "ended"], "the newest line holds all again"
+
+
+async def test_who_asks_the_supervisor_to_stop_is_remembered_by_whoever_keeps_the_run(job: Job) -> None:
+    job.stop(now=False)
+    assert job.backend.stop == "graceful"
+    job.stop(now=True)
+    assert job.backend.stop == "now"
+
+
+def seen(job: Job) -> list[tuple[str, bool]]:
+    return [(each.name, each.exists) for each in job.view().members]
+
+
+def test_a_sidecar_that_is_quicker_than_the_news_of_its_member_is_not_gone(job: Job) -> None:
+    job.connections.line("m0").report = report("m0", None)
+    assert seen(job) == []
+    job.backend = Backend({"m0": "running"})
+    assert seen(job) == [("m0", True)]
+    assert job.view().members[0].report is not None
+
+
+def test_a_member_that_the_backend_no_longer_has_is_gone_until_it_is_counted_as_lost(job: Job) -> None:
+    job.backend = Backend({"m0": "running", "m1": "running"})
+    assert seen(job) == [("m0", True), ("m1", True)]
+    job.backend = Backend({"m1": "running"})
+    assert seen(job) == [("m1", True), ("m0", False)]
+    job.memory = replace(job.memory, lost=("m0",))
+    assert seen(job) == [("m1", True)]
+    job.memory = replace(job.memory, lost=())  # of the last few alone is remembered that they are lost
+    assert seen(job) == [("m1", True)], "whoever was given up does not come back as another loss"
+
+
+def test_the_next_run_in_the_directory_knows_what_a_stop_cut_short(tmp_path: Path) -> None:
+    before = view(generation=7, phase="ended", missed=(Missed(0, 1, 20),))
+    kept = Journal(tmp_path / "journal.jsonl")
+    kept.write(before, Policy(), Wait(1), before.memory, None)
+    kept.close()
+    connections = Connections(time.monotonic_ns, lambda: None)
+    job = Job(Policy(), tmp_path, Records(RunDir(tmp_path)), Backend(), connections, True, 5)
+    job.journal.close()
+    assert (job.memory.phase, job.memory.missed) == ("forming", (Missed(0, 1, 20),))
+
+
+def led(tmp_path: Path) -> Job:
+    lead = leadership.take(tmp_path / leadership.FILE)
+    records = Records(RunDir(tmp_path), lead=lead)
+    connections = Connections(time.monotonic_ns, lambda: None)
+    return Job(Policy(), tmp_path, records, Leaving(stop="graceful"), connections, True, 0, lead)
+
+
+async def test_a_supervisor_that_was_replaced_ends_and_nothing_of_it_has_an_effect(tmp_path: Path) -> None:
+    job = led(tmp_path)
+    assert leadership.take(tmp_path / leadership.FILE).epoch == 2
+    with pytest.raises(leadership.Deposed):
+        await job.run()
+    assert not hasattr(job.backend, "told"), "nobody hears of an end"
+    job.records.status(job.view(), job.accounts)
+    await file_work.answer(job.records.files.submit(lambda: None), 30.0)
+    assert job.records.deposed is not None
+    assert not (tmp_path / "status.json").exists()
+    assert (tmp_path / "journal.jsonl").read_bytes() == b""
+    job.journal.close()
+
+
+async def test_a_supervisor_whose_epoch_is_below_what_a_member_obeys_takes_a_higher_one_or_ends(
+    tmp_path: Path,
+) -> None:
+    job = led(tmp_path)
+    job.connections.line("m0").report = report("m0", None, epoch=6)
+    await job._stay_ahead()
+    assert job.lead.epoch == 7, "the file was lost: there is no other supervisor"
+    other = leadership.take(tmp_path / leadership.FILE)
+    job.connections.line("m0").report = report("m0", None, epoch=other.epoch)
+    with pytest.raises(leadership.Deposed):
+        await job._stay_ahead()
+    job.journal.close()
+
+
+def test_orders_carry_the_epoch_and_a_next_supervisor_has_a_higher_one_than_the_journal(
+    tmp_path: Path,
+) -> None:
+    job = led(tmp_path)
+    job.backend = Backend({"m0": "running"})
+    job.memory = replace(job.memory, phase="stopping", exit_code=0)
+    job._give_orders(job.view())
+    order = job.connections.line("m0").order
+    assert order is not None
+    assert order.epoch == 1
+    now = job.view()
+    job.lead.raise_above(8)
+    job.journal.write(now, Policy(), Wait(1), now.memory, None)
+    job.journal.close()
+    (tmp_path / leadership.FILE).unlink()
+    again = led(tmp_path)
+    again.journal.close()
+    assert again.lead.epoch == 10
+
+
+class Making(Backend):
+    """One that makes members."""
+
+    def want(self, count: int, discard: tuple[str, ...]) -> None:
+        pass
+
+
+def training(step: int) -> MemberView:
+    here = progress(0, step, step - 1)
+    marks = Marks(1, 1, 1, 1)
+    return member("m0", report("m0", launcher(rank(0, marks=marks)), progress=(here,), nproc=1))
+
+
+async def test_that_a_state_is_held_is_in_the_journal_before_any_decision(tmp_path: Path) -> None:
+    """Else a successor that hears of nobody would begin anew, as if nothing had ever been saved."""
+    connections = Connections(time.monotonic_ns, lambda: None)
+    job = Job(Policy(), tmp_path, Records(RunDir(tmp_path)), Making({"m0": ""}), connections, True, 0)
+    path = tmp_path / "journal.jsonl"
+    alone = memory(world_size=1, placement=("m0",), settled=True, since_ns=time.monotonic_ns())
+    job.memory = alone
+    line = job.connections.line("m0")
+    line.connected = True
+    for step, lines in ((1, 1), (9, 1), (10, 1)):
+        line.report, line.heard_ns = training(step).report, time.monotonic_ns()
+        await job._round()
+        await file_work.answer(job.paper.submit(lambda: None), 30.0)
+        assert len(path.read_bytes().splitlines()) == lines
+    held = last(path)
+    assert held is not None
+    assert resume_point.had_state(held.memory)
+    job.journal.close()
+
+
+def test_a_successor_knows_how_far_the_group_was_though_all_that_could_tell_it_are_gone(
+    tmp_path: Path,
+) -> None:
+    before = view(settled=True, generation=7, held=4, reached=5)
+    kept = Journal(tmp_path / "journal.jsonl")
+    kept.write(before, Policy(), Wait(1), before.memory, None)
+    kept.close()
+    ranks = [{"rank": number, "step": 147} for number in range(2)]
+    RunDir(tmp_path).write_status({"generation": 7, "ranks": ranks, "snapshot_step": 128, "step": 147})
+    connections = Connections(time.monotonic_ns, lambda: None)
+    job = Job(Policy(), tmp_path, Records(RunDir(tmp_path)), Backend(), connections, False, 5)
+    job.journal.close()
+    assert (job.memory.reached, job.memory.held) == (147, 128)
+    assert job.records.status(job.view(), job.accounts)["step"] == 147
+
+
+async def test_what_could_not_be_written_is_tried_again_though_nothing_new_is_decided(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.controller.job.JOURNAL_AGAIN_S", 0.0)
+    write, job.backend = job.journal.write, Making({"m0": ""})
+    monkeypatch.setattr(job.journal, "write", _full)
+    now = job.view()
+    await job._write_down(now, Wait(1), now.memory)
+    await job._round()
+    await file_work.answer(job.paper.submit(lambda: None), 30.0)
+    await asyncio.sleep(0)  # so that the loop hears of it
+    assert job.records.journal_error == "[Errno 28] no room"
+    assert last(job.records.run.journal) is None
+    monkeypatch.setattr(job.journal, "write", write)
+    await job._round()
+    await file_work.answer(job.paper.submit(lambda: None), 30.0)
+    await asyncio.sleep(0)
+    assert job.records.journal_error == ""
+    assert last(job.records.run.journal) is not None
+
+
+def _full(*_: object) -> None:
+    raise OSError(28, "no room")
+
+
+def test_the_status_says_why_the_members_memory_cannot_be_used_while_it_cannot(job: Job) -> None:
+    for why in ("/dev/shm/x: in the way", ""):
+        assert isinstance(job.backend, Backend)
+        job.backend.volume_error = why
+        assert job.records.status(job.view(), job.accounts)["volume_error"] == why

@@ -1,0 +1,101 @@
+"""What a member is sent: the newest order, once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer
+
+from holdfast.process import clock
+from holdfast.protocol import codec
+from holdfast.protocol.launcher_messages import Ending
+from holdfast.protocol.member_messages import MemberOrder
+from supervisor.controller import member_server as lines_of
+from supervisor.controller.member_server import Connections
+from tests.unit.supervisor.views import launcher, rank, report
+
+LIMIT_S = 20.0
+RUN = MemberOrder("run", 3)
+
+
+def connections() -> Connections:
+    return Connections(lambda: 0, lambda: None)
+
+
+def test_the_same_order_again_is_not_sent_again() -> None:
+    made = connections()
+    made.order("m0", RUN)
+    line = made.line("m0")
+    line.sent = line.order
+    line.changed.clear()
+    made.order("m0", MemberOrder("run", 3))
+    assert not line.changed.is_set()
+
+
+async def test_a_line_that_replaces_one_that_is_half_open_has_the_orders() -> None:
+    """The old one took them, and told nobody: its other end was gone."""
+    made = connections()
+    app = web.Application()
+    app.router.add_get("/v1/member", made.serve)
+    async with TestServer(app) as server, ClientSession() as session:
+        lines = []
+        made.order("m0", RUN)
+        for step in range(2):
+            lines.append(await session.ws_connect(server.make_url("/v1/member")))
+            await lines[-1].send_str(codec.encode(report("m0", launcher(rank(step)))).decode())
+            told = await lines[-1].receive_str(timeout=LIMIT_S)
+            assert codec.decode(MemberOrder, told) == RUN, f"line {step}"
+        made.order("m0", replace(RUN, settled=True))
+        assert codec.decode(MemberOrder, await lines[-1].receive_str(timeout=LIMIT_S)).settled
+        for line in lines:
+            await line.close()
+
+
+def test_what_a_member_of_another_host_tells_is_put_on_our_clock() -> None:
+    made = Connections(lambda: 5_000, lambda: None, "ours")
+    line = made.line("m0")
+    state = launcher(rank(0, Ending(90_100, 1)))
+    made._take(line, report("m0", state, now_ns=90_500, clock="theirs"))
+    assert line.report is not None
+    assert line.report.launcher == launcher(rank(0, Ending(4_600, 1)))
+    assert (line.connected, line.heard_ns) == (True, 5_000)
+    made._take(line, report("m0", state, now_ns=90_500, clock="ours"))
+    assert line.report.launcher == state
+
+
+def test_a_member_is_well_while_it_tells_of_a_launcher_that_answers() -> None:
+    now_ns = [1_000]
+    made = Connections(lambda: now_ns[0], lambda: None)
+    line = made.line("m0")
+    told = report("m0", launcher(rank(0)))
+    for at_ns, said, well_ns in (
+        (2_000, report("m0", None), 0),
+        (3_000, told, 3_000),
+        (4_000, replace(told, launcher_silent="it does not answer"), 3_000),
+        (5_000, report("m0", None), 3_000),
+    ):
+        now_ns[0] = at_ns
+        made._take(line, said)
+        assert line.well_ns == well_ns
+        assert line.first_ns == 2_000
+
+
+def test_processes_of_one_host_have_one_clock() -> None:
+    assert clock.identity() == clock.identity() != ""
+
+
+def test_a_report_that_is_refused_again_and_again_is_logged_once_for_each_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(lines_of.log, "warning", lambda _, extra: said.append(extra["error"]))
+    made = connections()
+    for data in (*('{"a": "' + "x" * n for n in (3, 50)), "{}", "{}", '{"a": "'):
+        assert made._read(data) is None
+    assert len(said) == 2
+    for n in range(200):
+        made._read('{"' + chr(0x4E00 + n) + '": 0}')
+    assert len(said) == 202
+    assert len(made._refused) <= lines_of.MOST_CAUSES

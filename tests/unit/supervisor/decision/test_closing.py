@@ -1,0 +1,551 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.protocol.launcher_messages import UNFLUSHED, Ending
+from holdfast.protocol.lineage import Lineage
+from holdfast.protocol.member_messages import Durable
+from supervisor.decision import closing, orders
+from supervisor.decision.decide import decide
+from supervisor.decision.orders import order_for
+from supervisor.decision.transition import apply
+from supervisor.view import faults
+from supervisor.view.model import (
+    UNREAD,
+    Checkpoint,
+    Cut,
+    Done,
+    End,
+    Missed,
+    Open,
+    Past,
+    Policy,
+    Resume,
+    Save,
+    Secure,
+    Stored,
+    View,
+    Void,
+    Wait,
+)
+from tests.unit.supervisor.views import S, fault, holding, launcher, member, progress, rank, report, view
+
+POLICY = Policy(members=2, save_s=50.0, grace_s=5.0)
+HELD = (
+    holding("m0", ((1, 9), (1, 7)), ((0, 1, 9), (0, 1, 7))),
+    holding("m1", ((1, 9), (1, 7)), ((1, 1, 9), (1, 1, 7))),
+)
+
+
+def test_what_is_secured_is_saved_by_one_who_holds_it() -> None:
+    action = closing.save_and_end(view(*HELD), ())
+    assert isinstance(action, Save)
+    assert (action.member, action.resume.step) == ("m0", 9)
+
+
+def test_a_bad_state_is_not_saved() -> None:
+    action = closing.save_and_end(view(*HELD), (fault("nan", step=8),))
+    assert isinstance(action, Save)
+    assert action.resume.step == 7
+
+
+def on_storage(*checkpoints: Checkpoint, error: str = "", looked_s: float = 100.0, heard: int = 9) -> Stored:
+    return Stored(checkpoints, error=error, looked_ns=int(looked_s * S), heard=heard)
+
+
+def asked(stored: Stored, now_s: float = 100.0) -> Any:
+    """Return what is done when a stop was asked for at 99 s, and no member holds anything."""
+    return closing.save_and_end(
+        replace(view(now_s=now_s, phase="securing", since_ns=99 * S), stored=stored), ()
+    )
+
+
+def test_what_is_on_storage_is_not_saved_again() -> None:
+    action = asked(on_storage(Checkpoint(9, 1, 2, "p")))
+    assert action == End(closing.EXIT_INTERRUPTED, "stopped, as asked; the newest checkpoint has step 9")
+
+
+def test_a_checkpoint_is_named_only_when_storage_was_seen_to_have_it_after_the_stop() -> None:
+    old = on_storage(Checkpoint(9, 1, 2, "p"), looked_s=98.0)
+    assert isinstance(asked(old), Wait)
+    away = on_storage(Checkpoint(9, 1, 2, "p"), error="Stale file handle")
+    assert isinstance(asked(away), Wait)
+    late = asked(away, now_s=110.0)
+    assert late == End(
+        closing.EXIT_INTERRUPTED, "stopped, as asked, without a new checkpoint; storage: Stale file handle"
+    )
+    silent = asked(old, now_s=110.0)
+    assert isinstance(silent, End)
+    assert silent.why.endswith("storage: it does not answer")
+
+
+def saving(durable: Durable, now_s: float = 40.0, stored: Stored | None = None, **given: Any) -> Any:
+    told = member("m0", report("m0", launcher(), durable=durable), **given)
+    seen = view(told, now_s=now_s, phase="saving", save=2, save_member="m0", lineage=(Lineage(3, 20),))
+    stored = stored if stored is not None else on_storage(Checkpoint(9, 1, 2, "p"))
+    return closing.saving(replace(seen, stored=stored), POLICY)
+
+
+@pytest.mark.parametrize(
+    ("durable", "why"),
+    [
+        (Durable(9, 1, "p", 0.1, "", 2), "stopped, as asked, with a checkpoint of step 9"),
+        (Durable(7, 1, "p", 0.0, "disk full", 2), "stopped; the last checkpoint failed: disk full"),
+    ],
+)
+def test_the_answer_to_the_save_ends_the_run(durable: Durable, why: str) -> None:
+    assert saving(durable) == End(closing.EXIT_INTERRUPTED, why)
+
+
+WRITTEN = Durable(9, 1, "p", 0.1, "", 2)
+
+
+@pytest.mark.parametrize(
+    "there",
+    [(), (Checkpoint(9, 2, 2, "p"),), (Checkpoint(8, 1, 2, "p"),)],
+    ids=["nothing", "another generation's", "an older one"],
+)
+def test_a_checkpoint_that_is_not_there_is_not_named_as_if_it_were(there: tuple[Checkpoint, ...]) -> None:
+    assert isinstance(saving(WRITTEN, stored=on_storage(*there, heard=1)), Wait), "looked before it was told"
+    found = saving(WRITTEN, stored=on_storage(*there))
+    gone = "stopped; the checkpoint of step 9 was written, and is not on storage any more"
+    assert found == End(closing.EXIT_INTERRUPTED, gone)
+
+
+def test_a_void_checkpoint_is_not_named_as_if_it_counted() -> None:
+    void = Durable(25, 1, "p", 0.1, "", 2)
+    found = saving(void, stored=on_storage(Checkpoint(25, 1, 2, "p")))
+    assert isinstance(found, End)
+    assert found.why.endswith("is not on storage any more")
+
+
+def test_storage_that_fails_after_the_save_is_named_in_the_end() -> None:
+    away = on_storage(Checkpoint(9, 1, 2, "p"), error="Input/output error")
+    assert isinstance(saving(WRITTEN, stored=away), Wait)
+    why = "stopped; the checkpoint of step 9 was written, but storage could not be read: Input/output error"
+    assert saving(WRITTEN, 50.0, away) == End(closing.EXIT_INTERRUPTED, why)
+
+
+def test_the_answer_to_an_older_save_is_waited_beyond_for_a_bounded_time() -> None:
+    old = Durable(7, 1, "p", 0.1, "", 1)
+    assert isinstance(saving(old), Wait)
+    assert isinstance(saving(old, connected=False), Wait)
+    late = "stopped without its last checkpoint: storage took nothing of it for 50 s"
+    assert saving(old, 50.0) == End(closing.EXIT_INTERRUPTED, late)
+    gone = "stopped without its last checkpoint: member m0 is lost"
+    assert saving(old, exists=False) == End(closing.EXIT_INTERRUPTED, gone)
+
+
+def test_a_last_checkpoint_is_waited_for_as_long_as_storage_takes_something_of_it() -> None:
+    def saving_for(now_s: float, unmoved_s: float, durable: Durable, **given: Any) -> Any:
+        told = member("m0", report("m0", launcher(), durable=durable, unmoved_s=unmoved_s), **given)
+        seen = view(told, now_s=now_s, phase="saving", save=2, save_member="m0")
+        return closing.saving(replace(seen, stored=on_storage(heard=1)), POLICY)
+
+    under_way = Durable(7, 1, "p", 0.1, "", 1)
+    assert isinstance(saving_for(4000.0, 49.0, under_way), Wait), "for an hour now"
+    assert isinstance(saving_for(4000.0, 50.0, under_way), End)
+    assert isinstance(saving_for(4000.0, 48.0, under_way, silent_s=3.0), End), "it was told 3 s ago"
+    assert isinstance(saving_for(49.0, 4000.0, under_way), Wait), "nothing was asked of it for an hour"
+    assert isinstance(saving_for(4000.0, 1.0, WRITTEN), Wait), (
+        "storage has the same time to say that it is there"
+    )
+
+
+def test_if_the_member_that_saves_is_lost_another_holder_is_asked() -> None:
+    lost = replace(HELD[0], exists=False)
+    both = replace(
+        HELD[1],
+        report=holding("m1", ((1, 9), (1, 7)), tuple((r, 1, s) for r in (0, 1) for s in (9, 7))).report,
+    )
+    cut = (Cut(0, 12, 11, 1.0),)
+    given: dict[str, Any] = {"phase": "saving", "save": 2, "save_member": "m0", "save_step": 9}
+    seen = replace(view(lost, both, save_generation=1, cut=cut, **given), stored=on_storage())
+    action = decide(seen, POLICY)
+    assert isinstance(action, Save)
+    assert (action.member, action.resume.step, action.cut) == ("m1", 9, cut)
+    memory = apply(seen, action, POLICY)
+    assert (memory.save, memory.save_member, memory.since_ns) == (3, "m1", seen.now_ns)
+    order = order_for(memory, "m1", POLICY, None)
+    assert (order.save, order.save_step) == (3, 9)
+    alone = replace(view(lost, member("m1", report("m1", launcher())), **given), stored=on_storage())
+    assert isinstance(decide(alone, POLICY), End)
+    older = replace(both, report=replace(both.report, slots=both.report.slots[1:])) if both.report else both
+    stops = decide(replace(view(lost, older, **given), stored=on_storage()), POLICY)
+    assert isinstance(stops, Save)
+    assert stops.resume.step == 7
+    ends = decide(replace(view(lost, older, finished=True, **given), stored=on_storage()), POLICY)
+    assert ends == missing("member m0 is lost; there is no other")
+
+
+def test_members_are_waited_for_until_they_are_gone_or_their_time_is_up() -> None:
+    stopping = view(*HELD, now_s=14.9, phase="stopping")
+    assert isinstance(closing.stopping(stopping, POLICY), Wait)
+    assert isinstance(closing.stopping(view(*HELD, now_s=15.0), POLICY), Done)
+    gone = [replace(each, exists=False) for each in HELD]
+    assert closing.stopping(view(*gone), POLICY) == Done("no member is left")
+
+
+# -- work after a commit that a stop cuts off
+
+CUT = Cut(0, 9, 8, 3.0)
+AGAIN = ", from before the work after commit that was cut off (rank 0 after step 9): it is done again"
+
+
+def evaluating(*slots: int, **given: Any) -> Any:
+    """Return a view in which rank 0 works after the commit of step 9, and both hold `slots`."""
+    members = []
+    for number in (0, 1):
+        held = holding(f"m{number}", tuple((1, s) for s in slots), tuple((number, 1, s) for s in slots))
+        assert held.report is not None
+        where = replace(progress(number, 9), tail_s=3.0 if number == 0 else 0.0)
+        told = replace(held.report, launcher=launcher(rank(number)), progress=(where,), secured_for=1)
+        members.append(replace(held, report=told))
+    return view(*members, **{"phase": "securing", "since_ns": 99 * S, "stop": "graceful", **given})
+
+
+def test_a_stop_that_cuts_off_work_after_a_commit_saves_a_state_from_before_it() -> None:
+    seen = evaluating(9, 7)
+    action = closing.save_and_end(seen, ())
+    assert isinstance(action, Save)
+    assert (action.resume.step, action.cut) == (7, (CUT,))
+    memory = apply(seen, action, POLICY)
+    assert memory.lineage == (), "nothing is void before the older state is on storage"
+    order = orders.order_for(memory, "m0", POLICY, None)
+    assert order.lineage == (Lineage(2, 7),), "what is beyond it does not push it off storage"
+
+
+def test_once_the_older_state_is_on_storage_what_contains_the_cut_step_is_void() -> None:
+    seen = evaluating(9, 7, phase="saving", save=2, save_member="m0", save_step=7, cut=(CUT,))
+    first = seen.members[0]
+    told = replace(first.report, durable=Durable(7, 1, "p", 0.1, "", 2))
+    both = on_storage(Checkpoint(9, 1, 2, "k"), Checkpoint(7, 1, 2, "p"))
+    seen = replace(seen, members=(replace(first, report=told), seen.members[1]), stored=both)
+    action = closing.saving(seen, POLICY)
+    assert isinstance(action, End)
+    assert action.why == f"stopped, as asked, with a checkpoint of step 7{AGAIN}"
+    memory = apply(seen, action, POLICY)
+    assert (memory.lineage, memory.missed) == ((Lineage(2, 7),), ())
+    failed = replace(told, durable=Durable(9, 1, "k", 0.0, "disk full", 2))
+    seen = replace(seen, members=(replace(first, report=failed), seen.members[1]))
+    memory = apply(seen, closing.saving(seen, POLICY), POLICY)
+    assert (memory.lineage, memory.missed) == ((), (Missed(0, 0, 9),))
+
+
+def test_an_older_checkpoint_serves_where_no_older_snapshot_is() -> None:
+    seen = replace(evaluating(9), stored=on_storage(Checkpoint(6, 1, 2, "p")))
+    action = closing.save_and_end(seen, ())
+    assert isinstance(action, End)
+    assert (action.back, action.why) == (
+        6,
+        f"stopped, as asked; the newest checkpoint has step 6{AGAIN}",
+    )
+
+
+def test_without_an_older_state_what_was_cut_short_is_said_now_and_by_the_next_run() -> None:
+    seen = replace(evaluating(9), stored=on_storage())
+    saved = closing.save_and_end(seen, ())
+    assert isinstance(saved, Save)
+    assert saved.resume.step == 9
+    memory = apply(seen, saved, POLICY)
+    told = replace(seen.members[0].report, durable=Durable(9, 1, "p", 0.1, "", 1), progress=())
+    over = replace(
+        seen,
+        members=(replace(seen.members[0], report=told), seen.members[1]),
+        memory=memory,
+        stored=on_storage(Checkpoint(9, 1, 2, "p")),
+    )
+    ended = apply(over, closing.saving(over, POLICY), POLICY)
+    assert (ended.exit_code, ended.lineage, ended.missed) == (130, (), (Missed(0, 0, 9),))
+    assert closing.last_line(ended) == (
+        "stopped, as asked, with a checkpoint of step 9; "
+        "work after commit was cut short 1 time: rank 0 after step 9"
+    )
+    found = closing.finished(view(missed=ended.missed), POLICY)
+    assert found == End(
+        closing.EXIT_CUT_SHORT,
+        "all ranks have finished; work after commit was cut short 1 time: rank 0 after step 9 by a stop",
+    )
+
+
+def test_a_stop_says_which_newer_state_it_does_not_use() -> None:
+    seen = evaluating(7, phase="saving", save=2, save_member="m0", save_step=7)
+    first = seen.members[0]
+    where = replace(progress(0, 9), late=(9,))
+    told = replace(first.report, durable=Durable(7, 1, "p", 0.1, "", 2), progress=(where,))
+    seen = replace(seen, members=(replace(first, report=told), seen.members[1]))
+    seen = replace(seen, stored=on_storage(Checkpoint(7, 1, 2, "p")))
+    assert closing.saving(seen, POLICY) == End(
+        closing.EXIT_INTERRUPTED,
+        "stopped, as asked, with a checkpoint of step 7; "
+        "the state of step 9 was changed after its commit and is not used",
+    )
+
+
+def test_a_rank_that_left_its_loop_by_itself_is_named_where_the_run_ended_well() -> None:
+    past = Past("crash", 1, "m1", 20, faults.LEFT, 90 * S, 3)
+    found = view(history=(replace(past, signature="other"), past))
+    end = closing.finished(found, POLICY)
+    assert isinstance(end, End)
+    assert end.exit_code == 0
+    line = "; rank 1 left its loop by itself at step 20, and was restarted: all ranks must leave"
+    assert end.why == f"all ranks have finished{line}"
+    ended = replace(found.memory, why=end.why, exit_code=0, incidents=2, before=0)
+    assert closing.last_line(ended) == f"all ranks have finished after 2 incidents{line}"
+
+
+def at_the_end(
+    *steps: int, phase: str = "done", held: int = 9, stored: Stored | None = None, **given: Any
+) -> View:
+    """Return two members whose ranks have exited with code 0, and which hold the state of step `held`."""
+    members = []
+    for number, (name, step) in enumerate(zip(("m0", "m1"), steps, strict=True)):
+        at = replace(progress(number, step), phase=phase)
+        over = launcher(rank(number, Ending(0, 0, None, False, "", 0, "")))
+        kept = ((1, held),), ((number, 1, held),)
+        members.append(holding(name, *kept, launcher=over, progress=(at,)))
+    stored = stored if stored is not None else on_storage(Checkpoint(4, 1, 2, "old"))
+    return replace(view(*members, **given), stored=stored)
+
+
+def test_a_run_that_has_finished_saves_its_last_state_before_it_ends() -> None:
+    seen = at_the_end(9, 9)
+    action = decide(seen, POLICY)
+    assert isinstance(action, Save)
+    assert (action.member, action.resume.step, action.finished) == ("m0", 9, True)
+    after = apply(seen, action, POLICY)
+    assert (after.phase, after.save_step, after.finished) == ("saving", 9, True)
+    asked = order_for(after, "m0", POLICY, None)
+    assert (asked.do, asked.save, asked.save_step, asked.just_in_time) == ("secure", 1, 9, False)
+
+
+DONE = "all ranks have finished"
+NONE = "no checkpoint of step 9 could be written: "
+NEWEST = "; the newest is of step 4"
+SILENT = "rank 0 ended without a word, as by os._exit(), or within its loop"
+
+
+def missing(why: str) -> End:
+    """Return how a run ends that has finished without a checkpoint of its last step."""
+    return End(0, f"{DONE}, but {NONE}{why}", warning=f"{NONE}{why}")
+
+
+@pytest.mark.parametrize(
+    ("seen", "policy"),
+    [
+        pytest.param(at_the_end(9, 9), replace(POLICY, checkpoint_every_s=0.0), id="none wanted"),
+        pytest.param(at_the_end(9, 9, stored=on_storage(Checkpoint(9, 1, 2, "p"))), POLICY, id="stored"),
+        pytest.param(
+            at_the_end(9, 9, phase="idle", stored=on_storage(Checkpoint(9, 1, 2, "p"))), POLICY, id="resumed"
+        ),
+        pytest.param(at_the_end(0, 0, phase="idle", held=0, stored=on_storage()), POLICY, id="no step"),
+    ],
+)
+def test_a_last_state_that_is_stored_or_not_wanted_delays_no_end_and_needs_no_word(
+    seen: View, policy: Policy
+) -> None:
+    assert decide(seen, policy) == End(0, DONE)
+
+
+@pytest.mark.parametrize(
+    ("seen", "why"),
+    [
+        pytest.param(at_the_end(9, 9, phase="idle"), f"{SILENT}{NEWEST}", id="os._exit"),
+        pytest.param(
+            at_the_end(9, 9, phase="idle", stored=on_storage()), f"{SILENT}; there is no other", id="none"
+        ),
+        pytest.param(
+            at_the_end(9, 8), f"the ranks ended with different steps, 8 and 9{NEWEST}", id="different steps"
+        ),
+        pytest.param(
+            at_the_end(9, 9, held=8),
+            f"the private state of rank 0, 1 is missing{NEWEST}",
+            id="an older state",
+        ),
+        pytest.param(
+            at_the_end(9, 9, void=(Void(1, 9, 0),)),
+            f"no member holds a snapshot of it that can be used{NEWEST}",
+            id="void",
+        ),
+        pytest.param(
+            at_the_end(9, 9, stored=on_storage(error="Stale file handle")),
+            "storage: Stale file handle",
+            id="away",
+        ),
+    ],
+)
+def test_a_run_that_finished_without_a_checkpoint_of_its_last_step_says_so_and_why(
+    seen: View, why: str
+) -> None:
+    action = decide(seen, POLICY)
+    assert action == missing(why)
+    assert isinstance(action, End)
+    ended = apply(seen, action, POLICY)
+    assert [each.text for each in ended.warned] == [f"{NONE}{why}"]
+    assert closing.last_line(replace(ended, incidents=1)) == (f"{DONE} after 1 incident, but {NONE}{why}")
+
+
+def test_the_word_of_a_rank_whose_last_state_is_not_kept_is_repeated() -> None:
+    seen = at_the_end(9, 9, phase="idle")
+    first, second = seen.members
+    assert second.report is not None
+    assert second.report.launcher is not None
+    [told] = second.report.launcher.ranks
+    word = "the script left its loop before all steps were done"
+    left = replace(second.report.launcher, ranks=(replace(told, left=word),))
+    seen = replace(seen, members=(first, replace(second, report=replace(second.report, launcher=left))))
+    assert decide(seen, POLICY) == missing(f"{word}{NEWEST}")
+
+
+def test_a_supervisor_that_takes_over_at_the_end_looks_what_is_on_storage_before_it_does_without() -> None:
+    unread = Stored(error=UNREAD, failed_ns=99 * S)
+    assert isinstance(decide(at_the_end(9, 9, stored=unread), POLICY), Wait)
+    late = replace(unread, failed_ns=90 * S)
+    assert decide(at_the_end(9, 9, stored=late), POLICY) == missing("storage: it does not answer")
+
+
+def test_a_member_that_is_quiet_for_a_moment_is_waited_for_but_not_until_it_is_lost() -> None:
+    seen = at_the_end(9, 9)
+
+    def quiet(silent_s: float) -> View:
+        first, second = seen.members
+        return replace(seen, members=(first, replace(second, silent_s=silent_s)))
+
+    waits = decide(quiet(2.0), POLICY)
+    assert isinstance(waits, Wait)
+    assert waits.until_ns == 101 * S
+    assert decide(quiet(3.5), POLICY) == missing(f"the private state of rank 1 is missing{NEWEST}")
+
+
+@pytest.mark.parametrize(
+    ("durable", "given", "why"),
+    [
+        (Durable(9, 1, "p", 0.1, "", 2), {}, ""),
+        (Durable(9, 1, "p", 0.1, "", 1), {"stop": "now"}, ""),
+        (Durable(7, 1, "p", 0.0, "disk full", 2), {"held": 7}, "disk full; the newest is of step 7"),
+        (
+            Durable(7, 1, "p", 0.0, "", 1),
+            {"now_s": 50.0, "held": 7},
+            "storage took nothing of it for 50 s; the newest is of step 7",
+        ),
+        (
+            Durable(7, 1, "p", 0.0, "", 1),
+            {"exists": False, "held": 7},
+            "member m0 is lost; the newest is of step 7",
+        ),
+        (
+            Durable(8, 1, "p", 0.1, "", 2),
+            {"held": 7},
+            "it was written, and is not on storage any more; the newest is of step 7",
+        ),
+        (
+            Durable(9, 1, "p", 0.1, "", 2),
+            {"stored": on_storage(error="Stale file handle"), "now_s": 50.0},
+            "Stale file handle",
+        ),
+        (
+            Durable(9, 1, "p", 0.1, "", 2),
+            {"stored": on_storage(heard=1), "now_s": 50.0},
+            "it was written, and storage does not answer; there is no other",
+        ),
+    ],
+)
+def test_whatever_becomes_of_the_last_checkpoint_a_run_that_finished_ends_with_0(
+    durable: Durable, given: dict[str, Any], why: str
+) -> None:
+    assert _last_of(durable, **given) == (missing(why) if why else End(0, DONE))
+
+
+@pytest.mark.parametrize("state", ["exited", "failing"])
+def test_a_rank_that_could_not_write_what_it_printed_is_no_fault_and_gives_the_code(state: str) -> None:
+    lost = Ending(0, 120, None, False, UNFLUSHED, 0, "OSError: No space left on device")
+    first = member("m0", report("m0", launcher(rank(0, replace(lost, code=0, fail="")))))
+    second = member("m1", report("m1", launcher(rank(1, lost, state=state))))
+    action = decide(view(first, second), POLICY)
+    if state == "failing":  # its exit handlers run
+        assert isinstance(action, Wait)
+    else:
+        lost_line = "; rank 1 could not write all of its output: OSError: No space left on device"
+        assert action == End(120, f"{DONE}{lost_line}")
+
+
+def test_a_last_checkpoint_is_waited_for_within_bounds() -> None:
+    assert isinstance(_last_of(Durable(7, 1, "p", 0.0, "", 1)), Wait)
+    assert isinstance(_last_of(Durable(9, 1, "p", 0.1, "", 2), stored=on_storage(heard=1)), Wait)
+    assert isinstance(_last_of(Durable(7, 1, "p", 0.0, "", 1), stop="graceful"), Wait)
+
+
+def _last_of(
+    durable: Durable,
+    now_s: float = 40.0,
+    stored: Stored | None = None,
+    exists: bool = True,
+    stop: str = "",
+    held: int = 9,
+) -> Any:
+    told = member("m0", report("m0", launcher(), durable=durable), exists=exists)
+    given = {"save": 2, "save_step": 9, "save_member": "m0", "finished": True, "stop": stop}
+    seen = view(told, now_s=now_s, phase="saving", **given)
+    return decide(
+        replace(seen, stored=stored if stored is not None else on_storage(Checkpoint(held, 1, 2, "p"))),
+        POLICY,
+    )
+
+
+AWAY = Ending(0, 1, fail="exception", message="FileNotFoundError: data.pt")
+OLD = Checkpoint(4, 1, 2, "step-00000004")
+
+
+def stuck(asked: Durable | None = None, **given: Any) -> View:
+    """Return a group that no process can be made for: both hold the state of step 9, and 4 is on storage."""
+    members = []
+    for number in (0, 1):
+        waiting = rank(number, generation=2, pid=0, state="starting")
+        failing = launcher(waiting, generation=2, parked=(), warm_ending=AWAY, warm_failures=4, warm_tries=4)
+        more: dict[str, Any] = {"launcher": failing, "secured_for": 2}
+        more |= {"durable": asked} if asked is not None and number == 0 else {}
+        members.append(holding(f"m{number}", ((1, 9),), ((number, 1, 9),), **more))
+    return replace(view(*members, **given), stored=on_storage(OLD))
+
+
+def opened() -> Open:
+    resumed = Resume(9, 1, "slot")
+    return Open(1, 1, 90 * S, 90 * S, 0.0, (fault("crash"),), resume=resumed, lost=0, reached=9)
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored", "said", "lost"),
+    [
+        (Durable(9, 1, "p", 0.1, "", 1), (Checkpoint(9, 1, 2, "p"), OLD), ", with a checkpoint of step 9", 0),
+        (Durable(4, 1, "p", 0.1, "no space", 1), (OLD,), "; the last checkpoint failed: no space", 5),
+    ],
+)
+def test_a_run_whose_script_starts_no_more_ends_when_what_is_secured_is_on_storage(
+    asked: Durable, stored: tuple[Checkpoint, ...], said: str, lost: int
+) -> None:
+    why = "the script failed 4 times before it joined"
+    seen = stuck(now_s=161, since_ns=100 * S, generation=2, saved=4, incident=opened(), incidents=1)
+    known = replace(seen.memory, lineage=(Lineage(2, 9),))
+    seen = replace(seen, memory=known)
+    secure = decide(seen, POLICY)
+    assert secure == Secure((), True, why, End(1, why, AWAY.message))
+    seen = replace(seen, memory=apply(seen, secure, POLICY))
+    save = decide(seen, POLICY)
+    assert isinstance(save, Save)
+    assert (save.member, save.resume.step) == ("m0", 9)
+    memory = apply(seen, save, POLICY)
+    seen = replace(stuck(asked, now_s=170), memory=memory, stored=on_storage(*stored, looked_s=169))
+    end = decide(seen, POLICY)
+    assert end == End(1, why + said, AWAY.message)
+    after = apply(seen, end, POLICY)
+    assert (after.exit_code, after.why, after.phase) == (1, why + said, "stopping")
+    assert after.incident is not None
+    assert (after.incident.resume, after.incident.lost, after.incident.remedy) == (None, lost, "stop")
+
+
+def test_a_script_that_has_never_worked_ends_the_run_at_once() -> None:
+    ended = decide(stuck(now_s=100, since_ns=100 * S, generation=2, incident=opened()), POLICY)
+    assert ended == End(1, "the script failed 4 times before it joined", AWAY.message)

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.protocol.lineage import Lineage
+from holdfast.protocol.member_messages import Durable, Seal, Slot, Told
+from supervisor.decision.durable_facts import VOIDS, inherited, remembered
+from supervisor.view.model import Checkpoint, MemberView, Memory, Stored, Void
+from tests.unit.supervisor.views import launcher, member, memory, progress, report, view
+
+
+def taught(*members: MemberView, stored: Stored | None = None, **given: Any) -> Memory:
+    return remembered(replace(view(*members, **given), stored=stored or Stored()))
+
+
+def training(*at: tuple[int, int], **given: Any) -> tuple[MemberView, ...]:
+    """Return a member for each rank, at this step and with a snapshot of that one."""
+    return tuple(
+        member(f"m{n}", report(f"m{n}", launcher(), progress=(progress(n, step, snapshot),), **given))
+        for n, (step, snapshot) in enumerate(at)
+    )
+
+
+def test_what_teaches_nothing_changes_nothing() -> None:
+    seen = view(*training((3, -1), (3, -1)), reached=3)
+    assert remembered(seen) is seen.memory
+
+
+def test_a_newer_generation_than_ours_is_remembered_wherever_it_is_seen() -> None:
+    assert taught(stored=Stored(generation=7)).seen == 7
+    assert taught(*training((3, -1), (3, -1), slots=(Slot(5, 3, 8),))).seen == 5
+    assert taught(*training((3, -1), (3, -1), durable=Durable(3, 4, "p"))).seen == 4
+    assert taught(member("m0", report("m0", launcher(generation=6)))).seen == 6
+    assert taught(stored=Stored(generation=7), seen=9).seen == 9
+    assert taught(stored=Stored(generation=7), generation=8).seen == 0
+
+
+def test_a_checkpoint_that_counts_is_remembered_and_a_void_one_is_not() -> None:
+    stored = Stored((Checkpoint(30, 1, 2, "a"), Checkpoint(20, 1, 2, "b")), lineage=(Lineage(2, 25),))
+    found = taught(stored=stored)
+    assert (found.saved, found.lineage) == (20, (Lineage(2, 25),))
+    assert taught(stored=Stored(), saved=20).saved == 20
+    assert taught(stored=stored, lineage=(Lineage(3, 0),)).saved == -1
+
+
+@pytest.mark.parametrize(
+    ("at", "given", "held"),
+    [
+        (((9, 8), (9, 8)), {}, 8),
+        (((9, 8), (8, 8)), {}, -1),
+        (((9, 8), (9, 8)), {"settled": False}, -1),
+        (((9, 8), (9, 8)), {"phase": "securing"}, -1),
+        (((9, -1), (9, -1)), {}, -1),
+        (((9, 8),), {}, -1),
+    ],
+    ids=["beyond it", "not all beyond it", "not settled", "securing", "none", "a rank is missing"],
+)
+def test_a_snapshot_counts_as_held_once_all_have_gone_beyond_it(
+    at: tuple[tuple[int, int], ...], given: dict[str, Any], held: int
+) -> None:
+    assert taught(*training(*at), **{"settled": True, **given}).held == held
+
+
+def sealed(name: str, *crcs: int) -> MemberView:
+    seals = tuple(Seal(1, 16 * at, 4096, crc) for at, crc in enumerate(crcs, 1))
+    return member(name, report(name, launcher(), seals=seals))
+
+
+def test_the_last_steps_at_which_all_were_equal_are_remembered() -> None:
+    assert taught(sealed("m0", 1, 2, 3), sealed("m1", 1, 2, 3)).equal == (32, 48)
+    assert taught(sealed("m0", 1, 2, 3), sealed("m1", 1, 2, 9)).equal == (16, 32)
+    assert taught(sealed("m0", 1, 2, 3)).equal == (), "one of two"
+    assert taught(equal=(8, 12)).equal == (8, 12)
+    assert taught(sealed("m0", 1), sealed("m1", 1), equal=(8, 12)).equal == (12, 16)
+    alone: dict[str, Any] = {"world_size": 1, "placement": ("m0",)}
+    assert taught(sealed("m0", 1, 2, 3), **alone).equal == (), "a member alone is equal to nobody"
+
+
+def changed(number: int, late: tuple[int, ...] = (), amended: tuple[int, ...] = ()) -> MemberView:
+    told = replace(progress(number, 90), late=late, amended=amended)
+    return member(f"m{number}", report(f"m{number}", launcher(), progress=(told,)))
+
+
+def test_a_void_step_is_remembered_until_the_rank_that_made_it_void_has_made_it_whole() -> None:
+    void = taught(changed(0, late=(32,)), changed(1)).void
+    assert void == (Void(1, 32, 0),)
+    assert taught(changed(0, amended=(40, 41)), changed(1), void=void).void == void
+    assert taught(changed(1), void=void).void == void, "its member is gone"
+    assert taught(changed(0), changed(1, amended=(32,)), void=void).void == void
+    assert taught(changed(0, amended=(32,)), changed(1), void=void).void == ()
+
+
+def test_of_many_void_steps_the_newest_are_remembered_and_those_of_which_there_is_a_state() -> None:
+    many = tuple(Void(1, step, 0) for step in range(VOIDS))
+    stored = Stored((Checkpoint(0, 1, 2, "a"),))
+    holding = member("m1", report("m1", launcher(), progress=(progress(1, 200),), slots=(Slot(1, 2, 8),)))
+    found = taught(changed(0, late=(200, 201, 202)), holding, stored=stored, void=many).void
+    assert [each.step for each in found] == [0, 2, *range(3, VOIDS), 200, 201, 202]
+
+
+def test_how_far_the_group_was_outlives_its_members_and_not_its_generation() -> None:
+    assert taught(*training((9, 8), (8, 8))).reached == 9
+    assert taught(reached=9).reached == 9
+    assert taught(*training((3, 2), (3, 2)), reached=9).reached == 9
+    newer = launcher(generation=2)
+    told = member("m0", report("m0", newer, progress=(progress(0, 4),)))
+    assert taught(told, reached=9).reached == -1, "that generation is not the one that it is told of"
+
+
+def status(*steps: int | None, **given: object) -> dict[str, object]:
+    ranks = [{"rank": number, "step": step} for number, step in enumerate(steps)]
+    return {"generation": 1, "ranks": ranks, "snapshot_step": 128, **given}
+
+
+@pytest.mark.parametrize(
+    ("told", "known"),
+    [
+        (status(147, 146), (147, 128)),
+        (status(147, 128), (147, 4)),
+        (status(147, None), (147, 4)),
+        (status(147), (147, 4)),
+        (status(147, 146, snapshot_step=None), (147, 4)),
+        (status(147, 146, snapshot_step=2), (147, 4)),
+        (status(147, 146, generation=2), (-1, 4)),
+        (status(147, 146, generation="1"), (-1, 4)),
+        (status(ranks="all"), (-1, 4)),
+        (status(ranks=[7, {"step": "9"}, {"step": True}]), (-1, 4)),
+        ({}, (-1, 4)),
+        (None, (-1, 4)),
+    ],
+)
+def test_the_last_status_tells_a_successor_how_far_the_group_was(
+    told: dict[str, object] | None, known: tuple[int, int]
+) -> None:
+    before = memory(settled=True, reached=1, held=4)
+    after = inherited(before, told)
+    assert (after.reached, after.held) == known
+    assert after == replace(before, reached=known[0], held=known[1])
+
+
+def test_who_has_not_done_a_step_has_none_to_lose_and_who_is_being_secured_is_known() -> None:
+    for known in (memory(), memory(phase="securing", settled=True, reached=7)):
+        assert inherited(known, None) is known
+
+
+def test_a_history_that_was_not_written_down_is_learnt_from_the_members() -> None:
+    """A run that was begun from scratch, and whose journal could not be written."""
+    told = Told(2, (Lineage(2, 0),), (7,))
+    stored = Stored((Checkpoint(343, 1, 2, "a"),), lineage=(Lineage(1, 0),), generation=1)
+    here = member("m0", report("m0", launcher(), told=told))
+    found = taught(here, stored=stored, skip=(3,), lineage=(Lineage(1, 0),))
+    assert (found.lineage, found.saved, found.seen, found.skip) == ((Lineage(2, 0),), -1, 2, (3, 7))
+    known = taught(here, stored=stored, generation=2, lineage=(Lineage(1, 0), Lineage(2, 350)))
+    assert (known.lineage, known.saved) == ((Lineage(1, 0), Lineage(2, 350)), 343), "it knows better"

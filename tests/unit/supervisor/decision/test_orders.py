@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.protocol.launcher_messages import RankStart
+from holdfast.protocol.lineage import Lineage
+from holdfast.protocol.member_messages import Drill, MemberOrder, Source
+from supervisor.decision.orders import BUSY_S, order_for, wants_members
+from supervisor.view.model import Open, Policy
+from tests.unit.supervisor.views import LAUNCH, fault, memory
+
+NOW_NS = 100_000_000_000
+POLICY = Policy(members=2, standby=1, nproc=2, checkpoint_every_s=9.0, keep=4, grace_s=6.0)
+
+
+def order(member: str, **given: Any) -> MemberOrder:
+    return order_for(memory(nproc=2, world_size=4, **given), member, POLICY, None)
+
+
+def test_each_member_is_told_its_own_ranks() -> None:
+    assert order("m0").ranks == (RankStart(0, 0), RankStart(1, 1))
+    assert order("m1").ranks == (RankStart(2, 0), RankStart(3, 1))
+    told = order("m1", generation=3, settled=True)
+    assert (told.do, told.generation, told.launch, told.settled) == ("run", 3, LAUNCH, True)
+    assert (told.checkpoint_every_s, told.keep) == (9.0, 4)
+
+
+@pytest.mark.parametrize(
+    "phase", ["forming", "running", "looking", "securing", "saving", "stopping", "ended"]
+)
+@pytest.mark.parametrize("member", ["m0", "m2"])
+def test_what_may_be_deleted_from_storage_goes_with_every_order(phase: str, member: str) -> None:
+    told = order(member, phase=phase, lineage=(Lineage(2, 9),))
+    assert (told.keep, told.lineage) == (4, (Lineage(2, 9),))
+
+
+def test_the_last_proof_of_equality_goes_with_every_order_and_that_there_is_none_yet() -> None:
+    assert order("m0", equal=(40, 60)).proven == 60
+    assert order("m0").proven == 0, "they will be compared"
+    alone = order_for(memory(nproc=2, world_size=2, placement=("m0",)), "m0", POLICY, None)
+    assert alone.proven == -1
+
+
+def test_members_without_ranks_stay_warm() -> None:
+    assert order("m2").do == "idle"
+    assert order("m0", phase="forming").do == "idle"
+
+
+@pytest.mark.parametrize("phase", ["securing", "saving"])
+def test_standbys_list_what_they_hold_but_secure_nothing(phase: str) -> None:
+    told = order("m2", phase=phase)
+    assert (told.do, told.just_in_time) == ("secure", False)
+
+
+def test_survivors_secure_just_in_time_unless_their_state_is_bad() -> None:
+    whole, bad = (Open(1, 1, 0, 0, 0.0, (fault(kind),)) for kind in ("crash", "nan"))
+    assert order("m0", phase="securing", incident=whole).just_in_time
+    assert order("m0", phase="securing", incident=None).just_in_time
+    assert not order("m0", phase="securing", incident=bad).just_in_time
+
+
+def test_who_hangs_is_named_to_those_that_secure_unless_there_is_nobody_else() -> None:
+    hung = Open(1, 1, 0, 0, 0.0, (fault("hang", 1),))
+    assert order("m0", phase="securing", incident=hung).suspects == (1,)
+    assert order("m0", phase="securing", incident=None).suspects == ()
+    older = replace(hung, generation=0)
+    assert order("m0", phase="securing", incident=older).suspects == ()
+    crashed = replace(hung, faults=(fault("crash", 1),))
+    assert order("m0", phase="securing", incident=crashed).suspects == ()
+    alone = memory(world_size=1, nproc=1, placement=("m0",), phase="securing", incident=hung)
+    assert order_for(alone, "m0", POLICY, None).suspects == ()
+
+
+def test_one_member_saves() -> None:
+    given: dict[str, Any] = {"phase": "saving", "save": 3, "save_step": 9, "save_generation": 2}
+    sources = (Source("u", 0, 2, 9),)
+    told = order("m1", save_member="m1", sources=sources, **given)
+    assert (told.do, told.save, told.save_step, told.save_generation) == ("secure", 3, 9, 2)
+    assert told.sources == sources
+    assert order("m0", save_member="m1", **given).save == 0
+
+
+def test_what_was_secured_in_a_recovery_is_saved_once_the_group_trains_again() -> None:
+    given: dict[str, Any] = {"save": 3, "save_step": 9, "save_member": "m1"}
+    assert order("m1", settled=False, **given).save == 0
+    assert order("m1", settled=True, **given).save == 3
+    assert order("m0", settled=True, **given).save == 0
+
+
+def test_ranks_are_looked_at_while_one_is_late() -> None:
+    found = order_for(memory(), "m0", POLICY, None, look=True)
+    assert (found.do, found.generation, found.look) == ("run", 1, 1)
+    assert order("m0").look == 0
+    assert order_for(memory(phase="securing"), "m0", POLICY, None, look=True).look == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "grace_s", "ending_only"),
+    [
+        ({"exit_code": 0}, 6.0, False),
+        ({"exit_code": 130}, 6.0, False),
+        ({"exit_code": 3}, 6.0, True),
+        ({"exit_code": 0, "stop": "now"}, 0.0, False),
+        ({"exit_code": 1, "stop": "now"}, 0.0, True),
+    ],
+)
+def test_an_end_for_a_fault_has_a_grace_only_for_who_is_ending(
+    given: dict[str, Any], grace_s: float, ending_only: bool
+) -> None:
+    told = order("m2", phase="stopping", **given)
+    assert (told.do, told.grace_s, told.ending_only) == ("stop", grace_s, ending_only)
+
+
+def test_a_drill_is_passed_on() -> None:
+    drill = Drill(1, "kill", 0)
+    for name in ("m0", "m2"):
+        assert order_for(memory(), name, POLICY, drill).drill == drill
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"phase": "forming", "placement": ()}, True),
+        ({"settled": True}, True),
+        ({"settled": False, "since_ns": NOW_NS - int(BUSY_S * 1e9) + 1}, False),
+        ({"settled": False, "since_ns": NOW_NS - int(BUSY_S * 1e9)}, True),
+        ({"phase": "securing"}, False),
+        ({"phase": "securing", "lost": ("m1",)}, True),
+    ],
+)
+def test_members_are_made_when_the_group_needs_them_or_has_the_time(
+    given: dict[str, Any], wanted: bool
+) -> None:
+    assert wants_members(memory(**given), NOW_NS) == wanted

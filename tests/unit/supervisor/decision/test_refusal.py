@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.protocol.lineage import Lineage
+from holdfast.protocol.member_messages import PrivateHeld, Slot
+from supervisor.decision import remedy, resume_point
+from supervisor.view import faults
+from supervisor.view.model import Checkpoint, Past, Stored, Unusable
+from tests.unit.supervisor.views import fault, holding, launcher, member, report, view
+
+CRASH = fault("crash")
+
+
+def test_who_saved_nothing_may_begin_again() -> None:
+    assert remedy.nothing_left(view(), None, None) is None
+    assert remedy.nothing_left(view(), CRASH, None) is None
+
+
+def test_a_start_beside_checkpoints_that_cannot_be_used_names_each_and_the_way_out() -> None:
+    unusable = Unusable("step-00000009", 9, "manifest.json is cut short")
+    seen = replace(
+        view(lineage=(Lineage(2, 5),)), stored=Stored((Checkpoint(7, 1, 2, "/r/step-00000007"),), (unusable,))
+    )
+    ended = remedy.nothing_left(seen, None, None)
+    assert ended is not None
+    assert ended.exit_code == 2
+    assert ended.why == (
+        "the run directory has checkpoints, and none can be used: checkpoint step-00000009: manifest.json is "
+        "cut short; checkpoint step-00000007: the run went back to step 5 later; --from-scratch starts over "
+        "from step 0"
+    )
+
+
+def test_a_start_where_checkpoints_were_and_are_no_more_is_none_from_the_beginning() -> None:
+    ended = remedy.nothing_left(view(saved=70), None, None)
+    assert ended is not None
+    assert (ended.exit_code, "one of step 70 was there" in ended.why) == (2, True)
+
+
+def test_a_long_list_is_cut() -> None:
+    seen = replace(view(), stored=Stored((), tuple(Unusable(f"s{n}", n, "is bad") for n in range(9))))
+    ended = remedy.nothing_left(seen, None, None)
+    assert ended is not None
+    assert ended.why.count("is bad") == remedy.LISTED
+    assert "and 5 more" in ended.why
+
+
+def test_a_fault_that_leaves_nothing_ends_the_run_with_what_there_is_and_why_it_is_not_used() -> None:
+    held = holding("m0", ((1, 600), (1, 590)), ((0, 1, 600),))
+    failed = Past("restore", -1, "m0", 80, faults.restore_signature("checkpoint", 1, 80), 0, 1)
+    stored = Stored((Checkpoint(500, 1, 2, "step-500"), Checkpoint(80, 1, 2, "step-80")))
+    seen = replace(view(held, held=600, saved=500, history=(failed,) * resume_point.TRIES), stored=stored)
+    ended = remedy.nothing_left(seen, CRASH, 256)
+    assert ended is not None
+    assert (ended.exit_code, ended.cause) == (1, CRASH)
+    assert ended.why == (
+        "rank 1 failed; no state is left to resume from: "
+        "checkpoint step-500: it is beyond step 256; checkpoint step-80: it could not be restored 4 times; "
+        "the snapshot of step 600 on m0: it is beyond step 256; "
+        "the snapshot of step 590 on m0: it is beyond step 256"
+    )
+
+
+WHOLE = (PrivateHeld(0, 1, 6, True), PrivateHeld(1, 1, 6, True))
+
+
+@pytest.mark.parametrize(
+    ("privates", "unusable", "why"),
+    [
+        ((), (), "the private state of rank 0, 1 is missing"),
+        ((WHOLE[0], PrivateHeld(1, 1, 5, True)), (), "the private state of rank 1 is missing"),
+        ((WHOLE[0], replace(WHOLE[1], final=False)), (), "rank 1 is held only as it was before its commit"),
+        (WHOLE, (Slot(1, 6, 8),), "it is damaged"),
+        (WHOLE, (), "a run begins with what is on storage"),
+    ],
+)
+def test_a_snapshot_that_is_not_whole_is_named_with_what_is_wrong_with_it(
+    privates: tuple[PrivateHeld, ...], unusable: tuple[Slot, ...], why: str
+) -> None:
+    told = report("m0", launcher(), slots=(Slot(1, 6, 8),), privates=privates, unusable=unusable)
+    seen = view(member("m0", told), held=6)
+    [said] = remedy.refused(seen, None)
+    assert said.startswith("the snapshot of step 6 on m0: ")
+    assert said.endswith(why)
+    gone = replace(seen, members=(replace(seen.members[0], exists=False),))
+    assert remedy.refused(gone, None) == ("the snapshot of step 6 on m0: the member is lost",)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"held": 111},
+            "storage has no checkpoint yet (--checkpoint-every); the snapshot of step 111",
+        ),
+        ({"saved": 70, "held": 111}, "storage has no checkpoint any more, though one of step 70 was there"),
+    ],
+)
+def test_what_is_lost_is_named(given: dict[str, int], said: str) -> None:
+    ended = remedy.nothing_left(view(**given), CRASH, None)
+    assert ended is not None
+    assert (ended.exit_code, said in ended.why) == (1, True)
+
+
+def test_a_restore_that_failed_is_never_followed_by_the_beginning() -> None:
+    ended = remedy.nothing_left(view(), fault("restore"), None)
+    assert ended is not None
+    assert ended.exit_code == 1

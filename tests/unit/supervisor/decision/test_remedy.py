@@ -1,0 +1,359 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.protocol.launcher_messages import Ending, Restore
+from supervisor.decision import remedy, transition
+from supervisor.view import faults
+from supervisor.view.model import Checkpoint, End, Fault, MemberView, Past, Policy, Start, Stored, View
+from tests.unit.supervisor.views import (
+    LAUNCH,
+    S,
+    fault,
+    holding,
+    launcher,
+    member,
+    progress,
+    rank,
+    report,
+    view,
+)
+
+POLICY = Policy(members=2)
+STORED = Stored((Checkpoint(4, 1, 2, "p"),))
+TWO = (
+    member("m0", report("m0", launcher(rank(0)))),
+    member("m1", report("m1", launcher(rank(1)))),
+)
+
+
+def past(cause: Fault, **given: Any) -> Past:
+    made = Past(cause.kind, cause.rank, cause.member, cause.step, cause.signature, 99 * S, 1)
+    return replace(made, **given)
+
+
+# -- before anybody joined
+
+
+def warm(ending: Ending, failures: int = 1, phase: str = "forming", **given: Any) -> End | None:
+    state = launcher(warm_ending=ending, warm_failures=failures, parked=(), **given)
+    return remedy.before_joining(view(member("m0", report("m0", state)), phase=phase))
+
+
+def test_a_script_that_ends_well_before_it_joins_is_over() -> None:
+    assert warm(Ending(0, 0)) == End(0, "the script ended before it joined")
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        (Ending(0, 3, fail="system_exit"), 3),
+        (Ending(0, 2, fail="bad_input", message="no"), 2),
+        (Ending(0, 1, message='  File "a.py", line 1\nSyntaxError: invalid syntax\n'), 1),
+    ],
+)
+def test_what_cannot_start_ends_the_run_at_once(ending: Ending, code: int) -> None:
+    ended = warm(ending)
+    assert ended is not None
+    assert (ended.exit_code, ended.message) == (code, ending.message)
+
+
+def test_other_failures_are_tried_again_and_end_the_run_at_the_third() -> None:
+    ending = Ending(0, 1, fail="exception", message="RuntimeError")
+    assert warm(ending, 2) is None
+    assert warm(ending, 3) == End(1, "the script failed 3 times before it joined", "RuntimeError")
+    assert warm(Ending(0, None, 11), 3) == End(
+        139, "the script failed 3 times before it joined: it was killed by SIGSEGV"
+    )
+
+
+def test_ranks_that_train_do_not_mind_that_no_other_process_can_be_made() -> None:
+    """The script was edited, and is broken now."""
+    broken = Ending(0, 1, message="SyntaxError: invalid syntax")
+    assert warm(broken, 3, "running", ranks=(rank(0),)) is None
+    waiting = rank(0, pid=0, state="starting")
+    assert warm(broken, 3, "running", ranks=(waiting,)) is not None
+
+
+def test_what_has_worked_is_tried_for_a_while_when_processes_are_needed() -> None:
+    """What the script reads before it joins may be away for a moment."""
+    away = Ending(0, 1, fail="exception", message="FileNotFoundError: data.pt")
+    waiting = rank(0, pid=0, state="starting")
+
+    def ended(after_s: float, tries: int, **given: Any) -> End | None:
+        state = launcher(waiting, parked=(), warm_ending=away, warm_failures=9, warm_tries=tries)
+        told = member("m0", report("m0", state))
+        return remedy.before_joining(view(told, now_s=100 + after_s, since_ns=100 * S, **given))
+
+    assert ended(0, 9) == End(1, "the script failed 9 times before it joined", away.message)
+    for known in ({"saved": 7}, {"held": 7}, {"settled": True}):
+        assert ended(59, 9, **known) is None
+        assert ended(61, 2, **known) is None, "each try takes long"
+        assert ended(61, 3, **known) == End(1, "the script failed 3 times before it joined", away.message)
+
+
+@pytest.mark.parametrize(
+    ("ending", "failures", "said"),
+    [
+        (Ending(0, 1, fail="exception", raised="OSError: x"), 1, "one raised OSError: x; a fault now costs"),
+        (Ending(0, 3), 1, "one exited with code 3; a fault"),
+        (Ending(0, None, 11), 2, ""),
+        (Ending(0, None, 11), 3, "one was killed by SIGSEGV; a fault"),
+        (Ending(0, None, 9, ours=True), 3, ""),
+        (Ending(0, 1), 0, ""),
+    ],
+)
+def test_why_no_warm_process_can_be_made_is_said(ending: Ending, failures: int, said: str) -> None:
+    def unmade(**given: Any) -> str:
+        state = launcher(warm_ending=ending, warm_failures=failures, **given)
+        told = member("m0", report("m0", state))
+        return remedy.unmade(view(told), told)
+
+    assert unmade(parked=()).startswith(
+        f"warm processes for member m0 cannot be made: {said}" if said else ""
+    )
+    assert bool(unmade(parked=())) == bool(said)
+    assert unmade(parked=(0,)) == unmade(parked=(), strategy="cold") == ""
+    if said:
+        assert "the ranks wait for them" in unmade(parked=(), ranks=(rank(0, pid=0, state="starting"),))
+
+
+def test_processes_that_we_ended_ourselves_say_nothing() -> None:
+    assert warm(Ending(0, None, 9, ours=True), 3) is None
+
+
+# -- when to stop
+
+
+@pytest.mark.parametrize(
+    ("cause", "code"),
+    [
+        (fault("bad_input", code=2), 2),
+        (fault("exit", code=3), 3),
+    ],
+)
+def test_the_scripts_own_decisions_end_the_run(cause: Fault, code: int) -> None:
+    ended = remedy.verdict(view(), POLICY, cause)
+    assert ended is not None
+    assert (ended.exit_code, ended.cause) == (code, cause)
+
+
+@pytest.mark.parametrize(
+    ("kind", "times"), [("exception", 3), ("crash", 5), ("victim", 5), ("hang", 5), ("member_lost", None)]
+)
+def test_the_same_failure_at_the_same_step_is_a_bug_in_the_end(kind: str, times: int | None) -> None:
+    cause = fault(kind)
+    for before in range(8):
+        ended = remedy.verdict(view(history=(past(cause),) * before), POLICY, cause)
+        assert (ended is not None) == (times is not None and before + 1 >= times)
+
+
+def raising(*names: str) -> tuple[View, Fault]:
+    """Return two ranks that raise these in step 6, and the fault of the first."""
+    raised = [
+        Ending(90 * S, 1, fail="exception", message=f'  File "train.py", line 7\n{name}: bad\n')
+        if name
+        else None
+        for name in names
+    ]
+    seen = view(
+        *(
+            member(f"m{n}", report(f"m{n}", launcher(rank(n, each)), progress=(progress(n, 5),)))
+            for n, each in enumerate(raised)
+        )
+    )
+    return seen, next(each for each in faults.found(seen, POLICY) if each.rank == 0)
+
+
+@pytest.mark.parametrize(
+    ("names", "before", "ends"),
+    [
+        (("TypeError", "TypeError"), {}, True),
+        (("UnboundLocalError", "UnboundLocalError"), {}, True),
+        (("TypeError", ""), {}, False),
+        (("TypeError", "NameError"), {}, False),
+        (("OSError", "OSError"), {}, False),
+        (("TypeError", "TypeError"), {"everywhere": False}, False),
+        (("TypeError", "TypeError"), {"signature": "another"}, False),
+        (("TypeError", "TypeError"), {"step": 4}, False),
+    ],
+)
+def test_what_a_program_does_wrong_on_all_ranks_twice_in_a_row_needs_no_third_time(
+    names: tuple[str, str], before: dict[str, Any], ends: bool
+) -> None:
+    seen, cause = raising(*names)
+    assert remedy.verdict(seen, POLICY, cause) is None
+    known = past(cause, **{"everywhere": True, "worked": True, **before})
+    again = replace(seen, memory=replace(seen.memory, history=(known,)))
+    assert (remedy.verdict(again, POLICY, cause) is not None) == ends
+    between = replace(seen.memory, history=(known, past(fault("crash"))))
+    assert remedy.verdict(replace(seen, memory=between), POLICY, cause) is None
+
+
+def test_whether_all_ranks_had_it_is_remembered() -> None:
+    def history(*names: str) -> tuple[Past, ...]:
+        seen, cause = raising(*names)
+        action = remedy.start(replace(seen, stored=STORED), POLICY, cause, (cause,))
+        assert isinstance(action, Start)
+        return transition.apply(seen, action, POLICY).history
+
+    assert [each.everywhere for each in history("KeyError", "KeyError")] == [True]
+    assert [each.everywhere for each in history("KeyError", "")] == [False]
+
+
+@pytest.mark.parametrize(
+    "given", [{"signature": "another"}, {"step": 4}, {"kind": "hang"}, {"step": 6}], ids=str
+)
+def test_another_failure_or_another_step_is_not_the_same(given: dict[str, Any]) -> None:
+    cause = fault("exception")
+    history = (past(cause, **given), past(cause, **given))
+    assert remedy.verdict(view(history=history), POLICY, cause) is None
+
+
+def test_failures_in_between_do_not_hide_that_it_is_the_same_again() -> None:
+    cause = fault("exception")
+    history = (past(cause), past(fault("crash", 0)), past(cause))
+    assert remedy.verdict(view(history=history), POLICY, cause) is not None
+
+
+def test_a_step_beyond_shows_that_the_failure_was_got_over() -> None:
+    cause = fault("exception")
+    history = (past(cause), past(cause), past(fault("crash", step=9)))
+    assert remedy.verdict(view(history=history), POLICY, cause) is None
+
+
+def test_an_abort_by_a_mismatch_of_collectives_is_a_bug_as_early_as_an_exception() -> None:
+    said = "what(): op.preamble.length <= op.nbytes. 12 vs 4. Received data size doesn't match"
+    cause = fault("crash", message=said)
+    assert remedy.verdict(view(history=(past(cause),) * 1), POLICY, cause) is None
+    ended = remedy.verdict(view(history=(past(cause),) * 2), POLICY, cause)
+    assert ended is not None
+    assert "3 times the same" in ended.why
+
+
+def test_a_crash_of_another_rank_is_another_crash() -> None:
+    cause = fault("crash")
+    assert remedy.verdict(view(history=(past(cause, rank=0),) * 4), POLICY, cause) is None
+
+
+@pytest.mark.parametrize(("worked", "is_bug"), [(False, True), (True, False)])
+def test_a_kill_from_outside_is_a_bug_only_of_a_script_that_never_gets_anywhere(
+    worked: bool, is_bug: bool
+) -> None:
+    cause = fault("crash", step=0, signal=9, signature="signal 9")
+    history = (past(cause, worked=worked),) * 4
+    assert (remedy.verdict(view(history=history, started_ns=80 * S), POLICY, cause) is not None) == is_bug
+
+
+def test_a_generation_worked_when_it_gained_a_step_or_lived_for_a_while() -> None:
+    launch = replace(LAUNCH, restore=Restore(5, 1, "slot"))
+    assert not remedy.worked(view(launch=launch, started_ns=89 * S), fault("crash", step=5))
+    assert remedy.worked(view(launch=launch, started_ns=89 * S), fault("crash", step=6))
+    assert remedy.worked(view(launch=launch, started_ns=10 * S), fault("crash", step=5))
+
+
+def test_the_budget_counts_what_is_recent() -> None:
+    policy = replace(POLICY, max_restarts=2, restart_window_s=50.0)
+    other = fault("crash", 0, step=1)
+    cause = fault("crash", signal=9)
+    assert remedy.verdict(view(history=(past(other),)), policy, cause) is None
+    assert remedy.verdict(view(history=(past(other), past(other, at_ns=40 * S))), policy, cause) is None
+    ended = remedy.verdict(view(history=(past(other), past(other, at_ns=51 * S))), policy, cause)
+    assert ended is not None
+    assert ended.exit_code == 137
+
+
+def test_a_volume_that_takes_the_state_in_none_of_its_tries_ends_the_run_and_is_named() -> None:
+    cause = fault("restore", -1, signature=faults.VOLUME, detail="member m1: /dev/shm has 3 bytes free")
+    crash = fault("crash", signal=9, signature="signal 9")
+    refused = (past(crash), *(past(cause),) * (remedy.VOLUME_TRIES - 2))
+    assert remedy.verdict(view(history=refused), POLICY, cause) is None
+    apart = (*refused, past(cause), past(crash))
+    assert remedy.verdict(view(history=apart), POLICY, cause) is None, "between them it took one"
+    ended = remedy.verdict(view(history=(*refused, past(cause))), POLICY, cause)
+    assert ended is not None
+    assert (ended.exit_code, "/dev/shm has 3 bytes free" in ended.why) == (1, True)
+
+
+# -- the next generation
+
+
+def started(cause: Fault | None, found: tuple[Fault, ...] = (), **given: Any) -> Start:
+    policy = given.pop("policy", POLICY)
+    action = remedy.start(view(*given.pop("members", TWO), **given), policy, cause, found)
+    assert isinstance(action, Start)
+    return action
+
+
+def test_the_first_start_is_from_the_beginning_with_rank_0s_member_in_the_middle() -> None:
+    action = started(None)
+    assert (action.remedy, action.resume.source) == ("start", "none")
+    assert (action.master_addr, action.master_port) == ("http://m0"[7:], 4000)
+    assert action.why == "all members are ready: start from the beginning, as nothing has been saved yet"
+
+
+def test_a_bad_number_bounds_the_state_also_when_something_else_is_the_cause() -> None:
+    held = (
+        holding("m0", ((1, 9), (1, 7)), ((0, 1, 9), (0, 1, 7))),
+        holding("m1", ((1, 9), (1, 7)), ((1, 1, 9), (1, 1, 7))),
+    )
+    lost, bad = fault("member_lost", 0), fault("nan", step=8)
+    assert started(lost, (lost,), members=held).resume.step == 9
+    assert started(lost, (lost, bad), members=held).resume.step == 7
+    assert started(lost, (lost, replace(bad, step=9)), members=held).resume.step == 9
+
+
+def test_the_first_bad_step_of_any_rank_counts() -> None:
+    assert remedy.at_most((fault("nan", step=8), fault("inf", step=7), fault("crash", step=1))) == 7
+    assert remedy.at_most((fault("crash", step=1),)) is None
+
+
+def test_a_bad_batch_is_passed_over_the_second_time_only() -> None:
+    cause, skipping = fault("nan"), replace(POLICY, skip_bad_batches=True)
+    assert started(cause, (cause,), policy=skipping).skip == ()
+    action = started(cause, (cause,), policy=skipping, history=(past(cause),), skip=(2,))
+    assert action.skip == (2, 5)
+    assert "step 5 of rank 1 gives a bad number again" in action.evidence[0]
+
+
+def test_steps_that_a_checkpoint_passed_over_stay_so() -> None:
+    seen = view(*TWO, skip=(1,))
+    stored = replace(seen, stored=Stored((Checkpoint(9, 1, 2, "p", (4,)),)))
+    action = remedy.start(stored, POLICY, None, ())
+    assert isinstance(action, Start)
+    assert action.skip == (1, 4)
+
+
+def test_the_very_state_that_failed_is_a_retry() -> None:
+    action = started(None)
+    signature = faults.restore_signature("none", 0, 0)
+    assert remedy.is_retry(view(), fault("restore", signature=signature), action.resume)
+    assert remedy.is_retry(view(), fault("restore", signature=faults.VOLUME), action.resume)
+    assert not remedy.is_retry(view(), fault("restore", signature="other"), action.resume)
+    assert not remedy.is_retry(view(), fault("crash", signature=signature), action.resume)
+
+
+def test_when_no_state_is_left_the_run_ends_instead_of_beginning_anew() -> None:
+    action = remedy.start(view(*TWO), POLICY, fault("restore"), ())
+    assert isinstance(action, End)
+    assert (action.exit_code, "no state is left to resume from" in action.why) == (1, True)
+
+
+def test_a_script_that_keeps_its_own_state_is_started_from_its_first_line_and_can_skip_nothing() -> None:
+    def its_own(name: str) -> MemberView:
+        number = int(name[1:])
+        state = launcher(rank(number), joins=False)
+        return member(name, report(name, state, progress=(progress(number, 5, -1),)))
+
+    two, cause = (its_own("m0"), its_own("m1")), fault("nan")
+    action = remedy.start(view(*two), POLICY, cause, (cause,))
+    assert isinstance(action, Start)
+    first = "restart the processes where they are, from the script's first line: it keeps its own state"
+    assert action.why == f"{cause.detail}: {first}"
+    seen = view(*two, history=(past(cause),))
+    ended = remedy.verdict(seen, POLICY, cause)
+    assert ended is not None
+    assert ended.why == "step 5 of rank 1 gives a bad number again: rank 1 failed"

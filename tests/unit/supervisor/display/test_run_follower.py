@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import resource
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from supervisor.display.run_follower import HANGS_S, OLD_S, Following, Warned
+from supervisor.store.run_directory import RunDir, open_for_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunDir]:
+    made = open_for_run(tmp_path / "run", 0.0, tmp_path)
+    yield made
+    made.close()
+
+
+def printed(run: RunDir, text: str) -> None:
+    folder = run.logs / "gen-0001"
+    folder.mkdir(exist_ok=True)
+    with (folder / "rank-0.log").open("a") as log:
+        log.write(text)
+
+
+def polled(following: Following) -> list[tuple[int, str]]:
+    """Poll, and wait for the thread if it is slow."""
+    lines = following.poll(0.0)
+    following._files.do(lambda: None, 30.0)
+    return lines + following.poll(0.0)
+
+
+def test_lines_status_and_incidents_come_as_they_are_written(run: RunDir) -> None:
+    following = Following(run)
+    assert (polled(following), following.status, following.news(0.0)) == ([], {}, "")
+    printed(run, "one\ntwo")
+    run.write_status({"step": 3})
+    run.write_incident({"id": "i-0001"})
+    assert polled(following) == [(0, "one")]
+    assert following.status == {"step": 3}
+    assert following.incident(1) == {"id": "i-0001"}
+    assert following.incident(2) is None
+    run.write_status({"step": 4})
+    assert following.close() == [(0, "two")]
+    assert following.status == {"step": 4}
+
+
+def test_storage_that_does_not_answer_holds_up_nobody_and_is_told_once(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("END_S", "READ_S"):
+        monkeypatch.setattr(f"supervisor.display.run_follower.{name}", 0.02)
+    following, answers = Following(run), threading.Event()
+    run.write_status({"step": 3})
+    polled(following)
+    usual = following._tails.poll
+    monkeypatch.setattr(following._tails, "poll", lambda: answers.wait() and usual())
+    assert following.poll(10.0) == []
+    assert following.poll(10.1) == []
+    assert following.news(10.1) == ""
+    assert "does not answer" in following.news(10.1 + HANGS_S)
+    assert following.news(10.2 + HANGS_S) == ""
+    assert following.incident(1) is None
+    assert following.close() == []
+    assert following.status == {"step": 3}, "the last that was known"
+    answers.set()
+    following._files.do(lambda: None, 30.0)
+    following.poll(20.0)
+    assert following.news(20.0).endswith("is back")
+
+
+def test_what_a_slow_look_has_found_is_given_once_and_before_the_last_lines(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    following, reads, goes_on = Following(run), threading.Event(), threading.Event()
+    polled(following)
+    printed(run, "one\n")
+    run.write_status({"step": 3})
+    usual = following._look
+
+    def slow() -> object:
+        seen = usual()
+        reads.set()
+        goes_on.wait()
+        return seen
+
+    monkeypatch.setattr("supervisor.display.run_follower.SOON_S", 0.0)
+    monkeypatch.setattr(following, "_look", slow)
+    assert following.poll(0.0) == []
+    reads.wait()
+    printed(run, "two\n")
+    run.write_status({"step": 9})
+    goes_on.set()
+    assert following.close() == [(0, "one"), (0, "two")]
+    assert (polled(following), following.status) == ([], {"step": 9})
+
+
+def test_a_run_directory_that_is_removed_is_told_once(run: RunDir) -> None:
+    following = Following(run)
+    polled(following)
+    shutil.rmtree(run.path)
+    polled(following)
+    assert "is gone: the ranks train on" in following.news(1.0)
+    polled(following)
+    assert following.news(2.0) == ""
+
+
+LATE = "holdfast: rank {}: model.0.weight was written after the commit of step {}: put it right"
+
+
+def test_a_warning_that_another_rank_or_generation_gave_is_not_shown_again() -> None:
+    warned = Warned()
+    shown = [LATE.format(0, 1), "holdfast: warning: AdamW steps but is not protected", "loss 3 at step 4"]
+    jumps = [f"holdfast: warning: rank 0: loss {loss} at step 9" for loss in (50, 60)]
+    assert [line for line in (*shown, *jumps) if warned.new(line)] == [*shown, *jumps]
+    again = [LATE.format(1, 1), LATE.format(0, 77), shown[1], jumps[0]]
+    assert not [line for line in again if warned.new(line)]
+    assert warned.new(shown[2]), "what the script prints is shown as often as it is printed"
+    assert warned.new("holdfast: lost its peers (connection closed by peer)")
+    assert warned.new("holdfast: lost its peers (connection closed by peer)")
+
+
+def test_a_directory_that_takes_no_file_any_more_is_told_and_that_it_does_again(run: RunDir) -> None:
+    following = Following(run)
+    run.write_status({"step": 3})
+    at_s = 100.0
+    assert following._refusal(following._follower.read(), at_s) == ""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        assert following._refusal(following._follower.read(), at_s + 1.0) == "", "a status may be late"
+        at_s += OLD_S + 1.0
+        why = following._refusal(following._follower.read(), at_s)
+        assert why == "File too large", "a write that fails half way, as where there is no room"
+        assert following._refusal(following._follower.read(), at_s + 1.0) == why
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    run.write_status({"step": 4})
+    assert following._refusal(following._follower.read(), at_s + 2.0) == ""
+    assert [path.name for path in run.path.iterdir() if "probe" in path.name] == []
+
+
+def test_what_is_said_of_a_directory_that_takes_nothing(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    following = Following(run)
+    monkeypatch.setattr(following, "_refusal", lambda *_: "No space left on device")
+    polled(following)
+    assert "No space left on device. The ranks train on" in following.news(0.0)
+    assert following.news(0.0) == ""
+    monkeypatch.setattr(following, "_refusal", lambda *_: "")
+    polled(following)
+    assert following.news(0.0).endswith("can be written to again")
+
+
+def test_a_status_that_is_old_says_nothing_of_a_directory_that_can_be_written(run: RunDir) -> None:
+    following = Following(run)
+    run.write_status({"step": 3})
+    for at_s in (0.0, OLD_S + 1.0, 3 * OLD_S):
+        assert following._refusal(following._follower.read(), at_s) == ""

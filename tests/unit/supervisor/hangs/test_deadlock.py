@@ -1,0 +1,200 @@
+"""Ranks that all wait for each other: what proves it, and what does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.protocol.launcher_messages import Ending, Look
+from supervisor.hangs import deadlock, detection, observation
+from supervisor.hangs.detection import Verdict
+from supervisor.view.model import Learned, MemberView, Past, Policy, View, Watch
+from tests.unit.supervisor.hangs.test_detection import POLICY, seen, there
+from tests.unit.supervisor.hangs.test_evidence import BACKWARD, PLAIN, REDUCING
+from tests.unit.supervisor.views import S
+
+LINE = 0x5EED  # the connection between two ranks, in both of their sums
+REDUCES = replace(
+    PLAIN,
+    stack=BACKWARD,
+    at="_engine_run_backward (torch/autograd/graph.py:979)",
+    where="<module> (train.py:31)",
+    rests_s=86_000.0,
+    mark=7,
+    ends=LINE,
+)
+MEETS = replace(
+    REDUCES,
+    stack=REDUCING,
+    at="barrier (torch/distributed/distributed_c10d.py:5356)",
+    where="evaluate (train.py:40)",
+)
+PLACE = "barrier, called by evaluate (train.py); the backward pass, called by <module> (train.py)"
+
+
+def both(first: Look, second: Look, turn: int = 1, asked: int = 0, **given: Any) -> tuple[MemberView, ...]:
+    looks = (replace(each, asked=asked) for each in (first, second))
+    return tuple(there(number, look, turn=turn, **given) for number, look in enumerate(looks))
+
+
+def twice(first: Look, second: Look, *later: Look, **given: Any) -> View:
+    """Return what is known after a look at all, and another that was asked for then: at `later`, if given."""
+    kinds = {name: given.pop(name) for name in ("phase", "stalled", "late_s") if name in given}
+    before = seen(*both(first, second, **kinds), **given)
+    one, other = later or (first, second)
+    return after(before, *both(one, other, turn=2, asked=deadlock.ask(before), **kinds))
+
+
+def after(before: View, *members: MemberView) -> View:
+    """Return what is known half a second later."""
+    now = replace(before, now_ns=before.now_ns + S // 2, members=members)
+    return replace(now, watch=observation.later(before.watch, now))
+
+
+def judged(view: View, policy: Policy = POLICY) -> Verdict:
+    found = detection.judge(view, policy)
+    assert found is not None
+    return found
+
+
+def is_certain(view: View, policy: Policy = POLICY) -> bool:
+    found = judged(view, policy)
+    return found.act_ns is not None and found.act_ns <= view.now_ns
+
+
+def test_ranks_at_rest_in_collectives_that_do_not_meet_are_acted_on_at_once_and_nobody_is_blamed() -> None:
+    view = twice(REDUCES, MEETS)
+    found = judged(view)
+    assert is_certain(view)
+    assert found.why == (
+        "all ranks wait for each other, and nothing is on its way:"
+        " rank 0 in the backward pass, called by <module> (train.py:31),"
+        " rank 1 in barrier, called by evaluate (train.py:40)."
+        " All ranks must enter the same collectives in the same order"
+    )
+    assert found.fault is not None
+    assert (found.fault.kind, found.fault.rank, found.fault.member, found.fault.step) == ("hang", -1, "", 5)
+    assert (found.fault.place, found.fault.work) == (PLACE, "")
+
+
+def test_the_same_collective_is_no_excuse() -> None:
+    view = twice(MEETS, MEETS)
+    assert is_certain(view)
+    assert "each is in barrier, called by evaluate (train.py:40)." in judged(view).why
+
+
+def test_one_look_is_not_enough_and_asks_for_another_with_a_name_of_its_own() -> None:
+    before = seen(*both(REDUCES, MEETS))
+    assert deadlock.ask(before) == before.now_ns
+    assert not is_certain(before)
+    unasked = after(before, *both(REDUCES, MEETS, turn=2, asked=1))
+    assert not is_certain(unasked), "it may have been taken before the other rank was seen at rest"
+    assert deadlock.ask(unasked) == before.now_ns
+    one = both(REDUCES, MEETS, turn=2, asked=before.now_ns)[0], both(REDUCES, MEETS)[1]
+    assert not is_certain(after(before, *one))
+
+
+def test_a_look_that_another_supervisor_asked_for_proves_nothing() -> None:
+    assert not is_certain(seen(*both(REDUCES, MEETS, asked=99 * S)))
+
+
+def test_only_late_ranks_make_members_look() -> None:
+    calm = seen(*both(REDUCES, MEETS, stalled=False))
+    assert deadlock.ask(calm) == 0
+    assert deadlock.ask(seen(*both(PLAIN, MEETS))) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(replace(REDUCES, rests_s=0.0, mark=0, ends=0, stirs="thread x runs"), id="stirs"),
+        pytest.param(replace(REDUCES, rests_s=30.0), id="its wait ends before the limit"),
+        pytest.param(replace(REDUCES, ends=LINE ^ 0xABC), id="a connection leads to somebody else"),
+        pytest.param(replace(REDUCES, children=1), id="a child process works"),
+        pytest.param(replace(REDUCES, io_bytes=9), id="it writes"),
+        pytest.param(replace(REDUCES, cpu_s=0.1, stack=REDUCING), id="it computes"),
+        pytest.param(replace(REDUCES, process_state="T"), id="it is stopped"),
+        pytest.param(replace(REDUCES, traced=True), id="a debugger is attached"),
+        pytest.param(replace(REDUCES, stack=PLAIN.stack), id="it waits in no collective"),
+    ],
+)
+def test_one_rank_that_is_not_known_to_be_at_rest_is_enough_for_the_limit_of_today(other: Look) -> None:
+    view = twice(other, MEETS)
+    assert deadlock.proven(view, 60.0) == ()
+    late = detection.judge(view, POLICY)
+    assert late is not None
+    assert "nothing is on its way" not in late.why
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_a_rank_that_has_moved_between_two_looks_is_looked_at_again(moved: int) -> None:
+    looks = [REDUCES, MEETS]
+    looks[moved] = replace(looks[moved], mark=8)
+    view = twice(REDUCES, MEETS, *looks)
+    assert not is_certain(view)
+    asked = deadlock.ask(view)
+    assert asked > 1
+    assert is_certain(after(view, *both(looks[0], looks[1], turn=3, asked=asked)))
+
+
+def test_a_rank_that_is_not_seen_or_has_left_may_still_come() -> None:
+    three: dict[str, Any] = {"placement": ("m0", "m1", "m2"), "world_size": 3}
+    assert not is_certain(twice(REDUCES, MEETS, **three))
+    left = there(2, None, stalled=False, ending=Ending(1, 0))
+    before = seen(*both(REDUCES, MEETS), left, **three)
+    assert deadlock.ask(before) == 1
+
+
+def test_a_pause_of_a_rank_that_waits_for_the_others_is_none_to_wait_for() -> None:
+    """It is not late, and its limit is half an hour: nothing would be done before."""
+    pausing = [there(0, replace(REDUCES, asked=0)), there(1, MEETS, phase="eval", stalled=False)]
+    before = seen(*pausing)
+    assert judged(before).act_ns is None
+    asked = deadlock.ask(before)
+    again = [
+        there(0, replace(REDUCES, asked=asked), turn=2),
+        there(1, replace(MEETS, asked=asked), phase="eval", stalled=False, turn=2),
+    ]
+    assert is_certain(after(before, *again))
+
+
+def test_a_limit_that_was_learned_is_the_least_that_a_wait_must_have() -> None:
+    given: dict[str, Any] = {"learned": (Learned("a collective", 500.0),)}
+    assert not is_certain(twice(replace(REDUCES, rests_s=1400.0), MEETS, **given))
+    assert is_certain(twice(replace(REDUCES, rests_s=1600.0), MEETS, **given))
+
+
+def test_a_first_step_has_its_own_time_and_so_have_its_waits() -> None:
+    short = replace(REDUCES, rests_s=500.0)
+    assert is_certain(twice(short, MEETS))
+    before = seen(there(0, short, first_step=True), there(1, MEETS))
+    asked = deadlock.ask(before)
+    looks = replace(short, asked=asked), replace(MEETS, asked=asked)
+    assert not is_certain(
+        after(before, there(0, looks[0], turn=2, first_step=True), there(1, looks[1], turn=2))
+    )
+
+
+def test_what_comes_again_at_the_same_step_and_place_is_looked_at_for_longer_and_counts_as_the_same() -> None:
+    past = Past("hang", -1, "", 5, "deadlock", 0, 1, place=PLACE)
+    view = twice(REDUCES, MEETS, history=(past,))
+    found = judged(view)
+    assert not is_certain(view)
+    assert (found.limit_s, found.act_ns) == (120.0, view.watch.since_ns + 120 * S)
+    assert "the limit for that is 120 s, more than before" in (found.fault.detail if found.fault else "")
+    first = judged(twice(REDUCES, MEETS)).fault
+    assert found.fault is not None
+    assert first is not None
+    assert (found.fault.signature, found.fault.work) == (first.signature, "")
+    assert is_certain(twice(REDUCES, MEETS, history=(replace(past, step=3),))), "another step"
+    assert is_certain(view, replace(POLICY, hang_floor_s=1.0)), "the user's word"
+
+
+def test_a_watch_begins_anew_with_each_generation_and_once_nobody_is_late() -> None:
+    view = twice(REDUCES, MEETS)
+    assert [each.rank for each in view.watch.rests] == [0, 1]
+    calm = after(view, *both(REDUCES, MEETS, stalled=False))
+    assert calm.watch.rests == ()
+    assert observation.later(replace(view.watch, generation=0), calm) == Watch(1)

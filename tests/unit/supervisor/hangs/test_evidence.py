@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.inspection import thread_waits
+from holdfast.protocol.launcher_messages import Look
+from supervisor.hangs import evidence
+
+SCRIPT = "evaluate (train.py:42)"
+WAIT = "Condition.wait (threading.py:331)"
+
+
+def stack(*frames: str) -> str:
+    return "\n".join(['Thread 7 (idle): "MainThread"', *(f"    {frame}" for frame in frames)])
+
+
+PLAIN = Look(0, 5, 3, 0, "S", 0.0, stack(SCRIPT), window_s=0.2, at=SCRIPT, where=SCRIPT)
+LOCKED = replace(PLAIN, calls=("lock",), at=WAIT, stack=stack(WAIT, SCRIPT))
+REDUCING = stack("all_reduce (torch/distributed/distributed_c10d.py:2806)", "<module> (train.py:9)")
+BACKWARD = stack("_engine_run_backward (torch/autograd/graph.py:825)", "<module> (train.py:9)")
+DEVICE = stack(
+    "synchronize (torch/cuda/streams.py:231)",
+    "wait (holdfast/state/device.py:171)",
+    "keep_pace (holdfast/training/copy_gate.py:95)",
+    "commit (holdfast/training/state.py:250)",
+    "<module> (train.py:9)",
+)
+OURS = stack(
+    "take (holdfast/training/private_exchange.py:90)",
+    "commit (holdfast/training/state.py:250)",
+    "<module> (train.py:9)",
+)
+
+
+def seen(look: Look = PLAIN, **given: Any) -> evidence.Shown:
+    return evidence.shown(replace(look, **given))
+
+
+@pytest.mark.parametrize(
+    ("look", "role", "work"),
+    [
+        pytest.param(replace(PLAIN, process_state="T"), evidence.STOPPED, "", id="stopped"),
+        pytest.param(replace(PLAIN, process_state="t"), evidence.TRACED, "", id="in a debugger"),
+        pytest.param(
+            replace(PLAIN, process_state="T", traced=True), evidence.TRACED, "", id="stopped by one"
+        ),
+        pytest.param(replace(PLAIN, process_state="X"), evidence.GONE, "", id="gone"),
+        pytest.param(
+            replace(PLAIN, stack=REDUCING), evidence.WAITS, evidence.COLLECTIVE, id="in a collective"
+        ),
+        pytest.param(
+            replace(PLAIN, stack=BACKWARD), evidence.WAITS, evidence.COLLECTIVE, id="in a backward pass"
+        ),
+        pytest.param(replace(PLAIN, stack=OURS), evidence.WAITS, evidence.COLLECTIVE, id="in our exchange"),
+        pytest.param(replace(PLAIN, stack=DEVICE), evidence.WAITS, evidence.COLLECTIVE, id="for its GPU"),
+        pytest.param(
+            replace(PLAIN, stack=BACKWARD, cpu_s=0.2), evidence.BUSY, evidence.COMPUTES, id="computes it"
+        ),
+        pytest.param(replace(PLAIN, cpu_s=0.2), evidence.BUSY, evidence.COMPUTES, id="one function"),
+        pytest.param(replace(PLAIN, cpu_s=0.2, moved=True), evidence.WORKS, evidence.COMPUTES, id="works"),
+        pytest.param(replace(PLAIN, children=2), evidence.WORKS, evidence.CHILDREN, id="loader workers"),
+        pytest.param(replace(PLAIN, io_bytes=9), evidence.WORKS, evidence.BYTES, id="saves"),
+        pytest.param(replace(PLAIN, process_state="D"), evidence.IDLE, evidence.FILE, id="a disk"),
+        pytest.param(replace(PLAIN, calls=("file",)), evidence.IDLE, evidence.FILE, id="a file"),
+        pytest.param(replace(PLAIN, calls=("poll",)), evidence.IDLE, evidence.NETWORK, id="a pipe"),
+        pytest.param(replace(PLAIN, calls=("network",)), evidence.IDLE, evidence.NETWORK, id="a download"),
+        pytest.param(replace(PLAIN, calls=("sleep",)), evidence.IDLE, evidence.SLEEP, id="sleeps"),
+        pytest.param(replace(PLAIN, calls=("child",)), evidence.IDLE, evidence.CHILD, id="a child"),
+        pytest.param(
+            replace(LOCKED, calls=("lock that a signal handler may release", "lock")),
+            *(evidence.IDLE, evidence.LOCK),
+            id="with a handler",
+        ),
+        pytest.param(
+            replace(PLAIN, calls=("shared lock",)), evidence.IDLE, evidence.LOCK, id="of another process"
+        ),
+        pytest.param(replace(PLAIN, calls=()), evidence.IDLE, evidence.UNKNOWN, id="nobody can say"),
+    ],
+)
+def test_each_look_has_its_role_and_kind_of_work(look: Look, role: str, work: str) -> None:
+    found = evidence.shown(look)
+    assert (found.role, found.work) == (role, work)
+
+
+def test_what_moves_is_evidence_of_work_also_where_others_are_waited_for() -> None:
+    assert seen(moved=True).evidence
+    assert seen(children=1).evidence
+    assert seen(io_bytes=1).evidence
+    assert seen(stack=REDUCING, cpu_s=0.2).evidence
+    assert not seen(cpu_s=0.2).evidence, "a loop that gets nowhere looks the same"
+    assert not seen().evidence
+
+
+@pytest.mark.parametrize(
+    ("given", "certain"),
+    [
+        ({}, True),
+        ({"calls": ("lock", "lock")}, True),
+        ({"calls": ("lock", "lock for a time")}, False),  # a thread that backs off, a timer
+        ({"calls": ("lock", "sleep")}, False),
+        ({"calls": ("lock", "other")}, False),  # a native thread that waits for a signal
+        ({"calls": ("lock for a time",)}, False),  # it will wake up
+        ({"calls": ("shared lock",)}, False),  # another process may release it
+        ({"calls": ("lock", "poll")}, False),  # a thread that may hear something
+        ({"calls": ("lock", "unknown")}, False),
+        ({"calls": ("unknown",)}, False),
+        ({"at": SCRIPT}, False),  # in an extension: threads that Python does not know may end it
+        ({"at": "get (multiprocessing/queues.py:103)"}, False),
+        ({"children": 1}, False),
+        ({"io_bytes": 1}, False),
+        ({"moved": True}, False),
+        ({"cpu_s": 0.1}, False),  # a thread of an extension that computes
+        ({"process_state": "D"}, False),
+    ],
+)
+def test_a_lock_is_a_certain_hang_only_if_nothing_could_release_it(
+    given: dict[str, Any], certain: bool
+) -> None:
+    assert (seen(LOCKED, **given).role == evidence.LOCKED) is certain
+
+
+def test_each_wait_that_a_launcher_tells_of_is_understood() -> None:
+    words = {
+        thread_waits.FILE,
+        thread_waits.NETWORK,
+        thread_waits.POLL,
+        thread_waits.SLEEP,
+        thread_waits.CHILD,
+        thread_waits.SHARED_LOCK,
+    }
+    assert all(seen(calls=(word,)).work != evidence.UNKNOWN for word in words)
+
+
+def test_the_evidence_of_a_look_is_one_line() -> None:
+    assert evidence.line(LOCKED) == (
+        "rank 0: step 5, state S, 0.00 s of CPU in 0.20 s, its main thread waits in: lock,"
+        " in evaluate (train.py:42)"
+    )
+    told = evidence.line(replace(PLAIN, io_bytes=9, children=2, traced=True))
+    assert "9 bytes read and written, 2 child processes at work, a debugger is attached" in told

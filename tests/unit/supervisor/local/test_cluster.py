@@ -1,0 +1,174 @@
+"""What the keeper does about sidecars that are there and do nothing, with real processes in their places."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast.inspection import process_stats
+from holdfast.process import event_loop, linux
+from supervisor.local import cluster, memory_volume
+from supervisor.local.cluster import Keeper, Member
+from supervisor.local.process_specs import Plan
+from supervisor.local.processes import Children, Part
+from tests.local.waiting import until
+from tests.sandbox import memory_directory
+
+WAITS = "import threading; print(flush=True); threading.Event().wait()"
+POLLS = "import time\nprint(flush=True)\nwhile True: time.sleep(0.05)"
+Make = Callable[[str, str], Part]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Make parts that were born long ago."""
+    made: list[subprocess.Popen[bytes]] = []
+
+    def part(name: str, program: str) -> Part:
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        made.append(process)
+        return Part(name, process, -1, 0.0)
+
+    yield part
+    for each in made:
+        each.kill()
+        each.wait()
+        assert each.stdout is not None
+        each.stdout.close()
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Keeper]:
+    plan = Plan(("train.py",), 1, 0, "auto", tmp_path, tmp_path, {}, ())
+    with socket.socket() as api:
+        yield Keeper(plan, api)
+
+
+def is_killed(part: Part) -> bool:
+    assert isinstance(part.process, subprocess.Popen)
+    return part.process.wait(30) == -signal.SIGKILL
+
+
+def stop(part: Part) -> None:
+    os.kill(part.process.pid, signal.SIGSTOP)
+    until(lambda: process_stats.is_stopped(part.process.pid) or None, "it is stopped", 30.0)
+
+
+def look(kept: Keeper, *times_s: float) -> None:
+    for now_s in times_s:
+        kept._look_at_sidecars(now_s)
+
+
+def test_what_is_removed_of_the_run_s_memory_is_put_back_before_the_next_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with memory_directory() as root, socket.socket() as api:
+        monkeypatch.setattr(memory_volume, "_ROOTS", (root,))
+        folder, owner = memory_volume.create()
+        kept = Keeper(Plan(("train.py",), 1, 0, "auto", folder, folder, {}, ()), api)
+        arena = folder / "m0" / "arena"
+        arena.mkdir(parents=True, mode=0o700)
+        (arena / "records").write_bytes(b"here")
+        kept._keep_memory()
+        kept._upkeep.add("m0")
+        kept._look_after_memory(0.0)
+        for whole in (arena / "records", arena, folder, folder):
+            if whole.is_dir():
+                shutil.rmtree(whole)
+            else:
+                whole.unlink()
+            for key in event_loop.ready(kept.selector, 30.0):
+                key.data()
+            assert (arena / "records").read_bytes() == b"here"
+        assert "enable-linger" in "".join(kept._upkeep.look(1.0))
+        kept._upkeep.close()
+        kept._removals.close()
+        os.close(owner)
+
+
+def test_a_sidecar_that_stays_stopped_is_killed(kept: Keeper, make: Make) -> None:
+    part = make("sidecar m0", WAITS)
+    kept.members["m0"] = Member("m0", make("launcher m0", WAITS), part)
+    stop(part)
+    look(kept, 100.0, 101.0)
+    assert not kept.news, "a job that was stopped and continued as a whole is seen so for a moment"
+    look(kept, 102.0)
+    assert is_killed(part)
+    assert kept.news == ["sidecar m0 is killed and replaced: it is stopped. The ranks train on"]
+
+
+def test_a_member_of_which_all_is_stopped_is_a_host_that_does_not_run(kept: Keeper, make: Make) -> None:
+    member = Member("m0", make("launcher m0", WAITS), make("sidecar m0", WAITS))
+    kept.members["m0"] = member
+    for part in (member.launcher, member.sidecar):
+        assert part is not None
+        stop(part)
+    look(kept, 100.0, 101.0, 102.0, 103.0)
+    assert not kept.news
+
+
+@pytest.mark.parametrize(("program", "killed"), [(WAITS, True), (POLLS, False)])
+def test_a_mute_sidecar_is_killed_if_it_does_nothing_at_all(
+    kept: Keeper, make: Make, program: str, killed: bool
+) -> None:
+    part = make("sidecar m0", program)
+    kept.members["m0"] = Member("m0", make("launcher m0", WAITS), part)
+    until(lambda: linux.state_of(part.process.pid)[0] == "S" or None, "it waits", 30.0)
+    for name in ("m0", "m9"):
+        kept._obey({"do": "renew", "name": name})
+    look(kept, time.monotonic())
+    assert not kept.news
+    until(lambda: None if program == POLLS and not _has_run(kept, part) else True, "it has run", 30.0)
+    look(kept, time.monotonic() + cluster.IDLE_S)
+    assert bool(kept.news) == killed
+    assert not killed or is_killed(part)
+
+
+@pytest.mark.parametrize(("gpus", "told_first"), [(None, True), (0, True), (2, False)])
+def test_the_loss_of_a_member_is_told_before_the_kernel_has_taken_down_its_ranks(
+    kept: Keeper, make: Make, monkeypatch: pytest.MonkeyPatch, gpus: int | None, told_first: bool
+) -> None:
+    """They may hold gigabytes, for which that takes a while. A device must have its memory back first."""
+    kept.plan = replace(kept.plan, gpus=gpus)
+    member = Member("m0", make("launcher m0", WAITS), make("sidecar m0", WAITS))
+    kept.members["m0"] = member
+    assert member.launcher is not None
+    assert member.sidecar is not None
+    ours, theirs = socket.socketpair()
+    told: list[bool] = []
+
+    def sweep(_: object) -> None:
+        theirs.setblocking(False)
+        try:
+            told.append("m0" not in json.loads(theirs.recv(1 << 16))["members"])
+        except BlockingIOError:
+            told.append(False)
+
+    monkeypatch.setattr(Children, "sweep", sweep)
+    monkeypatch.setattr(Children, "_kill_strays", lambda _: None)  # this process has children of others
+    with ours, theirs:
+        kept._line = ours
+        part = kept._children.watch("launcher m0", member.launcher.process)
+        member.launcher = part
+        part.process.kill()
+        while not member.gone:
+            kept.turn(0.1)
+        assert told[0] == told_first
+        assert is_killed(member.sidecar)
+
+
+def _has_run(kept: Keeper, part: Part) -> bool:
+    return process_stats.sample(part.process.pid).cpu_s > kept._mute[part.process.pid][0]

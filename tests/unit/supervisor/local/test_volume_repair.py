@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.fileio.safetensors import plan
+from holdfast.snapshot.arena import Arena
+from holdfast.snapshot.member_directory import OWNER, RESTORED
+from holdfast.snapshot.private_store import PrivateReader, PrivateStore
+from supervisor.local import memory_volume
+from supervisor.local.volume_repair import AGAIN_S, FAILURES, Upkeep
+from tests.sandbox import memory_directory
+
+LAYOUT = plan([("w", "F32", (1024,))], {})
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with memory_directory() as root:
+        monkeypatch.setattr(memory_volume, "_ROOTS", (root,))
+        folder, owner = memory_volume.create()
+        yield folder
+        os.close(owner)
+
+
+@pytest.fixture
+def upkeep(run: Path) -> Iterator[Upkeep]:
+    (run / "m0" / "arena").mkdir(parents=True, mode=0o700)
+    found = Upkeep(run)
+    found.begin()
+    found.add("m0")
+    yield found
+    found.close()
+
+
+def snapshot(arena: Arena, step: int) -> None:
+    draft = arena.begin(LAYOUT, 1, step, 2)
+    assert draft is not None
+    with draft:
+        draft.data[:4096] = bytes([step]) * 4096
+        draft.commit()
+
+
+def test_a_run_s_folder_that_was_removed_is_back_with_all_that_its_processes_still_write(
+    run: Path, upkeep: Upkeep
+) -> None:
+    folder = run / "m0" / "arena"
+    arena, store = Arena(folder), PrivateStore(folder / "private-00000.bin", 0)
+    snapshot(arena, 1)
+    snapshot(arena, 2)
+    store.put(1, 2, b"two")
+    (run / "m0" / "obeyed.json").write_text("{}")
+    assert upkeep.look(0.0) == []
+    shutil.rmtree(run)
+    assert arena.records() == ()
+    [said] = upkeep.look(1.0)
+    assert said.startswith(f"{run}: ")
+    assert "enable-linger" in said
+    assert memory_volume.in_use(run), "no other run takes it for an abandoned one"
+    assert (run / "m0" / "obeyed.json").read_text() == "{}"
+    newcomer = Arena(folder)
+    assert [record.step for record in newcomer.records()] == [2, 1]
+    assert all(newcomer.verify(record) for record in newcomer.records())
+    mapping = arena.whole(LAYOUT.total_bytes)
+    snapshot(arena, 3)
+    assert arena.whole(LAYOUT.total_bytes) == mapping, "written where it was: nothing is mapped anew"
+    store.put(1, 3, b"three")
+    assert [record.step for record in newcomer.records()] == [3, 2]
+    blob = PrivateReader(folder / "private-00000.bin").get(3)
+    assert blob is not None
+    assert blob.data == b"three"
+    assert upkeep.look(2.0) == []
+
+
+def test_it_is_put_back_each_time_and_said_once_in_a_while(run: Path, upkeep: Upkeep) -> None:
+    page = run / "m0" / "page-0.bin"
+    page.write_bytes(b"here")
+    upkeep.look(0.0)
+    said = []
+    for round in range(3):
+        page.unlink()
+        said += upkeep.look(1.0 + round)
+        assert page.read_bytes() == b"here"
+    assert len(said) == 1
+    page.unlink()
+    assert upkeep.look(1.0 + AGAIN_S)
+
+
+def test_what_is_replaced_or_made_by_the_run_s_own_processes_is_left_alone(run: Path, upkeep: Upkeep) -> None:
+    told, restored = run / "m0" / "told.json", run / "m0" / RESTORED
+    restored.mkdir()
+    told.write_text("1")
+    for name in ("1-1-1-01.bin", "1-1-1-02.bin"):
+        (restored / name).write_text(name)
+    upkeep.look(0.0)
+    spare = run / "m0" / ".spare"
+    spare.write_text("2")
+    spare.replace(told)
+    (restored / "1-1-1-01.bin").unlink()
+    assert upkeep.look(1.0) == []
+    assert told.read_text() == "2"
+    assert [path.name for path in restored.iterdir()] == ["1-1-1-02.bin"]
+    shutil.rmtree(run)
+    told_before_it_is_back = run / "m0" / "told.json"
+    upkeep.look(2.0)
+    assert told_before_it_is_back.read_text() == "2"
+    assert [path.read_text() for path in restored.iterdir()] == ["1-1-1-02.bin"]
+    assert not spare.exists()
+
+
+def test_a_member_s_folder_whose_rights_were_taken_has_them_again(run: Path, upkeep: Upkeep) -> None:
+    page = run / "m0" / "page-0.bin"
+    page.write_bytes(b"here")
+    page.chmod(0)
+    (run / "m0").chmod(0)
+    run.chmod(0)
+    upkeep.look(0.0)
+    for path, mode in ((run, 0o700), (run / "m0", 0o700), (page, 0o600)):
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_what_cannot_be_put_back_is_said_once_and_tried_again(run: Path, upkeep: Upkeep) -> None:
+    page = run / "m0" / "page-0.bin"
+    page.write_bytes(b"here")
+    upkeep.look(0.0)
+    shutil.rmtree(run)
+    run.write_text("in the way")
+    said = [line for look in range(FAILURES + 2) for line in upkeep.look(float(look))]
+    assert len(said) == 1
+    assert "something else is in its place" in said[0]
+    assert "no fault can be recovered" in said[0]
+    assert upkeep.error == said[0]
+    run.unlink()
+    assert upkeep.look(100.0)
+    assert upkeep.error == ""
+    assert page.read_bytes() == b"here"
+
+
+def test_a_file_where_a_folder_was_keeps_nothing_else_from_being_put_back(run: Path, upkeep: Upkeep) -> None:
+    page, restored = run / "m0" / "page-0.bin", run / "m0" / RESTORED
+    page.write_bytes(b"here")
+    restored.mkdir()
+    (restored / "1-1-1-01.bin").write_text("one")
+    upkeep.look(0.0)
+    shutil.rmtree(restored)
+    restored.write_text("in the way")
+    page.unlink()
+    upkeep.look(1.0)
+    assert page.read_bytes() == b"here"
+    assert restored.read_text() == "in the way"
+    restored.unlink()
+    assert upkeep.look(2.0) == []
+    assert not restored.exists(), "it was nobody's"
+
+
+def test_the_memory_of_a_member_that_is_lost_is_given_back(run: Path, upkeep: Upkeep) -> None:
+    with (run / "m0" / "page-0.bin").open("w+b") as file:
+        file.write(bytes(mmap.PAGESIZE))
+    upkeep.look(0.0)
+    shutil.rmtree(run / "m0")
+    upkeep.look(1.0)
+    held = _open_without_a_name(run)
+    assert held
+    upkeep.free("m0").join()
+    assert _open_without_a_name(run) == held - 1
+    assert not (run / "m0").exists()
+    assert upkeep.look(2.0) == []
+
+
+def test_who_removes_what_is_old_finds_the_folder_locked(run: Path, upkeep: Upkeep) -> None:
+    shutil.rmtree(run)
+    upkeep.look(0.0)
+    descriptor = os.open(run, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(descriptor)
+    assert (run / OWNER).exists()
+
+
+def _open_without_a_name(run: Path) -> int:
+    """Return how many files of the run this process has open that have no name."""
+    links = []
+    for each in Path("/proc/self/fd").iterdir():
+        try:
+            links.append(str(each.readlink()))
+        except FileNotFoundError:
+            continue
+    return sum(link.startswith(f"{run}/m0") and link.endswith("(deleted)") for link in links)
+
+
+def test_the_keeper_keeps_descriptors_for_other_things(
+    run: Path, upkeep: Upkeep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        (run / "m0" / f"page-{number}.bin").write_bytes(b"here")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr("supervisor.local.volume_repair._most_descriptors", lambda: 0)
+    upkeep.look(0.0)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    (run / "m0" / "page-0.bin").unlink()
+    assert upkeep.look(1.0) == [], "what is not held cannot be put back"

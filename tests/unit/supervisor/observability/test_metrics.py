@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from supervisor.decision import remedy
+from supervisor.observability.metrics import Metrics
+from supervisor.view import model, replica_divergence
+from supervisor.view.model import KINDS
+from tests.unit.supervisor.room import incident, rank, status
+
+
+def test_slow_ranks_have_a_ratio_and_all_have_their_own_time() -> None:
+    metrics = Metrics()
+
+    def value(name: str, number: int) -> float | None:
+        return metrics.registry.get_sample_value(name, {"rank": str(number)})
+
+    slow = rank(1, "m-1", own_s=0.084, slow=2.71)
+    metrics.take(status(ranks=[rank(0, "m-0"), slow]))
+    assert [value("holdfast_rank_own_seconds", number) for number in (0, 1)] == [0.031, 0.084]
+    assert [value("holdfast_rank_slow_ratio", number) for number in (0, 1)] == [None, 2.71]
+    metrics.take(status(ranks=[rank(0, "m-0"), rank(1, "m-1", own_s=None)]))
+    assert [value("holdfast_rank_own_seconds", number) for number in (0, 1)] == [0.031, None]
+    assert [value("holdfast_rank_slow_ratio", number) for number in (0, 1)] == [None, None]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_fault_is_counted_as_itself(kind: str) -> None:
+    metrics = Metrics()
+    metrics.incident(incident(1, kind=kind))
+    counted = {
+        sample.labels["kind"]: sample.value
+        for metric in metrics.registry.collect()
+        for sample in metric.samples
+        if sample.name == "holdfast_incidents_total"
+    }
+    assert counted == {each: float(each == kind) for each in KINDS}
+
+
+def test_a_kind_that_nobody_knows_is_no_crash() -> None:
+    metrics = Metrics()
+    metrics.incident(incident(1, kind="of a later version"))
+    assert metrics.registry.get_sample_value("holdfast_incidents_total", {"kind": "crash"}) == 0
+    assert metrics.registry.get_sample_value("holdfast_incidents_total", {"kind": "unknown"}) == 1
+
+
+def made() -> Iterator[str]:
+    """Yield every kind that the supervisor's code gives to a `Fault` as a literal."""
+    for path in Path(model.__file__).parents[1].rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Fault" and node.args:
+                yield from _literals(node.args[0])
+
+
+def _literals(node: ast.expr) -> list[str]:
+    return [
+        each.value
+        for each in ast.walk(node)
+        if isinstance(each, ast.Constant) and isinstance(each.value, str) and each.value.isidentifier()
+    ]
+
+
+def test_the_list_of_kinds_has_all_that_are_made() -> None:
+    found = {*made(), *remedy.SPOILING, replica_divergence.KIND}
+    assert found >= {"lost_track", "hang", "restore", "diverged"}
+    assert found <= set(KINDS)
+
+
+@pytest.mark.parametrize("key", ["loss", "step", "step_s"])
+def test_progress_that_is_not_known_is_not_there_rather_than_0(key: str) -> None:
+    metrics = Metrics()
+    name = {"step_s": "holdfast_step_seconds"}.get(key, f"holdfast_{key}")
+    for value in (None, 0.25, None, 0.0):
+        metrics.take(status(**{key: value}))
+        assert metrics.registry.get_sample_value(name) == value
+
+
+def test_a_checkpoint_that_there_is_not_has_no_step() -> None:
+    metrics = Metrics()
+    for saved, step in (
+        (None, None),
+        ({"step": 12, "error": ""}, 12),
+        ({"step": None, "error": "full"}, None),
+    ):
+        metrics.take(status(checkpoint=saved))
+        assert metrics.registry.get_sample_value("holdfast_checkpoint_step") == step
+    assert metrics.registry.get_sample_value("holdfast_checkpoint_failing") == 1
+
+
+def test_a_ratio_that_is_not_known_is_not_there_rather_than_0() -> None:
+    metrics = Metrics()
+
+    def ratio() -> float | None:
+        return metrics.registry.get_sample_value("holdfast_ettr_ratio")
+
+    for value in (0.9, None, None, 0.5):
+        metrics.take(status(ettr=value))
+        assert ratio() == value

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.protocol.launcher_messages import Marks
+from supervisor.observability.bookkeeping import Accounts
+from supervisor.observability.ledger import Bucket
+from supervisor.observability.status import Records
+from supervisor.store.run_directory import RunDir
+from supervisor.view.model import UNREAD, Checkpoint, Open, Policy, Stored, View, Warned
+from tests.unit.supervisor.hangs.test_detection import SLEEPS, WAITS, there
+from tests.unit.supervisor.hangs.test_detection import seen as standing
+from tests.unit.supervisor.views import fault, launcher, member, memory, progress, rank, report, view
+
+
+def seen(*owns_s: float) -> View:
+    """Return a view of members whose ranks have these own times; 0 is not known."""
+    members = []
+    for number, own_s in enumerate(owns_s):
+        said = replace(
+            progress(number, 200), own_s=own_s, own_least_s=own_s, own_data_s=own_s / 4, own_steps=50
+        )
+        members.append(member(f"m{number}", report(f"m{number}", launcher(rank(number)), progress=(said,))))
+    return view(*members)
+
+
+def test_the_status_says_which_ranks_are_slow_until_they_no_longer_are(tmp_path: Path) -> None:
+    records = Records(RunDir(tmp_path))
+
+    def told(*owns_s: float) -> list[tuple[Any, ...]]:
+        now = seen(*owns_s)
+        found = records.status(now, Accounts(now.now_ns, None))["ranks"]
+        return [
+            tuple(each[k] for k in ("own_s", "own_data_s", "slow", "slow_since", "peers_s")) for each in found
+        ]
+
+    usual = (0.03, 0.0075, None, None, None)
+    assert told(0.0, 0.09) == [(None, None, None, None, None), (0.09, 0.0225, None, None, None)]
+    assert told(0.03, 0.09) == [usual, (0.09, 0.0225, 3.0, 150, 0.03)]
+    assert told(0.03, 0.042) == [usual, (0.042, 0.0105, 1.4, 150, 0.03)]
+    assert told(0.03, 0.0) == [usual, (None, None, 1.4, 150, 0.03)]
+    assert told(0.03, 0.03) == [usual, usual]
+
+
+def told_by(records: Records, now: View) -> dict[str, Any]:
+    found = records.status(now, Accounts(now.now_ns, None))
+    records.files.do(lambda: None, 30.0)  # it is written in a thread
+    return found
+
+
+def doing(*ranks: int, step: int = 9, **changed: Any) -> View:
+    """Return a view in which these ranks say how far they are, each with its number as its loss."""
+    members = [
+        member(
+            f"m{number}",
+            report(
+                f"m{number}",
+                launcher(rank(number)),
+                progress=(replace(progress(number, step), loss=f"{number}.5"),) if number in ranks else (),
+            ),
+        )
+        for number in (0, 1)
+    ]
+    return replace(view(*members), memory=memory(**changed))
+
+
+def test_the_loss_is_rank_0s_also_when_it_is_the_first_to_end(tmp_path: Path) -> None:
+    records = Records(RunDir(tmp_path))
+    assert told_by(records, doing(0, 1))["loss"] == 0.5
+    assert told_by(records, doing(1))["loss"] == 0.5, "rank 1's own passed for it"
+    assert told_by(records, doing())["loss"] == 0.5
+
+
+def test_a_run_that_was_stopped_has_the_step_that_was_saved(tmp_path: Path) -> None:
+    records = Records(RunDir(tmp_path))
+    assert told_by(records, doing(0, 1, step=9))["step"] == 9
+    saving = doing(phase="saving", save_step=10)
+    assert (told_by(records, saving)["step"], told_by(records, saving)["secured_step"]) == (10, 10)
+    assert told_by(Records(RunDir(tmp_path)), doing(phase="ended"))["step"] is None
+
+
+def test_the_number_of_steps_to_do_is_what_the_ranks_of_this_generation_say(tmp_path: Path) -> None:
+    def aiming(generation: int, *goals: int) -> View:
+        ranks = [rank(n, generation=generation, marks=Marks(goal=goal)) for n, goal in enumerate(goals)]
+        return view(member("m0", report("m0", launcher(*ranks))))
+
+    records = Records(RunDir(tmp_path))
+    assert told_by(records, aiming(1, 0, 0))["total_steps"] is None
+    assert told_by(records, aiming(1, 0, 500))["total_steps"] == 500
+    assert told_by(Records(RunDir(tmp_path)), aiming(7, 500))["total_steps"] is None
+
+
+def test_before_the_first_group_no_member_stands_by(tmp_path: Path) -> None:
+    forming = replace(doing(), memory=memory(phase="forming", placement=()))
+    assert [each["role"] for each in told_by(Records(RunDir(tmp_path)), forming)["members"]] == ["new", "new"]
+
+
+def test_members_that_went_because_the_run_is_over_have_left(tmp_path: Path) -> None:
+    def roles(*, gone: tuple[str, ...] = ("m0", "m1"), **changed: Any) -> list[str]:
+        members = [
+            member(name, None if name in gone else report(name, None), exists=name not in gone)
+            for name in ("m0", "m1")
+        ]
+        seen = view(*members, **changed)
+        return [each["role"] for each in told_by(Records(RunDir(tmp_path)), seen)["members"]]
+
+    assert roles(phase="ended") == roles(phase="stopping") == ["left", "left"]
+    assert roles(phase="stopping", gone=("m1",)) == ["active", "left"]
+    assert roles(phase="running", gone=("m1",)) == ["active", "lost"]
+    assert roles(phase="ended", lost=("m1",)) == ["left", "lost"]
+    opened = Open(1, 1, 0, 0, 0.0, (fault("member_lost", 1, 9, member="m1"),))
+    assert roles(phase="ended", incident=opened) == ["left", "lost"]
+
+
+def test_a_start_says_what_it_waits_for(tmp_path: Path) -> None:
+    def starting(*parked: int | None) -> str:
+        members = [
+            member(
+                f"m{n}",
+                report(f"m{n}", None if p is None else launcher(parked=tuple(range(p)), generation=0)),
+            )
+            for n, p in enumerate(parked)
+        ]
+        now = replace(view(*members), memory=memory(phase="forming", generation=0, placement=()))
+        return str(told_by(Records(RunDir(tmp_path)), now)["message"])
+
+    assert starting(None, None).startswith("importing what the script imports")
+    assert starting(0, None).startswith("importing what the script imports")
+    assert starting(1, 0) == "1 of 2 members ready"
+    assert starting(1, 1, 1) == "2 of 2 members ready"
+
+
+def test_the_status_says_since_when_nothing_moves_and_what_it_waits_for(tmp_path: Path) -> None:
+    records = Records(RunDir(tmp_path), policy=Policy(members=2))
+    asleep = there(0, SLEEPS, late_s=30.0), there(1, WAITS, late_s=30.0)
+    now = standing(*asleep, warned=(Warned("evaluate (train.py)", "look there"),))
+    found = told_by(records, now)
+    assert (found["no_step_s"], found["hang_limit_s"], found["held_up_by"]) == (30.0, 60.0, 0)
+    assert found["waiting_for"].startswith("rank 0 has been in evaluate (train.py:42)")
+    assert found["warnings"] == ["look there"]
+    assert (found["rate"], found["tokens_per_s"]) == (None, None)
+    moving = told_by(records, seen(0.0, 0.0))
+    assert (moving["no_step_s"], moving["hang_limit_s"], moving["waiting_for"]) == (None, None, "")
+
+
+def test_a_group_that_waits_for_storage_says_so(tmp_path: Path) -> None:
+    def waiting(stored: Stored, **given: Any) -> str:
+        now = replace(view(), memory=memory(**{"phase": "forming", "generation": 3, **given}), stored=stored)
+        return str(told_by(Records(RunDir(tmp_path)), now)["message"])
+
+    assert waiting(Stored(error=UNREAD)).startswith("importing")
+    away = Stored(error="Stale file handle")
+    assert waiting(away) == "storage cannot be read, trying again: Stale file handle"
+    assert waiting(away, phase="securing").startswith("storage cannot be read")
+    assert waiting(away, phase="running") == ""
+    unread = Stored((Checkpoint(9, 1, 2, "p"),), looked_ns=1)
+    assert waiting(unread) == "reading the checkpoint of step 9 whole before it is used"
+
+
+def test_of_a_script_that_keeps_its_own_state_nothing_is_secured_and_a_restart_makes_its_ratio_unknown(
+    tmp_path: Path,
+) -> None:
+    def its_own(step: int) -> View:
+        told = replace(progress(0, step), snapshot_step=-1)
+        return view(member("m0", report("m0", launcher(rank(0), joins=False), progress=(told,))))
+
+    records, accounts = Records(RunDir(tmp_path)), Accounts(0, None)
+    first = records.status(its_own(9), accounts)
+    assert (first["own_state"], first["secured_step"], first["step"]) == (True, None, 9)
+    assert first["ettr"] == first["ettr_hour"] == 0.0, "it is known until the first restart"
+    accounts.ledger.enter(Bucket.PRODUCTIVE, 1)
+    accounts.ledger.begun_again(2)
+    again = records.status(its_own(3), accounts)
+    assert (again["ettr"], again["ettr_hour"]) == (None, None)
+    assert told_by(records, doing(0, 1))["own_state"] is False, "this one has a snapshot"
+
+
+def test_an_incident_for_which_there_was_no_room_is_written_when_there_is(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    records = Records(run)
+    now = seen(0.0, 0.0)
+
+    def turn() -> None:
+        records.status(now, Accounts(now.now_ns, None))
+        records.files.do(lambda: None, 30.0)
+
+    (tmp_path / "incidents").write_bytes(b"")  # not even root can make a file in a file
+    for number in (1, 2):
+        for open_ in (True, False):
+            records.incident({"id": f"i-000{number}", "open": open_})
+    turn()
+    assert run.incident(1) is None
+    (tmp_path / "incidents").unlink()
+    (tmp_path / "incidents").mkdir()
+    turn()
+    assert [run.incident(number) for number in (1, 2)] == [
+        {"id": f"i-000{number}", "open": False} for number in (1, 2)
+    ]
+    (tmp_path / "incidents" / "i-0001.json").unlink()
+    turn()
+    assert run.incident(1) is None, "it was written once"

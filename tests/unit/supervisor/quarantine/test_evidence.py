@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from supervisor.quarantine import evidence
+from tests.unit.supervisor.nodeviews import POLICY, alone, finding, report
+
+
+@pytest.mark.parametrize(
+    ("sources", "said_by", "expected"),
+    [
+        (("kmsg",), "", False),
+        (("kmsg", "kmsg"), "", False),
+        (("kmsg", "nvml_events"), "", True),
+        (("kmsg",), "driver", True),
+        (("kmsg",), "operator", False),
+        ((), "", False),
+    ],
+)
+def test_two_sensors_or_the_driver_are_two_witnesses(
+    sources: tuple[str, ...], said_by: str, expected: bool
+) -> None:
+    assert evidence.is_corroborated(finding(sources=sources, said_by=said_by)) is expected
+
+
+def test_only_what_needs_an_empty_node_and_does_not_pass_may_drain_it() -> None:
+    assert evidence.may_drain(finding(), POLICY)
+    assert not evidence.may_drain(finding(action="contact_support"), POLICY)
+    assert not evidence.may_drain(finding(lasting=False), POLICY)
+    assert not evidence.may_drain(finding(level="degraded"), POLICY)
+    assert not evidence.may_drain(finding(held_s=59.0), POLICY)
+    assert not evidence.may_drain(alone(action="replace", lasting=True), POLICY)
+
+
+def test_an_action_that_we_do_not_know_is_the_cheapest() -> None:
+    found = (finding(action="sing"), finding(action="reset_gpu"))
+    assert evidence.dearest(found) == "reset_gpu"
+    assert evidence.dearest(()) == "none"
+
+
+def test_what_is_degraded_is_not_unhealthy() -> None:
+    assert evidence.unhealthy(report(finding(level="degraded"), finding(level="strange"))) == ()

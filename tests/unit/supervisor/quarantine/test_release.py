@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.quarantine.decide import decide
+from supervisor.quarantine.model import Hold, Release
+from tests.unit.supervisor.nodeviews import (
+    DAY_S,
+    NOW_S,
+    POLICY,
+    alone,
+    asked,
+    at,
+    bad,
+    finding,
+    node_of,
+    pool,
+    recovered,
+    report,
+    settled,
+    why,
+)
+
+OUT = settled(pool(bad("a")))
+NODE = node_of(OUT, "a")
+
+
+def test_a_node_comes_back_when_it_has_been_well_for_long_enough() -> None:
+    assert asked(at(OUT, NOW_S + 9999, recovered(NODE, 3599.0, boot_id="b2"))) == []
+    [release] = asked(at(OUT, NOW_S + 9999, recovered(NODE, 3600.0, boot_id="b2")))
+    assert isinstance(release, Release)
+    assert "lemon score" in release.why
+
+
+def test_a_reboot_that_was_not_seen_makes_the_proof_longer() -> None:
+    seen = at(OUT, NOW_S + DAY_S, recovered(NODE, 2 * 3600.0))
+    assert asked(seen) == []
+    assert "reboot_node not having been seen" in why(seen, "a")
+    assert len(asked(at(OUT, NOW_S + DAY_S, recovered(NODE, 4 * 3600.0)))) == 1
+
+
+def test_an_agent_that_has_lost_its_memory_proves_nothing_of_the_time_before() -> None:
+    forgetful = recovered(NODE, 30 * DAY_S, boot_id="b2")
+    assert asked(at(OUT, NOW_S + 1800, forgetful)) == []
+    assert len(asked(at(OUT, NOW_S + 3600, forgetful))) == 1
+
+
+def test_a_flap_begins_the_proof_anew() -> None:
+    flap = replace(NODE, report=report(alone(held_s=1.0)))
+    assert asked(at(OUT, NOW_S + DAY_S, flap)) == []
+    assert asked(at(OUT, NOW_S + DAY_S, recovered(NODE, 60.0, boot_id="b2"))) == []
+
+
+def test_a_degraded_node_comes_back_as_others_of_its_kind_serve() -> None:
+    said = report(finding(level="degraded"), clean_s=DAY_S, boot_id="b2")
+    assert len(asked(at(OUT, NOW_S + DAY_S, replace(NODE, report=said)))) == 1
+
+
+def test_health_is_not_proved_to_a_sensor_that_cannot_see() -> None:
+    blind = recovered(NODE, DAY_S, boot_id="b2", blind=("kmsg",))
+    assert asked(at(OUT, NOW_S + DAY_S, blind)) == []
+    assert why(at(OUT, NOW_S + DAY_S, blind), "a") == "says that it is well, but kmsg cannot see"
+    other = recovered(NODE, DAY_S, boot_id="b2", blind=("sysfs",))
+    assert len(asked(at(OUT, NOW_S + DAY_S, other))) == 1, "what found nothing need not see"
+
+
+def test_a_hold_says_when_to_look_again() -> None:
+    seen = at(OUT, NOW_S + 9999, recovered(NODE, 600.0, boot_id="b2"))
+    [hold] = [each for each in decide(seen, POLICY) if isinstance(each, Hold) and each.node == "a"]
+    assert 2999 <= hold.until_s - seen.now_s <= 3000, "the incident's own weight fades a little"

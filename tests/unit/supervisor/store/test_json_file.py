@@ -1,0 +1,30 @@
+"""A status that is shown four times a second and written twice is read twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from supervisor.store import json_file
+from supervisor.store.json_file import Follower
+
+
+def test_what_is_replaced_is_read_once_and_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, reads, read = tmp_path / "status.json", [], json_file.read
+
+    def counting(at: Path) -> dict[str, object] | None:
+        reads.append(at)
+        return read(at)
+
+    monkeypatch.setattr(json_file, "read", counting)
+    follower = Follower(path)
+    assert follower.read() is None
+    for step in (1, 2):
+        json_file.replace(path, {"step": step}, sync=False)
+        assert [follower.read() for _ in range(3)] == [{"step": step}] * 3
+    assert len(reads) == 3
+    path.unlink()
+    assert follower.read() is None
+    json_file.replace(path, {"step": 3}, sync=False)
+    assert follower.read() == {"step": 3}

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.protocol.member_messages import RankStall
+from supervisor.decision import closing, resume_point, transition
+from supervisor.decision.decide import decide
+from supervisor.hangs import observation
+from supervisor.view import members
+from supervisor.view.model import (
+    Action,
+    Done,
+    End,
+    MemberView,
+    Open,
+    Policy,
+    Replace,
+    Save,
+    Secure,
+    Start,
+    View,
+    Wait,
+)
+from tests.unit.supervisor.views import S, fault, holding, launcher, member, rank, report, view
+
+POLICY = Policy(members=2, standby=1)
+WHY = "its launcher has said nothing for 5 s and is stopped"
+STATES = ((0, 1, 9), (1, 1, 9))  # private states of both ranks
+
+
+def here(name: str, number: int, **given: Any) -> MemberView:
+    """Return a member that trains, holds all that is needed, and has said so for generation 1."""
+    held = holding(name, ((1, 9),), STATES, launcher=launcher(rank(number)), secured_for=1)
+    assert held.report is not None
+    return replace(held, report=replace(held.report, **given))
+
+
+def deaf(found: MemberView) -> MemberView:
+    assert found.report is not None
+    return replace(found, report=replace(found.report, launcher_silent=WHY))
+
+
+STANDBY = member("m2", report("m2", launcher(generation=0), secured_for=1))
+
+
+def followed(seen: View, *kinds: type[Action]) -> list[Action]:
+    """Decide and carry out, once for each of `kinds`, with members that say nothing new."""
+    actions: list[Action] = []
+    for kind in kinds:
+        actions.append(decide(seen, POLICY))
+        assert isinstance(actions[-1], kind), actions[-1]
+        seen = replace(seen, memory=transition.apply(seen, actions[-1], POLICY))
+    return actions
+
+
+def test_a_member_that_speaks_has_done_so_lately() -> None:
+    assert members.speaks(member("m1", report("m1", None), silent_s=1.4))
+    for away in ({"silent_s": 1.5}, {"connected": False}, {"exists": False}):
+        assert not members.speaks(member("m1", report("m1", None), **away))
+
+
+def test_one_that_speaks_and_is_deaf_does_not_obey() -> None:
+    found = here("m0", 0)
+    assert (members.deaf(found), members.obeys(found)) == ("", True)
+    assert (members.deaf(deaf(found)), members.speaks(deaf(found)), members.obeys(deaf(found))) == (
+        WHY,
+        True,
+        False,
+    )
+    assert members.deaf(member("m0")) == ""
+
+
+def test_a_new_member_may_be_silent_for_as_long_as_forming_takes() -> None:
+    fresh = member("m7", silent_s=599.0)
+    assert not members.is_lost(view(here("m0", 0)), fresh, POLICY)
+    assert members.silence_left_s(view(here("m0", 0)), fresh, POLICY) == 1.0
+
+
+# -- what a deaf member leads to
+
+
+def test_a_deaf_member_s_place_is_a_standby_s_at_once_and_its_processes_are_ended() -> None:
+    seen = view(deaf(here("m0", 0)), here("m1", 1), STANDBY, settled=True)
+    secure, start = followed(seen, Secure, Start)
+    assert isinstance(secure, Secure)
+    assert secure.just_in_time
+    assert isinstance(start, Start)
+    assert (start.placement, start.remedy) == (("m2", "m1"), "swap")
+    assert WHY in start.why
+    assert start.resume.step == 9
+    assert start.resume.holders == ("m1",), "who is about to be ended has nothing to give"
+    assert transition.apply(seen, start, POLICY).lost == ("m0",)
+
+
+def test_without_a_standby_another_member_is_made() -> None:
+    seen = view(deaf(here("m0", 0)), here("m1", 1), settled=True)
+    _, given_up = followed(seen, Secure, Replace)
+    assert isinstance(given_up, Replace)
+    assert given_up.member == "m0"
+
+
+def test_a_deaf_standby_is_replaced_and_never_chosen() -> None:
+    seen = view(here("m0", 0), here("m1", 1), deaf(STANDBY), settled=True)
+    action = decide(seen, POLICY)
+    assert action == Replace("m2", f"member m2 is lost: {WHY}")
+    assert not members.is_ready(deaf(STANDBY), 1)
+    gone = view(member("m0", exists=False), here("m1", 1), deaf(STANDBY))
+    assert members.able(gone, POLICY) == ("m1",)
+
+
+def test_a_deaf_member_is_not_hoped_for() -> None:
+    assert members.missing(view(deaf(here("m0", 0)), here("m1", 1)), POLICY, 60.0) == {}
+
+
+def test_a_lone_member_trains_on_until_something_needs_its_launcher() -> None:
+    alone = replace(POLICY, members=1, standby=0)
+    lone: dict[str, Any] = {"placement": ("m0",), "world_size": 1, "settled": True}
+    quiet = view(deaf(here("m0", 0)), **lone)
+    assert isinstance(decide(quiet, alone), Wait)
+    stall = RankStall(0, 1, 9, 7, 2, "eval", 2.5, 1.0, limited=True)
+    stuck = view(deaf(here("m0", 0, stalls=(stall,))), **lone)
+    stuck = replace(stuck, watch=observation.later(stuck.watch, stuck))
+    action = decide(stuck, alone)
+    assert isinstance(action, Secure)
+    after = replace(stuck, memory=transition.apply(stuck, action, alone))
+    assert decide(after, alone) == Replace("m0", "member m0 is lost and no standby is left")
+
+
+@pytest.mark.parametrize("stop", ["", "graceful"])
+def test_at_a_stop_what_a_deaf_member_holds_is_saved_from_there(stop: str) -> None:
+    lone = view(deaf(here("m0", 0)), placement=("m0",), world_size=1, stop=stop)
+    assert resume_point.point(lone, None).source == ("slot" if stop else "none")
+    action = closing.save_and_end(lone, ())
+    assert isinstance(action, Save if stop else End)
+
+
+def test_the_end_does_not_wait_for_a_deaf_member() -> None:
+    seen = view(deaf(here("m0", 0)), phase="stopping", since_ns=100 * S)
+    assert isinstance(closing.stopping(seen, POLICY), Done)
+
+
+def test_a_sidecar_that_says_nothing_is_looked_at_before_its_member_counts_as_lost_and_not_again_soon() -> (
+    None
+):
+    quiet = replace(here("m0", 0), silent_s=members.MUTE_S + 0.1)
+    new = member("m2", silent_s=9.0)  # nobody has heard of it yet: it imports
+    seen = view(quiet, here("m1", 1), new)
+    assert members.mute(seen, {}) == ("m0",)
+    assert not members.is_lost(seen, quiet, POLICY)
+    assert members.mute(seen, {"m0": seen.now_ns - 1}) == ()
+    assert members.mute(seen, {"m0": seen.now_ns - int((members.AGAIN_S + 1) * S)}) == ("m0",)
+
+
+SECURING: dict[str, Any] = {
+    "phase": "securing",
+    "settled": True,
+    "since_ns": 100 * S,
+    "incident": Open(1, 1, 90 * S, 91 * S, 0.0, (fault("exception", 0, message="RuntimeError: no", code=1),)),
+    "incidents": 1,
+}
+
+
+@pytest.mark.parametrize(("after_s", "known"), [(0.5, True), (5.5, True), (59.0, True), (61.0, False)])
+def test_a_member_that_speaks_is_not_given_up_because_its_sidecar_has_not_heard_its_launcher(
+    after_s: float, known: bool
+) -> None:
+    """It holds what the group needs, and its launcher lives: a dead one takes its member with it."""
+    members = (here("m0", 0), here("m1", 1, launcher=None))
+    seen = view(*members, **SECURING, now_s=100 + after_s)
+    action = decide(seen, replace(POLICY, standby=0, member_timeout_s=5.0))
+    if known:
+        assert isinstance(action, Wait)
+        assert action.why == "waiting for the sidecar of m1 to hear its launcher"
+        assert action.until_ns <= 160 * S
+    else:
+        assert action == Replace("m1", "member m1 is lost and no standby is left")
+
+
+def test_one_whose_launcher_is_gone_with_it_or_is_silent_is_given_up_as_before() -> None:
+    for lost in (
+        replace(here("m1", 1, launcher=None), exists=False),
+        replace(here("m1", 1, launcher=None), silent_s=9.0),
+        deaf(here("m1", 1, launcher=None)),
+    ):
+        seen = view(here("m0", 0), lost, **SECURING, now_s=105.5)
+        action = decide(seen, replace(POLICY, standby=0, member_timeout_s=5.0))
+        assert action == Replace("m1", "member m1 is lost and no standby is left")
+
+
+def test_a_standby_takes_the_place_of_one_whose_launcher_is_not_heard() -> None:
+    seen = view(here("m0", 0), here("m1", 1, launcher=None), STANDBY, **SECURING)
+    assert members.able(seen, POLICY) == ("m0", "m2")

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.protocol.member_messages import Room
+from supervisor.decision.decide import decide
+from supervisor.view import memory_needed
+from supervisor.view.model import End, MemberView, Past, Policy, View
+from tests.unit.supervisor.views import launcher, member, progress, rank, report, view
+
+GB = 1_000_000_000
+POLICY = Policy(members=2, standby=1)
+
+
+def at(name: str, number: int | None, step: int = 3, **given: int | str) -> MemberView:
+    """Return a member of one host, with a state of 2 GB unless told otherwise."""
+    told = replace(Room("host:1", 2 * GB, 4 * GB, 1000, 10 * GB, 10 * GB), **given)  # type: ignore[arg-type]
+    ranks = () if number is None else (rank(number),)
+    steps = () if number is None else (progress(number, step),)
+    return member(name, report(name, launcher(*ranks), room=told, progress=steps))
+
+
+def seen(*members: MemberView, **given: Any) -> View:
+    return view(*members, **given)
+
+
+def test_two_snapshots_for_each_member_and_one_for_a_standby_are_needed() -> None:
+    [found] = memory_needed.volumes(
+        seen(at("m0", 0), at("m1", 1), at("m2", None, state_bytes=0, slots_bytes=0))
+    )
+    assert found.needed_bytes == (4 + 4 + 2) * GB + 3000
+    assert found.used_bytes == 8 * GB + 3000
+    assert found.available_bytes == 18 * GB + 3000
+    assert found.fits
+
+
+def test_members_of_other_hosts_have_memory_of_their_own() -> None:
+    first, second = memory_needed.volumes(seen(at("m0", 0), at("m1", 1, volume="other:1", free_bytes=1)))
+    assert (first.members, second.members) == (("m0",), ("m1",))
+    assert second.fits, "both of its snapshots are there already"
+
+
+@pytest.mark.parametrize("short", ["free_bytes", "available_bytes"])
+def test_a_run_that_has_only_begun_is_refused_with_numbers_and_what_to_do(short: str) -> None:
+    members = [at(f"m{n}", n, slots_bytes=GB, **{short: 4 * GB}) for n in range(2)]
+    action = decide(seen(*members), POLICY)
+    assert isinstance(action, End)
+    assert action.exit_code == 2
+    assert "a state of 2.00 GB takes 8.00 GB" in action.why
+    assert "2 snapshots for each of 2 members" in action.why
+    assert "6.00 GB can be had" in action.why
+    assert "--shm-size" in action.why
+
+
+def test_the_limit_of_a_cgroup_is_named_where_it_is_what_keeps_the_run_from_fitting() -> None:
+    members = [
+        at(f"m{n}", n, slots_bytes=GB, free_bytes=9 * GB, available_bytes=2 * GB, limit_bytes=5 * GB)
+        for n in range(2)
+    ]
+    found = memory_needed.refusal(seen(*members))
+    assert found is not None
+    assert "4.00 GB can be had under the memory limit of 5.00 GB of its cgroup" in found.why
+    assert "a higher memory limit" in found.why
+    volume = [at(f"m{n}", n, slots_bytes=GB, free_bytes=1, limit_bytes=5 * GB) for n in range(2)]
+    found = memory_needed.refusal(seen(*volume))
+    assert found is not None
+    assert ("cgroup" in found.why, "--shm-size" in found.why) == (False, True), "the volume is what is small"
+
+
+def test_a_run_that_has_something_to_lose_is_never_refused() -> None:
+    late = [at(f"m{n}", n, step=memory_needed.EARLY_STEPS + 1, slots_bytes=0, free_bytes=1) for n in range(2)]
+    assert memory_needed.refusal(seen(*late)) is None
+    early = [at(f"m{n}", n, slots_bytes=0, free_bytes=1) for n in range(2)]
+    assert memory_needed.refusal(seen(*early)) is not None
+    past = Past("crash", 1, "m1", 2, "killed", 0, 1)
+    assert memory_needed.refusal(seen(*early, history=(past,))) is None
+
+
+def test_what_is_not_known_refuses_nobody() -> None:
+    assert memory_needed.volumes(seen(at("m0", 0, state_bytes=0), at("m1", 1, state_bytes=0))) == ()
+    nobody = member("m0", report("m0", launcher(rank(0))))
+    assert memory_needed.refusal(seen(nobody, member("m1"))) is None
+    assert memory_needed.described(seen(nobody)) is None
+
+
+def test_status_shows_the_volume_that_has_the_least_to_spare() -> None:
+    found = memory_needed.described(seen(at("m0", 0), at("m1", 1, volume="other:1", free_bytes=5)))
+    assert found is not None
+    assert found["members"] == ["m1"]
+    assert found["available_bytes"] == 4 * GB + 1000 + 5
+    assert found["needed_bytes"] <= found["available_bytes"]

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import random
+import statistics
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.protocol.member_messages import Progress
+from supervisor.view.model import MemberView, View
+from supervisor.view.stragglers import Slow, slow
+from tests.unit.supervisor.views import launcher, member, progress, report, view
+
+BLOCKS, STEPS = 10, 5  # of a window, as the sidecar keeps it
+WINDOW = BLOCKS * STEPS
+
+
+def told(
+    rank: int, own_s: float, least_s: float | None = None, step_s: float = 0.1, step: int = 200
+) -> Progress:
+    """Return what is said of a rank whose own time was never less than `least_s` in its window."""
+    least_s = own_s if least_s is None else least_s
+    said = replace(progress(rank, step), step_s=step_s, own_s=own_s, own_least_s=least_s)
+    return replace(said, own_data_s=own_s / 2, own_steps=WINDOW)
+
+
+def seen(*ranks: Progress, generation: int = 1) -> View:
+    """Return a view of a group with a rank in each member."""
+    names = tuple(f"m{each.rank}" for each in ranks)
+    members = [_member(name, each, generation) for name, each in zip(names, ranks, strict=True)]
+    return view(*members, generation=generation, placement=names, world_size=len(names))
+
+
+def _member(name: str, rank: Progress, generation: int) -> MemberView:
+    return member(name, report(name, launcher(generation=generation), progress=(rank,)))
+
+
+def named(*ranks: Progress) -> list[int]:
+    return [each.rank for each in slow((), seen(*ranks))]
+
+
+def test_a_rank_that_takes_more_than_the_others_is_slow() -> None:
+    found = slow((), seen(told(0, 0.03), told(1, 0.084), told(2, 0.03), told(3, 0.034)))
+    assert found == (Slow(1, 1, 0.084, 0.042, 0.03, 150),)
+    assert found[0].factor == pytest.approx(2.8)
+
+
+def test_of_two_ranks_the_other_is_the_measure_and_one_alone_is_never_slow() -> None:
+    assert named(told(0, 0.03), told(1, 0.05)) == [1]
+    assert named(told(0, 0.05), told(1, 0.03)) == [0]
+    assert named(told(0, 0.04), told(1, 0.03)) == []
+    assert named(told(0, 5.0)) == []
+
+
+def test_a_part_of_the_window_is_not_enough() -> None:
+    assert named(told(0, 0.03), told(1, 0.3, least_s=0.04)) == []
+
+
+def test_a_difference_that_is_nothing_beside_the_step_is_none() -> None:
+    assert named(told(0, 0.03, step_s=1.0), told(1, 0.08, step_s=1.0)) == []
+    assert named(told(0, 0.0001, step_s=0.002), told(1, 0.0009, step_s=0.002)) == []
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        {"connected": False},
+        {"name": "standby"},
+        {"report": None},
+        {"report": report("m1", None, progress=(told(1, 0.09),))},
+        {"report": report("m1", launcher(generation=0), progress=(told(1, 0.09),))},
+        {"report": report("m1", launcher(), progress=(progress(1, 200),))},
+    ],
+)
+def test_what_is_not_known_now_stays_as_it_was(hidden: dict[str, object]) -> None:
+    whole = seen(told(0, 0.03), told(1, 0.09))
+    before = slow((), whole)
+    away = replace(whole, members=(whole.members[0], replace(whole.members[1], **hidden)))  # type: ignore[arg-type]
+    assert slow((), away) == ()
+    assert slow(before, away) == before
+    alone = replace(away, members=away.members[1:])
+    assert slow(before, alone) == before
+
+
+def test_it_is_over_when_the_average_has_come_down_and_not_before() -> None:
+    before = slow((), seen(told(0, 0.03), told(1, 0.09)))
+    for own_s in (0.2, 0.06, 0.04):
+        [still] = slow(before, seen(told(0, 0.03), told(1, own_s, least_s=0.03, step=999)))
+        assert (still.own_s, still.since) == (own_s, 150)
+    assert slow(before, seen(told(0, 0.03), told(1, 0.037))) == ()
+    assert slow(before, seen(told(0, 0.03, step_s=1.0), told(1, 0.07, step_s=1.0))) == ()
+
+
+def test_a_new_generation_begins_with_none() -> None:
+    before = slow((), seen(told(0, 0.03), told(1, 0.09)))
+    assert slow(before, seen(told(0, 0.03), told(1, 0.04), generation=2)) == ()
+
+
+def test_a_new_supervisor_finds_it_again() -> None:
+    whole = seen(told(0, 0.03), told(1, 0.09))
+    assert slow((), whole) == slow(slow((), whole), whole)
+
+
+@given(st.lists(st.floats(0.001, 1.0), min_size=2, max_size=9))
+def test_the_measure_is_the_median_of_the_others(owns: list[float]) -> None:
+    ranks = [told(number, own_s, step_s=0.001) for number, own_s in enumerate(owns)]
+    for found in slow((), seen(*ranks)):
+        others = statistics.median(owns[: found.rank] + owns[found.rank + 1 :])
+        assert found.peers_s == pytest.approx(others)
+        assert owns[found.rank] > 1.5 * others
+    slowest = max(range(len(owns)), key=owns.__getitem__)
+    others = statistics.median(owns[:slowest] + owns[slowest + 1 :])
+    assert (slowest in named(*ranks)) == (owns[slowest] > 1.5 * others and owns[slowest] - others >= 0.001)
+
+
+class History:
+    """A group of ranks with steps of their own making, looked at after every block."""
+
+    def __init__(self, world_size: int) -> None:
+        self._owns: list[list[float]] = [[] for _ in range(world_size)]
+        self.slow: tuple[Slow, ...] = ()
+
+    def block(self, steps: list[list[float]]) -> tuple[int, ...]:
+        """Add to each rank the own times of some steps; return who is slow now."""
+        for owns, added in zip(self._owns, steps, strict=True):
+            owns.append(statistics.fmean(added))
+        windows = [owns[-BLOCKS:] for owns in self._owns]
+        step_s = max(map(statistics.fmean, windows)) * 1.5
+        step = STEPS * len(self._owns[0])
+        whole = len(windows[0]) == BLOCKS
+        ranks = [
+            told(number, statistics.fmean(window), min(window), step_s, step)
+            if whole
+            else progress(number, step)
+            for number, window in enumerate(windows)
+        ]
+        self.slow = slow(self.slow, seen(*ranks))
+        return tuple(each.rank for each in self.slow)
+
+
+@given(st.integers(0, 1 << 32), st.integers(2, 5))
+def test_steps_that_vary_by_five_give_no_false_alarm(seed: int, world_size: int) -> None:
+    chance, history = random.Random(seed), History(world_size)
+    for _ in range(30):
+        steps = [[chance.uniform(0.01, 0.05) for _ in range(STEPS)] for _ in range(world_size)]
+        assert history.block(steps) == ()
+
+
+@given(st.integers(0, 1 << 32), st.integers(2, 5))
+def test_a_pause_of_the_machine_now_and_then_gives_no_false_alarm(seed: int, world_size: int) -> None:
+    chance, history = random.Random(seed), History(world_size)
+    for _ in range(30):
+        steps = [
+            [3.0 if chance.random() < 0.02 else chance.uniform(0.03, 0.04) for _ in range(STEPS)]
+            for _ in range(world_size)
+        ]
+        assert history.block(steps) == ()
+
+
+@given(st.integers(0, 1 << 32), st.integers(2, 5), st.floats(2.5, 10.0))
+def test_a_rank_that_becomes_slow_is_named_within_a_window_and_let_go_within_one(
+    seed: int, world_size: int, factor: float
+) -> None:
+    chance, history = random.Random(seed), History(world_size)
+    who = chance.randrange(world_size)
+
+    def block(times: float) -> tuple[int, ...]:
+        return history.block(
+            [
+                [chance.uniform(0.02, 0.03) * (times if rank == who else 1.0) for _ in range(STEPS)]
+                for rank in range(world_size)
+            ]
+        )
+
+    assert all(block(1.0) == () for _ in range(30))
+    assert [block(factor) for _ in range(BLOCKS)][-1] == (who,)
+    assert all(block(factor) == (who,) for _ in range(20))
+    assert [block(1.0) for _ in range(BLOCKS)][-1] == ()
+    assert all(block(1.0) == () for _ in range(20))
