@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from holdfast.errors import BadInput
 from nodeagent.cli import options
 
-# Python's own 5 ms are too long: a flood overwrites a log of 128 KiB in 10 ms, and whoever reads it gives way
-# to another thread at each record.
+# Python's default of 5 ms is too long: a flood overwrites a log of 128 KiB in 10 ms, and the thread that
+# reads it yields to another thread at each record.
 SWITCH_S = 0.0005
 
 
 def main(argv: Sequence[str]) -> int:
-    """Obey one command line and return the exit code; 2, and one line, for bad input."""
+    """Run one command line and return the exit code; 2, and one line, for bad input."""
     sys.setswitchinterval(SWITCH_S)
     try:
         asked = options.parse(argv)
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"holdfast: {error}\n")
         return 2
     except BrokenPipeError:
-        return 141  # the reader of our output has left, as 128 + SIGPIPE says
+        return 141  # the reader of stdout is gone: 128 + SIGPIPE
 
 
 if __name__ == "__main__":

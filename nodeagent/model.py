@@ -10,17 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-MAX_TEXT = 512  # characters of a sensor's own words: a kernel line of kilobytes must not be kept
+MAX_TEXT = 512  # characters of a sensor's text: a kernel line of kilobytes must not be kept
 MAX_FACTS = 16
 VERDICT_XID = 154  # the Xid by which the driver reports what is to be done: its verdict on another Xid
 
-# Entities are paths: the kind, then what tells one from another.
+# Entities are paths: the kind, then a name within that kind.
 NODE = "node"
 DRIVER = "driver"
 
 
 def gpu_entity(bus_id: str) -> str:
-    """Return the entity of the GPU at a PCI address however written: `gpu/0000:3b:00.0`.
+    """Return the entity of the GPU at a PCI address in any notation: `gpu/0000:3b:00.0`.
 
     NVML writes `00000000:3B:00.0`, the kernel log `PCI:0000:3b:00` or without a domain.
     """
@@ -28,7 +28,7 @@ def gpu_entity(bus_id: str) -> str:
 
 
 def normalized_pci(bus_id: str) -> str:
-    """Return a PCI address as sysfs writes it: `0000:3b:00.0`. What is none comes back in lower case."""
+    """Return a PCI address as sysfs writes it: `0000:3b:00.0`. Other text is returned in lower case."""
     text = bus_id.lower().removeprefix("pci:")
     address, _, function = text.partition(".")
     parts = address.split(":")
@@ -50,11 +50,9 @@ class Observation:
     entity: str
     source: str  # the sensor
     value: float = 0.0  # a sample, a counter's reading, or a code: as the check's kind says
-    variant: str = (
-        ""  # what parts one code from the same code with another meaning: an NVLink unit, a verdict
-    )
-    text: str = ""  # the sensor's words, for people
-    facts: tuple[tuple[str, str], ...] = ()  # what was decoded: pid, name, link, ...
+    variant: str = ""  # distinguishes meanings of the same code: an NVLink unit, a verdict
+    text: str = ""  # the sensor's own text, for people
+    facts: tuple[tuple[str, str], ...] = ()  # decoded details: pid, name, link, ...
 
     def __post_init__(self) -> None:
         if len(self.text) > MAX_TEXT:
@@ -64,7 +62,7 @@ class Observation:
 
 
 class Level(IntEnum):
-    """How bad an entity is; the greater counts. Only `UNHEALTHY` may cost a node its work."""
+    """How bad an entity is; the greatest counts. Only `UNHEALTHY` may cost a node its work."""
 
     HEALTHY = 0
     DEGRADED = 1
@@ -72,7 +70,7 @@ class Level(IntEnum):
 
 
 class Action(IntEnum):
-    """What is to be done, cheapest first; of several findings the greatest is the verdict's."""
+    """The remedy, cheapest first; of several findings the greatest is the verdict's."""
 
     NONE = 0
     RESTART_APP = 1
@@ -83,13 +81,13 @@ class Action(IntEnum):
 
 
 def word(value: Level | Action) -> str:
-    """Return a level or an action as users write it: `reset_gpu`."""
+    """Return a level or an action in the notation of users: `reset_gpu`."""
     return value.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is, or was just now, wrong with one entity."""
+    """One thing that is wrong with one entity, or was until a moment ago."""
 
     entity: str
     check: str
@@ -98,17 +96,17 @@ class Finding:
     action: Action
     since_s: float  # agent time of the first sign
     last_s: float  # of the newest
-    why: str  # one sentence: what was seen, against which limit, or who says so
-    evidence: tuple[str, ...]  # the sensors' own words, newest last
+    why: str  # one sentence: what was seen and the limit, or the source
+    evidence: tuple[str, ...]  # the sensors' own text, newest last
     clears: str  # what would end it
     sources: tuple[str, ...]  # sensors that saw it
     lasting: bool = False  # only a remedy ends it, and none has been seen since
-    overridden: str = ""  # whose word went before the table's: "driver", "operator"
+    overridden: str = ""  # who overrode the table: "driver", "operator"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What holds for one entity now."""
+    """The present level and action of one entity."""
 
     entity: str
     level: Level

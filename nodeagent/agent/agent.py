@@ -26,28 +26,28 @@ from nodeagent.policy.rules import Policy
 from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.sensor import WAIT_S, LeftOut, Sensor
 
-LOOK_S = WAIT_S  # at most between two looks; as often as the sensors that wait for events wake up
-STUCK_LOOK_S = 1.0  # while a sensor hangs: for how long is told with every look
-SOON_S = 0.05  # at least between two looks that only the time asks for
-SAVE_S = 0.2  # at least between two saves: a storm of changes is one
+LOOK_S = WAIT_S  # the longest time between two looks; the sensors that wait for events wake up as often
+STUCK_LOOK_S = 1.0  # while a sensor hangs: every look reports for how long
+SOON_S = 0.05  # the shortest time between two looks that only the time requires
+SAVE_S = 0.2  # the shortest time between two saves: a storm of changes is saved once
 SAVE_AT_REST_S = 60.0  # cursors and baselines
 FORGET_EVERY_S = 3600.0
-DESCRIBING = ("gpu_state", "nvml")  # checks whose facts say what the entity is
+DESCRIBING = ("gpu_state", "nvml")  # checks whose facts describe the entity
 MAX_DESCRIBED = 256
-JOIN_S = 0.5  # for all sensors at the end: SIGTERM is obeyed within 2 s whatever hangs
+JOIN_S = 0.5  # for all sensors at the end: the agent ends within 2 s of SIGTERM, whatever hangs
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What others see: replaced whole, never changed."""
+    """What other threads read: replaced as a whole, never modified."""
 
     at_s: float
     verdicts: tuple[Verdict, ...] = ()
     sensors: tuple[SensorStatus, ...] = ()
     events: tuple[dict[str, Any], ...] = ()  # the history, oldest first
     dropped: int = 0
-    problems: tuple[str, ...] = ()  # of the memory
-    calm: CleanTime = field(default_factory=CleanTime)
+    problems: tuple[str, ...] = ()  # of the saved state
+    clean_time: CleanTime = field(default_factory=CleanTime)
     facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of the driver and each GPU
 
     @property
@@ -58,7 +58,7 @@ class Published:
 
 @dataclass(slots=True)
 class FittedSensor:
-    """A sensor with what the agent needs beside it."""
+    """A sensor, and how to get its position and what it leaves out."""
 
     sensor: Sensor
     position: Callable[[], Any] = lambda: None
@@ -67,13 +67,13 @@ class FittedSensor:
 
 @dataclass(slots=True)
 class Agent:
-    """See the module. `tell` gets each change once, as JSON, after it is safe on disk."""
+    """The agent; see the module. `report` gets each change once, as JSON, after it is on disk."""
 
     policy: Policy
     clock: Clock
-    memory: SavedState
-    folder: Path | None  # None: nothing is kept
-    tell: Callable[[Sequence[dict[str, Any]]], None]
+    state: SavedState
+    folder: Path | None  # None: nothing is saved
+    report: Callable[[Sequence[dict[str, Any]]], None]
     branch: Callable[[], int | None] = lambda: None
     problems: tuple[str, ...] = ()
     inbox: Inbox = field(init=False)
@@ -94,17 +94,17 @@ class Agent:
         self.evaluator = Evaluator(self.policy)
         self.problems += self._recall()
         self.published = Published(self.clock.now_s(), problems=self.problems)
-        self.memory.anchor = self.clock.anchor
-        self.memory.calm = self.memory.calm.resumed(self.memory.last_s, self.clock.now_s())
+        self.state.anchor = self.clock.anchor
+        self.state.clean_time = self.state.clean_time.resumed(self.state.last_s, self.clock.now_s())
 
     def _recall(self) -> tuple[str, ...]:
-        before = self.memory.anchor
+        before = self.state.anchor
         try:
-            if self.memory.evidence:
-                self.evaluator.load(self.memory.evidence)
+            if self.state.evidence:
+                self.evaluator.load(self.state.evidence)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             self.evaluator = Evaluator(self.policy)
-            return (f"the remembered evidence is not used: {error}",)
+            return (f"the saved evidence is not used: {error}",)
         if before is not None and before.boot_id != self.clock.anchor.boot_id:
             booted_s = self.clock.anchor.offset_s  # CLOCK_BOOTTIME 0
             self.evaluator.take(Observation(booted_s, "boot", NODE, "agent", text="another boot id"))
@@ -120,7 +120,7 @@ class Agent:
             each.start()
 
     def run(self) -> None:
-        """Look until `stop` is called; then save and return, whether or not the sensors do."""
+        """Look until `stop` is called; then save and return, even if sensors hang."""
         while not self._stopping:
             self.inbox.wait(self._patience_s())
             self.look()
@@ -133,12 +133,12 @@ class Agent:
         return min(left_s(STUCK_LOOK_S if self._stuck else LOOK_S), max(SOON_S, until_s))
 
     def stop(self) -> None:
-        """End `run` soon. May be called by a signal handler, and more than once."""
+        """Make `run` return soon. May be called by a signal handler, and more than once."""
         self._stopping = True
         self.inbox.wake()
 
     def close(self) -> None:
-        """Stop the sensors, look and save one last time. Takes about `JOIN_S` if one of them hangs."""
+        """Stop the sensors, then look and save a last time. Takes about `JOIN_S` if a sensor hangs."""
         for each in self.watched:
             each.stop()
         until = time.monotonic() + JOIN_S
@@ -147,18 +147,19 @@ class Agent:
         self.look(last=True)
 
     def look(self, *, last: bool = False) -> Published:
-        """Take in what has come, show what follows, save and tell it."""
+        """Take the inbox, evaluate, publish, save, and report the changes."""
         now_s = self.clock.now_s()
-        positions = {each.sensor.name: each.position for each in self.watched}  # before what they cover
+        # read before the observations that they cover
+        positions = {each.sensor.name: each.position for each in self.watched}
         self._take(now_s)
         standing = self.evaluator.findings(now_s)
-        found, self.memory.told = changes.find_changes(self.memory.told, standing, now_s)
+        found, self.state.reported = changes.find_changes(self.state.reported, standing, now_s)
         self._pending += [changes.change_as_json(each) for each in found]
-        self.memory.calm = self.memory.calm.after(now_s, standing, self.published.ready)
+        self.state.clean_time = self.state.clean_time.after(now_s, standing, self.published.ready)
         self._publish(now_s, standing)
         since_s = time.monotonic() - self._saved
         if last or since_s >= SAVE_AT_REST_S or (self._pending and since_s >= SAVE_S):
-            self._save_and_tell(now_s, positions, standing)
+            self._save_and_report(now_s, positions, standing)
         return self.published
 
     def _take(self, now_s: float) -> None:
@@ -178,27 +179,27 @@ class Agent:
             self._forgot = now_s
             self.evaluator.forget(now_s - FORGET_S)
 
-    def _save_and_tell(
+    def _save_and_report(
         self, now_s: float, positions: Mapping[str, Any], standing: tuple[Finding, ...]
     ) -> None:
-        """Save, then tell. With a full disk it is told all the same: a fault must not go unsaid for that."""
-        numbered = self.memory.add(self._pending)
+        """Save, then report. With a full disk it reports all the same: a fault must not stay unreported."""
+        numbered = self.state.add(self._pending)
         self._pending = []
-        self.memory.last_s = max(self.memory.last_s, now_s)
-        self.memory.evidence = self.evaluator.dump()
-        self.memory.positions.update({k: v for k, v in positions.items() if v is not None})
+        self.state.last_s = max(self.state.last_s, now_s)
+        self.state.evidence = self.evaluator.dump()
+        self.state.positions.update({k: v for k, v in positions.items() if v is not None})
         self._saved = time.monotonic()
         if self.folder is not None:
             try:
-                saved_state.save(self.folder, self.memory)
-                self._remembers(now_s, "")
+                saved_state.save(self.folder, self.state)
+                self._note_saved(now_s, "")
             except OSError as error:
-                self._remembers(now_s, f"the memory cannot be saved: {error}")
+                self._note_saved(now_s, f"the state cannot be saved: {error}")
         self._publish(now_s, standing)
         if numbered:
-            self.tell(numbered)
+            self.report(numbered)
 
-    def _remembers(self, now_s: float, problem: str) -> None:
+    def _note_saved(self, now_s: float, problem: str) -> None:
         known = "sensor/memory" in self.evaluator.entities
         if problem or known:
             state = 1.0 if problem else 0.0
@@ -207,8 +208,8 @@ class Agent:
             )
 
     def _verdicts(self, standing: tuple[Finding, ...]) -> tuple[Verdict, ...]:
-        """Return one verdict for each entity: the same as before unless findings or entities are new."""
-        count = len(self.evaluator.entities)  # they only ever become more
+        """Return one verdict for each entity: the previous object unless findings or entities are new."""
+        count = len(self.evaluator.entities)  # the set only grows
         if standing is not self._judged[0] or count != self._judged[1]:
             self._judged = standing, count, verdicts(standing, self.evaluator.entities)
         return self._judged[2]
@@ -218,10 +219,10 @@ class Agent:
             now_s,
             self._verdicts(standing),
             tuple(each.status() for each in self.watched),
-            tuple(self.memory.history),
+            tuple(self.state.history),
             self.inbox.dropped,
             self.problems,
-            self.memory.calm,
+            self.state.clean_time,
             dict(self._facts),
         )
         with self.looked:

@@ -14,7 +14,7 @@ RAISED, WORSE, BETTER, CLEARED = "raised", "worse", "better", "cleared"
 
 @dataclass(frozen=True, slots=True)
 class ReportedFinding:
-    """What of a finding has been told: enough to tell whether it has changed, also after a restart."""
+    """What was last reported of a finding: enough to see whether it has changed, also after a restart."""
 
     level: Level
     action: Action
@@ -23,7 +23,7 @@ class ReportedFinding:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing to tell. `finding` is the last known one when it has been cleared."""
+    """One change to report."""
 
     at_s: float
     kind: str  # RAISED, WORSE, BETTER, CLEARED
@@ -42,25 +42,25 @@ def finding_key(finding: Finding) -> FindingKey:
 
 
 def find_changes(
-    told: Mapping[FindingKey, ReportedFinding], standing: Iterable[Finding], now_s: float
+    reported: Mapping[FindingKey, ReportedFinding], standing: Iterable[Finding], now_s: float
 ) -> tuple[tuple[Change, ...], dict[FindingKey, ReportedFinding]]:
-    """Return what is new against what was told, and what will have been told then.
+    """Return the changes since the last report, and what counts as reported after them.
 
-    The same finding standing on, or seen by one more sensor, is not told again.
+    A finding that persists, or that one more sensor sees, is not reported again.
     """
     found: list[Change] = []
     after: dict[FindingKey, ReportedFinding] = {}
     for each in standing:
-        before = told.get(finding_key(each))
+        before = reported.get(finding_key(each))
         now = ReportedFinding(each.level, each.action, each.since_s if before is None else before.since_s)
         kind = _kind(before, now)
         if kind is not None:
             found.append(_change(now_s, kind, each))
         after[finding_key(each)] = now
-    for (entity, check, code), before in told.items():
+    for (entity, check, code), before in reported.items():
         if (entity, check, code) not in after:
             number = None if code < 0 else code
-            why = f"it stood for {now_s - before.since_s:.0f} s"
+            why = f"it was active for {now_s - before.since_s:.0f} s"
             found.append(Change(now_s, CLEARED, entity, check, number, Level.HEALTHY, Action.NONE, why))
     return tuple(found), after
 
@@ -82,7 +82,7 @@ def _change(now_s: float, kind: str, each: Finding) -> Change:
 
 
 def change_as_json(change: Change) -> dict[str, Any]:
-    """Return a change as the API, the history and the log have it."""
+    """Return a change as JSON, as in the API, the history and the log."""
     return {
         "at_s": round(change.at_s, 6),
         "kind": change.kind,

@@ -12,19 +12,19 @@ from typing import Any
 
 from nodeagent.model import Finding, Level
 
-GAP_S = 180.0  # the memory is saved every minute; an upgrade of the agent takes about as long
+GAP_S = 180.0  # the state is saved every minute; an upgrade of the agent takes about as long
 
 
 @dataclass(frozen=True, slots=True)
 class CleanTime:
-    """Agent times; None: never, as far as is known."""
+    """Agent times; None: never, as far as known."""
 
-    watched_s: float | None = None  # since when all sensors have been looking
+    watched_s: float | None = None  # since when all sensors have been watching
     unhealthy_s: float | None = None  # when something was last unhealthy
-    found_s: float | None = None  # when anything last stood
+    found_s: float | None = None  # when there was last any finding
 
     def after(self, now_s: float, standing: Iterable[Finding], ready: bool) -> CleanTime:
-        """Return what is known after a look. `ready`: each sensor has been tried."""
+        """Return the times after a look. `ready`: each sensor has been tried."""
         level = max((each.level for each in standing), default=Level.HEALTHY)
         return CleanTime(
             now_s if self.watched_s is None and ready else self.watched_s,
@@ -33,11 +33,11 @@ class CleanTime:
         )
 
     def resumed(self, last_s: float, now_s: float) -> CleanTime:
-        """Return what still counts of what was known at `last_s`."""
+        """Return what still counts of the times saved at `last_s`."""
         return self if 0 <= now_s - last_s <= GAP_S else replace(self, watched_s=None)
 
     def as_json(self, now_s: float) -> dict[str, float | None]:
-        """Return ages: for how long nothing was unhealthy, nothing stood, and since the last ended."""
+        """Return ages: without an unhealthy finding, without any finding, since the last unhealthy one."""
         ended_s = self.unhealthy_s
         return {
             "clean_s": self._since(now_s, self.unhealthy_s),
@@ -52,7 +52,7 @@ class CleanTime:
         return round(max(0.0, now_s - began_s), 3)
 
     def dump(self) -> list[float | None]:
-        """Return what `load` takes: JSON."""
+        """Return what `load_clean_time` takes: JSON."""
         return [self.watched_s, self.unhealthy_s, self.found_s]
 
 

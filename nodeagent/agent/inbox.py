@@ -17,24 +17,25 @@ from threading import Lock
 from nodeagent.model import Observation
 from nodeagent.policy.rules import Kind, Policy
 
-MAX_EVENTS = 4096  # different ones, between two looks that are milliseconds apart
+MAX_EVENTS = 4096  # different events, between two looks that are milliseconds apart
 MAX_SAMPLES = 16384
-GATHER_S = 0.05  # after the first sample: a sweep of all sensors takes some 10 ms
+GATHER_S = 0.05  # after the first sample: a sweep of all sensors takes about 10 ms
 
 
 class Inbox:
-    """Many may `put`; one takes. `wake` may be called by a signal handler."""
+    """Any thread may `put`; one takes. `wake` may be called by a signal handler."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._lock = Lock()
         self._events: OrderedDict[tuple[object, ...], Observation] = OrderedDict()
         self._samples: OrderedDict[tuple[object, ...], Observation] = OrderedDict()
-        self._bell: SimpleQueue[bool] = SimpleQueue()  # True: at once; its put is safe in a signal handler
+        # True: wake at once; its put is safe in a signal handler
+        self._bell: SimpleQueue[bool] = SimpleQueue()
         self.dropped = 0  # since the start
 
     def put(self, seen: Iterable[Observation]) -> int:
-        """Take in observations; return how many there were. Never blocks for long, never raises."""
+        """Queue observations and return how many there were. Never blocks for long, never raises."""
         count, urgent = 0, False
         with self._lock:
             for each in seen:
@@ -70,19 +71,19 @@ class Inbox:
         self._bell.put(True)
 
     def wait(self, timeout_s: float) -> None:
-        """Return at an event or a `wake`, `GATHER_S` after the first sample, at the latest in time."""
+        """Return at an event or a `wake`, `GATHER_S` after the first sample, or after `timeout_s`."""
         try:
             if not self._bell.get(timeout=timeout_s):
                 until = time.monotonic() + GATHER_S
                 while not self._bell.get(timeout=max(0.0, until - time.monotonic())):
                     pass
-            while True:  # one look is for all that has come
+            while True:  # one look takes everything that has come
                 self._bell.get_nowait()
         except Empty:
             return
 
     def take(self) -> list[Observation]:
-        """Return all that waits, events first."""
+        """Return everything that waits, events first."""
         with self._lock:
             found = [*self._events.values(), *self._samples.values()]
             self._events.clear()

@@ -28,37 +28,37 @@ NAME, BEFORE = "memory.json", "memory.before.json"
 
 
 class WrittenByNewerAgent(Exception):
-    """The memory was written by a newer agent, and is left as it is."""
+    """A newer agent wrote the file; it is left as it is."""
 
 
 @dataclass(slots=True)
 class SavedState:
-    """What is in the file."""
+    """The content of the file."""
 
     anchor: Anchor | None = None
-    last_s: float = 0.0  # the greatest agent time that was ever used
-    told: dict[FindingKey, ReportedFinding] = field(default_factory=dict)
+    last_s: float = 0.0  # the greatest agent time ever used
+    reported: dict[FindingKey, ReportedFinding] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)  # changes with their number `seq`
     next_seq: int = 1
-    calm: CleanTime = field(default_factory=CleanTime)
+    clean_time: CleanTime = field(default_factory=CleanTime)
     evidence: dict[str, Any] = field(default_factory=dict)  # the evaluator's
     positions: dict[str, Any] = field(default_factory=dict)  # by sensor: a log's cursor, baselines
 
     def add(self, changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Append changes to the history, numbered, and return them so."""
+        """Number changes, append them to the history, and return them with their numbers."""
         numbered = [{"seq": self.next_seq + n, **each} for n, each in enumerate(changes)]
         self.next_seq += len(numbered)
         self.history = [*self.history, *numbered][-MAX_HISTORY:]
         return numbered
 
 
-def save(folder: Path, memory: SavedState) -> None:
-    """Replace the file, durably. Raises OSError; then the one before is as it was."""
-    raw = json.dumps(_as_json(memory), separators=(",", ":")).encode()
+def save(folder: Path, state: SavedState) -> None:
+    """Replace the file, durably. Raises OSError; then the previous file is unchanged."""
+    raw = json.dumps(_as_json(state), separators=(",", ":")).encode()
     content = b"%08x %d\n" % (zlib.crc32(raw), len(raw)) + raw
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # the disk may have been full until now
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # an earlier attempt may have failed on a full disk
     target = folder / NAME
-    # A link, not a rename: there is no moment without a file.
+    # A link, not a rename: at no moment is there no file.
     spare = durable.temporary_path(folder, BEFORE)
     try:
         os.link(target, spare)
@@ -71,11 +71,11 @@ def save(folder: Path, memory: SavedState) -> None:
 
 
 def load(folder: Path) -> tuple[SavedState, tuple[str, ...]]:
-    """Return what is remembered, and one line for each file that could not be used.
+    """Return the saved state, and one line for each file that could not be used.
 
     Raises:
-        Newer: it was written by a newer agent.
-        OSError: a file is there and cannot be read.
+        Newer: a newer agent wrote it.
+        OSError: a file exists and cannot be read.
     """
     problems: list[str] = []
     for name in (NAME, BEFORE):
@@ -95,43 +95,43 @@ def _read(path: Path) -> SavedState:
     head, _, raw = path.read_bytes().partition(b"\n")
     crc, size = head.split()
     if int(size) != len(raw) or int(crc, 16) != zlib.crc32(raw):
-        raise ValueError("size or checksum is not what its first line says")
+        raise ValueError("size or checksum differs from its first line")
     found = json.loads(raw)
     if found["version"] > VERSION:
         raise WrittenByNewerAgent(
-            f"{path} is of version {found['version']}, this agent reads up to {VERSION}"
+            f"{path} has version {found['version']}; this agent reads versions up to {VERSION}"
         )
     return _from_json(found)
 
 
-def _as_json(memory: SavedState) -> dict[str, Any]:
-    at = memory.anchor
+def _as_json(state: SavedState) -> dict[str, Any]:
+    at = state.anchor
     return {
         "version": VERSION,
         "anchor": None if at is None else [at.boot_id, at.offset_s],
-        "last_s": memory.last_s,
-        "told": [[*key, int(t.level), int(t.action), t.since_s] for key, t in memory.told.items()],
-        "history": memory.history,
-        "next_seq": memory.next_seq,
-        "calm": memory.calm.dump(),
-        "evidence": memory.evidence,
-        "positions": memory.positions,
+        "last_s": state.last_s,
+        "told": [[*key, int(t.level), int(t.action), t.since_s] for key, t in state.reported.items()],
+        "history": state.history,
+        "next_seq": state.next_seq,
+        "calm": state.clean_time.dump(),
+        "evidence": state.evidence,
+        "positions": state.positions,
     }
 
 
 def _from_json(raw: Mapping[str, Any]) -> SavedState:
     at = raw["anchor"]
-    told = {
+    reported = {
         (str(entity), str(check), int(code)): ReportedFinding(Level(level), Action(action), float(since_s))
         for entity, check, code, level, action, since_s in raw["told"]
     }
     return SavedState(
         anchor=None if at is None else Anchor(str(at[0]), float(at[1])),
         last_s=float(raw["last_s"]),
-        told=told,
+        reported=reported,
         history=[dict(each) for each in raw["history"][-MAX_HISTORY:]],
         next_seq=int(raw["next_seq"]),
-        calm=clean_time.load_clean_time(raw.get("calm", (None, None, None))),
+        clean_time=clean_time.load_clean_time(raw.get("calm", (None, None, None))),
         evidence=dict(raw["evidence"]),
         positions=dict(raw["positions"]),
     )

@@ -14,35 +14,35 @@ from nodeagent.model import Observation
 from nodeagent.sensing.sensor import LeftOut, Sensor, Unavailable
 
 RETRY_S = (
-    30.0  # a sensor that cannot see is tried again so often: a driver's pod takes that long to come back
+    30.0  # a sensor that sees nothing is retried this often: a driver's pod takes that long to come back
 )
-REPORT_AFTER_S = 5.0  # calls that take longer are told with every look
+REPORT_AFTER_S = 5.0  # longer calls are reported at every look
 SEEING, BLIND = 0.0, 1.0
 NOT_YET = "it has not been read yet"
 
 
 @dataclass(frozen=True, slots=True)
 class SensorStatus:
-    """What is known of a sensor now."""
+    """The present state of a sensor."""
 
     name: str
     sees: bool
-    why: str  # it does not see
+    why: str  # the reason why it does not see
     calls: int
     observations: int
-    call_s: float  # how long the last call took, or the present one is taking
+    call_s: float  # duration of the last call, or of the present one so far
     in_call: bool
     left_out: tuple[LeftOut, ...] = ()  # what it does not look at, and why
-    nothing_there: bool = False  # it does not see because the node has nothing of that kind
+    nothing_there: bool = False  # the reason why it does not see, because the node has nothing of that kind
 
     @property
     def tried(self) -> bool:
-        """True once it has been read, has said that it is blind, or hangs."""
+        """True once it has been read, has reported that it is blind, or hangs."""
         return self.why != NOT_YET or (self.in_call and self.call_s >= REPORT_AFTER_S)
 
 
 class SensorThread:
-    """A sensor and its thread. The thread is a daemon: one that hangs in a call must not keep the process."""
+    """A sensor and its thread: a daemon, because a call that hangs must not keep the process alive."""
 
     def __init__(
         self,
@@ -52,21 +52,21 @@ class SensorThread:
         position: Callable[[], Any] = lambda: None,
         left_out: Callable[[], tuple[LeftOut, ...]] = tuple,
     ) -> None:
-        """Take a sensor; nothing is started.
+        """Create it; nothing is started.
 
         Args:
-            position: Gives what the sensor would go on from; called in its thread, after a read.
-            left_out: Gives what it does not look at; likewise.
+            position: Returns where the sensor would continue; called in its thread, after a read.
+            left_out: Returns what the sensor leaves out; called likewise.
         """
         self.sensor = sensor
-        self.position: Any = None  # all that was seen up to it has been put into the inbox
+        self.position: Any = None  # everything seen up to it is in the inbox
         self._position_of = position
         self._left_out_of, self._left_out = left_out, left_out()
         self._inbox = inbox
         self._now_s = now_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"sensor-{sensor.name}", daemon=True)
-        self._began = 0.0  # of the present call, monotonic; 0 between calls
+        self._began = 0.0  # start of the present call, monotonic; 0 between calls
         self._took_s = 0.0
         self._sees, self._why, self._nothing_there = False, NOT_YET, False
         self._calls = self._observations = 0
@@ -75,7 +75,7 @@ class SensorThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to end; it does once its call returns."""
+        """Ask the thread to end; it ends once its call returns."""
         self._stop.set()
 
     def join(self, timeout_s: float) -> bool:
@@ -98,10 +98,10 @@ class SensorThread:
                 self._read_until_blind()
             except Unavailable as error:
                 self._nothing_there = error.nothing_there
-                self._say(BLIND, str(error))
-            except Exception as error:  # one sensor's bug must not blind the node: told, closed, tried again
+                self._report_state(BLIND, str(error))
+            except Exception as error:  # a bug in one sensor must not blind the node: report, close, retry
                 self._nothing_there = False
-                self._say(BLIND, f"{type(error).__name__}: {error}")
+                self._report_state(BLIND, f"{type(error).__name__}: {error}")
             self._call(self.sensor.close)
             self._stop.wait(RETRY_S)
 
@@ -110,7 +110,7 @@ class SensorThread:
             self._observations += self._inbox.put(self._call(self._collect))
             self.position = self._position_of()
             self._left_out = self._left_out_of()
-            self._say(SEEING, "")
+            self._report_state(SEEING, "")
             if self.sensor.period_s:
                 self._stop.wait(left_s(self.sensor.period_s))
 
@@ -125,7 +125,7 @@ class SensorThread:
             self._took_s, self._began = time.monotonic() - self._began, 0.0
             self._calls += 1
 
-    def _say(self, state: float, why: str) -> None:
+    def _report_state(self, state: float, why: str) -> None:
         changed = (state == SEEING) != self._sees or why != self._why
         self._sees, self._why = state == SEEING, why
         if changed:
@@ -135,16 +135,18 @@ class SensorThread:
             self._inbox.put((seen,))
 
 
-def stuck_calls(all_watched: Iterable[SensorThread], told: set[str], now_s: float) -> Iterator[Observation]:
-    """Yield how long the present call of each sensor has been taking, while it is long and once it is not.
+def stuck_calls(
+    all_watched: Iterable[SensorThread], reported: set[str], now_s: float
+) -> Iterator[Observation]:
+    """Yield the duration of each sensor's present call while it is long, and 0 once it has returned.
 
-    `told` is what was yielded before; it is brought up to date.
+    `reported` holds the names of sensors reported before, and is updated.
     """
     for watched in all_watched:
         status = watched.status()
         long = status.in_call and status.call_s >= REPORT_AFTER_S
-        if long or status.name in told:
+        if long or status.name in reported:
             value = status.call_s if long else 0.0
             yield Observation(now_s, "sensor_stuck", f"sensor/{status.name}", "agent", value)
         if long:
-            told.add(status.name)
+            reported.add(status.name)

@@ -16,7 +16,7 @@ from typing import Any
 
 from holdfast.errors import BadInput
 from holdfast.version import __version__
-from nodeagent.agent import saved_state as memories
+from nodeagent.agent import saved_state
 from nodeagent.agent.agent import FittedSensor
 from nodeagent.agent.saved_state import SavedState, WrittenByNewerAgent
 from nodeagent.cli.options import POLICY_FILE
@@ -37,21 +37,22 @@ from nodeagent.sysfs.infiniband import ExpectedPorts
 from nodeagent.sysfs.sensor import SysfsSensor
 
 MAX_POLICY_BYTES = 1 << 20
-QUICK = (0.2, 5.0)  # the seconds between two readings of a short look, at least and at most
-READINGS = 3  # of each counter, in such a look: two make a rate
+QUICK = (0.2, 5.0)  # seconds between two readings of a short look: minimum and maximum
+READINGS = 3  # of each counter, in a short look: two make a rate
 
-# What a disk does, and no operator: an agent that then did not start would be gone when it is needed.
+# Errors caused by a disk, not by an operator: an agent that refused to start would be missing when it is
+# needed.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
 @dataclass(slots=True)
 class AgentParts:
-    """All that an agent is made of."""
+    """The parts of an agent."""
 
     policy: Policy
     clock: Clock
-    memory: SavedState
-    folder: Path | None  # where the memory is kept; None: it is only read
+    state: SavedState
+    folder: Path | None  # where the state is saved; None: it is only read
     problems: tuple[str, ...]
     sensors: list[FittedSensor]
     branch: Callable[[], int | None]
@@ -59,7 +60,7 @@ class AgentParts:
     test: bool
 
     def about(self) -> dict[str, Any]:
-        """Return what does not change while the agent runs."""
+        """Return the part of the report that does not change while the agent runs."""
         return {
             "node": platform.node(),
             "boot_id": self.clock.anchor.boot_id,
@@ -72,41 +73,39 @@ class AgentParts:
 def assemble(
     options: argparse.Namespace, *, keeps: bool, trusting: bool = False, quick_s: float | None = None
 ) -> AgentParts:
-    """Return what `options` asks for. With `keeps` the memory is kept, else only read.
+    """Return the parts of the agent that `options` describes.
 
     Args:
-        options: Of `check`, `watch` or `serve`.
-        keeps: Whether the memory is this process's own to write.
-        trusting: Whether kernel lines from user space are believed: for tests.
-        quick_s: How long the agent will look, if not for good: counters are then read often enough to have
-            a rate, and GPUs that `options` promises are missing at once.
+        options: The options of `check`, `watch` or `serve`.
+        keeps: True if this process saves the state; otherwise it only reads it.
+        trusting: True to accept kernel lines from user space: for tests.
+        quick_s: How long the agent will look, unless indefinitely: counters are then read often enough to
+        have a rate, and a single sample with fewer GPUs than `options` promises is a finding.
 
     Raises:
-        BadInput: the policy or the memory cannot be used; one line, or one for each mistake.
+        BadInput: the policy or the saved state cannot be used; one line, or one for each mistake.
     """
     chosen = load_policy(options.policy)
     if quick_s is not None:
         chosen = policy_for_short_look(chosen, quick_s, promised=options.gpus is not None)
-    memory, problems = _saved_state(options.state_dir, keeps)
-    clock = clocks.begin(memory.anchor, memory.last_s)
+    state, problems = _saved_state(options.state_dir, keeps)
+    clock = clocks.begin(state.anchor, state.last_s)
     driver = NvmlDriver(options.sys)
     lines = LinePatterns(
         kernel_lines.load_lines((loading.FOLDER / "kernel_lines.toml").read_text(encoding="utf-8"))
     )
-    sensors = _sensors(options, chosen, clock, memory, driver, lines, trusting)
+    sensors = _sensors(options, chosen, clock, state, driver, lines, trusting)
     if quick_s is not None:
         for each in sensors:
             each.sensor.period_s = min(each.sensor.period_s, _pause_s(quick_s))
     folder = options.state_dir if keeps else None
-    return AgentParts(
-        chosen, clock, memory, folder, problems, sensors, lambda: driver.branch, lines, trusting
-    )
+    return AgentParts(chosen, clock, state, folder, problems, sensors, lambda: driver.branch, lines, trusting)
 
 
 def policy_for_short_look(chosen: Policy, look_s: float, *, promised: bool) -> Policy:
-    """Return the policy for a look of `look_s`: counters are read sooner, and no limit is another.
+    """Return the policy for a look of `look_s`: counters are read more often, and limits stay the same.
 
-    Only where somebody has said how many GPUs are there is one look that misses some enough.
+    If an operator has given the number of GPUs, one sample that misses some is enough for a finding.
     """
     rules = dict(chosen.rules)
     for name, rule in chosen.rules.items():
@@ -142,25 +141,25 @@ def load_policy(path: Path | None) -> Policy:
 def _saved_state(folder: Path, keeps: bool) -> tuple[SavedState, tuple[str, ...]]:
     problems = _prepare_folder(folder) if keeps else ()
     try:
-        memory, more = memories.load(folder)
-        return memory, (*problems, *more)
+        state, more = saved_state.load(folder)
+        return state, (*problems, *more)
     except WrittenByNewerAgent as error:
         raise BadInput(str(error)) from None
     except OSError as error:
         if keeps and error.errno not in _DISK:
             raise _refused(folder, error) from None
-        return SavedState(), (f"{folder}: {error.strerror}: looked without a memory",)
+        return SavedState(), (f"{folder}: {error.strerror}: looked without the saved state",)
 
 
 def _prepare_folder(folder: Path) -> tuple[str, ...]:
-    """Have the folder for this process, if the disk lets us. Raises BadInput if it is no folder for us."""
+    """Create and lock the folder, unless the disk refuses. Raises BadInput if the folder cannot be used."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _claim(folder)
     except OSError as error:
         if error.errno not in _DISK:
             raise _refused(folder, error) from None
-        return (f"{folder}: {error.strerror}: nothing is kept until that is over",)
+        return (f"{folder}: {error.strerror}: nothing is saved until this is resolved",)
     return ()
 
 
@@ -169,7 +168,7 @@ def _refused(folder: Path, error: OSError) -> BadInput:
 
 
 def _claim(folder: Path) -> None:
-    """Have the folder for this process until it ends. Raises OSError, BadInput if another agent has it."""
+    """Lock the folder until this process ends. Raises OSError, or BadInput if another agent holds it."""
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -178,23 +177,23 @@ def _claim(folder: Path) -> None:
         os.close(descriptor)
         used = f"in use by another agent, process {owner or 'unknown'}"
         raise BadInput(f"--state-dir {folder}: {used}; expected a free one") from None
-    with suppress(OSError):  # whose it is, for people; a full disk has no room for that
+    with suppress(OSError):  # the owner, for people; a full disk has no room for it
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    # It stays open: the lock goes with the process.
+    # The descriptor stays open: the lock ends with the process.
 
 
 def _sensors(
     options: argparse.Namespace,
     chosen: Policy,
     clock: Clock,
-    memory: SavedState,
+    state: SavedState,
     driver: NvmlDriver,
     lines: LinePatterns,
     trusting: bool,
 ) -> list[FittedSensor]:
     periods_s = {name: rule.period_s for name, rule in chosen.rules.items() if rule.period_s}
-    before = memory.positions
+    before = state.positions
     promised = options.command == "check" and options.gpus is not None
     polling = NvmlPolling(
         driver, clock, periods_s, _mapping(before, NvmlPolling.name), options.gpus, promised
@@ -206,7 +205,7 @@ def _sensors(
     return [
         FittedSensor(NvmlEvents(driver, clock)),
         FittedSensor(polling, polling.remembered),
-        *_kernel_log(options, clock, memory, lines, trusting),
+        *_kernel_log(options, clock, state, lines, trusting),
         FittedSensor(host, host.remembered, host.left_out),
         FittedSensor(sysfs, sysfs.remembered, sysfs.left_out),
         FittedSensor(word, word.position),
@@ -214,16 +213,16 @@ def _sensors(
 
 
 def _kernel_log(
-    options: argparse.Namespace, clock: Clock, memory: SavedState, lines: LinePatterns, trusting: bool
+    options: argparse.Namespace, clock: Clock, state: SavedState, lines: LinePatterns, trusting: bool
 ) -> list[FittedSensor]:
     kmsg = KmsgSensor(
         clock,
         lines,
-        _cursor(memory.positions.get(KmsgSensor.name)),
+        _cursor(state.positions.get(KmsgSensor.name)),
         path=options.kmsg,
         trust_user_lines=trusting,
     )
-    text = memory.positions.get(JournalSensor.name)
+    text = state.positions.get(JournalSensor.name)
     journal = JournalSensor(
         clock,
         lines,

@@ -30,19 +30,19 @@ from nodeagent.server import report
 from nodeagent.server.event_log import EventLog
 from nodeagent.server.injection import injector
 
-HARD_STOP_S = 1.5  # from SIGTERM to the end, whatever hangs
-LAST_WORDS_S = 0.3  # for who reads our output, once all is saved
+HARD_STOP_S = 1.5  # from SIGTERM to the exit, whatever hangs
+DRAIN_S = 0.3  # for the reader of stdout, once everything is saved
 ASK_S = 5.0
 CODES = {"healthy": 0, "degraded": 1, report.UNKNOWN: 3, "unhealthy": 4}  # of `check`; 2 is bad input
-TESTS = "test"  # folder of a `serve --test` within the state folder
+TESTS = "test"  # the folder of a `serve --test` within the state folder
 
 
 def check(options: argparse.Namespace) -> int:
-    """Look for a while, print what holds, and leave with the code of the worst level."""
-    fit = assembly.assemble(options, keeps=False, quick_s=options.for_s)
-    agent = _agent(fit, lambda _: None)
-    began_s = fit.clock.now_s()
-    agent.watch(fit.sensors)
+    """Look for a while, print the health, and exit with the code of the worst level."""
+    parts = assembly.assemble(options, keeps=False, quick_s=options.for_s)
+    agent = _agent(parts, lambda _: None)
+    began_s = parts.clock.now_s()
+    agent.watch(parts.sensors)
     until = time.monotonic() + options.for_s
     while time.monotonic() < until or (
         not agent.published.ready and time.monotonic() < until + options.for_s
@@ -50,7 +50,7 @@ def check(options: argparse.Namespace) -> int:
         agent.inbox.wait(min(0.2, max(0.01, until - time.monotonic())))
         agent.look()
     agent.close()
-    found = report.check_report(agent.published, fit.about(), agent.evaluator.undecided(began_s))
+    found = report.check_report(agent.published, parts.about(), agent.evaluator.undecided(began_s))
     if options.json:
         _print(json.dumps(found, indent=2))
     else:
@@ -60,55 +60,55 @@ def check(options: argparse.Namespace) -> int:
 
 def watch(options: argparse.Namespace) -> int:
     """Watch, and print each change as it comes, until Ctrl-C."""
-    fit = assembly.assemble(options, keeps=False)
+    parts = assembly.assemble(options, keeps=False)
 
     def tell(found: Sequence[Mapping[str, Any]]) -> None:
         for each in found:
             _print(json.dumps(each) if options.json else rendering.render_change(each, colour=_colour()))
 
-    agent = _agent(fit, tell)
+    agent = _agent(parts, tell)
     _on_end(agent)
-    agent.watch(fit.sensors)
-    ready = threading.Thread(target=_say_when_ready, args=(agent, fit, options.json), daemon=True)
+    agent.watch(parts.sensors)
+    ready = threading.Thread(target=_say_when_ready, args=(agent, parts, options.json), daemon=True)
     ready.start()
     agent.run()
     _leave(0)
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Watch for good and answer over HTTP, until SIGTERM."""
+    """Watch until SIGTERM, and serve the HTTP API."""
     from nodeagent.server import http_api
     from nodeagent.server.http_api import CannotListen, HttpServer
 
     if options.test:
         options.state_dir = options.state_dir / TESTS
-    fit = assembly.assemble(options, keeps=True, trusting=options.test)
+    parts = assembly.assemble(options, keeps=True, trusting=options.test)
 
-    teller = EventLog(_write)
+    log = EventLog(_write)
 
     def tell(found: Sequence[Mapping[str, Any]]) -> None:
         for each in found:
-            teller.tell({"event": "finding", **each})
+            log.write({"event": "finding", **each})
 
-    agent = _agent(fit, tell)
+    agent = _agent(parts, tell)
     host, port = split(options.listen)
-    inject = injector(agent.inbox, fit.policy, fit.lines, fit.clock.now_s) if options.test else None
+    inject = injector(agent.inbox, parts.policy, parts.lines, parts.clock.now_s) if options.test else None
     server = HttpServer(
-        http_api.application(lambda: agent.published, fit.about, fit.clock.now_s, inject), host, port
+        http_api.application(lambda: agent.published, parts.about, parts.clock.now_s, inject), host, port
     )
     try:
         server.start()
     except CannotListen as error:
         raise BadInput(f"--listen {error}") from None
     _on_end(agent)
-    teller.tell({"event": "serving", "listen": f"{host}:{server.port}", **fit.about()})
-    for each in fit.problems:
-        teller.tell({"event": "memory_problem", "why": each})
-    agent.watch(fit.sensors)
+    log.write({"event": "serving", "listen": f"{host}:{server.port}", **parts.about()})
+    for each in parts.problems:
+        log.write({"event": "memory_problem", "why": each})
+    agent.watch(parts.sensors)
     agent.run()
     server.stop()
-    teller.drain(LAST_WORDS_S)
-    os._exit(0)  # a sensor's thread may hang in a call that nobody can end, and so may who reads our output
+    log.drain(DRAIN_S)
+    os._exit(0)  # a sensor's thread may hang in a call that cannot be ended, and so may the reader of stdout
 
 
 def history(options: argparse.Namespace) -> int:
@@ -127,7 +127,7 @@ def history(options: argparse.Namespace) -> int:
 
 
 def inject(options: argparse.Namespace) -> int:
-    """Hand something to a `serve --test`."""
+    """Inject an observation into a `serve --test`."""
     asked = {"what": options.what, "value": options.value, "entity": options.entity}
     request = urllib.request.Request(
         f"http://{options.to}/v1/inject", json.dumps(asked).encode(), {"Content-Type": "application/json"}
@@ -139,7 +139,7 @@ def inject(options: argparse.Namespace) -> int:
     except urllib.error.HTTPError as error:
         if error.code in (404, 405):
             raise BadInput(
-                f"the agent at {options.to} takes no injections: start `holdfast node serve --test`"
+                f"the agent at {options.to} refuses injections: start `holdfast node serve --test`"
             ) from None
         raise BadInput(error.read(2000).decode(errors="replace").strip()) from None
     except OSError as error:
@@ -147,7 +147,7 @@ def inject(options: argparse.Namespace) -> int:
 
 
 def explain(options: argparse.Namespace) -> int:
-    """Print what a code means."""
+    """Print what a code or check means."""
     policy = assembly.load_policy(options.policy)
     found = explanations.look_up(policy, options.subject, options.code)
     if isinstance(found, explanations.UnknownCode):
@@ -157,7 +157,7 @@ def explain(options: argparse.Namespace) -> int:
 
 
 def clear(options: argparse.Namespace) -> int:
-    """Write down that an operator holds an entity for well."""
+    """Record that an operator declares an entity well."""
     folder = options.state_dir / TESTS if options.test else options.state_dir
     name = options.entity
     entity = model.gpu_entity(name[4:]) if name.lower().startswith("gpu/") else name
@@ -165,21 +165,21 @@ def clear(options: argparse.Namespace) -> int:
     if entity not in known:
         near = difflib.get_close_matches(entity, known, 1)
         hint = f"did you mean {near[0]}? " if near else ""
-        accepted = ", ".join(known) or "nothing yet: no agent has seen anything here"
+        accepted = ", ".join(known) or "nothing yet: no agent has saved anything here"
         raise BadInput(f"unknown entity {name!r} ({folder}): {hint}expected {accepted}")
     try:
         operator_clear.record_clear(folder, entity, options.why, time.time())
     except OSError as error:
         raise BadInput(f"{folder}: {error.strerror}") from None
     _print(
-        f"{entity}: noted; its findings about events end when the agent reads it, within seconds. "
-        "Those about samples end by clean samples alone"
+        f"{entity}: recorded; the agent ends its findings about events within seconds. "
+        "Findings about samples end only with clean samples"
     )
     return 0
 
 
 def _entities(folder: Path) -> list[str]:
-    """Return what the agent of a folder has seen and saved."""
+    """Return the entities in a folder's saved state."""
     found, _ = _remembered(folder)
     raw = found.evidence
     return sorted({str(each[0]) for kind in ("series", "events") for each in raw.get(kind, ())})
@@ -192,21 +192,23 @@ def _remembered(folder: Path) -> tuple[saved_state.SavedState, tuple[str, ...]]:
         raise BadInput(f"--state-dir {folder}: {error}") from None
 
 
-def _agent(fit: AgentParts, tell: Any) -> Agent:
-    return Agent(fit.policy, fit.clock, fit.memory, fit.folder, tell, fit.branch, fit.problems)
+def _agent(parts: AgentParts, tell: Any) -> Agent:
+    return Agent(parts.policy, parts.clock, parts.state, parts.folder, tell, parts.branch, parts.problems)
 
 
-def _say_when_ready(agent: Agent, fit: AgentParts, as_json: bool) -> None:
+def _say_when_ready(agent: Agent, parts: AgentParts, as_json: bool) -> None:
     with agent.looked:
         agent.looked.wait_for(lambda: agent.published.ready)
     if not as_json:
-        _print(*rendering.render_health(report.health_report(agent.published, fit.about()), colour=_colour()))
+        _print(
+            *rendering.render_health(report.health_report(agent.published, parts.about()), colour=_colour())
+        )
 
 
 def _on_end(agent: Agent) -> None:
     def end(_signum: int, _frame: FrameType | None) -> None:
         agent.stop()
-        # A disk that hangs holds up the last save, too: the memory on it stays as it was.
+        # A disk that hangs also blocks the last save: the state on it stays as it was.
         timer = threading.Timer(HARD_STOP_S, os._exit, (0,))
         timer.daemon = True
         timer.start()
@@ -216,7 +218,7 @@ def _on_end(agent: Agent) -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End at once: a sensor's thread may hang in a call that nobody can end."""
+    """Exit at once: a sensor's thread may hang in a call that cannot be ended."""
     sys.stdout.flush()
     os._exit(code)
 

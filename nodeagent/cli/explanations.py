@@ -14,10 +14,10 @@ from nodeagent.policy.rules import Bound, Meaning, Policy, Rule, State
 from nodeagent.policy.validation import listed, near_miss
 
 SUBJECTS = ("xid", "sxid", "check", "kernel")
-REASON_BIT = 20  # of intrInfo, from which it tells why a link went down: Xid 149 only
+REASON_BIT = 20  # the first bit of the reason in intrInfo why a link went down: Xid 149 only
 Described = dict[str, Any]
 WIDTH = 9  # of the labels
-MAX_OTHERS = 60  # lines on what else a code can mean
+MAX_OTHERS = 60  # lines on other meanings of a code
 _ENDS = {
     "time": "",
     "reset": "a reset of the GPU or a reboot",
@@ -30,13 +30,13 @@ LabelledLines = Iterator[tuple[str, str]]  # label, text
 
 @dataclass(frozen=True, slots=True)
 class UnknownCode:
-    """Nothing is called so; `line` says what is."""
+    """The name is unknown; `line` lists the known ones."""
 
     line: str
 
 
 def look_up(policy: Policy, subject: str, code: str) -> Described | UnknownCode:
-    """Return what the policy has on a code or a check; `subject` is one of `SUBJECTS`."""
+    """Return the policy's entry for a code or a check; `subject` is one of `SUBJECTS`."""
     if subject in ("xid", "sxid"):
         return _code(policy, subject, code)
     if subject not in SUBJECTS:
@@ -71,7 +71,7 @@ def _code(policy: Policy, subject: str, code: str) -> Described | UnknownCode:
     if meaning is None:
         taken = f"{word(unknown.level)}, {word(unknown.action)}"
         return UnknownCode(
-            f"{subject} {number} is not in the table, which has {_spans(table)}; it is taken as {taken}"
+            f"{subject} {number} is not in the table, which has {_spans(table)}; it is treated as {taken}"
         )
     key = f"{subject}.{number}"
     found: Described = {"subject": subject, "code": number, "what": meaning.name, "kind": "event"}
@@ -121,13 +121,13 @@ def _state(value: int, state: State) -> Described:
 
 
 def _operator(policy: Policy, key: str) -> Described:
-    """Return which fields of a table the operator has set."""
+    """Return the fields of a table that the operator has set."""
     own = [each.removeprefix(f"{key}.") for each in policy.overrides if each.startswith(f"{key}.")]
     return {"operator_set": own}
 
 
 def _variants(policy: Policy, subject: str, code: int) -> list[Described]:
-    """Return what a code means by what else its line says."""
+    """Return the meanings of a code for the variants that its line can name."""
     found: Iterable[tuple[str, Meaning]] = ()
     if subject == "sxid":
         judged = (
@@ -164,7 +164,7 @@ def _all(names: Mapping[str, str]) -> str:
 
 
 def _spans(codes: Iterable[int]) -> str:
-    """Return numbers as `1-178, 185`."""
+    """Return numbers as ranges: `1-178, 185`."""
     spans: list[list[int]] = []
     for code in sorted(codes):
         if spans and code == spans[-1][1] + 1:
@@ -175,7 +175,7 @@ def _spans(codes: Iterable[int]) -> str:
 
 
 def explanation(found: Described) -> str:
-    """Return what `look_up` has found, as lines."""
+    """Return the result of `look_up` as lines."""
     kind = {"xid": "Xid", "sxid": "SXid"}.get(found["subject"], found["subject"])
     unit = f" ({found['unit']})" if found.get("unit") else ""
     lines = [f"{kind} {found['code']}: {found['what']}{unit}"]
@@ -207,10 +207,10 @@ def _event(found: Mapping[str, Any]) -> LabelledLines:
 def _driver(found: Mapping[str, Any]) -> str:
     since = found["verdict_since"]
     if since is None:
-        return "sends no verdict of its own with it that is known"
+        return "is not known to send a verdict of its own with it"
     if found["overridden"]:
-        return f"its own verdict (Xid 154, R{since} and later) gives way to the operator's word"
-    return f"its own verdict (Xid 154) goes first, on R{since} and later"
+        return f"its own verdict (Xid 154, R{since} and later) is overridden by the operator"
+    return f"its own verdict (Xid 154) takes precedence, on R{since} and later"
 
 
 def _samples(found: Mapping[str, Any]) -> LabelledLines:
@@ -270,7 +270,7 @@ def _others(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _together(variants: list[str]) -> str:
-    """Return `register 1, bits 0, 23, 30` for bits of one register, and so for statuses of one unit."""
+    """Return `register 1, bits 0, 23, 30` for bits of one register; likewise for statuses of one unit."""
     heads = {each.rpartition(", ")[0] for each in variants}
     if len(variants) == 1 or len(heads) > 1 or "" in heads:
         return "; ".join(variants)
@@ -278,12 +278,12 @@ def _together(variants: list[str]) -> str:
 
 
 def _level(level: str) -> str:
-    tells = {"healthy": "reported, no more", "degraded": "reported; the node keeps its work"}
+    tells = {"healthy": "only reported", "degraded": "reported; the node keeps its work"}
     return f"{level}: {tells.get(level, 'the node gets no new work')}"
 
 
 def span(seconds: float) -> str:
-    """Return seconds as people write them: `10 min`."""
+    """Return a duration for people: `10 min`."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:g} {unit}"

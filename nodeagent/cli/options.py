@@ -22,9 +22,9 @@ LOGS = ("auto", "kmsg", "journal", "none")
 _EPILOG = """\
 examples
   holdfast node check                     look once: a table; 0 healthy, 1 degraded, 3 unknown, 4 unhealthy
-  holdfast node serve                     watch for good: /healthz /readyz /metrics /v1/health /v1/events
-  holdfast node explain xid 79            what it means, who says so, what will be done
-  holdfast node history --limit 20        what was raised and cleared, also before the last restart
+  holdfast node serve                     run as a service: /healthz /readyz /metrics /v1/health /v1/events
+  holdfast node explain xid 79            its meaning, source and remedy
+  holdfast node history --limit 20        findings raised and cleared, including before a restart
 """
 
 
@@ -34,11 +34,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the options; `command` names the command.
+    """Return the options; `command` is the command's name.
 
     Raises:
-        BadInput: they cannot be obeyed; one line.
-        SystemExit: help was asked for, and has been printed.
+        BadInput: the command line is invalid; one line.
+        SystemExit: help was requested, and has been printed.
     """
     parser, commands = _parser()
     if not argv:
@@ -49,7 +49,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if unknown:
         known = [each for action in commands[found.command]._actions for each in action.option_strings]
         what = unknown[0].partition("=")[0]
-        raise BadInput(f"holdfast node {found.command} {what!r} is no option: {_near(what, known)}")
+        raise BadInput(f"holdfast node {found.command} {what!r} is not an option: {_near(what, known)}")
     return found
 
 
@@ -62,7 +62,7 @@ def _near(word: str, known: Sequence[str] | dict[str, _Parser]) -> str:
 def _parser() -> tuple[_Parser, dict[str, _Parser]]:
     parser = _Parser(
         prog="holdfast node",
-        description="Watch the GPUs and the host of this node; say what goes bad, and what to do about it.",
+        description="Watch the GPUs and the host of this node; report what fails, and what to do about it.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -75,7 +75,7 @@ def _parser() -> tuple[_Parser, dict[str, _Parser]]:
     _records(made["history"], made["clear"])
     _injecting(made["inject"])
     made["explain"].add_argument("subject", choices=SUBJECTS)
-    made["explain"].add_argument("code", help="79, or the name of a check or of a kernel line")
+    made["explain"].add_argument("code", help="a number such as 79, or the name of a check or kernel line")
     _shared(made)
     return parser, made
 
@@ -83,15 +83,15 @@ def _parser() -> tuple[_Parser, dict[str, _Parser]]:
 _COMMANDS = {
     "check": (
         "look once and print a table",
-        "Exit code 0 when all is healthy, 1 when something is degraded, 4 when something is unhealthy, 3 when"
-        " nothing of that was found but something could not be judged in the time, 2 for bad input.",
+        "Exit code: 0 healthy, 1 degraded, 4 unhealthy, 3 if nothing is degraded or unhealthy but"
+        " something could not be judged in the time, 2 for bad input.",
     ),
-    "watch": ("watch and show what changes, until Ctrl-C", ""),
-    "serve": ("watch for good and answer over HTTP", "SIGTERM ends it within 2 s, whatever hangs."),
-    "history": ("show what was raised, changed and cleared on this node", ""),
-    "inject": ("give a running `serve --test` something to see", "It reaches no other agent."),
-    "explain": ("say what a code or a check means, who says so, and what will be done", ""),
-    "clear": ("end the findings of one entity: an operator says that it is well", ""),
+    "watch": ("watch and print changes, until Ctrl-C", ""),
+    "serve": ("run as a service with an HTTP API", "It exits within 2 s of SIGTERM, whatever hangs."),
+    "history": ("print the findings raised, changed and cleared on this node", ""),
+    "inject": ("inject an observation into a running `serve --test`", "Other agents refuse it."),
+    "explain": ("print what a code or a check means, its source and its remedy", ""),
+    "clear": ("end the findings of one entity that an operator declares well", ""),
 }
 
 
@@ -105,12 +105,16 @@ def _looking(check: _Parser, watch: _Parser, serve: _Parser) -> None:
         help="how long to look: 10, 10s, 2m (2s)",
     )
     serve.add_argument(
-        "--listen", type=_address, default=LISTEN, metavar="HOST:PORT", help=f"where ({LISTEN})"
+        "--listen",
+        type=_address,
+        default=LISTEN,
+        metavar="HOST:PORT",
+        help=f"address of the HTTP API ({LISTEN})",
     )
     serve.add_argument(
         "--test",
         action="store_true",
-        help="accept `holdfast node inject` and kernel lines from user space; keeps its records apart",
+        help="accept `holdfast node inject` and kernel lines from user space; uses a separate state folder",
     )
     for each in (check, watch, serve):
         _sensors(each)
@@ -118,10 +122,10 @@ def _looking(check: _Parser, watch: _Parser, serve: _Parser) -> None:
 
 def _records(history: _Parser, clear: _Parser) -> None:
     history.add_argument("--limit", type=_COUNT, default=50, metavar="N", help="the newest N (50)")
-    clear.add_argument("entity", help="as `node check` names it: gpu/0000:3b:00.0")
-    clear.add_argument("--why", default="", help="for the record")
+    clear.add_argument("entity", help="the entity, as in `node check`: gpu/0000:3b:00.0")
+    clear.add_argument("--why", default="", help="the reason, kept in the record")
     for each in (history, clear):
-        each.add_argument("--test", action="store_true", help="the records of a `serve --test`")
+        each.add_argument("--test", action="store_true", help="use the state folder of a `serve --test`")
 
 
 def _injecting(inject: _Parser) -> None:
@@ -130,24 +134,28 @@ def _injecting(inject: _Parser) -> None:
     )
     inject.add_argument("value", help="the code, the line, or CHECK=VALUE")
     inject.add_argument(
-        "--entity", default="gpu/0000:00:00.0", help="of whom: gpu/0000:3b:00.0, node, disk//, ..."
+        "--entity", default="gpu/0000:00:00.0", help="the entity: gpu/0000:3b:00.0, node, disk//, ..."
     )
     inject.add_argument(
-        "--to", type=_address, default=LISTEN, metavar="HOST:PORT", help=f"the agent ({LISTEN})"
+        "--to", type=_address, default=LISTEN, metavar="HOST:PORT", help=f"address of the agent ({LISTEN})"
     )
 
 
 def _shared(made: dict[str, _Parser]) -> None:
-    policy = f"the operator's TOML file ({POLICY_FILE} if it is there)"
+    policy = f"the operator's TOML file ({POLICY_FILE} if it exists)"
     for name in ("check", "watch", "serve", "explain"):
         made[name].add_argument("--policy", type=Path, default=None, metavar="FILE", help=policy)
     folder = state_folder()
     for name in ("check", "watch", "serve", "history", "clear"):
         made[name].add_argument(
-            "--state-dir", type=Path, default=folder, metavar="DIR", help=f"the agent's memory ({folder})"
+            "--state-dir",
+            type=Path,
+            default=folder,
+            metavar="DIR",
+            help=f"the folder of the agent's saved state ({folder})",
         )
     for name in ("check", "watch", "history", "explain"):
-        made[name].add_argument("--json", action="store_true", help="for programs")
+        made[name].add_argument("--json", action="store_true", help="print JSON")
 
 
 def _sensors(parser: _Parser) -> None:
@@ -155,7 +163,7 @@ def _sensors(parser: _Parser) -> None:
         "--kernel-log",
         choices=LOGS,
         default="auto",
-        help="where kernel lines are read (auto: kmsg, else the journal)",
+        help="source of kernel lines (auto: kmsg if it can be read, otherwise the journal)",
     )
     parser.add_argument(
         "--kmsg", type=Path, default=Path("/dev/kmsg"), metavar="PATH", help="the kernel log (/dev/kmsg)"
@@ -165,7 +173,7 @@ def _sensors(parser: _Parser) -> None:
         type=Path,
         default=None,
         metavar="DIR",
-        help="the journal's folder, for a container that mounts it",
+        help="the journal's folder, in a container that mounts it",
     )
     parser.add_argument("--sys", type=Path, default=Path("/sys"), metavar="DIR", help="sysfs (/sys)")
     parser.add_argument("--proc", type=Path, default=Path("/proc"), metavar="DIR", help="procfs (/proc)")
@@ -174,29 +182,33 @@ def _sensors(parser: _Parser) -> None:
         type=Path,
         default=None,
         metavar="DIR",
-        help="where the host's file systems are mounted, in a container",
+        help="in a container: where the host's file systems are mounted",
     )
     parser.add_argument(
         "--ib-ports",
         type=_COUNT,
         default=None,
         metavar="N",
-        help="InfiniBand ports that must be up (as seen)",
+        help="number of InfiniBand ports that must be up (those seen up)",
     )
     parser.add_argument(
         "--ib-gbps",
         type=_RATE,
         default=None,
         metavar="X",
-        help="rate that they must have (the best ever seen)",
+        help="rate that InfiniBand ports must have (the best ever seen)",
     )
     parser.add_argument(
-        "--gpus", type=_COUNT, default=None, metavar="N", help="GPUs that must be there (the most ever seen)"
+        "--gpus",
+        type=_COUNT,
+        default=None,
+        metavar="N",
+        help="number of GPUs that must be present (the most ever seen)",
     )
 
 
 def state_folder() -> Path:
-    """Return where the agent's memory is unless told otherwise: the system's for root, else the user's."""
+    """Return the default folder of the saved state: the system's for root, otherwise the user's."""
     if os.geteuid() == 0:
         return ROOT_STATE
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
@@ -204,7 +216,7 @@ def state_folder() -> Path:
 
 
 def _number(kind: Callable[[str], float], least: float, most: float, what: str) -> Callable[[str], float]:
-    """Return the parser of a `what` from `least` to `most`."""
+    """Return a parser of numbers from `least` to `most`, described by `what`."""
 
     def parsed(text: str) -> float:
         try:
@@ -244,6 +256,6 @@ def _address(text: str) -> str:
 
 
 def split(address: str) -> tuple[str, int]:
-    """Return host and port of what `--listen` accepts."""
+    """Return host and port of an address that `--listen` accepts."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)

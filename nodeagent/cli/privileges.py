@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One thing that a sensor must be given."""
+    """One privilege, file or device that a sensor needs."""
 
     sensor: str
     kind: str  # file, group, capability, device, namespace
     what: str
-    how: str  # what gives it, to a service of the host and to a container
+    how: str  # how a service of the host and a container get it
     lost: str  # what is not seen without it
-    checks: tuple[str, ...] = ()  # those that are lost whole; none: not by name
+    checks: tuple[str, ...] = ()  # checks that are lost entirely; none: no check by name
 
 
 NEEDS: tuple[Need, ...] = (
@@ -94,10 +94,10 @@ NEEDS: tuple[Need, ...] = (
 
 
 def of(sensor: str) -> tuple[Need, ...]:
-    """Return what one sensor needs; none for a name that there is not."""
+    """Return what one sensor needs; none for an unknown name."""
     return tuple(each for each in NEEDS if each.sensor == sensor)
 
 
 def losing(check: str) -> tuple[Need, ...]:
-    """Return what a check is lost whole without."""
+    """Return the needs without which a check is lost entirely."""
     return tuple(each for each in NEEDS if check in each.checks)

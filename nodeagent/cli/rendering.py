@@ -15,7 +15,7 @@ def paint(text: str, code: str, colour: bool) -> str:
 
 
 def render_health(report: Mapping[str, Any], *, colour: bool = False) -> list[str]:
-    """Return the lines of `holdfast node check` for a report of `report.health`."""
+    """Return the lines of `holdfast node check` for a `health_report`."""
     lines = [_headline(report, colour)]
     bad = [each for each in report["entities"] if each["findings"]]
     good = [each["entity"] for each in report["entities"] if not each["findings"]]
@@ -82,7 +82,7 @@ def _action(name: str) -> str:
 
 
 def _grouped(entities: Sequence[str]) -> str:
-    """Name a few, count many: `node, driver, 8 gpus, 12 devices`."""
+    """Name single entities and count the rest: `node, driver, 8 gpus, 12 devices`."""
     kinds: dict[str, list[str]] = {}
     for each in entities:
         kinds.setdefault(each.partition("/")[0], []).append(each)
@@ -92,7 +92,7 @@ def _grouped(entities: Sequence[str]) -> str:
 
 
 def render_change(each: Mapping[str, Any], *, colour: bool = False) -> str:
-    """Return one line for one change of the history."""
+    """Return one change of the history as a line."""
     when = datetime.datetime.fromtimestamp(each["at_s"], datetime.timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
     level = paint(f"{each['level']:9}", COLOURS.get(each["level"], "0"), colour)
     todo = "" if each["action"] == "none" else f" -> {_action(each['action'])}"
@@ -100,7 +100,7 @@ def render_change(each: Mapping[str, Any], *, colour: bool = False) -> str:
 
 
 def _title(each: Mapping[str, Any]) -> str:
-    """Name the check, unless the reason begins with it: `Xid 79: ...`."""
+    """Return the check's name, unless the reason starts with it: `Xid 79: ...`."""
     if each["code"] is None:
         return f"{each['check']}: "
     title = f"{each['check'].replace('xid', 'Xid')} {each['code']}: "

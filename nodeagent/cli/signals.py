@@ -20,7 +20,7 @@ from nodeagent.policy.rules import Kind, Meaning, Policy
 from nodeagent.sysfs import sensor as sysfs
 
 LOGS = ("kmsg", "journal")
-_IN_LOGS = frozenset({"cleared", "observations_dropped"})  # besides the checks of kernel lines
+_IN_LOGS = frozenset({"cleared", "observations_dropped"})  # in addition to the checks of kernel lines
 _SEES: Mapping[str, frozenset[str]] = {
     "nvml-events": frozenset(
         {"recovery_action", "ecc_dbe", "ecc_sbe", "gpu_unavailable", "poison_fatal", "gpu_reset"}
@@ -32,31 +32,31 @@ _SEES: Mapping[str, frozenset[str]] = {
     "operator": frozenset({"cleared"}),
     **dict.fromkeys(LOGS, _IN_LOGS),
 }
-SENSORS = tuple(_SEES)  # `agent` is what the agent sees of itself
+SENSORS = tuple(_SEES)  # `agent`: what the agent observes of itself
 Row = tuple[str, ...]
 _WORST_FIRST = ("unhealthy", "degraded", "healthy")
 _MARKS = {"reset": "a reset of the GPU or a reboot", "boot": "a reboot"}
 HEAD = """\
 # Signals
 
-Printed by `python -m nodeagent.cli.signals` from the tables in `nodeagent/policy/`: change those, and print it anew.
+Printed by `python -m nodeagent.cli.signals` from the tables in `nodeagent/policy/`. To change the page, change those and print it again.
 
-Everything that the [node agent](node-agent.md) watches, what it takes for each level, and what ends it, unless an
-operator's file says otherwise. On a node `node explain` says the same of one code or check, with what the operator has
-set there. What to do about a finding is in the [runbooks](runbooks/node.md).
+Everything that the [node agent](node-agent.md) watches, the conditions for each level, and what ends a finding, unless
+an operator's file changes them. On a node, `node explain` prints the same for one code or check, with what the operator
+has set there. What to do about a finding is in the [runbooks](runbooks/node.md).
 
-An arrow leads to what is to be done. Unhealthy: the node should get no new work. Degraded: it is told, and the node
-keeps its work. Healthy: it is told for the record, and for whoever restarts the application.
+The action follows the arrow. Unhealthy: the node should get no new work. Degraded: the finding is reported, and the
+node keeps its work. Healthy: the finding is reported for the record, and for the one who restarts the application.
 """  # noqa: E501 (a paragraph of Markdown has lines of 120)
 
 _ABOUT_XIDS = """\
-Seen by nvml-events within milliseconds, and with their details by kmsg or journal. Where a branch of the driver is
-named, its own word (Xid 154) goes before the table's, on that branch and later.
-"""  # noqa: E501
+Seen by nvml-events within milliseconds, and with their details by kmsg or journal. Where a branch
+of the driver is named, its own verdict (Xid 154) takes precedence over the table, on that branch and later.
+"""
 
 
 def sensors_of(check: str) -> tuple[str, ...]:
-    """Return the names of the sensors that see a check; none for a name that there is not."""
+    """Return the names of the sensors that see a check; none for an unknown name."""
     if check.startswith(KERNEL):
         return LOGS
     return tuple(name for name, checks in _SEES.items() if check in checks)
@@ -85,9 +85,9 @@ def page(policy: Policy) -> str:
         _kernel([_looked_up(policy, "kernel", each) for each in lines]),
         f"## Xids\n\n{_ABOUT_XIDS}",
         _table(("Xid", "name", "level", "ends", "again", "driver", "source", "note"), _xids(policy)),
-        f"Any other Xid: {_meant(policy.unknown_xid)}. What 74 and 144 to 150 mean is in their details:\n"
-        "`node explain xid 74` lists them.\n",
-        "## What Xid 154 says\n",
+        f"Any other Xid: {_meant(policy.unknown_xid)}. The meanings of 74 and 144 to 150 depend on their\n"
+        "details: `node explain xid 74` lists them.\n",
+        "## The verdicts of Xid 154\n",
         _table(("word", "name", "level", "ends"), _verdicts(policy)),
         f"## SXids\n\nOf NVSwitches, seen by {logs}.\n",
         _table(("SXid", "name", "level", "source"), _sxids(policy)),
@@ -102,7 +102,7 @@ def page(policy: Policy) -> str:
 
 def _looked_up(policy: Policy, subject: str, code: str) -> Described:
     found = look_up(policy, subject, code)
-    assert not isinstance(found, UnknownCode)  # its name comes from the policy
+    assert not isinstance(found, UnknownCode)  # the name comes from the policy
     return found
 
 
@@ -184,7 +184,7 @@ def _sxids(policy: Policy) -> Iterator[Row]:
 
 
 def _spans(meanings: Mapping[int, Meaning]) -> list[list[int]]:
-    """Return first and last of the codes that follow each other and mean the same."""
+    """Return first and last of each run of consecutive codes with the same meaning."""
     spans: list[list[int]] = []
     for code in sorted(meanings):
         if spans and code == spans[-1][1] + 1 and meanings[code] == meanings[spans[-1][0]]:

@@ -1,7 +1,7 @@
-"""Everything that is known of a node's entities, and what follows from it. No I/O, no clock.
+"""All evidence about a node's entities, and the findings that follow from it. No I/O, no clock.
 
-It may be asked at any time and as often as one likes. What it says depends on the set of observations that it
-was given and on the time, not on their order or number (see `samples` for how late one may come).
+It may be asked at any time and any number of times. The findings depend on the set of observations and on the
+time, not on the order or number of the observations (see `samples` for how late one may come).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_SERIES = 4096
 MAX_EVENTS = 2048
 MAX_VARIANTS = 16
 MARKS = ("gpu_reset", "boot", "replaced", "cleared")
-FORGET_S = 30 * 86400.0  # longest recurrence looked for, and a lemon's memory
+FORGET_S = 30 * 86400.0  # the longest recurrence window, and how long a lemon is remembered
 
 Place = tuple[str, str]  # entity, check
 Event = tuple[str, str, int]  # entity, check, code
@@ -32,7 +32,7 @@ class _Series:
     series: SampleSeries
     sources: set[str]
     text: str = ""
-    finding: Finding | None = None  # what stands, unless it is to be found anew
+    finding: Finding | None = None  # the present finding, valid while `known`
     known: bool = False
 
 
@@ -44,15 +44,16 @@ class Evaluator:
         self._branch = branch
         self._series: dict[Place, _Series] = {}
         self._events: dict[Event, dict[str, EventBursts]] = {}
-        self._judged: dict[str, dict[Event, tuple[Finding | None, float]]] = {}  # by entity: until when
-        self.entities: set[str] = {NODE}  # all that were ever seen
-        self._standing: tuple[Finding, ...] | None = None  # unless it is to be found anew
-        self.until_s = inf  # when time alone may change what was found last
+        # by entity: the finding, and until when it holds
+        self._judged: dict[str, dict[Event, tuple[Finding | None, float]]] = {}
+        self.entities: set[str] = {NODE}  # all entities ever seen
+        self._standing: tuple[Finding, ...] | None = None  # None: must be computed again
+        self.until_s = inf  # when time alone may change the last findings
         self._asked_s = inf
 
     @property
     def branch(self) -> int | None:
-        """Of the driver, 575; None while it is not known."""
+        """The driver's branch, such as 575; None while it is not known."""
         return self._branch
 
     @branch.setter
@@ -63,7 +64,7 @@ class Evaluator:
             self._standing = None
 
     def take(self, seen: Observation) -> bool:
-        """Add one observation; False if it was known, too late, no number, or of no check of the policy."""
+        """Add one observation; False if it is known, too late, not a number, or of an unknown check."""
         if not (isfinite(seen.at_s) and isfinite(seen.value)):
             return False
         self._standing = None
@@ -95,7 +96,7 @@ class Evaluator:
             del variants[min(variants, key=lambda name: (variants[name].spans[-1][1], name))]
         self.entities.add(seen.entity)
         if seen.entity == NODE:
-            self._judged.clear()  # a boot ends findings of others
+            self._judged.clear()  # a boot ends findings of other entities
         self._judged.pop(seen.entity, None)
         return variants.setdefault(seen.variant, EventBursts()).take(seen)
 
@@ -105,9 +106,9 @@ class Evaluator:
         self._judged.pop(oldest[0], None)
 
     def findings(self, now_s: float) -> tuple[Finding, ...]:
-        """Return all that stands now, worst first: the same object until evidence or time change it."""
+        """Return all present findings, worst first: the same object until evidence or time change it."""
         if now_s < self._asked_s:
-            self._judged.clear()  # what had ended by then stands again
+            self._judged.clear()  # a finding that had ended by then holds again
         if self._standing is None or not self._asked_s <= now_s < self.until_s:
             self._standing = self._find(now_s)
             self._asked_s = now_s
@@ -145,7 +146,7 @@ class Evaluator:
         return verdicts(self.findings(now_s), self.entities)
 
     def undecided(self, since_s: float) -> Iterator[tuple[str, str, str]]:
-        """Yield entity, check and why of what was sampled after `since_s` and is neither well nor a fault."""
+        """Yield entity, check and reason for each check sampled after `since_s` that is undecided."""
         for (entity, check), held in sorted(self._series.items()):
             if held.series.samples and held.series.samples[-1][0] >= since_s:
                 why = samples.why_undecided(self.policy.rules[check], held.series.samples)
@@ -153,7 +154,7 @@ class Evaluator:
                     yield entity, check, why
 
     def forget(self, before_s: float) -> None:
-        """Let go of what was last seen before `before_s`: a disk that is gone, an event of last month."""
+        """Forget what was last seen before `before_s`: a removed disk, an event of last month."""
         self._series = {
             place: held
             for place, held in self._series.items()
@@ -167,7 +168,7 @@ class Evaluator:
         self._standing = None
 
     def _settled(self, entity: str, check: str, code: int) -> bool:
-        """Say whether this is the driver's word about codes of which the operator has decided otherwise."""
+        """Return True for a verdict of the driver that concerns only codes overridden by the operator."""
         if (check, code) != ("xid", VERDICT_XID):
             return False
         others = [
@@ -183,7 +184,7 @@ class Evaluator:
         return self._events.get((entity, "xid", VERDICT_XID), {})
 
     def _marks(self, entity: str) -> EndMarks:
-        # A driver that says "none" after the fact says that it is over.
+        # A later verdict "none" means that the fault is over.
         over = self._verdicts(entity).get("none")
         return EndMarks(
             resets=sorted([*self._times(entity, "gpu_reset"), *(over.spans[-1:][0][1:] if over else ())]),
@@ -198,7 +199,7 @@ class Evaluator:
         return sorted(last for each in variants.values() for _, last in each.spans)
 
     def dump(self) -> dict[str, Any]:
-        """Return all evidence as JSON; `load` gives an evaluator that says the same."""
+        """Return all evidence as JSON; an evaluator that loads it returns the same findings."""
         return {
             "series": [
                 [*place, held.series.dump(), sorted(held.sources), held.text]
@@ -212,7 +213,7 @@ class Evaluator:
         }
 
     def load(self, raw: Any) -> None:
-        """Take up what was dumped. Raises ValueError, TypeError or KeyError for anything else."""
+        """Restore what was dumped. Raises ValueError, TypeError or KeyError for anything else."""
         self._standing = None
         for entity, check, series, sources, text in raw["series"][:MAX_SERIES]:
             if str(check) in self.policy.rules:
@@ -227,7 +228,7 @@ class Evaluator:
 
 
 def verdicts(findings: Iterable[Finding], entities: Iterable[str]) -> tuple[Verdict, ...]:
-    """Return one verdict for each entity: the worst level, the greatest action of those of that level."""
+    """Return one verdict for each entity: its worst level, and the greatest action at that level."""
     by_entity: dict[str, list[Finding]] = {entity: [] for entity in sorted(entities)}
     for each in findings:
         by_entity.setdefault(each.entity, []).append(each)

@@ -23,21 +23,21 @@ MAX_BURSTS = 64
 MAX_TEXTS = 3
 MAX_SOURCES = 4
 Burst = tuple[float, float]  # first and last event
-BEFORE_S = 2.0  # it may overtake the code that it is about
-AFTER_S = 10.0  # and comes at once: what comes later is about something else
+BEFORE_S = 2.0  # the verdict may arrive before the code that it concerns
+AFTER_S = 10.0  # the verdict comes at once: a later one concerns something else
 EPSILON_S = 1e-6
 
 
 @dataclass(slots=True)
 class EventBursts:
-    """All bursts of one event of one entity, oldest first, and the words of the newest."""
+    """All bursts of one event of one entity, oldest first, and the newest texts."""
 
     spans: list[Burst] = field(default_factory=list)
     texts: list[tuple[float, str]] = field(default_factory=list)  # newest last
     sources: list[str] = field(default_factory=list)
 
     def take(self, seen: Observation) -> bool:
-        """Add an event; False if nothing has changed by it."""
+        """Add an event; False if that changes nothing."""
         before = (self.spans, self.texts, self.sources)
         self.spans = join_burst(self.spans, (seen.at_s, seen.at_s))
         if seen.text:
@@ -63,7 +63,7 @@ class EventBursts:
 
 
 def join_burst(spans: list[Burst], new: Burst) -> list[Burst]:
-    """Return `spans` with `new`, those within `GAP_S` of each other made one; the newest are kept."""
+    """Return `spans` with `new`, merging those within `GAP_S` of each other; only the newest are kept."""
     merged: list[Burst] = []
     for first, last in sorted([*spans, new]):
         if merged and first - merged[-1][1] <= GAP_S:
@@ -74,7 +74,7 @@ def join_burst(spans: list[Burst], new: Burst) -> list[Burst]:
 
 
 def union_bursts(all_spans: list[list[Burst]]) -> list[Burst]:
-    """Return the bursts of several series seen as one."""
+    """Return the bursts of several series, merged as if they were one."""
     merged: list[Burst] = []
     for spans in all_spans:
         for span in spans:
@@ -85,7 +85,7 @@ def union_bursts(all_spans: list[list[Burst]]) -> list[Burst]:
 def driver_verdict(
     burst: Burst, verdicts: Mapping[str, EventBursts], policy: Policy
 ) -> tuple[Level, Action] | None:
-    """Return what the driver said with a burst; of several words the newest, then the gravest."""
+    """Return the driver's verdict on a burst; of several, the newest, then the gravest."""
     last_s = burst[1] + AFTER_S
     found = [
         (min(span[1], last_s), said.level, said.action)
@@ -98,12 +98,12 @@ def driver_verdict(
 
 
 def sends_verdict(meaning: Meaning, branch: int | None) -> bool:
-    """Say whether a driver of `branch` sends its word along with the code."""
+    """Return True if a driver of `branch` sends its verdict with the code."""
     return meaning.verdict_since is not None and (branch is None or branch >= meaning.verdict_since)
 
 
 def all_overridden(word: Burst, others: Iterable[tuple[Meaning, Sequence[Burst]]]) -> bool:
-    """Say whether a word of the driver is only about codes of which the operator has decided otherwise."""
+    """Return True if a verdict of the driver concerns only codes that the operator has overridden."""
     with_it = [meaning for meaning, spans in others if any(_together(span, word) for span in spans)]
     return bool(with_it) and all(meaning.overridden for meaning in with_it)
 
@@ -114,9 +114,9 @@ def _together(burst: Burst, word: Burst) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EndMarks:
-    """Times at which something happened that ends findings, oldest first."""
+    """Times of what ends findings, oldest first."""
 
-    resets: Sequence[float] = ()  # of the GPU, by whatever means but a boot
+    resets: Sequence[float] = ()  # of the GPU, by any means except a boot
     boots: Sequence[float] = ()
     replaced: Sequence[float] = ()
     cleared: Sequence[float] = ()  # by an operator
@@ -133,14 +133,14 @@ def event_finding(
     branch: int | None,
     now_s: float,
 ) -> tuple[Finding | None, float]:
-    """Return what stands because of one code of one entity, and until when it does if nothing new comes.
+    """Return the finding for one code of one entity, and until when it holds if nothing new comes.
 
-    None if nothing stands any more.
+    The finding is None if it has ended.
 
     Args:
-        variants: What was seen of it, by variant.
-        verdicts: The driver's words about the entity (Xid 154), by variant.
-        branch: Of the driver, 575; None if it is not known.
+        variants: The code's bursts, by variant.
+        verdicts: The driver's verdicts on the entity (Xid 154), by variant.
+        branch: The driver's branch, such as 575; None if it is not known.
     """
     told = _informative(variants)
     if (check, code) == ("xid", VERDICT_XID):
@@ -183,13 +183,13 @@ def event_finding(
 
 
 def _newest(words: Mapping[str, EventBursts]) -> Mapping[str, EventBursts]:
-    """Keep the driver's newest word: it says from what to what its advice has changed."""
+    """Keep only the driver's newest verdict, which replaces the earlier ones."""
     name = max(words, key=lambda each: (words[each].spans[-1][1], each))
     return {name: words[name]}
 
 
 def _informative(variants: Mapping[str, EventBursts]) -> Mapping[str, EventBursts]:
-    """Leave out what was told without its variant where another sensor has told it with one."""
+    """Leave out bursts without a variant that another sensor has reported with one."""
     plain = variants.get("")
     if plain is None or len(variants) == 1:
         return variants
@@ -201,7 +201,7 @@ def _informative(variants: Mapping[str, EventBursts]) -> Mapping[str, EventBurst
 
 
 def _judge(meaning: Meaning, said: tuple[Level, Action] | None) -> tuple[Level, Action, str, str]:
-    """Return level, action, why, and whose word it is: operator, driver, or "" for the table's."""
+    """Return level, action, reason, and who overrode the table: operator, driver, or ""."""
     if meaning.overridden:
         return meaning.level, meaning.action, meaning.name, "operator"
     if said is not None:
@@ -210,7 +210,7 @@ def _judge(meaning: Meaning, said: tuple[Level, Action] | None) -> tuple[Level, 
 
 
 def _recurred(meaning: Meaning, own: Sequence[Burst], all_spans: Sequence[Burst]) -> int:
-    """Return how many bursts there were if that is too many, else 0."""
+    """Return the number of bursts if it is too many, otherwise 0."""
     if meaning.recurs is None:
         return 0
     spans = own if meaning.recurs.same_variant else all_spans
@@ -220,11 +220,11 @@ def _recurred(meaning: Meaning, own: Sequence[Burst], all_spans: Sequence[Burst]
 
 
 def _end_s(last_s: float, meaning: Meaning, again: int, marks: EndMarks) -> float:
-    """Return when an event whose newest was at `last_s` stands no more; infinity if that is not known."""
+    """Return when the finding of an event last seen at `last_s` ends; infinity if that is not known."""
     if any(at_s > last_s for at_s in marks.cleared):
         return -inf
     if meaning.clears is Clears.TIME:
-        # What has come too often stands until it no longer has.
+        # An event that came too often stays until its bursts have left the window.
         hold_s = max(meaning.hold_s, meaning.recurs.within_s) if again and meaning.recurs else meaning.hold_s
         return last_s + hold_s
     ends = {

@@ -20,15 +20,15 @@ from nodeagent.model import Action, Finding, Level
 from nodeagent.policy.rules import Bound, Kind, Rule
 
 LATE_S = 300.0
-MAX_SAMPLES = 4096  # three hours of samples every 5 s, and some
+MAX_SAMPLES = 4096  # more than three hours of samples every 5 s
 LEVELS = (Level.DEGRADED, Level.UNHEALTHY)
 Sample = tuple[float, float]  # agent time, value
-DRIVERS_OWN = "recovery_action"  # a check that is nothing but the driver's own word
+DRIVERS_OWN = "recovery_action"  # a check that is the driver's own verdict
 
 
 @dataclass(frozen=True, slots=True)
 class LevelState:
-    """Whether one level stands, since when, and the last sample that was not clean."""
+    """Whether one level is reached, since when, and the last sample that was not clean."""
 
     stands: bool = False
     since_s: float = 0.0
@@ -40,12 +40,12 @@ class SampleSeries:
     """The samples of one check of one entity."""
 
     samples: list[Sample]
-    base_s: float = float("-inf")  # up to here they are folded into `base`
+    base_s: float = float("-inf")  # samples up to here are folded into `base`
     base: tuple[LevelState, LevelState] = (LevelState(), LevelState())
-    _latest: tuple[LevelState, LevelState] | None = None  # after all samples; None: to be folded anew
+    _latest: tuple[LevelState, LevelState] | None = None  # after all samples; None: must be folded again
 
     def take(self, rule: Rule, sample: Sample) -> bool:
-        """Add a sample; False if it is known already, or too late to matter."""
+        """Add a sample; False if it is already known, or too late to matter."""
         if sample[0] <= self.base_s:
             return False
         at = bisect_left(self.samples, sample)
@@ -57,13 +57,13 @@ class SampleSeries:
         return True
 
     def standing(self, rule: Rule) -> tuple[LevelState, LevelState]:
-        """Return what stands, degraded and unhealthy, after all samples."""
+        """Return the state of the two levels, degraded and unhealthy, after all samples."""
         if self._latest is None:
             self._latest = self._fold(rule, self.base_s, float("inf"))
         return self._latest
 
     def settle(self, rule: Rule) -> None:
-        """Fold what is too old to be joined by a late sample, and let go of what no window reaches."""
+        """Fold samples that no late sample can precede, and drop those that no window reaches."""
         if not self.samples:
             return
         cut = self.samples[-1][0] - LATE_S
@@ -73,7 +73,7 @@ class SampleSeries:
             return
         self.base = self._fold(rule, self.base_s, cut)
         self.base_s = cut
-        # One sample before the window stays: a counter's first step needs it.
+        # Keep one sample before the window: a counter's first step needs it.
         keep = bisect_left(self.samples, (cut - _reach_s(rule), float("-inf"))) - 1
         if len(self.samples) > MAX_SAMPLES:
             keep = max(keep, len(self.samples) - MAX_SAMPLES)
@@ -83,7 +83,7 @@ class SampleSeries:
             self._thin(bisect_right(self.samples, (cut, float("inf"))))
 
     def _thin(self, settled: int) -> None:
-        """Of three equal readings in a row the middle one says nothing, once none can come between."""
+        """Drop the middle one of three equal readings in a row, once no late sample can come between."""
         kept: list[Sample] = []
         for sample in self.samples[:settled]:
             if len(kept) > 1 and kept[-2][1] == kept[-1][1] == sample[1]:
@@ -142,7 +142,7 @@ def _step(standing: LevelState, rule: Rule, level: Level, samples: list[Sample],
 
 
 def reached(rule: Rule, level: Level, samples: list[Sample], at: int) -> bool:
-    """Say whether the sample at `at`, with those before it, reaches `level`."""
+    """Return True if the sample at `at`, with those before it, reaches `level`."""
     if rule.kind is Kind.STATE:
         state = rule.states.get(int(samples[at][1]))
         return state is not None and state.level >= level and _held_s(samples, at) >= state.for_s
@@ -175,7 +175,7 @@ def _over(rule: Rule, limit: float, samples: list[Sample], at: int) -> bool:
 
 
 def _clean(rule: Rule, level: Level, samples: list[Sample], at: int) -> bool:
-    """Say whether a sample counts towards the end of `level`."""
+    """Return True if a sample counts towards the end of `level`."""
     if rule.kind is Kind.STATE:
         state = rule.states.get(int(samples[at][1]))
         return state is not None and state.level < level
@@ -190,9 +190,9 @@ def _clean(rule: Rule, level: Level, samples: list[Sample], at: int) -> bool:
 
 
 def grown(samples: list[Sample], at: int, window_s: float) -> float:
-    """Return by how much a counter has grown in the `window_s` before the sample at `at`.
+    """Return a counter's growth in the `window_s` before the sample at `at`.
 
-    A reading lower than the one before is a counter that began anew: a new baseline, and not a count.
+    A reading lower than the previous one is a counter that restarted: a new baseline, and no growth.
     """
     total, since = 0.0, samples[at][0] - window_s
     for n in range(at, 0, -1):
@@ -210,7 +210,7 @@ def _held_s(samples: list[Sample], at: int) -> float:
 
 
 def _reach_s(rule: Rule) -> float:
-    """Return how far back a sample's meaning can depend on others."""
+    """Return how far back the meaning of a sample can depend on others."""
     bounds = [each for each in (rule.degraded, rule.unhealthy) if each]
     waits = [each.for_s for each in bounds] + [state.for_s for state in rule.states.values()]
     counts = [each.of * max(rule.period_s, 1.0) * 2 for each in bounds if each.of > 1]
@@ -221,7 +221,7 @@ def _reach_s(rule: Rule) -> float:
 def sample_finding(
     entity: str, rule: Rule, series: SampleSeries, sources: Iterable[str], text: str
 ) -> Finding | None:
-    """Return what stands of one check of one entity; None if nothing does."""
+    """Return the finding of one check of one entity; None if there is none."""
     low, high = series.standing(rule)
     if not series.samples or not (low.stands or high.stands):
         return None
@@ -264,13 +264,13 @@ def _why(rule: Rule, series: SampleSeries, level: Level) -> str:
         state = rule.states.get(int(value))
         if state is not None and state.level >= level:
             return f"{rule.what} is {state.word}" + (f": {state.why}" if state.why else "")
-        return f"{rule.what} was bad until a moment ago, now {state.word if state else value}"
+        return f"{rule.what} was bad until a moment ago, is now {state.word if state else value}"
     bound = rule.unhealthy if level is Level.UNHEALTHY else (rule.degraded or rule.unhealthy)
-    assert bound is not None  # a level without a bound never stands
+    assert bound is not None  # a level without a bound is never reached
     unit = f" {rule.unit}" if rule.unit else ""
     if rule.kind is Kind.RATE:
         count = grown(series.samples, at, rule.window_s)
-        return f"{count:g} {rule.what} in {rule.window_s:g} s, {_limit(bound)} are accepted"
+        return f"{count:g} {rule.what} in {rule.window_s:g} s, accepted: {_limit(bound)}"
     return f"{rule.what}: {value:g}{unit}, the limit is {bound.at:g}{unit}{_duration(bound)}"
 
 
@@ -300,13 +300,14 @@ def _clears(rule: Rule, level: Level) -> str:
 
 
 def why_undecided(rule: Rule, samples: list[Sample]) -> str:
-    """Return why a check is not decided by these samples, oldest first; "" when it is."""
+    """Return why these samples, oldest first, do not decide a check; "" if they do."""
     if not samples or rule.kind is Kind.EVENT:
         return ""
     at = len(samples) - 1
     if rule.kind is Kind.STATE:
         return _undecided_state(rule, samples)
-    if rule.kind is Kind.RATE and at == 0 and rule.period_s:  # others are told only when they grow
+    # other counters are reported only when they grow
+    if rule.kind is Kind.RATE and at == 0 and rule.period_s:
         return f"{rule.what}: one reading of a counter says nothing"
     for level, bound in zip(LEVELS, (rule.degraded, rule.unhealthy), strict=True):
         if bound is not None and not reached(rule, level, samples, at) and _may_be(rule, bound, samples):
@@ -324,7 +325,7 @@ def _undecided_state(rule: Rule, samples: list[Sample]) -> str:
 
 
 def _may_be(rule: Rule, bound: Bound, samples: list[Sample]) -> bool:
-    """Say whether more of what was seen last would reach the bound."""
+    """Return True if more samples like the newest one would reach the bound."""
     at = len(samples) - 1
     if rule.kind is Kind.RATE:
         seen_s = min(rule.window_s, samples[at][0] - samples[0][0])

@@ -14,14 +14,14 @@ from nodeagent.sensing.sweep import Reading
 
 WRITABLE, READ_ONLY = 0.0, 1.0
 MAX_REMEMBERED = 512
-MOUNTINFO_BYTES = 4 << 20  # a node with thousands of pods has one of about a megabyte
+MOUNTINFO_BYTES = 4 << 20  # a node with thousands of pods has about a megabyte
 FSTAB_BYTES = 1 << 20
 
 
 def disk_used(blocks: int, free: int, available: int) -> float | None:
-    """Return percent used of what users can have; None if the file system has no size.
+    """Return the percentage used of what users can have; None if the file system has no size.
 
-    What is kept for root counts as neither used nor free: at 100% others can write no more.
+    Space reserved for root counts as neither used nor free: at 100% other users cannot write.
     """
     used = blocks - free
     usable = used + available
@@ -29,12 +29,12 @@ def disk_used(blocks: int, free: int, available: int) -> float | None:
 
 
 def inodes_used(inodes: int, free: int) -> float | None:
-    """Return percent used; None where inodes are made as they are needed (btrfs, vfat: both are 0)."""
+    """Return the percentage used; None where inodes are made on demand (btrfs, vfat: both counts are 0)."""
     return _percent(inodes - free, inodes) if 0 <= free <= inodes and inodes > 0 else None
 
 
 def _percent(part: int, whole: int) -> float:
-    return min(100.0, 100.0 * part / whole)  # of very large numbers rounding makes a little more
+    return min(100.0, 100.0 * part / whole)  # rounding of very large numbers may exceed 100
 
 
 def fstab_writable(fstab: bytes) -> frozenset[str]:
@@ -51,17 +51,17 @@ def fstab_writable(fstab: bytes) -> frozenset[str]:
 
 
 def mount_key(mount: Mount) -> str:
-    """Return what a file system is remembered by: another one at the same place is not it."""
+    """Return a file system's key in memory; another one at the same mount point has another key."""
     return f"{mount.device} {mount.source} {mount.entity}"
 
 
 def read_only_state(mount: Mount, writable: Iterable[str], wanted: frozenset[str]) -> float | None:
-    """Return the check's state; None for one that was read-only from the start, and may well be.
+    """Return the check's state; None if it was read-only from the start, which may be intended.
 
     Args:
         mount: The file system now.
-        writable: Keys of those that were writable in this boot.
-        wanted: Mount points that fstab wants writable.
+        writable: Keys of the file systems that were writable during this boot.
+        wanted: Mount points that fstab mounts writable.
     """
     if not mount.read_only:
         return WRITABLE
@@ -69,12 +69,12 @@ def read_only_state(mount: Mount, writable: Iterable[str], wanted: frozenset[str
 
 
 class FileSystems:
-    """Sees its own mounts or, with `root`, those of the host that is mounted there."""
+    """Checks the process's own mounts or, with `root`, those of the host that is mounted there."""
 
     checks = frozenset({"disk_used", "inodes_used", "disk_read_only"})
 
     def __init__(self, proc: str, root: str | None, boot_id: str, remembered: Mapping[str, Any]) -> None:
-        """`remembered` is what `remembered()` gave, perhaps of another boot, perhaps garbage."""
+        """`remembered` is what `remembered()` returned, possibly in another boot, possibly corrupt."""
         self._mountinfo = f"{proc}/self/mountinfo" if root is None else f"{proc}/1/mountinfo"
         self._root = (root or "").rstrip("/")
         self._boot_id = boot_id
@@ -86,11 +86,13 @@ class FileSystems:
         if raw is None:
             self._left_out = {"disk": LeftOut("disk", f"{self._mountinfo} cannot be read")}
             return ()
-        found = select(parse(raw[: raw.rfind(b"\n") + 1]))  # whole lines, should it be longer than that
+        found = select(
+            parse(raw[: raw.rfind(b"\n") + 1])
+        )  # whole lines only, if the file is longer than the limit
         self._left_out = {each.what: each for each in found.left_out}
         readings = []
         if due & {"disk_used", "inodes_used"}:
-            # One that is read-only may be full by design: an image, the root of a container's system.
+            # A read-only one may be full by design: an image, or the root of a container.
             mounts = [each for each in found.local if not each.read_only]
             readings += [each for mount in mounts for each in self._used(mount) if each.check in due]
         if "disk_read_only" in due:
@@ -101,7 +103,7 @@ class FileSystems:
         return tuple(self._left_out.values())
 
     def remembered(self) -> dict[str, Any]:
-        """Return what must outlive the process. JSON."""
+        """Return what must outlive the process, as JSON."""
         return {"boot_id": self._boot_id, "writable": list(self._writable)}
 
     def _used(self, mount: Mount) -> Iterator[Reading]:
@@ -146,7 +148,7 @@ def _device(number: int) -> str:
 
 
 def _writable(remembered: Mapping[str, Any], boot_id: str) -> dict[str, None]:
-    """Return the keys of this boot. After another one, an operator may have wanted what is read-only now."""
+    """Return the keys of this boot. After a reboot, what is read-only now may be an operator's intention."""
     keys = remembered.get("writable")
     if remembered.get("boot_id") != boot_id or not isinstance(keys, list):
         return {}

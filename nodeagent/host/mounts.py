@@ -11,26 +11,26 @@ from nodeagent.sensing.sensor import LeftOut
 from nodeagent.sensing.small_files import printable
 
 MAX_LOCAL = 128
-MAX_NAMED = 32  # of those that are left out; the rest are counted
+MAX_NAMED = 32  # of the mounts that are left out; the rest are counted
 MAX_POINT = 512  # characters
 
-# What lives on a block device of this node. Only these are ever touched: what is not known might hang.
+# Types that live on a block device of this node. Only these are ever accessed: an unknown type might hang.
 LOCAL = frozenset({
     "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "bcachefs", "f2fs", "jfs", "reiserfs", "nilfs2", "vfat",
     "exfat", "ntfs3", "hfsplus",
 })  # fmt: skip
-# Nothing is kept in these, or nothing can be written to them by their nature.
+# Types that keep no data, or that cannot be written to by their nature.
 PSEUDO = frozenset({
     "autofs", "binder", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "cramfs", "debugfs",
     "devpts", "devtmpfs", "efivarfs", "erofs", "fusectl", "fuse.lxcfs", "hugetlbfs", "iso9660", "mqueue",
     "nsfs", "overlay", "proc", "pstore", "ramfs", "resctrl", "romfs", "rootfs", "rpc_pipefs", "securityfs",
     "selinuxfs", "smackfs", "squashfs", "sysfs", "tmpfs", "tracefs", "udf",
 })  # fmt: skip
-# Only upgrades write to these, and no job needs them.
+# Only upgrades write here, and no job needs it.
 FOR_BOOT = ("/boot", "/efi")
-# A subvolume of these has a device number of its own, which is not the one in mountinfo.
+# A subvolume of these has its own device number, which differs from the one in mountinfo.
 OWN_NUMBERS = frozenset({"btrfs", "zfs", "bcachefs"})
-# The kernel's words for "nothing can be written": ext4 since 6.15 says `emergency_ro` for a remount by error.
+# Mount options that mean "not writable": ext4 since 6.15 reports `emergency_ro` after a remount by error.
 READ_ONLY = frozenset({"ro", "emergency_ro", "shutdown"})
 
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
@@ -41,7 +41,7 @@ class Mount:
     """One line of mountinfo."""
 
     device: str  # major:minor
-    root: str  # what of the file system is mounted: another than "/" is a bind mount or a subvolume
+    root: str  # which part of the file system is mounted: anything but "/" is a bind mount or a subvolume
     point: str  # as system calls take it
     kind: str
     source: str  # for people
@@ -54,14 +54,14 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class SelectedMounts:
-    """What is looked at, and what is not though it may matter."""
+    """The file systems to look at, and those that are left out although they may matter."""
 
     local: tuple[Mount, ...]
     left_out: tuple[LeftOut, ...]
 
 
 def parse(mountinfo: bytes) -> tuple[Mount, ...]:
-    """Return the mounts in the order of the file; lines that are none are skipped."""
+    """Return the mounts in the order of the file; malformed lines are skipped."""
     return tuple(found for line in mountinfo.splitlines() if (found := _mount(line)) is not None)
 
 
@@ -82,16 +82,16 @@ def _mount(line: bytes) -> Mount | None:
 
 
 def unescaped(raw: bytes) -> str:
-    """Return a path of mountinfo or fstab, where a blank is written \\040."""
+    """Return a path of mountinfo or fstab, in which a blank is written \\040."""
     return os.fsdecode(_ESCAPE.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), raw))
 
 
 def select(mounts: Sequence[Mount]) -> SelectedMounts:
-    """Return each local file system once, and name what is left out."""
-    on_top = {each.point: each for each in mounts}  # the later one covers the earlier at the same place
+    """Return each local file system once, and what is left out with the reason."""
+    on_top = {each.point: each for each in mounts}  # a later mount covers an earlier one at the same path
     local: dict[str, Mount] = {}
     others: list[LeftOut] = []
-    # Not the root: where that is on a server, this agent is, too.
+    # Not the root: if that is on a server, so is this agent.
     remote = [f"{each.point}/" for each in on_top.values() if _may_hang(each) and each.point != "/"]
     for mount in on_top.values():
         why = _why_not(mount, remote)
@@ -107,13 +107,13 @@ def select(mounts: Sequence[Mount]) -> SelectedMounts:
 
 def _why_not(mount: Mount, remote: Iterable[str]) -> str:
     if _may_hang(mount):
-        return f"{mount.kind}: a network or user-space file system may block for ever"
+        return f"{mount.kind}: a network or user-space file system may block forever"
     if mount.kind not in LOCAL:
         return ""
-    # The way there leads through the server.
+    # Its path leads through the server.
     under = next((each for each in remote if mount.point.startswith(each)), None)
     if under is not None:
-        return f"it lies below {printable(under)}, which may block for ever"
+        return f"it lies below {printable(under)}, which may block forever"
     return "its path is too long" if len(mount.point) > MAX_POINT else ""
 
 

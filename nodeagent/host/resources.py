@@ -15,7 +15,7 @@ from nodeagent.sensing.sweep import Reading
 
 
 def memory_used(proc: str) -> float | None:
-    """Return percent of the memory that is not available any more; None if meminfo does not say.
+    """Return the percentage of memory that is not available; None if meminfo is missing or malformed.
 
     Available is the kernel's own estimate of what can be had without swapping. Free memory alone would count
     the page cache as used.
@@ -29,7 +29,7 @@ def memory_used(proc: str) -> float | None:
 
 
 def files_used(file_nr: bytes) -> float | None:
-    """Return percent; None if it is not said. The file has: allocated, free, most."""
+    """Return the percentage used; None if the file is malformed. Its fields: allocated, free, maximum."""
     fields = file_nr.split()
     if len(fields) < 3 or not all(each.isdigit() and len(each) <= 20 for each in fields[:3]):
         return None
@@ -38,10 +38,10 @@ def files_used(file_nr: bytes) -> float | None:
 
 
 def pids_used(loadavg: bytes, pid_max: bytes, threads_max: bytes) -> float | None:
-    """Return percent; None if it is not said.
+    """Return the percentage used; None if a file is malformed.
 
-    A thread has an id, too. How many there are is the figure behind the slash in /proc/loadavg: to count
-    them in /proc would cost a walk through all of it.
+    Threads have ids, too. Their number is the figure after the slash in /proc/loadavg; counting them in /proc
+    would take a walk through all of it.
     """
     fields = loadavg.split()
     threads = fields[3].partition(b"/")[2] if len(fields) > 3 else b""
@@ -56,7 +56,7 @@ def _is_number(raw: bytes) -> bool:
 
 
 def load_per_core(loadavg: bytes, cores: int) -> float | None:
-    """Return the load average of five minutes by the number of cores; None if it is not said."""
+    """Return the five-minute load average per core; None if the file is malformed."""
     fields = loadavg.split()
     if len(fields) < 2 or len(fields[1]) > 20:
         return None
@@ -98,7 +98,7 @@ FIGURES: Mapping[str, Figure] = {
 
 
 class ResourceUsage:
-    """Reads them. `proc` is the root of a procfs."""
+    """Reads these figures. `proc` is the root of a procfs."""
 
     checks = frozenset(FIGURES)
 

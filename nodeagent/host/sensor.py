@@ -20,7 +20,7 @@ CHECKS = ResourceUsage.checks | FileSystems.checks | WallClock.checks | StuckThr
 
 
 class HostSensor:
-    """Reads what is due. Needs no privilege but for what `privileges` names."""
+    """Reads the checks that are due. Needs no privilege except those in `cli.privileges`."""
 
     name = "host"
     period_s = 5.0
@@ -36,11 +36,12 @@ class HostSensor:
         """Make a sensor that has read nothing yet.
 
         Args:
-            clock: Stamps the observations.
+            clock: Gives the observations their times.
             periods_s: Check -> seconds between two samples; a check that is not in it is not read.
-            remembered: What `remembered` gave before the last restart.
-            proc: A procfs: in a container, where the host's is mounted.
-            root: Where the host's file systems are mounted, in a container; None: its own are looked at.
+            remembered: What `remembered` returned before the last restart.
+            proc: The procfs to read: in a container, where the host's is mounted.
+            root: In a container, where the host's file systems are mounted; None: use the process's own
+            mounts.
         """
         self._proc = proc
         where = None if root is None else str(root)
@@ -60,9 +61,9 @@ class HostSensor:
         """Do nothing: no file is kept open."""
 
     def left_out(self) -> tuple[LeftOut, ...]:
-        """Return what the last look had to leave out, of the checks that are read at all."""
+        """Return what the last look left out, of the checks that have a period."""
         return self._sweep.left_out()
 
     def remembered(self) -> dict[str, Any]:
-        """Return what the next process should be given. JSON; new at each call."""
+        """Return what the next process should be given, as JSON; a new object at each call."""
         return self._disks.remembered()

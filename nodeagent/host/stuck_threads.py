@@ -31,45 +31,46 @@ MAX_THREADS = 1000  # besides the first of each process
 ThreadKey = tuple[int, int]  # process, thread
 STACK_BYTES = 16384
 
-# Not nvidia_fs: what hangs there is the storage.
+# Not nvidia_fs: a thread that hangs there waits for storage.
 _DRIVER_MODULE = re.compile(rb"\[nvidia(_uvm|_modeset|_drm|_peermem)?\]")
 _DRIVER_SYMBOL = re.compile(r"nvidia(?!_?fs)|^_?nv_|^_nv\d|^uvm_")
 STUCK_S = 60.0  # "a minute or more"
 MAX_SUSPECTS = 256
 MAX_NAMED = 3  # in the text
 
-# Wait channels of a thread that was frozen on purpose: a paused container of cgroup v1 is in state D.
+# Wait channels of a thread that was frozen on purpose: threads of a paused cgroup v1 container are in state
+# D.
 FROZEN_CHANNELS = ("__refrigerator", "do_freezer_trap", "get_signal")
-IN_DRIVER_S = 10.0  # seen twice without a switch; how long is too long is the policy's
+IN_DRIVER_S = 10.0  # seen twice without a switch; the policy decides how long is too long
 MAX_STACKS = 64
 NO_STACK = (
     "neither /proc/PID/stack (CAP_SYS_ADMIN) nor /proc/PID/wchan (CAP_SYS_PTRACE) may be read: "
-    "which driver a stuck process waits for cannot be told"
+    "the driver that a stuck process waits for is unknown"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadStat:
-    """What is needed of /proc/PID/stat."""
+    """The fields of /proc/PID/stat that the walk needs."""
 
     name: str
     state: str
     flags: int
     threads: int  # of the process
-    start: int  # clock ticks after boot: tells a thread from a later one with its id
+    start: int  # clock ticks after boot: distinguishes a thread from a later one with the same id
 
     @property
     def is_asleep(self) -> bool:
-        """True in uninterruptible sleep of a user's thread.
+        """True if a user's thread is in uninterruptible sleep.
 
-        The kernel's own threads are not counted: some drivers let theirs rest so, for good.
+        Kernel threads do not count: some drivers keep theirs in this state permanently.
         """
         return self.state == "D" and not self.flags & PF_KTHREAD
 
 
 def parse_stat(raw: bytes) -> ThreadStat | None:
-    """Return what the file says; None for anything else."""
-    before, closing, after = raw.rpartition(b")")  # the name may have blanks and brackets
+    """Parse the file; None if it is malformed."""
+    before, closing, after = raw.rpartition(b")")  # the name may contain blanks and parentheses
     fields = after.split()
     _, opening, name = before.partition(b"(")
     if not closing or not opening or len(fields) < 20:
@@ -83,9 +84,9 @@ def parse_stat(raw: bytes) -> ThreadStat | None:
 
 
 def context_switches(status: bytes) -> int | None:
-    """Return how often the thread has given up a core, by will or not; None if it is not said.
+    """Return the thread's context switches, voluntary and involuntary; None if the file has none.
 
-    A thread that sleeps on does not switch; one that is busy with a disk sleeps often, and switches.
+    A thread that stays asleep does not switch; one that is busy with a disk sleeps often, and switches.
     """
     found = 0
     lines = [line for line in status.splitlines() if b"voluntary_ctxt_switches:" in line]
@@ -98,7 +99,10 @@ def context_switches(status: bytes) -> int | None:
 
 
 class ThreadWalk:
-    """Remembers how far it has come. `proc` is the root of a procfs."""
+    """Finds threads in state D, and remembers where the next look continues.
+
+    `proc` is the root of a procfs.
+    """
 
     def __init__(self, proc: str, processes: int = MAX_PROCESSES, threads: int = MAX_THREADS) -> None:
         self._proc = proc
@@ -108,7 +112,7 @@ class ThreadWalk:
         self._last_thread: ThreadKey = (0, 0)
 
     def asleep(self) -> list[tuple[ThreadKey, ThreadStat]]:
-        """Return those of the threads seen this time that are in uninterruptible sleep."""
+        """Return the threads of this look that are in uninterruptible sleep."""
         pids = [int(each) for each in list_names(self._proc) if each.isdecimal()]
         found, several = [], []
         for pid in _rotated(self._last_process, sorted(pids))[: self._most_processes]:
@@ -123,7 +127,7 @@ class ThreadWalk:
         return found + list(self._others(sorted(several)))
 
     def stat(self, key: ThreadKey) -> ThreadStat | None:
-        """Return what is said of one thread; None if it is gone."""
+        """Return the `stat` of one thread; None if it has ended."""
         pid, tid = key
         folder = str(pid) if pid == tid else f"{pid}/task/{tid}"
         raw = try_read(f"{self._proc}/{folder}/stat", STAT_BYTES)
@@ -131,7 +135,8 @@ class ThreadWalk:
 
     def _others(self, pids: Sequence[int]) -> Iterator[tuple[ThreadKey, ThreadStat]]:
         left = self._most_threads
-        for pid in _rotated(self._last_thread[0] - 1, pids):  # the one it ended in comes first
+        # the process in which the last look ended comes first
+        for pid in _rotated(self._last_thread[0] - 1, pids):
             tids = sorted(int(each) for each in list_names(f"{self._proc}/{pid}/task") if each.isdecimal())
             after = self._last_thread[1] if pid == self._last_thread[0] else 0
             for tid in tids[bisect_right(tids, after) :]:
@@ -143,19 +148,19 @@ class ThreadWalk:
                     seen = self.stat((pid, tid))
                     if seen is not None and seen.is_asleep:
                         yield (pid, tid), seen
-        self._last_thread = (0, 0)  # all have been seen: the next look begins anew
+        self._last_thread = (0, 0)  # all have been seen: the next look starts over
 
 
 def _rotated(last: int, ids: Sequence[int]) -> list[int]:
-    """Return `ids`, sorted as they are, from the first after `last` on, around to it."""
+    """Return the sorted `ids`, rotated so that the first one after `last` comes first."""
     at = bisect_right(ids, last)
     return [*ids[at:], *ids[:at]]
 
 
 def in_driver(stack: bytes | None, wait_channel: str) -> bool:
-    """Say whether the driver is in the stack or, where no stack may be read, is what is waited in.
+    """Return True if the driver is in the stack or, where no stack may be read, in the wait channel.
 
-    A line of the stack is `[<0>] uvm_ioctl+0x1f/0x30 [nvidia_uvm]`: the module is what tells.
+    A line of the stack is `[<0>] uvm_ioctl+0x1f/0x30 [nvidia_uvm]`: the module identifies the driver.
     """
     if stack:
         return _DRIVER_MODULE.search(stack) is not None
@@ -174,7 +179,7 @@ class SleepingThread:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A thread that has been asleep without a switch since it was first seen."""
+    """A thread that has been asleep without a context switch since it was first seen."""
 
     asleep: SleepingThread
     since_s: float
@@ -183,7 +188,10 @@ class Suspect:
 def suspects(
     before: Mapping[ThreadKey, Suspect], now: Mapping[ThreadKey, SleepingThread], now_s: float
 ) -> dict[ThreadKey, Suspect]:
-    """Return who may be stuck, and since when. One that has run since the last look begins anew."""
+    """Return the threads that may be stuck, and since when.
+
+    A thread that has run since the last look starts over.
+    """
     found = {}
     for key, asleep in list(now.items())[:MAX_SUSPECTS]:
         known = before.get(key)
@@ -203,12 +211,12 @@ def process_count(stuck: Iterable[ThreadKey]) -> int:
 
 
 def asleep_for(found: Mapping[ThreadKey, Suspect], now_s: float, for_s: float) -> dict[ThreadKey, Suspect]:
-    """Return those that have been asleep for `for_s` or more."""
+    """Return the threads that have been asleep for `for_s` or longer."""
     return {key: each for key, each in found.items() if now_s - each.since_s >= for_s}
 
 
 def describe(stuck: Mapping[ThreadKey, Suspect], now_s: float) -> str:
-    """Return who is stuck, for people: the longest first, and how many more."""
+    """Return the stuck threads as text: the longest first, then how many more."""
     order = sorted(stuck.items(), key=lambda item: (item[1].since_s, item[0]))
     told = [
         f"{each.asleep.name} ({tid}) for {now_s - each.since_s:.0f} s"
@@ -220,7 +228,7 @@ def describe(stuck: Mapping[ThreadKey, Suspect], now_s: float) -> str:
 
 
 class StuckThreads:
-    """Sees the processes of one procfs: those of the host need the host's PID namespace."""
+    """Checks the processes of one procfs: seeing the host's needs the host's PID namespace."""
 
     checks = frozenset({"uninterruptible", "gpu_process_stuck"})
 
@@ -245,7 +253,7 @@ class StuckThreads:
         return (LeftOut("gpu_process_stuck", NO_STACK),) if self._is_blind else ()
 
     def _asleep(self) -> dict[ThreadKey, SleepingThread]:
-        # Those known go first: the walk comes to each of them only now and then.
+        # Known suspects first: the walk reaches each of them only now and then.
         known = [(key, self._walk.stat(key)) for key in self._suspects]
         still = [(key, each) for key, each in known if each is not None and each.is_asleep]
         found = dict([*still, *self._walk.asleep()])
@@ -259,7 +267,7 @@ class StuckThreads:
         )
 
     def _wait_channel(self, key: ThreadKey) -> str:
-        """Return what it waits in. The kernel writes 0 for those that may not know."""
+        """Return the wait channel. The kernel writes 0 for readers without the privilege."""
         found = parse_text(try_read(self._path(key, "wchan"))) or ""
         return "" if found == "0" else found
 
@@ -274,7 +282,7 @@ class StuckThreads:
         return try_read(self._path(key, "stack"), STACK_BYTES)
 
     def _may_see_stacks(self) -> bool:
-        """Try with process 1, which sleeps nearly always."""
+        """Return True if stacks or wait channels may be read. Process 1, the probe, nearly always sleeps."""
         return bool(self._stack((1, 1)) or self._wait_channel((1, 1)))
 
     def _path(self, key: ThreadKey, name: str) -> str:

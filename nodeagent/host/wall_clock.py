@@ -18,15 +18,15 @@ from nodeagent.sensing.sensor import LeftOut
 from nodeagent.sensing.sweep import Reading
 
 TRIES = 5
-CLOSE_S = 1e-4  # two clocks that were read within this are taken at once
-LOOSE_S = 0.1  # what was read in more says nothing: the machine stood still in between
+CLOSE_S = 1e-4  # two readings this close count as simultaneous
+LOOSE_S = 0.1  # readings further apart say nothing: the process was paused in between
 ClockSample = tuple[float, float, float]  # CLOCK_BOOTTIME before, the wall clock, CLOCK_BOOTTIME after
 STA_UNSYNC = 0x0040  # linux/timex.h
 SYNCHRONISED, UNSYNCHRONISED = 0.0, 1.0
 
 
 def read_clocks() -> list[ClockSample]:
-    """Read the clocks, a few times if something came between."""
+    """Read the clocks, again if the process was interrupted in between."""
     found: list[ClockSample] = []
     while len(found) < TRIES:
         before = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -38,7 +38,7 @@ def read_clocks() -> list[ClockSample]:
 
 
 def wall_offset(samples: Sequence[ClockSample]) -> float | None:
-    """Return wall clock minus CLOCK_BOOTTIME by the sample that was read fastest; None if none was fast."""
+    """Return wall clock minus CLOCK_BOOTTIME from the fastest sample; None if none was fast enough."""
     if not samples:
         return None
     before, wall, after = min(samples, key=lambda each: each[2] - each[0])
@@ -46,12 +46,12 @@ def wall_offset(samples: Sequence[ClockSample]) -> float | None:
 
 
 def offset_change(before: float | None, now: float) -> float:
-    """Return by how much the wall clock has jumped between two offsets, in seconds; 0 at first."""
+    """Return by how many seconds the wall clock was set between two offsets; 0 at first."""
     return 0.0 if before is None else abs(now - before)
 
 
 class _Timex(ctypes.Structure):
-    """The head of struct timex on 64-bit Linux, and room for the rest: all of it is 208 bytes."""
+    """The head of struct timex on 64-bit Linux, with room for the rest: 208 bytes in total."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -65,7 +65,7 @@ class _Timex(ctypes.Structure):
 
 
 def adjtimex_status() -> int:
-    """Return the kernel's status bits. Raises OSError: a seccomp filter may refuse the call."""
+    """Return adjtimex's status bits. Raises OSError: a seccomp filter may refuse the call."""
     libc = ctypes.CDLL(None, use_errno=True)
     found = _Timex()  # modes 0: nothing is set
     if libc.adjtimex(ctypes.byref(found)) < 0:
@@ -80,13 +80,13 @@ def sync_state(bits: int) -> float:
 
 
 def describe_status(bits: int) -> str:
-    """Return what the bits say, for people."""
+    """Return the bits as text."""
     hint = "; chrony clears STA_UNSYNC only with `rtcsync`" if bits & STA_UNSYNC else ""
     return f"adjtimex status 0x{bits & 0xFFFFFFFF:04x}{hint}"
 
 
 class WallClock:
-    """Sees the clock of the kernel that it runs on; a container has no other."""
+    """Checks the clock of the kernel that the agent runs on; containers share it."""
 
     checks = frozenset({"clock_step", "clock_unsynchronised"})
 

@@ -20,7 +20,7 @@ from nodeagent.model import Observation
 from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.sensor import WAIT_S, Unavailable
 
-# What journald is asked for; cursor and time stamps come with every entry.
+# The fields requested from journald; cursor and time stamps come with every entry.
 FIELDS = ("_TRANSPORT", "SYSLOG_FACILITY", "PRIORITY", "MESSAGE", "_BOOT_ID")
 MAX_CURSOR = 512
 JOURNALCTL = "journalctl"
@@ -29,18 +29,18 @@ MAX_ENTRIES = 2048  # of one `read`: a flood must not keep the thread from stopp
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One message of the kernel's."""
+    """One message of the kernel."""
 
     cursor: str
     boot_id: str  # 32 hexadecimal digits
     facility: int
     priority: int  # 0 emergency to 7 debug
-    monotonic_s: float  # CLOCK_MONOTONIC when journald took it
+    monotonic_s: float  # CLOCK_MONOTONIC when journald received it
     text: str
 
 
 def parse_entry(line: bytes) -> JournalEntry | None:
-    """Return what a line says; None if it is none of the kernel log's. Never raises."""
+    """Parse a line; None if it is not an entry of the kernel log. Never raises."""
     try:
         fields = json.loads(line)
         if not isinstance(fields, dict) or fields.get("_TRANSPORT") != "kernel":
@@ -48,7 +48,7 @@ def parse_entry(line: bytes) -> JournalEntry | None:
         return JournalEntry(
             cursor=str(fields.get("__CURSOR", ""))[:MAX_CURSOR],
             boot_id=str(fields.get("_BOOT_ID", "")),
-            # journald writes it with each of these; without it nobody vouches for the line.
+            # journald writes it with each of these; without it, the line cannot be trusted.
             facility=int(fields.get("SYSLOG_FACILITY", KERNEL_FACILITY + 1)),
             priority=int(fields.get("PRIORITY", 6)),
             monotonic_s=int(fields["__MONOTONIC_TIMESTAMP"]) / 1e6,
@@ -59,7 +59,7 @@ def parse_entry(line: bytes) -> JournalEntry | None:
 
 
 def _text(message: Any) -> str:
-    """Return a message, which is a list of bytes if it is not plain text. Raises ValueError, TypeError."""
+    """Return a message, a list of bytes unless it is plain text. Raises ValueError, TypeError."""
     if isinstance(message, str):
         return message
     if isinstance(message, list):
@@ -68,15 +68,15 @@ def _text(message: Any) -> str:
 
 
 class JournalSensor:
-    """Follows the journal with journalctl as a child. See `Sensor`.
+    """Follows the journal with journalctl as a child process. See `Sensor`.
 
     Args:
-        clock: Gives agent time; its anchor names the boot.
-        lines: What lines mean something.
-        cursor: How far the journal was read before, as journald says; "": from the start of this boot.
-        directory: Of the journal's files, if it is not the usual one: the host's, mounted elsewhere.
-        trust_user_lines: Also believe what was written to /dev/kmsg from user space. For tests only.
-        journalctl: The program.
+        clock: Converts to agent time; its anchor names the boot.
+        lines: The lines that mean something.
+        cursor: Journald's cursor of the last entry read before; "": read from the start of this boot.
+        directory: Where the journal's files are, if not in the usual place: the host's, mounted elsewhere.
+        trust_user_lines: Also accept entries written to /dev/kmsg from user space. For tests only.
+        journalctl: The program to run.
     """
 
     name = "journal"
@@ -102,13 +102,13 @@ class JournalSensor:
             clock, self.name, "journalctl wrote lines that are too long to be the kernel's"
         )
         self._child: LineProcess | None = None
-        self._heard = False  # anything since it was opened
+        self._heard = False  # whether an entry has come since it was opened
         self.cursor = cursor if cursor.isprintable() else ""
 
     def command(self) -> list[str]:
-        """Return how journalctl is called: for the kernel's lines of this boot, then those to come."""
+        """Return journalctl's command line: the kernel's lines of this boot, then new ones as they come."""
         called = [
-            # -k asks for this boot, too. --no-tail: without it -f shows the newest ten only.
+            # -k implies this boot. Without --no-tail, -f shows only the newest ten entries.
             self._journalctl, "-k", "--boot", "-f", "--no-tail", "-o", "json", "--no-pager", "--quiet",
             f"--output-fields={','.join(FIELDS)}",
         ]  # fmt: skip
@@ -139,7 +139,7 @@ class JournalSensor:
         if not lines and child.ended:
             raise Unavailable(self._gone(child))
         self._losses.count += child.take_too_long()
-        return [*found, *self._losses.told()]
+        return [*found, *self._losses.due_readings()]
 
     def close(self) -> None:
         child, self._child = self._child, None
@@ -147,7 +147,7 @@ class JournalSensor:
             child.end()
 
     def _gone(self, child: LineProcess) -> str:
-        # It may be the cursor that is refused, and would be each time.
+        # journalctl may have refused the cursor, and would refuse it again.
         if not self._heard:
             self.cursor = ""
         return (

@@ -27,7 +27,7 @@ from nodeagent.sensing.sensor import WAIT_S, Unavailable
 
 MAX_FIELDS = 16  # the kernel itself writes two: SUBSYSTEM and DEVICE
 KERNEL_FACILITY = (
-    0  # the facility of what the kernel wrote; what is written to /dev/kmsg gets another, always
+    0  # the facility of the kernel's own records; records written to /dev/kmsg always get another
 )
 
 # "priority,sequence,microseconds,flags[,more];text", then lines " KEY=value"; more may come before the ";".
@@ -36,8 +36,8 @@ _NUMBERED = re.compile(_HEAD)
 _RECORD = re.compile(_HEAD + rb"([^\n]*)(.*)", re.DOTALL)
 _ESCAPED = re.compile(rb"\\x([0-9a-fA-F]{2})")
 PATH = Path("/dev/kmsg")
-BUFFER_BYTES = 16384  # the kernel's longest record is CONSOLE_EXT_LOG_MAX, 8192 until now
-MAX_RECORDS = 4096  # of one `read`, some 30 ms: a flood must not keep the thread from stopping
+BUFFER_BYTES = 16384  # the kernel's longest record is CONSOLE_EXT_LOG_MAX, at present 8192
+MAX_RECORDS = 4096  # of one `read`, about 30 ms: a flood must not keep the thread from stopping
 MAX_FAILURES = 64  # of one `read`, of records that are longer than the buffer
 _NOT_ALLOWED = (
     "a container must be privileged to read it: CAP_SYSLOG and a hostPath mount are not enough, because the "
@@ -51,14 +51,14 @@ class KmsgRecord:
 
     facility: int
     priority: int  # 0 emergency to 7 debug
-    seq: int  # one more than that of the record before, if none was lost
-    monotonic_s: float  # since boot, by the clock of the log: see `stamps`
-    text: str  # unescaped: may hold line ends
+    seq: int  # that of the previous record plus one, if none was lost
+    monotonic_s: float  # since boot, by the log's clock: see `stamp_to_monotonic`
+    text: str  # unescaped: may contain line ends
     fields: tuple[tuple[str, str], ...] = ()
 
 
 def parse_record(raw: bytes) -> KmsgRecord | None:
-    """Return what a record says; None if it is none. Never raises, in time linear in its length."""
+    """Parse a record; None if it is malformed. Never raises; takes time linear in its length."""
     match = _RECORD.match(raw)
     if match is None:
         return None
@@ -69,7 +69,7 @@ def parse_record(raw: bytes) -> KmsgRecord | None:
 
 
 def record_sequence(raw: bytes) -> int | None:
-    """Return the `seq` of a record whose text does not matter; None if it is none."""
+    """Return the `seq` of a record whose text does not matter; None if it is malformed."""
     match = _NUMBERED.match(raw)
     return None if match is None else int(match[2])
 
@@ -90,14 +90,14 @@ def _fields(rest: bytes) -> tuple[tuple[str, str], ...]:
 
 
 def stamp_to_monotonic(stamp_s: float, monotonic_now_s: float, raw_now_s: float) -> float:
-    """Return the CLOCK_MONOTONIC reading at a stamp: the slew of the whole time since boot, in proportion."""
+    """Return the CLOCK_MONOTONIC reading at a stamp, by the average slew since boot."""
     if raw_now_s <= 0:
         return stamp_s
     return min(stamp_s * (monotonic_now_s / raw_now_s), monotonic_now_s)
 
 
 def read_clocks() -> tuple[float, float]:
-    """Return both clocks' readings, for `monotonic_s`."""
+    """Return CLOCK_MONOTONIC and CLOCK_MONOTONIC_RAW, for `stamp_to_monotonic`."""
     return time.clock_gettime(time.CLOCK_MONOTONIC), time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
 
 
@@ -110,15 +110,15 @@ class KmsgCursor:
 
 
 class KmsgSensor:
-    """Reads records; one `read` of the descriptor gives one. See `Sensor`.
+    """Reads /dev/kmsg: one `read` of the descriptor returns one record. See `Sensor`.
 
     Args:
-        clock: Gives agent time; its anchor names the boot.
-        lines: What lines mean something.
-        cursor: How far the log was read before; of another boot it does not count.
-        trust_user_lines: Also believe what was written to /dev/kmsg from user space. For tests only: whoever
-            may write there could have any node taken out of service.
-        opener: Opens the log for reading, without blocking. Raises OSError.
+        clock: Converts to agent time; its anchor names the boot.
+        lines: The lines that mean something.
+        cursor: How far the log was read before; ignored if it is of another boot.
+        trust_user_lines: Also accept records written to /dev/kmsg from user space. For tests only: every
+        process that may write there could have the node taken out of service.
+        opener: Opens the log for non-blocking reading. Raises OSError.
         reader: Reads a descriptor as `os.read` does.
     """
 
@@ -149,12 +149,12 @@ class KmsgSensor:
 
     @property
     def cursor(self) -> KmsgCursor | None:
-        """How far has been read; what `read` has returned is of records up to there. None: nothing yet."""
+        """The last record that was read; `read` has returned everything up to it. None: nothing yet."""
         return None if self._seq is None else KmsgCursor(self._clock.anchor.boot_id, self._seq)
 
     @property
     def lost(self) -> int:
-        """How many records were lost since the sensor was made."""
+        """The number of records lost since the sensor was created."""
         return self._losses.count
 
     def open(self) -> None:
@@ -172,7 +172,7 @@ class KmsgSensor:
         found: list[Observation] = []
         if not self._drain(self._fd, found) and _readable(self._fd):
             self._drain(self._fd, found)
-        return [*found, *self._losses.told()]
+        return [*found, *self._losses.due_readings()]
 
     def close(self) -> None:
         fd, self._fd = self._fd, None
@@ -180,13 +180,13 @@ class KmsgSensor:
             try:
                 os.close(fd)
             except OSError:
-                pass  # it is let go of all the same
+                pass  # the descriptor is released all the same
 
     def _open(self) -> int:
         return os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def _drain(self, fd: int, found: list[Observation]) -> bool:
-        """Read what is there, up to a bound; False if nothing was."""
+        """Read the records that are there, up to a bound; False if there were none."""
         slew, failures = read_clocks(), 0
         for count in range(MAX_RECORDS):
             try:
@@ -194,13 +194,13 @@ class KmsgSensor:
             except BlockingIOError:
                 return count > 0
             except BrokenPipeError:
-                continue  # records were overwritten, in a flood again and again; the gap tells how many
+                continue  # records were overwritten, repeatedly in a flood; the gap in `seq` shows how many
             except OSError as error:
                 failures += 1
                 if error.errno == errno.EINVAL and failures <= MAX_FAILURES:
                     continue  # a record longer than the buffer; the kernel has moved on
                 if found:
-                    return True  # first what was seen: if the error stays, the next call meets it
+                    return True  # first return what was seen; if the error persists, the next call meets it
                 raise Unavailable(f"{self._path}: {error.strerror}") from error
             if not raw:
                 if found:
@@ -210,7 +210,7 @@ class KmsgSensor:
         return True
 
     def _take(self, raw: bytes, slew: tuple[float, float], found: list[Observation]) -> None:
-        if not self._sightings.worth(raw):  # nearly all
+        if not self._sightings.may_match(raw):  # nearly all
             seq = record_sequence(raw)
             if seq is not None:
                 self._is_new(seq)
@@ -223,7 +223,7 @@ class KmsgSensor:
             found += self._sightings.take(one.text, at_s)
 
     def _is_new(self, seq: int) -> bool:
-        """Say whether a record is none that was read before, and count those missing between."""
+        """Return True if a record was not read before, and count the records that are missing before it."""
         before = self._seq
         if before is None:
             self._seq = seq

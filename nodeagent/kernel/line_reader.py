@@ -16,38 +16,38 @@ from nodeagent.model import VERDICT_XID, Observation
 from nodeagent.policy.kernel_lines import KernelLine
 from nodeagent.sensing.clock import Clock
 
-MAX_LINE = 4096  # characters that are looked at: the kernel's own limit is 2048 (PRINTK_MESSAGE_MAX)
-REPORT_S = 30.0  # between two readings that are equal: without them it would not be seen that it is over
+MAX_LINE = 4096  # characters that are searched: the kernel's own limit is 2048 (PRINTK_MESSAGE_MAX)
+REPORT_S = 30.0  # between two equal readings: without them, the end of the loss would not be seen
 STORM_S = 1.0
-MAX_KEYS = 1024  # different events told within about a second
+MAX_KEYS = 1024  # different events reported within about a second
 MAX_GPUS = 64
 EventKey = tuple[str, str, float, str]  # check, entity, value, variant
 
 
 class LinePatterns:
-    """Knows the lines that mean something."""
+    """Finds the lines that mean something: the drivers' formats and the policy's table. Pure."""
 
     def __init__(self, lines: Iterable[KernelLine]) -> None:
         self._lines = tuple(lines)
         hints = {*nvidia_lines.NVIDIA_HINTS, *(line.has for line in self._lines)}
         pattern = _any_of(sorted(hints))
         self._hinted = re.compile(pattern)
-        # A log escapes what does not print, and its backslashes: elsewhere a hint is there as it is.
+        # The log escapes backslashes and characters that do not print; all other hints appear unchanged.
         plain = all(each.isascii() and each.isprintable() and "\\" not in each for each in hints)
         self._hinted_raw = re.compile(pattern.encode() if plain else b"")
 
-    def worth(self, text: str) -> bool:
-        """Say whether a line may mean something; what is refused does not. In one pass: nearly all are."""
+    def may_match(self, text: str) -> bool:
+        """Return False for a line that means nothing, which nearly all do; takes one pass."""
         return self._hinted.search(text) is not None
 
-    def worth_raw(self, raw: bytes) -> bool:
-        """Say the same of a whole record that has not been taken apart; cheap."""
+    def may_match_raw(self, raw: bytes) -> bool:
+        """Do the same for a record that has not been parsed; cheap."""
         return self._hinted_raw.search(raw) is not None
 
     def read(self, text: str) -> tuple[LineFact, ...]:
-        """Return what a line tells, mostly nothing. Never raises, in time linear in its length."""
+        """Return what a line reports, usually nothing. Never raises; takes time linear in its length."""
         text = text[:MAX_LINE]
-        if not self.worth(text):
+        if not self.may_match(text):
             return ()
         return nvidia_lines.parse_nvidia(text) or self._told(text)
 
@@ -61,19 +61,19 @@ class LinePatterns:
 
 
 def _any_of(words: list[str]) -> str:
-    """Return the pattern of any of `words`, none of them the empty one, as a tree: each character once."""
+    """Return a pattern that matches any of `words`, none of them empty, as a tree of their prefixes."""
     rests: dict[str, list[str]] = defaultdict(list)
     for each in words:
         rests[each[0]].append(each[1:])
     branches = [
-        re.escape(first) + (_any_of(rest) if all(rest) else "")  # a word that ends here is enough
+        re.escape(first) + (_any_of(rest) if all(rest) else "")  # a word that ends here matches
         for first, rest in rests.items()
     ]
     return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
 
 
 class LostRecords:
-    """Counts since it was made; `count` is raised by whoever finds that something is missing."""
+    """A counter of lost lines, reported as readings; the sensor that misses lines raises `count`."""
 
     def __init__(self, clock: Clock, source: str, text: str) -> None:
         self.count = 0
@@ -82,11 +82,11 @@ class LostRecords:
         self._text = text
         self._told: tuple[float, int] | None = None
 
-    def told(self) -> list[Observation]:
-        """Return a reading if there is one to tell now."""
+    def due_readings(self) -> list[Observation]:
+        """Return a reading if one is due."""
         now_s = self._clock.now_s()
         if self._told is None:
-            return [self._reading(now_s, 0)]  # a counter's growth shows from its second reading on
+            return [self._reading(now_s, 0)]  # a counter's growth shows only from its second reading on
         at_s, count = self._told
         if count == self.count and now_s - at_s < REPORT_S:
             return []
@@ -100,20 +100,20 @@ class LostRecords:
 
 
 class LineReader:
-    """Reads one source's lines."""
+    """Reads the lines of one source."""
 
     def __init__(self, lines: LinePatterns, source: str) -> None:
         self._lines = lines
         self._source = source
-        self._told: dict[EventKey, float] = {}  # when, oldest first
+        self._told: dict[EventKey, float] = {}  # when each was last reported, oldest first
         self._uuids: dict[str, str] = {}  # by entity
 
-    def worth(self, raw: bytes) -> bool:
-        """Say whether `take` may find something in a record's text; cheap."""
-        return self._lines.worth_raw(raw)
+    def may_match(self, raw: bytes) -> bool:
+        """Return True if `take` may find something in a record's text; cheap."""
+        return self._lines.may_match_raw(raw)
 
     def take(self, text: str, at_s: float) -> list[Observation]:
-        """Return what a line of that time tells that was not told within `STORM_S` before."""
+        """Return what a line reports, unless the same was reported within the last `STORM_S`."""
         self._remember(text)
         return [self._with_uuid(seen).at(at_s, self._source) for seen in self._new(text, at_s)]
 
@@ -149,5 +149,5 @@ class LineReader:
 
 
 def _ended(before: EventKey, now: EventKey) -> bool:
-    """Say whether what was told before holds no more, so that it would be news if it came again."""
+    """Return True if `now` ends what was reported `before`, so that it must be reported if it comes again."""
     return before[1] == now[1] and (now[0] == CLEARED or (before[0] == now[0] and before[2] == now[2]))

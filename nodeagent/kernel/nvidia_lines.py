@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from nodeagent.model import MAX_TEXT, Observation, gpu_entity, normalized_pci
 from nodeagent.policy.nvlink import NVLINK5_XIDS
 
-CLEARED = "cleared"  # the check whose events end all that stands of an entity
+CLEARED = "cleared"  # the check whose events end every finding of an entity
 MAX_DETAIL_WORDS = 8  # the driver prints four to six
 
 # "RLW_REMAP Nonfatal XC0 i0 Link 02 (0x00000004 0x00000001 ...)", in columns: more than one space may part
@@ -28,7 +28,7 @@ _NVLINK5_DETAIL = re.compile(
     r"(?:\s{0,32}\((?P<words>[0-9a-fA-Fx ]{1,120})\)?)?"
 )
 
-NVIDIA_HINTS = ("NVRM: ", "SXid (")  # one of them is in every such line
+NVIDIA_HINTS = ("NVRM: ", "SXid (")  # every line of the NVIDIA drivers contains one of these
 FELL_OFF_THE_BUS = 79
 _PCI = r"(?:PCI:)?(?P<pci>[0-9a-fA-F:.]{5,16})"
 
@@ -56,8 +56,8 @@ _ACTION = re.compile(
     r"action changed from .{0,60}? to 0x(?P<to>[0-9a-fA-F]{1,2})(?: \((?P<says>[^)\n]{1,60}))?"
 )
 
-# By number, not by word: the words differ among drivers ("Node Reboot Required", "OS Reboot"; "GPU Reset
-# Required", "PF FLR"). The numbers are those of NVML field 230; 5, to recover IMEX, is none of a GPU's.
+# By number, not by name: the names differ between drivers ("Node Reboot Required", "OS Reboot"; "GPU Reset
+# Required", "PF FLR"). The numbers are those of NVML field 230; 5, to recover IMEX, does not concern a GPU.
 _ACTIONS = {
     0: "none", 1: "reset_gpu", 2: "reboot_node", 3: "drain_p2p", 4: "drain_and_reset",
     6: "reset_gpu", 7: "reboot_node",
@@ -66,7 +66,7 @@ _ACTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class LineFact:
-    """One fact; the fields are those of an `Observation`."""
+    """What one line reports: an observation without its time. The fields are those of `Observation`."""
 
     check: str
     entity: str
@@ -76,39 +76,39 @@ class LineFact:
     facts: tuple[tuple[str, str], ...] = ()
 
     def at(self, at_s: float, source: str) -> Observation:
-        """Return the observation that `source` makes of it."""
+        """Return it as an observation of `source`."""
         return Observation(
             at_s, self.check, self.entity, source, self.value, self.variant, self.text, self.facts
         )
 
     def knowing(self, name: str, value: str) -> LineFact:
-        """Return the same with one more fact."""
+        """Return a copy with one more fact."""
         return replace(self, facts=(*self.facts, (name, value)))
 
 
 def quoted(text: str) -> str:
-    """Return a line as evidence: in one line, no longer than is kept."""
+    """Return a line as evidence: without line ends, cut to the length that is kept."""
     return " ".join(text[: 2 * MAX_TEXT].split())[:MAX_TEXT]
 
 
 def named(groups: dict[str, str | None]) -> tuple[tuple[str, str], ...]:
-    """Return the groups of a match that have matched, as facts."""
+    """Return the groups that matched, as facts."""
     return tuple((name, value) for name, value in groups.items() if value)
 
 
 @dataclass(frozen=True, slots=True)
 class NvlinkDetail:
-    """What the line says after the code."""
+    """The part of the line after the code."""
 
     unit: str  # without spaces
     severity: str  # Fatal, Nonfatal
     link: str  # "" if the line has none
-    words: tuple[int, ...]  # intrInfo, errorStatus, and what no table decodes
+    words: tuple[int, ...]  # intrInfo, errorStatus, then words that no table decodes
     flags: tuple[tuple[str, str], ...]  # cross containment, injected
 
     @property
     def variant(self) -> str:
-        """`UNIT Severity 0xintrinfo 0xerrorstatus`; without the numbers if the line has not both."""
+        """`UNIT Severity 0xintrinfo 0xerrorstatus`; without the numbers unless the line has both."""
         numbers = [f"0x{word:08x}" for word in self.words[:2]] if len(self.words) >= 2 else []
         return " ".join([self.unit, self.severity, *numbers])
 
@@ -122,7 +122,7 @@ class NvlinkDetail:
 
 
 def parse_nvlink5(detail: str) -> NvlinkDetail | None:
-    """Return what stands after "149, "; None if that is no such error. Never raises."""
+    """Parse the part after "149, "; None if it is not an NVLink 5 error. Never raises."""
     match = _NVLINK5_DETAIL.match(detail)
     if match is None:
         return None
@@ -138,12 +138,12 @@ def _words(text: str) -> tuple[int, ...]:
         try:
             words.append(int(word, 16) & 0xFFFFFFFF)
         except ValueError:
-            break  # cut off, or another thing
+            break  # cut off, or not a word
     return tuple(words)
 
 
 def parse_nvidia(text: str) -> tuple[LineFact, ...]:
-    """Return what a line of the NVIDIA drivers tells; nothing for any other. Never raises."""
+    """Parse a line of the NVIDIA drivers; nothing for any other line. Never raises."""
     if text.startswith("NVRM: "):
         return _xid(text) or _fallen(text)
     return _sxid(text) if text.startswith("nvidia-nvswitch") else ()
@@ -167,7 +167,7 @@ def _xid(text: str) -> tuple[LineFact, ...]:
 
 
 def _detail(code: int, detail: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Return the variant of an Xid, "" if it has none, and the facts that its words hold."""
+    """Return the variant of an Xid, "" if it has none, and the facts in its text."""
     if code in NVLINK5_XIDS:
         error = parse_nvlink5(detail)
         return (error.variant, error.facts) if error else ("", ())

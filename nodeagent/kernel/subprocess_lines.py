@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 MAX_LINE_BYTES = 1 << 16
 READ_BYTES = 1 << 16
-MAX_BUFFER_BYTES = 1 << 18  # what is read of a flood before it is dealt with
-MAX_ERROR_TEXT = 300  # characters of its complaints that are kept
-END_S = 2.0  # to end by itself when asked; it holds nothing that would need longer
+MAX_BUFFER_BYTES = 1 << 18  # read at most this much of a flood before processing it
+MAX_ERROR_TEXT = 300  # characters of its stderr that are kept
+END_S = 2.0  # after SIGTERM; the program holds nothing that would need longer
 
 
 class LineProcess:
-    """One running program.
+    """A running program, read line by line.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the program cannot be started.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -33,13 +33,13 @@ class LineProcess:
         os.set_blocking(self._out, False)
         os.set_blocking(self._err, False)
         self._buffer = bytearray()
-        self._skipping = False  # within a line that is too long
+        self._skipping = False  # inside a line that is too long
         self._words = b""
         self._too_long = 0
-        self.ended = False  # no more will come
+        self.ended = False  # no more lines will come
 
     def lines(self, wait_s: float, limit: int) -> list[bytes]:
-        """Return at most `limit` lines; none if it has ended, or is silent for `wait_s`."""
+        """Return at most `limit` lines; none if the program has ended, or was silent for `wait_s`."""
         found = self._whole(limit)
         if found or self.ended:
             return found
@@ -53,12 +53,12 @@ class LineProcess:
         return found
 
     def take_too_long(self) -> int:
-        """Return how many lines were left out, for their length, since the last call."""
+        """Return how many lines were skipped for their length since the last call."""
         count, self._too_long = self._too_long, 0
         return count
 
     def why(self) -> str:
-        """Return what an ended program said last, or how it ended."""
+        """Return the last stderr output of a program that has ended, and its exit status."""
         self._listen()
         said = " ".join(self._words.decode("utf-8", "replace").split())
         try:
@@ -68,7 +68,7 @@ class LineProcess:
         return f"{said or 'said nothing'} (exit status {code})"
 
     def end(self) -> None:
-        """End it, and wait until it has; never raises."""
+        """End the program and wait until it has ended; never raises."""
         for stop in (self._process.terminate, self._process.kill):
             stop()
             try:
@@ -87,11 +87,11 @@ class LineProcess:
         poller.register(self._err, select.POLLIN)
         ready = dict(poller.poll(max(1.0, wait_s * 1000)))
         if self._err in ready and not self._listen() and self._out not in ready:
-            time.sleep(min(wait_s, 0.05))  # its errors are closed and its output is not: do not spin
+            time.sleep(min(wait_s, 0.05))  # stderr is closed and stdout is not: do not spin
         return bool(ready)
 
     def _listen(self) -> bool:
-        """Take in its complaints, so that it never waits for a reader; False at their end."""
+        """Read stderr, so that the program never waits for a reader; False at its end."""
         try:
             words = os.read(self._err, READ_BYTES)
         except OSError:
@@ -115,7 +115,7 @@ class LineProcess:
         start = 0
         while len(found) < limit and (end := self._buffer.find(b"\n", start)) >= 0:
             if self._skipping:
-                self._skipping = False  # it was counted when it began
+                self._skipping = False  # it was counted at its first part
             elif end - start > MAX_LINE_BYTES:
                 self._too_long += 1
             else:

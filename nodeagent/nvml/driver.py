@@ -20,14 +20,15 @@ from pathlib import Path
 from nodeagent.nvml import inventory, library
 from nodeagent.nvml.library import DriverGone, nvml
 
-PATIENCE_S = 5.0  # with an init by the other sensor: seconds, where no persistence daemon keeps GPUs awake
-# Without it an init fails where every GPU has fallen off the bus, and says less than an empty list.
+# for an init by the other sensor: it takes seconds where no persistence daemon keeps GPUs awake
+PATIENCE_S = 5.0
+# Without it, init fails where every GPU has fallen off the bus, which says less than an empty list.
 _FLAGS = nvml.NVML_INIT_FLAG_NO_GPUS
 
 
 @dataclass(frozen=True, slots=True)
 class NvmlSession:
-    """NVML from one init to its shutdown. Handles are good within one session."""
+    """NVML from one init to its shutdown. Handles are valid within one session."""
 
     number: int
     driver: str = ""  # version: "575.57.08"
@@ -41,29 +42,29 @@ class NvmlSession:
 class _Ended:
     state: int
     why: str
-    renewal: bool  # nothing is wrong with it: GPUs are to be looked for anew
+    renewal: bool  # the session was sound; it ended in order to look for GPUs again
 
 
 class NvmlDriver:
-    """See the module. May be used from any thread."""
+    """The session and its users; see the module. May be used from any thread."""
 
     def __init__(self, sysfs: Path = inventory.SYSFS, patience_s: float = PATIENCE_S) -> None:
         self.sysfs = sysfs
         self._patience_s = patience_s
         self._changed = threading.Condition()
-        self._busy = ""  # who is in nvmlInit or nvmlShutdown
+        self._busy = ""  # the sensor that is in nvmlInit or nvmlShutdown
         self._users: set[str] = set()
         self._session: NvmlSession | None = None
         self._ended: _Ended | None = None
-        self._lost = False  # since the last session that could be begun
+        self._lost = False  # since the last session that could be started
         self._number = 0
-        self.branch: int | None = None  # of the driver that was seen last
+        self.branch: int | None = None  # of the driver that was last seen
 
     def join(self, who: str) -> NvmlSession:
-        """Return the session that is open, or open one.
+        """Return the open session, or open one.
 
-        Blocks for as long as nvmlInit does, and no longer than the driver's patience while others
-        initialise, or have not left a session that has ended.
+        Blocks for as long as nvmlInit does, and at most `patience_s` while another sensor initialises, or has
+        not left a session that has ended.
 
         Raises:
             DriverGone: NVML cannot be used now.
@@ -127,15 +128,15 @@ class NvmlDriver:
         return NvmlSession(self._number, version, library_version, branch_of(version), load, self._lost)
 
     def usable(self, session: NvmlSession) -> bool:
-        """Say whether the session goes on. Takes no lock: to be asked before every call that waits."""
+        """Return True if the session is still open. Takes no lock: ask before every call that waits."""
         return self._session is session and self._ended is None
 
     def lose(self, session: NvmlSession, gone: DriverGone) -> None:
-        """End a session because NVML has said that the driver is gone. The caller leaves next."""
+        """End a session because NVML reports that the driver is gone. The caller must leave next."""
         self._end(session, _Ended(gone.state, str(gone), renewal=False))
 
     def renew(self, session: NvmlSession) -> None:
-        """End a session in order to see GPUs that have come back. Everybody leaves it and joins the next."""
+        """End a session in order to see GPUs that have come back. All sensors leave it and join the next."""
         self._end(session, _Ended(library.OK, "", renewal=True))
 
     def _end(self, session: NvmlSession, ended: _Ended) -> None:
@@ -146,9 +147,9 @@ class NvmlDriver:
                 self._changed.notify_all()
 
     def leave(self, who: str) -> None:
-        """Use NVML no more; the last one shuts it down, which lets go of the GPUs' device files.
+        """Stop using NVML; the last sensor shuts it down, which closes the GPUs' device files.
 
-        Never raises, may be repeated.
+        Never raises; may be called repeatedly.
         """
         with self._changed:
             if who not in self._users:

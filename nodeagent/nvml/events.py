@@ -18,7 +18,7 @@ from nodeagent.nvml.library import DriverGone, nvml
 from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.sensor import WAIT_S, Unavailable
 
-MAX_AT_ONCE = 256  # events of one wait: a storm must not keep the watchdog waiting
+MAX_AT_ONCE = 256  # events of one wait: a storm must not delay the watchdog
 XID_EVENT = nvml.nvmlEventTypeXidCriticalError
 DOUBLE_BIT_EVENT = nvml.nvmlEventTypeDoubleBitEccError
 SINGLE_BIT_STORM_EVENT = nvml.nvmlEventTypeSingleBitEccErrorStorm
@@ -34,10 +34,10 @@ WANTED_EVENTS = (
     | RECOVERY_ACTION_EVENT
 )
 
-WHOLE_GPU = 0xFFFFFFFF  # an event's instance ids, where it is about no MIG instance
+WHOLE_GPU = 0xFFFFFFFF  # an event's instance ids, unless it concerns a MIG instance
 MAX_FAILED = 4  # waits in a row
 
-# What an event says by itself, and what it bids to look at.
+# The check that an event reports itself, and the check that it prompts.
 _SAYS = {FATAL_POISON_EVENT: "poison_fatal", GPU_UNAVAILABLE_EVENT: "gpu_unavailable"}
 _ASKS: dict[int, Callable[[GpuQuery], Iterator[GpuReading]]] = {
     DOUBLE_BIT_EVENT: gpu_checks.uncorrected_errors,
@@ -47,14 +47,14 @@ _ASKS: dict[int, Callable[[GpuQuery], Iterator[GpuReading]]] = {
 
 
 class EventsFailed(Exception):
-    """NVML gives no events now, though the driver is there: a GPU that is lost may end every wait."""
+    """NVML delivers no events although the driver is there: a lost GPU may end every wait."""
 
 
 class NvmlEventSet:
     """One event set of one session. Every method may raise DriverGone, except `free`."""
 
     def __init__(self) -> None:
-        """Create it, and register every GPU that takes part. Raises EventsFailed."""
+        """Create the set and register every GPU that has events. Raises EventsFailed."""
         try:
             self._set = nvml.nvmlEventSetCreate()
         except library.Error as error:
@@ -74,19 +74,19 @@ class NvmlEventSet:
     def empty(self) -> bool:
         return not self._askers
 
-    def asker(self, data: Any) -> GpuQuery | None:
-        """Return what asks the GPU that an event is about."""
+    def query(self, data: Any) -> GpuQuery | None:
+        """Return the query for the GPU of an event."""
         return self._askers.get(_address(data.device))
 
     def free(self) -> None:
-        """Let go of the set. Never raises."""
+        """Free the set. Never raises."""
         try:
             nvml.nvmlEventSetFree(self._set)
         except library.Error:
-            pass  # it went with the driver
+            pass  # it was freed with the driver
 
     def wait(self) -> Iterator[Any]:
-        """Give what has come, in order; nothing if nothing comes in about `WAIT_S`. Raises EventsFailed."""
+        """Yield the events in order; none if none comes within about `WAIT_S`. Raises EventsFailed."""
         wait_ms = int(left_s(WAIT_S) * 1000)
         for _ in range(MAX_AT_ONCE):
             try:
@@ -101,7 +101,7 @@ class NvmlEventSet:
             wait_ms = 0
 
     def _registered(self, handle: Any) -> bool:
-        """Say whether the GPU tells its events from now on."""
+        """Register a GPU; True if it reports events from now on."""
         try:
             wanted = WANTED_EVENTS & _supported(handle)
             if wanted:
@@ -110,7 +110,7 @@ class NvmlEventSet:
         except library.Error as error:
             if error.value in library.DRIVER_GONE:
                 raise library.driver_gone(error.value, "nvmlDeviceRegisterEvents") from None
-            return False  # it is lost, or has no events: the polling sensor tells which
+            return False  # it is lost or has no events: the polling sensor reports which
 
 
 def _supported(handle: Any) -> int:
@@ -127,9 +127,10 @@ def _address(handle: Any) -> int:
 
 
 class NvmlEvents:
-    """Tells events within milliseconds; see `sensor.Sensor`.
+    """Reports events within milliseconds; see `sensor.Sensor`.
 
-    After the driver was gone it is Unavailable until it can be opened again, and then has registered anew.
+    Once the driver is gone the sensor is Unavailable until NVML can be opened again; then it registers all
+    GPUs again.
     """
 
     name = "nvml-events"
@@ -144,35 +145,35 @@ class NvmlEvents:
         self._session: NvmlSession | None = None
         self._set: NvmlEventSet | None = None
         self._failed = 0  # waits in a row
-        self._asked_for: dict[str, GpuHistory] = {}  # by UUID: what the driver wanted done
+        self._asked_for: dict[str, GpuHistory] = {}  # by UUID: the recovery action that the driver requested
 
     def open(self) -> None:
         self._failed = 0
         self._join()
 
     def read(self) -> list[Observation]:
-        """Wait for events, about `WAIT_S` at most. Raises Unavailable: the driver is gone."""
+        """Wait for events, at most about `WAIT_S`. Raises Unavailable: the driver is gone."""
         events = self._set
         if events is None or self._session is None or not self._driver.usable(self._session):
             events = self._join()
         if events.empty:
-            self._pause(WAIT_S)  # the wait of a set without GPUs may be an error at once
+            self._pause(WAIT_S)  # waiting on a set without GPUs may fail at once
             return []
         seen: list[Observation] = []
         try:
             for data in events.wait():
-                seen += self._told(data, events.asker(data))
+                seen += self._told(data, events.query(data))
             self._failed = 0
         except EventsFailed as failed:
             self._wait_failed(failed, bool(seen))
         except DriverGone as gone:
             if not seen:
                 self._lose(gone)
-            # What was seen goes first; the next wait finds the driver gone just as well.
+            # First return what was seen; the next wait finds the driver gone as well.
         return seen
 
     def _wait_failed(self, failed: EventsFailed, seen_any: bool) -> None:
-        """Have the GPUs that still answer registered anew; not in a tight loop, nor in silence for ever."""
+        """Pause, then register again the GPUs that answer; after `MAX_FAILED` waits raise Unavailable."""
         self._failed += 1
         if self._failed > MAX_FAILED and not seen_any:
             self.close()
@@ -189,7 +190,7 @@ class NvmlEvents:
         self._driver.leave(self.name)
 
     def _join(self) -> NvmlEventSet:
-        """Return the event set of a session that goes on. Raises Unavailable."""
+        """Join NVML and return its event set. Raises Unavailable."""
         self.close()
         try:
             self._session = self._driver.join(self.name)
@@ -202,7 +203,7 @@ class NvmlEvents:
             raise Unavailable(str(failed)) from None
 
     def _lose(self, gone: DriverGone) -> NoReturn:
-        """Leave NVML to whoever initialises it anew. Always raises Unavailable."""
+        """End the session and leave NVML. Always raises Unavailable."""
         if self._session is not None:
             self._driver.lose(self._session, gone)
         self.close()
@@ -210,11 +211,11 @@ class NvmlEvents:
         where = ", and no NVIDIA GPU on the PCI bus" if nothing else ""
         raise Unavailable(f"no NVIDIA driver{where}: {gone}", nothing_there=nothing) from None
 
-    def _told(self, data: Any, asker: GpuQuery | None) -> Iterator[Observation]:
+    def _told(self, data: Any, query: GpuQuery | None) -> Iterator[Observation]:
         at_s = self._clock.now_s()
         kind, code = int(data.eventType), int(data.eventData)
-        entity = asker.gpu.entity if asker else model.DRIVER
-        facts = _facts(data, asker)
+        entity = query.gpu.entity if query else model.DRIVER
+        facts = _facts(data, query)
         if kind == XID_EVENT:
             text = f"NVML: Xid {code}"
             yield Observation(at_s, "xid", entity, self.name, float(code), text=text, facts=facts)
@@ -222,16 +223,16 @@ class NvmlEvents:
             text = f"NVML event {kind:#x}, data {code}"
             yield Observation(at_s, _SAYS[kind], entity, self.name, text=text, facts=facts)
         ask = gpu_checks.recovery_action if kind == XID_EVENT and code == VERDICT_XID else _ASKS.get(kind)
-        if asker is not None and ask is not None:
-            yield from self._asked(asker, ask)
+        if query is not None and ask is not None:
+            yield from self._asked(query, ask)
 
     def _asked(
-        self, asker: GpuQuery, ask: Callable[[GpuQuery], Iterator[GpuReading]]
+        self, query: GpuQuery, ask: Callable[[GpuQuery], Iterator[GpuReading]]
     ) -> Iterator[Observation]:
-        gpu = asker.gpu
+        gpu = query.gpu
         text = "asked for at an event"
         try:
-            for each in ask(asker):
+            for each in ask(query):
                 at_s, value = self._clock.now_s(), float(each.value)
                 yield Observation(at_s, each.check, gpu.entity, self.name, value, text=text)
                 if each.check == "recovery_action":
@@ -239,11 +240,11 @@ class NvmlEvents:
                     if known.take_recovery(int(value)):
                         yield Observation(at_s, "gpu_reset", gpu.entity, self.name, text=text)
         except GpuGone:
-            pass  # the polling sensor tells it
+            pass  # the polling sensor reports it
 
 
-def _facts(data: Any, asker: GpuQuery | None) -> tuple[tuple[str, str], ...]:
-    facts = [("uuid", asker.gpu.uuid)] if asker else []
+def _facts(data: Any, query: GpuQuery | None) -> tuple[tuple[str, str], ...]:
+    facts = [("uuid", query.gpu.uuid)] if query else []
     for name, number in (("gpu_instance", data.gpuInstanceId), ("compute_instance", data.computeInstanceId)):
         if number != WHOLE_GPU:
             facts.append((name, str(number)))

@@ -10,25 +10,28 @@ from nodeagent.nvml import library
 from nodeagent.nvml.gpu_query import GpuQuery, GpuReading
 from nodeagent.nvml.library import nvml
 
-# Bits of the reasons why clocks are not at their maximum, of nvml.h.
+# Reasons for clocks below their maximum: bits of nvml.h.
 IDLE = 0x1
 _BY_HARDWARE = {0x8: "slowdown", 0x40: "thermal slowdown", 0x80: "power brake"}
 
 
-def temperature_margin(asker: GpuQuery) -> Iterator[GpuReading]:
-    """How far it is to the slowdown: GPUs before Hopper, and drivers before R550, tell only the two ends."""
-    left = asker.ask(nvml.nvmlDeviceGetMarginTemperature)
+def temperature_margin(query: GpuQuery) -> Iterator[GpuReading]:
+    """Yield the margin to the slowdown.
+
+    GPUs before Hopper, and drivers before R550, report only its two ends.
+    """
+    left = query.ask(nvml.nvmlDeviceGetMarginTemperature)
     if left is not None:
         yield GpuReading("gpu_temperature_margin", left)
         return
-    limit = asker.ask(nvml.nvmlDeviceGetTemperatureThreshold, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
-    now = asker.ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU) if limit else None
+    limit = query.ask(nvml.nvmlDeviceGetTemperatureThreshold, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+    now = query.ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU) if limit else None
     if limit and now is not None:
         yield GpuReading("gpu_temperature_margin", limit - now, f"{now} °C, slowdown at {limit} °C")
 
 
-def throttled(asker: GpuQuery) -> Iterator[GpuReading]:
-    reasons = _clock_reasons(asker)
+def throttled(query: GpuQuery) -> Iterator[GpuReading]:
+    reasons = _clock_reasons(query)
     if reasons is None:
         return
     why = [word for bit, word in _BY_HARDWARE.items() if reasons & bit]
@@ -36,39 +39,39 @@ def throttled(asker: GpuQuery) -> Iterator[GpuReading]:
     yield GpuReading("gpu_throttled", float(cut), ", ".join(why))
 
 
-def busy(asker: GpuQuery) -> bool:
-    """Say whether the GPU is at work, so that its links should be; True if it does not tell."""
-    if (_clock_reasons(asker) or 0) & IDLE:
+def busy(query: GpuQuery) -> bool:
+    """Return True if the GPU is busy, so that its links should be active, or does not report it."""
+    if (_clock_reasons(query) or 0) & IDLE:
         return False
-    rates = asker.ask(nvml.nvmlDeviceGetUtilizationRates)
+    rates = query.ask(nvml.nvmlDeviceGetUtilizationRates)
     return rates is None or rates.gpu > 0
 
 
-def _clock_reasons(asker: GpuQuery) -> int | None:
-    reasons = asker.ask(nvml.nvmlDeviceGetCurrentClocksEventReasons)
-    if reasons is None:  # the name that drivers before R535 have for it
-        reasons = asker.ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+def _clock_reasons(query: GpuQuery) -> int | None:
+    reasons = query.ask(nvml.nvmlDeviceGetCurrentClocksEventReasons)
+    if reasons is None:  # its name in drivers before R535
+        reasons = query.ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
     return None if reasons is None else int(reasons)
 
 
-def uncorrected_errors(asker: GpuQuery) -> Iterator[GpuReading]:
-    count = asker.ask(
+def uncorrected_errors(query: GpuQuery) -> Iterator[GpuReading]:
+    count = query.ask(
         nvml.nvmlDeviceGetTotalEccErrors, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
     )
     if count is not None:
         yield GpuReading("ecc_dbe", count)
 
 
-def corrected_errors(asker: GpuQuery) -> Iterator[GpuReading]:
-    count = asker.ask(
+def corrected_errors(query: GpuQuery) -> Iterator[GpuReading]:
+    count = query.ask(
         nvml.nvmlDeviceGetTotalEccErrors, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_VOLATILE_ECC
     )
     if count is not None:
         yield GpuReading("ecc_sbe", count)
 
 
-def sram_threshold(asker: GpuQuery) -> Iterator[GpuReading]:
-    status = asker.ask(_sram_status)
+def sram_threshold(query: GpuQuery) -> Iterator[GpuReading]:
+    status = query.ask(_sram_status)
     if status is not None:
         total = status.aggregateUncParity + status.aggregateUncSecDed
         yield GpuReading(
@@ -76,8 +79,8 @@ def sram_threshold(asker: GpuQuery) -> Iterator[GpuReading]:
         )
 
 
-def remapped_rows(asker: GpuQuery) -> Iterator[GpuReading]:
-    rows = asker.ask(nvml.nvmlDeviceGetRemappedRows)
+def remapped_rows(query: GpuQuery) -> Iterator[GpuReading]:
+    rows = query.ask(nvml.nvmlDeviceGetRemappedRows)
     if rows is not None:
         by_correctable, by_uncorrectable, pending, failure = rows
         text = f"rows remapped: {by_correctable} for correctable errors, {by_uncorrectable} for uncorrectable"
@@ -85,8 +88,8 @@ def remapped_rows(asker: GpuQuery) -> Iterator[GpuReading]:
         yield GpuReading("row_remap_failure", float(failure != 0), text)
 
 
-def retired_pages(asker: GpuQuery) -> Iterator[GpuReading]:
-    by_single, by_double, pending = asker.fields(
+def retired_pages(query: GpuQuery) -> Iterator[GpuReading]:
+    by_single, by_double, pending = query.fields(
         (nvml.NVML_FI_DEV_RETIRED_SBE, 0),
         (nvml.NVML_FI_DEV_RETIRED_DBE, 0),
         (nvml.NVML_FI_DEV_RETIRED_PENDING, 0),
@@ -98,8 +101,8 @@ def retired_pages(asker: GpuQuery) -> Iterator[GpuReading]:
         yield GpuReading("retired_pages_pending", float(pending != 0))
 
 
-def inforom(asker: GpuQuery) -> Iterator[GpuReading]:
-    corrupted = asker.ask(_valid, answers={library.CORRUPTED_INFOROM: 1.0})
+def inforom(query: GpuQuery) -> Iterator[GpuReading]:
+    corrupted = query.ask(_valid, answers={library.CORRUPTED_INFOROM: 1.0})
     if corrupted is not None:
         yield GpuReading("inforom", corrupted)
 
@@ -115,7 +118,7 @@ def _sram_status(handle: Any) -> Any:
     return status
 
 
-# Counters of errors, by generation: for all links together up to Hopper; for each link; NVLink 5.
+# Error counters by generation: for all links together up to Hopper; for each link; for NVLink 5.
 _TOTALS = (
     nvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
     nvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
@@ -132,32 +135,35 @@ _OF_EACH_LINK = (
 )
 
 
-def pcie_link(asker: GpuQuery) -> Iterator[GpuReading]:
-    """The width against the most that GPU and slot have in common; of a GPU at rest only if it is full."""
-    widest = asker.ask(nvml.nvmlDeviceGetMaxPcieLinkWidth)
-    width = asker.ask(nvml.nvmlDeviceGetCurrPcieLinkWidth) if widest else None
-    if widest and width is not None and (width >= widest or busy(asker)):
+def pcie_link(query: GpuQuery) -> Iterator[GpuReading]:
+    """Yield the width relative to the maximum that GPU and slot share; of an idle GPU only if it is full."""
+    widest = query.ask(nvml.nvmlDeviceGetMaxPcieLinkWidth)
+    width = query.ask(nvml.nvmlDeviceGetCurrPcieLinkWidth) if widest else None
+    if widest and width is not None and (width >= widest or busy(query)):
         yield GpuReading("pcie_link", width / widest, f"x{width} of x{widest}")
 
 
-def pcie_replays(asker: GpuQuery) -> Iterator[GpuReading]:
-    count = asker.ask(nvml.nvmlDeviceGetPcieReplayCounter)
+def pcie_replays(query: GpuQuery) -> Iterator[GpuReading]:
+    count = query.ask(nvml.nvmlDeviceGetPcieReplayCounter)
     if count is not None:
         yield GpuReading("pcie_replay", count)
 
 
-def links_up(asker: GpuQuery) -> dict[int, bool]:
-    """Return whether each NVLink that the GPU has is up; nothing if it has none."""
+def links_up(query: GpuQuery) -> dict[int, bool]:
+    """Return for each NVLink of the GPU whether it is up; nothing if it has none."""
     found: dict[int, bool] = {}
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        active = asker.ask(nvml.nvmlDeviceGetNvLinkState, link)
+        active = query.ask(nvml.nvmlDeviceGetNvLinkState, link)
         if active is not None:
             found[link] = bool(active)
     return found
 
 
 def nvlink_down(up_now: dict[int, bool], were_up: set[int]) -> Iterator[GpuReading]:
-    """Tell of links that are down; one that was never up is not wired. Links that are up enter `were_up`."""
+    """Yield the number of links that are down; one that was never up is not wired.
+
+    Adds links that are up to `were_up`.
+    """
     were_up.update(link for link, up in up_now.items() if up)
     if up_now and were_up:
         down = sorted(link for link in were_up if not up_now.get(link, True))
@@ -165,19 +171,19 @@ def nvlink_down(up_now: dict[int, bool], were_up: set[int]) -> Iterator[GpuReadi
         yield GpuReading("nvlink_down", len(down), text)
 
 
-def nvlink_errors(asker: GpuQuery) -> Iterator[GpuReading]:
-    totals = [each for each in asker.fields(*((field, 0) for field in _TOTALS)) if each is not None]
+def nvlink_errors(query: GpuQuery) -> Iterator[GpuReading]:
+    totals = [each for each in query.fields(*((field, 0) for field in _TOTALS)) if each is not None]
     for fields in _OF_EACH_LINK:
         if totals:
             break
-        keys = ((field, link) for link in range(_link_count(asker)) for field in fields)
-        totals = [each for each in asker.fields(*keys) if each is not None]
+        keys = ((field, link) for link in range(_link_count(query)) for field in fields)
+        totals = [each for each in query.fields(*keys) if each is not None]
     if totals:
         yield GpuReading("nvlink_errors", sum(totals))
 
 
-def _link_count(asker: GpuQuery) -> int:
-    (count,) = asker.fields((nvml.NVML_FI_DEV_NVLINK_LINK_COUNT, 0))
+def _link_count(query: GpuQuery) -> int:
+    (count,) = query.fields((nvml.NVML_FI_DEV_NVLINK_LINK_COUNT, 0))
     return min(int(count or 0), int(nvml.NVML_NVLINK_MAX_LINKS))
 
 
@@ -193,7 +199,7 @@ _BY_SUMMARY = {
     nvml.NVML_GPU_FABRIC_HEALTH_SUMMARY_UNHEALTHY: UNHEALTHY,
     nvml.NVML_GPU_FABRIC_HEALTH_SUMMARY_LIMITED_CAPACITY: LIMITED,
 }
-# Of the health mask, gravest first: where the two bits are, what it means when they say that it is so.
+# The health mask, gravest first: the position of the two bits, and the state and text if they are set.
 _MASK = (
     (nvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY, UNHEALTHY, "route unhealthy"),
     (nvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY, UNHEALTHY, "access timeout"),
@@ -203,22 +209,22 @@ _MASK = (
 _CONFIGURED = (0, nvml.NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_NONE)
 
 
-def fabric(asker: GpuQuery) -> Iterator[GpuReading]:
-    info = asker.ask(_fabric_v3)
+def fabric(query: GpuQuery) -> Iterator[GpuReading]:
+    info = query.ask(_fabric_v3)
     summary = info.healthSummary if info is not None else 0
     if info is None:
-        info = asker.ask(_fabric_v2)
+        info = query.ask(_fabric_v2)
     if info is not None and info.state != nvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
         state, why = fabric_state(info.state, info.status, summary, info.healthMask)
         yield GpuReading("fabric", state, why)
 
 
 def fabric_state(state: int, status: int, summary: int, mask: int) -> tuple[int, str]:
-    """Return the check's value, and what NVML says of it. Pure.
+    """Return the check's value and its reason. Pure.
 
     Args:
-        state, status: How far the GPU has come in joining the fabric, and the code that it ended with.
-        summary: 0 from drivers and GPUs that give the mask alone.
+        state, status: The GPU's progress in joining the fabric, and the code with which that ended.
+        summary: 0 from drivers and GPUs that report only the mask.
     """
     if state in _BY_STATE:
         return _BY_STATE[state]
@@ -246,8 +252,8 @@ def _fabric_v3(handle: Any) -> Any:
     return info
 
 
-def recovery_action(asker: GpuQuery) -> Iterator[GpuReading]:
-    """What the driver says is to be done with the GPU: from R565 on."""
-    (action,) = asker.fields((nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, 0))
+def recovery_action(query: GpuQuery) -> Iterator[GpuReading]:
+    """Yield the recovery action that the driver requests: from R565 on."""
+    (action,) = query.fields((nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, 0))
     if action is not None:
         yield GpuReading("recovery_action", action)

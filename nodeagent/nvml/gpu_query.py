@@ -16,7 +16,7 @@ _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # b
 
 
 class GpuGone(Exception):
-    """NVML says that the GPU answers no more: `code` is one of `library.GONE`."""
+    """The GPU no longer answers: `code` is one of `library.GONE`."""
 
     def __init__(self, code: int, during: str) -> None:
         super().__init__(f"{during}: {library.name(code)}")
@@ -25,7 +25,7 @@ class GpuGone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """What one check of one GPU is now."""
+    """The present value of one check of one GPU."""
 
     check: str
     value: float
@@ -35,26 +35,26 @@ class GpuReading:
 
 @dataclass(slots=True)
 class GpuQuery:
-    """Asks one GPU for as long as a session lasts."""
+    """Queries one GPU for the length of a session."""
 
     gpu: Gpu
-    never: set[object] = field(default_factory=set)  # calls and fields that it does not support
+    never: set[object] = field(default_factory=set)  # calls and fields that the GPU does not support
     answered: int = 0  # since `begin`
-    failed: str = ""  # since `begin`: the first error that NVML does not explain
+    failed: str = ""  # since `begin`: the first unexplained error
 
     def begin(self) -> None:
-        """Count from here."""
+        """Reset `answered` and `failed`."""
         self.answered = 0
         self.failed = ""
 
     def ask(
         self, function: Callable[..., Any], *args: object, answers: Mapping[int, Any] | None = None
     ) -> Any:
-        """Return what NVML answers; None if it does not.
+        """Call NVML and return its answer; None if there is none.
 
         Args:
-            function: Takes the GPU's handle, then `args`.
-            answers: Codes that are answers, too.
+            function: Called with the GPU's handle, then `args`.
+            answers: Error codes that count as answers.
 
         Raises:
             GpuGone, DriverGone.
@@ -74,7 +74,7 @@ class GpuQuery:
         return found
 
     def fields(self, *keys: FieldKey) -> tuple[float | None, ...]:
-        """Return the values of fields, in order; None for each that it does not have.
+        """Return the values of fields, in order; None for each that the GPU does not have.
 
         Raises:
             GpuGone, DriverGone.
@@ -102,7 +102,8 @@ class GpuQuery:
             raise library.driver_gone(code, during)
         if code in library.GONE:
             raise GpuGone(code, during)
-        # A call that is no more than a handle is valid: then it is the handle that is wrong, now.
+        # A call with no argument but the handle is valid, so INVALID_ARGUMENT means that the handle is wrong,
+        # for now.
         if code in library.NEVER and (code != library.INVALID_ARGUMENT or isinstance(key, tuple)):
             self.never.add(key)
         elif not self.failed:

@@ -15,7 +15,7 @@ from nodeagent.nvml.inventory import MAX_GPUS, Gpu, GpuInventory
 
 MAX_LINKS = 64
 MAX_UUID = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
-_NO_RESET = frozenset({0, 5})  # recovery actions that no reset ends: none, recover the IMEX domain
+_NO_RESET = frozenset({0, 5})  # recovery actions that need no reset: none, recover the IMEX domain
 OK, LOST, RESET_REQUIRED, VANISHED, UNREADABLE = range(5)  # the states of the check `gpu_state`
 AWAY = frozenset({LOST, RESET_REQUIRED, VANISHED})
 Exchange = tuple[str, str, str]  # PCI address, UUID of the old one, of the new one
@@ -28,7 +28,7 @@ STATE_OF_GONE = {
 
 @dataclass(slots=True)
 class GpuHistory:
-    """One GPU, by what was seen of it last."""
+    """One GPU as it was last seen."""
 
     uuid: str
     state: int = OK
@@ -37,19 +37,19 @@ class GpuHistory:
     recovery: int = 0  # the driver's recovery action
 
     def take_state(self, state: int) -> bool:
-        """Note the state; True if the GPU is back, so that it must have been reset."""
+        """Record the state; True if the GPU is back, which means that it was reset."""
         back = self.state in AWAY and state == OK
         self.state = state
         return back
 
     def take_uncorrected(self, count: float) -> bool:
-        """Note the volatile counter of uncorrected errors; True if it has begun anew: at a reset."""
+        """Record the volatile counter of uncorrected errors; True if it restarted, which a reset causes."""
         fell = self.uncorrected is not None and count < self.uncorrected
         self.uncorrected = count
         return fell
 
     def take_recovery(self, action: int) -> bool:
-        """Note what the driver asks for; True if it asked for a reset, and is content now."""
+        """Record the action that the driver requests; True if it requested a reset and no longer does."""
         done = self.recovery not in _NO_RESET and action == 0
         self.recovery = action
         return done
@@ -59,14 +59,14 @@ class GpuHistory:
 class NodeGpus:
     """All GPUs of the node, by PCI address."""
 
-    most: int = 0  # GPUs listed at any time
+    most: int = 0  # the most GPUs ever listed
     load: str = ""  # of the driver: see `presence.driver_load`
     gpus: dict[str, GpuHistory] = field(default_factory=dict)
 
     def reloaded(self, load: str, after_loss: bool) -> bool:
-        """Note the load of the driver; True if it is another.
+        """Record the driver's load; True if it is another one.
 
-        Without a word from sysfs it counts whether NVML was lost in between.
+        If sysfs does not show it, a loss of NVML in between counts as another load.
         """
         known = bool(self.load and load)
         other = self.load != load if known else after_loss
@@ -92,7 +92,7 @@ class NodeGpus:
 
 
 def load_history(raw: object) -> NodeGpus:
-    """Return what was dumped. What is malformed is as if it had never been seen."""
+    """Return what was dumped. Malformed parts are treated as never seen."""
     if not isinstance(raw, dict):
         return NodeGpus()
     history = NodeGpus(_count(raw.get("most"), MAX_GPUS), str(raw.get("driver_load") or "")[:MAX_UUID])
@@ -120,12 +120,12 @@ def _count(raw: object, most: int) -> int:
 
 
 class GpuRoster:
-    """Holds an asker for every GPU that NVML opens, and the history of every one that it ever did."""
+    """Holds a query for every GPU that NVML opens, and the history of every GPU that it ever opened."""
 
     def __init__(self, past: NodeGpus, configured: int | None) -> None:
         self.history = past
-        self.askers: dict[str, GpuQuery] = {}
-        self.away: dict[str, tuple[int, str]] = {}  # state and why, of those without an asker
+        self.queries: dict[str, GpuQuery] = {}
+        self.away: dict[str, tuple[int, str]] = {}  # state and reason, of the GPUs without a query
         self.count = -1  # that NVML lists
         self._configured = configured
 
@@ -135,7 +135,7 @@ class GpuRoster:
 
     @property
     def listed(self) -> tuple[str, ...]:
-        return tuple(self.askers)
+        return tuple(self.queries)
 
     @property
     def any_away(self) -> bool:
@@ -143,32 +143,33 @@ class GpuRoster:
 
     @property
     def all_well(self) -> bool:
-        """Whether every GPU that NVML lists is known and answers, and none is missed."""
-        return len(self.askers) >= self.count and all(g.state == OK for g in self.history.gpus.values())
+        """True if every GPU that NVML lists is known and answers, and none is missing."""
+        return len(self.queries) >= self.count and all(g.state == OK for g in self.history.gpus.values())
 
     def missing(self) -> tuple[int, str]:
-        """Return how many GPUs are missing, and that in words."""
+        """Return how many GPUs are missing, as a number and as text."""
         return max(0, self.expected - self.count), f"{self.count} of {self.expected} GPUs"
 
     def facts(self, pci: str) -> tuple[tuple[str, str], ...]:
-        """Return what tells a GPU to people."""
-        asker = self.askers.get(pci)
-        if asker is None:
+        """Return a GPU's UUID, name and serial number, as far as they are known."""
+        query = self.queries.get(pci)
+        if query is None:
             facts = [("uuid", self.history.gpus[pci].uuid)]
         else:
-            gpu = asker.gpu
+            gpu = query.gpu
             facts = [("uuid", gpu.uuid), ("name", gpu.name), ("serial", gpu.serial)]
         return tuple(fact for fact in facts if fact[1])
 
     def void(self) -> None:
-        """Forget all handles: a new session has begun."""
-        self.askers.clear()
+        """Drop all handles: a new session has started."""
+        self.queries.clear()
 
     def take(self, found: GpuInventory, on_bus: Iterable[str]) -> Iterator[Exchange]:
-        """Take in what NVML lists, and look for the others one by one. Tells which were exchanged.
+        """Update from what NVML lists, and look for the other GPUs one by one. Yields exchanged ones.
 
         Args:
-            on_bus: The addresses of GPUs by the kernel: NVML does not name one that it does not open.
+            on_bus: The addresses of GPUs that the kernel shows: NVML does not name a GPU that it does not
+            open.
 
         Raises:
             DriverGone.
@@ -191,13 +192,13 @@ class GpuRoster:
         state, why = state_of_code(code), f"looking for it: {library.name(code)}"
         if pci not in self.history.gpus:
             if state not in (LOST, RESET_REQUIRED):
-                return  # not NVML's, or not ours to see
+                return  # not a GPU of NVML's, or not visible to this container
             self.history.gpus[pci] = GpuHistory("")
         if state == VANISHED and self.count >= self.expected:
-            # It sits in another slot, or is no more wanted.
+            # It sits in another slot, or was removed on purpose.
             state, why = OK, f"not there, but all {self.expected} GPUs that are expected"
         self.away[pci] = state, why
-        self.askers.pop(pci, None)
+        self.queries.pop(pci, None)
 
     def _take_gpu(self, pci: str, gpu: Gpu) -> Iterator[Exchange]:
         known = self.history.gpus.get(pci)
@@ -208,12 +209,12 @@ class GpuRoster:
         elif known.uuid != gpu.uuid:
             self.history.gpus[pci] = GpuHistory(gpu.uuid)
             yield pci, known.uuid, gpu.uuid
-        kept = self.askers.get(pci)
+        kept = self.queries.get(pci)
         if kept is None or kept.gpu != gpu:
-            self.askers[pci] = GpuQuery(gpu)
+            self.queries[pci] = GpuQuery(gpu)
 
 
 def state_of_code(code: int) -> int:
-    """Return the value of the check `gpu_state` for what NVML answered when asked for the GPU."""
+    """Return the value of the check `gpu_state` for the code that NVML returned for a GPU."""
     absent = (library.NOT_FOUND, library.INVALID_ARGUMENT)
     return VANISHED if code in absent else STATE_OF_GONE.get(code, UNREADABLE)

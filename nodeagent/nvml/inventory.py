@@ -15,11 +15,11 @@ SYSFS = Path("/sys")
 NVIDIA_VENDOR = "0x10de"  # the PCI vendor
 DISPLAY_CLASS = "0x03"  # the PCI base class of GPUs: VGA controllers 0x0300, 3D controllers 0x0302
 MAX_DEVICES = 4096
-MAX_GPUS = 64  # of one node; NVIDIA's largest have 16
+MAX_GPUS = 64  # of one node; NVIDIA's largest nodes have 16
 
 
 def gpus_on_bus(sysfs: Path = SYSFS) -> tuple[str, ...]:
-    """Return the addresses of the NVIDIA GPUs on the PCI bus; none also where there is no PCI."""
+    """Return the addresses of the NVIDIA GPUs on the PCI bus; none where there is no PCI."""
     try:
         devices = sorted((sysfs / "bus/pci/devices").iterdir())[:MAX_DEVICES]
     except OSError:
@@ -32,10 +32,10 @@ def gpus_on_bus(sysfs: Path = SYSFS) -> tuple[str, ...]:
 
 
 def driver_load(sysfs: Path = SYSFS) -> str:
-    """Return what tells one load of the NVIDIA module from the next; "" if it is not loaded.
+    """Return an identifier of this load of the NVIDIA module; "" if it is not loaded.
 
-    sysfs gives every directory a new inode number, so a module that was taken out and put in again while
-    nobody looked has another one.
+    sysfs gives every directory a new inode number, so a module that was unloaded and loaded again unseen has
+    another one.
     """
     try:
         return str((sysfs / "module/nvidia").stat().st_ino)
@@ -67,7 +67,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuInventory:
-    """What NVML lists. `count` includes GPUs that it lists and does not open."""
+    """The GPUs that NVML lists. `count` includes GPUs that it lists but does not open."""
 
     count: int
     gpus: tuple[Gpu, ...]
@@ -82,14 +82,14 @@ def count_gpus() -> int:
 
 
 def list_gpus() -> GpuInventory:
-    """Look at all GPUs. One that does not answer is left out. Raises DriverGone."""
+    """Open all GPUs that NVML lists. One that does not answer is left out. Raises DriverGone."""
     listed = count_gpus()
     found = [_opened(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(listed)]
     return GpuInventory(listed, tuple(each for each in found if isinstance(each, Gpu)))
 
 
 def find_gpu(pci: str) -> Gpu | int:
-    """Return the GPU at a PCI address, or the code that NVML gives instead. Raises DriverGone."""
+    """Return the GPU at a PCI address, or the code that NVML returns instead. Raises DriverGone."""
     return _opened(nvml.nvmlDeviceGetHandleByPciBusId, pci)
 
 

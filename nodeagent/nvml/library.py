@@ -1,7 +1,8 @@
-"""The NVML library as Python sees it: loaded and let go of, its errors sorted. The only place with its types.
+"""The NVML library as Python sees it: loaded and unloaded, its errors classified.
 
-`pynvml` loads `libnvidia-ml.so.1` once and keeps it. A driver that was exchanged under the agent has brought
-another library, so one that could not be initialised is let go of: see `unload`.
+This is the only module with NVML's types. `pynvml` loads `libnvidia-ml.so.1` once and keeps it. If the driver
+is exchanged while the agent runs, another library comes with it, so a library that could not be initialised
+is unloaded: see `unload`.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ LIB_RM_VERSION_MISMATCH = 18
 ARGUMENT_VERSION_MISMATCH = 25
 GPU_NOT_FOUND = 28
 
-# A call that answers one of these will answer it until the driver is another. An older driver says
-# INVALID_ARGUMENT to a field that it does not know, and ARGUMENT_VERSION_MISMATCH to a newer struct.
+# A call that returns one of these will return it until the driver is exchanged. An older driver returns
+# INVALID_ARGUMENT for a field that it does not know, and ARGUMENT_VERSION_MISMATCH for a newer struct.
 NEVER = frozenset(
     {NOT_SUPPORTED, FUNCTION_NOT_FOUND, INVALID_ARGUMENT, ARGUMENT_VERSION_MISMATCH},
 )
@@ -54,7 +55,7 @@ _NAMES: dict[int, str] = {
 
 
 class DriverGone(Exception):
-    """NVML cannot be used now: `state` is a value of the check `nvml`, the message says why."""
+    """NVML cannot be used now: `state` is a value of the check `nvml`, the message is the reason."""
 
     def __init__(self, state: int, why: str) -> None:
         super().__init__(why)
@@ -62,20 +63,20 @@ class DriverGone(Exception):
 
 
 def name(code: int) -> str:
-    """Return NVML's name for a code, without a call: `GPU_IS_LOST`."""
+    """Return NVML's name for a code, without calling NVML: `GPU_IS_LOST`."""
     return _NAMES.get(code, f"error {code}")
 
 
 def driver_gone(code: int, during: str) -> DriverGone:
-    """Return what a code means for all that use NVML."""
+    """Return the exception for a code that concerns every user of NVML."""
     return DriverGone(_STATES.get(code, FAILED), f"{during}: {name(code)}")
 
 
 def unload() -> None:
-    """Let go of the library, so that the next init loads the one that is installed then.
+    """Unload the library, so that the next init loads the one that is installed then.
 
-    Without it a driver that was upgraded would mismatch for as long as the agent runs. Only while nobody is
-    in a call, and after as many shutdowns as inits.
+    Otherwise an upgraded driver would mismatch for as long as the agent runs. Call it only while no call of
+    NVML is in progress, and after as many shutdowns as inits.
     """
     held = pynvml.nvmlLib
     with pynvml.libLoadLock:

@@ -24,14 +24,14 @@ RENEW_S = 60.0  # while a GPU is away: NVML looks for GPUs only when it is initi
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Asks for the values of some checks at once."""
+    """Reads the values of one or more checks at once."""
 
     checks: frozenset[str]
     read: ProbeRead
 
 
 def _alone(read: Callable[[GpuQuery], Iterator[GpuReading]], *checks: str) -> Probe:
-    return Probe(frozenset(checks), lambda asker, _history: read(asker))
+    return Probe(frozenset(checks), lambda query, _history: read(query))
 
 
 PROBES = (
@@ -48,36 +48,36 @@ PROBES = (
     _alone(gpu_checks.pcie_replays, "pcie_replay"),
     Probe(
         frozenset({"nvlink_down"}),
-        lambda asker, history: gpu_checks.nvlink_down(gpu_checks.links_up(asker), history.links),
+        lambda query, history: gpu_checks.nvlink_down(gpu_checks.links_up(query), history.links),
     ),
     _alone(gpu_checks.nvlink_errors, "nvlink_errors"),
     _alone(gpu_checks.fabric, "fabric"),
 )
-# All that `NvmlPolling` tells as samples: what it is given the periods of.
+# Every check that `NvmlPolling` samples, given its period.
 CHECKS = frozenset({"nvml", "gpu_state", "gpu_count"}).union(*(probe.checks for probe in PROBES))
 
 
 def sweep_gpu(
-    asker: GpuQuery | None, known: GpuHistory, due: frozenset[str], away: tuple[int, str]
+    query: GpuQuery | None, known: GpuHistory, due: frozenset[str], away: tuple[int, str]
 ) -> Iterator[GpuReading]:
-    """Tell what is due of one GPU, then its state, and a `gpu_reset` if it was reset.
+    """Yield what is due of one GPU, then its state, and a `gpu_reset` if it was reset.
 
     Args:
-        asker: None if NVML does not open the GPU: then `away` is its state and why.
-        known: What is known of it, brought up to date.
+        query: None if NVML does not open the GPU: then `away` is its state and the reason.
+        known: Its history, which is updated.
 
     Raises:
         DriverGone.
     """
     before = known.state
     reasons: list[str] = []
-    if asker is None:
+    if query is None:
         state, why = away
     else:
-        asker.begin()
+        query.begin()
         try:
-            yield from _values(asker, known, due, reasons)
-            state, why = _state(asker, before)
+            yield from _values(query, known, due, reasons)
+            state, why = _state(query, before)
         except GpuGone as gone:
             state, why = STATE_OF_GONE[gone.code], str(gone)
     if known.take_state(state):
@@ -89,12 +89,12 @@ def sweep_gpu(
 
 
 def _values(
-    asker: GpuQuery, known: GpuHistory, due: frozenset[str], reasons: list[str]
+    query: GpuQuery, known: GpuHistory, due: frozenset[str], reasons: list[str]
 ) -> Iterator[GpuReading]:
     for probe in PROBES:
         if not probe.checks & due:
             continue
-        for reading in probe.read(asker, known):
+        for reading in probe.read(query, known):
             if reading.check == "ecc_dbe" and known.take_uncorrected(reading.value):
                 reasons.append("its volatile counter of uncorrected errors restarted from zero")
             if reading.check == "recovery_action" and known.take_recovery(int(reading.value)):
@@ -103,18 +103,18 @@ def _values(
                 yield reading
 
 
-def _state(asker: GpuQuery, before: int) -> tuple[int, str]:
-    if asker.answered:
+def _state(query: GpuQuery, before: int) -> tuple[int, str]:
+    if query.answered:
         return gpu_roster.OK, ""
-    if asker.failed:
-        return gpu_roster.UNREADABLE, asker.failed
+    if query.failed:
+        return gpu_roster.UNREADABLE, query.failed
     return before, ""  # nothing was asked
 
 
 class NvmlPolling:
-    """Tells every check of `probes.CHECKS` that it is given a period for; see `sensor.Sensor`.
+    """Reports every check of `CHECKS` that has a period; see `sensor.Sensor`.
 
-    It needs no restart when the driver goes or comes: a driver that cannot be used is what it tells then.
+    It needs no restart when the driver goes or comes: it reports a driver that cannot be used.
     """
 
     name = "nvml-polling"
@@ -129,13 +129,13 @@ class NvmlPolling:
         expected: int | None = None,
         promised: bool = False,
     ) -> None:
-        """Nothing is opened yet.
+        """Create the sensor; nothing is opened yet.
 
         Args:
-            periods_s: Of each check, as in `policy/checks.toml`; names that are not ours are passed over.
-            remembered: What `remembered` gave, to go on from.
+            periods_s: Of each check, as in `policy/checks.toml`; names of other sensors are ignored.
+            remembered: What `remembered` returned, from which to continue.
             expected: How many GPUs the node has; by default the most that were ever seen.
-            promised: Whether GPUs count as missing while the driver is: somebody vouches for them.
+            promised: True if GPUs count as missing while the driver is missing: an operator vouches for them.
         """
         self._driver = driver
         self._clock = clock
@@ -148,7 +148,7 @@ class NvmlPolling:
         self._remembered = self._roster.history.dump()
 
     def open(self) -> None:
-        """Join NVML if it can be had. Raises Unavailable only where there is nothing to look at."""
+        """Join NVML if possible. Raises Unavailable only where there is nothing to look at."""
         try:
             self._session = self._driver.join(self.name)
         except DriverGone as gone:
@@ -158,7 +158,7 @@ class NvmlPolling:
         seen: list[Observation] = []
         try:
             for each in self._sweep():
-                seen.append(each)  # noqa: PERF402  # what came before an exception is kept
+                seen.append(each)  # noqa: PERF402  # readings before an exception are kept
         except DriverGone as gone:
             if self._session is not None:
                 self._driver.lose(self._session, gone)
@@ -176,7 +176,7 @@ class NvmlPolling:
         self._driver.leave(self.name)
 
     def remembered(self) -> dict[str, Any]:
-        """Return what is to be given to the next `NvmlPolling`: JSON. May be asked from any thread."""
+        """Return what the next `NvmlPolling` should be given, as JSON. May be called from any thread."""
         return self._remembered
 
     def _unless_no_gpus(self, gone: DriverGone) -> None:
@@ -206,7 +206,7 @@ class NvmlPolling:
         if self._roster.any_away and now_s - self._begun_s >= RENEW_S:
             self._begun_s = now_s
             self._driver.renew(session)
-            self.close()  # nobody can initialise it before everybody has left
+            self.close()  # NVML cannot be initialised before all sensors have left
 
     def _begin(self, session: NvmlSession) -> Iterator[Observation]:
         self._begun_s = self._clock.now_s()
@@ -229,12 +229,12 @@ class NvmlPolling:
     def _gpu(self, pci: str, due: frozenset[str]) -> Iterator[Observation]:
         known = self._roster.history.gpus[pci]
         entity = model.gpu_entity(pci)
-        asker: GpuQuery | None = self._roster.askers.get(pci)
+        query: GpuQuery | None = self._roster.queries.get(pci)
         facts = self._roster.facts(pci)
         if known.state in gpu_roster.AWAY and "gpu_state" not in due:
-            return  # a GPU that is away may take long to say so
+            return  # a GPU that is away may take long to answer
         away = self._roster.away.get(pci, (gpu_roster.VANISHED, "NVML lists it no more"))
-        for reading in sweep_gpu(asker, known, due, away):
+        for reading in sweep_gpu(query, known, due, away):
             told = facts if reading.check == "gpu_state" else reading.facts
             yield self._tell(reading.check, entity, reading.value, reading.text, told)
 

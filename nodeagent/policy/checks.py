@@ -1,4 +1,4 @@
-"""The rules of checks that are sampled, from `checks.toml` or with what an operator's file changes. Pure."""
+"""Reads the rules of sampled checks, from `checks.toml` and an operator's file. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ KINDS: Mapping[str, Kind] = {each.value: each for each in Kind}
 ENTITIES = ("gpu", "driver", "node", "disk", "port", "net", "device", "nvswitch", "sensor", "any")
 BOUND = tuple(each.name for each in fields(Bound))
 STATE = ("level", "action", "for_s", "why")
-LIMIT = 1e12  # no counter or level of ours goes further
-# The evaluator keeps 4096 samples: 5.7 hours of one every 5 s. What needs more would never be reached.
+LIMIT = 1e12  # no counter or level exceeds this
+# The evaluator keeps 4096 samples: 5.7 hours at one every 5 s. A bound that needs more would never be
+# reached.
 LONGEST_WINDOW_S = 4 * 3600.0
 MOST_SAMPLES = 1024
 LONGEST_CLEAR_S = 7 * 86400.0
 
-# What an operator may set; the rest is what the sensor sees, which no file can change.
+# What an operator may set. The rest describes what the sensor sees, which no file can change.
 OPERATOR: Mapping[Kind, tuple[str, ...]] = {
     Kind.LEVEL: ("degraded", "unhealthy", "action", "degraded_action", "clear_at", "clear_s"),
     Kind.RATE: ("degraded", "unhealthy", "action", "degraded_action", "clear_at", "window_s", "clear_s"),
@@ -33,7 +34,7 @@ _OWN = ("kind", "entity", "what", "source", "unit", "period_s", "below")
 
 
 def read(mistakes: Mistakes, name: str, raw: Mapping[str, Any]) -> Rule | None:
-    """Return one rule of `checks.toml`; None if it is not even clear what it is."""
+    """Return one rule of `checks.toml`; None if not even its kind is valid."""
     for needed in ("kind", "entity", "what", "source"):
         if needed not in raw:
             mistakes.note(name, f"{needed} is missing")
@@ -56,7 +57,7 @@ def read(mistakes: Mistakes, name: str, raw: Mapping[str, Any]) -> Rule | None:
 def changed(
     mistakes: Mistakes, key: str, rule: Rule, raw: Mapping[str, Any], accepted: tuple[str, ...]
 ) -> Rule:
-    """Return `rule`, of samples, with what `raw` sets of it; what is wrong is noted and left as it was."""
+    """Return `rule`, of samples, with the fields that `raw` sets; notes mistakes and ignores them."""
     new: dict[str, Any] = {}
     for name, value in raw.items():
         at = key_of(*key.split("."), name)
@@ -87,7 +88,7 @@ def _field(mistakes: Mistakes, key: str, name: str, value: object) -> object:
 
 
 def _bound(mistakes: Mistakes, key: str, before: Bound | None, value: object) -> Bound | None:
-    """Return a bound with what `value` sets of it; None for `false`, which takes it away."""
+    """Return a bound with the fields that `value` sets; None for `false`, which removes it."""
     if value is False:
         return None
     if not isinstance(value, dict):
@@ -116,7 +117,7 @@ def _bound(mistakes: Mistakes, key: str, before: Bound | None, value: object) ->
 
 
 def _states(mistakes: Mistakes, key: str, raw: object) -> Mapping[int, State]:
-    """Return the states of a check of ours, a list of tables."""
+    """Return the states of a shipped check, a list of tables."""
     states: dict[int, State] = {}
     for table in raw if isinstance(raw, list) else []:
         own = dict(table)
@@ -130,7 +131,7 @@ def _states(mistakes: Mistakes, key: str, raw: object) -> Mapping[int, State]:
 
 
 def _restated(mistakes: Mistakes, key: str, before: Mapping[int, State], raw: object) -> Mapping[int, State]:
-    """Return states with what an operator sets of them, by word."""
+    """Return the states with the fields that an operator sets, by word."""
     by_word = {state.word: value for value, state in before.items()}
     states = dict(before)
     for said, table in (mistakes.table(key, raw) or {}).items():
@@ -166,21 +167,21 @@ def _state(mistakes: Mistakes, key: str, state: State, raw: Mapping[str, Any]) -
 
 
 def sound(mistakes: Mistakes, key: str, rule: Rule) -> None:
-    """Note what in a rule of samples contradicts itself."""
+    """Note contradictions within a rule of samples."""
     if rule.kind is Kind.STATE:
         if not any(state.level is Level.HEALTHY for state in rule.states.values()):
-            mistakes.note(f"{key}.states", "none is healthy: it would never be well again")
+            mistakes.note(f"{key}.states", "none is healthy: the check could never recover")
         return
     low, high = rule.degraded, rule.unhealthy
     if low is None and high is None:
-        mistakes.note(key, "neither degraded nor unhealthy: it would never say anything")
+        mistakes.note(key, "neither degraded nor unhealthy: the check could never report anything")
     worse = -1 if rule.below else 1
     if low is not None and high is not None and (high.at - low.at) * worse < 0:
         mistakes.note(f"{key}.unhealthy.at", f"{high.at:g} is reached before degraded.at {low.at:g}")
     first = low or high
     if first is not None and rule.clear_at is not None:
-        # Below, a sample at the limit is bad and one at clear_at is not yet clean, and of a rate one at the
-        # limit is not yet bad: there they may be equal.
+        # For a lower limit, a sample at the limit is bad and one at clear_at is not yet clean; for a rate, a
+        # sample at the limit is not yet bad. In both cases the two may be equal.
         apart = (first.at - rule.clear_at) * worse
         if apart < 0 or (apart == 0 and not rule.below and rule.kind is Kind.LEVEL):
             mistakes.note(

@@ -16,7 +16,7 @@ MAX_PATTERN = 400
 LONGEST_HOLD_S = 30 * 86400.0
 ENTITY_KINDS = ("gpu", "driver", "node", "disk", "port", "net", "device", "nvswitch", "nfs")  # of entities
 ALL = ("name", "has", "pattern", "entity", "what", "source", "example")
-JUDGED = ("level", "action", "clears", "hold_s")  # of a line that does not end another
+JUDGED = ("level", "action", "clears", "hold_s")  # of a line that does not end another line's findings
 ENDS = "ends"
 CLEARS = {each.value: each for each in (Clears.TIME, Clears.RESET, Clears.BOOT)}
 PLACEHOLDER = re.compile(r"\{(\w*)\}")
@@ -28,13 +28,13 @@ _WORDS = {
 }
 
 FILE = "kernel_lines.toml"
-MAX_LINES = 256  # each costs time on every line that has its characters
+MAX_LINES = 256  # each costs time on every kernel line that contains its characters
 MAX_ENTITY = 128
 _UNFIT = re.compile(r"[^\w.:/@+-]+", re.ASCII)
 
 
 def table_mistakes(table: dict[str, Any]) -> list[str]:
-    """Return what is wrong, in words; nothing if a line can be made of it."""
+    """Return the mistakes of one `[[line]]`; none if it is valid."""
     texts = [key for key in (*ALL, ENDS, *_WORDS) if key in table]
     wrong = _key_mistakes(table)
     untold = [f"{key}: must be a text that is not empty" for key in texts if not _is_text(table[key])]
@@ -94,31 +94,31 @@ def _pattern_mistakes(table: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class KernelLine:
-    """One shape of a line, and what it means."""
+    """One pattern of a kernel line, and what it means."""
 
     name: str
-    has: str  # characters that are in every such line: found faster than the pattern
-    pattern: re.Pattern[str]  # from the first character on
-    entity: str  # "disk/{device}": with groups of the pattern
+    has: str  # characters in every such line: found faster than the pattern
+    pattern: re.Pattern[str]  # matches from the first character
+    entity: str  # "disk/{device}": may contain groups of the pattern
     what: str
     source: str
-    example: str  # a real one
+    example: str  # a real line
     level: Level = Level.HEALTHY
     action: Action = Action.NONE
     clears: Clears = Clears.TIME
     hold_s: float = 0.0
-    ends: str = ""  # the name of the line whose findings this one ends, all those of its entity
+    ends: str = ""  # the name of the line whose findings this one ends, with all findings of the entity
 
     @property
     def check(self) -> str:
         return f"kernel_{self.name}"
 
     def of(self, match: re.Match[str]) -> str:
-        """Return the entity that a line is about."""
+        """Return the entity that a line concerns."""
         return PLACEHOLDER.sub(lambda found: _fit(found[1], match[found[1]] or ""), self.entity)[:MAX_ENTITY]
 
     def facts(self, match: re.Match[str]) -> tuple[tuple[str, str], ...]:
-        """Return what else the line names."""
+        """Return the pattern's other groups, as facts."""
         placed = PLACEHOLDER.findall(self.entity)
         return tuple((k, v.strip()) for k, v in match.groupdict().items() if v and k not in placed)
 
@@ -128,10 +128,10 @@ def _fit(group: str, value: str) -> str:
 
 
 def load_lines(text: str) -> tuple[KernelLine, ...]:
-    """Return the lines in the order of the file; the first that matches counts.
+    """Return the lines in the order of the file; the first match counts.
 
     Raises:
-        BadPolicy: with all mistakes of the file, not only the first.
+        BadPolicy: with all mistakes of the file.
     """
     try:
         document = validation.load_toml(text)
@@ -156,7 +156,7 @@ def load_lines(text: str) -> tuple[KernelLine, ...]:
 
 
 def line_rules(lines: tuple[KernelLine, ...]) -> dict[str, Rule]:
-    """Return a rule of events for each line but those that only end others."""
+    """Return an event rule for each line, except those that only end others."""
     return {line.check: _rule(line) for line in lines if not line.ends}
 
 
@@ -177,7 +177,7 @@ def _line(table: dict[str, Any]) -> KernelLine:
 
 
 def _mistakes_between(lines: list[KernelLine], complete: bool) -> list[str]:
-    """Return the mistakes that are between lines; if not all could be made, none may be missed."""
+    """Return the mistakes between lines. Unless `complete`, references to other lines are not checked."""
     wrong, by_name = [], {line.name: line for line in lines}
     names = [line.name for line in lines]
     wrong += [f"{name}: more than one of that name" for name in by_name if names.count(name) > 1]
@@ -193,10 +193,10 @@ def _mistakes_between(lines: list[KernelLine], complete: bool) -> list[str]:
 def _ending(line: KernelLine, by_name: dict[str, KernelLine], lines: list[KernelLine]) -> list[str]:
     ended = by_name.get(line.ends)
     if ended is None or ended.ends:
-        return [f"{line.name}: ends: no line {line.ends!r} that says something is wrong"]
+        return [f"{line.name}: ends: no line {line.ends!r} that reports a fault"]
     if ended.entity != line.entity:
         return [f"{line.name}: entity: must be that of {ended.name}, {ended.entity!r}"]
-    # What it ends is everything of its entity, so nothing else may be told of such an entity.
+    # It ends every finding of its entity, so no other line may report on such an entity.
     kind = line.entity.partition("/")[0]
     others = [o.name for o in lines if o.entity.partition("/")[0] == kind and o not in (line, ended)]
     return [f"{line.name}: entity: {', '.join(others)} would be ended too"] if others else []

@@ -1,4 +1,4 @@
-"""The policy: the tables of this folder, checked as a whole, and an operator's file over them."""
+"""Loads the policy: the tables of this folder, checked as a whole, and an operator's file over them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ FILES = (
 
 
 def load(overrides: str | None = None, file: str = "policy.toml") -> Policy:
-    """Return the policy, with an operator's TOML text over it if there is one.
+    """Return the policy, overridden by an operator's TOML text if there is one.
 
     Args:
-        overrides: Tables `[checks.NAME]`, `[xid.N]`, `[sxid.N]`, `[kernel.NAME]`; what they leave out stays.
-        file: What messages call the text.
+        overrides: Tables `[checks.NAME]`, `[xid.N]`, `[sxid.N]`, `[kernel.NAME]`; what they omit stays
+        unchanged.
+        file: The name of the text in messages.
 
     Raises:
         BadPolicy: with all mistakes of the text, one line each.
@@ -34,7 +35,7 @@ def load(overrides: str | None = None, file: str = "policy.toml") -> Policy:
 
 @cache
 def shipped() -> Policy:
-    """Return the policy of the tables alone. Raises BadPolicy, OSError if the package is broken."""
+    """Return the shipped policy. Raises BadPolicy, OSError if the package is broken."""
     texts = {name: (FOLDER / name).read_text(encoding="utf-8") for name in FILES}
     xids = tables.read_xids(texts["xid.csv"])
     sxids = tables.read_sxids(texts["sxid.csv"])

@@ -1,4 +1,4 @@
-"""What an event means, from the columns of a table or the keys of an operator's file. Pure."""
+"""Reads the meaning of an event, from a table's columns or an operator's keys. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LEVELS: Mapping[str, Level] = {word(each): each for each in Level}
 ACTIONS: Mapping[str, Action] = {word(each): each for each in Action}
 CLEARS: Mapping[str, Clears] = {each.value: each for each in Clears}
 
-LONGEST_S = 30 * 86400.0  # the evaluator forgets what is older
-MOST_BURSTS = 64  # it keeps so many of one event
+LONGEST_S = 30 * 86400.0  # the evaluator forgets older events
+MOST_BURSTS = 64  # the evaluator keeps this many of one event
 HIGHEST_BRANCH = 9999
 
 RECURS = ("recurs_bursts", "recurs_within_s", "recurs_level", "recurs_action", "recurs_same_variant")
@@ -26,7 +26,7 @@ BLANK = Meaning("", Level.HEALTHY, Action.NONE, Clears.TIME, 0.0, "")
 
 
 def read(mistakes: Mistakes, key: str, raw: Mapping[str, Any]) -> Meaning:
-    """Return the meaning that a table of ours gives, whole or with its mistakes noted."""
+    """Return the meaning in a shipped table; notes its mistakes."""
     for name in ("name", "level", "action", "source"):
         if name not in raw:
             mistakes.note(key, f"{name} is missing")
@@ -38,7 +38,7 @@ def read(mistakes: Mistakes, key: str, raw: Mapping[str, Any]) -> Meaning:
 def changed(
     mistakes: Mistakes, key: str, meaning: Meaning, raw: Mapping[str, Any], accepted: Collection[str]
 ) -> Meaning:
-    """Return `meaning` with what `raw` sets of it; what is wrong there is noted and left as it was."""
+    """Return `meaning` with the fields that `raw` sets; notes mistakes and ignores them."""
     fields: dict[str, Any] = {}
     for name, value in raw.items():
         at = key_of(*key.split("."), name)
@@ -89,7 +89,7 @@ def _recurs(mistakes: Mistakes, key: str, before: Recurs | None, raw: Mapping[st
 
 
 def sound(mistakes: Mistakes, key: str, meaning: Meaning) -> None:
-    """Note what in a meaning contradicts itself."""
+    """Note contradictions within a meaning."""
     if not fits(meaning.level, meaning.action):
         mistakes.note(f"{key}.action", UNFIT.format(word(meaning.action)))
     recurs = meaning.recurs
@@ -97,10 +97,10 @@ def sound(mistakes: Mistakes, key: str, meaning: Meaning) -> None:
         mistakes.note(
             f"{key}.recurs_action",
             f"{word(recurs.level)}, {word(recurs.action)} is no more than {word(meaning.level)}, "
-            f"{word(meaning.action)}, which the first one brings; recurs_bursts = 0 takes it away",
+            f"{word(meaning.action)}, which the first one already requires; recurs_bursts = 0 removes it",
         )
 
 
 def fits(level: Level, action: Action) -> bool:
-    """Say whether an action makes sense at a level: what is healthy needs at most a new start."""
+    """Return True if an action makes sense at a level. A healthy entity needs at most RESTART_APP."""
     return level is not Level.HEALTHY or action <= Action.RESTART_APP

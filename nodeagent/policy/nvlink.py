@@ -7,19 +7,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 NVLINK4_XID = 74
-REGISTERS = (1, 3, 4, 5)  # NVIDIA's Xid catalogue: only these can be read
+REGISTERS = (1, 3, 4, 5)  # NVIDIA's Xid catalogue: only these are decoded
 REGISTER_COUNT = 7
 WIDTH = 32
 _REGISTER = re.compile(r"\s*0x([0-9a-f]{1,8})\s*", re.IGNORECASE)
 RegisterBit = tuple[int, int]  # register, from 1; bit, from 0
 NVLINK5_XIDS = range(144, 151)
-NEW_LAYOUT = 575  # the driver branch from which intrInfo holds the unit in bits 6 to 0, not 9 to 5
+NEW_LAYOUT = 575  # the first driver branch whose intrInfo has the unit in bits 6 to 0, not 9 to 5
 MASK_WIDTH = 32
 _REPORT = re.compile(r"(\S{1,64}) (Fatal|Nonfatal) 0x([0-9a-f]{1,8}) 0x([0-9a-f]{1,8})", re.IGNORECASE)
 
 
 def set_bits(variant: str) -> tuple[RegisterBit, ...]:
-    """Return the bits set in the registers that can be read; none if `variant` holds no seven registers."""
+    """Return the bits set in the decoded registers; none unless `variant` has seven registers."""
     matches = [_REGISTER.fullmatch(part) for part in variant.split(",", REGISTER_COUNT)]
     values = [int(match[1], 16) for match in matches if match]
     if len(values) != REGISTER_COUNT or len(matches) != REGISTER_COUNT:
@@ -31,7 +31,7 @@ def set_bits(variant: str) -> tuple[RegisterBit, ...]:
 
 @dataclass(frozen=True, slots=True)
 class BitMask:
-    """Bits of intrInfo that must be as they are here."""
+    """Bits of intrInfo that must have these values."""
 
     care: int
     bits: int
@@ -42,10 +42,10 @@ class BitMask:
 
 @dataclass(frozen=True, slots=True)
 class NvlinkPattern:
-    """What a report must say to fall under one row."""
+    """What a report must contain to match one row."""
 
     xid: int
-    units: frozenset[str]  # upper case; drivers before and since the new layout may use other names
+    units: frozenset[str]  # upper case; drivers before and since the new layout may use different names
     before: BitMask
     since: BitMask
     statuses: frozenset[int]  # errorStatus; empty: any
@@ -53,7 +53,7 @@ class NvlinkPattern:
 
 @dataclass(frozen=True, slots=True)
 class NvlinkReport:
-    """What a kernel line says, as the sensor writes it into an observation's variant."""
+    """The content of a kernel line, as the sensor writes it into an observation's variant."""
 
     unit: str
     fatal: bool
@@ -62,10 +62,10 @@ class NvlinkReport:
 
 
 def parse_mask(text: str) -> BitMask:
-    """Return the mask that a table writes as 32 of `0`, `1` and `-`, which may be either.
+    """Parse a mask, written as 32 of `0`, `1` and `-` (either).
 
     Raises:
-        ValueError: it is written otherwise.
+        ValueError: it is malformed.
     """
     if len(text) != MASK_WIDTH or set(text) - set("01-"):
         raise ValueError(f"{MASK_WIDTH} of 0, 1 and -")
@@ -74,7 +74,7 @@ def parse_mask(text: str) -> BitMask:
 
 
 def parse_report(variant: str) -> NvlinkReport | None:
-    """Return what `UNIT Fatal 0xintrinfo 0xerrorstatus` says; None if it is written otherwise."""
+    """Return what `UNIT Fatal 0xintrinfo 0xerrorstatus` says; None if it is malformed."""
     match = _REPORT.fullmatch(variant)
     if match is None:
         return None
@@ -85,7 +85,7 @@ def parse_report(variant: str) -> NvlinkReport | None:
 def matching_rows(
     patterns: Iterable[NvlinkPattern], xid: int, report: NvlinkReport, branch: int | None
 ) -> tuple[NvlinkPattern, ...]:
-    """Return the rows that fit on a driver of `branch`; of either layout if that is not known."""
+    """Return the rows that match on a driver of `branch`; in either layout if it is not known."""
     return tuple(
         each
         for each in patterns

@@ -1,8 +1,8 @@
-"""An operator's word on the policy: a TOML file over the tables that we ship. Pure.
+"""Applies an operator's TOML file to the shipped policy. Pure.
 
-What it says of a level or an action goes before the driver's verdict, too. So that one line is enough, what
-follows from it is changed with it: what ends a finding follows the action, and nothing escalates from an
-event that the operator calls healthy.
+A level or an action that it sets takes precedence over the driver's verdict, too. So that one line is enough,
+what depends on it changes with it: what ends a finding follows the action, and an event that the operator
+calls healthy does not escalate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nodeagent.policy.validation import BadPolicy, Mistakes, key_of
 MAX_CHARACTERS = 65_536
 HIGHEST_CODE = 99_999
 SECTIONS = ("checks", "kernel", "sxid", "xid")
-KERNEL = "kernel_"  # the checks of kernel lines begin with it
+KERNEL = "kernel_"  # the names of kernel-line checks begin with it
 
 _DECODED = (nvlink.NVLINK4_XID, *nvlink.NVLINK5_XIDS, VERDICT_XID)
 _ENDED_BY: Mapping[Action, Clears] = {
@@ -31,10 +31,10 @@ _ENDED_BY: Mapping[Action, Clears] = {
 
 
 def overridden(policy: Policy, text: str, file: str) -> Policy:
-    """Return `policy` with what the operator's file says of it.
+    """Return `policy` with what the operator's file changes.
 
     Raises:
-        BadPolicy: with all that is wrong with the file.
+        BadPolicy: with all mistakes of the file.
     """
     document = _document(text, file)
     mistakes = Mistakes(file)
@@ -64,10 +64,10 @@ def _document(text: str, file: str) -> dict[str, Any]:
         raise BadPolicy([f"{file}: {len(text)} characters; expected at most {MAX_CHARACTERS}"])
     try:
         return validation.load_toml(text)
-    except ValueError as error:  # a number of thousands of digits is no TomlError
-        raise BadPolicy([f"{file}: no TOML: {' '.join(str(error).split())}"]) from error
+    except ValueError as error:  # a number of thousands of digits does not raise TomlError
+        raise BadPolicy([f"{file}: not valid TOML: {' '.join(str(error).split())}"]) from error
     except RecursionError as error:
-        raise BadPolicy([f"{file}: no TOML: nested too deep"]) from error
+        raise BadPolicy([f"{file}: not valid TOML: nested too deep"]) from error
 
 
 def _entries(mistakes: Mistakes, document: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -93,7 +93,9 @@ def _code(
         return
     code = int(name)
     if key.startswith("xid") and code in _DECODED and not {"level", "action"} & raw.keys():
-        mistakes.note(key, "means what its line says; set level and action to have it mean one thing always")
+        mistakes.note(
+            key, "its meaning depends on its line; set level and action to give it one fixed meaning"
+        )
         return
     codes[code] = _spoken(mistakes, key, codes.get(code, unknown), raw)
 
@@ -111,7 +113,7 @@ def _rule(
     rule = rules[check]
     if rule.kind is Kind.EVENT and rule.meaning is not None:
         if section == "checks" and rule.meaning.level is Level.HEALTHY and not rule.meaning.hold_s:
-            mistakes.note(key, "is no fault but ends what others say: there is nothing to set")
+            mistakes.note(key, "is not a fault but ends other findings: there is nothing to set")
             return
         rules[check] = replace(rule, meaning=_spoken(mistakes, key, rule.meaning, raw))
         return
@@ -120,7 +122,7 @@ def _rule(
 
 
 def _spoken(mistakes: Mistakes, key: str, before: Meaning, raw: Mapping[str, Any]) -> Meaning:
-    """Return what an event means by the operator's word, with what follows from that."""
+    """Return an event's meaning as the operator sets it, with what depends on it."""
     new = meanings.changed(mistakes, key, before, raw, meanings.OPERATOR)
     if {"level", "action"} & raw.keys():
         new = _followed(new, raw)
@@ -144,7 +146,7 @@ def _followed(new: Meaning, raw: Mapping[str, Any]) -> Meaning:
 
 
 def _keys(document: Mapping[str, Any]) -> Iterator[str]:
-    """Give the keys that a document without mistakes sets."""
+    """Yield the keys that a document without mistakes sets."""
     for section, tables in document.items():
         for name, raw in tables.items():
             yield from (f"{section}.{name}.{each}" for each in raw)

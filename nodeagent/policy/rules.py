@@ -1,4 +1,4 @@
-"""The shapes of the policy's tables: what each check's values mean. `policy.loading` reads the files."""
+"""The types of the policy's tables: what each check's values mean. `policy.loading` reads the files."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from nodeagent.policy import nvlink
 
 
 class Kind(Enum):
-    """What an observation's value is."""
+    """What the value of an observation is."""
 
     LEVEL = "level"  # a sample of something that rises and falls
-    RATE = "rate"  # the reading of a counter that grows; one that falls has begun anew
+    RATE = "rate"  # the reading of a counter that grows; one that falls has restarted
     STATE = "state"  # one of a few named states, by number
     EVENT = "event"  # something that happened; the value is its code
 
 
 class Clears(Enum):
-    """What ends a finding about an event, before the time without a repetition counts."""
+    """What ends a finding about an event; the time without a repetition counts from there."""
 
-    TIME = "time"  # nothing else
-    RESET = "reset"  # the GPU was reset, the driver reloaded, or the node booted anew
-    BOOT = "boot"  # the node booted anew
+    TIME = "time"  # only the time without a repetition
+    RESET = "reset"  # the GPU was reset, the driver reloaded, or the node rebooted
+    BOOT = "boot"  # the node rebooted
     REPLACED = "replaced"  # another GPU is in its place, or an operator has cleared it
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What it takes for one level. All of it must hold at a sample."""
+    """The conditions for one level. All of them must hold at a sample."""
 
-    at: float  # a level: reached or passed; a rate: passed, in counts within `window_s`
-    need: int = 1  # so many ...
-    of: int = 1  # ... of the newest so many samples
-    for_s: float = 0.0  # and every sample for so long
+    at: float  # a level must reach it; a rate must exceed it, in counts within `window_s`
+    need: int = 1  # this many ...
+    of: int = 1  # ... of the newest this many samples
+    for_s: float = 0.0  # and every sample for this long
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Recurs:
-    """What follows when an event comes again: bursts, not single lines, are counted."""
+    """What follows when an event recurs: bursts, not single lines, are counted."""
 
     bursts: int
     within_s: float
@@ -68,11 +68,12 @@ class Meaning:
     level: Level
     action: Action
     clears: Clears
-    hold_s: float  # time without a repetition, counted from what `clears` asks for
+    hold_s: float  # time without a repetition, counted from what `clears` requires
     source: str
     recurs: Recurs | None = None
-    verdict_since: int | None = None  # the driver branch that sends its own verdict (Xid 154) with this code
-    overridden: bool = False  # by the operator: goes before the driver's verdict, too
+    # the first driver branch that sends its own verdict (Xid 154) with this code
+    verdict_since: int | None = None
+    overridden: bool = False  # by the operator: takes precedence over the driver's verdict, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class Rule:
     what: str  # a noun phrase, for people: "temperature margin"
     source: str  # who says so
     unit: str = ""
-    period_s: float = 0.0  # how often a sensor gives a sample; 0: when it happens
+    period_s: float = 0.0  # the interval between samples; 0: sampled when something happens
     below: bool = False  # a level: the lower, the worse
     window_s: float = 60.0  # of a rate
     degraded: Bound | None = None
@@ -92,11 +93,11 @@ class Rule:
     action: Action = Action.NONE  # when unhealthy
     degraded_action: Action = Action.NONE
     clear_at: float | None = (
-        None  # of a level or a rate: what is on its good side is clean; None: within the bounds
+        None  # of a level or a rate: values on its good side are clean; None: values within the bounds are
     )
-    clear_s: float = 120.0  # how long all must be clean
+    clear_s: float = 120.0  # how long all samples must be clean
     states: Mapping[int, State] = field(default_factory=dict)
-    meaning: Meaning | None = None  # of an event whose check has one code only
+    meaning: Meaning | None = None  # of an event whose check has only one code
 
 
 Word = tuple[str, str]  # table, word: ("xid154", "reset_gpu"), ("nvlink5", "fatal"), ("sxid", "non-fatal")
@@ -111,16 +112,16 @@ class Policy:
     sxids: Mapping[int, Meaning]
     unknown_sxid: Meaning
     unknown_xid: Meaning
-    version: str  # of the tables, with the operator's file: goes into every report
+    version: str  # of the tables and the operator's file: part of every report
     nvlink4_bits: Mapping[nvlink.RegisterBit, Meaning] = field(default_factory=dict)  # of Xid 74
     nvlink5_rows: Mapping[nvlink.NvlinkPattern, Meaning] = field(default_factory=dict)  # of Xid 144 to 150
-    words: Mapping[Word, Meaning] = field(default_factory=dict)  # what the driver's own words mean
-    classes: Mapping[int, str] = field(default_factory=dict)  # of Xids: whose fault it mostly is
-    notes: Mapping[str, str] = field(default_factory=dict)  # by `xid.79`: what no column can say
-    overrides: tuple[str, ...] = ()  # keys that the operator's file has set: `xid.79.action`
+    words: Mapping[Word, Meaning] = field(default_factory=dict)  # the meanings of the driver's own words
+    classes: Mapping[int, str] = field(default_factory=dict)  # of Xids: where the fault usually lies
+    notes: Mapping[str, str] = field(default_factory=dict)  # by `xid.79`: remarks that fit no column
+    overrides: tuple[str, ...] = ()  # keys that the operator's file sets: `xid.79.action`
 
     def meaning(self, check: str, code: int, variant: str = "", branch: int | None = None) -> Meaning:
-        """Return what an event means on a driver of `branch` (575); None if that is not known.
+        """Return the meaning of an event on a driver of `branch`, such as 575; None if it is not known.
 
         Raises:
             KeyError: no check of events has that name.
@@ -141,7 +142,7 @@ class Policy:
         if code == VERDICT_XID:
             meant = [self.words[word] for word in (("xid154", variant),) if word in self.words]
         elif code == nvlink.NVLINK4_XID:
-            # A bit that the table does not have leaves the code as bad as it is without its registers.
+            # For a bit that is not in the table, the code means what it means without registers.
             meant = [self.nvlink4_bits.get(bit, found) for bit in nvlink.set_bits(variant)]
         elif code in nvlink.NVLINK5_XIDS:
             meant = self._nvlink5(code, variant, branch)
@@ -163,12 +164,12 @@ class Policy:
     def _sxid(self, code: int, variant: str) -> Meaning:
         found = self.sxids.get(code, self.unknown_sxid)
         if found.overridden or found.level is Level.UNHEALTHY:
-            return found  # always fatal, whatever its line says
+            return found  # always fatal, whatever the line says
         return self.words.get(("sxid", variant), found)
 
 
 def _placed(meaning: Meaning, variant: str) -> Meaning:
-    """Leave out the recurrence at the same place of what has told no place."""
+    """Drop a recurrence of the same variant if the event has no variant."""
     if not variant and meaning.recurs is not None and meaning.recurs.same_variant:
         return replace(meaning, recurs=None)
     return meaning

@@ -13,7 +13,7 @@ from nodeagent.policy.nvlink import NvlinkPattern
 from nodeagent.policy.rules import Clears, Meaning, Word
 from nodeagent.policy.validation import Mistakes
 
-OTHERS = "*"  # in a row that stands for all that no other names
+OTHERS = "*"  # in a row for everything that no other row names
 _NUMBERS = ("hold_s", "recurs_bursts", "recurs_within_s", "verdict_since")
 HIGHEST_SXID = 99_999
 _DECODED = (
@@ -23,18 +23,18 @@ _DECODED = (
 
 
 def csv_rows(text: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Give each row as a key for messages and its columns that are not empty."""
+    """Yield each row: a key for messages, and its columns that are not empty."""
     for number, row in enumerate(csv.DictReader(text.splitlines()), 2):
         yield f"line-{number}", {name: value for name, value in row.items() if name and value}
 
 
 def row_meaning(mistakes: Mistakes, at: str, row: Mapping[str, str]) -> Meaning:
-    """Return what the columns of a row mean; what is wrong with them is noted."""
+    """Return the meaning in a row's columns; notes their mistakes."""
     return meanings.read(mistakes, at, {name: _typed(name, value) for name, value in row.items()})
 
 
 def _typed(name: str, value: str) -> Any:
-    """Return a column's text as a TOML file would have it."""
+    """Convert a column's text to the type that it has in a TOML file."""
     reader: Callable[[str], Any] = int if name in _NUMBERS else str
     if name == "recurs_same_variant":
         return {"true": True, "false": False}.get(value, value)
@@ -85,7 +85,7 @@ def read_xids(text: str) -> XidTable:
 
 
 def read_sxids(text: str) -> SxidTable:
-    """Return the SXids, those of a range by each of its numbers. Raises BadPolicy."""
+    """Return the SXids, with each number of a range. Raises BadPolicy."""
     mistakes = Mistakes("sxid.csv")
     ranges: list[tuple[range, Meaning]] = []
     unknown: list[Meaning] = []
@@ -104,14 +104,14 @@ def read_sxids(text: str) -> SxidTable:
             mistakes.wrong(at, f"{first}-{last}", f"first and last, up to {HIGHEST_SXID}")
     _one_unknown(mistakes, unknown)
     mistakes.end()
-    # A code by itself goes before the group that it is in.
+    # A single code takes precedence over a range that contains it.
     widest_first = sorted(ranges, key=lambda each: -len(each[0]))
     found = {code: meaning for codes, meaning in widest_first for code in codes}
     return SxidTable(found, unknown[0], words)
 
 
 def read_verdicts(text: str) -> Mapping[Word, Meaning]:
-    """Return what the words of Xid 154 mean. Raises BadPolicy."""
+    """Return the meanings of the words of Xid 154. Raises BadPolicy."""
     mistakes = Mistakes("xid154.csv")
     found = {("xid154", row.pop("word", "")): row_meaning(mistakes, at, row) for at, row in csv_rows(text)}
     mistakes.end()
@@ -131,7 +131,7 @@ def _one_unknown(mistakes: Mistakes, unknown: list[Meaning]) -> None:
 
 
 def read_nvlink4(text: str) -> Mapping[nvlink.RegisterBit, Meaning]:
-    """Return what the bits of Xid 74's registers mean. Raises BadPolicy."""
+    """Return the meanings of the bits of Xid 74's registers. Raises BadPolicy."""
     mistakes = Mistakes("nvlink4_bits.csv")
     found: dict[nvlink.RegisterBit, Meaning] = {}
     for at, row in csv_rows(text):
@@ -149,7 +149,7 @@ def read_nvlink4(text: str) -> Mapping[nvlink.RegisterBit, Meaning]:
 
 
 def read_nvlink5(text: str) -> tuple[Mapping[NvlinkPattern, Meaning], Mapping[Word, Meaning]]:
-    """Return what reports of NVLink 5 units mean, and what their word means by itself. Raises BadPolicy."""
+    """Return the meanings of reports of NVLink 5 units, and of their severity alone. Raises BadPolicy."""
     mistakes = Mistakes("nvlink5.csv")
     found: dict[NvlinkPattern, Meaning] = {}
     words: dict[Word, Meaning] = {}
@@ -191,7 +191,7 @@ def _nvlink5_name(row: Mapping[str, str]) -> str:
 
 
 def _promoted(meaning: Meaning, action: str) -> Meaning:
-    """Return what an error means that the driver has made fatal: its second action."""
+    """Return the meaning of an error that the driver has made fatal: its second action."""
     if action != "reset_gpu":
         raise ValueError(f"second_action {action!r} is not reset_gpu")
     recurs = meaning.recurs and replace(meaning.recurs, level=Level.UNHEALTHY)

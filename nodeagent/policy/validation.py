@@ -34,12 +34,12 @@ TomlError = _toml.TOMLDecodeError  # a ValueError
 
 
 def load_toml(text: str) -> dict[str, Any]:
-    """Return what a TOML document says. Raises TomlError, whose message names line and column."""
+    """Parse a TOML document. Raises TomlError, whose message names line and column."""
     return _toml.loads(text)
 
 
 class BadPolicy(ValueError):
-    """A file cannot be obeyed; `messages` says why, one line each, and all of it at once."""
+    """A file has mistakes; `messages` lists all of them, one line each."""
 
     def __init__(self, messages: Iterable[str]) -> None:
         self.messages = tuple(messages)
@@ -47,9 +47,9 @@ class BadPolicy(ValueError):
 
 
 class Mistakes:
-    """Collects what is wrong with one file.
+    """Collects the mistakes of one file.
 
-    Each reader returns the value that it was asked for, or None and has noted why not.
+    Each reader returns the value, or notes a mistake and returns None.
     """
 
     def __init__(self, file: str) -> None:
@@ -63,12 +63,12 @@ class Mistakes:
         self.found.append(f"{self.file}: {key} = {_BRIEF.repr(value)}: expected {accepted}")
 
     def unknown(self, key: str, name: str, known: Iterable[str]) -> None:
-        """Note that nothing is called `name`, with what comes near."""
+        """Note that `name` is unknown, with the nearest known name."""
         names = sorted(known)
         self.note(key, f"not known{near_miss(name, names)}; expected {listed(names)}")
 
     def end(self) -> None:
-        """Raise BadPolicy if there was anything."""
+        """Raise BadPolicy if there are mistakes."""
         if len(self.found) > MAX_MISTAKES:
             more = len(self.found) - MAX_MISTAKES
             raise BadPolicy([*self.found[:MAX_MISTAKES], f"{self.file}: and {more} more"])
@@ -114,7 +114,7 @@ class Mistakes:
 
 
 def key_of(*parts: str) -> str:
-    """Return a key as a message shows it: on one line, and not endless."""
+    """Return a key for a message: on one line, and of bounded length."""
     shown = (part if _PLAIN.fullmatch(part) and len(part) <= MAX_KEY else _BRIEF.repr(part) for part in parts)
     return ".".join(shown)
 
@@ -126,7 +126,7 @@ def near_miss(name: str, known: Iterable[str]) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names for a message, not more of them than one reads."""
+    """Return names for a message, at most twelve."""
     all_names = list(names)
     more = f" and {len(all_names) - 12} more" if len(all_names) > 12 else ""
     return ", ".join(all_names[:12]) + more

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_SLACK_S = 1.0  # between the last thing remembered of a boot and the first of the next
+_SLACK_S = 1.0  # between the last event remembered of a boot and the first of the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ def anchor(before: Anchor | None, last_s: float, boot_id: str, boottime_s: float
     """Return the anchor to use. Pure.
 
     Args:
-        before: What was remembered, None at first.
-        last_s: The greatest agent time that was remembered; 0 at first.
+        before: The anchor that was saved; None at first.
+        last_s: The greatest agent time that was saved; 0 at first.
         boot_id: Of the present boot.
         boottime_s: CLOCK_BOOTTIME now.
         wall_s: Seconds since 1970 now, by a clock that may be wrong.
@@ -40,7 +40,7 @@ def anchor(before: Anchor | None, last_s: float, boot_id: str, boottime_s: float
 
 
 class Clock:
-    """Gives agent time, by one anchor."""
+    """The clock of agent time, for one anchor."""
 
     def __init__(self, at: Anchor) -> None:
         self.anchor = at
@@ -51,7 +51,7 @@ class Clock:
     def from_monotonic(self, monotonic_s: float) -> float:
         """Return the agent time of a CLOCK_MONOTONIC reading, such as the kernel log's stamps."""
         suspended_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
-        # Rounded, for the clocks are read one after the other: the same stamp must give the same time.
+        # Rounded, because the clocks are read one after the other: the same stamp must give the same time.
         return monotonic_s + round(suspended_s, 2) + self.anchor.offset_s
 
 

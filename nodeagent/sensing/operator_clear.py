@@ -22,7 +22,7 @@ MAX_LINE = 1024
 
 
 def record_clear(folder: Path, entity: str, why: str, wall_s: float) -> None:
-    """Say that an entity is well. Raises OSError."""
+    """Append a line that declares an entity well. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     line = json.dumps({"entity": entity[:200], "why": why[:500], "wall_s": round(wall_s, 3)})
     descriptor = os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -34,9 +34,9 @@ def record_clear(folder: Path, entity: str, why: str, wall_s: float) -> None:
 
 
 class OperatorClear:
-    """Reads what is new in the file. What was said counts from when it was said, by the wall clock then.
+    """Reads new lines of the file. A line counts from its own wall-clock time.
 
-    So a line that is read again, because the memory was lost, ends nothing that came after it.
+    So a line that is read again, because the saved state was lost, ends no later finding.
     """
 
     name = "operator"
@@ -52,7 +52,7 @@ class OperatorClear:
     def close(self) -> None: ...
 
     def position(self) -> int:
-        """Return the bytes that were read."""
+        """Return the number of bytes read so far."""
         return self._offset
 
     def read(self) -> Iterable[Observation]:
@@ -69,7 +69,7 @@ class OperatorClear:
             raise Unavailable(f"{self._path} cannot be read: {error.strerror}") from None
         whole, newline, _ = raw.rpartition(b"\n")
         if not newline and len(raw) == MAX_BYTES:
-            whole = raw  # a line longer than any of ours
+            whole = raw  # a line longer than any that the agent writes
         self._offset += len(whole) + len(newline)
         for line in whole.split(b"\n"):
             entity, said_s = _parse(line)
@@ -79,7 +79,7 @@ class OperatorClear:
 
 
 def _parse(line: bytes) -> tuple[str, float]:
-    """Return whom a line is about, and when it was said; nobody if it is none of ours."""
+    """Return a line's entity and time; "" as the entity if the line is malformed."""
     try:
         found = json.loads(line[:MAX_LINE])
     except (ValueError, RecursionError):

@@ -8,15 +8,15 @@ from typing import Protocol
 
 from nodeagent.model import Observation
 
-# About, for a sensor that waits for events (see `beat`): the watchdog waits for no more. Half of the period
-# of those that read, so that all wake up at the same few moments.
+# How long, approximately, a sensor waits for events (see `beat`): the watchdog allows no more. It is half of
+# the period of the sensors that read files, so that all wake up at the same few moments.
 WAIT_S = 2.5
 
 
 class Unavailable(Exception):
-    """The sensor cannot see now; the message says why and what would change it. It is tried again.
+    """The sensor sees nothing now; the message gives the reason and the remedy. It is tried again.
 
-    `nothing_there`: this node has nothing of what the sensor looks at, so nothing is missed.
+    `nothing_there`: the node has nothing that the sensor could look at, so nothing is missed.
     """
 
     def __init__(self, why: str, *, nothing_there: bool = False) -> None:
@@ -25,29 +25,32 @@ class Unavailable(Exception):
 
 
 class Sensor(Protocol):
-    """Runs in a thread of its own, so that it may block; nobody else ever calls it.
+    """Runs in a thread of its own, so it may block; no other thread calls it.
 
-    `read` is called every `period_s` seconds, on the beat, or at once again if that is 0, when it waits by
-    itself for about `WAIT_S`. It returns what it has seen since the last time, stamped with the time given
-    by the clock it was made with. A call that does not return is found by the watchdog and is a finding.
+    `read` is called every `period_s` seconds, on the beat, or repeatedly without a pause if that is 0; then
+    it waits for about `WAIT_S` itself. It returns what it has seen since the last call, with times from the
+    clock it was created with. The watchdog reports a call that does not return.
     """
 
     name: str
     period_s: float
 
     def open(self) -> None:
-        """Get ready. Raises Unavailable; may be called again after that, and after a `close`."""
+        """Prepare for `read`. Raises Unavailable; may be called again after that, and after `close`."""
 
     def read(self) -> Iterable[Observation]:
-        """Return what is new. Raises Unavailable when it can see no more: it is closed and opened anew."""
+        """Return what is new.
+
+        Raises Unavailable if it sees nothing any more: then it is closed and reopened.
+        """
 
     def close(self) -> None:
-        """Let go of everything. Never raises, and may be called twice."""
+        """Release everything. Never raises, and may be called twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Something that is not looked at, and why. It is told, and is no fault of the node."""
+    """Something that is not looked at, and why. It is reported, but is not a fault of the node."""
 
     what: str  # a check, or an entity
     why: str

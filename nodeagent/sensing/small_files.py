@@ -11,7 +11,7 @@ MAX_FIGURES = 20  # a 64-bit counter
 
 
 def try_read(path: str, limit: int = SMALL_BYTES) -> bytes | None:
-    """Return a file's first `limit` bytes; None if it cannot be read, or is gone since it was listed."""
+    """Return a file's first `limit` bytes; None if it cannot be read, or was removed since it was listed."""
     try:
         return read(path, limit)
     except OSError:
@@ -20,7 +20,7 @@ def try_read(path: str, limit: int = SMALL_BYTES) -> bytes | None:
 
 def read(path: str, limit: int = SMALL_BYTES) -> bytes:
     """Return a file's first `limit` bytes. Raises OSError."""
-    # Without a Python file object: it would cost three times as much, and there are hundreds of reads.
+    # Without a Python file object, which would cost three times as much: there are hundreds of reads.
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         found = os.read(handle, limit)
@@ -35,7 +35,7 @@ def read(path: str, limit: int = SMALL_BYTES) -> bytes:
 
 
 def parse_text(raw: bytes | None) -> str | None:
-    """Return what a sysfs attribute says, in one line of printable ASCII; None for None and for nothing."""
+    """Return a sysfs attribute as one line of printable ASCII; None for None and for an empty one."""
     if raw is None:
         return None
     found = "".join(c for c in raw.decode("ascii", "replace").strip() if c.isascii() and c.isprintable())
@@ -43,7 +43,7 @@ def parse_text(raw: bytes | None) -> str | None:
 
 
 def parse_number(raw: bytes | None) -> int | None:
-    """Return a whole number; None for all that is none: `N/A`, nothing, more than 64 bits."""
+    """Return a whole number; None for anything else: `N/A`, nothing, more than 64 bits."""
     if raw is None:
         return None
     found = raw.strip()
@@ -52,7 +52,7 @@ def parse_number(raw: bytes | None) -> int | None:
 
 
 def list_names(folder: str) -> list[str]:
-    """Return the names in a directory, sorted, at most `MAX_NAMES`; none if it is not there."""
+    """Return the names in a directory, sorted, at most `MAX_NAMES`; none if it does not exist."""
     try:
         with os.scandir(folder) as found:
             return sorted(each.name for each in islice(found, MAX_NAMES))
@@ -61,11 +61,14 @@ def list_names(folder: str) -> list[str]:
 
 
 def exists(path: str) -> bool:
-    """Say whether something is there that may be reached. Never raises: `Path.exists` does without leave."""
+    """Return True if a path exists and is accessible.
+
+    Never raises; `Path.exists` does, without permission.
+    """
     return os.access(path, os.F_OK)
 
 
 def printable(path: str) -> str:
-    """Return a path as it may stand in an entity: valid Unicode, nothing that is not printable."""
+    """Return a path as text for an entity: valid Unicode, printable characters only."""
     found = path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return "".join(c if c.isprintable() else "?" for c in found)

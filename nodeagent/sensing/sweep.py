@@ -10,17 +10,17 @@ from nodeagent.model import Observation
 from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.sensor import LeftOut
 
-LIST_S = 60.0  # a device that is plugged in is seen so late
+LIST_S = 60.0  # a device that is plugged in is seen after at most this time
 T = TypeVar("T")
 
 
 class Periods:
-    """Says at every step what is to be read now."""
+    """Which checks are due at each step: each check has its own period, the sensor's is the step. Pure."""
 
     def __init__(self, periods_s: Mapping[str, float], known: Iterable[str], step_s: float) -> None:
-        """Take the periods of the `known` checks; one without a period, or with 0, is never due."""
+        """Take the periods of the `known` checks; a check without a period, or with 0, is never due."""
         self._periods_s = {each: periods_s[each] for each in known if periods_s.get(each, 0.0) > 0}
-        self._slack_s = step_s / 2  # a step that comes a little early must not cost a whole one
+        self._slack_s = step_s / 2  # a step that comes a little early must not skip a period
         self._last_s: dict[str, float] = {}
 
     @property
@@ -29,7 +29,7 @@ class Periods:
         return frozenset(self._periods_s)
 
     def due(self, now_s: float) -> frozenset[str]:
-        """Return what is due at `now_s`, all at first, and take it as read."""
+        """Return the checks due at `now_s`, at first all of them, and count them as read."""
         found = frozenset(each for each in self._periods_s if self._is_due(each, now_s))
         self._last_s.update(dict.fromkeys(found, now_s))
         return found
@@ -40,7 +40,7 @@ class Periods:
 
 
 class CachedList(Generic[T]):
-    """What `find` gave, at most `LIST_S` ago."""
+    """What `find` returned, at most `LIST_S` ago: finding devices costs more than reading them."""
 
     def __init__(self, find: Callable[[], tuple[T, ...]]) -> None:
         self._find = find
@@ -103,14 +103,14 @@ class Sweep:
         return self._left_out
 
     def _observed(self, group: CheckGroup, due: frozenset[str]) -> Iterable[Observation]:
-        now_s = self._clock.now_s()  # anew for each: the group before may have taken long
+        now_s = self._clock.now_s()  # read for each group: the previous one may have taken long
         for each in group.read(due, now_s):
             yield Observation(now_s, each.check, each.entity, self._source, each.value, text=each.text)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One value of one check of one entity: an observation without its time and its source."""
+    """One value of one check of one entity: an observation without its time and source."""
 
     check: str
     entity: str

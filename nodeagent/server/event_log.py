@@ -16,20 +16,23 @@ MAX_WAITING = 1000  # lines; about 1 MB
 
 
 class EventLog:
-    """Writes records as JSON lines, in order. While its reader stalls the oldest that wait are left out."""
+    """Writes records as JSON lines, in order.
+
+    While the reader stalls, the oldest waiting lines are dropped.
+    """
 
     def __init__(self, write: Callable[[str], None]) -> None:
-        """`write` takes one line, may block, and raises OSError or ValueError when nobody reads any more."""
+        """`write` takes one line, may block, and raises OSError or ValueError once the reader is gone."""
         self._write = write
         self._waiting: deque[str] = deque()
         self._left_out = 0
         self._changed = threading.Condition()
         self._writing = False
         self._ended = False
-        threading.Thread(target=self._run, name="teller", daemon=True).start()
+        threading.Thread(target=self._run, name="event-log", daemon=True).start()
 
-    def tell(self, record: Mapping[str, Any]) -> None:
-        """Have `record` written soon; never blocks."""
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Queue `record` to be written; never blocks."""
         with self._changed:
             if self._ended:
                 return
@@ -40,7 +43,7 @@ class EventLog:
             self._changed.notify_all()
 
     def drain(self, within_s: float) -> bool:
-        """Wait until all is written, or nobody reads; False if that takes longer."""
+        """Wait until everything is written or the reader is gone; False if that takes longer."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._ended or not (self._waiting or self._writing), within_s

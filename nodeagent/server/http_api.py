@@ -23,26 +23,26 @@ from nodeagent.server import metrics, report
 
 START_S = 5.0
 STOP_S = 0.5
-MAX_IDLE_S = 15.0  # a kept connection
-MAX_IDLE = 64  # of them at a time: the files that we may open are for the sensors
+MAX_IDLE_S = 15.0  # for an idle connection
+MAX_IDLE = 64  # idle connections at a time: the agent's file descriptors are for the sensors
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MAX_BODY_BYTES = 16 << 10
 MAX_EVENTS = 1000  # in one answer
 MAX_WAIT_S = 30.0
-SILENT_S = 10.0  # the agent looks every 2.5 s: so long without a look and it is not alive
-MAX_WAITING = 32  # for events at a time: others are answered at once, with none
+SILENT_S = 10.0  # the agent looks every 2.5 s: without a look for this long it is not alive
+MAX_WAITING = 32  # requests that wait for events at a time: further ones are answered at once, with none
 _POLL_S = 0.05
-Injector = Callable[[Mapping[str, Any]], str]  # returns what was done; raises ValueError with what is wrong
+Injector = Callable[[Mapping[str, Any]], str]  # returns what was injected; raises ValueError with the mistake
 
 
 class CannotListen(Exception):
-    """The address is taken or not ours; the message names it."""
+    """The address is in use or not local; the message names it."""
 
 
 class HttpServer:
-    """Serves one application on one address until `stop`."""
+    """Serves one application on one address, in a thread, until `stop`."""
 
     def __init__(self, app: web.Application, host: str, port: int) -> None:
         self._app, self._host, self._port = app, host, port
@@ -52,17 +52,17 @@ class HttpServer:
         self._up = threading.Event()
         self._error: OSError | None = None
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
-        self.port = port  # the real one, once `start` has returned
+        self.port = port  # the actual port, once `start` has returned
 
     def start(self) -> None:
-        """Return once it listens. Raises CannotListen."""
+        """Return once the server listens. Raises CannotListen."""
         self._thread.start()
         self._up.wait(START_S)
         if self._error is not None or not self._up.is_set():
             raise CannotListen(f"{self._host}:{self._port}: {self._error or 'no answer'}")
 
     def stop(self) -> None:
-        """Stop listening; requests under way are cut."""
+        """Stop listening; requests in progress are cut off."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(STOP_S)
 
@@ -104,7 +104,7 @@ def application(
     now_s: Callable[[], float],
     inject: Injector | None = None,
 ) -> web.Application:
-    """Return the application. With `inject` there is `POST /v1/inject`: only for tests."""
+    """Return the application. With `inject` it has `POST /v1/inject`, which is only for tests."""
     registry = metrics.registry(published)
     waiting = 0
 

@@ -17,7 +17,7 @@ MAX_LINE = 8192
 def injector(
     inbox: Inbox, policy: Policy, lines: LinePatterns, now_s: Callable[[], float]
 ) -> Callable[[Mapping[str, Any]], str]:
-    """Return what `POST /v1/inject` calls with its body: it says what was done, or raises ValueError."""
+    """Return the handler of `POST /v1/inject`: it returns what was injected, or raises ValueError."""
 
     def inject(asked: Mapping[str, Any]) -> str:
         seen = parse_injection(asked, policy, lines, now_s())
@@ -30,7 +30,7 @@ def injector(
 def parse_injection(
     asked: Mapping[str, Any], policy: Policy, lines: LinePatterns, at_s: float
 ) -> tuple[Observation, ...]:
-    """Return the observations that a request stands for. Raises ValueError, one line."""
+    """Return the observations that a request describes. Raises ValueError with one line."""
     what, value = asked.get("what"), str(asked.get("value", ""))[:MAX_LINE]
     entity = str(asked.get("entity", ""))[:200]
     if what == "xid":
@@ -49,6 +49,6 @@ def parse_injection(
     if what == "kernel":
         found = lines.read(value)
         if not found:
-            raise ValueError("no pattern of ours is in that line")
+            raise ValueError("that line matches no known pattern")
         return tuple(each.at(at_s, SOURCE) for each in found)
     raise ValueError(f"what: {str(what)[:40]!r}, expected xid, kernel, sample")

@@ -13,11 +13,11 @@ from nodeagent.agent.agent import Published
 from nodeagent.model import Action, Level, word
 from nodeagent.server.report import worst
 
-MAX_ENTITIES = 512  # a label for each: a node has a hundred or so
+MAX_ENTITIES = 512  # one label each: a node has about a hundred
 
 
 class NodeMetrics(Collector):
-    """Reads `published` when it is scraped."""
+    """Collects the metrics from `published` at each scrape."""
 
     def __init__(self, published: Callable[[], Published], started_s: float | None = None) -> None:
         self._published = published
@@ -27,17 +27,17 @@ class NodeMetrics(Collector):
         now = self._published()
         level, action = worst(now.verdicts)
         yield _gauge("level", "How bad the node is: 0 healthy, 1 degraded, 2 unhealthy.", level)
-        wanted = GaugeMetricFamily("holdfast_node_action", "1 for what is to be done.", labels=["action"])
+        wanted = GaugeMetricFamily("holdfast_node_action", "1 for the action to take.", labels=["action"])
         for each in Action:
             wanted.add_metric([word(each)], float(each == action))
         yield wanted
         yield from self._entities(now)
         yield from self._sensors(now)
-        yield _count("dropped", "Observations that the agent lost for want of room.", now.dropped)
+        yield _count("dropped", "Observations lost because the agent's queues were full.", now.dropped)
         last = now.events[-1]["seq"] if now.events else 0
         yield _count("changes", "Findings raised, changed and cleared, ever.", last)
         yield _gauge("look_time_seconds", "Agent time of the last look.", now.at_s)
-        yield _gauge("start_time_seconds", "When the agent was started, since 1970.", self._started_s)
+        yield _gauge("start_time_seconds", "Start time of the agent, in seconds since 1970.", self._started_s)
 
     def _entities(self, now: Published) -> Iterable[Metric]:
         levels = GaugeMetricFamily("holdfast_node_entity_level", "0, 1, 2 as above.", labels=["entity"])
@@ -60,10 +60,12 @@ class NodeMetrics(Collector):
         sees = GaugeMetricFamily("holdfast_node_sensor_sees", "1 while the sensor sees.", labels=["sensor"])
         calls = CounterMetricFamily("holdfast_node_sensor_calls", "Calls that returned.", labels=["sensor"])
         seen = CounterMetricFamily(
-            "holdfast_node_sensor_observations", "Observations that it made.", labels=["sensor"]
+            "holdfast_node_sensor_observations", "Observations made by the sensor.", labels=["sensor"]
         )
         call = GaugeMetricFamily(
-            "holdfast_node_sensor_call_seconds", "The present call, or the last one.", labels=["sensor"]
+            "holdfast_node_sensor_call_seconds",
+            "Duration of the present or last call.",
+            labels=["sensor"],
         )
         for each in now.sensors:
             sees.add_metric([each.name], float(each.sees))
@@ -74,7 +76,7 @@ class NodeMetrics(Collector):
 
 
 def registry(published: Callable[[], Published]) -> CollectorRegistry:
-    """Return a registry with the agent's metrics and nothing else."""
+    """Return a registry with only the agent's metrics."""
     made = CollectorRegistry()
     made.register(NodeMetrics(published))
     return made

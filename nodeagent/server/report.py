@@ -13,7 +13,10 @@ SCHEMA = 1
 
 
 def health_report(published: Published, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return everything that holds now. `about` is what does not change: node, boot, policy, versions."""
+    """Return the present health of the node.
+
+    `about` holds what does not change: node, boot, policy, versions.
+    """
     level, action = worst(published.verdicts)
     return {
         "schema": SCHEMA,
@@ -21,7 +24,7 @@ def health_report(published: Published, about: Mapping[str, Any]) -> dict[str, A
         "at_s": round(published.at_s, 3),
         "level": word(level),
         "action": word(action),
-        **published.calm.as_json(published.at_s),
+        **published.clean_time.as_json(published.at_s),
         "driver": dict(published.facts.get(DRIVER, {})),
         "gpus": [{"entity": e, **f} for e, f in sorted(published.facts.items()) if e != DRIVER],
         "entities": [entity_report(each) for each in published.verdicts],
@@ -31,16 +34,16 @@ def health_report(published: Published, about: Mapping[str, Any]) -> dict[str, A
     }
 
 
-UNKNOWN = "unknown"  # the level of what is well as far as it was judged
+UNKNOWN = "unknown"  # the level of a node on which something could not be judged, and nothing else is wrong
 
 
 def check_report(
     published: Published, about: Mapping[str, Any], open_questions: Iterable[tuple[str, str, str]]
 ) -> dict[str, Any]:
-    """Return `health` for a short look, which may not call healthy what it could not judge.
+    """Return `health_report` for a short look, which must not call healthy what it could not judge.
 
-    `undecided` lists it: what was bad and not yet for long enough (`open_questions`: entity, check, why), and
-    what a sensor that sees nothing would have seen. A node that is otherwise healthy has the level `unknown`.
+    `undecided` lists what was bad but not for long enough (`open_questions`: entity, check, why), and the
+    sensors that see nothing. A node that is otherwise healthy then has the level `unknown`.
     """
     found = health_report(published, about)
     undecided = [{"entity": e, "check": c, "why": why} for e, c, why in open_questions]

@@ -23,7 +23,7 @@ _STATE = re.compile(r"(\d{1,3}):")
 MAX_PORTS = 256
 MAX_REMEMBERED = 512
 
-# Check -> the files that it is the sum of.
+# Check -> the files whose sum it is.
 COUNTERS: Mapping[str, tuple[str, ...]] = {
     "ib_link_downed": ("counters/link_downed",),
     "ib_integrity": (
@@ -43,8 +43,8 @@ COUNTERS: Mapping[str, tuple[str, ...]] = {
 class CounterSum:
     """The sum of counters that may come and go.
 
-    A counter that appears later than the others counts from its first reading: what it has counted before
-    is no growth.
+    A counter that appears later than the others counts from its first reading: its earlier count is not
+    growth.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class CounterSum:
         """Return the sum; None if a counter that should be there could not be read.
 
         Args:
-            readings: Every counter there is now. One that is not among them any more is forgotten.
+            readings: All counters that exist now. A counter that is missing here is forgotten.
         """
         known = {name: value for name, value in readings.items() if value is not None}
         if not known or any(value is None and name in self._last for name, value in readings.items()):
@@ -80,7 +80,7 @@ class IbPort:
     port: str
     path: str
     pci: str  # path of the adapter's PCI device; "" if it has none
-    key: str  # what it is remembered by: the adapter's GUID, since names change
+    key: str  # the key in memory: the adapter's GUID, because names change
     model: str
     layer: str  # InfiniBand, Ethernet
     counters: tuple[str, ...] = ()  # files below `path`
@@ -93,14 +93,15 @@ class IbPort:
     def alike(self) -> tuple[str, str, str, str]:
         """Return what makes two ports peers.
 
-        The function is in it since the second port of a card has its own: often none of them has a cable.
+        It includes the function, because the second port of a card has its own: often none of those has a
+        cable.
         """
         return self.model, self.layer, self.port, pci_address(self.pci).rpartition(".")[2]
 
 
 @dataclass(frozen=True, slots=True)
 class IbPortState:
-    """A port, and what it says of itself."""
+    """A port and its state."""
 
     place: IbPort
     is_active: bool
@@ -110,23 +111,23 @@ class IbPortState:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedPorts:
-    """What an operator says should be; None: what was seen counts."""
+    """What an operator expects; None: expect what was seen before."""
 
     ports: int | None = None  # that are up
     rate_gbps: float | None = None
 
 
 def parse_active(state: str) -> bool | None:
-    """Say whether `4: ACTIVE` says that a port is usable; None if it says nothing.
+    """Parse a state such as `4: ACTIVE`: True if the port is usable; None if it is malformed.
 
-    The physical state is no help with RoCE, where it is `Disabled` for a cable that is not plugged in, too.
+    The physical state does not help with RoCE, where it is `Disabled` also for an unplugged cable.
     """
     found = _STATE.match(state)
     return int(found[1]) == ACTIVE if found else None
 
 
 def parse_rate_gbps(rate: str) -> float | None:
-    """Return the figure of `400 Gb/sec (4X NDR)`; None for anything else."""
+    """Return the rate in `400 Gb/sec (4X NDR)`; None for anything else."""
     found = _RATE.match(rate)
     return float(found[1]) if found else None
 
@@ -134,14 +135,14 @@ def parse_rate_gbps(rate: str) -> float | None:
 def judge_ports(
     ports: Sequence[IbPortState], best_gbps: Mapping[str, float], expected: ExpectedPorts
 ) -> list[tuple[IbPortState, float, str]]:
-    """Return the state of each port of which one can be told, with the reason.
+    """Return the state of each port that can be judged, with the reason.
 
-    A port that is down without having been up, and without a peer that is, may well be meant to be.
+    A port that is down, was never up and has no peer that is up may be down on purpose.
 
     Args:
         ports: All of the node.
-        best_gbps: The best rate of those that have been up before, by `Place.key`.
-        expected: What an operator says; it goes before what was seen.
+        best_gbps: The best rate of each port that has been up before, by `IbPort.key`.
+        expected: What an operator expects; takes precedence over what was seen.
     """
     active = [each for each in ports if each.is_active]
     enough = expected.ports is not None and len(active) >= expected.ports
@@ -163,7 +164,7 @@ def _why_expected(
     enough: bool,
     active: int,
 ) -> str:
-    """Return why a port that is not active should be; "" if nothing says so."""
+    """Return why a port that is not active should be; "" if there is no reason."""
     if expected.ports is not None:
         return "" if enough else f"{active} of {expected.ports} expected ports are up"
     if port.place.key in best_gbps:
@@ -180,7 +181,7 @@ def _rated(port: IbPortState, seen: float | None, wanted: float | None) -> tuple
 
 
 def best_rates(before: Mapping[str, float], ports: Iterable[IbPortState], most: int) -> dict[str, float]:
-    """Return the best rates with those of now, of at most `most` ports; the oldest are forgotten."""
+    """Return the best rates including the present ones, of at most `most` ports; the oldest are forgotten."""
     found = dict(before)
     for each in ports:
         if each.is_active:
@@ -189,7 +190,7 @@ def best_rates(before: Mapping[str, float], ports: Iterable[IbPortState], most: 
 
 
 class InfiniBandPorts:
-    """Sees the adapters of one sysfs."""
+    """Checks the ports of one sysfs."""
 
     checks = frozenset({"ib_port", *COUNTERS})
 
@@ -198,7 +199,7 @@ class InfiniBandPorts:
         self._expected = expected
         self._best_gbps = _remembered_rates(remembered)
         self._sums: dict[tuple[str, str], CounterSum] = {}
-        self._seen: dict[str, IbPort] = {}  # by entity, since this process began
+        self._seen: dict[str, IbPort] = {}  # by entity, since this process started
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
         found = self._listing.at(now_s)
@@ -212,11 +213,11 @@ class InfiniBandPorts:
         return readings
 
     def left_out(self) -> tuple[LeftOut, ...]:
-        """Return nothing: a node without such ports is no poorer to look at."""
+        """Return nothing: a node without such ports misses no check."""
         return ()
 
     def remembered(self) -> dict[str, Any]:
-        """Return the best rate of each port that was up. JSON."""
+        """Return the best rate of each port that was up, as JSON."""
         return dict(self._best_gbps)
 
     def _states(self, found: Iterable[IbPort]) -> Iterator[Reading]:
@@ -227,9 +228,10 @@ class InfiniBandPorts:
         yield from self._vanished(ports)
 
     def _vanished(self, ports: Iterable[IbPortState]) -> Iterator[Reading]:
-        """Yield the ports whose adapter has left the bus.
+        """Yield a reading for each port whose adapter has left the bus.
 
-        One whose PCI device is still there has gone into a container's namespace, or its driver is reloaded.
+        If the PCI device is still there, the port has moved into a container's namespace, or its driver is
+        being reloaded.
         """
         now = {each.place.entity: each.place for each in ports}
         up = {each.place.entity: each.place for each in ports if each.is_active}
@@ -250,7 +252,7 @@ class InfiniBandPorts:
 
 
 def list_ports(root: str) -> tuple[IbPort, ...]:
-    """Return the ports of all adapters but virtual functions, as they are now."""
+    """Return the present ports of all adapters except virtual functions."""
     found: list[IbPort] = []
     base = f"{root}/class/infiniband"
     for device in list_names(base):
@@ -285,7 +287,7 @@ def _port_state(place: IbPort) -> IbPortState | None:
 
 
 def _remembered_rates(remembered: Mapping[Any, Any]) -> dict[str, float]:
-    """Return the best rates of a memory that may be garbage."""
+    """Return the remembered rates; `remembered` may be corrupt."""
     found = {
         key: float(rate)
         for key, rate in remembered.items()

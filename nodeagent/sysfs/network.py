@@ -13,7 +13,7 @@ from nodeagent.sensing.sweep import CachedList, Reading
 MAX_INTERFACES = 256
 MAX_REMEMBERED = 512
 UP, DOWN = 0.0, 1.0
-IFF_UP = 0x1  # linux/if.h: the operator wants it up
+IFF_UP = 0x1  # linux/if.h: an operator has set it up
 
 _FLAGS = re.compile(r"0x[0-9a-f]{1,8}")
 
@@ -21,7 +21,7 @@ _FLAGS = re.compile(r"0x[0-9a-f]{1,8}")
 def interface_state(operstate: str, flags: int, was_up: bool) -> float | None:
     """Return the check's state; None for an interface that has never been up. Pure.
 
-    One that an operator has taken down is as it should be. `unknown` is what drivers say that do not know.
+    An interface that an operator has taken down counts as up. Drivers that do not know report `unknown`.
     """
     if operstate == "up":
         return UP
@@ -31,7 +31,7 @@ def interface_state(operstate: str, flags: int, was_up: bool) -> float | None:
 
 
 class NetworkInterfaces:
-    """Sees the interfaces of the network namespace that the sysfs belongs to."""
+    """Checks the interfaces of the network namespace that the sysfs belongs to."""
 
     checks = frozenset({"net_carrier", "net_down"})
 
@@ -51,11 +51,11 @@ class NetworkInterfaces:
                 yield from self._state(name, entity)
 
     def left_out(self) -> tuple[LeftOut, ...]:
-        """Return nothing: a node without such interfaces is no poorer to look at."""
+        """Return nothing: a node without such interfaces misses no check."""
         return ()
 
     def remembered(self) -> list[Any]:
-        """Return the interfaces that were up. JSON."""
+        """Return the interfaces that were up, as JSON."""
         return list(self._were_up)
 
     def _state(self, name: str, entity: str) -> Iterator[Reading]:
@@ -71,7 +71,7 @@ class NetworkInterfaces:
 
 
 def physical_interfaces(base: str) -> tuple[str, ...]:
-    """Return the interfaces that are a device, but no virtual function of one, as they are now."""
+    """Return the present interfaces that belong to a device, except virtual functions."""
     found = (
         name
         for name in list_names(base)

@@ -22,13 +22,14 @@ from nodeagent.sensing.sweep import CachedList, Reading
 MAX_DEVICES = 512  # a node with eight GPUs and their switches has about a hundred
 MAX_DEPTH = 16  # bridges above one device
 NETWORK, NVME, GPU, BRIDGE = "network", "nvme", "gpu", "bridge"
-# The first bytes of the class: pci_ids.h. GPUs of data centres are 3D controllers or accelerators.
+# The first bytes of the class, from pci_ids.h. Data-centre GPUs are 3D controllers or accelerators.
 CLASSES = ((0x02, NETWORK), (0x0108, NVME), (0x03, GPU), (0x1200, GPU))
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 MAX_FIGURES = 20
-WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})  # PCI Express: others, as 0 and 63, are no link
+WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})  # PCI Express: other values, such as 0 and 63, mean no link
 AER = {f"aer_{each}": each for each in ("fatal", "nonfatal", "correctable")}
-LINK_KINDS = frozenset({NETWORK, NVME})  # a GPU's own is NVML's; a bridge's is that of what is below it
+# NVML reports a GPU's link; a bridge's is that of the device below it
+LINK_KINDS = frozenset({NETWORK, NVME})
 MAX_REMEMBERED = 1024
 NO_AER = "no PCI device shows error counters: the firmware keeps AER to itself, or this is a virtual machine"
 
@@ -40,8 +41,8 @@ class Device:
     address: str
     path: str
     kind: str
-    model: str  # vendor:device, to tell one from another that was put in its place
-    width: int | None = None  # the most that it and the port above it can
+    model: str  # vendor:device, to recognise another device in its place
+    width: int | None = None  # the maximum that it and the port above it support
     aer: tuple[str, ...] = ()  # the files of error counters that it has
 
     @property
@@ -50,7 +51,7 @@ class Device:
 
 
 def device_kind(code: int | None) -> str:
-    """Return what a device is by its class; "" if it is none of ours."""
+    """Return a device's kind by its class; "" if it is not looked at."""
     if code is None or not 0 <= code <= 0xFFFFFF:
         return ""
     for prefix, name in CLASSES:
@@ -60,7 +61,7 @@ def device_kind(code: int | None) -> str:
 
 
 def pci_address(path: str) -> str:
-    """Return the PCI address that a path in /sys/devices ends in; "" if it ends in none."""
+    """Return the PCI address at the end of a path in /sys/devices; "" if there is none."""
     name = path.rpartition("/")[2]
     return name if _ADDRESS.fullmatch(name) else ""
 
@@ -76,7 +77,7 @@ def bridges_above(path: str) -> list[str]:
 
 
 def nearest_address(path: str) -> str:
-    """Return the address of the PCI device that a path in /sys/devices is or is below of; "" if none."""
+    """Return the address of the PCI device at or above a path in /sys/devices; "" if there is none."""
     while path:
         if found := pci_address(path):
             return found
@@ -85,7 +86,7 @@ def nearest_address(path: str) -> str:
 
 
 def list_devices(root: str) -> tuple[Device, ...]:
-    """Return the devices to look at, as they are now. `root` is that of a sysfs."""
+    """Return the devices to look at now. `root` is the root of a sysfs."""
     found: dict[str, Device] = {}
     for path, what in _endpoints(f"{root}/bus/pci/devices"):
         found[path] = _device(path, what)
@@ -114,7 +115,7 @@ def _device(path: str, what: str) -> Device:
 
 
 def _max_width(path: str) -> int | None:
-    """Return the width that the link could have: a card of 16 lanes in a slot of 8 has 8."""
+    """Return the maximum width of the link: 8 for a card of 16 lanes in a slot of 8."""
     ends = [path, *bridges_above(path)[:1]]
     widths = [parse_number(try_read(f"{each}/max_link_width")) for each in ends]
     known = [each for each in widths if each is not None and each > 0]
@@ -127,7 +128,7 @@ def _hexadecimal(raw: bytes | None) -> int | None:
 
 
 def aer_total(raw: bytes) -> int | None:
-    """Return how many errors a file aer_dev_* counts; None if it says nothing.
+    """Return the number of errors in a file aer_dev_*; None if it contains none.
 
     Its lines are `RxErr 0`; the last, `TOTAL_ERR_COR 0`, counts messages, of which one may name several
     errors. Without it the others are summed up.
@@ -144,12 +145,12 @@ def aer_total(raw: bytes) -> int | None:
 
 
 def best_width(now: int | None, before: int | None, most: int | None) -> int | None:
-    """Return the greatest width that a device has been seen with, now or before; None if none.
+    """Return the greatest width that a device has been seen with; None if none.
 
     Args:
-        now: What sysfs says.
-        before: The best that is remembered.
-        most: What device and port can: what is remembered of another slot does not count.
+        now: The width in sysfs.
+        before: The greatest width remembered.
+        most: The maximum of device and port: a width remembered from another slot does not count.
     """
     seen = [each for each in (now, before) if each in WIDTHS and each is not None]
     if not seen:
@@ -158,12 +159,12 @@ def best_width(now: int | None, before: int | None, most: int | None) -> int | N
 
 
 def full_width(own: int | None, most: int | None, alike: Iterable[int | None]) -> int | None:
-    """Return the width that a link should have; None if nobody knows.
+    """Return the width that a link should have; None if it is not known.
 
     Args:
-        own: The best it has been seen with.
-        most: What device and port can.
-        alike: The best widths of the other devices of its model.
+        own: The greatest width it has been seen with.
+        most: The maximum of device and port.
+        alike: The greatest widths of the other devices of its model.
     """
     seen = [each for each in (own, *alike) if each is not None]
     if not seen:
@@ -172,14 +173,14 @@ def full_width(own: int | None, most: int | None, alike: Iterable[int | None]) -
 
 
 def width_share(now: int | None, whole: int | None) -> float | None:
-    """Return the share of the full width; None if one of them is not known."""
+    """Return the share of the full width; None if either is not known."""
     if now not in WIDTHS or now is None or whole is None or whole <= 0:
         return None
     return min(1.0, now / whole)
 
 
 def remembered_widths(remembered: Mapping[Any, Any]) -> dict[str, int]:
-    """Return the best widths of a memory that may be garbage."""
+    """Return the remembered widths; `remembered` may be corrupt."""
     return {
         key: width
         for key, width in remembered.items()
@@ -188,7 +189,7 @@ def remembered_widths(remembered: Mapping[Any, Any]) -> dict[str, int]:
 
 
 class PciDevices:
-    """Sees the devices of one sysfs."""
+    """Checks the PCI devices of one sysfs."""
 
     checks = frozenset({"device_pcie_link", *AER})
 
@@ -211,7 +212,7 @@ class PciDevices:
         return (LeftOut("aer", NO_AER),)
 
     def remembered(self) -> dict[str, Any]:
-        """Return the best width of each device. JSON."""
+        """Return the greatest width of each device, as JSON."""
         return dict(list(self._best.items())[-MAX_REMEMBERED:])
 
     def _links(self, found: Iterable[Device]) -> Iterator[Reading]:

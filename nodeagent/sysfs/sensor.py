@@ -1,4 +1,4 @@
-"""The sensor of sysfs: PCI devices, InfiniBand and network ports, temperatures, each check at its period."""
+"""The sensor of sysfs: PCI devices, InfiniBand and network ports, temperatures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOTHING_EXPECTED = ExpectedPorts()
 
 
 class SysfsSensor:
-    """Reads what is due. Needs no privilege, but the host's sysfs and not the container's."""
+    """Reads the checks that are due. Needs no privilege, but the host's sysfs, not the container's."""
 
     name = "sysfs"
     period_s = 5.0
@@ -37,11 +37,11 @@ class SysfsSensor:
         """Make a sensor that has read nothing yet.
 
         Args:
-            clock: Stamps the observations.
+            clock: Gives the observations their times.
             periods_s: Check -> seconds between two samples; a check that is not in it is not read.
-            remembered: What `remembered` gave before the last restart.
-            root: A sysfs.
-            expected: How many InfiniBand ports should be up, and how fast, if an operator says so.
+            remembered: What `remembered` returned before the last restart.
+            root: The root of a sysfs.
+            expected: How many InfiniBand ports should be up, and how fast, if an operator expects it.
         """
         self._root = root
         before = remembered or {}
@@ -63,11 +63,11 @@ class SysfsSensor:
         """Do nothing: no file is kept open."""
 
     def left_out(self) -> tuple[LeftOut, ...]:
-        """Return what the last look had to leave out, of the checks that are read at all."""
+        """Return what the last look left out, of the checks that have a period."""
         return self._sweep.left_out()
 
     def remembered(self) -> dict[str, Any]:
-        """Return what the next process should be given. JSON; new at each call."""
+        """Return what the next process should be given, as JSON; a new object at each call."""
         return {
             "link_widths": self._devices.remembered(),
             "port_gbps": self._infiniband.remembered(),

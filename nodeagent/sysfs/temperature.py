@@ -13,7 +13,7 @@ from nodeagent.sensing.sweep import CachedList, Reading
 from nodeagent.sysfs.pci import nearest_address
 
 MAX_PARTS = 512
-# Firmware that knows no critical temperature writes 0, 255 or 65535; what is out of these is none.
+# Firmware that knows no critical temperature writes 0, 255 or 65535; values outside these limits are ignored.
 CRITICAL_MIN_C, CRITICAL_MAX_C = 40.0, 150.0
 MIN_C, MAX_C = -40.0, 200.0
 
@@ -32,20 +32,20 @@ class TemperatureInput:
 
 
 def critical_c(raw: bytes | None) -> float | None:
-    """Return a critical temperature from thousandths; None for what cannot be one. Pure."""
+    """Return a critical temperature from thousandths; None for an implausible value. Pure."""
     value = parse_number(raw)
     found = None if value is None else value / 1000
     return found if found is not None and CRITICAL_MIN_C <= found <= CRITICAL_MAX_C else None
 
 
 def margin_c(raw: bytes | None, critical: float) -> float | None:
-    """Return the degrees below `critical`; None for what cannot be a temperature. Pure."""
+    """Return the degrees below `critical`; None for an implausible temperature. Pure."""
     value = parse_number(raw)
     return critical - value / 1000 if value is not None and MIN_C <= value / 1000 <= MAX_C else None
 
 
 class Temperatures:
-    """Sees the hwmon devices of one sysfs."""
+    """Checks the hwmon devices of one sysfs."""
 
     checks = frozenset({"host_temperature_margin"})
 
@@ -71,7 +71,7 @@ class Temperatures:
 
 
 def list_inputs(root: str) -> tuple[TemperatureInput, ...]:
-    """Return the temperatures to look at, as they are now."""
+    """Return the temperatures to look at now."""
     found: list[TemperatureInput] = []
     base = f"{root}/class/hwmon"
     for name in list_names(base):
@@ -94,13 +94,16 @@ def _chip_inputs(folder: str) -> list[TemperatureInput]:
 
 
 def _of_one_package(found: list[TemperatureInput]) -> list[TemperatureInput]:
-    """Return the package's own where there is one: it is the hottest core, and one read for a hundred."""
+    """Return only the package's temperature where there is one.
+
+    It is that of the hottest core: one read replaces a hundred.
+    """
     packages = [each for each in found if _PACKAGE.fullmatch(each.label)]
     return packages or found
 
 
 def _entity(folder: str) -> str:
-    """Return the PCI device that it belongs to, else what the kernel calls it: `device/coretemp.0`."""
+    """Return the PCI device it belongs to, otherwise the kernel's name: `device/coretemp.0`."""
     path = os.path.realpath(f"{folder}/device")
     if exists(f"{folder}/device"):
         return f"device/{nearest_address(path) or path.rpartition('/')[2]}"

@@ -71,7 +71,7 @@ FOUND = Finding(
 SEES = SensorStatus("sysfs", True, "", 3, 2, 0.01, False, (LeftOut("aer", "the firmware keeps it"),))
 PUBLISHED = Published(
     100.0, verdicts([FOUND], []), (SEES,),
-    calm=CleanTime(1.0, 100.0, 100.0),
+    clean_time=CleanTime(1.0, 100.0, 100.0),
     facts={"driver": {"driver": "575"}, "gpu/0000:3b:00.0": {"uuid": "GPU-1", "name": "H100", "serial": "1"}},
 )  # fmt: skip
 ABOUT = {"node": "vm", "boot_id": "b", "version": "v", "policy": "p", "test": False}

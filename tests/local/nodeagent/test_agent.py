@@ -97,7 +97,7 @@ def test_after_a_restart_nothing_is_told_twice_nothing_missed_and_recovery_is_to
     room.end()
     again = Scripted()
     second = Room(tmp_path, again)
-    assert second.agent.memory.positions == {"scripted": 1}
+    assert second.agent.state.positions == {"scripted": 1}
     again.give(xid(79, second.clock.now_s()), xid(48, second.clock.now_s()))
     second.until(lambda: len(second.told) == 1)
     second.end()
@@ -113,7 +113,7 @@ def test_after_a_restart_nothing_is_told_twice_nothing_missed_and_recovery_is_to
 def test_what_is_told_is_on_disk_before(tmp_path: Path) -> None:
     sensor, seen = Scripted(), []
     room = Room(tmp_path, sensor)
-    room.agent.tell = lambda _: seen.append(saved_state.load(tmp_path)[0].history[-1]["code"])
+    room.agent.report = lambda _: seen.append(saved_state.load(tmp_path)[0].history[-1]["code"])
     sensor.give(xid(79, room.clock.now_s()))
     room.until(lambda: bool(seen))
     room.end()
@@ -177,7 +177,7 @@ def test_evidence_that_cannot_be_read_is_told_and_the_agent_starts_without_it(tm
     saved_state.save(tmp_path, SavedState(evidence={"series": 7, "events": []}))
     room = Room(tmp_path)
     room.end()
-    assert "the remembered evidence is not used" in room.agent.problems[0]
+    assert "the saved evidence is not used" in room.agent.problems[0]
     assert json.dumps(room.agent.evaluator.dump())
 
 

@@ -147,7 +147,7 @@ def test_injection_reaches_a_test_agent_and_no_other(tmp_path: Path, fake: Fake)
     with serving(tmp_path, fake) as agent:
         refused = node("inject", "xid", "79", "--to", agent.address)
         assert refused.returncode == 2
-        assert "takes no injections: start `holdfast node serve --test`" in refused.stderr
+        assert "refuses injections: start `holdfast node serve --test`" in refused.stderr
     with serving(tmp_path, fake, "--test") as agent:
         assert node("inject", "xid", "79", "--entity", fake.entity(0), "--to", agent.address).returncode == 0
         assert agent.finding(fake.entity(0), "xid", 79)["sources"] == ["injected"]

@@ -23,7 +23,7 @@ def test_what_stands_is_told_once_and_its_end_is_told_once() -> None:
     assert kinds(told, replace(FOUND, last_s=9.0, sources=("kmsg", "nvml-events"))) == []
     ended, told = find_changes(told, (), 25.0)
     assert [(each.kind, each.level, each.why) for each in ended] == [
-        ("cleared", Level.HEALTHY, "it stood for 20 s")
+        ("cleared", Level.HEALTHY, "it was active for 20 s")
     ]
     assert told == {}
 

@@ -23,7 +23,7 @@ def full() -> SavedState:
         Anchor("boot", 12.5),
         99.0,
         {("gpu/a", "xid", 79): ReportedFinding(Level.UNHEALTHY, Action.REPLACE, 3.0)},
-        calm=CleanTime(1.0, None, 3.0),
+        clean_time=CleanTime(1.0, None, 3.0),
         evidence={"series": [], "events": []},
         positions={"kmsg": ["boot", 7]},
     )
@@ -87,7 +87,9 @@ def test_any_bytes_are_a_memory_or_a_problem(tmp_path_factory: pytest.TempPathFa
 def test_a_memory_of_a_newer_agent_is_left_alone(tmp_path: Path) -> None:
     raw = json.dumps({"version": saved_state.VERSION + 1}).encode()
     (tmp_path / NAME).write_bytes(b"%08x %d\n" % (zlib.crc32(raw), len(raw)) + raw)
-    with pytest.raises(saved_state.WrittenByNewerAgent, match="of version 2, this agent reads up to 1"):
+    with pytest.raises(
+        saved_state.WrittenByNewerAgent, match="has version 2; this agent reads versions up to 1"
+    ):
         saved_state.load(tmp_path)
 
 
@@ -108,4 +110,4 @@ def test_the_memory_of_an_agent_that_did_not_count_calm_is_used(tmp_path: Path) 
     content = (tmp_path / NAME).read_bytes().partition(b"\n")[2].replace(b'"calm":[1.0,null,3.0],', b"")
     (tmp_path / NAME).write_bytes(b"%08x %d\n" % (zlib.crc32(content), len(content)) + content)
     found, problems = saved_state.load(tmp_path)
-    assert (found.told, found.calm, problems) == (full().told, CleanTime(), ())
+    assert (found.reported, found.clean_time, problems) == (full().reported, CleanTime(), ())

@@ -31,7 +31,7 @@ def test_an_xid_is_explained_from_its_meaning_to_who_has_the_last_word() -> None
         "  action    reboot_node",
         "  ends      a reboot, then 10 min without another",
         "  again     2 times within 7 d: unhealthy, replace",
-        "  driver    its own verdict (Xid 154) goes first, on R565 and later",
+        "  driver    its own verdict (Xid 154) takes precedence, on R565 and later",
         "  says      NVIDIA Xid catalogue; NVIDIA cause matrix; gpud; AWS health check",
         "  note      drain first",
         "  operator  has changed nothing",
@@ -41,7 +41,7 @@ def test_an_xid_is_explained_from_its_meaning_to_who_has_the_last_word() -> None
 def test_what_the_operator_has_set_is_told() -> None:
     text = explain(load('[xid.79]\naction = "replace"'), "xid", "79")
     assert "action    replace" in text
-    assert "gives way to the operator's word" in text
+    assert "is overridden by the operator" in text
     assert "operator  has set action" in text
     assert "changes nothing, however often" in text
     bound = explain(load("[checks.ecc_sbe]\ndegraded.at = 200"), "check", "ecc_sbe")
@@ -72,11 +72,11 @@ def test_a_check_tells_its_limits_and_what_ends_it() -> None:
     ("subject", "code", "told"),
     [
         ("xid", "7x", ["did you mean 7?", "expected 1-178, 185"]),
-        ("xid", "200", ["not in the table", "1-178, 185", "taken as degraded, contact_support"]),
+        ("xid", "200", ["not in the table", "1-178, 185", "treated as degraded, contact_support"]),
         ("xid", "-1", ["is not a code"]),
         ("xid", "9" * 5000, ["is not a code"]),
         ("xid", "٧٩", ["is not a code"]),
-        ("sxid", "99", ["11000-11099", "taken as degraded, none"]),
+        ("sxid", "99", ["11000-11099", "treated as degraded, none"]),
         ("check", "ecc_sb", ["did you mean ecc_sbe?", "gpu_state"]),
         ("check", "kernel_oom", ["is not known"]),
         ("kernel", "nfs", ["did you mean nfs_lock_lost?"]),

@@ -12,7 +12,7 @@ from nodeagent.cli import options
     ("words", "told"),
     [
         (["chek"], "did you mean check? expected check, watch, serve, history"),
-        (["check", "--jsn"], "'--jsn' is no option: did you mean --json?"),
+        (["check", "--jsn"], "'--jsn' is not an option: did you mean --json?"),
         (["explain", "xyd", "79"], "invalid choice: 'xyd'"),
         (["explain", "xid"], "code"),
         (["serve", "--listen", "9465"], "'9465', expected an IP address and a port: 127.0.0.1:9465"),

@@ -89,14 +89,14 @@ def test_lines_of_other_kernels_are_found_too(line: str, check: str) -> None:
 
 
 def test_no_line_of_the_table_is_lost_by_the_look_before() -> None:
-    assert not LINES.worth(NOTHING)
-    assert all(LINES.worth(line.example) for line in TOLD)
-    assert all(LINES.worth_raw(raw(1, line.example)) for line in TOLD)
-    assert not LINES.worth_raw(raw(1, NOTHING))
+    assert not LINES.may_match(NOTHING)
+    assert all(LINES.may_match(line.example) for line in TOLD)
+    assert all(LINES.may_match_raw(raw(1, line.example)) for line in TOLD)
+    assert not LINES.may_match_raw(raw(1, NOTHING))
     # One hint may begin another: the shorter is enough.
     both = LinePatterns([replace(TOLD[0], has="INFO: task nv"), replace(TOLD[0], has="INFO: task ")])
-    assert both.worth("INFO: task python3:1 blocked")
-    assert not LinePatterns([]).worth("blocked")
+    assert both.may_match("INFO: task python3:1 blocked")
+    assert not LinePatterns([]).may_match("blocked")
 
 
 @given(st.sampled_from([line.example for line in TOLD]), st.integers(0, 200), st.text(max_size=50))
@@ -119,5 +119,5 @@ def test_hostile_lines_take_no_longer_than_their_length(fill: str) -> None:
 
 def test_a_hint_that_a_log_would_escape_makes_every_record_worth_reading() -> None:
     odd = LinePatterns([replace(TOLD[0], has="a\\b")])
-    assert odd.worth_raw(raw(1, NOTHING))
-    assert not odd.worth(NOTHING)
+    assert odd.may_match_raw(raw(1, NOTHING))
+    assert not odd.may_match(NOTHING)

@@ -15,11 +15,11 @@ def test_the_first_reading_is_of_nothing_so_that_the_next_shows_growth() -> None
     clock = At(Anchor("boot", 0.0))
     losses = LostRecords(clock, "kmsg", "records were overwritten")
     losses.count = 5
-    assert [(each.value, each.text) for each in losses.told()] == [(0.0, "")]
-    assert [(each.value, each.text) for each in losses.told()] == [(5.0, "records were overwritten")]
-    assert losses.told() == []
+    assert [(each.value, each.text) for each in losses.due_readings()] == [(0.0, "")]
+    assert [(each.value, each.text) for each in losses.due_readings()] == [(5.0, "records were overwritten")]
+    assert losses.due_readings() == []
     clock.s = REPORT_S
-    [again] = losses.told()
+    [again] = losses.due_readings()
     assert (again.check, again.entity, again.source, again.value) == (
         "observations_dropped", "sensor/kmsg", "kmsg", 5.0,
     )  # fmt: skip

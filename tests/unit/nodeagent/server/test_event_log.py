@@ -14,7 +14,7 @@ class Reader:
     """Who reads the lines: takes its time, or goes away."""
 
     def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []
+        self.lines: list[dict[str, Any]] = []
         self.began = threading.Event()
         self.goes_on = threading.Event()
         self.gone = False
@@ -24,45 +24,45 @@ class Reader:
         assert self.goes_on.wait(SOON_S)
         if self.gone:
             raise BrokenPipeError
-        self.told.append(json.loads(line))
+        self.lines.append(json.loads(line))
 
 
 def stalled() -> tuple[EventLog, Reader]:
-    """Return a teller that is in the middle of its first line."""
+    """Return a log that is in the middle of its first line."""
     reader = Reader()
-    teller = EventLog(reader.write)
-    teller.tell({"n": 0})
+    log = EventLog(reader.write)
+    log.write({"n": 0})
     assert reader.began.wait(SOON_S)
-    return teller, reader
+    return log, reader
 
 
 def test_lines_come_in_order() -> None:
-    teller, reader = stalled()
+    log, reader = stalled()
     for n in range(1, 10):
-        teller.tell({"n": n})
+        log.write({"n": n})
     reader.goes_on.set()
-    assert teller.drain(SOON_S)
-    assert reader.told == [{"n": n} for n in range(10)]
+    assert log.drain(SOON_S)
+    assert reader.lines == [{"n": n} for n in range(10)]
 
 
 def test_a_reader_that_stalls_holds_nobody_up_and_is_told_what_it_missed() -> None:
-    teller, reader = stalled()
+    log, reader = stalled()
     for n in range(1, event_log.MAX_WAITING + 6):
-        teller.tell({"n": n})
-    assert not teller.drain(0.0)
+        log.write({"n": n})
+    assert not log.drain(0.0)
     reader.goes_on.set()
-    assert teller.drain(SOON_S)
-    first, missed, after, *_, last = reader.told
+    assert log.drain(SOON_S)
+    first, missed, after, *_, last = reader.lines
     assert (first, missed, after) == ({"n": 0}, {"event": "lines_left_out", "count": 5}, {"n": 6})
     assert last == {"n": event_log.MAX_WAITING + 5}
 
 
 def test_a_reader_that_is_gone_is_told_nothing_more() -> None:
-    teller, reader = stalled()
-    teller.tell({"n": 1})
+    log, reader = stalled()
+    log.write({"n": 1})
     reader.gone = True
     reader.goes_on.set()
-    assert teller.drain(SOON_S)
-    teller.tell({"n": 2})
-    assert teller.drain(0.0)
-    assert reader.told == []
+    assert log.drain(SOON_S)
+    log.write({"n": 2})
+    assert log.drain(0.0)
+    assert reader.lines == []
