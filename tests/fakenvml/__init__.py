@@ -1,1 +1,1 @@
-"""A fake libnvidia-ml.so.1 in C, and a handle on the GPUs that it shows."""
+"""A fake libnvidia-ml.so.1 in C, and control over the GPUs that it shows."""

@@ -1,4 +1,4 @@
-"""Compiles the fake library, once for each version of its source."""
+"""Compile the fake library, once for each version of its source."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ COMPILE_S = 60.0
 
 
 class NoCompiler(Exception):
-    """There is no C compiler, or it does not take the source."""
+    """There is no C compiler, or it does not compile the source."""
 
 
 def build(into: Path | None = None, old_driver: bool = False) -> Path:
-    """Return the path of the library, whose folder is for LD_LIBRARY_PATH; compiled if it is not there yet.
+    """Compile the library unless it exists; return its path. Its folder is for LD_LIBRARY_PATH.
 
     Args:
         into: The folder for it; by default one in the temporary folder, named after the source.
         old_driver: Leave out the functions that older drivers lack, so that their symbols are missing.
 
     Raises:
-        NoCompiler: with the compiler's words.
+        NoCompiler: With the output of the compiler.
     """
     flags = ["-DFAKE_OLD_DRIVER"] if old_driver else []
     folder = into or _cached(flags)

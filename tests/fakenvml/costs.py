@@ -1,4 +1,4 @@
-"""What a sweep of the polling sensor costs: our own time, since the fake library answers at once.
+"""What a sweep of the polling sensor costs without the driver: the fake library answers at once.
 
 Run it: `python -m tests.fakenvml.costs`.
 """
@@ -21,14 +21,14 @@ def sweep_cpu_s(gpus: int = 8, period_s: float = 0.0, sweeps: int = SWEEPS) -> f
     """Return the processor time of one sweep in seconds, the mean of `sweeps`.
 
     Args:
-        gpus: How many GPUs are looked at.
-        period_s: Of every check; at 0 all of them are due at every sweep, which is the dearest.
+        gpus: Number of GPUs.
+        period_s: Period of every check; with 0 all are due at every sweep, which costs most.
     """
     with tempfile.TemporaryDirectory() as folder, faked(Path(folder) / "nvml", gpus):
         clock = SetClock()
         sensor = NvmlPolling(NvmlDriver(Path(folder)), clock, dict.fromkeys(CHECKS, period_s))
         sensor.open()
-        sensor.read()  # what is not supported is found out once
+        sensor.read()  # finds out once what is not supported
         began_s = time.thread_time()
         for _ in range(sweeps):
             clock.at_s += NvmlPolling.period_s

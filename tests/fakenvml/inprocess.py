@@ -1,4 +1,4 @@
-"""The fake library in this process: for tests that look at a sensor from the inside."""
+"""The fake library in this process, for tests that call a sensor directly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.fakenvml.state import VARIABLE, Fake
 
 
 class SetClock(Clock):
-    """A clock that goes when it is set."""
+    """A clock that changes only when it is set."""
 
     def __init__(self, at_s: float = 1000.0) -> None:
         super().__init__(Anchor("a boot", 0.0))
@@ -27,10 +27,10 @@ class SetClock(Clock):
 
 @contextmanager
 def faked(path: Path, gpus: int = 8, links: int = 18) -> Iterator[Fake]:
-    """Have `libnvidia-ml.so.1` be the fake one, whatever loads it, with its state in `path`.
+    """Make `libnvidia-ml.so.1` the fake library for every caller in this process, with its state in `path`.
 
-    A library that is loaded already is found by its name: so pynvml needs no word of it. On leaving nobody
-    may have NVML open any more.
+    The loader finds a library that is already loaded by its name, so pynvml needs no change. At the end of
+    the context NVML must be closed again.
     """
     ctypes.CDLL(str(build()), ctypes.RTLD_GLOBAL)
     before = os.environ.get(VARIABLE)
@@ -50,7 +50,7 @@ def faked(path: Path, gpus: int = 8, links: int = 18) -> Iterator[Fake]:
 
 
 def bus(sysfs: Path, fake: Fake) -> Path:
-    """Show the GPUs of a fake, and its driver's module, in a sysfs of their own. Returns `sysfs`."""
+    """Create a sysfs with the GPUs of a fake and the module of its driver. Returns `sysfs`."""
     for number in range(fake.state.gpus):
         device = sysfs / "bus/pci/devices" / fake.entity(number).removeprefix("gpu/")
         device.mkdir(parents=True)

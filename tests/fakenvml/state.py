@@ -1,4 +1,4 @@
-"""The GPUs that the fake library shows: written by tests and the bench, seen by other processes at once."""
+"""The GPUs that the fake library shows. Changes by tests and benches are seen by other processes at once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.fakenvml.layout import MAX_FAULTS, MAX_GPUS, MAX_LINKS, RING, Fault, 
 
 VARIABLE = "FAKE_NVML_STATE"
 FOREVER = -1.0
-WHOLE_GPU = 0xFFFFFFFF  # of an event that is about no MIG instance
+WHOLE_GPU = 0xFFFFFFFF  # of an event that concerns no MIG instance
 DRIVERS = ("loaded", "missing", "mismatch", "reloading")
 
-# Of NVML, by the values in nvml.h.
+# Constants of NVML, with the values of nvml.h.
 XID, DOUBLE_BIT, SBE_STORM = 0x8, 0x2, 0x200
 FATAL_POISON, GPU_UNAVAILABLE, RECOVERY_ACTION = 0x2000, 0x4000, 0x8000
 ALL_EVENTS = 0xFF9F
@@ -31,10 +31,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Fake:
-    """The state file of one fake node. What is set is seen by the next call into the library."""
+    """The state file of one fake node. The next call into the library sees every change."""
 
     def __init__(self, path: Path, gpus: int = 8, links: int = MAX_LINKS) -> None:
-        """Make the file, with a driver that is loaded and GPUs that are well: name it by `VARIABLE`."""
+        """Make the file, with a loaded driver and healthy GPUs. `VARIABLE` names it to processes."""
         if not 0 <= gpus <= MAX_GPUS:
             raise ValueError(f"gpus: 0 to {MAX_GPUS}")
         self.path = path
@@ -52,12 +52,12 @@ class Fake:
         self._state.size = ctypes.sizeof(State)
 
     def close(self) -> None:
-        """Let go of the file. Only when no call of this process can still be in the library."""
+        """Unmap the file. No call of this process may still be in the library."""
         del self._state
         try:
             self._map.close()
         except BufferError:
-            pass  # somebody still holds a GPU: it is closed with that
+            pass  # a GPU is still referenced: the mapping is closed with it
 
     def __enter__(self) -> Fake:
         return self
@@ -72,16 +72,16 @@ class Fake:
         return self._state
 
     def gpu(self, number: int) -> Gpu:
-        """Return what a GPU shows, to be changed in place."""
+        """Return what a GPU shows; change it in place."""
         found: Gpu = self._state.gpu[number]
         return found
 
     def entity(self, number: int) -> str:
-        """Return the GPU as observations name it."""
+        """Return the name of the GPU in observations."""
         return f"gpu/{self.gpu(number).pci.decode()[4:].lower()}"
 
     def field(self, gpu: int, field: int, value: int = 0, scope: int = 0, code: int = 0) -> None:
-        """Set one field's value, or the code that NVML gives instead. Raises ValueError: too many."""
+        """Set the value of a field, or the code that NVML returns instead. Raises ValueError if full."""
         for slot in self.gpu(gpu).fields:
             if not slot.set or (slot.id, slot.scope) == (field, scope):
                 slot.id, slot.scope, slot.value, slot.code, slot.set = field, scope, value, code, 1
@@ -107,22 +107,22 @@ class Fake:
         self._state.wake = (self._state.wake + 1) & _ALL
         number = _FUTEX.get(platform.machine())
         if number is None:
-            return  # it is seen 50 ms later
+            return  # the library sees it at the end of its wait, 5 s at most
         address = ctypes.addressof(self._state) + State.wake.offset  # type: ignore[attr-defined]
         _libc.syscall(number, ctypes.c_void_p(address), _FUTEX_WAKE, _ALL, None, None, 0)
 
     # -- faults
 
     def fail(self, function: str, code: int, gpu: int | None = None) -> None:
-        """Let a function answer `code`, about one GPU or all; 0 lets it work again."""
+        """Let a function return `code` for one GPU or all; 0 lets it work again."""
         self._fault(function, gpu, code, 0.0)
 
     def block(self, function: str, seconds: float = FOREVER, gpu: int | None = None, code: int = 0) -> None:
-        """Let calls of a function block, in C: for so long, or until `release`."""
+        """Let calls of a function block in C, for a time or until `release`."""
         self._fault(function, gpu, code, seconds)
 
     def release(self, function: str = "", gpu: int | None = None) -> None:
-        """Take away the faults of a function, or all: calls that block return."""
+        """Remove the faults of a function, or all; blocked calls return."""
         for fault in self._state.faults:
             if not function or (fault.function == function.encode() and fault.gpu == _number(gpu)):
                 fault.active = 0
@@ -146,7 +146,7 @@ class Fake:
     # -- the driver
 
     def driver(self, state: str) -> None:
-        """Load the driver, unload it, or ...: one of `DRIVERS`. What had it open must open it anew."""
+        """Put the driver into one of the states `DRIVERS`. Processes that had it open must open it again."""
         self._state.driver = DRIVERS.index(state)
         self._state.generation += 1
         self._wake()
@@ -156,31 +156,31 @@ class Fake:
         self.driver("loaded")
 
     def old(self, is_old: bool = True, version: str = "525.147.05") -> None:
-        """Let the newer functions, fields and events be unknown."""
+        """Make newer functions, fields and events unknown."""
         self._state.old_driver = int(is_old)
         self._state.driver_version = version.encode()
 
     def vanish(self, gpu: int) -> None:
-        """Let NVML list the GPU no more."""
+        """Remove the GPU from the list of NVML."""
         self.gpu(gpu).present = 0
 
     def restore(self, gpu: int) -> None:
-        """Let the GPU be there again, and answer."""
+        """Return the GPU to the list, and let it answer."""
         self.gpu(gpu).present = 1
         self.gpu(gpu).code = 0
 
     # -- for tests that must not sleep
 
     def until(self, holds: Callable[[State], bool], within_s: float = 5.0) -> None:
-        """Return when something holds of the state: a call blocks, a set is being waited on.
+        """Wait until a condition on the state holds: a call blocks, an event set is waited on.
 
         Raises:
-            TimeoutError: it does not hold within `within_s`.
+            TimeoutError: It does not hold within `within_s`.
         """
         end_s = time.monotonic() + within_s
         while not holds(self._state):
             if time.monotonic() > end_s:
-                raise TimeoutError("the library has not come to that")
+                raise TimeoutError("the fake library has not reached that state")
             time.sleep(0.001)
 
 
@@ -189,7 +189,7 @@ def _number(gpu: int | None) -> int:
 
 
 def _well(gpu: Gpu, number: int, links: int) -> None:
-    """Show an H100 in an HGX board, at work and well."""
+    """Show a healthy, busy H100 of an HGX board."""
     gpu.present = 1
     gpu.pci = f"00000000:{0x1B + 0x10 * number & 0xFF:02X}:00.0".encode()
     gpu.uuid = f"GPU-00000000-0000-4000-8000-{number:012x}".encode()
@@ -200,7 +200,7 @@ def _well(gpu: Gpu, number: int, links: int) -> None:
     gpu.utilization = 95
     gpu.pcie_width = gpu.pcie_max_width = 16
     gpu.fabric_state = 3  # completed
-    gpu.fabric_mask = 2 | 2 << 2 | 2 << 4 | 2 << 6 | 1 << 8  # nothing of it is so
+    gpu.fabric_mask = 2 | 2 << 2 | 2 << 4 | 2 << 6 | 1 << 8  # none of these conditions is present
     gpu.fabric_summary = 1
     gpu.links = links
     for link in range(links):

@@ -1,7 +1,7 @@
-"""What healthy scripts do, with default options: not one restart, and what each does is done to its end.
+"""Habits of healthy scripts, with default options: none causes a restart, and each script finishes.
 
-Each habit takes 8 s, more than ten times what makes a step late; HOLDFAST_HEALTHY_S=40 gives it its true
-length.
+Each habit takes 8 s, more than ten times the time after which a step is late. HOLDFAST_HEALTHY_S=40 gives it
+its real length.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ATTACH, _DETACH = 16, 17  # PTRACE_*: sys/ptrace.h
 
 
 class Slowly(socketserver.BaseRequestHandler):
-    """A server that sends two bytes a second, for as long as somebody listens."""
+    """A server that sends two bytes a second, for as long as a client is connected."""
 
     def handle(self) -> None:
         with contextlib.suppress(OSError):
@@ -54,7 +54,7 @@ class Slowly(socketserver.BaseRequestHandler):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
-    """Start all runs at once: most of them wait most of the time."""
+    """Start all runs at once, because most of them wait most of the time."""
     made: dict[str, Run] = {}
     server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Slowly)
     server.daemon_threads = True
@@ -127,9 +127,9 @@ def test_a_machine_that_is_suspended_loses_nobody(runs: dict[str, Run]) -> None:
     assert len(everyone) >= 8
     for signum, away_s in ((signal.SIGSTOP, SECONDS), (signal.SIGCONT, 0.0)):
         for pid in everyone:
-            with contextlib.suppress(ProcessLookupError):  # it has done its work since it was listed
+            with contextlib.suppress(ProcessLookupError):  # it has ended since it was listed
                 os.kill(pid, signum)
-        threading.Event().wait(away_s)  # for which the machine is away
+        threading.Event().wait(away_s)  # how long the machine is suspended
     step = run.running()["step"]
     run.wait(lambda status: status["step"] > step + 60, "it goes on")
     healthy(run)

@@ -1,1 +1,1 @@
-"""Storage that does not answer, for the tests: see `stall.c`."""
+"""Storage that stops responding, for tests: see `stall.c`."""

@@ -1,4 +1,4 @@
-"""Storage beneath one folder that can be made not to answer, for processes that are started with it."""
+"""Switch that makes the storage below one folder stop responding, for processes started with it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _COMPILE_S = 60.0
 
 
 class Storage:
-    """The files beneath `root`, for whoever has `environment`."""
+    """Stalls the files below `root`, for processes with the variables of `environment`."""
 
     def __init__(self, root: Path, folder: Path) -> None:
-        """Build what it takes in `folder`. Raises `RuntimeError` without a C compiler."""
+        """Build the library in `folder`. Raises `RuntimeError` without a C compiler."""
         library, self._switch = folder / "stall.so", folder / "switch"
         self._switch.write_bytes(b"\0")
         _build(library)
@@ -26,15 +26,15 @@ class Storage:
         }
 
     def stall(self) -> None:
-        """Let no call return any more."""
+        """Block every call from now on."""
         self._set(b"\1")
 
     def answer(self) -> None:
-        """Let all calls return, those that wait too."""
+        """Let all calls return, blocked ones included."""
         self._set(b"\0")
 
     def _set(self, value: bytes) -> None:
-        with self._switch.open("r+b") as file:  # in place: it is mapped
+        with self._switch.open("r+b") as file:  # in place, because processes have mapped it
             file.write(value)
 
 

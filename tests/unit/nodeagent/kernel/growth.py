@@ -1,4 +1,4 @@
-"""How the time that a piece of work takes grows with its input: no clock of any machine is in the answer."""
+"""How the time of a piece of work grows with its input, as a ratio that does not depend on the machine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from collections.abc import Callable
 def growth(work: Callable[[int], object], short: int, long: int) -> float:
     """Return how many times longer `work(long)` takes than `work(short)`; at best `long / short`.
 
-    Each time is the best of a few, of this thread's processor: whoever else is busy does not count.
+    Each time is the best of a few, in CPU time of this thread: other processes do not count.
     """
-    return _best_s(work, long) / max(_best_s(work, short), 20e-6)  # below that it is the call's own noise
+    return _best_s(work, long) / max(
+        _best_s(work, short), 20e-6
+    )  # a shorter time is noise of the call itself
 
 
 def _best_s(work: Callable[[int], object], size: int) -> float:
