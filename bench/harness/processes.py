@@ -7,6 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.launcher import cli, member_template
+
+_LAUNCHER, _TEMPLATE = (f"from {module.__name__} import main" for module in (cli, member_template))
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -105,9 +108,9 @@ def _part(process: Process, parent: str, parents: Collection[int]) -> str:
             return "supervisor"
         if "sidecar" in words:
             return "sidecar"
-        if any("holdfast.launcher.cli" in word for word in words):
+        if any(_LAUNCHER in word for word in words):
             return "launcher"
-        if any("holdfast.launcher.member_template" in word for word in words):
+        if any(_TEMPLATE in word for word in words):
             # Launchers are forks of the template and have a zygote each; the template keeps no children.
             return "launcher" if process.pid in parents else "template"
     if parent == "launcher":

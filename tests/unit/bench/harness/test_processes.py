@@ -4,6 +4,8 @@ import os
 import time
 
 from bench.harness.processes import Process, below, cpu_s, look, parts, read_stat
+from holdfast.launcher import cli, member_template
+from supervisor.local import process_specs
 
 
 def process(pid: int, parent: int, *argv: str, name: str = "python") -> Process:
@@ -17,7 +19,7 @@ TREE = {
         process(10, 1, "python", "parts.py", "supervisor", "run"),
         process(11, 10, "python", "parts.py", "supervisor", "serve", "dir"),
         process(12, 10, "python", "parts.py", "sidecar"),
-        process(13, 10, "python", "-c", "from holdfast.launcher.cli import main"),
+        process(13, 10, "python", "-c", f"from {cli.__name__} import main"),
         process(14, 13, "python", "-c", "boot"),
         process(15, 13, "python", "-c", "boot"),
         process(16, 14, "worker"),
@@ -46,8 +48,13 @@ def test_each_part_of_a_run_is_known_by_parent_and_command_line() -> None:
     }
 
 
-def test_launchers_are_told_from_the_template_that_they_were_forked_from() -> None:
-    boot = ("python", "-c", "from holdfast.launcher.member_template import main")
+def test_the_command_lines_of_launchers_and_templates_are_those_that_a_run_uses() -> None:
+    assert f"from {cli.__name__} import main" in process_specs._LAUNCH
+    assert f"from {member_template.__name__} import main" in member_template.BOOT
+
+
+def test_launchers_are_distinguished_from_the_template_that_they_were_forked_from() -> None:
+    boot = ("python", "-c", f"from {member_template.__name__} import main")
     forked = [process(30, 10, *boot), process(31, 10, *boot), process(32, 31, *boot), process(33, 31, *boot)]
     found = parts(10, {**TREE, **{each.pid: each for each in forked}}, [33])
     assert [found[pid] for pid in (30, 31, 32, 33)] == ["template", "launcher", "warm", "rank"]
