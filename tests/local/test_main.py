@@ -12,7 +12,7 @@ from holdfast.version import __version__
 from supervisor.cli import queries
 from supervisor.store.run_directory import open_for_run
 from tests.local.test_parts import installation, python
-from tests.unit.supervisor.room import incident
+from tests.unit.supervisor.status_samples import incident
 
 WHO = "import os, sys; print(os.getpid(), sys.argv[1:]); sys.exit(7)"
 MAIN = "import os, sys; print(os.getpid(), flush=True); from holdfast.__main__ import main; main()"

@@ -25,7 +25,7 @@ from supervisor.quarantine.model import (
     Waiver,
 )
 from supervisor.quarantine.transition import freed
-from tests.unit.supervisor.nodeviews import DAY_S, NOW_S, applied, asked, node_of
+from tests.unit.supervisor.node_views import DAY_S, NOW_S, applied, asked, node_of
 
 POLICIES = st.builds(
     NodePolicy,

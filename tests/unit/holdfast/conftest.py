@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.holdfast.paging import Clock
+from tests.unit.holdfast.fake_page import Clock
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from holdfast.protocol.member_messages import MemberOrder, MemberReport
 from sidecar import clients
 from sidecar.clients import LauncherLink, SupervisorLink
 from tests.sandbox import memory_directory
-from tests.unit.sidecar.launching import LIMIT_S, Launcher
-from tests.unit.supervisor.views import launcher, report
+from tests.unit.sidecar.fake_launcher import LIMIT_S, Launcher
+from tests.unit.supervisor.job_views import launcher, report
 
 
 @asynccontextmanager

@@ -19,9 +19,9 @@ from holdfast.protocol.member_messages import Drill, MemberOrder, MemberReport, 
 from holdfast.protocol.progress_writer import Page
 from sidecar.config import Config
 from sidecar.reconciler import LATE_S, SOONEST_S, Member
-from tests.unit.sidecar.launching import LIMIT_S, Launcher
+from tests.unit.sidecar.fake_launcher import LIMIT_S, Launcher
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
-from tests.unit.supervisor.views import launcher, rank
+from tests.unit.supervisor.job_views import launcher, rank
 
 LAUNCH = Launch(2, 1, 1, "", 0, 0, 0.0)
 POLL_S = 0.25

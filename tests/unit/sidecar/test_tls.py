@@ -16,8 +16,8 @@ from holdfast.snapshot import arena as arenas
 from holdfast.snapshot.commit_records import Record
 from sidecar.state import gathering, peers, sending
 from sidecar.state.gathering import Unfetched
+from tests.unit.sidecar.fake_peer import fetching, serving
 from tests.unit.sidecar.memory import holdings, member, private, snapshot
-from tests.unit.sidecar.peering import fetching, serving
 
 CHUNK_BYTES = 64 << 10
 SIZE = 20 * CHUNK_BYTES + 12_345

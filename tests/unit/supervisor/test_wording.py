@@ -6,7 +6,7 @@ import pytest
 
 from supervisor import wording
 from supervisor.wording import sentence
-from tests.unit.supervisor.room import incident, opened
+from tests.unit.supervisor.status_samples import incident, opened
 
 
 def fault(kind: str, rank: int, detail: str, **changed: Any) -> dict[str, Any]:

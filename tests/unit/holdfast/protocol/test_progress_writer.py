@@ -21,7 +21,7 @@ from holdfast.protocol.progress import (
     step_times_s,
 )
 from holdfast.protocol.progress_writer import Page
-from tests.unit.holdfast.paging import MS, Clock, commit, seen, started
+from tests.unit.holdfast.fake_page import MS, Clock, commit, seen, started
 
 ROOT = Path(__file__).parents[4]
 

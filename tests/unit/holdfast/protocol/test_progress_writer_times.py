@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.protocol.progress import FailKind, Phase, step_times_s, tail_began_ns, tail_times_s
 from holdfast.protocol.progress_writer import Page
-from tests.unit.holdfast.paging import MS, Clock, commit, seen, started
+from tests.unit.holdfast.fake_page import MS, Clock, commit, seen, started
 
 
 def test_a_new_generation_keeps_nothing_but_the_step_times(path: Path, clock: Clock) -> None:

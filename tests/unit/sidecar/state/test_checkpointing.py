@@ -16,8 +16,8 @@ from sidecar.state import checkpointing
 from sidecar.state.checkpointing import RETRY_S, Checkpoints, Saver
 from sidecar.watch.hang_detector import HangPolicy
 from sidecar.watch.progress_monitor import Pages
+from tests.unit.sidecar.fake_peer import fetching
 from tests.unit.sidecar.memory import holdings, member, private, snapshot
-from tests.unit.sidecar.peering import fetching
 
 RUN = MemberOrder("run", 1, Launch(1, 2, 1, "", 0, 0, 0.0, skip=(3,)), checkpoint_every_s=60.0)
 STEPS = 8  # that the group has done

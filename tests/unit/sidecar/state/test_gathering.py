@@ -20,8 +20,8 @@ from holdfast.snapshot.commit_records import Record
 from sidecar.state import gathering, sending
 from sidecar.state.gathering import Unfetched
 from sidecar.state.sending import Range, Unaligned
+from tests.unit.sidecar.fake_peer import fetching, serving
 from tests.unit.sidecar.memory import WORLD_SIZE, flip, holdings, member
-from tests.unit.sidecar.peering import fetching, serving
 
 CHUNK_BYTES = 64 << 10
 SILENCE_S = 20.0  # a machine that is busy answers late, and no test waits for as long

@@ -17,8 +17,8 @@ from holdfast.snapshot import arena as arenas
 from holdfast.snapshot.arena import Busy
 from sidecar.state import peers
 from sidecar.state.gathering import Unfetched
+from tests.unit.sidecar.fake_peer import TOKEN, answering, fetching, serving
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
-from tests.unit.sidecar.peering import TOKEN, answering, fetching, serving
 
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 LIMIT_S = 20.0

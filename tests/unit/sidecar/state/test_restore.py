@@ -18,8 +18,8 @@ from sidecar.state import restore
 from sidecar.state.holdings import Holdings
 from sidecar.state.restore import Occupied, Preparer, Unprepared, Untaken
 from tests.sandbox import in_child, limit_file_size
+from tests.unit.sidecar.fake_peer import fetching, serving
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
-from tests.unit.sidecar.peering import fetching, serving
 
 LAUNCH = Launch(3, 2, 1, "", 0, 0, 0.0, restore=Restore(7, 2, "slot"))
 

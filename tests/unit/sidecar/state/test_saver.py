@@ -15,8 +15,8 @@ from holdfast.snapshot.commit_records import Record
 from holdfast.snapshot.private_store import Blob
 from sidecar.state.checkpointing import Retention, Saver
 from sidecar.state.holdings import Holdings
+from tests.unit.sidecar.fake_peer import fetching, serving
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
-from tests.unit.sidecar.peering import fetching, serving
 
 DEFAULT = Retention()
 

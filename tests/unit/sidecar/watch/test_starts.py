@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from holdfast.protocol.launcher_messages import Marks
 from sidecar.watch.hang_detector import LATE_S, Starts
-from tests.unit.supervisor.views import S, launcher, rank
+from tests.unit.supervisor.job_views import S, launcher, rank
 
 RELEASED = launcher(rank(0, state="starting"))
 

@@ -10,7 +10,7 @@ import pytest
 from supervisor.cli import api_client
 from supervisor.cli.api_client import Api, Refused, Unreachable, api_of
 from supervisor.store.run_directory import RunDir
-from tests.unit.supervisor.answering import api
+from tests.unit.supervisor.api_stub import api
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from holdfast.errors import BadInput
 from supervisor.cli import api_client, control
 from supervisor.cli.commands import Inject, Stop
 from supervisor.store.run_directory import RunDir, open_for_run
-from tests.unit.supervisor.answering import Answer, api
-from tests.unit.supervisor.room import status
+from tests.unit.supervisor.api_stub import Answer, api
+from tests.unit.supervisor.status_samples import status
 
 
 @pytest.fixture(autouse=True)

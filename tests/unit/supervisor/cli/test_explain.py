@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from supervisor.cli.explain import explain
 from supervisor.display.ansi import Style
-from tests.unit.supervisor.room import incident, opened
+from tests.unit.supervisor.status_samples import incident, opened
 
 PLAIN = Style(False, True)
 

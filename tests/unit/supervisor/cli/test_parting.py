@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from supervisor.cli import run
-from tests.unit.supervisor.room import status
+from tests.unit.supervisor.status_samples import status
 
 HERE = PurePath("runs/a b")
 WORDS = ("--members", "2", "--", "python", "train.py", "--name", "a b")

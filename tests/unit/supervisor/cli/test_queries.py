@@ -10,8 +10,8 @@ from holdfast.checkpoint import writer
 from holdfast.errors import BadInput
 from supervisor.cli import commands, queries
 from supervisor.store.run_directory import RunDir, open_for_run
-from tests.unit.supervisor.answering import api
-from tests.unit.supervisor.room import incident, opened, status
+from tests.unit.supervisor.api_stub import api
+from tests.unit.supervisor.status_samples import incident, opened, status
 
 Printed = pytest.CaptureFixture[str]
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from supervisor.cli import status as listing
-from tests.unit.supervisor.room import incident, member, opened, rank, status
+from tests.unit.supervisor.status_samples import incident, member, opened, rank, status
 
 HERE = Path("runs/a")
 

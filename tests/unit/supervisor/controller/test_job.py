@@ -19,7 +19,7 @@ from supervisor.store import leadership
 from supervisor.store.journal import Journal, last
 from supervisor.store.run_directory import RunDir
 from supervisor.view.model import Action, MemberView, Memory, Missed, Policy, View, Wait
-from tests.unit.supervisor.views import launcher, member, memory, progress, rank, report, view
+from tests.unit.supervisor.job_views import launcher, member, memory, progress, rank, report, view
 
 
 @dataclass

@@ -14,7 +14,7 @@ from holdfast.protocol.launcher_messages import Ending
 from holdfast.protocol.member_messages import MemberOrder
 from supervisor.controller import member_server as lines_of
 from supervisor.controller.member_server import Connections
-from tests.unit.supervisor.views import launcher, rank, report
+from tests.unit.supervisor.job_views import launcher, rank, report
 
 LIMIT_S = 20.0
 RUN = MemberOrder("run", 3)

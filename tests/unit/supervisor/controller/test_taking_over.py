@@ -37,7 +37,7 @@ from tests.simulation.scripts import SINGLE, TWO, actions, cued, is_whole, remed
 from tests.simulation.world import World
 from tests.unit.supervisor.controller.test_job import Backend
 from tests.unit.supervisor.decision.test_decide_stops import ask
-from tests.unit.supervisor.views import (
+from tests.unit.supervisor.job_views import (
     S,
     fault,
     holding,

@@ -31,7 +31,7 @@ from supervisor.view.model import (
     Void,
     Wait,
 )
-from tests.unit.supervisor.views import S, fault, holding, launcher, member, progress, rank, report, view
+from tests.unit.supervisor.job_views import S, fault, holding, launcher, member, progress, rank, report, view
 
 POLICY = Policy(members=2, save_s=50.0, grace_s=5.0)
 HELD = (

@@ -25,7 +25,7 @@ from supervisor.view.model import (
 )
 from tests.simulation.scripts import SINGLE, STEPS, TWO, Script, actions, cued, is_whole, remedies
 from tests.simulation.world import World
-from tests.unit.supervisor.views import S, launcher, member, rank, report, view
+from tests.unit.supervisor.job_views import S, launcher, member, rank, report, view
 
 
 def test_a_run_without_faults_forms_once_and_ends_well() -> None:

@@ -12,7 +12,7 @@ from supervisor.decision.decide import decide
 from supervisor.decision.transition import apply
 from supervisor.view.model import Action, Checkpoint, End, Open, Policy, Start, Stored, Unusable, Wait
 from tests.simulation.scripts import TWO
-from tests.unit.supervisor.views import S, fault, holding, launcher, member, report, view
+from tests.unit.supervisor.job_views import S, fault, holding, launcher, member, report, view
 
 
 def begun(stored: Stored, now_s: float = 100.0, policy: Policy = TWO, **given: Any) -> Action:

@@ -14,7 +14,7 @@ from supervisor.decision.orders import order_for
 from supervisor.view.model import Done, End, Policy, Save, Wait
 from tests.simulation.scripts import STEPS, TWO, actions, cued
 from tests.simulation.world import World
-from tests.unit.supervisor.views import S, launcher, member, progress, rank, report, view
+from tests.unit.supervisor.job_views import S, launcher, member, progress, rank, report, view
 
 
 def test_a_graceful_stop_leaves_a_checkpoint_of_the_last_step() -> None:

@@ -9,7 +9,7 @@ from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import Durable, Seal, Slot, Told
 from supervisor.decision.durable_facts import VOIDS, inherited, remembered
 from supervisor.view.model import Checkpoint, MemberView, Memory, Stored, Void
-from tests.unit.supervisor.views import launcher, member, memory, progress, report, view
+from tests.unit.supervisor.job_views import launcher, member, memory, progress, report, view
 
 
 def taught(*members: MemberView, stored: Stored | None = None, **given: Any) -> Memory:

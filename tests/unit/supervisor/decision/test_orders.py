@@ -10,7 +10,7 @@ from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import Drill, MemberOrder, Source
 from supervisor.decision.orders import BUSY_S, order_for, wants_members
 from supervisor.view.model import Open, Policy
-from tests.unit.supervisor.views import LAUNCH, fault, memory
+from tests.unit.supervisor.job_views import LAUNCH, fault, memory
 
 NOW_NS = 100_000_000_000
 POLICY = Policy(members=2, standby=1, nproc=2, checkpoint_every_s=9.0, keep=4, grace_s=6.0)

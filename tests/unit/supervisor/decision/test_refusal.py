@@ -9,7 +9,7 @@ from holdfast.protocol.member_messages import PrivateHeld, Slot
 from supervisor.decision import remedy, resume_point
 from supervisor.view import faults
 from supervisor.view.model import Checkpoint, Past, Stored, Unusable
-from tests.unit.supervisor.views import fault, holding, launcher, member, report, view
+from tests.unit.supervisor.job_views import fault, holding, launcher, member, report, view
 
 CRASH = fault("crash")
 

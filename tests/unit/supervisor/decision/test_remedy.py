@@ -9,7 +9,7 @@ from holdfast.protocol.launcher_messages import Ending, Restore
 from supervisor.decision import remedy, transition
 from supervisor.view import faults
 from supervisor.view.model import Checkpoint, End, Fault, MemberView, Past, Policy, Start, Stored, View
-from tests.unit.supervisor.views import (
+from tests.unit.supervisor.job_views import (
     LAUNCH,
     S,
     fault,

@@ -10,7 +10,7 @@ from holdfast.protocol.member_messages import Slot, Source
 from supervisor.decision import resume_point
 from supervisor.view import faults
 from supervisor.view.model import Checkpoint, MemberView, Past, Stored, Unusable, View
-from tests.unit.supervisor.views import holding, member, view
+from tests.unit.supervisor.job_views import holding, member, view
 
 BOTH = ((0, 1, 10), (1, 1, 10))
 

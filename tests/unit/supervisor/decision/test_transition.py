@@ -26,7 +26,7 @@ from supervisor.view.model import (
     Warn,
     Warned,
 )
-from tests.unit.supervisor.views import S, fault, holding, launcher, member, progress, report, view
+from tests.unit.supervisor.job_views import S, fault, holding, launcher, member, progress, report, view
 
 POLICY = Policy(members=2, snapshot_every=7)
 HELD = (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from supervisor.display import frame as rendering
 from supervisor.display.ansi import Style, width_of
-from tests.unit.supervisor.room import member, opened, rank, status
+from tests.unit.supervisor.status_samples import member, opened, rank, status
 
 PLAIN = Style(False, True)
 

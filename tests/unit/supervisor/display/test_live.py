@@ -9,7 +9,7 @@ from supervisor.display import live as terminal
 from supervisor.display import screen as screens
 from supervisor.display.ansi import Style
 from supervisor.display.live import Incidents, Live, Plain
-from tests.unit.supervisor.room import Terminal, incident, opened, rank, status
+from tests.unit.supervisor.status_samples import Terminal, incident, opened, rank, status
 
 PLAIN = Style(False, True)
 RULE = "─"

@@ -13,7 +13,7 @@ from supervisor.hangs.detection import Verdict
 from supervisor.view.model import Learned, MemberView, Past, Policy, View, Watch
 from tests.unit.supervisor.hangs.test_detection import POLICY, seen, there
 from tests.unit.supervisor.hangs.test_evidence import BACKWARD, PLAIN, REDUCING
-from tests.unit.supervisor.views import S
+from tests.unit.supervisor.job_views import S
 
 LINE = 0x5EED  # the connection between two ranks, in both of their sums
 REDUCES = replace(

@@ -13,7 +13,7 @@ from supervisor.hangs import detection, observation
 from supervisor.hangs.detection import Verdict
 from supervisor.view.model import Learned, MemberView, Past, Policy, View, Watch
 from tests.unit.supervisor.hangs.test_evidence import LOCKED, PLAIN, REDUCING
-from tests.unit.supervisor.views import S, launcher, member, progress, rank, report, view
+from tests.unit.supervisor.job_views import S, launcher, member, progress, rank, report, view
 
 POLICY = Policy(members=2)
 WAITS = replace(PLAIN, stack=REDUCING, where="<module> (train.py:9)")

@@ -6,7 +6,7 @@ from typing import Any
 from holdfast.protocol.launcher_messages import Marks, Restore
 from supervisor.observability.bookkeeping import Accounts
 from supervisor.view.model import MemberView, Open, Resume
-from tests.unit.supervisor.views import LAUNCH, S, fault, launcher, member, memory, progress, report, view
+from tests.unit.supervisor.job_views import LAUNCH, S, fault, launcher, member, memory, progress, report, view
 
 
 def trained(step: int, phase: str = "forward", name: str = "m0") -> MemberView:

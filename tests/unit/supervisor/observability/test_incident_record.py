@@ -7,7 +7,7 @@ from typing import Any
 from holdfast.protocol.launcher_messages import Marks
 from supervisor.observability import incident_record
 from supervisor.view.model import Open, Resume
-from tests.unit.supervisor.views import S, fault
+from tests.unit.supervisor.job_views import S, fault
 
 CAUSE = fault("crash", detail="rank 1 was killed", message="x" * 9000)
 OPEN = Open(7, 2, 90 * S, 91 * S, 1234.5678, (fault("victim", 0), CAUSE), reached=6)

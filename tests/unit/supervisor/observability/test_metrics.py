@@ -10,7 +10,7 @@ from supervisor.decision import remedy
 from supervisor.observability.metrics import Metrics
 from supervisor.view import model, replica_divergence
 from supervisor.view.model import KINDS
-from tests.unit.supervisor.room import incident, rank, status
+from tests.unit.supervisor.status_samples import incident, rank, status
 
 
 def test_slow_ranks_have_a_ratio_and_all_have_their_own_time() -> None:

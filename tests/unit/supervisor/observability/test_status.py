@@ -12,7 +12,7 @@ from supervisor.store.run_directory import RunDir
 from supervisor.view.model import UNREAD, Checkpoint, Open, Policy, Stored, View, Warned
 from tests.unit.supervisor.hangs.test_detection import SLEEPS, WAITS, there
 from tests.unit.supervisor.hangs.test_detection import seen as standing
-from tests.unit.supervisor.views import fault, launcher, member, memory, progress, rank, report, view
+from tests.unit.supervisor.job_views import fault, launcher, member, memory, progress, rank, report, view
 
 
 def seen(*owns_s: float) -> View:

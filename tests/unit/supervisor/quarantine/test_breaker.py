@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from supervisor.quarantine import breaker
 from supervisor.quarantine.model import PREFER_NOT, NodePolicy, NodeView, Quarantine
-from tests.unit.supervisor.nodeviews import POLICY, well
+from tests.unit.supervisor.node_views import POLICY, well
 
 TAINTED = Quarantine(("k",), "replace", ("kmsg",), "b1", 0.0)
 WEAK = Quarantine(("k",), "none", ("kmsg",), "b1", 0.0, PREFER_NOT)

@@ -6,7 +6,7 @@ import pytest
 
 from supervisor.quarantine.model import NO_NEW_WORK, PREFER_NOT, Drain, Forget, NodePolicy, Release, Taint
 from supervisor.quarantine.transition import freed
-from tests.unit.supervisor.nodeviews import (
+from tests.unit.supervisor.node_views import (
     DAY_S,
     NOW_S,
     POLICY,

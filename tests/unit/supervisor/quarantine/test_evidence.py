@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from supervisor.quarantine import evidence
-from tests.unit.supervisor.nodeviews import POLICY, alone, finding, report
+from tests.unit.supervisor.node_views import POLICY, alone, finding, report
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from supervisor.quarantine import release
 from supervisor.quarantine.model import Incident, NodeView
-from tests.unit.supervisor.nodeviews import DAY_S, NOW_S, POLICY
+from tests.unit.supervisor.node_views import DAY_S, NOW_S, POLICY
 
 HISTORIES = st.lists(
     st.builds(Incident, st.floats(NOW_S - 400 * DAY_S, NOW_S + DAY_S), st.just("replace"), st.booleans()),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from supervisor.quarantine.decide import decide
 from supervisor.quarantine.model import Hold, Release
-from tests.unit.supervisor.nodeviews import (
+from tests.unit.supervisor.node_views import (
     DAY_S,
     NOW_S,
     POLICY,

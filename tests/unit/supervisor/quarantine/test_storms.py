@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.quarantine.model import NodePolicy, NodeView, PoolView
-from tests.unit.supervisor.nodeviews import (
+from tests.unit.supervisor.node_views import (
     DAY_S,
     NOW_S,
     WELL,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from supervisor.quarantine.model import NO_NEW_WORK, PREFER_NOT, Drain, Forget, Hold, Release, Taint, Waiver
 from supervisor.quarantine.transition import apply, freed
-from tests.unit.supervisor.nodeviews import DAY_S, NOW_S, POLICY, well
+from tests.unit.supervisor.node_views import DAY_S, NOW_S, POLICY, well
 
 TAINT = Taint("a", NO_NEW_WORK, ("k",), "replace", ("kmsg",), "b1", "why")
 

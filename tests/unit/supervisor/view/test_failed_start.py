@@ -27,7 +27,7 @@ from supervisor.view.model import (
     Stored,
     View,
 )
-from tests.unit.supervisor.views import S, fault, launcher, member, memory, progress, rank, report
+from tests.unit.supervisor.job_views import S, fault, launcher, member, memory, progress, rank, report
 
 POLICY = Policy(members=2)
 NEW, OLD = 35, 23

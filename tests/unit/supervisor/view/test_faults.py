@@ -12,7 +12,7 @@ from holdfast.protocol.foreign_text import sent_bytes
 from holdfast.protocol.launcher_messages import Ending, Flag, Restore
 from supervisor.view import faults
 from supervisor.view.model import Fault, Open, Policy
-from tests.unit.supervisor.views import (
+from tests.unit.supervisor.job_views import (
     LAUNCH,
     S,
     fault,

@@ -8,7 +8,7 @@ from supervisor.view import faults as symptoms
 from supervisor.view import member_clocks
 from supervisor.view.member_clocks import WINDOW_NS, Offset
 from supervisor.view.model import Policy
-from tests.unit.supervisor.views import launcher, member, rank, report, view
+from tests.unit.supervisor.job_views import launcher, member, rank, report, view
 
 MS = 1_000_000
 OURS, THEIRS = "boot-a time:1", "boot-b time:1"

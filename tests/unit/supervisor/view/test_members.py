@@ -24,7 +24,7 @@ from supervisor.view.model import (
     View,
     Wait,
 )
-from tests.unit.supervisor.views import S, fault, holding, launcher, member, rank, report, view
+from tests.unit.supervisor.job_views import S, fault, holding, launcher, member, rank, report, view
 
 POLICY = Policy(members=2, standby=1)
 WHY = "its launcher has said nothing for 5 s and is stopped"

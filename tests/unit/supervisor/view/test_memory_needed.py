@@ -9,7 +9,7 @@ from holdfast.protocol.member_messages import Room
 from supervisor.decision.decide import decide
 from supervisor.view import memory_needed
 from supervisor.view.model import End, MemberView, Past, Policy, View
-from tests.unit.supervisor.views import launcher, member, progress, rank, report, view
+from tests.unit.supervisor.job_views import launcher, member, progress, rank, report, view
 
 GB = 1_000_000_000
 POLICY = Policy(members=2, standby=1)

@@ -6,7 +6,7 @@ import pytest
 
 from supervisor.view import members
 from supervisor.view.model import MemberView, Open, Past, Policy
-from tests.unit.supervisor.views import S, fault, launcher, member, report, view
+from tests.unit.supervisor.job_views import S, fault, launcher, member, report, view
 
 POLICY = Policy(members=2)
 

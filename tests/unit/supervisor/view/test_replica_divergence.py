@@ -5,7 +5,7 @@ import pytest
 from holdfast.protocol.member_messages import Seal
 from supervisor.view import replica_divergence
 from supervisor.view.model import Fault, MemberView, Past
-from tests.unit.supervisor.views import launcher, member, report, view
+from tests.unit.supervisor.job_views import launcher, member, report, view
 
 GOOD, BAD, WORSE = 0xAAAA0001, 0xBBBB0002, 0xCCCC0003
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from holdfast.protocol.launcher_messages import Look
 from supervisor.hangs import hung_rank
 from supervisor.view import reports
-from tests.unit.supervisor.views import launcher, member, progress, rank, report, view
+from tests.unit.supervisor.job_views import launcher, member, progress, rank, report, view
 
 WELL = member("m0", report("m0", launcher(rank(0)), progress=(progress(0, 7),)))
 BUG = '  File "train.py", line 7\nValueError: bad\n'

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holdfast.protocol.member_messages import Progress
 from supervisor.view.model import MemberView, View
 from supervisor.view.stragglers import Slow, slow
-from tests.unit.supervisor.views import launcher, member, progress, report, view
+from tests.unit.supervisor.job_views import launcher, member, progress, report, view
 
 BLOCKS, STEPS = 10, 5  # of a window, as the sidecar keeps it
 WINDOW = BLOCKS * STEPS

@@ -10,7 +10,7 @@ import pytest
 from holdfast.protocol.launcher_messages import Ending, Restore
 from supervisor.view import faults
 from supervisor.view.model import Fault, Policy
-from tests.unit.supervisor.views import LAUNCH, S, launcher, member, progress, rank, report, view
+from tests.unit.supervisor.job_views import LAUNCH, S, launcher, member, progress, rank, report, view
 
 POLICY = Policy(members=2)
 VICTIM = Ending(95 * S, 1, fail="distributed", failed_ns=95 * S, message="Connection closed by peer")

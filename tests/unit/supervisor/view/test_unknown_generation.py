@@ -4,7 +4,7 @@ from holdfast.protocol.launcher_messages import Marks
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import MemberReport, Told
 from supervisor.view import unknown_generation
-from tests.unit.supervisor.views import launcher, member, progress, rank, report, view
+from tests.unit.supervisor.job_views import launcher, member, progress, rank, report, view
 
 NEWER = member("m0", report("m0", launcher(rank(0, generation=3), generation=3)))
 OLDER = member("m1", report("m1", launcher(rank(1))))

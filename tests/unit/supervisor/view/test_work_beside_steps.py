@@ -31,7 +31,7 @@ from supervisor.view.model import (
     Void,
     Wait,
 )
-from tests.unit.supervisor.views import (
+from tests.unit.supervisor.job_views import (
     S,
     fault,
     holding,

@@ -1,4 +1,4 @@
-"""Short ways to say what is seen of nodes."""
+"""Builders for the views of nodes that the node decision gets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WELL = Report((), LONG_S, LONG_S, boot_id="b1", agent="1")
 
 
 def finding(key: str = "gpu/0 xid 79", held_s: float = 90.0, **given: Any) -> Finding:
-    """Return one that two sensors have seen for long enough, and that only a reboot ends."""
+    """Return a confirmed finding of two sensors that only a reboot ends."""
     made = Finding(key, "unhealthy", "reboot_node", held_s, ("kmsg", "nvml_events"), "", True)
     return replace(made, **given)
 
@@ -44,13 +44,13 @@ def bad(name: str, *findings: Finding, **given: Any) -> NodeView:
 
 
 def recovered(node: NodeView, clean_s: float, **given: Any) -> NodeView:
-    """Return a node whose agent has had nothing to say for so long."""
+    """Return a node whose agent has reported no finding for the given time."""
     said = replace(WELL, clean_s=clean_s, quiet_s=clean_s, calmed_s=clean_s)
     return replace(node, report=replace(said, **given))
 
 
 def pool(*nodes: NodeView, size: int = 40, now_s: float = NOW_S) -> PoolView:
-    """Return these and as many well ones as make `size`."""
+    """Return a pool of these nodes and enough healthy ones to make `size`."""
     return PoolView(now_s, (*nodes, *(well(f"well{at}") for at in range(size - len(nodes)))))
 
 
@@ -59,7 +59,7 @@ def asked(view: PoolView, policy: NodePolicy = POLICY) -> list[Action]:
 
 
 def why(view: PoolView, node: str, policy: NodePolicy = POLICY) -> str:
-    """Return why nothing is done about a node."""
+    """Return why a node is held."""
     [hold] = [each for each in decide(view, policy) if isinstance(each, Hold) and each.node == node]
     return hold.why
 
@@ -73,13 +73,13 @@ def applied(view: PoolView, actions: Iterable[Action], policy: NodePolicy = POLI
 
 
 def settled(view: PoolView, policy: NodePolicy = POLICY) -> PoolView:
-    """Decide and act until nothing is asked any more. Fails if that does not come."""
+    """Decide and act until no action is left. Fails if the decision does not converge."""
     for _ in range(10):
         actions = asked(view, policy)
         if not actions:
             return view
         view = applied(view, actions, policy)
-    raise AssertionError(f"decides without end: {actions}")
+    raise AssertionError(f"the decision does not converge: {actions}")
 
 
 def node_of(view: PoolView, name: str) -> NodeView:
@@ -87,6 +87,6 @@ def node_of(view: PoolView, name: str) -> NodeView:
 
 
 def at(view: PoolView, now_s: float, *nodes: NodeView) -> PoolView:
-    """Return the view at another time, with some nodes exchanged."""
+    """Return the view at another time, with some nodes replaced."""
     new = {node.name: node for node in nodes}
     return PoolView(now_s, tuple(new.get(node.name, node) for node in view.nodes))

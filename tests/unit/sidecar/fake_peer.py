@@ -1,4 +1,4 @@
-"""Members that reach each other over real loopback, and peers that misbehave."""
+"""Members connected over real loopback sockets, and peers that misbehave."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKEN = "secret"
 async def serving(
     path: Path, silence_s: float = 5.0, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[str]:
-    """Serve the member at `path` to its peers; give its URL."""
+    """Serve the member at `path` to its peers; yield its URL."""
     runner = web.AppRunner(
         peers.application(holdings(path), TOKEN, Door(), silence_s), access_log=None, handle_signals=False
     )
@@ -49,7 +49,7 @@ async def fetching(
 
 @asynccontextmanager
 async def answering(*pieces: bytes, then: str = "close") -> AsyncIterator[str]:
-    """Be a peer that answers every request with these bytes, and then hangs up or says nothing more."""
+    """Serve a peer that answers every request with these bytes, then disconnects or falls silent."""
     over = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""What a supervisor says of a run, and a terminal to show it on."""
+"""Samples of a run's status and incidents, and a terminal on which they are shown."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ _CODE = re.compile(r"\x1b\[(?P<digits>\??[0-9;]*)(?P<what>[A-Za-z])")
 
 
 class Terminal:
-    """A terminal as far as we use one: it wraps, scrolls, and obeys the sequences that we send."""
+    """A terminal that wraps, scrolls, and obeys the control sequences that the display sends."""
 
     def __init__(self, columns: int = 80, lines: int = 24, style: Style | None = None) -> None:
         self.columns, self.height = columns, lines
@@ -147,7 +147,7 @@ class Terminal:
         self.closed = True
 
     def shown(self) -> list[str]:
-        """Return the lines with something on them, what has scrolled away included."""
+        """Return all lines that are not empty, including those that have scrolled off."""
         return [row.rstrip() for row in self._rows if row.strip()]
 
     def write(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""A page, and a clock to write it by."""
+"""A progress page, and a clock for its writer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MS = 1_000_000
 
 
 class Clock:
-    """Time that passes only when told."""
+    """A clock that advances only when a test sets it."""
 
     def __init__(self) -> None:
         self.now_ns = 1000 * MS

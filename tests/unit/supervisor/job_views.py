@@ -1,4 +1,4 @@
-"""Short ways to say what a supervisor sees."""
+"""Builders for the views of a job that the decision gets."""
 
 from __future__ import annotations
 

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-# What it is asked: method, path, Authorization, body; what it answers: status and content.
-# None: it hangs up without an answer.
+# From a request (method, path, Authorization, body) to the answer (status, content).
+# None: close the connection without an answer.
 Answer = Callable[[str, str, str, Any], "tuple[int, bytes] | None"]
 
 
 @contextmanager
 def api(answer: Answer) -> Iterator[str]:
-    """Serve `answer` and give the address."""
+    """Serve `answer`; yield the address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -36,7 +36,7 @@ def api(answer: Answer) -> Iterator[str]:
             self.wfile.write(said[1])
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing on stderr."""
+            """Log nothing on stderr."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

@@ -1,4 +1,4 @@
-"""A launcher's end of its socket."""
+"""The launcher's end of the socket between sidecar and launcher."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LIMIT_S = 20.0
 
 
 class Launcher:
-    """The launcher's end of the socket: says what it is told to, and collects what it hears."""
+    """Sends the messages that a test gives it, and collects those that it receives."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
