@@ -80,7 +80,7 @@ def assemble(
         keeps: True if this process saves the state; otherwise it only reads it.
         trusting: True to accept kernel lines from user space: for tests.
         quick_s: How long the agent will look, unless indefinitely: counters are then read often enough to
-        have a rate, and a single sample with fewer GPUs than `options` promises is a finding.
+            have a rate, and a single sample with fewer GPUs than `options` promises is a finding.
 
     Raises:
         BadInput: the policy or the saved state cannot be used; one line, or one for each mistake.

@@ -270,7 +270,7 @@ def _why(rule: Rule, series: SampleSeries, level: Level) -> str:
     unit = f" {rule.unit}" if rule.unit else ""
     if rule.kind is Kind.RATE:
         count = grown(series.samples, at, rule.window_s)
-        return f"{count:g} {rule.what} in {rule.window_s:g} s, accepted: {_limit(bound)}"
+        return f"{count:g} {rule.what} in {rule.window_s:g} s, {_limit(bound)} are accepted"
     return f"{rule.what}: {value:g}{unit}, the limit is {bound.at:g}{unit}{_duration(bound)}"
 
 

@@ -117,7 +117,7 @@ class KmsgSensor:
         lines: The lines that mean something.
         cursor: How far the log was read before; ignored if it is of another boot.
         trust_user_lines: Also accept records written to /dev/kmsg from user space. For tests only: every
-        process that may write there could have the node taken out of service.
+            process that may write there could have the node taken out of service.
         opener: Opens the log for non-blocking reading. Raises OSError.
         reader: Reads a descriptor as `os.read` does.
     """
