@@ -86,7 +86,7 @@ def word(value: Level | Action) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HealthFinding:
     """One thing that is wrong with one entity, or was until a moment ago."""
 
     entity: str
@@ -105,10 +105,10 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class HealthVerdict:
     """The present level and action of one entity."""
 
     entity: str
     level: Level
     action: Action
-    findings: tuple[Finding, ...]  # worst first
+    findings: tuple[HealthFinding, ...]  # worst first

@@ -13,7 +13,7 @@ from bench.text import Verdict
 from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.model import Observation
 from nodeagent.policy.loading import load
-from nodeagent.policy.rules import Kind, Policy, Rule
+from nodeagent.policy.rules import HealthPolicy, Rule, RuleKind
 
 DAY_S = 86400.0
 ENTITIES = {
@@ -55,7 +55,7 @@ def verdict(found: dict[str, Any]) -> Verdict:
     return Verdict(f"flat over {len(found['rss_mb'])} simulated days", shown, grown <= GROWTH_MB)
 
 
-def observations(policy: Policy, until_s: float) -> Iterator[Observation]:
+def observations(policy: HealthPolicy, until_s: float) -> Iterator[Observation]:
     """Yield the observations of a healthy node in order of time, with a few passing faults."""
     due: list[tuple[float, str, str]] = []
     for name, rule in policy.rules.items():
@@ -98,9 +98,9 @@ def _of(name: str) -> list[str]:
 
 def _value(rule: Rule, at_s: float) -> float:
     """Return a healthy value; a level varies, and is bad for ten minutes of each day."""
-    if rule.kind is Kind.STATE:
+    if rule.kind is RuleKind.STATE:
         return 0.0
-    if rule.kind is Kind.RATE:
+    if rule.kind is RuleKind.RATE:
         return float(int(at_s // 7200))
     bad = at_s % DAY_S < 600
     bound = rule.degraded or rule.unhealthy

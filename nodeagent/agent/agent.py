@@ -21,10 +21,10 @@ from nodeagent.agent.inbox import Inbox
 from nodeagent.agent.saved_state import SavedState
 from nodeagent.agent.sensor_threads import SensorStatus, SensorThread, stuck_calls
 from nodeagent.evaluation.evaluator import FORGET_S, Evaluator, verdicts
-from nodeagent.model import NODE, Finding, Observation, Verdict
-from nodeagent.policy.rules import Policy
+from nodeagent.model import NODE, HealthFinding, HealthVerdict, Observation
+from nodeagent.policy.rules import HealthPolicy
 from nodeagent.sensing.clock import Clock
-from nodeagent.sensing.sensor import WAIT_S, LeftOut, Sensor
+from nodeagent.sensing.sensor import WAIT_S, Omission, Sensor
 
 LOOK_S = WAIT_S  # the longest time between two looks; the sensors that wait for events wake up as often
 STUCK_LOOK_S = 1.0  # while a sensor hangs: every look reports for how long
@@ -42,7 +42,7 @@ class Published:
     """What other threads read: replaced as a whole, never modified."""
 
     at_s: float
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[HealthVerdict, ...] = ()
     sensors: tuple[SensorStatus, ...] = ()
     events: tuple[dict[str, Any], ...] = ()  # the history, oldest first
     dropped: int = 0
@@ -62,14 +62,14 @@ class FittedSensor:
 
     sensor: Sensor
     position: Callable[[], Any] = lambda: None
-    left_out: Callable[[], tuple[LeftOut, ...]] = tuple
+    left_out: Callable[[], tuple[Omission, ...]] = tuple
 
 
 @dataclass(slots=True)
 class Agent:
     """The agent; see the module. `report` gets each change once, as JSON, after it is on disk."""
 
-    policy: Policy
+    policy: HealthPolicy
     clock: Clock
     state: SavedState
     folder: Path | None  # None: nothing is saved
@@ -84,7 +84,9 @@ class Agent:
     _facts: dict[str, dict[str, str]] = field(init=False, default_factory=dict)
     _stuck: set[str] = field(init=False, default_factory=set)
     _pending: list[dict[str, Any]] = field(init=False, default_factory=list)
-    _judged: tuple[tuple[Finding, ...], int, tuple[Verdict, ...]] = field(init=False, default=((), 0, ()))
+    _judged: tuple[tuple[HealthFinding, ...], int, tuple[HealthVerdict, ...]] = field(
+        init=False, default=((), 0, ())
+    )
     _saved: float = field(init=False, default=float("-inf"))  # monotonic
     _forgot: float = field(init=False, default=float("-inf"))
     _stopping: bool = field(init=False, default=False)
@@ -180,7 +182,7 @@ class Agent:
             self.evaluator.forget(now_s - FORGET_S)
 
     def _save_and_report(
-        self, now_s: float, positions: Mapping[str, Any], standing: tuple[Finding, ...]
+        self, now_s: float, positions: Mapping[str, Any], standing: tuple[HealthFinding, ...]
     ) -> None:
         """Save, then report. With a full disk it reports all the same: a fault must not stay unreported."""
         numbered = self.state.add(self._pending)
@@ -207,14 +209,14 @@ class Agent:
                 (Observation(now_s, "memory_lost", "sensor/memory", "agent", state, text=problem),)
             )
 
-    def _verdicts(self, standing: tuple[Finding, ...]) -> tuple[Verdict, ...]:
+    def _verdicts(self, standing: tuple[HealthFinding, ...]) -> tuple[HealthVerdict, ...]:
         """Return one verdict for each entity: the previous object unless findings or entities are new."""
         count = len(self.evaluator.entities)  # the set only grows
         if standing is not self._judged[0] or count != self._judged[1]:
             self._judged = standing, count, verdicts(standing, self.evaluator.entities)
         return self._judged[2]
 
-    def _publish(self, now_s: float, standing: tuple[Finding, ...]) -> None:
+    def _publish(self, now_s: float, standing: tuple[HealthFinding, ...]) -> None:
         published = Published(
             now_s,
             self._verdicts(standing),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nodeagent.model import Action, Finding, Level, word
+from nodeagent.model import Action, HealthFinding, Level, word
 
 FindingKey = tuple[str, str, int]  # entity, check, code or -1
 RAISED, WORSE, BETTER, CLEARED = "raised", "worse", "better", "cleared"
@@ -37,12 +37,12 @@ class Change:
     sources: tuple[str, ...] = ()
 
 
-def finding_key(finding: Finding) -> FindingKey:
+def finding_key(finding: HealthFinding) -> FindingKey:
     return finding.entity, finding.check, -1 if finding.code is None else finding.code
 
 
 def find_changes(
-    reported: Mapping[FindingKey, ReportedFinding], standing: Iterable[Finding], now_s: float
+    reported: Mapping[FindingKey, ReportedFinding], standing: Iterable[HealthFinding], now_s: float
 ) -> tuple[tuple[Change, ...], dict[FindingKey, ReportedFinding]]:
     """Return the changes since the last report, and what counts as reported after them.
 
@@ -74,7 +74,7 @@ def _kind(before: ReportedFinding | None, now: ReportedFinding) -> str | None:
     return WORSE if new > old else BETTER
 
 
-def _change(now_s: float, kind: str, each: Finding) -> Change:
+def _change(now_s: float, kind: str, each: HealthFinding) -> Change:
     return Change(
         now_s, kind, each.entity, each.check, each.code, each.level, each.action,
         each.why, each.evidence, each.sources,

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nodeagent.model import Finding, Level
+from nodeagent.model import HealthFinding, Level
 
 GAP_S = 180.0  # the state is saved every minute; an upgrade of the agent takes about as long
 
@@ -23,7 +23,7 @@ class CleanTime:
     unhealthy_s: float | None = None  # when something was last unhealthy
     found_s: float | None = None  # when there was last any finding
 
-    def after(self, now_s: float, standing: Iterable[Finding], ready: bool) -> CleanTime:
+    def after(self, now_s: float, standing: Iterable[HealthFinding], ready: bool) -> CleanTime:
         """Return the times after a look. `ready`: each sensor has been tried."""
         level = max((each.level for each in standing), default=Level.HEALTHY)
         return CleanTime(

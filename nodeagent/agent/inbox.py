@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock
 
 from nodeagent.model import Observation
-from nodeagent.policy.rules import Kind, Policy
+from nodeagent.policy.rules import HealthPolicy, RuleKind
 
 MAX_EVENTS = 4096  # different events, between two looks that are milliseconds apart
 MAX_SAMPLES = 16384
@@ -25,7 +25,7 @@ GATHER_S = 0.05  # after the first sample: a sweep of all sensors takes about 10
 class Inbox:
     """Any thread may `put`; one takes. `wake` may be called by a signal handler."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: HealthPolicy) -> None:
         self._policy = policy
         self._lock = Lock()
         self._events: OrderedDict[tuple[object, ...], Observation] = OrderedDict()
@@ -65,7 +65,7 @@ class Inbox:
 
     def _is_event(self, each: Observation) -> bool:
         rule = self._policy.rules.get(each.check)
-        return rule is None or rule.kind is Kind.EVENT
+        return rule is None or rule.kind is RuleKind.EVENT
 
     def wake(self) -> None:
         self._bell.put(True)

@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.process.clock import left_s
 from nodeagent.agent.inbox import Inbox
 from nodeagent.model import Observation
-from nodeagent.sensing.sensor import LeftOut, Sensor, Unavailable
+from nodeagent.sensing.sensor import Omission, Sensor, Unavailable
 
 RETRY_S = (
     30.0  # a sensor that sees nothing is retried this often: a driver's pod takes that long to come back
@@ -32,7 +32,7 @@ class SensorStatus:
     observations: int
     call_s: float  # duration of the last call, or of the present one so far
     in_call: bool
-    left_out: tuple[LeftOut, ...] = ()  # what it does not look at, and why
+    left_out: tuple[Omission, ...] = ()  # what it does not look at, and why
     nothing_there: bool = False  # the reason why it does not see, because the node has nothing of that kind
 
     @property
@@ -50,7 +50,7 @@ class SensorThread:
         inbox: Inbox,
         now_s: Callable[[], float],
         position: Callable[[], Any] = lambda: None,
-        left_out: Callable[[], tuple[LeftOut, ...]] = tuple,
+        left_out: Callable[[], tuple[Omission, ...]] = tuple,
     ) -> None:
         """Create it; nothing is started.
 

@@ -28,7 +28,7 @@ from nodeagent.nvml.driver import NvmlDriver
 from nodeagent.nvml.events import NvmlEvents
 from nodeagent.nvml.polling import NvmlPolling
 from nodeagent.policy import kernel_lines, loading
-from nodeagent.policy.rules import Kind, Policy
+from nodeagent.policy.rules import HealthPolicy, RuleKind
 from nodeagent.policy.validation import BadPolicy
 from nodeagent.sensing import clock as clocks
 from nodeagent.sensing.clock import Clock
@@ -49,7 +49,7 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 class AgentParts:
     """The parts of an agent."""
 
-    policy: Policy
+    policy: HealthPolicy
     clock: Clock
     state: SavedState
     folder: Path | None  # where the state is saved; None: it is only read
@@ -102,14 +102,14 @@ def assemble(
     return AgentParts(chosen, clock, state, folder, problems, sensors, lambda: driver.branch, lines, trusting)
 
 
-def policy_for_short_look(chosen: Policy, look_s: float, *, promised: bool) -> Policy:
+def policy_for_short_look(chosen: HealthPolicy, look_s: float, *, promised: bool) -> HealthPolicy:
     """Return the policy for a look of `look_s`: counters are read more often, and limits stay the same.
 
     If an operator has given the number of GPUs, one sample that misses some is enough for a finding.
     """
     rules = dict(chosen.rules)
     for name, rule in chosen.rules.items():
-        if rule.kind is Kind.RATE and rule.period_s:
+        if rule.kind is RuleKind.RATE and rule.period_s:
             rules[name] = replace(rule, period_s=min(rule.period_s, _pause_s(look_s)))
     count = rules["gpu_count"]
     if promised and count.unhealthy is not None:
@@ -121,7 +121,7 @@ def _pause_s(look_s: float) -> float:
     return min(max(QUICK[0], look_s / READINGS), QUICK[1])
 
 
-def load_policy(path: Path | None) -> Policy:
+def load_policy(path: Path | None) -> HealthPolicy:
     """Return the policy with the operator's file, if there is one. Raises BadInput with all its mistakes."""
     if path is None and not POLICY_FILE.exists():
         return loading.load()
@@ -185,7 +185,7 @@ def _claim(folder: Path) -> None:
 
 def _sensors(
     options: argparse.Namespace,
-    chosen: Policy,
+    chosen: HealthPolicy,
     clock: Clock,
     state: SavedState,
     driver: NvmlDriver,

@@ -10,7 +10,7 @@ from typing import Any
 from nodeagent.model import VERDICT_XID, word
 from nodeagent.policy import nvlink
 from nodeagent.policy.overriding import KERNEL
-from nodeagent.policy.rules import Bound, Meaning, Policy, Rule, State
+from nodeagent.policy.rules import Bound, CheckState, HealthPolicy, Meaning, Rule
 from nodeagent.policy.validation import listed, near_miss
 
 SUBJECTS = ("xid", "sxid", "check", "kernel")
@@ -35,7 +35,7 @@ class UnknownCode:
     line: str
 
 
-def look_up(policy: Policy, subject: str, code: str) -> Described | UnknownCode:
+def look_up(policy: HealthPolicy, subject: str, code: str) -> Described | UnknownCode:
     """Return the policy's entry for a code or a check; `subject` is one of `SUBJECTS`."""
     if subject in ("xid", "sxid"):
         return _code(policy, subject, code)
@@ -58,7 +58,7 @@ def look_up(policy: Policy, subject: str, code: str) -> Described | UnknownCode:
     return found | _operator(policy, f"{section}.{code}") | {"source": rule.source, "policy": policy.version}
 
 
-def _code(policy: Policy, subject: str, code: str) -> Described | UnknownCode:
+def _code(policy: HealthPolicy, subject: str, code: str) -> Described | UnknownCode:
     table = policy.xids if subject == "xid" else policy.sxids
     unknown = policy.unknown_xid if subject == "xid" else policy.unknown_sxid
     if not (code.isascii() and code.isdecimal() and len(code) <= 6):
@@ -116,17 +116,17 @@ def _bound(bound: Bound | None) -> Described | None:
     return asdict(bound) if bound else None
 
 
-def _state(value: int, state: State) -> Described:
+def _state(value: int, state: CheckState) -> Described:
     return {**asdict(state), "value": value, "level": word(state.level), "action": word(state.action)}
 
 
-def _operator(policy: Policy, key: str) -> Described:
+def _operator(policy: HealthPolicy, key: str) -> Described:
     """Return the fields of a table that the operator has set."""
     own = [each.removeprefix(f"{key}.") for each in policy.overrides if each.startswith(f"{key}.")]
     return {"operator_set": own}
 
 
-def _variants(policy: Policy, subject: str, code: int) -> list[Described]:
+def _variants(policy: HealthPolicy, subject: str, code: int) -> list[Described]:
     """Return the meanings of a code for the variants that its line can name."""
     found: Iterable[tuple[str, Meaning]] = ()
     if subject == "sxid":
@@ -148,7 +148,7 @@ def _variants(policy: Policy, subject: str, code: int) -> list[Described]:
     ]
 
 
-def _words(policy: Policy, table: str) -> list[tuple[str, str]]:
+def _words(policy: HealthPolicy, table: str) -> list[tuple[str, str]]:
     return [each for each in policy.words if each[0] == table]
 
 
@@ -215,7 +215,7 @@ def _driver(found: Mapping[str, Any]) -> str:
 
 def _samples(found: Mapping[str, Any]) -> LabelledLines:
     if found["period_s"]:
-        yield "looked", f"every {span(found['period_s'])}"
+        yield "sampled", f"every {span(found['period_s'])}"
     if found["kind"] == "state":
         for state in found["states"]:
             held = f" for {span(state['for_s'])}" if state["for_s"] else ""
@@ -247,11 +247,11 @@ def _limit(found: Mapping[str, Any], bound: Mapping[str, Any]) -> str:
 
 
 def _whose(found: Mapping[str, Any]) -> LabelledLines:
-    yield "says", found["source"]
+    yield "source", found["source"]
     if found.get("note"):
         yield "note", found["note"]
     own = found["operator_set"]
-    yield "operator", f"has set {', '.join(own)}" if own else "has changed nothing"
+    yield "operator", f"sets {', '.join(own)}" if own else "sets nothing here"
     yield "policy", found["policy"]
 
 

@@ -35,7 +35,7 @@ def render_health(report: Mapping[str, Any], *, colour: bool = False) -> list[st
     lines += [f"! {each}" for each in report["problems"]]
     blind = [each for each in report["sensors"] if not each["sees"]]
     seeing = [each["name"] for each in report["sensors"] if each["sees"]]
-    lines.append(paint(f"sees by: {', '.join(seeing) or 'nothing'}", _DIM, colour))
+    lines.append(paint(f"sensors: {', '.join(seeing) or 'nothing'}", _DIM, colour))
     lines += [
         f"{paint('blind    ', COLOURS['degraded'], colour)}  {each['name']}: {each['why']}" for each in blind
     ]
@@ -52,7 +52,7 @@ def _headline(report: Mapping[str, Any], colour: bool) -> str:
         models[each.get("name", "GPU")] = models.get(each.get("name", "GPU"), 0) + 1
     counted = [f"{count} x {name}" for name, count in models.items()]
     about = ", ".join([*counted, *([f"driver {version}"] if version else [])])
-    test = "  TEST: what is seen may be injected" if report.get("test") else ""
+    test = "  TEST: observations may be injected" if report.get("test") else ""
     todo = _action(report["action"])
     if report.get("undecided"):
         count = len(report["undecided"])
@@ -63,7 +63,7 @@ def _headline(report: Mapping[str, Any], colour: bool) -> str:
 
 def _finding(found: Mapping[str, Any], colour: bool) -> list[str]:
     by = f"; by {', '.join(found['sources'])}"
-    whose = f" ({found['overridden']}'s word)" if found["overridden"] else ""
+    whose = f" (set by the {found['overridden']})" if found["overridden"] else ""
     lines = [f"           {found['why']}{whose}{paint(by, _DIM, colour)}"]
     lines += [paint(f"             | {text}", _DIM, colour) for text in found["evidence"]]
     lines.append(f"           clears by {found['clears']}")

@@ -16,7 +16,7 @@ from nodeagent.model import word
 from nodeagent.nvml import polling
 from nodeagent.policy.loading import shipped
 from nodeagent.policy.overriding import KERNEL
-from nodeagent.policy.rules import Kind, Meaning, Policy
+from nodeagent.policy.rules import HealthPolicy, Meaning, RuleKind
 from nodeagent.sysfs import sensor as sysfs
 
 LOGS = ("kmsg", "journal")
@@ -62,12 +62,12 @@ def sensors_of(check: str) -> tuple[str, ...]:
     return tuple(name for name, checks in _SEES.items() if check in checks)
 
 
-def page(policy: Policy) -> str:
+def page(policy: HealthPolicy) -> str:
     """Return the whole page."""
     checks = [name for name in policy.rules if not name.startswith(KERNEL)]
     lines = [name.removeprefix(KERNEL) for name in policy.rules if name.startswith(KERNEL)]
-    sampled = [each for each in checks if policy.rules[each].kind is not Kind.EVENT]
-    events = [each for each in checks if policy.rules[each].kind is Kind.EVENT]
+    sampled = [each for each in checks if policy.rules[each].kind is not RuleKind.EVENT]
+    events = [each for each in checks if policy.rules[each].kind is RuleKind.EVENT]
     logs = " or ".join(LOGS)
     parts = [
         HEAD,
@@ -100,7 +100,7 @@ def page(policy: Policy) -> str:
     return "\n".join(parts)
 
 
-def _looked_up(policy: Policy, subject: str, code: str) -> Described:
+def _looked_up(policy: HealthPolicy, subject: str, code: str) -> Described:
     found = look_up(policy, subject, code)
     assert not isinstance(found, UnknownCode)  # the name comes from the policy
     return found
@@ -154,7 +154,7 @@ def _kernel(found: Sequence[Described]) -> str:
     return _table(("line", "what", "level", "ends", "source"), rows)
 
 
-def _xids(policy: Policy) -> Iterator[Row]:
+def _xids(policy: HealthPolicy) -> Iterator[Row]:
     for code in sorted(policy.xids):
         found = _looked_up(policy, "xid", str(code))
         said = _said(found)
@@ -164,14 +164,14 @@ def _xids(policy: Policy) -> Iterator[Row]:
         yield str(code), name, _level(found), said["ends"], again, since, source, note
 
 
-def _verdicts(policy: Policy) -> Iterator[Row]:
+def _verdicts(policy: HealthPolicy) -> Iterator[Row]:
     for (table, said), meaning in policy.words.items():
         if table == "xid154":
             ends = (_MARKS.get(meaning.clears.value, ""), f"{span(meaning.hold_s)} without another")
             yield said, meaning.name, _meant(meaning), ", then ".join(filter(None, ends))
 
 
-def _sxids(policy: Policy) -> Iterator[Row]:
+def _sxids(policy: HealthPolicy) -> Iterator[Row]:
     for first, last in _spans(policy.sxids):
         meaning = policy.sxids[first]
         name = str(first) if first == last else f"{first} to {last}"

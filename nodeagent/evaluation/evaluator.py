@@ -14,8 +14,8 @@ from typing import Any
 from nodeagent.evaluation import events, samples
 from nodeagent.evaluation.events import EndMarks, EventBursts
 from nodeagent.evaluation.samples import SampleSeries
-from nodeagent.model import NODE, VERDICT_XID, Action, Finding, Level, Observation, Verdict
-from nodeagent.policy.rules import Kind, Policy
+from nodeagent.model import NODE, VERDICT_XID, Action, HealthFinding, HealthVerdict, Level, Observation
+from nodeagent.policy.rules import HealthPolicy, RuleKind
 
 MAX_SERIES = 4096
 MAX_EVENTS = 2048
@@ -32,22 +32,22 @@ class _Series:
     series: SampleSeries
     sources: set[str]
     text: str = ""
-    finding: Finding | None = None  # the present finding, valid while `known`
+    finding: HealthFinding | None = None  # the present finding, valid while `known`
     known: bool = False
 
 
 class Evaluator:
     """Holds the evidence; see the module."""
 
-    def __init__(self, policy: Policy, branch: int | None = None) -> None:
+    def __init__(self, policy: HealthPolicy, branch: int | None = None) -> None:
         self.policy = policy
         self._branch = branch
         self._series: dict[Place, _Series] = {}
         self._events: dict[Event, dict[str, EventBursts]] = {}
         # by entity: the finding, and until when it holds
-        self._judged: dict[str, dict[Event, tuple[Finding | None, float]]] = {}
+        self._judged: dict[str, dict[Event, tuple[HealthFinding | None, float]]] = {}
         self.entities: set[str] = {NODE}  # all entities ever seen
-        self._standing: tuple[Finding, ...] | None = None  # None: must be computed again
+        self._standing: tuple[HealthFinding, ...] | None = None  # None: must be computed again
         self.until_s = inf  # when time alone may change the last findings
         self._asked_s = inf
 
@@ -69,7 +69,7 @@ class Evaluator:
             return False
         self._standing = None
         rule = self.policy.rules.get(seen.check)
-        if seen.check in ("xid", "sxid") or (rule is not None and rule.kind is Kind.EVENT):
+        if seen.check in ("xid", "sxid") or (rule is not None and rule.kind is RuleKind.EVENT):
             return self._take_event(seen)
         if rule is None:
             return False
@@ -105,7 +105,7 @@ class Evaluator:
         del self._events[oldest]
         self._judged.pop(oldest[0], None)
 
-    def findings(self, now_s: float) -> tuple[Finding, ...]:
+    def findings(self, now_s: float) -> tuple[HealthFinding, ...]:
         """Return all present findings, worst first: the same object until evidence or time change it."""
         if now_s < self._asked_s:
             self._judged.clear()  # a finding that had ended by then holds again
@@ -115,8 +115,8 @@ class Evaluator:
             self.until_s = min((t for e in self._judged.values() for _, t in e.values()), default=inf)
         return self._standing
 
-    def _find(self, now_s: float) -> tuple[Finding, ...]:
-        found: list[Finding] = []
+    def _find(self, now_s: float) -> tuple[HealthFinding, ...]:
+        found: list[HealthFinding] = []
         for (entity, check), held in self._series.items():
             if not held.known:
                 rule = self.policy.rules[check]
@@ -129,7 +129,7 @@ class Evaluator:
         found.sort(key=lambda f: (-f.level, -f.action, f.entity, f.check, f.code or 0))
         return tuple(found)
 
-    def _of_event(self, event: Event, now_s: float) -> Finding | None:
+    def _of_event(self, event: Event, now_s: float) -> HealthFinding | None:
         entity, check, code = event
         judged = self._judged.setdefault(entity, {})
         if event not in judged or now_s >= judged[event][1]:
@@ -141,7 +141,7 @@ class Evaluator:
                 )  # fmt: skip
         return judged[event][0]
 
-    def verdicts(self, now_s: float) -> tuple[Verdict, ...]:
+    def verdicts(self, now_s: float) -> tuple[HealthVerdict, ...]:
         """Return one verdict for each entity ever seen, by name."""
         return verdicts(self.findings(now_s), self.entities)
 
@@ -227,15 +227,15 @@ class Evaluator:
             self.entities.add(str(entity))
 
 
-def verdicts(findings: Iterable[Finding], entities: Iterable[str]) -> tuple[Verdict, ...]:
+def verdicts(findings: Iterable[HealthFinding], entities: Iterable[str]) -> tuple[HealthVerdict, ...]:
     """Return one verdict for each entity: its worst level, and the greatest action at that level."""
-    by_entity: dict[str, list[Finding]] = {entity: [] for entity in sorted(entities)}
+    by_entity: dict[str, list[HealthFinding]] = {entity: [] for entity in sorted(entities)}
     for each in findings:
         by_entity.setdefault(each.entity, []).append(each)
     return tuple(_verdict(entity, tuple(found)) for entity, found in sorted(by_entity.items()))
 
 
-def _verdict(entity: str, found: tuple[Finding, ...]) -> Verdict:
+def _verdict(entity: str, found: tuple[HealthFinding, ...]) -> HealthVerdict:
     level = max((each.level for each in found), default=Level.HEALTHY)
     action = max((each.action for each in found if each.level == level), default=Action.NONE)
-    return Verdict(entity, level, action, found)
+    return HealthVerdict(entity, level, action, found)

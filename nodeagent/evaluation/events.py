@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from nodeagent.model import VERDICT_XID, Action, Finding, Level, Observation, word
-from nodeagent.policy.rules import Clears, Meaning, Policy
+from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, Observation, word
+from nodeagent.policy.rules import Clears, HealthPolicy, Meaning
 
 GAP_S = 180.0  # Meta and Azure report storms of hundreds of lines over minutes; gpud collapses alike
 MAX_BURSTS = 64
@@ -83,7 +83,7 @@ def union_bursts(all_spans: list[list[Burst]]) -> list[Burst]:
 
 
 def driver_verdict(
-    burst: Burst, verdicts: Mapping[str, EventBursts], policy: Policy
+    burst: Burst, verdicts: Mapping[str, EventBursts], policy: HealthPolicy
 ) -> tuple[Level, Action] | None:
     """Return the driver's verdict on a burst; of several, the newest, then the gravest."""
     last_s = burst[1] + AFTER_S
@@ -129,10 +129,10 @@ def event_finding(
     variants: Mapping[str, EventBursts],
     verdicts: Mapping[str, EventBursts],
     marks: EndMarks,
-    policy: Policy,
+    policy: HealthPolicy,
     branch: int | None,
     now_s: float,
-) -> tuple[Finding | None, float]:
+) -> tuple[HealthFinding | None, float]:
     """Return the finding for one code of one entity, and until when it holds if nothing new comes.
 
     The finding is None if it has ended.
@@ -164,7 +164,7 @@ def event_finding(
     texts = sorted({each for name in told for each in told[name].texts})[-3:]
     sources = tuple(sorted({s for each in variants.values() for s in each.sources}))
     label = f"Xid {code}" if check == "xid" else f"SXid {code}" if check == "sxid" else ""
-    found = Finding(
+    found = HealthFinding(
         entity=entity,
         check=check,
         code=code if label else None,

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nodeagent.model import Action, Finding, Level
-from nodeagent.policy.rules import Bound, Kind, Rule
+from nodeagent.model import Action, HealthFinding, Level
+from nodeagent.policy.rules import Bound, Rule, RuleKind
 
 LATE_S = 300.0
 MAX_SAMPLES = 4096  # more than three hours of samples every 5 s
@@ -79,7 +79,7 @@ class SampleSeries:
             keep = max(keep, len(self.samples) - MAX_SAMPLES)
         if keep > 0:
             del self.samples[:keep]
-        if rule.kind is not Kind.LEVEL:
+        if rule.kind is not RuleKind.LEVEL:
             self._thin(bisect_right(self.samples, (cut, float("inf"))))
 
     def _thin(self, settled: int) -> None:
@@ -143,7 +143,7 @@ def _step(standing: LevelState, rule: Rule, level: Level, samples: list[Sample],
 
 def reached(rule: Rule, level: Level, samples: list[Sample], at: int) -> bool:
     """Return True if the sample at `at`, with those before it, reaches `level`."""
-    if rule.kind is Kind.STATE:
+    if rule.kind is RuleKind.STATE:
         state = rule.states.get(int(samples[at][1]))
         return state is not None and state.level >= level and _held_s(samples, at) >= state.for_s
     bound = rule.degraded if level is Level.DEGRADED else rule.unhealthy
@@ -169,14 +169,14 @@ def _meets(rule: Rule, bound: Bound, samples: list[Sample], at: int) -> bool:
 
 def _over(rule: Rule, limit: float, samples: list[Sample], at: int) -> bool:
     value = samples[at][1]
-    if rule.kind is Kind.RATE:
+    if rule.kind is RuleKind.RATE:
         return grown(samples, at, rule.window_s) > limit
     return value <= limit if rule.below else value >= limit
 
 
 def _clean(rule: Rule, level: Level, samples: list[Sample], at: int) -> bool:
     """Return True if a sample counts towards the end of `level`."""
-    if rule.kind is Kind.STATE:
+    if rule.kind is RuleKind.STATE:
         state = rule.states.get(int(samples[at][1]))
         return state is not None and state.level < level
     bound = rule.unhealthy if level is Level.UNHEALTHY else (rule.degraded or rule.unhealthy)
@@ -184,7 +184,7 @@ def _clean(rule: Rule, level: Level, samples: list[Sample], at: int) -> bool:
         return True
     if level is Level.UNHEALTHY or rule.clear_at is None:
         return not _over(rule, bound.at, samples, at)
-    if rule.kind is Kind.RATE:
+    if rule.kind is RuleKind.RATE:
         return not _over(rule, rule.clear_at, samples, at)
     return samples[at][1] > rule.clear_at if rule.below else samples[at][1] <= rule.clear_at
 
@@ -214,20 +214,20 @@ def _reach_s(rule: Rule) -> float:
     bounds = [each for each in (rule.degraded, rule.unhealthy) if each]
     waits = [each.for_s for each in bounds] + [state.for_s for state in rule.states.values()]
     counts = [each.of * max(rule.period_s, 1.0) * 2 for each in bounds if each.of > 1]
-    window = [rule.window_s] if rule.kind is Kind.RATE else []
+    window = [rule.window_s] if rule.kind is RuleKind.RATE else []
     return max([60.0, *waits, *counts, *window])
 
 
 def sample_finding(
     entity: str, rule: Rule, series: SampleSeries, sources: Iterable[str], text: str
-) -> Finding | None:
+) -> HealthFinding | None:
     """Return the finding of one check of one entity; None if there is none."""
     low, high = series.standing(rule)
     if not series.samples or not (low.stands or high.stands):
         return None
     level = Level.UNHEALTHY if high.stands else Level.DEGRADED
     standing = high if high.stands else low
-    return Finding(
+    return HealthFinding(
         entity=entity,
         check=rule.check,
         code=None,
@@ -239,7 +239,7 @@ def sample_finding(
         evidence=(text,) if text else (),
         clears=_clears(rule, level),
         sources=tuple(sorted(sources)),
-        lasting=rule.kind is Kind.STATE and _newest_level(rule, series) >= level,
+        lasting=rule.kind is RuleKind.STATE and _newest_level(rule, series) >= level,
         overridden="driver" if rule.check == DRIVERS_OWN else "",
     )
 
@@ -251,7 +251,7 @@ def _newest_level(rule: Rule, series: SampleSeries) -> Level:
 
 
 def _action(rule: Rule, series: SampleSeries, level: Level) -> Action:
-    if rule.kind is not Kind.STATE:
+    if rule.kind is not RuleKind.STATE:
         return rule.action if level is Level.UNHEALTHY else rule.degraded_action
     worst = [rule.states[int(v)] for _, v in series.samples if int(v) in rule.states]
     return max((state.action for state in worst if state.level == level), default=Action.NONE)
@@ -260,7 +260,7 @@ def _action(rule: Rule, series: SampleSeries, level: Level) -> Action:
 def _why(rule: Rule, series: SampleSeries, level: Level) -> str:
     at = len(series.samples) - 1
     value = series.samples[at][1]
-    if rule.kind is Kind.STATE:
+    if rule.kind is RuleKind.STATE:
         state = rule.states.get(int(value))
         if state is not None and state.level >= level:
             return f"{rule.what} is {state.word}" + (f": {state.why}" if state.why else "")
@@ -268,7 +268,7 @@ def _why(rule: Rule, series: SampleSeries, level: Level) -> str:
     bound = rule.unhealthy if level is Level.UNHEALTHY else (rule.degraded or rule.unhealthy)
     assert bound is not None  # a level without a bound is never reached
     unit = f" {rule.unit}" if rule.unit else ""
-    if rule.kind is Kind.RATE:
+    if rule.kind is RuleKind.RATE:
         count = grown(series.samples, at, rule.window_s)
         return f"{count:g} {rule.what} in {rule.window_s:g} s, {_limit(bound)} are accepted"
     return f"{rule.what}: {value:g}{unit}, the limit is {bound.at:g}{unit}{_duration(bound)}"
@@ -286,10 +286,10 @@ def _duration(bound: Bound) -> str:
 
 def _clears(rule: Rule, level: Level) -> str:
     hold = f" for {rule.clear_s:g} s" if rule.clear_s else ""
-    if rule.kind is Kind.STATE:
+    if rule.kind is RuleKind.STATE:
         good = " or ".join(state.word for state in rule.states.values() if state.level < level)
         return f"{good}{hold}"
-    if rule.kind is Kind.RATE:
+    if rule.kind is RuleKind.RATE:
         low = level is Level.DEGRADED and rule.clear_at is not None
         return f"no more than {f'{rule.clear_at:g}' if low else 'accepted'}{hold}"
     bound = rule.unhealthy if level is Level.UNHEALTHY else (rule.degraded or rule.unhealthy)
@@ -301,13 +301,13 @@ def _clears(rule: Rule, level: Level) -> str:
 
 def why_undecided(rule: Rule, samples: list[Sample]) -> str:
     """Return why these samples, oldest first, do not decide a check; "" if they do."""
-    if not samples or rule.kind is Kind.EVENT:
+    if not samples or rule.kind is RuleKind.EVENT:
         return ""
     at = len(samples) - 1
-    if rule.kind is Kind.STATE:
+    if rule.kind is RuleKind.STATE:
         return _undecided_state(rule, samples)
     # other counters are reported only when they grow
-    if rule.kind is Kind.RATE and at == 0 and rule.period_s:
+    if rule.kind is RuleKind.RATE and at == 0 and rule.period_s:
         return f"{rule.what}: one reading of a counter says nothing"
     for level, bound in zip(LEVELS, (rule.degraded, rule.unhealthy), strict=True):
         if bound is not None and not reached(rule, level, samples, at) and _may_be(rule, bound, samples):
@@ -327,7 +327,7 @@ def _undecided_state(rule: Rule, samples: list[Sample]) -> str:
 def _may_be(rule: Rule, bound: Bound, samples: list[Sample]) -> bool:
     """Return True if more samples like the newest one would reach the bound."""
     at = len(samples) - 1
-    if rule.kind is Kind.RATE:
+    if rule.kind is RuleKind.RATE:
         seen_s = min(rule.window_s, samples[at][0] - samples[0][0])
         return seen_s > 0 and grown(samples, at, rule.window_s) * rule.window_s / seen_s > bound.at
     value = samples[at][1]
@@ -336,7 +336,7 @@ def _may_be(rule: Rule, bound: Bound, samples: list[Sample]) -> bool:
 
 def _pending(rule: Rule, bound: Bound, samples: list[Sample]) -> str:
     at = len(samples) - 1
-    if rule.kind is Kind.RATE:
+    if rule.kind is RuleKind.RATE:
         count, seen_s = grown(samples, at, rule.window_s), samples[at][0] - samples[0][0]
         return f"{count:g} {rule.what} in {seen_s:.0f} s (a fault above {bound.at:g} in {rule.window_s:g} s)"
     unit = f" {rule.unit}" if rule.unit else ""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.host.mounts import OWN_NUMBERS, Mount, SelectedMounts, parse, select, unescaped
-from nodeagent.sensing.sensor import LeftOut
+from nodeagent.sensing.sensor import Omission
 from nodeagent.sensing.small_files import try_read
 from nodeagent.sensing.sweep import Reading
 
@@ -79,12 +79,12 @@ class FileSystems:
         self._root = (root or "").rstrip("/")
         self._boot_id = boot_id
         self._writable = _writable(remembered, boot_id)
-        self._left_out: dict[str, LeftOut] = {}
+        self._left_out: dict[str, Omission] = {}
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
         raw = try_read(self._mountinfo, MOUNTINFO_BYTES)
         if raw is None:
-            self._left_out = {"disk": LeftOut("disk", f"{self._mountinfo} cannot be read")}
+            self._left_out = {"disk": Omission("disk", f"{self._mountinfo} cannot be read")}
             return ()
         found = select(
             parse(raw[: raw.rfind(b"\n") + 1])
@@ -99,7 +99,7 @@ class FileSystems:
             readings += self._states(found)
         return readings
 
-    def left_out(self) -> tuple[LeftOut, ...]:
+    def left_out(self) -> tuple[Omission, ...]:
         return tuple(self._left_out.values())
 
     def remembered(self) -> dict[str, Any]:
@@ -110,14 +110,14 @@ class FileSystems:
         path = self._root + mount.point
         try:
             if mount.kind not in OWN_NUMBERS and _device(Path(path).stat().st_dev) != mount.device:
-                self._left_out[mount.entity] = LeftOut(
+                self._left_out[mount.entity] = Omission(
                     mount.entity,
                     f"{path} is not this file system: covered, or not propagated into this container",
                 )
                 return
             found = os.statvfs(path)
         except OSError as error:
-            self._left_out[mount.entity] = LeftOut(mount.entity, f"{error.strerror}: {path}")
+            self._left_out[mount.entity] = Omission(mount.entity, f"{error.strerror}: {path}")
             return
         values = {
             "disk_used": disk_used(found.f_blocks, found.f_bfree, found.f_bavail),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nodeagent.sensing.sensor import LeftOut
+from nodeagent.sensing.sensor import Omission
 from nodeagent.sensing.small_files import printable
 
 MAX_LOCAL = 128
@@ -57,7 +57,7 @@ class SelectedMounts:
     """The file systems to look at, and those that are left out although they may matter."""
 
     local: tuple[Mount, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[Omission, ...]
 
 
 def parse(mountinfo: bytes) -> tuple[Mount, ...]:
@@ -90,18 +90,18 @@ def select(mounts: Sequence[Mount]) -> SelectedMounts:
     """Return each local file system once, and what is left out with the reason."""
     on_top = {each.point: each for each in mounts}  # a later mount covers an earlier one at the same path
     local: dict[str, Mount] = {}
-    others: list[LeftOut] = []
+    others: list[Omission] = []
     # Not the root: if that is on a server, so is this agent.
     remote = [f"{each.point}/" for each in on_top.values() if _may_hang(each) and each.point != "/"]
     for mount in on_top.values():
         why = _why_not(mount, remote)
         if why:
-            others.append(LeftOut(mount.entity, why))
+            others.append(Omission(mount.entity, why))
         elif mount.kind in LOCAL and not _for_boot(mount.point):
             before = local.get(mount.device)
             local[mount.device] = mount if before is None or _rank(mount) < _rank(before) else before
     found = sorted(local.values(), key=_rank)
-    others += [LeftOut(each.entity, f"more than {MAX_LOCAL} file systems") for each in found[MAX_LOCAL:]]
+    others += [Omission(each.entity, f"more than {MAX_LOCAL} file systems") for each in found[MAX_LOCAL:]]
     return SelectedMounts(tuple(found[:MAX_LOCAL]), _bounded(others))
 
 
@@ -129,8 +129,8 @@ def _rank(mount: Mount) -> tuple[bool, int, str]:
     return mount.root != "/", len(mount.point), mount.point
 
 
-def _bounded(others: list[LeftOut]) -> tuple[LeftOut, ...]:
+def _bounded(others: list[Omission]) -> tuple[Omission, ...]:
     if len(others) <= MAX_NAMED:
         return tuple(others)
     rest = len(others) - MAX_NAMED
-    return (*others[:MAX_NAMED], LeftOut("disk", f"and {rest} more, for the same reasons"))
+    return (*others[:MAX_NAMED], Omission("disk", f"and {rest} more, for the same reasons"))

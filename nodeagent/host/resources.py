@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import psutil
 
 from nodeagent.model import NODE
-from nodeagent.sensing.sensor import LeftOut
+from nodeagent.sensing.sensor import Omission
 from nodeagent.sensing.small_files import SMALL_BYTES, try_read
 from nodeagent.sensing.sweep import Reading
 
@@ -104,7 +104,7 @@ class ResourceUsage:
 
     def __init__(self, proc: str) -> None:
         self._proc = proc
-        self._left_out: dict[str, LeftOut] = {}
+        self._left_out: dict[str, Omission] = {}
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
         found = []
@@ -113,12 +113,12 @@ class ResourceUsage:
             value = figure.value(self._proc)
             self._left_out.pop(check, None)
             if value is None:
-                self._left_out[check] = LeftOut(
+                self._left_out[check] = Omission(
                     check, f"{self._proc}: {' or '.join(figure.files)} does not say"
                 )
             else:
                 found.append(Reading(check, NODE, round(value, 3)))
         return found
 
-    def left_out(self) -> tuple[LeftOut, ...]:
+    def left_out(self) -> tuple[Omission, ...]:
         return tuple(self._left_out.values())

@@ -12,7 +12,7 @@ from nodeagent.host.stuck_threads import StuckThreads
 from nodeagent.host.wall_clock import WallClock
 from nodeagent.model import Observation
 from nodeagent.sensing.clock import Clock
-from nodeagent.sensing.sensor import LeftOut, Unavailable
+from nodeagent.sensing.sensor import Omission, Unavailable
 from nodeagent.sensing.small_files import exists
 from nodeagent.sensing.sweep import Sweep
 
@@ -60,7 +60,7 @@ class HostSensor:
     def close(self) -> None:
         """Do nothing: no file is kept open."""
 
-    def left_out(self) -> tuple[LeftOut, ...]:
+    def left_out(self) -> tuple[Omission, ...]:
         """Return what the last look left out, of the checks that have a period."""
         return self._sweep.left_out()
 

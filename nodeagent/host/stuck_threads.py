@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nodeagent.model import NODE
-from nodeagent.sensing.sensor import LeftOut
+from nodeagent.sensing.sensor import Omission
 from nodeagent.sensing.small_files import list_names, parse_text, printable, try_read
 from nodeagent.sensing.sweep import Reading
 
@@ -249,8 +249,8 @@ class StuckThreads:
                 stuck = asleep_for(self._suspects, now_s, IN_DRIVER_S)
                 yield _counted("gpu_process_stuck", self._in_driver(stuck), now_s)
 
-    def left_out(self) -> tuple[LeftOut, ...]:
-        return (LeftOut("gpu_process_stuck", NO_STACK),) if self._is_blind else ()
+    def left_out(self) -> tuple[Omission, ...]:
+        return (Omission("gpu_process_stuck", NO_STACK),) if self._is_blind else ()
 
     def _asleep(self) -> dict[ThreadKey, SleepingThread]:
         # Known suspects first: the walk reaches each of them only now and then.

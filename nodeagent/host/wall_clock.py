@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from nodeagent.model import NODE
-from nodeagent.sensing.sensor import LeftOut
+from nodeagent.sensing.sensor import Omission
 from nodeagent.sensing.sweep import Reading
 
 TRIES = 5
@@ -102,8 +102,8 @@ class WallClock:
             found += self._sync()
         return found
 
-    def left_out(self) -> tuple[LeftOut, ...]:
-        return (LeftOut("clock_unsynchronised", self._refused),) if self._refused else ()
+    def left_out(self) -> tuple[Omission, ...]:
+        return (Omission("clock_unsynchronised", self._refused),) if self._refused else ()
 
     def _step(self) -> Iterator[Reading]:
         offset = wall_offset(read_clocks())

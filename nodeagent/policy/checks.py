@@ -9,10 +9,10 @@ from typing import Any
 from nodeagent.model import Action, Level, word
 from nodeagent.policy import meanings
 from nodeagent.policy.meanings import ACTIONS, LEVELS
-from nodeagent.policy.rules import Bound, Kind, Rule, State
+from nodeagent.policy.rules import Bound, CheckState, Rule, RuleKind
 from nodeagent.policy.validation import Mistakes, key_of
 
-KINDS: Mapping[str, Kind] = {each.value: each for each in Kind}
+KINDS: Mapping[str, RuleKind] = {each.value: each for each in RuleKind}
 ENTITIES = ("gpu", "driver", "node", "disk", "port", "net", "device", "nvswitch", "sensor", "any")
 BOUND = tuple(each.name for each in fields(Bound))
 STATE = ("level", "action", "for_s", "why")
@@ -24,11 +24,11 @@ MOST_SAMPLES = 1024
 LONGEST_CLEAR_S = 7 * 86400.0
 
 # What an operator may set. The rest describes what the sensor sees, which no file can change.
-OPERATOR: Mapping[Kind, tuple[str, ...]] = {
-    Kind.LEVEL: ("degraded", "unhealthy", "action", "degraded_action", "clear_at", "clear_s"),
-    Kind.RATE: ("degraded", "unhealthy", "action", "degraded_action", "clear_at", "window_s", "clear_s"),
-    Kind.STATE: ("states", "clear_s"),
-    Kind.EVENT: meanings.OPERATOR,
+OPERATOR: Mapping[RuleKind, tuple[str, ...]] = {
+    RuleKind.LEVEL: ("degraded", "unhealthy", "action", "degraded_action", "clear_at", "clear_s"),
+    RuleKind.RATE: ("degraded", "unhealthy", "action", "degraded_action", "clear_at", "window_s", "clear_s"),
+    RuleKind.STATE: ("states", "clear_s"),
+    RuleKind.EVENT: meanings.OPERATOR,
 }
 _OWN = ("kind", "entity", "what", "source", "unit", "period_s", "below")
 
@@ -43,11 +43,11 @@ def read(mistakes: Mistakes, name: str, raw: Mapping[str, Any]) -> Rule | None:
     if kind is None:
         return None
     rule = Rule(name, kind, str(raw.get("what", "")), str(raw.get("source", "")))
-    if kind is Kind.EVENT:
+    if kind is RuleKind.EVENT:
         own = {key: value for key, value in raw.items() if key not in ("kind", "entity", "what")}
         return replace(rule, meaning=meanings.read(mistakes, name, own))
     set_here = {key: value for key, value in raw.items() if key not in ("kind", "entity")}
-    if kind is Kind.STATE:
+    if kind is RuleKind.STATE:
         rule = replace(rule, states=_states(mistakes, f"{name}.states", set_here.pop("states", None)))
     rule = changed(mistakes, name, rule, set_here, (*OPERATOR[kind], *_OWN))
     sound(mistakes, name, rule)
@@ -116,21 +116,23 @@ def _bound(mistakes: Mistakes, key: str, before: Bound | None, value: object) ->
     return bound
 
 
-def _states(mistakes: Mistakes, key: str, raw: object) -> Mapping[int, State]:
+def _states(mistakes: Mistakes, key: str, raw: object) -> Mapping[int, CheckState]:
     """Return the states of a shipped check, a list of tables."""
-    states: dict[int, State] = {}
+    states: dict[int, CheckState] = {}
     for table in raw if isinstance(raw, list) else []:
         own = dict(table)
         value, said = own.pop("value", None), own.pop("word", None)
         if type(value) is not int or not isinstance(said, str) or value in states:
             mistakes.wrong(key, table, "a value and a word, each once")
         else:
-            blank = State(said, Level.HEALTHY, Action.NONE)
+            blank = CheckState(said, Level.HEALTHY, Action.NONE)
             states[value] = _state(mistakes, f"{key}.{said}", blank, own)
     return states
 
 
-def _restated(mistakes: Mistakes, key: str, before: Mapping[int, State], raw: object) -> Mapping[int, State]:
+def _restated(
+    mistakes: Mistakes, key: str, before: Mapping[int, CheckState], raw: object
+) -> Mapping[int, CheckState]:
     """Return the states with the fields that an operator sets, by word."""
     by_word = {state.word: value for value, state in before.items()}
     states = dict(before)
@@ -144,7 +146,7 @@ def _restated(mistakes: Mistakes, key: str, before: Mapping[int, State], raw: ob
     return states
 
 
-def _state(mistakes: Mistakes, key: str, state: State, raw: Mapping[str, Any]) -> State:
+def _state(mistakes: Mistakes, key: str, state: CheckState, raw: Mapping[str, Any]) -> CheckState:
     new: dict[str, Any] = {}
     for name, value in raw.items():
         at = key_of(*key.split("."), name)
@@ -168,7 +170,7 @@ def _state(mistakes: Mistakes, key: str, state: State, raw: Mapping[str, Any]) -
 
 def sound(mistakes: Mistakes, key: str, rule: Rule) -> None:
     """Note contradictions within a rule of samples."""
-    if rule.kind is Kind.STATE:
+    if rule.kind is RuleKind.STATE:
         if not any(state.level is Level.HEALTHY for state in rule.states.values()):
             mistakes.note(f"{key}.states", "none is healthy: the check could never recover")
         return
@@ -183,7 +185,7 @@ def sound(mistakes: Mistakes, key: str, rule: Rule) -> None:
         # For a lower limit, a sample at the limit is bad and one at clear_at is not yet clean; for a rate, a
         # sample at the limit is not yet bad. In both cases the two may be equal.
         apart = (first.at - rule.clear_at) * worse
-        if apart < 0 or (apart == 0 and not rule.below and rule.kind is Kind.LEVEL):
+        if apart < 0 or (apart == 0 and not rule.below and rule.kind is RuleKind.LEVEL):
             mistakes.note(
                 f"{key}.clear_at", f"{rule.clear_at:g} is on the bad side of the limit {first.at:g}"
             )

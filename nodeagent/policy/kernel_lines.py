@@ -9,7 +9,7 @@ from typing import Any
 
 from nodeagent.model import Action, Level, normalized_pci, word
 from nodeagent.policy import validation
-from nodeagent.policy.rules import Clears, Kind, Meaning, Rule
+from nodeagent.policy.rules import Clears, Meaning, Rule, RuleKind
 from nodeagent.policy.validation import BadPolicy
 
 MAX_PATTERN = 400
@@ -162,7 +162,7 @@ def line_rules(lines: tuple[KernelLine, ...]) -> dict[str, Rule]:
 
 def _rule(line: KernelLine) -> Rule:
     meaning = Meaning(line.what, line.level, line.action, line.clears, line.hold_s, line.source)
-    return Rule(line.check, Kind.EVENT, line.what, line.source, meaning=meaning)
+    return Rule(line.check, RuleKind.EVENT, line.what, line.source, meaning=meaning)
 
 
 def _line(table: dict[str, Any]) -> KernelLine:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from nodeagent.policy import checks, kernel_lines, overriding, tables, validation
-from nodeagent.policy.rules import Policy, Rule
+from nodeagent.policy.rules import HealthPolicy, Rule
 from nodeagent.policy.validation import Mistakes
 
 FACTS_OF = "2026.11"  # when the facts in the tables were collected
@@ -18,7 +18,7 @@ FILES = (
 )  # fmt: skip
 
 
-def load(overrides: str | None = None, file: str = "policy.toml") -> Policy:
+def load(overrides: str | None = None, file: str = "policy.toml") -> HealthPolicy:
     """Return the policy, overridden by an operator's TOML text if there is one.
 
     Args:
@@ -34,7 +34,7 @@ def load(overrides: str | None = None, file: str = "policy.toml") -> Policy:
 
 
 @cache
-def shipped() -> Policy:
+def shipped() -> HealthPolicy:
     """Return the shipped policy. Raises BadPolicy, OSError if the package is broken."""
     texts = {name: (FOLDER / name).read_text(encoding="utf-8") for name in FILES}
     xids = tables.read_xids(texts["xid.csv"])
@@ -42,7 +42,7 @@ def shipped() -> Policy:
     patterns, nvlink5_words = tables.read_nvlink5(texts["nvlink5.csv"])
     verdicts = tables.read_verdicts(texts["xid154.csv"])
     lines = kernel_lines.line_rules(kernel_lines.load_lines(texts["kernel_lines.toml"]))
-    return Policy(
+    return HealthPolicy(
         rules={**sampled(texts["checks.toml"]), **lines},
         xids=xids.meanings,
         sxids=sxids.meanings,

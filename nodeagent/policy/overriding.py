@@ -14,7 +14,7 @@ from typing import Any
 
 from nodeagent.model import VERDICT_XID, Action, Level
 from nodeagent.policy import checks, meanings, nvlink, validation
-from nodeagent.policy.rules import Clears, Kind, Meaning, Policy, Rule
+from nodeagent.policy.rules import Clears, HealthPolicy, Meaning, Rule, RuleKind
 from nodeagent.policy.validation import BadPolicy, Mistakes, key_of
 
 MAX_CHARACTERS = 65_536
@@ -30,7 +30,7 @@ _ENDED_BY: Mapping[Action, Clears] = {
 }
 
 
-def overridden(policy: Policy, text: str, file: str) -> Policy:
+def overridden(policy: HealthPolicy, text: str, file: str) -> HealthPolicy:
     """Return `policy` with what the operator's file changes.
 
     Raises:
@@ -111,7 +111,7 @@ def _rule(
         mistakes.unknown(key, name, known)
         return
     rule = rules[check]
-    if rule.kind is Kind.EVENT and rule.meaning is not None:
+    if rule.kind is RuleKind.EVENT and rule.meaning is not None:
         if section == "checks" and rule.meaning.level is Level.HEALTHY and not rule.meaning.hold_s:
             mistakes.note(key, "is not a fault but ends other findings: there is nothing to set")
             return

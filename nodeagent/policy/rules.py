@@ -10,7 +10,7 @@ from nodeagent.model import VERDICT_XID, Action, Level
 from nodeagent.policy import nvlink
 
 
-class Kind(Enum):
+class RuleKind(Enum):
     """What the value of an observation is."""
 
     LEVEL = "level"  # a sample of something that rises and falls
@@ -39,7 +39,7 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class CheckState:
     """One value of a discrete check."""
 
     word: str
@@ -81,7 +81,7 @@ class Rule:
     """One check."""
 
     check: str
-    kind: Kind
+    kind: RuleKind
     what: str  # a noun phrase, for people: "temperature margin"
     source: str  # who says so
     unit: str = ""
@@ -96,7 +96,7 @@ class Rule:
         None  # of a level or a rate: values on its good side are clean; None: values within the bounds are
     )
     clear_s: float = 120.0  # how long all samples must be clean
-    states: Mapping[int, State] = field(default_factory=dict)
+    states: Mapping[int, CheckState] = field(default_factory=dict)
     meaning: Meaning | None = None  # of an event whose check has only one code
 
 
@@ -104,7 +104,7 @@ Word = tuple[str, str]  # table, word: ("xid154", "reset_gpu"), ("nvlink5", "fat
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class HealthPolicy:
     """Everything that the evaluator looks up."""
 
     rules: Mapping[str, Rule]

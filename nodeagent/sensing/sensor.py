@@ -49,7 +49,7 @@ class Sensor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class Omission:
     """Something that is not looked at, and why. It is reported, but is not a fault of the node."""
 
     what: str  # a check, or an entity

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from nodeagent.model import Observation
 from nodeagent.sensing.clock import Clock
-from nodeagent.sensing.sensor import LeftOut
+from nodeagent.sensing.sensor import Omission
 
 LIST_S = 60.0  # a device that is plugged in is seen after at most this time
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class CheckGroup(Protocol):
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
         """Return readings of the checks in `due`. What cannot be read is left out; never raises OSError."""
 
-    def left_out(self) -> tuple[LeftOut, ...]:
+    def left_out(self) -> tuple[Omission, ...]:
         """Return what the last `read` could not look at."""
 
 
@@ -86,7 +86,7 @@ class Sweep:
         known = frozenset[str]().union(*(each.checks for each in groups))
         self._periods = Periods(periods_s, known, step_s)
         self._groups = tuple(each for each in groups if each.checks & self._periods.checks)
-        self._left_out: tuple[LeftOut, ...] = ()
+        self._left_out: tuple[Omission, ...] = ()
 
     def read(self) -> tuple[Observation, ...]:
         """Return the readings of all that is due now."""
@@ -98,7 +98,7 @@ class Sweep:
         self._left_out = tuple(each for group in self._groups for each in group.left_out())
         return tuple(found)
 
-    def left_out(self) -> tuple[LeftOut, ...]:
+    def left_out(self) -> tuple[Omission, ...]:
         """Return what the last `read` left out. May be called by another thread."""
         return self._left_out
 

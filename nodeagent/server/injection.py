@@ -8,14 +8,14 @@ from typing import Any
 from nodeagent.agent.inbox import Inbox
 from nodeagent.kernel.line_reader import LinePatterns
 from nodeagent.model import Observation
-from nodeagent.policy.rules import Kind, Policy
+from nodeagent.policy.rules import HealthPolicy, RuleKind
 
 SOURCE = "injected"
 MAX_LINE = 8192
 
 
 def injector(
-    inbox: Inbox, policy: Policy, lines: LinePatterns, now_s: Callable[[], float]
+    inbox: Inbox, policy: HealthPolicy, lines: LinePatterns, now_s: Callable[[], float]
 ) -> Callable[[Mapping[str, Any]], str]:
     """Return the handler of `POST /v1/inject`: it returns what was injected, or raises ValueError."""
 
@@ -28,7 +28,7 @@ def injector(
 
 
 def parse_injection(
-    asked: Mapping[str, Any], policy: Policy, lines: LinePatterns, at_s: float
+    asked: Mapping[str, Any], policy: HealthPolicy, lines: LinePatterns, at_s: float
 ) -> tuple[Observation, ...]:
     """Return the observations that a request describes. Raises ValueError with one line."""
     what, value = asked.get("what"), str(asked.get("value", ""))[:MAX_LINE]
@@ -40,7 +40,7 @@ def parse_injection(
     if what == "sample":
         check, _, number = value.partition("=")
         rule = policy.rules.get(check)
-        if rule is None or rule.kind is Kind.EVENT:
+        if rule is None or rule.kind is RuleKind.EVENT:
             raise ValueError(f"check {check[:40]!r}, expected one that has samples: docs/signals.md")
         try:
             return (Observation(at_s, check, entity, SOURCE, float(number)),)

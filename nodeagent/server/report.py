@@ -7,7 +7,7 @@ from typing import Any
 
 from nodeagent.agent.agent import Published
 from nodeagent.agent.sensor_threads import SensorStatus
-from nodeagent.model import DRIVER, Action, Finding, Level, Verdict, word
+from nodeagent.model import DRIVER, Action, HealthFinding, HealthVerdict, Level, word
 
 SCHEMA = 1
 
@@ -60,14 +60,14 @@ def check_report(
     }
 
 
-def worst(verdicts: Sequence[Verdict]) -> tuple[Level, Action]:
+def worst(verdicts: Sequence[HealthVerdict]) -> tuple[Level, Action]:
     """Return the node's level, and the greatest action of the entities of that level."""
     level = max((each.level for each in verdicts), default=Level.HEALTHY)
     action = max((each.action for each in verdicts if each.level == level), default=Action.NONE)
     return level, action
 
 
-def entity_report(verdict: Verdict) -> dict[str, Any]:
+def entity_report(verdict: HealthVerdict) -> dict[str, Any]:
     return {
         "entity": verdict.entity,
         "level": word(verdict.level),
@@ -76,7 +76,7 @@ def entity_report(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def finding_report(each: Finding) -> dict[str, Any]:
+def finding_report(each: HealthFinding) -> dict[str, Any]:
     return {
         "check": each.check,
         "code": each.code,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nodeagent.sensing.sensor import LeftOut
+from nodeagent.sensing.sensor import Omission
 from nodeagent.sensing.small_files import exists, list_names, parse_number, parse_text, try_read
 from nodeagent.sensing.sweep import CachedList, Reading
 from nodeagent.sysfs.pci import nearest_address, pci_address
@@ -212,7 +212,7 @@ class InfiniBandPorts:
         self._sums = {key: each for key, each in self._sums.items() if key[1] in there}
         return readings
 
-    def left_out(self) -> tuple[LeftOut, ...]:
+    def left_out(self) -> tuple[Omission, ...]:
         """Return nothing: a node without such ports misses no check."""
         return ()
 

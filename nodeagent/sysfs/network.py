@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from nodeagent.sensing.sensor import LeftOut
+from nodeagent.sensing.sensor import Omission
 from nodeagent.sensing.small_files import exists, list_names, parse_number, parse_text, try_read
 from nodeagent.sensing.sweep import CachedList, Reading
 
@@ -50,7 +50,7 @@ class NetworkInterfaces:
             if "net_down" in due:
                 yield from self._state(name, entity)
 
-    def left_out(self) -> tuple[LeftOut, ...]:
+    def left_out(self) -> tuple[Omission, ...]:
         """Return nothing: a node without such interfaces misses no check."""
         return ()
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nodeagent.sensing.sensor import LeftOut
+from nodeagent.sensing.sensor import Omission
 from nodeagent.sensing.small_files import exists, list_names, parse_number, parse_text, try_read
 from nodeagent.sensing.sweep import CachedList, Reading
 
@@ -35,7 +35,7 @@ NO_AER = "no PCI device shows error counters: the firmware keeps AER to itself, 
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class PciDevice:
     """One PCI device that is looked at."""
 
     address: str
@@ -85,9 +85,9 @@ def nearest_address(path: str) -> str:
     return ""
 
 
-def list_devices(root: str) -> tuple[Device, ...]:
+def list_devices(root: str) -> tuple[PciDevice, ...]:
     """Return the devices to look at now. `root` is the root of a sysfs."""
-    found: dict[str, Device] = {}
+    found: dict[str, PciDevice] = {}
     for path, what in _endpoints(f"{root}/bus/pci/devices"):
         found[path] = _device(path, what)
         for bridge in bridges_above(path):
@@ -107,11 +107,11 @@ def _endpoints(folder: str) -> Iterator[tuple[str, str]]:
                 yield path, what
 
 
-def _device(path: str, what: str) -> Device:
+def _device(path: str, what: str) -> PciDevice:
     there = set(list_names(path))
     aer = tuple(each for each in ("fatal", "nonfatal", "correctable") if f"aer_dev_{each}" in there)
     model = f"{parse_text(try_read(f'{path}/vendor'))}:{parse_text(try_read(f'{path}/device'))}"
-    return Device(pci_address(path), path, what, model, _max_width(path), aer)
+    return PciDevice(pci_address(path), path, what, model, _max_width(path), aer)
 
 
 def _max_width(path: str) -> int | None:
@@ -206,18 +206,18 @@ class PciDevices:
             readings += self._links([each for each in found if each.kind in LINK_KINDS])
         return readings
 
-    def left_out(self) -> tuple[LeftOut, ...]:
+    def left_out(self) -> tuple[Omission, ...]:
         if any(each.aer for each in self._listing.last):
             return ()
-        return (LeftOut("aer", NO_AER),)
+        return (Omission("aer", NO_AER),)
 
     def remembered(self) -> dict[str, Any]:
         """Return the greatest width of each device, as JSON."""
         return dict(list(self._best.items())[-MAX_REMEMBERED:])
 
-    def _links(self, found: Iterable[Device]) -> Iterator[Reading]:
-        now: dict[Device, int] = {}
-        best: dict[Device, int] = {}
+    def _links(self, found: Iterable[PciDevice]) -> Iterator[Reading]:
+        now: dict[PciDevice, int] = {}
+        best: dict[PciDevice, int] = {}
         for each in found:
             width = parse_number(try_read(f"{each.path}/current_link_width"))
             seen = best_width(width, self._best.get(_device_key(each)), each.width)
@@ -232,7 +232,7 @@ class PciDevices:
                 yield Reading("device_pcie_link", each.entity, share, f"{each.kind}: x{width} of x{whole}")
 
 
-def _errors(check: str, found: Iterable[Device]) -> Iterator[Reading]:
+def _errors(check: str, found: Iterable[PciDevice]) -> Iterator[Reading]:
     for each in found:
         if AER[check] in each.aer:
             count = aer_total(try_read(f"{each.path}/aer_dev_{AER[check]}") or b"")
@@ -240,5 +240,5 @@ def _errors(check: str, found: Iterable[Device]) -> Iterator[Reading]:
                 yield Reading(check, each.entity, float(count), each.kind)
 
 
-def _device_key(device: Device) -> str:
+def _device_key(device: PciDevice) -> str:
     return f"{device.address} {device.model}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from nodeagent.model import Observation
 from nodeagent.sensing.clock import Clock
-from nodeagent.sensing.sensor import LeftOut, Unavailable
+from nodeagent.sensing.sensor import Omission, Unavailable
 from nodeagent.sensing.small_files import exists
 from nodeagent.sensing.sweep import Sweep
 from nodeagent.sysfs.infiniband import ExpectedPorts, InfiniBandPorts
@@ -62,7 +62,7 @@ class SysfsSensor:
     def close(self) -> None:
         """Do nothing: no file is kept open."""
 
-    def left_out(self) -> tuple[LeftOut, ...]:
+    def left_out(self) -> tuple[Omission, ...]:
         """Return what the last look left out, of the checks that have a period."""
         return self._sweep.left_out()
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nodeagent.sensing.sensor import LeftOut
+from nodeagent.sensing.sensor import Omission
 from nodeagent.sensing.small_files import exists, list_names, parse_number, parse_text, try_read
 from nodeagent.sensing.sweep import CachedList, Reading
 from nodeagent.sysfs.pci import nearest_address
@@ -64,10 +64,10 @@ class Temperatures:
             least[part.entity] = reading if before is None or margin < before.value else before
         return tuple(least.values())
 
-    def left_out(self) -> tuple[LeftOut, ...]:
+    def left_out(self) -> tuple[Omission, ...]:
         if self._listing.last:
             return ()
-        return (LeftOut("host_temperature_margin", "no device shows a critical temperature in hwmon"),)
+        return (Omission("host_temperature_margin", "no device shows a critical temperature in hwmon"),)
 
 
 def list_inputs(root: str) -> tuple[TemperatureInput, ...]:

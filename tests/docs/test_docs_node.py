@@ -21,10 +21,10 @@ from nodeagent.cli.signals import SENSORS
 from nodeagent.evaluation import evaluator, events, samples
 from nodeagent.evaluation.evaluator import verdicts
 from nodeagent.host import stuck_threads
-from nodeagent.model import Action, Finding, Level, word
+from nodeagent.model import Action, HealthFinding, Level, word
 from nodeagent.policy import checks, meanings, overriding
 from nodeagent.policy.loading import load, shipped
-from nodeagent.sensing.sensor import LeftOut
+from nodeagent.sensing.sensor import Omission
 from nodeagent.server import http_api, metrics, report
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -64,11 +64,11 @@ def test_every_command_and_every_option_is_in_the_page(capsys: pytest.CaptureFix
             assert re.search(rf"`{option}[ `]", PAGE), f"{name} {option}"
 
 
-FOUND = Finding(
+FOUND = HealthFinding(
     "gpu/0000:3b:00.0", "xid", 79, Level.UNHEALTHY, Action.REBOOT_NODE, 5.0, 6.0, "Xid 79: gone",
     ("NVRM: Xid 79",), "a reboot", ("kmsg",),
 )  # fmt: skip
-SEES = SensorStatus("sysfs", True, "", 3, 2, 0.01, False, (LeftOut("aer", "the firmware keeps it"),))
+SEES = SensorStatus("sysfs", True, "", 3, 2, 0.01, False, (Omission("aer", "the firmware keeps it"),))
 PUBLISHED = Published(
     100.0, verdicts([FOUND], []), (SEES,),
     clean_time=CleanTime(1.0, 100.0, 100.0),

@@ -8,7 +8,7 @@ from pathlib import Path
 from nodeagent.model import Level, word
 from nodeagent.policy.loading import shipped
 from nodeagent.policy.overriding import KERNEL
-from nodeagent.policy.rules import Kind, Rule
+from nodeagent.policy.rules import Rule, RuleKind
 from tests.unit.nodeagent.cli.test_explanations import explain
 
 POLICY = shipped()
@@ -100,5 +100,5 @@ def test_what_ends_an_xid_is_in_its_section() -> None:
 def test_events_say_when_an_operator_may_clear_them() -> None:
     for heading, body in SECTIONS.items():
         named = re.findall(r"`(\w+)`", heading)
-        events = [each for each in named if POLICY.rules[each].kind is Kind.EVENT]
+        events = [each for each in named if POLICY.rules[each].kind is RuleKind.EVENT]
         assert ("**Clear**" in body) == bool(events or not named), heading

@@ -3,16 +3,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nodeagent.agent.changes import Change, FindingKey, ReportedFinding, change_as_json, find_changes
-from nodeagent.model import Action, Finding, Level
+from nodeagent.model import Action, HealthFinding, Level
 
-FOUND = Finding(
+FOUND = HealthFinding(
     "gpu/a", "xid", 79, Level.UNHEALTHY, Action.REBOOT_NODE, 5.0, 6.0, "gone",
     ("line",), "a reboot", ("kmsg",),
 )  # fmt: skip
 KEY: FindingKey = ("gpu/a", "xid", 79)
 
 
-def kinds(told: dict[FindingKey, ReportedFinding], *standing: Finding) -> list[str]:
+def kinds(told: dict[FindingKey, ReportedFinding], *standing: HealthFinding) -> list[str]:
     return [each.kind for each in find_changes(told, standing, 10.0)[0]]
 
 

@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 
 from nodeagent.agent import clean_time
 from nodeagent.agent.clean_time import GAP_S, CleanTime
-from nodeagent.model import Action, Finding, Level
+from nodeagent.model import Action, HealthFinding, Level
 
 LEVELS = (Level.DEGRADED, Level.UNHEALTHY)
 
 
-def standing(level: Level) -> list[Finding]:
+def standing(level: Level) -> list[HealthFinding]:
     if level is Level.HEALTHY:
         return []
-    return [Finding("node", "x", None, level, Action.NONE, 0.0, 0.0, "it", (), "", ("test",))]
+    return [HealthFinding("node", "x", None, level, Action.NONE, 0.0, 0.0, "it", (), "", ("test",))]
 
 
 def ages(found: CleanTime, now_s: float) -> tuple[float | None, ...]:

@@ -8,18 +8,18 @@ import pytest
 from nodeagent.cli import explanations
 from nodeagent.cli.explanations import UnknownCode, look_up
 from nodeagent.policy.loading import load, shipped
-from nodeagent.policy.rules import Policy
+from nodeagent.policy.rules import HealthPolicy
 
 POLICY = shipped()
 
 
-def described(policy: Policy, subject: str, code: str) -> dict[str, Any]:
+def described(policy: HealthPolicy, subject: str, code: str) -> dict[str, Any]:
     found = look_up(policy, subject, code)
     assert not isinstance(found, UnknownCode), found.line
     return found
 
 
-def explain(policy: Policy, subject: str, code: str) -> str:
+def explain(policy: HealthPolicy, subject: str, code: str) -> str:
     return explanations.explanation(described(policy, subject, code))
 
 
@@ -32,9 +32,9 @@ def test_an_xid_is_explained_from_its_meaning_to_who_has_the_last_word() -> None
         "  ends      a reboot, then 10 min without another",
         "  again     2 times within 7 d: unhealthy, replace",
         "  driver    its own verdict (Xid 154) takes precedence, on R565 and later",
-        "  says      NVIDIA Xid catalogue; NVIDIA cause matrix; gpud; AWS health check",
+        "  source    NVIDIA Xid catalogue; NVIDIA cause matrix; gpud; AWS health check",
         "  note      drain first",
-        "  operator  has changed nothing",
+        "  operator  sets nothing here",
     ]
 
 
@@ -42,11 +42,11 @@ def test_what_the_operator_has_set_is_told() -> None:
     text = explain(load('[xid.79]\naction = "replace"'), "xid", "79")
     assert "action    replace" in text
     assert "is overridden by the operator" in text
-    assert "operator  has set action" in text
+    assert "operator  sets action" in text
     assert "changes nothing, however often" in text
     bound = explain(load("[checks.ecc_sbe]\ndegraded.at = 200"), "check", "ecc_sbe")
     assert "degraded  more than 200 errors in 1 min -> none" in bound
-    assert "operator  has set degraded" in bound
+    assert "operator  sets degraded" in bound
 
 
 def test_a_code_that_is_decoded_tells_what_its_line_can_say() -> None:
@@ -98,7 +98,7 @@ def test_everything_can_be_explained_to_people_and_to_programs() -> None:
         subjects + [("check", each) for each in names] + [("kernel", each) for each in kernel]
     ):
         text = explain(POLICY, subject, code)
-        assert "says      " in text, text
+        assert "source    " in text, text
         assert "  ends      " in text, text
         assert json.loads(json.dumps(described(POLICY, subject, code)))["policy"] == POLICY.version
 

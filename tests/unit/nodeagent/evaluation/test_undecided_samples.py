@@ -8,7 +8,7 @@ from nodeagent.evaluation import samples as judging
 from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.model import Level, Observation
 from nodeagent.policy import loading
-from nodeagent.policy.rules import Kind
+from nodeagent.policy.rules import RuleKind
 
 RULES = loading.load().rules
 
@@ -64,7 +64,7 @@ def test_the_evaluator_leaves_out_what_was_not_sampled_by_this_look() -> None:
 def test_a_short_look_reads_counters_sooner_and_leaves_every_limit() -> None:
     usual, quick = loading.load().rules, policy_for_short_look(loading.load(), 2.0, promised=False).rules
     for name, rule in usual.items():
-        if rule.kind is Kind.RATE and rule.period_s:
+        if rule.kind is RuleKind.RATE and rule.period_s:
             assert quick[name].period_s < 1.0
         else:
             assert quick[name] == rule

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nodeagent.evaluation.evaluator import Evaluator
-from nodeagent.model import Action, Finding, Level, Observation
-from nodeagent.policy.rules import Bound, Clears, Kind, Meaning, Policy, Recurs, Rule, State
+from nodeagent.model import Action, HealthFinding, Level, Observation
+from nodeagent.policy.rules import Bound, CheckState, Clears, HealthPolicy, Meaning, Recurs, Rule, RuleKind
 
 GPU = "gpu/0000:3b:00.0"
 DAY_S = 86400.0
@@ -27,27 +27,27 @@ def meaning(
 NOTHING = meaning(Level.HEALTHY, Action.NONE)
 MARK = meaning(Level.HEALTHY, Action.NONE, hold_s=0.0)
 
-POLICY = Policy(
+POLICY = HealthPolicy(
     rules={
         "heat": Rule(
-            "heat", Kind.LEVEL, "margin", "test", "°C", period_s=10, below=True,
+            "heat", RuleKind.LEVEL, "margin", "test", "°C", period_s=10, below=True,
             degraded=Bound(5, need=3, of=4), unhealthy=Bound(0, for_s=60), clear_at=10, clear_s=120,
             action=Action.CONTACT_SUPPORT,
         ),
         "errors": Rule(
-            "errors", Kind.RATE, "errors", "test", period_s=10, window_s=60,
+            "errors", RuleKind.RATE, "errors", "test", period_s=10, window_s=60,
             degraded=Bound(50), unhealthy=Bound(200), clear_s=100, action=Action.RESET_GPU,
         ),
         "verdict": Rule(
-            "verdict", Kind.STATE, "verdict", "test", period_s=10, clear_s=20,
+            "verdict", RuleKind.STATE, "verdict", "test", period_s=10, clear_s=20,
             states={
-                0: State("none", Level.HEALTHY, Action.NONE),
-                1: State("reset", Level.UNHEALTHY, Action.RESET_GPU, why="so it says"),
-                2: State("slow", Level.DEGRADED, Action.NONE, for_s=60),
+                0: CheckState("none", Level.HEALTHY, Action.NONE),
+                1: CheckState("reset", Level.UNHEALTHY, Action.RESET_GPU, why="so it says"),
+                2: CheckState("slow", Level.DEGRADED, Action.NONE, for_s=60),
             },
         ),
         **{
-            name: Rule(name, Kind.EVENT, name, "test", meaning=MARK)
+            name: Rule(name, RuleKind.EVENT, name, "test", meaning=MARK)
             for name in ("gpu_reset", "boot", "replaced", "cleared")
         },
     },
@@ -102,7 +102,9 @@ def evaluator(seen: Iterable[Observation], branch: int | None = 575) -> Evaluato
     return made
 
 
-def standing(seen: Iterable[Observation], now_s: float, branch: int | None = 575) -> tuple[Finding, ...]:
+def standing(
+    seen: Iterable[Observation], now_s: float, branch: int | None = 575
+) -> tuple[HealthFinding, ...]:
     return evaluator(seen, branch).findings(now_s)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from nodeagent.model import Action, Level
 from nodeagent.policy.loading import FOLDER, sampled, shipped
-from nodeagent.policy.rules import Bound, Kind, State
+from nodeagent.policy.rules import Bound, CheckState, RuleKind
 from nodeagent.policy.validation import BadPolicy
 
 POLICY = shipped()
@@ -26,14 +26,14 @@ def test_every_table_of_the_file_is_a_rule_of_its_kind() -> None:
     assert list(rules) == re.findall(r"^\[(\w+)\]$", TEXT, re.MULTILINE)
     for name, rule in rules.items():
         assert rule.check == name
-        assert (rule.meaning is not None) == (rule.kind is Kind.EVENT), name
-        assert bool(rule.states) == (rule.kind is Kind.STATE), name
-        if rule.kind in (Kind.LEVEL, Kind.RATE):
+        assert (rule.meaning is not None) == (rule.kind is RuleKind.EVENT), name
+        assert bool(rule.states) == (rule.kind is RuleKind.STATE), name
+        if rule.kind in (RuleKind.LEVEL, RuleKind.RATE):
             assert rule.degraded or rule.unhealthy, name
 
 
 def test_the_kernels_lines_are_rules_beside_the_checks() -> None:
-    assert POLICY.rules["kernel_remounted_read_only"].kind is Kind.EVENT
+    assert POLICY.rules["kernel_remounted_read_only"].kind is RuleKind.EVENT
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_the_states_are_those_that_were_decided() -> None:
     assert (waits["not_loaded"], waits["version_mismatch"]) == (60, 60)
 
 
-def _states(name: str) -> list[State]:
+def _states(name: str) -> list[CheckState]:
     return list(POLICY.rules[name].states.values())
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nodeagent.model import Action, Level
 from nodeagent.policy import kernel_lines
 from nodeagent.policy.kernel_lines import MAX_LINES, line_rules, load_lines
-from nodeagent.policy.rules import Clears, Kind
+from nodeagent.policy.rules import Clears, RuleKind
 from nodeagent.policy.validation import BadPolicy
 
 TABLE = Path(kernel_lines.__file__).with_suffix(".toml").read_text()
@@ -49,7 +49,7 @@ def test_the_shipped_table_is_sound_and_each_line_has_a_rule() -> None:
     lines = load_lines(TABLE)
     made = line_rules(lines)
     assert set(made) == {f"kernel_{line.name}" for line in lines if not line.ends}
-    assert all(rule.kind is Kind.EVENT and rule.meaning and rule.source for rule in made.values())
+    assert all(rule.kind is RuleKind.EVENT and rule.meaning and rule.source for rule in made.values())
 
 
 def test_no_line_of_the_shipped_table_takes_a_node_out_for_what_a_job_does() -> None:

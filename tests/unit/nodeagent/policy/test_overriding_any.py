@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nodeagent.model import Action, Level
 from nodeagent.policy.loading import load, shipped
-from nodeagent.policy.rules import Bound, Clears, Policy
+from nodeagent.policy.rules import Bound, Clears, HealthPolicy
 from nodeagent.policy.validation import BadPolicy
 
 POLICY = shipped()
@@ -89,7 +89,7 @@ def test_any_document_is_a_policy_or_a_list_of_mistakes(document: dict[str, Any]
 @example({"checks": {"gpu_temperature_margin": {"degraded": {"at": 7}}}})
 def test_a_policy_that_is_taken_never_contradicts_itself(document: dict[str, Any]) -> None:
     found = loaded("\n".join(f"{key} = {toml(value)}" for key, value in document.items()))
-    if not isinstance(found, Policy):
+    if not isinstance(found, HealthPolicy):
         return
     for meaning in (found.meaning("kernel_oom", 0), *found.xids.values(), found.meaning("sxid", 7)):
         assert meaning.level is not Level.HEALTHY or meaning.action <= Action.RESTART_APP
@@ -108,12 +108,12 @@ def test_any_text_is_a_policy_or_a_list_of_mistakes(text: str) -> None:
 
 def is_one_or_the_other(text: str) -> bool:
     found = loaded(text)
-    if isinstance(found, Policy):
+    if isinstance(found, HealthPolicy):
         return bool(found.meaning("xid", 79).name)
     return bool(found) and all(message.isprintable() for message in found)
 
 
-def loaded(text: str) -> Policy | tuple[str, ...]:
+def loaded(text: str) -> HealthPolicy | tuple[str, ...]:
     try:
         return load(text)
     except BadPolicy as error:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nodeagent.sensing.sensor import LeftOut
+from nodeagent.sensing.sensor import Omission
 from nodeagent.sensing.sweep import Reading, Sweep
 from tests.unit.nodeagent.ticking import Ticking
 
@@ -18,8 +18,8 @@ class Slow:
         self._clock.at_s += 7
         return [Reading(each, "node", 1.0, "so it is") for each in sorted(due)]
 
-    def left_out(self) -> tuple[LeftOut, ...]:
-        return tuple(LeftOut(each, "why") for each in sorted(self.checks))
+    def left_out(self) -> tuple[Omission, ...]:
+        return tuple(Omission(each, "why") for each in sorted(self.checks))
 
 
 def test_each_group_is_stamped_with_the_time_when_its_read_began() -> None:

@@ -11,10 +11,10 @@ from aiohttp.test_utils import TestClient, TestServer
 from nodeagent.agent.agent import Published
 from nodeagent.agent.sensor_threads import NOT_YET, SensorStatus
 from nodeagent.evaluation.evaluator import verdicts
-from nodeagent.model import Action, Finding, Level
+from nodeagent.model import Action, HealthFinding, Level
 from nodeagent.server import http_api
 
-FOUND = Finding(
+FOUND = HealthFinding(
     "gpu/0000:3b:00.0", "xid", 79, Level.UNHEALTHY, Action.REBOOT_NODE, 5.0, 6.0, "Xid 79: gone",
     ("NVRM: Xid 79",), "a reboot", ("kmsg",),
 )  # fmt: skip
