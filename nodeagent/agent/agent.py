@@ -154,14 +154,14 @@ class Agent:
         # read before the observations that they cover
         positions = {each.sensor.name: each.position for each in self.watched}
         self._take(now_s)
-        standing = self.evaluator.findings(now_s)
-        found, self.state.reported = changes.find_changes(self.state.reported, standing, now_s)
+        findings = self.evaluator.findings(now_s)
+        found, self.state.reported = changes.find_changes(self.state.reported, findings, now_s)
         self._pending += [changes.change_as_json(each) for each in found]
-        self.state.clean_time = self.state.clean_time.after(now_s, standing, self.published.ready)
-        self._publish(now_s, standing)
+        self.state.clean_time = self.state.clean_time.after(now_s, findings, self.published.ready)
+        self._publish(now_s, findings)
         since_s = time.monotonic() - self._saved
         if last or since_s >= SAVE_AT_REST_S or (self._pending and since_s >= SAVE_S):
-            self._save_and_report(now_s, positions, standing)
+            self._save_and_report(now_s, positions, findings)
         return self.published
 
     def _take(self, now_s: float) -> None:
@@ -182,7 +182,7 @@ class Agent:
             self.evaluator.forget(now_s - FORGET_S)
 
     def _save_and_report(
-        self, now_s: float, positions: Mapping[str, Any], standing: tuple[HealthFinding, ...]
+        self, now_s: float, positions: Mapping[str, Any], findings: tuple[HealthFinding, ...]
     ) -> None:
         """Save, then report. With a full disk it reports all the same: a fault must not stay unreported."""
         numbered = self.state.add(self._pending)
@@ -197,7 +197,7 @@ class Agent:
                 self._note_saved(now_s, "")
             except OSError as error:
                 self._note_saved(now_s, f"the state cannot be saved: {error}")
-        self._publish(now_s, standing)
+        self._publish(now_s, findings)
         if numbered:
             self.report(numbered)
 
@@ -209,17 +209,17 @@ class Agent:
                 (Observation(now_s, "memory_lost", "sensor/memory", "agent", state, text=problem),)
             )
 
-    def _verdicts(self, standing: tuple[HealthFinding, ...]) -> tuple[HealthVerdict, ...]:
+    def _verdicts(self, findings: tuple[HealthFinding, ...]) -> tuple[HealthVerdict, ...]:
         """Return one verdict for each entity: the previous object unless findings or entities are new."""
         count = len(self.evaluator.entities)  # the set only grows
-        if standing is not self._judged[0] or count != self._judged[1]:
-            self._judged = standing, count, verdicts(standing, self.evaluator.entities)
+        if findings is not self._judged[0] or count != self._judged[1]:
+            self._judged = findings, count, verdicts(findings, self.evaluator.entities)
         return self._judged[2]
 
-    def _publish(self, now_s: float, standing: tuple[HealthFinding, ...]) -> None:
+    def _publish(self, now_s: float, findings: tuple[HealthFinding, ...]) -> None:
         published = Published(
             now_s,
-            self._verdicts(standing),
+            self._verdicts(findings),
             tuple(each.status() for each in self.watched),
             tuple(self.state.history),
             self.inbox.dropped,

@@ -42,7 +42,7 @@ def finding_key(finding: HealthFinding) -> FindingKey:
 
 
 def find_changes(
-    reported: Mapping[FindingKey, ReportedFinding], standing: Iterable[HealthFinding], now_s: float
+    reported: Mapping[FindingKey, ReportedFinding], findings: Iterable[HealthFinding], now_s: float
 ) -> tuple[tuple[Change, ...], dict[FindingKey, ReportedFinding]]:
     """Return the changes since the last report, and what counts as reported after them.
 
@@ -50,7 +50,7 @@ def find_changes(
     """
     found: list[Change] = []
     after: dict[FindingKey, ReportedFinding] = {}
-    for each in standing:
+    for each in findings:
         before = reported.get(finding_key(each))
         now = ReportedFinding(each.level, each.action, each.since_s if before is None else before.since_s)
         kind = _kind(before, now)

@@ -23,9 +23,9 @@ class CleanTime:
     unhealthy_s: float | None = None  # when something was last unhealthy
     found_s: float | None = None  # when there was last any finding
 
-    def after(self, now_s: float, standing: Iterable[HealthFinding], ready: bool) -> CleanTime:
+    def after(self, now_s: float, findings: Iterable[HealthFinding], ready: bool) -> CleanTime:
         """Return the times after a look. `ready`: each sensor has been tried."""
-        level = max((each.level for each in standing), default=Level.HEALTHY)
+        level = max((each.level for each in findings), default=Level.HEALTHY)
         return CleanTime(
             now_s if self.watched_s is None and ready else self.watched_s,
             now_s if level is Level.UNHEALTHY else self.unhealthy_s,

@@ -201,14 +201,14 @@ def _sensors(
     host = HostSensor(clock, periods_s, _mapping(before, HostSensor.name), options.proc, options.root)
     expected = ExpectedPorts(options.ib_ports, options.ib_gbps)
     sysfs = SysfsSensor(clock, periods_s, _mapping(before, SysfsSensor.name), options.sys, expected)
-    word = OperatorClear(options.state_dir, clock.now_s, before.get(OperatorClear.name))
+    operator_clear = OperatorClear(options.state_dir, clock.now_s, before.get(OperatorClear.name))
     return [
         FittedSensor(NvmlEvents(driver, clock)),
         FittedSensor(polling, polling.remembered),
         *_kernel_log(options, clock, state, lines, trusting),
         FittedSensor(host, host.remembered, host.left_out),
         FittedSensor(sysfs, sysfs.remembered, sysfs.left_out),
-        FittedSensor(word, word.position),
+        FittedSensor(operator_clear, operator_clear.position),
     ]
 
 

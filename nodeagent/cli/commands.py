@@ -55,24 +55,24 @@ def check(options: argparse.Namespace) -> int:
         _print(json.dumps(found, indent=2))
     else:
         _print(*rendering.render_health(found, colour=_colour()))
-    _leave(CODES[found["level"]])
+    _exit(CODES[found["level"]])
 
 
 def watch(options: argparse.Namespace) -> int:
     """Watch, and print each change as it comes, until Ctrl-C."""
     parts = assembly.assemble(options, keeps=False)
 
-    def tell(found: Sequence[Mapping[str, Any]]) -> None:
+    def report_changes(found: Sequence[Mapping[str, Any]]) -> None:
         for each in found:
             _print(json.dumps(each) if options.json else rendering.render_change(each, colour=_colour()))
 
-    agent = _agent(parts, tell)
-    _on_end(agent)
+    agent = _agent(parts, report_changes)
+    _handle_signals(agent)
     agent.watch(parts.sensors)
-    ready = threading.Thread(target=_say_when_ready, args=(agent, parts, options.json), daemon=True)
+    ready = threading.Thread(target=_print_when_ready, args=(agent, parts, options.json), daemon=True)
     ready.start()
     agent.run()
-    _leave(0)
+    _exit(0)
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -86,11 +86,11 @@ def serve(options: argparse.Namespace) -> int:
 
     log = EventLog(_write)
 
-    def tell(found: Sequence[Mapping[str, Any]]) -> None:
+    def report_changes(found: Sequence[Mapping[str, Any]]) -> None:
         for each in found:
             log.write({"event": "finding", **each})
 
-    agent = _agent(parts, tell)
+    agent = _agent(parts, report_changes)
     host, port = split(options.listen)
     inject = injector(agent.inbox, parts.policy, parts.lines, parts.clock.now_s) if options.test else None
     server = HttpServer(
@@ -100,7 +100,7 @@ def serve(options: argparse.Namespace) -> int:
         server.start()
     except CannotListen as error:
         raise BadInput(f"--listen {error}") from None
-    _on_end(agent)
+    _handle_signals(agent)
     log.write({"event": "serving", "listen": f"{host}:{server.port}", **parts.about()})
     for each in parts.problems:
         log.write({"event": "memory_problem", "why": each})
@@ -192,11 +192,13 @@ def _remembered(folder: Path) -> tuple[saved_state.SavedState, tuple[str, ...]]:
         raise BadInput(f"--state-dir {folder}: {error}") from None
 
 
-def _agent(parts: AgentParts, tell: Any) -> Agent:
-    return Agent(parts.policy, parts.clock, parts.state, parts.folder, tell, parts.branch, parts.problems)
+def _agent(parts: AgentParts, report_changes: Any) -> Agent:
+    return Agent(
+        parts.policy, parts.clock, parts.state, parts.folder, report_changes, parts.branch, parts.problems
+    )
 
 
-def _say_when_ready(agent: Agent, parts: AgentParts, as_json: bool) -> None:
+def _print_when_ready(agent: Agent, parts: AgentParts, as_json: bool) -> None:
     with agent.looked:
         agent.looked.wait_for(lambda: agent.published.ready)
     if not as_json:
@@ -205,7 +207,7 @@ def _say_when_ready(agent: Agent, parts: AgentParts, as_json: bool) -> None:
         )
 
 
-def _on_end(agent: Agent) -> None:
+def _handle_signals(agent: Agent) -> None:
     def end(_signum: int, _frame: FrameType | None) -> None:
         agent.stop()
         # A disk that hangs also blocks the last save: the state on it stays as it was.
@@ -217,7 +219,7 @@ def _on_end(agent: Agent) -> None:
         signal.signal(signum, end)
 
 
-def _leave(code: int) -> NoReturn:
+def _exit(code: int) -> NoReturn:
     """Exit at once: a sensor's thread may hang in a call that cannot be ended."""
     sys.stdout.flush()
     os._exit(code)

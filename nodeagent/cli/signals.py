@@ -46,7 +46,7 @@ an operator's file changes them. On a node, `node explain` prints the same for o
 has set there. What to do about a finding is in the [runbooks](runbooks/node.md).
 
 The action follows the arrow. Unhealthy: the node should get no new work. Degraded: the finding is reported, and the
-node keeps its work. Healthy: the finding is reported for the record, and for the one who restarts the application.
+node keeps its work. Healthy: the finding is reported for the record, and for restarts of the application.
 """  # noqa: E501 (a paragraph of Markdown has lines of 120)
 
 _ABOUT_XIDS = """\

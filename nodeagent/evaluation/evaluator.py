@@ -47,7 +47,7 @@ class Evaluator:
         # by entity: the finding, and until when it holds
         self._judged: dict[str, dict[Event, tuple[HealthFinding | None, float]]] = {}
         self.entities: set[str] = {NODE}  # all entities ever seen
-        self._standing: tuple[HealthFinding, ...] | None = None  # None: must be computed again
+        self._findings: tuple[HealthFinding, ...] | None = None  # None: must be computed again
         self.until_s = inf  # when time alone may change the last findings
         self._asked_s = inf
 
@@ -61,13 +61,13 @@ class Evaluator:
         if branch != self._branch:
             self._branch = branch
             self._judged.clear()
-            self._standing = None
+            self._findings = None
 
     def take(self, seen: Observation) -> bool:
         """Add one observation; False if it is known, too late, not a number, or of an unknown check."""
         if not (isfinite(seen.at_s) and isfinite(seen.value)):
             return False
-        self._standing = None
+        self._findings = None
         rule = self.policy.rules.get(seen.check)
         if seen.check in ("xid", "sxid") or (rule is not None and rule.kind is RuleKind.EVENT):
             return self._take_event(seen)
@@ -109,11 +109,11 @@ class Evaluator:
         """Return all present findings, worst first: the same object until evidence or time change it."""
         if now_s < self._asked_s:
             self._judged.clear()  # a finding that had ended by then holds again
-        if self._standing is None or not self._asked_s <= now_s < self.until_s:
-            self._standing = self._find(now_s)
+        if self._findings is None or not self._asked_s <= now_s < self.until_s:
+            self._findings = self._find(now_s)
             self._asked_s = now_s
             self.until_s = min((t for e in self._judged.values() for _, t in e.values()), default=inf)
-        return self._standing
+        return self._findings
 
     def _find(self, now_s: float) -> tuple[HealthFinding, ...]:
         found: list[HealthFinding] = []
@@ -165,7 +165,7 @@ class Evaluator:
                 del variants[name]
         self._events = {event: variants for event, variants in self._events.items() if variants}
         self._judged.clear()
-        self._standing = None
+        self._findings = None
 
     def _settled(self, entity: str, check: str, code: int) -> bool:
         """Return True for a verdict of the driver that concerns only codes overridden by the operator."""
@@ -214,7 +214,7 @@ class Evaluator:
 
     def load(self, raw: Any) -> None:
         """Restore what was dumped. Raises ValueError, TypeError or KeyError for anything else."""
-        self._standing = None
+        self._findings = None
         for entity, check, series, sources, text in raw["series"][:MAX_SERIES]:
             if str(check) in self.policy.rules:
                 held = _Series(SampleSeries.load(series), {str(each) for each in sources}, str(text))

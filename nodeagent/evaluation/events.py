@@ -142,14 +142,14 @@ def event_finding(
         verdicts: The driver's verdicts on the entity (Xid 154), by variant.
         branch: The driver's branch, such as 575; None if it is not known.
     """
-    told = _informative(variants)
+    seen = _informative(variants)
     if (check, code) == ("xid", VERDICT_XID):
-        told = _newest(told)
-    meant = {name: policy.meaning(check, code, name, branch) for name in told}
-    spans = union_bursts([each.spans for each in told.values()])
-    again = {name: _recurred(meant[name], told[name].spans, spans) for name in told}
-    ends = {name: _end_s(told[name].spans[-1][1], meant[name], again[name], marks) for name in told}
-    live = [name for name in told if now_s < ends[name]]
+        seen = _newest(seen)
+    meant = {name: policy.meaning(check, code, name, branch) for name in seen}
+    spans = union_bursts([each.spans for each in seen.values()])
+    again = {name: _recurred(meant[name], seen[name].spans, spans) for name in seen}
+    ends = {name: _end_s(seen[name].spans[-1][1], meant[name], again[name], marks) for name in seen}
+    live = [name for name in seen if now_s < ends[name]]
     if not live:
         return None, inf
     worst = max(live, key=lambda n: (meant[n].level, meant[n].action, again[n], n))
@@ -161,7 +161,7 @@ def event_finding(
     if recurs and again[worst] and (recurs.level, recurs.action) > (level, action):
         level, action = recurs.level, recurs.action
         why = f"{why}; {again[worst]} times within {_span(recurs.within_s)}"
-    texts = sorted({each for name in told for each in told[name].texts})[-3:]
+    texts = sorted({each for name in seen for each in seen[name].texts})[-3:]
     sources = tuple(sorted({s for each in variants.values() for s in each.sources}))
     label = f"Xid {code}" if check == "xid" else f"SXid {code}" if check == "sxid" else ""
     found = HealthFinding(

@@ -30,7 +30,7 @@ DRIVERS_OWN = "recovery_action"  # a check that is the driver's own verdict
 class LevelState:
     """Whether one level is reached, since when, and the last sample that was not clean."""
 
-    stands: bool = False
+    active: bool = False
     since_s: float = 0.0
     unclean_s: float = float("-inf")
 
@@ -56,7 +56,7 @@ class SampleSeries:
         self._latest = _stepped(self._latest, rule, self.samples, at) if self._latest and in_order else None
         return True
 
-    def standing(self, rule: Rule) -> tuple[LevelState, LevelState]:
+    def levels(self, rule: Rule) -> tuple[LevelState, LevelState]:
         """Return the state of the two levels, degraded and unhealthy, after all samples."""
         if self._latest is None:
             self._latest = self._fold(rule, self.base_s, float("inf"))
@@ -104,7 +104,7 @@ class SampleSeries:
     def dump(self) -> list[Any]:
         """Return what `load` takes: JSON."""
         flags = [
-            [s.stands, s.since_s, s.unclean_s if s.unclean_s > float("-inf") else None] for s in self.base
+            [s.active, s.since_s, s.unclean_s if s.unclean_s > float("-inf") else None] for s in self.base
         ]
         base_s = self.base_s if self.base_s > float("-inf") else None
         return [base_s, flags, [list(sample) for sample in self.samples]]
@@ -115,8 +115,8 @@ class SampleSeries:
         base_s, flags, samples = raw
         nothing = float("-inf")
         low, high = (
-            LevelState(bool(stands), float(since), nothing if unclean is None else float(unclean))
-            for stands, since, unclean in flags
+            LevelState(bool(active), float(since), nothing if unclean is None else float(unclean))
+            for active, since, unclean in flags
         )
         found = sorted((float(at), float(value)) for at, value in samples[:MAX_SAMPLES])
         return cls(found, nothing if base_s is None else float(base_s), (low, high))
@@ -129,16 +129,16 @@ def _stepped(
     return _step(low, rule, Level.DEGRADED, samples, at), _step(high, rule, Level.UNHEALTHY, samples, at)
 
 
-def _step(standing: LevelState, rule: Rule, level: Level, samples: list[Sample], at: int) -> LevelState:
+def _step(before: LevelState, rule: Rule, level: Level, samples: list[Sample], at: int) -> LevelState:
     now_s = samples[at][0]
     if reached(rule, level, samples, at):
-        since = standing.since_s if standing.stands else now_s
+        since = before.since_s if before.active else now_s
         return LevelState(True, since, now_s)
     if not _clean(rule, level, samples, at):
-        return LevelState(standing.stands, standing.since_s, now_s)
-    if standing.stands and now_s - standing.unclean_s >= rule.clear_s:
-        return replace(standing, stands=False)
-    return standing
+        return LevelState(before.active, before.since_s, now_s)
+    if before.active and now_s - before.unclean_s >= rule.clear_s:
+        return replace(before, active=False)
+    return before
 
 
 def reached(rule: Rule, level: Level, samples: list[Sample], at: int) -> bool:
@@ -222,19 +222,19 @@ def sample_finding(
     entity: str, rule: Rule, series: SampleSeries, sources: Iterable[str], text: str
 ) -> HealthFinding | None:
     """Return the finding of one check of one entity; None if there is none."""
-    low, high = series.standing(rule)
-    if not series.samples or not (low.stands or high.stands):
+    low, high = series.levels(rule)
+    if not series.samples or not (low.active or high.active):
         return None
-    level = Level.UNHEALTHY if high.stands else Level.DEGRADED
-    standing = high if high.stands else low
+    level = Level.UNHEALTHY if high.active else Level.DEGRADED
+    current = high if high.active else low
     return HealthFinding(
         entity=entity,
         check=rule.check,
         code=None,
         level=level,
         action=_action(rule, series, level),
-        since_s=standing.since_s,
-        last_s=standing.unclean_s,
+        since_s=current.since_s,
+        last_s=current.unclean_s,
         why=_why(rule, series, level),
         evidence=(text,) if text else (),
         clears=_clears(rule, level),

@@ -218,13 +218,13 @@ def asleep_for(found: Mapping[ThreadKey, Suspect], now_s: float, for_s: float) -
 def describe(stuck: Mapping[ThreadKey, Suspect], now_s: float) -> str:
     """Return the stuck threads as text: the longest first, then how many more."""
     order = sorted(stuck.items(), key=lambda item: (item[1].since_s, item[0]))
-    told = [
+    named = [
         f"{each.asleep.name} ({tid}) for {now_s - each.since_s:.0f} s"
         + (f" in {each.asleep.wait_channel}" if each.asleep.wait_channel else "")
         for (_, tid), each in order[:MAX_NAMED]
     ]
     more = [f"and {len(order) - MAX_NAMED} more"] if len(order) > MAX_NAMED else []
-    return ", ".join(told + more)
+    return ", ".join(named + more)
 
 
 class StuckThreads:

@@ -49,9 +49,9 @@ class LinePatterns:
         text = text[:MAX_LINE]
         if not self.may_match(text):
             return ()
-        return nvidia_lines.parse_nvidia(text) or self._told(text)
+        return nvidia_lines.parse_nvidia(text) or self._match(text)
 
-    def _told(self, text: str) -> tuple[LineFact, ...]:
+    def _match(self, text: str) -> tuple[LineFact, ...]:
         for line in self._lines:
             match = line.pattern.match(text) if line.has in text else None
             if match is not None:
@@ -80,20 +80,20 @@ class LostRecords:
         self._clock = clock
         self._source = source
         self._text = text
-        self._told: tuple[float, int] | None = None
+        self._reported: tuple[float, int] | None = None
 
     def due_readings(self) -> list[Observation]:
         """Return a reading if one is due."""
         now_s = self._clock.now_s()
-        if self._told is None:
+        if self._reported is None:
             return [self._reading(now_s, 0)]  # a counter's growth shows only from its second reading on
-        at_s, count = self._told
+        at_s, count = self._reported
         if count == self.count and now_s - at_s < REPORT_S:
             return []
         return [self._reading(now_s, self.count)]
 
     def _reading(self, now_s: float, count: int) -> Observation:
-        self._told = (now_s, count)
+        self._reported = (now_s, count)
         text = self._text if count else ""
         entity = f"sensor/{self._source}"
         return Observation(now_s, "observations_dropped", entity, self._source, float(count), text=text)
@@ -105,7 +105,7 @@ class LineReader:
     def __init__(self, lines: LinePatterns, source: str) -> None:
         self._lines = lines
         self._source = source
-        self._told: dict[EventKey, float] = {}  # when each was last reported, oldest first
+        self._reported: dict[EventKey, float] = {}  # when each was last reported, oldest first
         self._uuids: dict[str, str] = {}  # by entity
 
     def may_match(self, raw: bytes) -> bool:
@@ -121,22 +121,22 @@ class LineReader:
         found = []
         for seen in self._lines.read(text):
             key = (seen.check, seen.entity, seen.value, seen.variant)
-            told_s = self._told.get(key)
-            if told_s is None or abs(at_s - told_s) >= STORM_S:
-                self._tell(key, at_s)
+            reported_s = self._reported.get(key)
+            if reported_s is None or abs(at_s - reported_s) >= STORM_S:
+                self._record(key, at_s)
                 found.append(seen)
         return found
 
-    def _tell(self, key: EventKey, at_s: float) -> None:
+    def _record(self, key: EventKey, at_s: float) -> None:
         check, entity, value, _ = key
-        self._told.pop(key, None)
-        self._told.pop((CLEARED, entity, 0.0, ""), None)
+        self._reported.pop(key, None)
+        self._reported.pop((CLEARED, entity, 0.0, ""), None)
         if check == CLEARED or (check == "xid" and value == VERDICT_XID):
-            for other in [each for each in self._told if _ended(each, key)]:
-                del self._told[other]
-        self._told[key] = at_s
-        while len(self._told) > MAX_KEYS or at_s - next(iter(self._told.values())) > STORM_S:
-            del self._told[next(iter(self._told))]
+            for other in [each for each in self._reported if _ended(each, key)]:
+                del self._reported[other]
+        self._reported[key] = at_s
+        while len(self._reported) > MAX_KEYS or at_s - next(iter(self._reported.values())) > STORM_S:
+            del self._reported[next(iter(self._reported))]
 
     def _remember(self, text: str) -> None:
         named = nvidia_lines.gpu_uuid(text)

@@ -38,8 +38,8 @@ WHOLE_GPU = 0xFFFFFFFF  # an event's instance ids, unless it concerns a MIG inst
 MAX_FAILED = 4  # waits in a row
 
 # The check that an event reports itself, and the check that it prompts.
-_SAYS = {FATAL_POISON_EVENT: "poison_fatal", GPU_UNAVAILABLE_EVENT: "gpu_unavailable"}
-_ASKS: dict[int, Callable[[GpuQuery], Iterator[GpuReading]]] = {
+_CHECK_OF = {FATAL_POISON_EVENT: "poison_fatal", GPU_UNAVAILABLE_EVENT: "gpu_unavailable"}
+_READ_AT: dict[int, Callable[[GpuQuery], Iterator[GpuReading]]] = {
     DOUBLE_BIT_EVENT: gpu_checks.uncorrected_errors,
     SINGLE_BIT_STORM_EVENT: gpu_checks.corrected_errors,
     RECOVERY_ACTION_EVENT: gpu_checks.recovery_action,
@@ -145,7 +145,7 @@ class NvmlEvents:
         self._session: NvmlSession | None = None
         self._set: NvmlEventSet | None = None
         self._failed = 0  # waits in a row
-        self._asked_for: dict[str, GpuHistory] = {}  # by UUID: the recovery action that the driver requested
+        self._requested: dict[str, GpuHistory] = {}  # by UUID: the recovery action that the driver requested
 
     def open(self) -> None:
         self._failed = 0
@@ -162,7 +162,7 @@ class NvmlEvents:
         seen: list[Observation] = []
         try:
             for data in events.wait():
-                seen += self._told(data, events.query(data))
+                seen += self._observations(data, events.query(data))
             self._failed = 0
         except EventsFailed as failed:
             self._wait_failed(failed, bool(seen))
@@ -211,7 +211,7 @@ class NvmlEvents:
         where = ", and no NVIDIA GPU on the PCI bus" if nothing else ""
         raise Unavailable(f"no NVIDIA driver{where}: {gone}", nothing_there=nothing) from None
 
-    def _told(self, data: Any, query: GpuQuery | None) -> Iterator[Observation]:
+    def _observations(self, data: Any, query: GpuQuery | None) -> Iterator[Observation]:
         at_s = self._clock.now_s()
         kind, code = int(data.eventType), int(data.eventData)
         entity = query.gpu.entity if query else model.DRIVER
@@ -219,14 +219,14 @@ class NvmlEvents:
         if kind == XID_EVENT:
             text = f"NVML: Xid {code}"
             yield Observation(at_s, "xid", entity, self.name, float(code), text=text, facts=facts)
-        elif kind in _SAYS:
+        elif kind in _CHECK_OF:
             text = f"NVML event {kind:#x}, data {code}"
-            yield Observation(at_s, _SAYS[kind], entity, self.name, text=text, facts=facts)
-        ask = gpu_checks.recovery_action if kind == XID_EVENT and code == VERDICT_XID else _ASKS.get(kind)
+            yield Observation(at_s, _CHECK_OF[kind], entity, self.name, text=text, facts=facts)
+        ask = gpu_checks.recovery_action if kind == XID_EVENT and code == VERDICT_XID else _READ_AT.get(kind)
         if query is not None and ask is not None:
-            yield from self._asked(query, ask)
+            yield from self._queried(query, ask)
 
-    def _asked(
+    def _queried(
         self, query: GpuQuery, ask: Callable[[GpuQuery], Iterator[GpuReading]]
     ) -> Iterator[Observation]:
         gpu = query.gpu
@@ -236,7 +236,7 @@ class NvmlEvents:
                 at_s, value = self._clock.now_s(), float(each.value)
                 yield Observation(at_s, each.check, gpu.entity, self.name, value, text=text)
                 if each.check == "recovery_action":
-                    known = self._asked_for.setdefault(gpu.uuid, GpuHistory(gpu.uuid))
+                    known = self._requested.setdefault(gpu.uuid, GpuHistory(gpu.uuid))
                     if known.take_recovery(int(value)):
                         yield Observation(at_s, "gpu_reset", gpu.entity, self.name, text=text)
         except GpuGone:

@@ -98,7 +98,7 @@ def _values(
             if reading.check == "ecc_dbe" and known.take_uncorrected(reading.value):
                 reasons.append("its volatile counter of uncorrected errors restarted from zero")
             if reading.check == "recovery_action" and known.take_recovery(int(reading.value)):
-                reasons.append("the driver asks for no reset any more")
+                reasons.append("the driver no longer requests a reset")
             if reading.check in due:
                 yield reading
 
@@ -164,10 +164,10 @@ class NvmlPolling:
                 self._driver.lose(self._session, gone)
             self.close()
             self._unless_no_gpus(gone)
-            seen.append(self._tell("nvml", model.DRIVER, gone.state, text=str(gone)))
+            seen.append(self._observe("nvml", model.DRIVER, gone.state, text=str(gone)))
             if self._promised:
                 text = f"0 of {self._roster.expected} GPUs: {gone}"
-                seen.append(self._tell("gpu_count", model.NODE, self._roster.expected, text=text))
+                seen.append(self._observe("gpu_count", model.NODE, self._roster.expected, text=text))
         self._remembered = self._roster.history.dump()
         return seen
 
@@ -196,10 +196,10 @@ class NvmlPolling:
             yield from self._look(again=not self._roster.all_well)
         if "nvml" in due:
             versions = (("driver", session.driver), ("nvml", session.nvml))
-            yield self._tell("nvml", model.DRIVER, library.OK, facts=versions)
+            yield self._observe("nvml", model.DRIVER, library.OK, facts=versions)
         if "gpu_count" in due:
             missing, text = self._roster.missing()
-            yield self._tell("gpu_count", model.NODE, missing, text=text)
+            yield self._observe("gpu_count", model.NODE, missing, text=text)
         for pci in tuple(self._roster.history.gpus):
             yield from self._gpu(pci, due)
         now_s = self._clock.now_s()
@@ -214,7 +214,7 @@ class NvmlPolling:
         yield from self._look(again=True)
         if self._roster.history.reloaded(session.load, session.after_loss):
             for pci in self._roster.listed:
-                yield self._tell("gpu_reset", model.gpu_entity(pci), 0.0, text="the driver was reloaded")
+                yield self._observe("gpu_reset", model.gpu_entity(pci), 0.0, text="the driver was reloaded")
         self._began = session.number
 
     def _look(self, again: bool) -> Iterator[Observation]:
@@ -224,7 +224,7 @@ class NvmlPolling:
                 inventory.list_gpus(), inventory.gpus_on_bus(self._driver.sysfs)
             ):
                 text = f"{new} in place of {old}"
-                yield self._tell("replaced", model.gpu_entity(pci), 0.0, text=text)
+                yield self._observe("replaced", model.gpu_entity(pci), 0.0, text=text)
 
     def _gpu(self, pci: str, due: frozenset[str]) -> Iterator[Observation]:
         known = self._roster.history.gpus[pci]
@@ -235,10 +235,10 @@ class NvmlPolling:
             return  # a GPU that is away may take long to answer
         away = self._roster.away.get(pci, (gpu_roster.VANISHED, "NVML lists it no more"))
         for reading in sweep_gpu(query, known, due, away):
-            told = facts if reading.check == "gpu_state" else reading.facts
-            yield self._tell(reading.check, entity, reading.value, reading.text, told)
+            known_facts = facts if reading.check == "gpu_state" else reading.facts
+            yield self._observe(reading.check, entity, reading.value, reading.text, known_facts)
 
-    def _tell(
+    def _observe(
         self, check: str, entity: str, value: float, text: str = "", facts: tuple[tuple[str, str], ...] = ()
     ) -> Observation:
         return Observation(

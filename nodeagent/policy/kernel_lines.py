@@ -37,8 +37,8 @@ def table_mistakes(table: dict[str, Any]) -> list[str]:
     """Return the mistakes of one `[[line]]`; none if it is valid."""
     texts = [key for key in (*ALL, ENDS, *_WORDS) if key in table]
     wrong = _key_mistakes(table)
-    untold = [f"{key}: must be a text that is not empty" for key in texts if not _is_text(table[key])]
-    return wrong + (untold or [*_value_mistakes(table), *_pattern_mistakes(table)])
+    empty = [f"{key}: must be a text that is not empty" for key in texts if not _is_text(table[key])]
+    return wrong + (empty or [*_value_mistakes(table), *_pattern_mistakes(table)])
 
 
 def _is_text(value: Any) -> bool:

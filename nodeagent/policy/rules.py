@@ -83,7 +83,7 @@ class Rule:
     check: str
     kind: RuleKind
     what: str  # a noun phrase, for people: "temperature margin"
-    source: str  # who says so
+    source: str  # of the rule, for people
     unit: str = ""
     period_s: float = 0.0  # the interval between samples; 0: sampled when something happens
     below: bool = False  # a level: the lower, the worse

@@ -53,9 +53,9 @@ def test_what_is_remembered_of_a_storm_of_different_events_is_bounded() -> None:
     sightings = LineReader(LINES, "kmsg")
     for server in range(3 * MAX_KEYS):
         assert len(sightings.take(f"nfs: server 10.0.{server}.9 not responding, still trying", 1.0)) == 1
-    assert len(sightings._told) == MAX_KEYS
+    assert len(sightings._reported) == MAX_KEYS
     sightings.take(XID_79, 9.0)
-    assert len(sightings._told) == 1
+    assert len(sightings._reported) == 1
 
 
 def test_a_line_stamped_before_the_last_is_told() -> None:
