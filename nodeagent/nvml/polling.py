@@ -19,6 +19,7 @@ from nodeagent.sensing.sensor import Unavailable
 from nodeagent.sensing.sweep import Periods
 
 ProbeRead = Callable[[GpuQuery, GpuHistory], Iterable[GpuReading]]
+EARLY_S = 1.0  # sweeps are not exact to the second: one that is this early counts
 RENEW_S = 60.0  # while a GPU is away: NVML looks for GPUs only when it is initialised
 
 
@@ -139,7 +140,7 @@ class NvmlPolling:
         """
         self._driver = driver
         self._clock = clock
-        self._periods = Periods(periods_s, CHECKS, self.period_s)
+        self._periods = Periods(periods_s, CHECKS, 2 * EARLY_S)  # half a step early counts
         self._roster = GpuRoster(gpu_roster.load_history(remembered), expected)
         self._promised = promised
         self._session: NvmlSession | None = None
@@ -233,7 +234,7 @@ class NvmlPolling:
         facts = self._roster.facts(pci)
         if known.state in gpu_roster.AWAY and "gpu_state" not in due:
             return  # a GPU that is away may take long to answer
-        away = self._roster.away.get(pci, (gpu_roster.VANISHED, "NVML lists it no more"))
+        away = self._roster.away.get(pci, (gpu_roster.VANISHED, "NVML no longer lists it"))
         for reading in sweep_gpu(query, known, due, away):
             known_facts = facts if reading.check == "gpu_state" else reading.facts
             yield self._observe(reading.check, entity, reading.value, reading.text, known_facts)

@@ -25,8 +25,6 @@ START_S = 5.0
 STOP_S = 0.5
 MAX_IDLE_S = 15.0  # for an idle connection
 MAX_IDLE = 64  # idle connections at a time: the agent's file descriptors are for the sensors
-
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MAX_BODY_BYTES = 16 << 10
 MAX_EVENTS = 1000  # in one answer
