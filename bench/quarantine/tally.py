@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from bench.quarantine.simulated_node import Node
 from supervisor.quarantine.model import NO_NEW_WORK, Action, Drain, Hold, Release, Taint
 
+UNCONFIRMED = "to be confirmed"  # in the `why` of a hold that waits for a confirmation
+
 
 @dataclass(slots=True)
 class Case:
@@ -107,5 +109,5 @@ class Tally:
         """Note which faults wait for something other than their confirmation."""
         for each in holds:
             for case in self.open.get(each.node, ()):
-                if now_s > case.due_s and "to be confirmed" not in each.why:
+                if now_s > case.due_s and UNCONFIRMED not in each.why:
                     case.held = each.why
