@@ -164,6 +164,23 @@ def test_every_decision_is_listed() -> None:
         assert f"[{number}]({path.name}) | {words} |" in listed
 
 
+def test_the_glossary_has_one_sentence_for_each_of_at_most_25_words() -> None:
+    rows = re.findall(
+        r"^\| \*\*(.+?)\*\* \| (.+) \|$", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE
+    )
+    assert 0 < len(rows) <= 25
+    for word, meaning in rows:
+        assert meaning.endswith("."), word
+        assert ". " not in meaning, f"{word}: more than one sentence"
+
+
+def test_the_readme_is_read_in_a_minute_and_shows_the_picture_that_make_draws() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    assert "](docs/recovery.svg)" in text
+    assert text.index("make demo-quick") < text.index("holdfast run ")
+
+
 def test_the_wheel_that_is_named_is_this_version() -> None:
     assert f"holdfast-{__version__}-py3-none-any.whl" in (ROOT / "README.md").read_text()
 
