@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 from holdfast.protocol.launcher_messages import Marks
-from supervisor.decision import closing, orders
+from supervisor.decision import closing, orders, transition
 from supervisor.decision.decide import decide
 from supervisor.decision.durable_facts import remembered
-from supervisor.decision.transition import apply, asked_to_stop, taken_over
+from supervisor.decision.transition import asked_to_stop, taken_over
 from supervisor.hangs import observation
 from supervisor.observability.bookkeeping import Accounts
 from supervisor.view.model import Action, End, Memory, Policy, Secure, Settle, Start, View, Wait, Watch
@@ -191,7 +191,7 @@ class World:
         return replace(seen, memory=remembered(seen), watch=self._watch)
 
     def _carry_out(self, view: View, action: Action, accounts: Accounts) -> None:
-        after = apply(view, action, self.policy)
+        after = transition.apply(view, action, self.policy)
         self._account(view, action, after, accounts)
         self._check(view, action, after)
         self.journal.append((view, action, after))

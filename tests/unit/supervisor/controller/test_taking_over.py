@@ -11,8 +11,9 @@ import pytest
 
 from supervisor.controller.job import Job
 from supervisor.controller.member_server import Connections
+from supervisor.decision import transition
 from supervisor.decision.decide import decide
-from supervisor.decision.transition import apply, taken_over
+from supervisor.decision.transition import taken_over
 from supervisor.observability.status import Records
 from supervisor.store.journal import Journal
 from supervisor.store.run_directory import RunDir
@@ -242,7 +243,7 @@ def test_a_generation_that_the_journal_lacks_has_an_incident_of_its_own() -> Non
     seen = ahead()
     secure = decide(seen, Policy(members=2))
     assert isinstance(secure, Secure)
-    after = apply(seen, secure, Policy(members=2))
+    after = transition.apply(seen, secure, Policy(members=2))
     assert after.generation == 2
     assert after.incident is not None
     assert (after.incident.number, after.incident.generation, after.incidents) == (2, 2, 2)
@@ -258,7 +259,7 @@ def test_a_group_is_not_ended_that_nobody_asked_to_stop() -> None:
     secure = decide(seen, policy)
     assert isinstance(secure, Secure)
     assert secure.why == "the journal does not say why generation 2 was stopped"
-    start = decide(replace(seen, memory=apply(seen, secure, policy)), policy)
+    start = decide(replace(seen, memory=transition.apply(seen, secure, policy)), policy)
     assert isinstance(start, Start)
     assert start.resume.step == 7
     assert isinstance(decide(ahead(generation=2, stop="graceful"), policy), Save)

@@ -8,10 +8,9 @@ import pytest
 from holdfast.protocol.launcher_messages import UNFLUSHED, Ending
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import Durable
-from supervisor.decision import closing, orders
+from supervisor.decision import closing, orders, transition
 from supervisor.decision.decide import decide
 from supervisor.decision.orders import order_for
-from supervisor.decision.transition import apply
 from supervisor.view import faults
 from supervisor.view.model import (
     UNREAD,
@@ -167,7 +166,7 @@ def test_if_the_member_that_saves_is_lost_another_holder_is_asked() -> None:
     action = decide(seen, POLICY)
     assert isinstance(action, Save)
     assert (action.member, action.resume.step, action.cut) == ("m1", 9, cut)
-    memory = apply(seen, action, POLICY)
+    memory = transition.apply(seen, action, POLICY)
     assert (memory.save, memory.save_member, memory.since_ns) == (3, "m1", seen.now_ns)
     order = order_for(memory, "m1", POLICY, None)
     assert (order.save, order.save_step) == (3, 9)
@@ -212,7 +211,7 @@ def test_a_stop_that_cuts_off_work_after_a_commit_saves_a_state_from_before_it()
     action = closing.save_and_end(seen, ())
     assert isinstance(action, Save)
     assert (action.resume.step, action.cut) == (7, (CUT,))
-    memory = apply(seen, action, POLICY)
+    memory = transition.apply(seen, action, POLICY)
     assert memory.lineage == (), "nothing is void before the older state is on storage"
     order = orders.order_for(memory, "m0", POLICY, None)
     assert order.lineage == (Lineage(2, 7),), "what is beyond it does not push it off storage"
@@ -227,11 +226,11 @@ def test_once_the_older_state_is_on_storage_what_contains_the_cut_step_is_void()
     action = closing.saving(seen, POLICY)
     assert isinstance(action, End)
     assert action.why == f"stopped, as asked, with a checkpoint of step 7{AGAIN}"
-    memory = apply(seen, action, POLICY)
+    memory = transition.apply(seen, action, POLICY)
     assert (memory.lineage, memory.missed) == ((Lineage(2, 7),), ())
     failed = replace(told, durable=Durable(9, 1, "k", 0.0, "disk full", 2))
     seen = replace(seen, members=(replace(first, report=failed), seen.members[1]))
-    memory = apply(seen, closing.saving(seen, POLICY), POLICY)
+    memory = transition.apply(seen, closing.saving(seen, POLICY), POLICY)
     assert (memory.lineage, memory.missed) == ((), (Missed(0, 0, 9),))
 
 
@@ -250,7 +249,7 @@ def test_without_an_older_state_what_was_cut_short_is_said_now_and_by_the_next_r
     saved = closing.save_and_end(seen, ())
     assert isinstance(saved, Save)
     assert saved.resume.step == 9
-    memory = apply(seen, saved, POLICY)
+    memory = transition.apply(seen, saved, POLICY)
     told = replace(seen.members[0].report, durable=Durable(9, 1, "p", 0.1, "", 1), progress=())
     over = replace(
         seen,
@@ -258,7 +257,7 @@ def test_without_an_older_state_what_was_cut_short_is_said_now_and_by_the_next_r
         memory=memory,
         stored=on_storage(Checkpoint(9, 1, 2, "p")),
     )
-    ended = apply(over, closing.saving(over, POLICY), POLICY)
+    ended = transition.apply(over, closing.saving(over, POLICY), POLICY)
     assert (ended.exit_code, ended.lineage, ended.missed) == (130, (), (Missed(0, 0, 9),))
     assert closing.last_line(ended) == (
         "stopped, as asked, with a checkpoint of step 9; "
@@ -316,7 +315,7 @@ def test_a_run_that_has_finished_saves_its_last_state_before_it_ends() -> None:
     action = decide(seen, POLICY)
     assert isinstance(action, Save)
     assert (action.member, action.resume.step, action.finished) == ("m0", 9, True)
-    after = apply(seen, action, POLICY)
+    after = transition.apply(seen, action, POLICY)
     assert (after.phase, after.save_step, after.finished) == ("saving", 9, True)
     asked = order_for(after, "m0", POLICY, None)
     assert (asked.do, asked.save, asked.save_step, asked.just_in_time) == ("secure", 1, 9, False)
@@ -383,7 +382,7 @@ def test_a_run_that_finished_without_a_checkpoint_of_its_last_step_says_so_and_w
     action = decide(seen, POLICY)
     assert action == missing(why)
     assert isinstance(action, End)
-    ended = apply(seen, action, POLICY)
+    ended = transition.apply(seen, action, POLICY)
     assert [each.text for each in ended.warned] == [f"{NONE}{why}"]
     assert closing.last_line(replace(ended, incidents=1)) == (f"{DONE} after 1 incident, but {NONE}{why}")
 
@@ -532,15 +531,15 @@ def test_a_run_whose_script_starts_no_more_ends_when_what_is_secured_is_on_stora
     seen = replace(seen, memory=known)
     secure = decide(seen, POLICY)
     assert secure == Secure((), True, why, End(1, why, AWAY.message))
-    seen = replace(seen, memory=apply(seen, secure, POLICY))
+    seen = replace(seen, memory=transition.apply(seen, secure, POLICY))
     save = decide(seen, POLICY)
     assert isinstance(save, Save)
     assert (save.member, save.resume.step) == ("m0", 9)
-    memory = apply(seen, save, POLICY)
+    memory = transition.apply(seen, save, POLICY)
     seen = replace(stuck(asked, now_s=170), memory=memory, stored=on_storage(*stored, looked_s=169))
     end = decide(seen, POLICY)
     assert end == End(1, why + said, AWAY.message)
-    after = apply(seen, end, POLICY)
+    after = transition.apply(seen, end, POLICY)
     assert (after.exit_code, after.why, after.phase) == (1, why + said, "stopping")
     assert after.incident is not None
     assert (after.incident.resume, after.incident.lost, after.incident.remedy) == (None, lost, "stop")

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from supervisor.decision import transition
 from supervisor.decision.decide import decide
-from supervisor.decision.transition import apply
 from supervisor.view.model import (
     Checkpoint,
     Done,
@@ -125,13 +125,13 @@ def test_a_file_that_has_changed_is_warned_of_once_and_not_beyond_what_is_rememb
     told: list[str] = []
     while isinstance(action := decide(seen, TWO), Warn):
         told.append(action.why)
-        seen = replace(seen, memory=apply(seen, action, TWO))
+        seen = replace(seen, memory=transition.apply(seen, action, TWO))
     assert told == ["a has changed", "b has changed"]
     for first in range(0, 80, 8):
         each = [f"{first + n} has changed" for n in range(8)]
         seen = replace(seen, members=(telling(0, *each), telling(1, "a has changed")))
         while isinstance(action := decide(seen, TWO), Warn):
-            seen = replace(seen, memory=apply(seen, action, TWO))
+            seen = replace(seen, memory=transition.apply(seen, action, TWO))
     assert [each.text for each in seen.memory.warned][:2] == told, "what is forgotten would be said again"
 
 

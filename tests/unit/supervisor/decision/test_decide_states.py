@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from holdfast.protocol.lineage import Lineage
+from supervisor.decision import transition
 from supervisor.decision.decide import decide
-from supervisor.decision.transition import apply
 from supervisor.view.model import Action, Checkpoint, End, Open, Policy, Start, Stored, Unusable, Wait
 from tests.simulation.scripts import TWO
 from tests.unit.supervisor.job_views import S, fault, holding, launcher, member, report, view
@@ -76,7 +76,9 @@ def test_from_scratch_is_from_the_beginning_and_makes_void_what_there_is(stored:
         "none",
         "all members are ready: start from the beginning, as asked",
     )
-    after = apply(replace(view(phase="forming", generation=0, seen=7), stored=known), started, policy)
+    after = transition.apply(
+        replace(view(phase="forming", generation=0, seen=7), stored=known), started, policy
+    )
     assert (after.generation, after.lineage) == (8, (Lineage(8, 0),))
 
 
@@ -121,6 +123,6 @@ def test_replicas_that_differ_cost_what_came_after_they_were_last_equal_and_no_m
     ended = decide(replace(seen, stored=newer), TWO)
     assert isinstance(ended, End)
     assert (ended.exit_code, "checkpoint step-384: it is beyond step 256" in ended.why) == (1, True)
-    after = apply(replace(seen, stored=newer), ended, TWO)
+    after = transition.apply(replace(seen, stored=newer), ended, TWO)
     assert after.lineage == (Lineage(2, 256),), "the next run in the directory does not use them either"
     assert after.seen == 2

@@ -14,8 +14,8 @@ from typing import get_args
 import pytest
 
 from holdfast.protocol.member_messages import Source
+from supervisor.decision import transition
 from supervisor.decision.decide import decide
-from supervisor.decision.transition import apply
 from supervisor.store import journal
 from supervisor.store.journal import Journal
 from supervisor.store.leadership import FILE, Deposed, take
@@ -70,7 +70,7 @@ def test_every_decision_of_a_run_is_decided_and_applied_the_same_from_its_line(t
     for found, (seen, action, after) in zip(journal.decisions(path), world.journal, strict=True):
         assert (found.view, found.policy, found.action, found.after) == (seen, POLICY, action, after)
         assert decide(found.view, found.policy) == found.action
-        assert apply(found.view, found.action, found.policy) == found.after
+        assert transition.apply(found.view, found.action, found.policy) == found.after
     assert journal.last(path) == journal.Held(
         world.journal[-1][2], {"at": world.now_ns}, journal.Decision(*found_last(world))
     )

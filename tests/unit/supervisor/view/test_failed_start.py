@@ -8,9 +8,8 @@ import pytest
 
 from holdfast.protocol.lineage import Lineage, valid
 from holdfast.protocol.member_messages import PrivateHeld, Progress, Slot
-from supervisor.decision import orders, remedy
+from supervisor.decision import orders, remedy, transition
 from supervisor.decision.decide import decide
-from supervisor.decision.transition import apply
 from supervisor.view import failed_start
 from supervisor.view.model import (
     Cut,
@@ -58,7 +57,7 @@ def looked(found: Memory, *steps: int, at: int = -1, now_s: float = 100.0) -> Vi
 
 
 def secured(found: Memory, *faults: Fault, steps: tuple[int, ...] = (NEW, OLD), at: int = -1) -> Memory:
-    return apply(looked(found, *steps, at=at), Secure(faults, True, "a fault"), POLICY)
+    return transition.apply(looked(found, *steps, at=at), Secure(faults, True, "a fault"), POLICY)
 
 
 def gone_back(*faults: Fault, progressed: Progress | None = None) -> Memory:
@@ -74,7 +73,7 @@ def gone_back(*faults: Fault, progressed: Progress | None = None) -> Memory:
     action = remedy.start(before, POLICY, faults[0], faults)
     assert isinstance(action, Start)
     assert action.resume.step == OLD
-    return apply(before, action, POLICY)
+    return transition.apply(before, action, POLICY)
 
 
 IN_EVALUATION = replace(progress(0, NEW), tail_s=9.0)
@@ -88,7 +87,7 @@ def test_the_newer_state_is_used_where_the_older_one_cannot_be_restored() -> Non
     action = remedy.start(seen(failed, NEW), POLICY, RESTORE, (RESTORE,))
     assert isinstance(action, Start)
     assert (action.resume.step, action.cut) == (NEW, (replace(CUT, after_s=9.0),))
-    went_on = apply(seen(failed, NEW), action, POLICY)
+    went_on = transition.apply(seen(failed, NEW), action, POLICY)
     assert [(each.rank, each.step) for each in went_on.missed] == [(0, NEW)]
 
 
@@ -98,7 +97,7 @@ def test_an_older_state_that_is_still_there_is_tried_before() -> None:
     action = remedy.start(seen(failed, NEW, 12), POLICY, RESTORE, (RESTORE,))
     assert isinstance(action, Start)
     assert action.resume.step == 12
-    assert apply(seen(failed, NEW, 12), action, POLICY).missed == ()
+    assert transition.apply(seen(failed, NEW, 12), action, POLICY).missed == ()
 
 
 def test_a_holder_that_dies_before_the_first_step_takes_nothing_with_it_but_its_own() -> None:
@@ -122,7 +121,7 @@ def test_a_group_that_has_done_a_step_is_not_taken_back() -> None:
     assert failed_start.taken_back(late).lineage == (Lineage(2, OLD),), (
         "a copy tells of a step that no page does"
     )
-    settled = apply(seen(back, OLD, at=OLD + 1), Settle(99 * S, "a step"), POLICY)
+    settled = transition.apply(seen(back, OLD, at=OLD + 1), Settle(99 * S, "a step"), POLICY)
     assert settled.unbegun is None
     assert secured(settled, killed).lineage == (Lineage(2, OLD),)
 
@@ -135,7 +134,7 @@ def test_a_bad_number_bounds_what_may_be_used_as_before() -> None:
     action = remedy.start(seen(failed, NEW, 28), POLICY, RESTORE, (RESTORE,))
     assert isinstance(action, Start)
     assert action.resume.step == 28
-    again = secured(apply(seen(failed, NEW, 28), action, POLICY), RESTORE, steps=(NEW,))
+    again = secured(transition.apply(seen(failed, NEW, 28), action, POLICY), RESTORE, steps=(NEW,))
     ended = remedy.start(seen(again, NEW), POLICY, RESTORE, (RESTORE,))
     assert isinstance(ended, End)  # each time that it is taken back
     assert "the run went back to step 30 later" in ended.why
@@ -146,7 +145,7 @@ def test_a_run_that_starts_over_does_not_take_that_back() -> None:
     before = seen(memory(phase="forming", generation=1), NEW)
     action = remedy.start(before, anew, None, ())
     assert isinstance(action, Start)
-    failed = secured(apply(before, action, anew), fault("crash", 0, -1), steps=(NEW,))
+    failed = secured(transition.apply(before, action, anew), fault("crash", 0, -1), steps=(NEW,))
     assert seen(failed, NEW).memory.lineage == (Lineage(2, 0),)
 
 
@@ -163,7 +162,7 @@ def test_an_exception_that_only_newer_states_are_left_behind_ends_the_run() -> N
 def test_a_run_that_ends_there_leaves_the_newer_state_to_the_next_and_names_the_work(times: int) -> None:
     failed = secured(gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION), RESTORE, steps=(NEW,))
     for _ in range(times):  # End comes once; what it does holds when it is done again
-        failed = apply(seen(failed, NEW), End(1, "the storage is gone"), POLICY)
+        failed = transition.apply(seen(failed, NEW), End(1, "the storage is gone"), POLICY)
     assert failed.lineage == ()
     assert failed.missed[-1] == Missed(0, 0, NEW)
 
@@ -174,14 +173,14 @@ def test_a_stop_there_saves_the_newer_state_and_makes_nothing_void() -> None:
     saves = decide(stopped, POLICY)
     assert isinstance(saves, Save)
     assert saves.resume.step == NEW
-    order = orders.order_for(apply(stopped, saves, POLICY), saves.member, POLICY, None)
+    order = orders.order_for(transition.apply(stopped, saves, POLICY), saves.member, POLICY, None)
     assert valid(order.save_generation, order.save_step, order.lineage), "its own order forbids it"
 
 
 def test_a_stop_at_once_there_makes_nothing_void_and_names_the_work() -> None:
     back = gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION)
     stopped = looked(replace(back, stop="now"), NEW, OLD)
-    ended = apply(stopped, decide(stopped, POLICY), POLICY)
+    ended = transition.apply(stopped, decide(stopped, POLICY), POLICY)
     assert (ended.exit_code, ended.lineage) == (130, ())
     assert ended.missed == (Missed(0, 0, NEW),)
 
@@ -199,7 +198,7 @@ def begun_anew() -> Memory:
     before = seen(memory(phase="forming", generation=1, lineage=(Lineage(1, 9),)), NEW)
     action = remedy.start(before, ANEW, None, ())
     assert isinstance(action, Start)
-    after = apply(before, action, ANEW)
+    after = transition.apply(before, action, ANEW)
     assert after.lineage == (Lineage(2, 0),)
     return after
 
@@ -212,14 +211,14 @@ def test_a_run_from_scratch_that_ends_before_its_first_step_makes_nothing_void_f
     assert failed_start.for_next(anew).lineage == before, "it is killed"
     for how in ("now", "graceful"):
         stopped = looked(replace(anew, stop=how, phase="securing" if how == "graceful" else "running"))
-        ended = apply(stopped, End(130, "stopped"), ANEW)
+        ended = transition.apply(stopped, End(130, "stopped"), ANEW)
         assert failed_start.for_next(ended).lineage == before
     killed = fault("crash", 0, -1)
     failed = secured(anew, killed, steps=())
     again = remedy.start(seen(failed), ANEW, killed, (killed,))
     assert isinstance(again, Start)
-    assert failed_start.for_next(apply(seen(failed), again, ANEW)).lineage == before
-    began = apply(seen(anew, at=1), Settle(99 * S, "a step"), ANEW)
+    assert failed_start.for_next(transition.apply(seen(failed), again, ANEW)).lineage == before
+    began = transition.apply(seen(anew, at=1), Settle(99 * S, "a step"), ANEW)
     assert failed_start.for_next(began).lineage == (Lineage(2, 0),)
 
 
@@ -244,7 +243,7 @@ def test_a_run_from_scratch_that_is_stopped_before_its_first_step_saves_nothing(
         action = decide(stopped, ANEW)
         assert isinstance(action, Save if step else End)
         if not step:
-            ended = apply(stopped, action, ANEW)
+            ended = transition.apply(stopped, action, ANEW)
             assert (ended.exit_code, ended.why) == (130, "stopped, as asked, before the first step")
             assert (ended.lineage, ended.missed) == ((Lineage(1, 9),), ())
 
@@ -256,7 +255,7 @@ def test_what_such_a_run_sets_aside_is_found_again_as_it_was() -> None:
     )
     action = remedy.start(seen(before), ANEW, None, ())
     assert isinstance(action, Start)
-    begun = apply(seen(before), action, ANEW)
+    begun = transition.apply(seen(before), action, ANEW)
     assert (begun.saved, begun.equal) == (-1, ())
     left = failed_start.for_next(begun)
     assert (left.lineage, left.saved, left.equal, left.missed) == (before.lineage, 9, (8,), missed)
@@ -268,10 +267,10 @@ def test_a_step_that_raised_again_and_again_is_done_by_the_next_run_and_not_miss
     cut_off = Cut(0, NEW, NEW, raised=True)
     known = failed_start.start(looked(memory()), NEW, None, (cut_off,), (raised,))
     failed = memory(unbegun=replace(known, failed=True))
-    ended = apply(looked(failed, NEW), End(1, "a bug", cause=raised), POLICY)
+    ended = transition.apply(looked(failed, NEW), End(1, "a bug", cause=raised), POLICY)
     assert ended.missed == (Missed(0, 0, NEW, early=True),)
     again = memory(phase="forming", missed=ended.missed, generation=1)
     for step, left in ((NEW, ()), (NEW + 1, ended.missed)):
         begins = remedy.start(seen(again, step), POLICY, None, ())
         assert isinstance(begins, Start)
-        assert apply(seen(again, step), begins, POLICY).missed == left
+        assert transition.apply(seen(again, step), begins, POLICY).missed == left

@@ -9,9 +9,8 @@ import pytest
 
 from holdfast.protocol.launcher_messages import Ending, RankState
 from holdfast.protocol.member_messages import Progress, RankStall, Uncommitted
-from supervisor.decision import closing, remedy
+from supervisor.decision import closing, remedy, transition
 from supervisor.decision.decide import decide
-from supervisor.decision.transition import apply
 from supervisor.hangs import detection, observation
 from supervisor.view import work_beside_steps
 from supervisor.view.model import (
@@ -213,7 +212,7 @@ def test_work_that_was_cut_off_is_done_again_from_before_its_step() -> None:
     assert isinstance(action, Start)
     assert (action.resume.step, action.cut) == (15, (Cut(1, 20, 19, 2.0),))
     assert "what rank 1 did for 2.00 s after the commit of step 20 is done again" in action.evidence
-    assert apply(found, action, POLICY).missed == ()
+    assert transition.apply(found, action, POLICY).missed == ()
 
 
 @pytest.mark.parametrize(
@@ -292,7 +291,7 @@ def test_what_a_pause_was_to_do_behind_a_wait_for_peers_is_done_again(
     none = group((state, where), (rank(1, KILLED), at(1)), slots=(20,))
     action = decide(none, POLICY)
     assert isinstance(action, Start), "nobody raised it: the run goes on, and says so at its end"
-    assert apply(none, action, POLICY).missed == (Missed(1, 0, 20),)
+    assert transition.apply(none, action, POLICY).missed == (Missed(1, 0, 20),)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +338,7 @@ def test_work_before_a_commit_that_others_have_made_is_done_again(work: Uncommit
     assert (action.resume.step, action.cut) == (15, (Cut(1, 20, 20, work.seconds, early=True),))
     said = f"what rank 1 did for {work.seconds:.2f} s in step 20, before its commit, is done again"
     assert said in action.evidence
-    assert apply(found, action, POLICY).missed == ()
+    assert transition.apply(found, action, POLICY).missed == ()
     before = group((rank(0), at(0, 21)), (rank(1, KILLED), at(1, early=work)), slots=(21, 20))
     action = decide(before, POLICY)
     assert isinstance(action, Start)
@@ -390,7 +389,7 @@ def test_work_before_a_commit_that_no_state_is_before_is_said_at_the_end() -> No
     action = decide(found, POLICY)
     assert isinstance(action, Start)
     assert action.resume.step == 21
-    after = apply(found, action, POLICY)
+    after = transition.apply(found, action, POLICY)
     assert after.missed == (Missed(1, 1, 20, early=True),)
     end = closing.finished(replace(found, memory=after), POLICY)
     assert isinstance(end, End)
@@ -401,7 +400,7 @@ def test_work_before_a_commit_that_no_state_is_before_is_said_at_the_end() -> No
     for step, left in ((20, ()), (21, after.missed)):
         back = replace(action, resume=replace(action.resume, step=step), cut=())
         known = replace(found.memory, missed=after.missed)
-        assert apply(replace(found, memory=known), back, POLICY).missed == left
+        assert transition.apply(replace(found, memory=known), back, POLICY).missed == left
 
 
 def test_a_stop_in_work_before_a_commit_saves_a_state_that_leads_to_it_again() -> None:
@@ -423,7 +422,7 @@ def test_where_no_state_from_before_is_left_the_run_goes_on_and_says_so() -> Non
     assert action.resume.step == 20
     [line] = action.evidence
     assert line.endswith("is not done again: no state from before it is left")
-    after = apply(found, action, POLICY)
+    after = transition.apply(found, action, POLICY)
     assert after.missed == (Missed(1, 1, 20),)
     assert closing.finished(replace(found, memory=after), POLICY) == End(
         3,
@@ -447,13 +446,16 @@ def test_a_hang_in_a_pause_that_no_state_is_before_is_said_at_the_end() -> None:
     action = decide(seen, POLICY)
     assert isinstance(action, Start)
     assert action.resume.step == 20
-    after = apply(seen, action, POLICY)
+    after = transition.apply(seen, action, POLICY)
     assert after.missed == (Missed(1, 0, 20), Missed(1, 1, 20))
     ended = closing.finished(replace(seen, memory=after), POLICY)
     assert isinstance(ended, End)
     assert ended.exit_code == closing.EXIT_CUT_SHORT
     again = Resume(15, 1, "slot")  # a later fault went back behind it: it is done again
-    assert apply(replace(seen, memory=after), replace(action, resume=again, cut=()), POLICY).missed == ()
+    assert (
+        transition.apply(replace(seen, memory=after), replace(action, resume=again, cut=()), POLICY).missed
+        == ()
+    )
 
 
 # -- state that was changed after its commit
@@ -526,7 +528,7 @@ def test_a_change_that_no_state_is_before_is_named_as_missed() -> None:
     action = decide(found, POLICY)
     assert isinstance(action, Start)
     assert (action.resume.step, action.cut) == (20, (Cut(0, 20, 19),))
-    assert apply(found, action, POLICY).missed == (Missed(1, 0, 20),)
+    assert transition.apply(found, action, POLICY).missed == (Missed(1, 0, 20),)
     stopped = closing.save_and_end(found, ())
     assert isinstance(stopped, Save)
     assert stopped.cut == (Cut(0, 20, 19),)
@@ -587,7 +589,7 @@ def test_an_error_of_the_program_before_any_step_is_not_tried_long(name: str, tr
         assert (remedy.verdict(seen, POLICY, cause) is not None) == (again == tries)
         action = remedy.start(seen, POLICY, cause, (cause,))
         assert isinstance(action, Start)
-        history = apply(seen, action, POLICY).history
+        history = transition.apply(seen, action, POLICY).history
 
 
 def test_once_something_was_trained_it_is_tried_as_often_as_any_other() -> None:
@@ -601,7 +603,7 @@ def apply_once(cause: Fault) -> Memory:
     seen = view(*lone, now_s=2.0)
     action = remedy.start(seen, POLICY, cause, (cause,))
     assert isinstance(action, Start)
-    return apply(seen, action, POLICY)
+    return transition.apply(seen, action, POLICY)
 
 
 # -- the last line
@@ -636,7 +638,9 @@ def test_a_run_that_is_to_stop_waits_no_longer_than_its_grace_and_says_what_it_c
     asked = replace(found, memory=replace(found.memory, stop="graceful", incident=None))
     assert decide(asked, POLICY) == Wait(130 * S, "rank 0 may finish what it is doing outside of a step")
     assert work_beside_steps.wait(later(asked, 31), POLICY) is None
-    ended = apply(later(asked, 31), End(130, "stopped, as asked, with a checkpoint of step 20"), POLICY)
+    ended = transition.apply(
+        later(asked, 31), End(130, "stopped, as asked, with a checkpoint of step 20"), POLICY
+    )
     assert closing.last_line(replace(ended, incidents=0)) == (
         "stopped, as asked, with a checkpoint of step 20; work after commit was cut short 1 time: "
         "rank 0 after step 20"
