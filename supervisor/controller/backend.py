@@ -15,7 +15,7 @@ class Backend(Protocol):
 
     @property
     def stop(self) -> str:
-        """What the user asked of the run: see `Memory.stop`."""
+        """What the user asked of the run: see `JobState.stop`."""
 
     @property
     def volume_error(self) -> str:

@@ -23,7 +23,7 @@ from holdfast.checkpoint import catalog
 from holdfast.checkpoint.manifest import Invalid
 from holdfast.protocol import lineage
 from holdfast.protocol.member_messages import Durable
-from supervisor.view.model import UNREAD, Checkpoint, Stored, Unusable
+from supervisor.view.model import UNREAD, Checkpoint, StorageContents, UnusableCheckpoint
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Storage:
         self._told: deque[Durable] = deque(maxlen=TOLD)
         self._heard = 0
         self._doubted: Checkpoint | None = None
-        self.stored = Stored(error=UNREAD, failed_ns=time.monotonic_ns())
+        self.stored = StorageContents(error=UNREAD, failed_ns=time.monotonic_ns())
 
     async def run(self) -> None:
         """Look now, whenever something has changed, and again while storage cannot be read. For ever."""
@@ -115,9 +115,9 @@ class Storage:
         failed_ns = self.stored.failed_ns if self.stored.error else at_ns
         self.stored = replace(self.stored, error=str(error), failed_ns=failed_ns)
 
-    def _read(self) -> Stored:
+    def _read(self) -> StorageContents:
         checkpoints: list[Checkpoint] = []
-        unusable: list[Unusable] = []
+        unusable: list[UnusableCheckpoint] = []
         told: list[tuple[lineage.Lineage, ...]] = []
         generation = epoch = 0
         for path, found in islice(catalog.look(self._root), MOST):
@@ -134,7 +134,9 @@ class Storage:
                 unusable.append(_unusable(path, self._damaged[key]))
             else:
                 checkpoints.append(_checkpoint(found, key in self._verified or self._is_told(found)))
-        return Stored(tuple(checkpoints), tuple(unusable), lineage.merged(*told), generation, epoch=epoch)
+        return StorageContents(
+            tuple(checkpoints), tuple(unusable), lineage.merged(*told), generation, epoch=epoch
+        )
 
     def _is_told(self, found: catalog.Found) -> bool:
         wanted = (found.step, found.generation)
@@ -179,9 +181,9 @@ class Storage:
         await self.look()
 
 
-def _unusable(path: Path, why: str) -> Unusable:
+def _unusable(path: Path, why: str) -> UnusableCheckpoint:
     number = re.search(r"\d+", path.name)
-    return Unusable(path.name, int(number[0]) if number else -1, why)
+    return UnusableCheckpoint(path.name, int(number[0]) if number else -1, why)
 
 
 def _checkpoint(found: catalog.Found, verified: bool) -> Checkpoint:

@@ -24,7 +24,7 @@ from supervisor.controller.drills import Asked, Drills
 from supervisor.controller.member_server import Connections
 from supervisor.decision import closing, orders, remedy, resume_point, transition
 from supervisor.decision.decide import decide
-from supervisor.decision.durable_facts import inherited, remembered
+from supervisor.decision.durable_facts import with_durable_facts, with_last_status
 from supervisor.hangs import deadlock, observation
 from supervisor.observability import incident_record
 from supervisor.observability.bookkeeping import Accounts
@@ -35,16 +35,16 @@ from supervisor.view import failed_start, members, work_beside_steps
 from supervisor.view.model import (
     Action,
     End,
+    JobState,
     MemberView,
-    Memory,
     Policy,
     Save,
     Secure,
     Settle,
+    StallWatch,
     View,
     Wait,
     Warn,
-    Watch,
 )
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Job:
         self.memory = _begin(policy, held.memory if held else None, fresh)
         self.accounts = _accounts(started_ns, held.ledger if held and not fresh else None)
         if not fresh:
-            self.memory = inherited(self.memory, records.taken_over())
+            self.memory = with_last_status(self.memory, records.taken_over())
             self.accounts.caught_up(self.memory, time.monotonic_ns())
         self._written = self.memory  # the newest that was handed to the journal
         self._handed_s = 0.0  # when
@@ -98,7 +98,7 @@ class Job:
         self._deadline_ns = 0
         self._step_s = 0.0
         self._room_bytes = 0  # that a standby is to have for a snapshot
-        self._watch = Watch()
+        self._watch = StallWatch()
         self._renewed_ns: dict[str, int] = {}  # when another sidecar was last asked for, by member
 
     # -- the loop
@@ -124,7 +124,7 @@ class Job:
             late_ns = time.monotonic_ns() - due_ns
             if late_ns > LATE_NS:  # we were stopped ourselves: what was said waits to be read
                 self.connections.excuse(late_ns)
-                self._watch = observation.excused(self._watch, late_ns)
+                self._watch = observation.discount_pause(self._watch, late_ns)
         await self._leave()
 
     async def _round(self) -> None:
@@ -142,7 +142,7 @@ class Job:
             await self._carry_out(view, action)
         else:
             raise RuntimeError(f"{ROUNDS} decisions in one go, the last: {action}")
-        self.storage.verify(remedy.doubted(view, self.policy))
+        self.storage.verify(remedy.checkpoint_to_verify(view, self.policy))
         self._renew(view)
         self._give_orders(view)
 
@@ -160,7 +160,7 @@ class Job:
 
     async def _carry_out(self, view: View, action: Action) -> None:
         """Write the decision down, then make it so: the orders follow from the memory."""
-        before, after = self.memory, transition.apply(view, action, self.policy)
+        before, after = self.memory, transition.after(view, action, self.policy)
         self._account(view, action, before, after)
         await self._write_down(view, action, after)
         if after.since_ns == view.now_ns:  # what the storage took is not the members' time
@@ -180,7 +180,7 @@ class Job:
             log.warning("a rank holds up the others", extra={"why": action.why})
         log.info("acted", extra={"action": type(action).__name__, "why": getattr(action, "why", "")})
 
-    async def _write_down(self, view: View, action: Action, after: Memory) -> None:
+    async def _write_down(self, view: View, action: Action, after: JobState) -> None:
         """Return once the decision is on disk, or cannot be brought there; `journal_error` says which.
 
         Storage that is full, or does not answer, must not keep the group down. The next line that can be
@@ -197,7 +197,7 @@ class Job:
             log.error("journal not written", extra={"error": str(error)})
             work.add_done_callback(partial(_on, asyncio.get_running_loop(), self._written_late))
 
-    def _hand_over(self, view: View, action: Action, after: Memory) -> Future[None]:
+    def _hand_over(self, view: View, action: Action, after: JobState) -> Future[None]:
         ledger = self.accounts.ledger.snapshot()
         work = self.paper.submit(lambda: self.journal.write(view, self.policy, action, after, ledger), "line")
         self._line, self._written, self._handed_s = work, after, time.monotonic()
@@ -209,7 +209,9 @@ class Job:
         And what could not be written, now and then: the next decision may be hours away. Nothing waits for
         these lines.
         """
-        first_held = resume_point.had_state(self.memory) and not resume_point.had_state(self._written)
+        first_held = resume_point.has_saved_state(self.memory) and not resume_point.has_saved_state(
+            self._written
+        )
         again = self.records.journal_error and time.monotonic() - self._handed_s >= JOURNAL_AGAIN_S
         if not (first_held or again) or self.paper.busy_s > JOURNAL_S:
             return
@@ -226,7 +228,7 @@ class Job:
         elif isinstance(error, OSError):
             self.records.journal_error = str(error)
 
-    def _account(self, view: View, action: Action, before: Memory, after: Memory) -> None:
+    def _account(self, view: View, action: Action, before: JobState, after: JobState) -> None:
         if isinstance(action, Secure) and after.incident and not _is_same(before, after):
             self._step_s = _usual_step_s(view) or self._step_s
             self.accounts.opened(after.incident, before.incident)
@@ -238,7 +240,7 @@ class Job:
             known = None if before.finished else before.incident  # that is accounted for
             self.accounts.stopped(view.now_ns, known, finished=closing.is_finish(action))
 
-    def _record(self, view: View, action: Action, after: Memory) -> None:
+    def _record(self, view: View, action: Action, after: JobState) -> None:
         """Write the incident's file: at every decision about it, and whole when it is over.
 
         It comes after the journal, so a new supervisor does it again for the last decision.
@@ -253,17 +255,17 @@ class Job:
 
     def _give_orders(self, view: View) -> None:
         policy = self.policy
-        if orders.wants_members(self.memory, time.monotonic_ns()):
+        if orders.may_create_members(self.memory, time.monotonic_ns()):
             self.backend.want(policy.members + policy.standby, self.memory.lost)
         told = [member for member in view.members if member.report is not None]
         drilled = {member.name: member.report.drilled for member in told if member.report}
         self.drills.heard(drilled, self.memory.generation)
         for name in self.backend.members:
             given = self.drills.due(name, self.memory.generation)
-            order = orders.order_for(self.memory, name, policy, given, look=deadlock.ask(view))
+            order = orders.order_for(self.memory, name, policy, given, look=deadlock.look_request(view))
             asks = view.member(name)
             if asks is not None and order.do in ("run", "secure"):
-                order = replace(order, good=work_beside_steps.good(view, asks))
+                order = replace(order, good=work_beside_steps.publishable_step(view, asks))
             if order.do == "idle":
                 order = replace(order, room_bytes=self._state_bytes())
             self.connections.order(name, replace(order, epoch=self.lead.epoch))
@@ -272,7 +274,7 @@ class Job:
         """Have sidecars looked at that say nothing, before their members count as lost."""
         if self.memory.phase in ("saving", "stopping", "ended"):
             return
-        for name in members.mute(view, self._renewed_ns):
+        for name in members.silent_sidecars(view, self._renewed_ns):
             self._renewed_ns[name] = view.now_ns
             self.backend.renew(name)
 
@@ -293,7 +295,7 @@ class Job:
         for files in (self.paper, self.records.files):
             with suppress(OSError):
                 await file_work.answer(files.submit(_nothing), LEAVE_S)
-        self.backend.finish(memory.exit_code or 0, closing.last_line(memory), memory.message)
+        self.backend.finish(memory.exit_code or 0, closing.summary(memory), memory.message)
         self.ended.set()
 
     # -- observing
@@ -312,8 +314,8 @@ class Job:
             if member.report is not None:
                 self.storage.heard(member.report.durable)
         seen = View(now_ns, time.time(), self.memory, members, self.storage.stored)
-        self._watch = observation.later(self._watch, seen)
-        return replace(seen, memory=remembered(seen), watch=self._watch)
+        self._watch = observation.update(self._watch, seen)
+        return replace(seen, memory=with_durable_facts(seen), watch=self._watch)
 
     def _member(self, name: str, now_ns: int) -> MemberView:
         line = self.connections.line(name)
@@ -364,7 +366,7 @@ def _accounts(started_ns: int, held: Any) -> Accounts:
         return Accounts(started_ns, None)
 
 
-def _begin(policy: Policy, held: Memory | None, fresh: bool) -> Memory:
+def _begin(policy: Policy, held: JobState | None, fresh: bool) -> JobState:
     """Return the memory to begin with: that of our predecessor where we take over, or one for a new run.
 
     A new run in an old directory keeps what fences and what was learned: generation, lineage, skips, that
@@ -373,11 +375,11 @@ def _begin(policy: Policy, held: Memory | None, fresh: bool) -> Memory:
     world_size = policy.members * policy.nproc
     now_ns = time.monotonic_ns()
     if held is None:
-        return Memory(world_size, policy.nproc, since_ns=now_ns)
+        return JobState(world_size, policy.nproc, since_ns=now_ns)
     if not fresh:
         return transition.taken_over(held, now_ns)
-    held = failed_start.for_next(held)
-    return Memory(
+    held = failed_start.state_for_next_run(held)
+    return JobState(
         world_size,
         policy.nproc,
         since_ns=now_ns,
@@ -393,7 +395,7 @@ def _begin(policy: Policy, held: Memory | None, fresh: bool) -> Memory:
     )
 
 
-def _is_same(before: Memory, after: Memory) -> bool:
+def _is_same(before: JobState, after: JobState) -> bool:
     """True when both are in the same incident."""
     known, now = before.incident, after.incident
     return known is not None and now is not None and known.number == now.number

@@ -14,7 +14,7 @@ from holdfast.process import clock as hostclock
 from holdfast.protocol import codec
 from holdfast.protocol.member_messages import PROTOCOL, MemberOrder, MemberReport
 from supervisor.view import member_clocks
-from supervisor.view.member_clocks import Offset
+from supervisor.view.member_clocks import ClockOffset
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Line:
     order: MemberOrder | None = None
     sent: MemberOrder | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    offset: Offset = field(default_factory=Offset)  # of its clock
+    offset: ClockOffset = field(default_factory=ClockOffset)  # of its clock
     owner: object = None  # the socket that speaks for the member now
 
 
@@ -103,7 +103,11 @@ class Connections:
     def _take(self, line: Line, report: MemberReport) -> None:
         now_ns = self._now_ns()
         line.offset = line.offset.heard(report, self._clock, now_ns)
-        line.report, line.connected, line.heard_ns = member_clocks.on_ours(report, line.offset), True, now_ns
+        line.report, line.connected, line.heard_ns = (
+            member_clocks.on_supervisor_clock(report, line.offset),
+            True,
+            now_ns,
+        )
         line.first_ns = line.first_ns or now_ns
         if report.launcher is not None and not report.launcher_silent:
             line.well_ns = now_ns

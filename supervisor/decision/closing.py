@@ -12,12 +12,12 @@ from supervisor.view import failed_start, faults, members, reports, work_beside_
 from supervisor.view.model import (
     UNREAD,
     Action,
-    Cut,
+    CutOffWork,
     Done,
     End,
     Fault,
+    JobState,
     MemberView,
-    Memory,
     Policy,
     Save,
     View,
@@ -44,10 +44,10 @@ def finished(view: View, policy: Policy) -> Save | Wait | End:
     missed = view.memory.missed
     if not missed:
         last = _last(view, policy)
-        return without_last(view, last) if isinstance(last, str) else last
+        return end_without_checkpoint(view, last) if isinstance(last, str) else last
     known = next((each.incident for each in missed if each.incident), 0)
     where = f" (see holdfast explain {known})" if known else " by a stop"
-    return End(EXIT_CUT_SHORT, f"{FINISHED}; {work_beside_steps.described(missed)}{where}")
+    return End(EXIT_CUT_SHORT, f"{FINISHED}; {work_beside_steps.describe(missed)}{where}")
 
 
 def is_finish(end: End) -> bool:
@@ -55,7 +55,7 @@ def is_finish(end: End) -> bool:
     return end.exit_code == 0 or end.why.startswith(FINISHED)
 
 
-def without_last(view: View, why: str) -> End:
+def end_without_checkpoint(view: View, why: str) -> End:
     """End a run that has finished; `why` its last state is not on storage, "" where that needs no word."""
     code, unflushed = _unflushed(view)
     rest = f"{_left(view.memory)}{unflushed}"
@@ -103,7 +103,7 @@ def _last(view: View, policy: Policy) -> Save | Wait | str:
     it since (`progress.Phase.DONE`). A member that has said nothing for a moment is waited for, but not until
     it would count as lost: the run has finished.
     """
-    if policy.checkpoint_every_s <= 0 or not reports.kept(view):
+    if policy.checkpoint_every_s <= 0 or not reports.has_protected_state(view):
         return ""
     step = _reached(view)
     read_ns = view.stored.failed_ns + int(CONFIRM_S * _S)
@@ -116,13 +116,15 @@ def _last(view: View, policy: Policy) -> Save | Wait | str:
         return why if step > 0 else ""
     if view.stored.error:
         return f"storage: {'it does not answer' if view.stored.error == UNREAD else view.stored.error}"
-    found = resume_point.point(view, None, work_beside_steps.void(view))
+    found = resume_point.newest(view, None, work_beside_steps.void_states(view))
     if found.source == "slot" and found.step == step:
         return Save(found.holders[0], found, f"{FINISHED}: a checkpoint of the last step", finished=True)
     left_s = max((_QUIET * policy.member_timeout_s - each.silent_s for each in _quiet(view)), default=0.0)
     if left_s > 0:
         return Wait(view.now_ns + int(left_s * _S), "a member says nothing")
-    return resume_point.incomplete(view, step) or "no member holds a snapshot of it that can be used"
+    return (
+        resume_point.missing_private_state(view, step) or "no member holds a snapshot of it that can be used"
+    )
 
 
 def _unkept(view: View) -> str:
@@ -149,11 +151,11 @@ def _quiet(view: View) -> tuple[MemberView, ...]:
     return tuple(
         each
         for each in view.members
-        if each.name in view.memory.placement and each.exists and not members.speaks(each)
+        if each.name in view.memory.placement and each.exists and not members.is_reporting(each)
     )
 
 
-def _left(memory: Memory) -> str:
+def _left(memory: JobState) -> str:
     """Name the first rank that left its loop by itself, and was restarted; "" if none did."""
     left = next((each for each in memory.history if each.signature == faults.LEFT), None)
     if left is None:
@@ -162,10 +164,10 @@ def _left(memory: Memory) -> str:
     return f"; {said}: all ranks must leave"
 
 
-def last_line(memory: Memory) -> str:
+def summary(memory: JobState) -> str:
     """Say how the run ended, how many incidents it had, and what a stop has cut short."""
     if memory.missed and (memory.exit_code == EXIT_INTERRUPTED or memory.end is not None):
-        memory = replace(memory, why=f"{memory.why}; {work_beside_steps.described(memory.missed)}", missed=())
+        memory = replace(memory, why=f"{memory.why}; {work_beside_steps.describe(memory.missed)}", missed=())
     count = memory.incidents - memory.before
     said = "1 incident" if count == 1 else f"{count} incidents"
     if not count:
@@ -184,8 +186,8 @@ def save_and_end(view: View, found: tuple[Fault, ...]) -> Action:
     return _for_its_reason(view.memory, _save_and_end(view, found))
 
 
-def _for_its_reason(memory: Memory, action: Action) -> Action:
-    """Return `action` with the reason and the code of an end that nobody has asked for (`Memory.end`)."""
+def _for_its_reason(memory: JobState, action: Action) -> Action:
+    """Return `action` with the reason and the code of an end that nobody has asked for (`JobState.end`)."""
     if memory.end is None or not isinstance(action, End):
         return action
     saved = _STOPPED.sub("", action.why, count=1)
@@ -193,9 +195,9 @@ def _for_its_reason(memory: Memory, action: Action) -> Action:
 
 
 def _save_and_end(view: View, found: tuple[Fault, ...]) -> Action:
-    cuts = work_beside_steps.cut(view, found)
-    resumed = remedy.before(view, cuts, remedy.at_most(found))
-    cuts = (*cuts, *work_beside_steps.unamended(view, resumed))
+    cuts = work_beside_steps.work_cut_off(view, found)
+    resumed = remedy.resume_before(view, cuts, remedy.last_good_step(found))
+    cuts = (*cuts, *work_beside_steps.lost_changes(view, resumed))
     if failed_start.is_from_scratch(view.memory, resumed.step):
         return End(EXIT_INTERRUPTED, "stopped, as asked, before the first step")
     if resumed.source == "slot":
@@ -210,23 +212,23 @@ def _save_and_end(view: View, found: tuple[Fault, ...]) -> Action:
     if resumed.source == "checkpoint":
         why = f"stopped, as asked; the newest checkpoint has step {resumed.step}"
         return _interrupted(why, cuts, resumed.step)
-    if reports.keeps_itself(view):
+    if reports.script_keeps_own_state(view):
         return _interrupted("stopped, as asked; the script keeps its own state", cuts)
     return _interrupted("stopped, as asked; no member holds a state to save", cuts)
 
 
-def first(view: View, action: End) -> str:
+def first_signal(view: View, action: End) -> str:
     """Return how ranks are asked to end before they get SIGTERM (`LauncherOrder`), "" for not at all.
 
     A script that does not join saves what it likes when it is interrupted, as its author does at a terminal:
     by Ctrl-C it gets SIGINT. A command stops it by the signal that it has a handler for.
     """
-    if action.exit_code != EXIT_INTERRUPTED or not reports.keeps_itself(view):
+    if action.exit_code != EXIT_INTERRUPTED or not reports.script_keeps_own_state(view):
         return ""
     return {"interrupt": "interrupt", "graceful": "handled"}.get(view.memory.stop, "")
 
 
-def _interrupted(why: str, cuts: tuple[Cut, ...], stored: int | None = None) -> End:
+def _interrupted(why: str, cuts: tuple[CutOffWork, ...], stored: int | None = None) -> End:
     """End a run that was asked to stop. `stored`: a checkpoint of that step is on storage, and not void.
 
     Only what that comes before is done again by the next run; then what is beyond it must not be used.
@@ -234,7 +236,7 @@ def _interrupted(why: str, cuts: tuple[Cut, ...], stored: int | None = None) -> 
     again = tuple(each for each in cuts if stored is not None and stored <= each.at_most)
     if not again:
         return End(EXIT_INTERRUPTED, why, cut=cuts)
-    named, side = work_beside_steps.named(again, 1), work_beside_steps.side(again)
+    named, side = work_beside_steps.list_places(again, 1), work_beside_steps.side_of_commit(again)
     why = f"{why}, from before the work {side} commit that was cut off ({named}): it is done again"
     return End(EXIT_INTERRUPTED, why, cut=cuts, back=stored)
 
@@ -251,21 +253,21 @@ def _saving(view: View, policy: Policy) -> Action:
     deadline = _moved_ns(view, member) + int(policy.save_s * _S)
     if durable is not None and durable.asked >= memory.save:
         if durable.error and memory.finished:
-            return without_last(view, durable.error)
+            return end_without_checkpoint(view, durable.error)
         if durable.error:
             return _interrupted(f"stopped; the last checkpoint failed: {durable.error}", memory.cut)
         return _confirmed(view, durable, deadline)
     lost = member is None or members.is_lost(view, member, policy)
     if lost and (another := _another(view)) is not None:
         return another
-    if lost and members.unknown(view, policy):
-        until_ns = view.now_ns + int(members.next_silence_s(view, policy, policy.member_timeout_s) * _S)
+    if lost and members.unheard_members(view, policy):
+        until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * _S)
         return Wait(until_ns, f"member {memory.save_member} is lost: waiting for the others to be heard")
     if lost or view.now_ns >= deadline:
         late = f"storage took nothing of it for {policy.save_s:g} s"
         why = f"member {memory.save_member} is lost" if lost else late
         if memory.finished:
-            return without_last(view, why)
+            return end_without_checkpoint(view, why)
         return _interrupted(f"stopped without its last checkpoint: {why}", memory.cut)
     return Wait(min(deadline, view.now_ns + int(policy.member_timeout_s * _S)), "saving")
 
@@ -284,7 +286,7 @@ def _another(view: View) -> Save | None:
     For a stop an older state will do if that is what is left: what it lacks is done again by the next run.
     """
     memory = view.memory
-    found = resume_point.point(view, memory.save_step, work_beside_steps.void(view))
+    found = resume_point.newest(view, memory.save_step, work_beside_steps.void_states(view))
     holders = tuple(name for name in found.holders if name != memory.save_member)
     if found.source != "slot" or not holders or (memory.finished and found.step != memory.save_step):
         return None
@@ -300,7 +302,7 @@ def _confirmed(view: View, durable: Durable, deadline: int) -> Action:
         return _seen(view, durable, deadline)
     if stored.heard >= memory.save and not stored.error:
         if resume_point.has_checkpoint(view, durable.generation, durable.step):
-            passed = work_beside_steps.passed_over(view, durable.step)
+            passed = work_beside_steps.describe_passed_over(view, durable.step)
             end = _interrupted(f"stopped, as asked, with a {named}", memory.cut, durable.step)
             return replace(end, why=f"{end.why}; {passed}") if passed else end
         why = f"stopped; the {named} was written, and is not on storage any more"
@@ -317,17 +319,17 @@ def _seen(view: View, durable: Durable, deadline: int) -> Action:
     memory, stored = view.memory, view.stored
     known = stored.heard >= memory.save and not stored.error
     if known and resume_point.has_checkpoint(view, durable.generation, durable.step):
-        return without_last(view, "")
+        return end_without_checkpoint(view, "")
     if known:
-        return without_last(view, "it was written, and is not on storage any more")
+        return end_without_checkpoint(view, "it was written, and is not on storage any more")
     if view.now_ns < deadline:
         return Wait(deadline, "looking whether the last checkpoint is on storage")
-    return without_last(view, stored.error or "it was written, and storage does not answer")
+    return end_without_checkpoint(view, stored.error or "it was written, and storage does not answer")
 
 
 def stopping(view: View, policy: Policy) -> Action:
     """Rule for the phase `stopping`."""
-    left = [m for m in view.members if m.exists and not members.deaf(m)]
+    left = [m for m in view.members if m.exists and not members.unresponsive_launcher(m)]
     if not left:
         return Done("no member is left")
     grace_s = policy.grace_s * (2 if view.memory.first else 1)

@@ -16,7 +16,7 @@ from supervisor.decision import closing, orders, remedy, resume_point
 from supervisor.decision import remedy as refusal
 from supervisor.decision.closing import EXIT_INTERRUPTED
 from supervisor.hangs import detection
-from supervisor.hangs.detection import Verdict
+from supervisor.hangs.detection import StallVerdict
 from supervisor.view import (
     failed_start,
     members,
@@ -35,7 +35,7 @@ from supervisor.view.model import (
     MemberView,
     Policy,
     Replace,
-    Resume,
+    ResumePoint,
     Secure,
     Settle,
     View,
@@ -47,7 +47,7 @@ _S = 1_000_000_000
 IDLE_S = 60.0  # nothing has a deadline: look again then all the same
 RESTORE_RETRY_S = 1.0  # before the very state is tried again that could not be restored
 VOLUME_RETRY_S = 5.0  # before it is asked again of a memory volume that did not take it
-MAX_WARNED = 24  # places and files: fewer than `apply` remembers
+MAX_WARNED = 24  # places and files: fewer than `transition.after` remembers
 _LIVE = ("forming", "running", "looking", "securing")
 
 
@@ -55,17 +55,17 @@ def decide(view: View, policy: Policy) -> Action:
     """Return the next action for the job."""
     memory = view.memory
     if memory.stop == "now" and memory.finished and memory.phase == "saving":
-        return closing.without_last(view, "")
+        return closing.end_without_checkpoint(view, "")
     if memory.stop == "now" and memory.phase not in ("stopping", "ended"):
         return End(EXIT_INTERRUPTED, "stopped at once, as asked")
-    if memory.phase in _LIVE and unknown_generation.ahead(view):
-        return _lost_track(view, policy)
+    if memory.phase in _LIVE and unknown_generation.newest(view):
+        return _adopt_unknown_generation(view, policy)
     if memory.phase == "securing":
-        view = replace(view, memory=failed_start.taken_back(view))
+        view = replace(view, memory=failed_start.without_failed_start(view))
     return _RULES[memory.phase](view, policy)
 
 
-def _lost_track(view: View, policy: Policy) -> Action:
+def _adopt_unknown_generation(view: View, policy: Policy) -> Action:
     """Form the group anew from what the members say of themselves, once all have had the time to say it."""
     new = [m.silent_s for m in view.members if m.exists and m.report is None]
     left_s = policy.secure_s - min(new, default=policy.secure_s)
@@ -81,30 +81,30 @@ def _lost_track(view: View, policy: Policy) -> Action:
 def _forming(view: View, policy: Policy) -> Action:
     if view.memory.stop:
         return End(EXIT_INTERRUPTED, "stopped before the first step")
-    ended = remedy.before_joining(view)
+    ended = remedy.startup_failure(view)
     if ended is not None:
         return ended
     lost = _lost_standby(view, policy)
     if lost is not None:
         return lost
-    begins = remedy.begin_at(view, policy)
+    begins = remedy.first_resume_point(view, policy)
     unread = _unread(view, policy, begins)
     if begins.source == "none" and not policy.from_scratch and not isinstance(unread, Wait):
-        ended = unread or refusal.nothing_left(view, None, None)
+        ended = unread or refusal.no_state_left(view, None, None)
         if ended is not None:
             return ended
-    ready = members.able(view, policy)
+    ready = members.eligible_members(view, policy)
     if len(ready) < policy.members:
         deadline = view.memory.since_ns + int(policy.form_s * _S)
         if view.now_ns >= deadline:
             return End(1, f"only {len(ready)} of {policy.members} members became ready")
-        left_s = members.next_silence_s(view, policy, policy.form_s)
+        left_s = members.next_timeout_s(view, policy, policy.form_s)
         until_ns = min(deadline, view.now_ns + int(left_s * _S))
         return Wait(until_ns, f"{len(ready)} of {policy.members} members are ready")
-    return unread or remedy.start(view, policy, None, ())
+    return unread or remedy.start_generation(view, policy, None, ())
 
 
-def _unread(view: View, policy: Policy, resumed: Resume) -> Wait | End | None:
+def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | None:
     """Wait where storage decides where to resume, and cannot be read or is being read; None otherwise.
 
     End when it could not be read for long.
@@ -120,7 +120,7 @@ def _unread(view: View, policy: Policy, resumed: Resume) -> Wait | End | None:
         why = f"storage cannot be read, for {policy.storage_s:g} s now: {error}"
         return End(2 if memory.phase == "forming" else 1, why)
     deadline = memory.since_ns + int(policy.form_s * _S)
-    doubted = remedy.doubted(view, policy)
+    doubted = remedy.checkpoint_to_verify(view, policy)
     if doubted is not None and view.now_ns < deadline:
         return Wait(deadline, f"reading the checkpoint of step {doubted.step} whole")
     return None
@@ -131,7 +131,7 @@ def _unread(view: View, policy: Policy, resumed: Resume) -> Wait | End | None:
 
 def _running(view: View, policy: Policy) -> Action:
     memory = view.memory
-    found = symptoms.found(view, policy)
+    found = symptoms.find_faults(view, policy)
     if found:
         return _secure(found)
     standing = detection.judge(view, policy)
@@ -142,10 +142,10 @@ def _running(view: View, policy: Policy) -> Action:
     changed = _changed(view)
     if changed is not None:
         return changed
-    ended = remedy.before_joining(view)
+    ended = remedy.startup_failure(view)
     if ended is not None:
         return _give_up(view, ended)
-    refused = memory_needed.refusal(view)
+    refused = memory_needed.reason_to_refuse(view)
     if refused is not None:
         return refused
     first_ns = None if memory.settled else _first_step(view)
@@ -158,7 +158,7 @@ def _running(view: View, policy: Policy) -> Action:
     learnt = _learnt(view)
     if learnt is not None:
         return learnt
-    until_ns = view.now_ns + int(members.next_silence_s(view, policy, IDLE_S) * _S)
+    until_ns = view.now_ns + int(members.next_timeout_s(view, policy, IDLE_S) * _S)
     if standing is not None:
         until_ns = min(until_ns, _next_ns(view, policy, standing))
     busy_ns = memory.since_ns + int(orders.BUSY_S * _S)
@@ -167,7 +167,7 @@ def _running(view: View, policy: Policy) -> Action:
     return _lost_standby(view, policy) or Wait(until_ns)
 
 
-def _standing(view: View, found: Verdict) -> Action | None:
+def _standing(view: View, found: StallVerdict) -> Action | None:
     """A group stands still: act when its time is over, and warn before."""
     if found.fault is not None and found.act_ns is not None and view.now_ns >= found.act_ns:
         return _secure((found.fault,))
@@ -177,19 +177,19 @@ def _standing(view: View, found: Verdict) -> Action | None:
     return Warn(found.place, detection.warning(view, found))
 
 
-def _next_ns(view: View, policy: Policy, found: Verdict) -> int:
+def _next_ns(view: View, policy: Policy, found: StallVerdict) -> int:
     times_ns = [found.act_ns, found.warn_ns, detection.deadline_ns(view, policy)]
     return min((at for at in times_ns if at is not None and at > view.now_ns), default=view.now_ns + _S)
 
 
 def _secure(found: tuple[Fault, ...]) -> Secure:
     """A bad number spoils the survivors' state as well; every other fault leaves it whole."""
-    return Secure(found, remedy.at_most(found) is None, symptoms.root(found).detail)
+    return Secure(found, remedy.last_good_step(found) is None, symptoms.root_cause(found).detail)
 
 
 def _give_up(view: View, ended: End) -> Secure | End:
     """End the run, but have what its members hold written to storage before, if they may hold anything."""
-    if view.memory.end is not None or not remedy.has_worked(view) or reports.keeps_itself(view):
+    if view.memory.end is not None or not remedy.has_worked(view) or reports.script_keeps_own_state(view):
         return ended
     return Secure((), True, ended.why, ended)
 
@@ -248,8 +248,10 @@ def _lost_standby(view: View, policy: Policy) -> Action | None:
             continue
         if members.is_lost(view, member, policy):
             return Replace(member.name, f"member {member.name} is lost: another takes its place")
-        if members.deaf(member):
-            return Replace(member.name, f"member {member.name} is lost: {members.deaf(member)}")
+        if members.unresponsive_launcher(member):
+            return Replace(
+                member.name, f"member {member.name} is lost: {members.unresponsive_launcher(member)}"
+            )
     return None
 
 
@@ -259,21 +261,21 @@ def _lost_standby(view: View, policy: Policy) -> Action | None:
 def _securing(view: View, policy: Policy) -> Action:
     memory = view.memory
     waiting = [m for m in view.members if _is_awaited(view, m, policy)]
-    limit_s = policy.secure_s + progress.COPIES * reports.copy_s(view)
+    limit_s = policy.secure_s + progress.COPIES * reports.snapshot_duration_s(view)
     # A supervisor that has taken over can have nothing secured by a member before it hears it. One that is
     # new has nothing to secure.
     heard = (m.heard_ns for m in waiting if m.name in memory.placement)
     deadline = max((memory.since_ns, *heard)) + int(limit_s * _S)
     if waiting and view.now_ns < deadline:
         return Wait(deadline, f"securing on {', '.join(m.name for m in waiting)}")
-    unknown = members.unknown(view, policy)
+    unknown = members.unheard_members(view, policy)
     if unknown:
-        until_ns = view.now_ns + int(members.next_silence_s(view, policy, policy.member_timeout_s) * _S)
+        until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * _S)
         return Wait(until_ns, f"waiting for {', '.join(unknown)} to say what it holds")
-    unfinished_wait = work_beside_steps.wait(view, policy)
+    unfinished_wait = work_beside_steps.wait_for_survivors(view, policy)
     if unfinished_wait is not None:
         return unfinished_wait
-    found = symptoms.gathered(view, policy)
+    found = symptoms.of_incident(view, policy)
     if not found and _is_finished(view):
         return closing.finished(view, policy)
     if not found and (memory.stop or memory.end):
@@ -281,13 +283,13 @@ def _securing(view: View, policy: Policy) -> Action:
     if not found:
         lost = unknown_generation.unexplained(view)
         return Secure((lost,), True, lost.detail)
-    cause = symptoms.root(found)
+    cause = symptoms.root_cause(found)
     if cause.kind == "victim" or cause.doubtful:
         patience = memory.since_ns + int(policy.victim_s * _S)
         if view.now_ns < patience:
             return Wait(patience, "only victims so far: the cause will show itself")
-        cause = symptoms.silent(view) or cause
-    ended = remedy.verdict(view, policy, cause)
+        cause = symptoms.first_silent_member(view) or cause
+    ended = remedy.reason_to_stop(view, policy, cause)
     if ended is not None:
         return ended
     if memory.stop or memory.end:
@@ -305,30 +307,32 @@ def _is_awaited(view: View, member: MemberView, policy: Policy) -> bool:
 
 def _restart(view: View, policy: Policy, cause: Fault, found: tuple[Fault, ...]) -> Action:
     """Start the next generation, once there are members for it and a state to go on from."""
-    if len(members.able(view, policy)) < policy.members:
+    if len(members.eligible_members(view, policy)) < policy.members:
         return _short(view, policy, cause)
-    resumed = remedy.resumes(view, policy, cause, found)
+    resumed = remedy.next_resume_point(view, policy, cause, found)
     retry_s = VOLUME_RETRY_S if cause.signature == symptoms.VOLUME else RESTORE_RETRY_S
     retry_ns = view.memory.since_ns + int(retry_s * _S)
     if remedy.is_retry(view, cause, resumed) and view.now_ns < retry_ns:
         return Wait(retry_ns, f"{cause.detail}: tried again soon")
     hoped = _hoped_for(view, policy, resumed) or _unread(view, policy, resumed)
-    return hoped or remedy.start(view, policy, cause, found)
+    return hoped or remedy.start_generation(view, policy, cause, found)
 
 
-def _hoped_for(view: View, policy: Policy, resumed: Resume) -> Wait | None:
+def _hoped_for(view: View, policy: Policy, resumed: ResumePoint) -> Wait | None:
     """Wait a little for who may have a newer state than an old one: seconds are cheaper than steps."""
     memory = view.memory
-    nothing = resumed.source == "none" and resume_point.had_state(memory)
-    if not nothing and not (reports.kept(view) and resumed.step + 1 < reports.reached(view)):
+    nothing = resumed.source == "none" and resume_point.has_saved_state(memory)
+    if not nothing and not (
+        reports.has_protected_state(view) and resumed.step + 1 < reports.furthest_step(view)
+    ):
         return None
-    ends_ns = dict(members.missing(view, policy, policy.member_timeout_s))
+    ends_ns = dict(members.recoverable_members(view, policy, policy.member_timeout_s))
     if view.stored.error:
         ends_ns["storage"] = memory.since_ns + int(policy.member_timeout_s * _S)
     left = {name: at_ns for name, at_ns in ends_ns.items() if at_ns > view.now_ns}
     if not left:
         return None
-    until_ns = view.now_ns + int(members.next_silence_s(view, policy, policy.member_timeout_s) * _S)
+    until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * _S)
     who = next(iter(left))
     return Wait(min(until_ns, *left.values()), f"step {resumed.step} is old, and {who} may have a newer one")
 
@@ -336,9 +340,9 @@ def _hoped_for(view: View, policy: Policy, resumed: Resume) -> Wait | None:
 def _short(view: View, policy: Policy, cause: Fault) -> Action:
     """There are too few members: have new ones made, and wait for them."""
     memory = view.memory
-    able = members.able(view, policy)
+    able = members.eligible_members(view, policy)
     away = [name for name in memory.placement if name not in able]
-    missing = members.missing(view, policy, liveness.HELD_UP_S)
+    missing = members.recoverable_members(view, policy, liveness.HELD_UP_S)
     hoped = {name: at_ns for name, at_ns in missing.items() if at_ns > view.now_ns}
     for name in away:
         if name not in memory.lost and name not in hoped:
@@ -346,15 +350,17 @@ def _short(view: View, policy: Policy, cause: Fault) -> Action:
     lost = _lost_standby(view, policy)
     if lost is not None:
         return lost
-    ended = remedy.before_joining(view)
+    ended = remedy.startup_failure(view)
     if ended is not None:
         return _give_up(view, ended)
     deadline = memory.since_ns + int(policy.form_s * _S)
     if view.now_ns >= deadline:
         return End(1, f"no member came for {', '.join(away)}", cause=cause)
-    left_s = members.next_silence_s(view, policy, policy.form_s)
+    left_s = members.next_timeout_s(view, policy, policy.form_s)
     until_ns = min(deadline, view.now_ns + int(left_s * _S), *hoped.values())
-    unheard = [name for name in hoped if (m := view.member(name)) is not None and members.unheard(m)]
+    unheard = [
+        name for name in hoped if (m := view.member(name)) is not None and members.lacks_launcher_report(m)
+    ]
     if unheard:
         return Wait(until_ns, f"waiting for the sidecar of {', '.join(unheard)} to hear its launcher")
     return Wait(until_ns, f"waiting for {', '.join(away)}, or one in its place")

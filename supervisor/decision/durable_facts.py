@@ -16,15 +16,15 @@ from typing import Any
 from holdfast.protocol.lineage import merged, valid
 from holdfast.protocol.member_messages import MemberReport
 from supervisor.view import replica_divergence, reports, unknown_generation, work_beside_steps
-from supervisor.view.model import Memory, View, Void
+from supervisor.view.model import JobState, View, VoidStep
 
 VOIDS = 128  # the newest are kept; of older ones those of which there is a state
 
 
-def remembered(view: View) -> Memory:
+def with_durable_facts(view: View) -> JobState:
     """Return the memory of `view` with what the view teaches; the same one when that is nothing."""
     memory = view.memory
-    told = unknown_generation.told(view)
+    told = unknown_generation.reported_history(view)
     lineage = merged(told.lineage if told is not None else memory.lineage, view.stored.lineage)
     saved = (c.step for c in view.stored.checkpoints if valid(c.generation, c.step, lineage))
     newest = max((view.stored.generation, *(_generation(m.report) for m in view.members if m.report)))
@@ -36,15 +36,15 @@ def remembered(view: View) -> Memory:
         seen=newest if newest > max(memory.generation, memory.seen) else memory.seen,
         saved=max((memory.saved, *saved)),
         held=max(memory.held, _held(view)),
-        reached=reports.reached(view),
+        reached=reports.furthest_step(view),
         skip=tuple(sorted({*memory.skip, *told.skip})) if told is not None else memory.skip,
-        equal=replica_divergence.equal(view),
+        equal=replica_divergence.equal_steps(view),
         void=_void(view),
     )
     return memory if after == memory else after
 
 
-def inherited(memory: Memory, status: Mapping[str, Any] | None) -> Memory:
+def with_last_status(memory: JobState, status: Mapping[str, Any] | None) -> JobState:
     """Return the memory that a supervisor begins with, after one that left `memory` and that last `status`.
 
     The line of the journal may be hours old, the status is not: it tells how far the group was at least.
@@ -61,7 +61,7 @@ def inherited(memory: Memory, status: Mapping[str, Any] | None) -> Memory:
     return replace(memory, reached=max(memory.reached, *steps), held=max(memory.held, held))
 
 
-def _steps(memory: Memory, status: Mapping[str, Any] | None) -> list[int]:
+def _steps(memory: JobState, status: Mapping[str, Any] | None) -> list[int]:
     """Return the steps of the ranks by a status of the present generation; none by any other."""
     if status is None or type(status.get("generation")) is not int:
         return []
@@ -95,7 +95,7 @@ def _held(view: View) -> int:
     return snapshot if min(steps) > snapshot else -1
 
 
-def _void(view: View) -> tuple[Void, ...]:
+def _void(view: View) -> tuple[VoidStep, ...]:
     """Return the steps that a rank made void and has not made whole again.
 
     They outlive its page, and its member: others may hold a copy that lacks what the rank changed.
@@ -103,8 +103,8 @@ def _void(view: View) -> tuple[Void, ...]:
     generation, known = view.memory.generation, set(view.memory.void)
     for report in reports.reports(view):
         for each in work_beside_steps.of_generation(view, report):
-            known -= {Void(generation, step, each.rank) for step in each.amended}
-            known |= {Void(generation, step, each.rank) for step in each.late}
+            known -= {VoidStep(generation, step, each.rank) for step in each.amended}
+            known |= {VoidStep(generation, step, each.rank) for step in each.late}
     if not known:
         return ()
     ordered = sorted(known, key=lambda each: (each.generation, each.step, each.rank))

@@ -9,15 +9,18 @@ from holdfast.protocol.launcher_messages import RankStart
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import Drill, MemberOrder
 from supervisor.view import work_beside_steps
-from supervisor.view.model import Memory, Policy
+from supervisor.view.model import JobState, Policy
 
 BUSY_S = 10.0  # a generation that has done no step by then no longer keeps new members from being made
 
 
-def order_for(memory: Memory, member: str, policy: Policy, drill: Drill | None, look: int = 0) -> MemberOrder:
-    """Return the wish for `member` that holds until the memory changes, or `look`: see `deadlock.ask`.
+def order_for(
+    memory: JobState, member: str, policy: Policy, drill: Drill | None, look: int = 0
+) -> MemberOrder:
+    """Return the order for `member`, which holds until the job's state or `look` changes.
 
-    What may be deleted from storage goes with each: a checkpoint may still be under way.
+    `look` is `deadlock.look_request`. Each order says what may be deleted from storage, because a checkpoint
+    may still be under way.
     """
     order = _order_for(memory, member, policy, drill)
     looks = look if order.do == "run" else 0
@@ -27,18 +30,18 @@ def order_for(memory: Memory, member: str, policy: Policy, drill: Drill | None, 
         lineage=_lineage(memory),
         proven=_proven(memory),
         look=looks,
-        void=work_beside_steps.void_now(memory),
+        void=work_beside_steps.void_steps(memory),
     )
 
 
-def _proven(memory: Memory) -> int:
+def _proven(memory: JobState) -> int:
     """Return the last step at which the replicas were equal; 0 for none yet, -1 where there is only one."""
     if memory.equal:
         return memory.equal[-1]
     return 0 if memory.world_size > memory.nproc else -1
 
 
-def _lineage(memory: Memory) -> tuple[Lineage, ...]:
+def _lineage(memory: JobState) -> tuple[Lineage, ...]:
     """Return what is void once the present work is done.
 
     The last save of a run may go back behind work that it cuts off: else a newer checkpoint, which does not
@@ -49,7 +52,7 @@ def _lineage(memory: Memory) -> tuple[Lineage, ...]:
     return lineage.extended(memory.lineage, max(memory.generation, memory.seen) + 1, memory.save_step)
 
 
-def _order_for(memory: Memory, member: str, policy: Policy, drill: Drill | None) -> MemberOrder:
+def _order_for(memory: JobState, member: str, policy: Policy, drill: Drill | None) -> MemberOrder:
     if memory.phase in ("stopping", "ended"):
         grace_s = policy.grace_s if memory.stop != "now" else 0.0
         in_peace = memory.exit_code in (0, 130)  # else who is not ending by itself may never end
@@ -65,7 +68,7 @@ def _order_for(memory: Memory, member: str, policy: Policy, drill: Drill | None)
         return MemberOrder(
             "secure",
             memory.generation,
-            just_in_time=_whole(memory) and not memory.finished,
+            just_in_time=_survivors_are_good(memory) and not memory.finished,
             suspects=_suspects(memory),
             sources=(*memory.sources, *memory.peers) if mine else (),
             save=memory.save if mine else 0,
@@ -75,7 +78,7 @@ def _order_for(memory: Memory, member: str, policy: Policy, drill: Drill | None)
     return _run(memory, member, policy, drill)
 
 
-def _run(memory: Memory, member: str, policy: Policy, drill: Drill | None) -> MemberOrder:
+def _run(memory: JobState, member: str, policy: Policy, drill: Drill | None) -> MemberOrder:
     block = memory.placement.index(member)
     first = block * memory.nproc
     ranks = tuple(RankStart(first + local, local) for local in range(memory.nproc))
@@ -94,7 +97,7 @@ def _run(memory: Memory, member: str, policy: Policy, drill: Drill | None) -> Me
     )
 
 
-def _suspects(memory: Memory) -> tuple[int, ...]:
+def _suspects(memory: JobState) -> tuple[int, ...]:
     """Return the ranks that hang, as far as that is known; nobody where there is no other."""
     known = memory.incident
     if known is None or known.generation != memory.generation:
@@ -103,13 +106,13 @@ def _suspects(memory: Memory) -> tuple[int, ...]:
     return tuple(sorted(found)) if len(found) < memory.world_size else ()
 
 
-def _whole(memory: Memory) -> bool:
+def _survivors_are_good(memory: JobState) -> bool:
     """False when the survivors' state is as bad as the one that was found bad."""
     known = memory.incident.faults if memory.incident else ()
     return not any(fault.kind in ("nan", "inf", "loss_jump") for fault in known)
 
 
-def wants_members(memory: Memory, now_ns: int) -> bool:
+def may_create_members(memory: JobState, now_ns: int) -> bool:
     """True when members may be made: it costs seconds of CPU, which a recovery has better use for.
 
     A script that does no steps never settles, and is not to stay without a standby for that.

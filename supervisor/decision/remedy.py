@@ -12,7 +12,18 @@ from supervisor.decision import resume_point
 from supervisor.decision import resume_point as resume
 from supervisor.view import failed_start, members, replica_divergence, reports, work_beside_steps
 from supervisor.view import faults as symptoms
-from supervisor.view.model import Checkpoint, Cut, End, Fault, MemberView, Past, Policy, Resume, Start, View
+from supervisor.view.model import (
+    Checkpoint,
+    CutOffWork,
+    End,
+    Fault,
+    MemberView,
+    PastFault,
+    Policy,
+    ResumePoint,
+    Start,
+    View,
+)
 from supervisor.wording import place
 
 NUMERIC = frozenset({"nan", "inf", "loss_jump"})
@@ -30,7 +41,7 @@ VOLUME_TRIES = 3  # of a state that the memory volume does not take
 _S = 1_000_000_000
 
 
-def before_joining(view: View) -> End | None:
+def startup_failure(view: View) -> End | None:
     """End for a script that ends, or fails for good, before it joins: no generation can help it.
 
     Ranks that train are left alone, also when no new process can be made warm beside them. Where steps have
@@ -54,7 +65,7 @@ def before_joining(view: View) -> End | None:
         tries = launcher.warm_tries if has_worked(view) else launcher.warm_failures
         over = not has_worked(view) or view.now_ns >= view.memory.since_ns + int(AGAIN_S * _S)
         if tries >= MAX_WARM_FAILURES and over:
-            killed = f": it {symptoms.how(ending)}" if ending.signal is not None else ""
+            killed = f": it {symptoms.describe_ending(ending)}" if ending.signal is not None else ""
             return End(code or 1, f"the script failed {tries} times before it joined{killed}", ending.message)
     return None
 
@@ -64,22 +75,23 @@ def has_worked(view: View) -> bool:
     memory = view.memory
     if memory.phase == "forming":  # a new run: its script may be another one
         return False
-    return memory.settled or resume.had_state(memory) or any(past.worked for past in memory.history)
+    return memory.settled or resume.has_saved_state(memory) or any(past.worked for past in memory.history)
 
 
-def unmade(view: View, member: MemberView) -> str:
+def warm_pool_problem(view: View, member: MemberView) -> str:
     """Say why no warm process can be made for `member`; "" when one can, or it is not known yet."""
     launcher = member.report.launcher if member.report is not None else None
     ending = launcher.warm_ending if launcher is not None else None
     if launcher is None or ending is None or ending.ours or launcher.strategy == "cold":
         return ""
-    if not members.obeys(member):
+    if not members.is_controllable(member):
         return ""
     least = 1 if ending.signal is None else MAX_WARM_FAILURES  # one that was killed says nothing
     if launcher.warm_failures < least or len(launcher.parked) >= view.memory.nproc:
         return ""
     where = place(ending.message) if ending.fail == "exception" else ""
-    what = f"warm processes for member {member.name} cannot be made: one {symptoms.how(ending)}{where}"
+    how = f"{symptoms.describe_ending(ending)}{where}"
+    what = f"warm processes for member {member.name} cannot be made: one {how}"
     unheard = member.name in view.memory.placement and launcher.generation < view.memory.generation
     if unheard or _is_in_need(view, member.name, launcher):
         return f"{what}; the ranks wait for them, and the run ends if that fails for {AGAIN_S:g} s"
@@ -93,7 +105,7 @@ def _is_in_need(view: View, name: str, launcher: LauncherState) -> bool:
     return len(launcher.parked) < view.memory.nproc
 
 
-def verdict(view: View, policy: Policy, cause: Fault) -> End | None:
+def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
     """End when a restart cannot help: deliberate exits, bad input, the same failure again and again."""
     history = view.memory.history
     code = _exit_code(cause)
@@ -104,7 +116,7 @@ def verdict(view: View, policy: Policy, cause: Fault) -> End | None:
     if cause.kind == "exit":
         return End(code, f"{cause.detail}: not restarted, because the script chose to exit", "", cause)
     if cause.kind in NUMERIC and _again(view, cause) and not policy.skip_bad_batches:
-        hint = "" if reports.keeps_itself(view) else "; --skip-bad-batches would pass over it"
+        hint = "" if reports.script_keeps_own_state(view) else "; --skip-bad-batches would pass over it"
         hint += ", --loss-jump 0 would not judge it" if cause.kind == "loss_jump" else ""
         return End(1, _names_batch(view, cause) + hint, "", cause)
     if cause.signature == symptoms.VOLUME and _refused_before(view) + 1 >= VOLUME_TRIES:
@@ -118,7 +130,7 @@ def verdict(view: View, policy: Policy, cause: Fault) -> End | None:
     if _is_typo(view, policy, cause):
         limit = min(limit, MAX_TYPOS)
     if cause.kind in ("exception", "crash", "victim", "hang") and not cause.work and same + 1 >= limit:
-        where = f"at {reports.at_step(view, cause.step)}" if cause.step >= 0 else "before the first step"
+        where = f"at {reports.name_step(view, cause.step)}" if cause.step >= 0 else "before the first step"
         why = f"{cause.detail}: {same + 1} times the same, {where}; a bug, not a fault"
         return End(code, why, cause.message, cause)
     recent = [p for p in history if view.now_ns - p.at_ns < policy.restart_window_s * _S]
@@ -134,7 +146,7 @@ def _is_typo(view: View, policy: Policy, cause: Fault) -> bool:
     """True for an error that a program makes each time: before any step was done, or on all ranks again."""
     if cause.kind != "exception" or not _TYPOS.intersection(cause.signature.split(" ")[1:2]):
         return False
-    if not (worked(view, cause) or any(past.worked for past in view.memory.history)):
+    if not (made_progress(view, cause) or any(past.worked for past in view.memory.history)):
         return True
     last = view.memory.history[-1:]
     before = bool(last) and last[0].everywhere and _is_same(view, last[0], cause)
@@ -144,7 +156,7 @@ def _is_typo(view: View, policy: Policy, cause: Fault) -> bool:
 def is_everywhere(view: View, policy: Policy, cause: Fault) -> bool:
     """True when each rank of the group has the same fault at the same step."""
     same = (cause.kind, cause.signature, cause.step)
-    found = symptoms.gathered(view, policy)
+    found = symptoms.of_incident(view, policy)
     ranks = {each.rank for each in found if (each.kind, each.signature, each.step) == same}
     return len(ranks) == view.memory.world_size
 
@@ -175,17 +187,17 @@ def _identical(view: View, cause: Fault) -> int:
     return count
 
 
-def _is_same(view: View, past: Past, cause: Fault) -> bool:
+def _is_same(view: View, past: PastFault, cause: Fault) -> bool:
     if (past.kind, past.signature, past.step) != (cause.kind, cause.signature, cause.step):
         return False
     if cause.kind == "crash" and past.rank != cause.rank:
         return False
     # Who sends these is outside of the script: it is to blame only if it never gets anywhere.
     outside = cause.signal in _FROM_OUTSIDE and cause.signature != OUT_OF_MEMORY
-    return not outside or not (past.worked or worked(view, cause))
+    return not outside or not (past.worked or made_progress(view, cause))
 
 
-def worked(view: View, cause: Fault) -> bool:
+def made_progress(view: View, cause: Fault) -> bool:
     """True when the generation that failed had gained a step, or a while."""
     launch = view.memory.launch
     began = launch.restore.step if launch and launch.restore else 0
@@ -199,11 +211,11 @@ def _again(view: View, cause: Fault) -> bool:
 
 def _names_batch(view: View, cause: Fault) -> str:
     where = f" (batch position {cause.position})" if cause.position >= 0 else ""
-    step = reports.at_step(view, cause.step)
+    step = reports.name_step(view, cause.step)
     return f"{step} of rank {cause.rank}{where} gives a bad number again: {cause.detail}"
 
 
-def at_most(found: tuple[Fault, ...]) -> int | None:
+def last_good_step(found: tuple[Fault, ...]) -> int | None:
     """Return the most steps that a good state can have: those before the first bad number of any rank.
 
     None when all numbers are good. It does not matter whether a bad number is what the group is stopped for.
@@ -211,24 +223,28 @@ def at_most(found: tuple[Fault, ...]) -> int | None:
     return min((fault.step for fault in found if fault.kind in SPOILING), default=None)
 
 
-def start(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, ...]) -> Start | End:
+def start_generation(
+    view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, ...]
+) -> Start | End:
     """Form the next generation from the newest state that all its ranks can have.
 
     `found` are all faults that are known; there are members enough. End when no state is left.
     """
-    placement = members.able(view, policy)
+    placement = members.eligible_members(view, policy)
     skip, evidence = _skipped(view, policy, cause)
-    cuts = work_beside_steps.cut(view, found)
-    resumed = resumes(view, policy, cause, found)
-    cuts = (*cuts, *(work_beside_steps.unamended(view, resumed) if cause is not None else ()))
+    cuts = work_beside_steps.work_cut_off(view, found)
+    resumed = next_resume_point(view, policy, cause, found)
+    cuts = (*cuts, *(work_beside_steps.lost_changes(view, resumed) if cause is not None else ()))
     passed = (
-        [line] if cause is not None and (line := work_beside_steps.passed_over(view, resumed.step)) else []
+        [line]
+        if cause is not None and (line := work_beside_steps.describe_passed_over(view, resumed.step))
+        else []
     )
-    undone = work_beside_steps.missed(cuts, resumed.step)
+    undone = work_beside_steps.not_repeated(cuts, resumed.step)
     lost = next(
         (
             fault
-            for fault in (*found, *failed_start.raised(view.memory))
+            for fault in (*found, *failed_start.raised_before(view.memory))
             for each in undone
             if each.raised and (fault.rank, fault.kind) == (each.rank, "exception")
         ),
@@ -247,7 +263,7 @@ def start(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, .
             return End(2, f"{wrong}: resume with {there} ranks, or in another run directory")
         skip = tuple(sorted({*skip, *stored.skip}))
     if resumed.source == "none" and not (cause is None and policy.from_scratch):
-        ended = nothing_left(view, cause, at_most(found))
+        ended = no_state_left(view, cause, last_good_step(found))
         if ended is not None:
             return ended
     master = view.member(placement[0])
@@ -269,35 +285,37 @@ def start(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, .
     )
 
 
-def resumes(view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, ...]) -> Resume:
+def next_resume_point(
+    view: View, policy: Policy, cause: Fault | None, found: tuple[Fault, ...]
+) -> ResumePoint:
     """Return where the next generation begins; the first of a run is that without a cause."""
     if cause is None:
-        return begin_at(view, policy)
-    return before(view, work_beside_steps.cut(view, found), at_most(found))
+        return first_resume_point(view, policy)
+    return resume_before(view, work_beside_steps.work_cut_off(view, found), last_good_step(found))
 
 
-def before(view: View, cuts: tuple[Cut, ...], bound: int | None) -> Resume:
+def resume_before(view: View, cuts: tuple[CutOffWork, ...], bound: int | None) -> ResumePoint:
     """Return where to resume so that what was cut off is done again, if there is such a state of this run."""
-    limit, void = work_beside_steps.at_most(cuts, bound), work_beside_steps.void(view)
+    limit, void = work_beside_steps.latest_resume_step(cuts, bound), work_beside_steps.void_states(view)
     if limit == bound and not void:
         return resume_point_for(view, bound)
-    resumed = resume.point(view, limit, void)
-    anew = limit == 0 and not resume.had_state(view.memory)
+    resumed = resume.newest(view, limit, void)
+    anew = limit == 0 and not resume.has_saved_state(view.memory)
     return resumed if resumed.source != "none" or anew else resume_point_for(view, bound)
 
 
-def _said(each: Cut, undone: tuple[Cut, ...]) -> str:
+def _said(each: CutOffWork, undone: tuple[CutOffWork, ...]) -> str:
     again = "is not done again: no state from before it is left" if each in undone else "is done again"
     where = "in step {}, before its commit," if each.early else "after the commit of step {}"
     return f"what rank {each.rank} did for {each.after_s:.2f} s {where.format(each.step)} {again}"
 
 
-def begin_at(view: View, policy: Policy) -> Resume:
+def first_resume_point(view: View, policy: Policy) -> ResumePoint:
     """Return where the first generation begins: from the newest checkpoint, unless the user wants none."""
     return resume.FROM_THE_BEGINNING if policy.from_scratch else resume_point_for(view, None)
 
 
-def doubted(view: View, policy: Policy) -> Checkpoint | None:
+def checkpoint_to_verify(view: View, policy: Policy) -> Checkpoint | None:
     """Return the checkpoint that is about to be used and has to be read whole before; None for none.
 
     That is the first of a run, and one that could not be restored. All others were compared when they were
@@ -305,13 +323,13 @@ def doubted(view: View, policy: Policy) -> Checkpoint | None:
     """
     memory = view.memory
     if memory.phase == "forming":
-        found = resume.checkpoint_of(view, begin_at(view, policy))
+        found = resume.checkpoint_of(view, first_resume_point(view, policy))
     elif memory.phase == "securing" and memory.incident is not None:
-        view = replace(view, memory=failed_start.taken_back(view))
+        view = replace(view, memory=failed_start.without_failed_start(view))
         faults = memory.incident.faults
         if not any(fault.kind == "restore" for fault in faults):
             return None
-        found = resume.checkpoint_of(view, resumes(view, policy, faults[0], faults))
+        found = resume.checkpoint_of(view, next_resume_point(view, policy, faults[0], faults))
     else:
         return None
     return found if found is not None and not found.verified else None
@@ -326,7 +344,7 @@ def _skipped(view: View, policy: Policy, cause: Fault | None) -> tuple[tuple[int
     return tuple(sorted({*skip, cause.step})), (line,)
 
 
-def is_retry(view: View, cause: Fault, resumed: Resume) -> bool:
+def is_retry(view: View, cause: Fault, resumed: ResumePoint) -> bool:
     """True when `resumed` is the very state that could not be restored, or the volume was too full for it."""
     wanted = symptoms.restore_signature(resumed.source, resumed.generation, resumed.step)
     return cause.kind == "restore" and cause.signature in (wanted, symptoms.VOLUME)
@@ -340,10 +358,10 @@ def _remedy(cause: Fault | None, moved: bool) -> str:
     return "swap" if moved else "restart"
 
 
-def _why(view: View, policy: Policy, cause: Fault | None, resumed: Resume, moved: list[str]) -> str:
+def _why(view: View, policy: Policy, cause: Fault | None, resumed: ResumePoint, moved: list[str]) -> str:
     anew = "as asked" if cause is None and policy.from_scratch else "as nothing has been saved yet"
     begins = f"from the beginning, {anew}"
-    if reports.keeps_itself(view):
+    if reports.script_keeps_own_state(view):
         begins = "from the script's first line: it keeps its own state"
     state = {
         "slot": f"from the snapshot of step {resumed.step}",
@@ -352,7 +370,7 @@ def _why(view: View, policy: Policy, cause: Fault | None, resumed: Resume, moved
     }[resumed.source]
     if cause is None:
         return f"all members are ready: start {state}"
-    if cause.kind in SPOILING and not reports.keeps_itself(view):
+    if cause.kind in SPOILING and not reports.script_keeps_own_state(view):
         return f"{cause.detail}: roll back to before it, {state}"
     where = f"on {', '.join(moved)}" if moved else "where they are"
     return f"{cause.detail}: restart the processes {where}, {state}"
@@ -362,8 +380,8 @@ def _host(url: str) -> str:
     return url.partition("://")[2].rpartition(":")[0] or "127.0.0.1"
 
 
-def resume_point_for(view: View, at_most: int | None) -> Resume:
-    return resume.point(view, at_most)
+def resume_point_for(view: View, at_most: int | None) -> ResumePoint:
+    return resume.newest(view, at_most)
 
 
 # Why a run ends rather than begin again: a step was saved, and no state is left that may be used. Pure.
@@ -375,20 +393,20 @@ def resume_point_for(view: View, at_most: int | None) -> Resume:
 LISTED = 4  # states that a message names
 
 
-def nothing_left(view: View, cause: Fault | None, good: int | None) -> End | None:
+def no_state_left(view: View, cause: Fault | None, good: int | None) -> End | None:
     """End for a group that has no state to resume from though a step was saved; None when none ever was.
 
     `good` is the most steps that a good state can have, if there is a bound. Without a `cause` it is the
     start of a run, in which only storage counts.
     """
     memory = view.memory
-    listed = refused(view, good)
+    listed = why_states_are_refused(view, good)
     if cause is None:
         if memory.saved < 0 and not listed:
             return None
         there = f"checkpoints, and none can be used: {_some(listed)}" if listed else _no_longer(memory.saved)
         return End(2, f"the run directory has {there}; --from-scratch starts over from step 0")
-    if not resume_point.had_state(memory) and cause.kind != "restore":
+    if not resume_point.has_saved_state(memory) and cause.kind != "restore":
         return None
     stored = view.stored.checkpoints or view.stored.unusable
     if not stored:
@@ -399,10 +417,10 @@ def nothing_left(view: View, cause: Fault | None, good: int | None) -> End | Non
     return End(1, f"{cause.detail}; no state is left to resume from: {_some(listed)}", cause=cause)
 
 
-def refused(view: View, good: int | None) -> tuple[str, ...]:
+def why_states_are_refused(view: View, good: int | None) -> tuple[str, ...]:
     """Say of each state that there is why it cannot be resumed from: checkpoints, then snapshots."""
     stored = [
-        (each.step, each.path.rpartition("/")[2], resume_point.why_not(view, each, good))
+        (each.step, each.path.rpartition("/")[2], resume_point.reason_unusable(view, each, good))
         for each in view.stored.checkpoints
     ]
     stored += [(each.step, each.name, each.why) for each in view.stored.unusable]
@@ -410,7 +428,7 @@ def refused(view: View, good: int | None) -> tuple[str, ...]:
     holders: dict[tuple[int, str], list[str]] = {}
     for member in view.members:
         for slot in member.report.slots if member.report is not None else ():
-            why = resume_point.why_not(view, slot, good) or _why_not_whole(view, member, slot)
+            why = resume_point.reason_unusable(view, slot, good) or _why_not_whole(view, member, slot)
             holders.setdefault((slot.step, why), []).append(member.name)
     for (step, why), names in sorted(holders.items(), reverse=True):
         lines.append(f"the snapshot of step {step} on {', '.join(names)}: {why}")
@@ -418,11 +436,11 @@ def refused(view: View, good: int | None) -> tuple[str, ...]:
 
 
 def _why_not_whole(view: View, member: MemberView, slot: Slot) -> str:
-    if member.report is None or not resume_point.can_give(view, member):
+    if member.report is None or not resume_point.can_serve(view, member):
         return "the member is lost"
     if resume_point.is_damaged(member.report, slot):
         return "it is damaged"
-    return resume_point.incomplete(view, slot.step) or "a run begins with what is on storage"
+    return resume_point.missing_private_state(view, slot.step) or "a run begins with what is on storage"
 
 
 def _some(listed: tuple[str, ...]) -> str:

@@ -4,7 +4,7 @@ Whole means: somebody has the replicated state of that step, and for every rank 
 state of that step. A later generation that went on from step s makes void what older ones did beyond s.
 What could not be restored again and again is passed over.
 
-"From the beginning" is for whoever saved nothing yet: the callers ask `had_state` before they take it.
+"From the beginning" is for whoever saved nothing yet: the callers ask `has_saved_state` before they take it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from holdfast.protocol.lineage import Lineage, valid
 from holdfast.protocol.member_messages import MemberReport, PrivateHeld, Slot, Source
 from supervisor.view import faults as symptoms
 from supervisor.view import members
-from supervisor.view.model import Checkpoint, MemberView, Memory, Resume, View
+from supervisor.view.model import Checkpoint, JobState, MemberView, ResumePoint, View
 
-FROM_THE_BEGINNING = Resume(0, 0, "none")
+FROM_THE_BEGINNING = ResumePoint(0, 0, "none")
 TRIES = 4  # to restore one and the same state
 
 
-def point(view: View, at_most: int | None, void: frozenset[tuple[int, int]] = frozenset()) -> Resume:
+def newest(view: View, at_most: int | None, void: frozenset[tuple[int, int]] = frozenset()) -> ResumePoint:
     """Return the resume point with no more than `at_most` steps (None: no bound).
 
     `void` are states that are passed over, by generation and step.
@@ -36,7 +36,7 @@ def point(view: View, at_most: int | None, void: frozenset[tuple[int, int]] = fr
     return durable or FROM_THE_BEGINNING
 
 
-def _given_up(memory: Memory) -> frozenset[str]:
+def _given_up(memory: JobState) -> frozenset[str]:
     """Return the signatures of the states that failed too often when they were to be restored."""
     failed = Counter(past.signature for past in memory.history if past.kind == "restore")
     now = memory.incident.faults if memory.incident else ()
@@ -44,26 +44,26 @@ def _given_up(memory: Memory) -> frozenset[str]:
     return frozenset(signature for signature, count in failed.items() if count >= TRIES)
 
 
-def _newest_slot(view: View, at_most: int | None, void: frozenset[tuple[int, int]]) -> Resume | None:
+def _newest_slot(view: View, at_most: int | None, void: frozenset[tuple[int, int]]) -> ResumePoint | None:
     reports = _reports(view)
     found: dict[tuple[int, int], list[MemberReport]] = {}
     for report in reports:
         for slot in report.slots:
             if is_damaged(report, slot):
                 continue
-            if not why_not(view, slot, at_most) and (slot.generation, slot.step) not in void:
+            if not reason_unusable(view, slot, at_most) and (slot.generation, slot.step) not in void:
                 found.setdefault((slot.step, slot.generation), []).append(report)
     for (step, generation), holders in sorted(found.items(), reverse=True):
         private = _private_sources(view, reports, step)
         if private is not None:
             where = tuple(Source(h.peer_url, -1, generation, step) for h in holders)
             names = tuple(h.member for h in holders)
-            return Resume(step, generation, "slot", "", (*where, *private), names)
+            return ResumePoint(step, generation, "slot", "", (*where, *private), names)
     return None
 
 
 def _reports(view: View) -> list[MemberReport]:
-    return [m.report for m in view.members if m.report is not None and can_give(view, m)]
+    return [m.report for m in view.members if m.report is not None and can_serve(view, m)]
 
 
 def is_damaged(report: MemberReport, slot: Slot) -> bool:
@@ -71,7 +71,7 @@ def is_damaged(report: MemberReport, slot: Slot) -> bool:
     return any((bad.generation, bad.step) == (slot.generation, slot.step) for bad in report.unusable)
 
 
-def incomplete(view: View, step: int) -> str:
+def missing_private_state(view: View, step: int) -> str:
     """Say whose private state of `step` keeps all snapshots of it from being used; "" for nobody's."""
     reports, lineage = _reports(view), view.memory.lineage
     held = [each for report in reports for each in report.privates if each.step == step]
@@ -86,9 +86,9 @@ def incomplete(view: View, step: int) -> str:
     return f"the private state of rank {named} {why}"
 
 
-def can_give(view: View, member: MemberView) -> bool:
+def can_serve(view: View, member: MemberView) -> bool:
     """False for a deaf member: it is ended when the group goes on without it, not before the last save."""
-    return members.obeys(member) or (members.speaks(member) and bool(view.memory.stop))
+    return members.is_controllable(member) or (members.is_reporting(member) and bool(view.memory.stop))
 
 
 def _private_sources(view: View, reports: list[MemberReport], step: int) -> tuple[Source, ...] | None:
@@ -119,20 +119,22 @@ def _fits(private: PrivateHeld, rank: int, step: int, lineage: tuple[Lineage, ..
     )
 
 
-def _newest_checkpoint(view: View, at_most: int | None, void: frozenset[tuple[int, int]]) -> Resume | None:
+def _newest_checkpoint(
+    view: View, at_most: int | None, void: frozenset[tuple[int, int]]
+) -> ResumePoint | None:
     usable = [
         each
         for each in view.stored.checkpoints
-        if not why_not(view, each, at_most) and (each.generation, each.step) not in void
+        if not reason_unusable(view, each, at_most) and (each.generation, each.step) not in void
     ]
     if not usable:
         return None
     found = max(usable, key=lambda each: (each.step, each.generation))
     notes = tuple(each.note for each in view.stored.unusable if each.step >= found.step)
-    return Resume(found.step, found.generation, "checkpoint", found.path, notes=notes)
+    return ResumePoint(found.step, found.generation, "checkpoint", found.path, notes=notes)
 
 
-def checkpoint_of(view: View, resumed: Resume) -> Checkpoint | None:
+def checkpoint_of(view: View, resumed: ResumePoint) -> Checkpoint | None:
     """Return the checkpoint that `resumed` names, None when it names a snapshot or nothing."""
     if resumed.source != "checkpoint":
         return None
@@ -152,16 +154,16 @@ def has_checkpoint(view: View, generation: int, step: int) -> bool:
     )
 
 
-def _is_valid(found: Checkpoint, memory: Memory) -> bool:
+def _is_valid(found: Checkpoint, memory: JobState) -> bool:
     return valid(found.generation, found.step, memory.lineage)
 
 
-def had_state(memory: Memory) -> bool:
+def has_saved_state(memory: JobState) -> bool:
     """True when a step was saved since the beginning: to begin again would lose it."""
     return memory.saved >= 0 or memory.held >= 0
 
 
-def why_not(view: View, state: Slot | Checkpoint, at_most: int | None) -> str:
+def reason_unusable(view: View, state: Slot | Checkpoint, at_most: int | None) -> str:
     """Return why a state must not be used, "" when it may: that of a snapshot may still be incomplete."""
     source = "slot" if isinstance(state, Slot) else "checkpoint"
     if at_most is not None and state.step > at_most:

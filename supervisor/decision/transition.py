@@ -21,29 +21,29 @@ from supervisor.view import (
 from supervisor.view import faults as symptoms
 from supervisor.view.model import (
     Action,
-    Cut,
+    CutOffWork,
     Dismiss,
     Done,
     End,
     Fault,
+    JobState,
     Learn,
-    Learned,
+    LearnedStall,
     Look,
-    Memory,
-    Missed,
-    Open,
-    Past,
+    OpenIncident,
+    PastFault,
+    PastWarning,
     Policy,
     Replace,
-    Resume,
+    ResumePoint,
     Save,
     Secure,
     Settle,
     Start,
+    UndoneWork,
     View,
     Wait,
     Warn,
-    Warned,
 )
 
 JUMPS = 64  # remembered; a rank that has come beyond one has no use for it
@@ -52,7 +52,7 @@ WARNED = 32  # places
 LOST = 256  # members given up that are remembered: they are gone long before
 
 
-def apply(view: View, action: Action, policy: Policy) -> Memory:
+def after(view: View, action: Action, policy: Policy) -> JobState:
     """Return the memory after `action`."""
     memory = view.memory
     if isinstance(action, Wait):
@@ -66,12 +66,12 @@ def apply(view: View, action: Action, policy: Policy) -> Memory:
     if isinstance(action, Secure):
         return _secure(view, action)
     if isinstance(action, Start):
-        return _start(replace(view, memory=failed_start.taken_back(view)), action, policy)
+        return _start(replace(view, memory=failed_start.without_failed_start(view)), action, policy)
     if isinstance(action, Settle):
         return replace(memory, settled=True, incident=None, unbegun=None)
     if isinstance(action, Save):
         return replace(
-            failed_start.taken_back(view),
+            failed_start.without_failed_start(view),
             phase="saving",
             since_ns=view.now_ns,
             save=memory.save + 1,
@@ -90,35 +90,35 @@ def apply(view: View, action: Action, policy: Policy) -> Memory:
     return replace(memory, phase="ended", since_ns=view.now_ns)
 
 
-def _warned(memory: Memory, place: str, text: str) -> tuple[Warned, ...]:
-    return (*memory.warned, Warned(place, text))[-WARNED:]
+def _warned(memory: JobState, place: str, text: str) -> tuple[PastWarning, ...]:
+    return (*memory.warned, PastWarning(place, text))[-WARNED:]
 
 
-def _learned(memory: Memory, action: Learn) -> tuple[Learned, ...]:
+def _learned(memory: JobState, action: Learn) -> tuple[LearnedStall, ...]:
     known = {each.work: each.seconds for each in memory.learned}
     known |= {each.work: max(each.seconds, known.get(each.work, 0.0)) for each in action.learned}
-    return tuple(Learned(work, seconds) for work, seconds in known.items())
+    return tuple(LearnedStall(work, seconds) for work, seconds in known.items())
 
 
-def _opened(view: View, found: tuple[Fault, ...]) -> Open:
+def _opened(view: View, found: tuple[Fault, ...]) -> OpenIncident:
     memory = view.memory
-    known, generation = memory.incident, max(memory.generation, unknown_generation.ahead(view))
+    known, generation = memory.incident, max(memory.generation, unknown_generation.newest(view))
     if known is not None and known.generation == generation:
         fresh = tuple(f for f in found if f not in known.faults)
         return replace(known, faults=(*known.faults, *fresh))
-    return Open(
+    return OpenIncident(
         number=memory.incidents + 1,
         generation=generation,
         fault_ns=min(fault.at_ns for fault in found),
         noticed_ns=view.now_ns,
         wall_s=view.wall_s,
         faults=found,
-        reached=reports.reached(view),
-        own_state=reports.keeps_itself(view),
+        reached=reports.furthest_step(view),
+        own_state=reports.script_keeps_own_state(view),
     )
 
 
-def _secure(view: View, action: Secure) -> Memory:
+def _secure(view: View, action: Secure) -> JobState:
     memory = view.memory
     incident = memory.incident
     if action.faults:
@@ -136,7 +136,7 @@ def _secure(view: View, action: Secure) -> Memory:
     )
 
 
-def _count(memory: Memory, incident: Open | None) -> int:
+def _count(memory: JobState, incident: OpenIncident | None) -> int:
     """Return the number of the last incident, now that something is done about this one."""
     return memory.incidents if incident is None else max(memory.incidents, incident.number)
 
@@ -149,19 +149,19 @@ class _Found(TypedDict, total=False):
 
 def _found(view: View) -> _Found:
     """Return what the members know of the present generation and we do not."""
-    generation = unknown_generation.ahead(view)
+    generation = unknown_generation.newest(view)
     if not generation:
         return {}
-    seats = unknown_generation.seats(view, generation)
+    seats = unknown_generation.claimed_placement(view, generation)
     whole = len(seats) * view.memory.nproc == view.memory.world_size
     placement = seats if whole else view.memory.placement
     return {"generation": generation, "placement": placement, "reached": -1}
 
 
-def _with_evidence(view: View, incident: Open) -> Open:
+def _with_evidence(view: View, incident: OpenIncident) -> OpenIncident:
     seen = hung_rank.evidence(view)
     looks = (look for report in reports.reports(view) for look in reports.looks(view, report))
-    lines = tuple(map(evidence.line, looks))
+    lines = tuple(map(evidence.describe, looks))
     groups = tuple((group.ranks, group.stack) for group in hung_rank.group_stacks(seen))
     return replace(
         incident,
@@ -171,10 +171,10 @@ def _with_evidence(view: View, incident: Open) -> Open:
     )
 
 
-def _start(view: View, action: Start, policy: Policy) -> Memory:
+def _start(view: View, action: Start, policy: Policy) -> JobState:
     memory = view.memory
     generation = max(memory.generation, memory.seen) + 1
-    resumed, found = action.resume, symptoms.gathered(view, policy)
+    resumed, found = action.resume, symptoms.of_incident(view, policy)
     restore = None
     if resumed.source != "none":
         # The name alone: where it lies on a member is the member's business.
@@ -220,10 +220,10 @@ def _start(view: View, action: Start, policy: Policy) -> Memory:
         saved=memory.saved if restore else -1,
         held=memory.held if restore else -1,
         reached=-1,
-        unbegun=failed_start.start(
+        unbegun=failed_start.pending_start(
             view,
             resumed.step,
-            0 if action.cause is None and policy.from_scratch else remedy.at_most(found),
+            0 if action.cause is None and policy.from_scratch else remedy.last_good_step(found),
             action.cut,
             tuple(fault for fault in found if fault.kind == "exception"),
             anew=action.cause is None and policy.from_scratch,
@@ -232,7 +232,7 @@ def _start(view: View, action: Start, policy: Policy) -> Memory:
     )
 
 
-def _jumped(memory: Memory, cause: Fault | None) -> tuple[Jump, ...]:
+def _jumped(memory: JobState, cause: Fault | None) -> tuple[Jump, ...]:
     """Return the losses that jumped and were rolled back for: the very same again is the data's."""
     known = [(past.step, past.value) for past in memory.history if past.kind == "loss_jump"]
     if cause is not None and cause.kind == "loss_jump":
@@ -240,29 +240,29 @@ def _jumped(memory: Memory, cause: Fault | None) -> tuple[Jump, ...]:
     return tuple(Jump(step, value) for step, value in known[-JUMPS:])
 
 
-def _missed(memory: Memory, action: Start) -> tuple[Missed, ...]:
+def _missed(memory: JobState, action: Start) -> tuple[UndoneWork, ...]:
     number = memory.incident.number if memory.incident is not None else 0
-    undone = work_beside_steps.missed(action.cut, action.resume.step)
+    undone = work_beside_steps.not_repeated(action.cut, action.resume.step)
     return _named(number, undone)
 
 
-def _still_missed(memory: Memory, resumed: Resume) -> tuple[Missed, ...]:
+def _still_missed(memory: JobState, resumed: ResumePoint) -> tuple[UndoneWork, ...]:
     """Return what a group that begins at `resumed` does not come back to."""
     return tuple(each for each in memory.missed if resumed.step >= each.step + each.early)
 
 
-def _decided(view: View, action: Start, policy: Policy) -> Open:
+def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
     """Return the open incident with what was found and decided."""
     incident, resumed = view.memory.incident, action.resume
     assert incident is not None
-    reached = max(incident.reached, reports.reached(view))
+    reached = max(incident.reached, reports.furthest_step(view))
     lost = max(0, reached - resumed.step)
-    known = reached == 0 or not reports.keeps_itself(view)
+    known = reached == 0 or not reports.script_keeps_own_state(view)
     if reached < 0 and view.memory.settled:  # it has done steps, and whoever knows how many is gone
         known = False
     return replace(
         incident,
-        faults=symptoms.gathered(view, policy),
+        faults=symptoms.of_incident(view, policy),
         secured_ns=view.now_ns,
         decided_ns=view.now_ns,
         cause=action.cause,
@@ -272,7 +272,7 @@ def _decided(view: View, action: Start, policy: Policy) -> Open:
         evidence=(*incident.evidence, *action.evidence, *resumed.notes),
         reached=reached,
         lost=lost if known else None,
-        at_least=known and reached > 0 and not reports.is_told(view),
+        at_least=known and reached > 0 and not reports.is_furthest_step_reported(view),
         cut=action.cut,
     )
 
@@ -286,7 +286,7 @@ def _left_behind(view: View, action: Start, policy: Policy) -> tuple[str, ...]:
         and name not in view.memory.lost
         and (member := view.member(name)) is not None
         and member.exists
-        and (not member.connected or members.deaf(member))
+        and (not member.connected or members.unresponsive_launcher(member))
     )
 
 
@@ -297,7 +297,7 @@ class _Saving(TypedDict, total=False):
     save_member: str
 
 
-def _emergency(memory: Memory, action: Start) -> _Saving:
+def _emergency(memory: JobState, action: Start) -> _Saving:
     """After a fault, have what was secured written to storage too, once the group trains again."""
     resumed = action.resume
     able = [name for name in action.placement if name in resumed.holders]
@@ -317,8 +317,8 @@ def _peers(view: View, placement: tuple[str, ...]) -> tuple[Source, ...]:
     return tuple(Source(urls[rank // view.memory.nproc], rank) for rank in ranks)
 
 
-def _past(view: View, policy: Policy, cause: Fault) -> Past:
-    return Past(
+def _past(view: View, policy: Policy, cause: Fault) -> PastFault:
+    return PastFault(
         cause.kind,
         cause.rank,
         cause.member,
@@ -326,7 +326,7 @@ def _past(view: View, policy: Policy, cause: Fault) -> Past:
         cause.signature,
         view.now_ns,
         view.memory.generation,
-        remedy.worked(view, cause),
+        remedy.made_progress(view, cause),
         cause.value,
         cause.place,
         cause.work,
@@ -334,9 +334,11 @@ def _past(view: View, policy: Policy, cause: Fault) -> Past:
     )
 
 
-def _end(view: View, action: End, policy: Policy) -> Memory:
+def _end(view: View, action: End, policy: Policy) -> JobState:
     finished = action.exit_code in (0, closing.EXIT_CUT_SHORT)
-    memory = view.memory if finished else failed_start.for_next(failed_start.taken_back(view))
+    memory = (
+        view.memory if finished else failed_start.state_for_next_run(failed_start.without_failed_start(view))
+    )
     view = replace(view, memory=memory)
     incident = memory.incident
     if incident is not None:
@@ -344,7 +346,7 @@ def _end(view: View, action: End, policy: Policy) -> Memory:
         if action.exit_code or incident.resume is None:  # else the group went on, and had nothing left to do
             incident = replace(
                 incident,
-                faults=symptoms.gathered(view, policy) or incident.faults,
+                faults=symptoms.of_incident(view, policy) or incident.faults,
                 decided_ns=view.now_ns,
                 cause=action.cause or incident.cause,
                 remedy="stop",
@@ -358,7 +360,7 @@ def _end(view: View, action: End, policy: Policy) -> Memory:
         missed=(*memory.missed, *_cut_short(view, memory, action))[-HISTORY:],
         phase="stopping",
         since_ns=view.now_ns,
-        first=closing.first(view, action),
+        first=closing.first_signal(view, action),
         warned=_warned(memory, "the end", action.warning) if action.warning else memory.warned,
         exit_code=action.exit_code,
         why=action.why,
@@ -368,7 +370,7 @@ def _end(view: View, action: End, policy: Policy) -> Memory:
     )
 
 
-def _not_resumed(view: View, incident: Open, back: int | None) -> Open:
+def _not_resumed(view: View, incident: OpenIncident, back: int | None) -> OpenIncident:
     """Return the incident after which no group has done a step: all is lost that is not on storage."""
     newest = resume_point.newest_checkpoint(view)
     kept = [newest.step] if newest is not None else [0]
@@ -378,7 +380,7 @@ def _not_resumed(view: View, incident: Open, back: int | None) -> Open:
     return replace(incident, resume=None, lost=None if unknown else lost)
 
 
-def _cut_short(view: View, memory: Memory, action: End) -> tuple[Missed, ...]:
+def _cut_short(view: View, memory: JobState, action: End) -> tuple[UndoneWork, ...]:
     """Return the work that a stop leaves undone, and that a state which is on storage is not before.
 
     The next run drops what it comes back to all the same.
@@ -386,25 +388,25 @@ def _cut_short(view: View, memory: Memory, action: End) -> tuple[Missed, ...]:
     if failed_start.is_from_scratch(memory, 0):  # the next run does not go on from where that was
         return ()
     if action.exit_code != closing.EXIT_INTERRUPTED and memory.end is None:
-        left = failed_start.cut(memory)
+        left = failed_start.cut_off_before(memory)
         return _named(0, left)
-    cuts = action.cut or work_beside_steps.cut(view, ())
-    undone = cuts if action.back is None else work_beside_steps.missed(cuts, action.back)
+    cuts = action.cut or work_beside_steps.work_cut_off(view, ())
+    undone = cuts if action.back is None else work_beside_steps.not_repeated(cuts, action.back)
     return _named(0, undone)
 
 
-def _named(number: int, cuts: tuple[Cut, ...]) -> tuple[Missed, ...]:
-    """Return what is not done again: a group that begins at `Cut.at_most` or before comes back to it."""
-    return tuple(Missed(number, each.rank, each.step, each.at_most >= each.step) for each in cuts)
+def _named(number: int, cuts: tuple[CutOffWork, ...]) -> tuple[UndoneWork, ...]:
+    """Return the work that is not done again: a group repeats what it resumes at or before (`at_most`)."""
+    return tuple(UndoneWork(number, each.rank, each.step, each.at_most >= each.step) for each in cuts)
 
 
-def _barred(view: View, memory: Memory, policy: Policy, back: int | None) -> Memory:
+def _barred(view: View, memory: JobState, policy: Policy, back: int | None) -> JobState:
     """Make void what is beyond the last good step, so that the next run in the directory does not use it.
 
     It is as if a generation had resumed from there and done nothing. `back` is the step from which work that
     is cut off is done again.
     """
-    bad = remedy.at_most(symptoms.gathered(view, policy))
+    bad = remedy.last_good_step(symptoms.of_incident(view, policy))
     good = min((each for each in (bad, back) if each is not None), default=None)
     if good is None:
         return memory
@@ -417,7 +419,7 @@ def _barred(view: View, memory: Memory, policy: Policy, back: int | None) -> Mem
     )
 
 
-def taken_over(memory: Memory, now_ns: int) -> Memory:
+def taken_over(memory: JobState, now_ns: int) -> JobState:
     """Return the memory for the supervisor that takes over at `now_ns`.
 
     Its predecessor may have been stuck for all of the time that the phase has lasted. Members can neither
@@ -428,8 +430,8 @@ def taken_over(memory: Memory, now_ns: int) -> Memory:
     return replace(memory, since_ns=now_ns)
 
 
-def asked_to_stop(memory: Memory, how: str) -> Memory:
-    """Return the memory once the user asked to stop (`Memory.stop`): only "now" goes before the first."""
+def asked_to_stop(memory: JobState, how: str) -> JobState:
+    """Return the memory once the user asked to stop (`JobState.stop`): only "now" goes before the first."""
     if memory.stop == "now" or (memory.stop and how != "now"):
         return memory
     return replace(memory, stop=how)

@@ -12,11 +12,11 @@ SNAPSHOT = "snapshot"
 PAUSES = frozenset({*_PAUSES, SNAPSHOT})
 
 
-def in_time(view: View, policy: Policy, rank: int, phase: str) -> str:
+def describe_in_time(view: View, policy: Policy, rank: int, phase: str) -> str:
     """Return what `rank`, which is within its time, does, and where that time comes from."""
     until = f"which may take until --first-step-timeout ({policy.first_step_s:g} s)"
     state = _state(view, rank)
-    if phase and state is not None and reports.keeps_itself(view) and not state.marks.first_step_ns:
+    if phase and state is not None and reports.script_keeps_own_state(view) and not state.marks.first_step_ns:
         return f"rank {rank} has done no optimizer step yet{_at(view, rank)}, {until}"
     if phase in _STARTING:
         return f"rank {rank} is {_STARTING[phase]}{_at(view, rank)}, {until}"
@@ -27,7 +27,7 @@ def in_time(view: View, policy: Policy, rank: int, phase: str) -> str:
     return f"rank {rank} is in {phase} of its own step{_at(view, rank)}, and is not late yet"
 
 
-def pausing(view: View, rank: int, phase: str) -> str:
+def describe_pause(view: View, rank: int, phase: str) -> str:
     """Return what `rank` does in a pause that is in time."""
     if phase == SNAPSHOT:
         return f"rank {rank} copies its state for Holdfast"

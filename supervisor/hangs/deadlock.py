@@ -19,7 +19,7 @@ from functools import reduce
 from holdfast.protocol.launcher_messages import Look
 from supervisor.hangs import evidence
 from supervisor.view import reports
-from supervisor.view.model import Rest, View
+from supervisor.view.model import RestingRank, View
 
 _LATE = 1  # what members are asked with while some rank is late, and no more is known
 _S = 1_000_000_000
@@ -27,13 +27,13 @@ _LINE = re.compile(r":\d+\)$")
 _SAID = {"_engine_run_backward": "the backward pass"}
 
 
-def later(before: tuple[Rest, ...], view: View) -> tuple[Rest, ...]:
+def update_resting(before: tuple[RestingRank, ...], view: View) -> tuple[RestingRank, ...]:
     """Return who is at rest by the newest looks, and since when it is known."""
     known = {each.rank: each for each in before}
-    found: list[Rest] = []
+    found: list[RestingRank] = []
     for report in reports.reports(view):
         for look in reports.looks(view, report):
-            seen = evidence.shown(look)
+            seen = evidence.findings(look)
             if look.rests_s <= 0 or seen.role != evidence.WAITS or seen.evidence:
                 continue  # evidence: perhaps a child process saves something
             was = known.get(look.rank)
@@ -45,8 +45,8 @@ def later(before: tuple[Rest, ...], view: View) -> tuple[Rest, ...]:
     return tuple(sorted(found, key=lambda each: each.rank))
 
 
-def _rest(look: Look, since_ns: int, heard_ns: int) -> Rest:
-    return Rest(
+def _rest(look: Look, since_ns: int, heard_ns: int) -> RestingRank:
+    return RestingRank(
         rank=look.rank,
         step=look.step,
         mark=look.mark,
@@ -66,14 +66,14 @@ def _place(look: Look) -> str:
     return f"{_SAID.get(function, function)}{called}"
 
 
-def ask(view: View) -> int:
+def look_request(view: View) -> int:
     """Return what the members are to be asked for looks with; 0: they need not look."""
     if not view.watch.ranks:
         return 0
     return _moment(view) or _LATE
 
 
-def proven(view: View, horizon_s: float) -> tuple[Rest, ...]:
+def deadlocked_ranks(view: View, horizon_s: float) -> tuple[RestingRank, ...]:
     """Return what the ranks wait in if none of them will ever get further; () while that is not proven.
 
     A wait that ends by its own time limit raises an exception, and the script may know what to do about it.
@@ -96,7 +96,7 @@ def _moment(view: View) -> int:
     return max(each.since_ns for each in rests)
 
 
-def why(rests: tuple[Rest, ...], most: int = 4) -> str:
+def describe(rests: tuple[RestingRank, ...], most: int = 4) -> str:
     """Return in words who waits where."""
     places = {each.place for each in rests}
     said = "all ranks wait for each other, and nothing is on its way: "
@@ -108,6 +108,6 @@ def why(rests: tuple[Rest, ...], most: int = 4) -> str:
     return f"{said}. All ranks must enter the same collectives in the same order"
 
 
-def place(rests: tuple[Rest, ...]) -> str:
+def place(rests: tuple[RestingRank, ...]) -> str:
     """Return where the ranks wait, the same wherever within these functions a look finds them."""
     return "; ".join(sorted({_LINE.sub(")", each.place) for each in rests}))

@@ -20,7 +20,7 @@ from holdfast.protocol.launcher_messages import Look, RankState
 from holdfast.protocol.member_messages import RankStall
 from supervisor.hangs import awaited_ranks, deadlock, evidence, hung_rank, observation
 from supervisor.view import faults, reports
-from supervisor.view.model import Fault, Hint, Past, Policy, Rest, Seen, View
+from supervisor.view.model import Fault, LateRank, PastFault, Policy, RestingRank, UnwindingException, View
 
 _S = 1_000_000_000
 BUSY_FACTOR = 3  # of the limit: for one that computes, though it is seen to get nowhere
@@ -43,7 +43,7 @@ _LINE = re.compile(r":\d+\)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StallVerdict:
     """What is to be thought of a group that stands still, and until when."""
 
     why: str  # in words: "rank 0 is in evaluate (train.py:42), waiting for a file system"
@@ -56,33 +56,33 @@ class Verdict:
     fault: Fault | None = None  # what is to be acted on at `act_ns`
 
 
-def judge(view: View, policy: Policy) -> Verdict | None:
+def judge(view: View, policy: Policy) -> StallVerdict | None:
     """Return what is to be thought of the group; None while nobody is late."""
     watch = view.watch
     if not watch.ranks or watch.generation != view.memory.generation:
         return None
-    untold = reports.untold(view)
+    untold = reports.members_without_rank_report(view)
     if untold and view.now_ns < watch.untold_ns + int(liveness.HELD_UP_S * _S):
-        return Verdict(f"member {untold[0]} has not said yet what its ranks do")
+        return StallVerdict(f"member {untold[0]} has not said yet what its ranks do")
     stalls, phases = _stalls(view), _phases(view)
     traced = _traced(view)
     if traced is not None:
-        return Verdict(f"a debugger is attached to rank {traced}", traced)
+        return StallVerdict(f"a debugger is attached to rank {traced}", traced)
     pausing = [r for r, phase in phases.items() if phase in awaited_ranks.PAUSES and r not in stalls]
     told = _told_stopped(view)
     at_work = [r for r in pausing if r not in told and not _waits(view, r)]
     if told and not at_work:
         return _stopped(view, told)
     hints = _hints(view, policy)
-    dead = () if hints or told else deadlock.proven(view, _horizon_s(view, policy))
+    dead = () if hints or told else deadlock.deadlocked_ranks(view, _horizon_s(view, policy))
     if dead:
         return _deadlock(view, policy, dead)
     if pausing:
         first = (at_work or pausing)[0]
-        return Verdict(awaited_ranks.pausing(view, first, phases[first]), first)
+        return StallVerdict(awaited_ranks.describe_pause(view, first, phases[first]), first)
     if hints and not any(each.role == evidence.STOPPED for each in watch.ranks):
         why = "runs the `finally` blocks of an exception, which is perhaps on its way out"
-        return Verdict(f"rank {hints[0].rank} {why}", hints[0].rank)
+        return StallVerdict(f"rank {hints[0].rank} {why}", hints[0].rank)
     over = [stall for rank, stall in sorted(stalls.items()) if stall.limited]
     if over:
         return _over(view, over)
@@ -90,20 +90,20 @@ def judge(view: View, policy: Policy) -> Verdict | None:
     if stopped:
         return _certain(view, stopped[0], "it is stopped (state T)")
     if any(each.phase == "starting" for each in watch.ranks):
-        return Verdict("a process that was released has not begun yet")
+        return StallVerdict("a process that was released has not begun yet")
     abandoned = _abandoned(view)
     if abandoned is not None:
         return abandoned
     in_time = [r for r, phase in phases.items() if r not in stalls and phase not in observation.ENDED]
     if in_time:
-        return Verdict(awaited_ranks.in_time(view, policy, min(in_time), phases[min(in_time)]))
+        return StallVerdict(awaited_ranks.describe_in_time(view, policy, min(in_time), phases[min(in_time)]))
     unseen = [each for each in watch.ranks if not each.role]
     if unseen and view.now_ns < watch.since_ns + int((_late_s(stalls) + policy.look_s) * _S):
-        return Verdict(f"rank {unseen[0].rank} is being looked at")
+        return StallVerdict(f"rank {unseen[0].rank} is being looked at")
     return _standstill(view, policy)
 
 
-def _hints(view: View, policy: Policy) -> list[Hint]:
+def _hints(view: View, policy: Policy) -> list[UnwindingException]:
     """Return the exceptions that are perhaps on their way out, and have not had their time for it."""
     until_ns = view.now_ns - int((policy.unwind_s + HINT_S) * _S)
     return [each for each in view.watch.hints if each.since_ns > until_ns]
@@ -119,21 +119,21 @@ def _horizon_s(view: View, policy: Policy) -> float:
     return max(most_s, max(pauses, default=0.0) - PAUSE_SLACK_S)
 
 
-def _deadlock(view: View, policy: Policy, dead: tuple[Rest, ...]) -> Verdict:
+def _deadlock(view: View, policy: Policy, dead: tuple[RestingRank, ...]) -> StallVerdict:
     """All wait for each other for ever. If a restart leads to the same again, it is looked at for longer."""
-    place, why, step = deadlock.place(dead), deadlock.why(dead), min(each.step for each in dead)
+    place, why, step = deadlock.place(dead), deadlock.describe(dead), min(each.step for each in dead)
     past = [each for each in view.memory.history if each.kind == "hang" and each.place == place]
     fault = Fault("hang", -1, "", step, view.watch.since_ns, f"deadlock at {place}", why, place=place)
     if policy.hang_floor_s > 0 or not any(each.step == step for each in past):
-        return Verdict(why, -1, place, "", 0.0, view.now_ns, None, fault)
+        return StallVerdict(why, -1, place, "", 0.0, view.now_ns, None, fault)
     limit_s = policy.stall_limit_s * 2 ** min(len(past), 10)
     source = _source(len(past), learned=False, extended=False)
     detail = f"{why}; the limit for that is {limit_s:.0f} s{source}"
     act_ns, warn_ns = (view.watch.since_ns + int(part * limit_s * _S) for part in (1.0, 0.5))
-    return Verdict(why, -1, place, "", limit_s, act_ns, warn_ns, replace(fault, detail=detail))
+    return StallVerdict(why, -1, place, "", limit_s, act_ns, warn_ns, replace(fault, detail=detail))
 
 
-def _stopped(view: View, told: frozenset[int]) -> Verdict:
+def _stopped(view: View, told: frozenset[int]) -> StallVerdict:
     """A rank is stopped by its launcher's word: it does nothing, and no limit of its phase will help it."""
     named = next(each for each in view.watch.ranks if each.rank in told)
     where = "" if named.phase in _STEPS else f" in {named.phase}"
@@ -151,7 +151,7 @@ def _told_stopped(view: View) -> frozenset[int]:
 def _traced(view: View) -> int | None:
     """Return a rank of those that live that a debugger is attached to."""
     alive = _phases(view)
-    traced = {look.rank for look in _looks(view) if evidence.shown(look).role == evidence.TRACED}
+    traced = {look.rank for look in _looks(view) if evidence.findings(look).role == evidence.TRACED}
     return min((rank for rank in traced if rank in alive), default=None)
 
 
@@ -160,24 +160,24 @@ def _waits(view: View, rank: int) -> bool:
     return any(
         look.rank == rank
         and look.step == reports.step_of_rank(view, rank)
-        and evidence.shown(look).role == evidence.WAITS
+        and evidence.findings(look).role == evidence.WAITS
         for look in _looks(view)
     )
 
 
-def _abandoned(view: View) -> Verdict | None:
+def _abandoned(view: View) -> StallVerdict | None:
     """A rank has ended well, and all others are seen to wait for others in a collective: nobody will come."""
     left = [rank for rank in _ranks(view) if rank.state == _AWAY and _ended_well(rank)]
     here = {each.rank: each for each in view.watch.ranks}
     if not left or set(here) != set(_phases(view)):
         return None
-    if not all(each.role == evidence.WAITS and hung_rank.meets(each.at) for each in here.values()):
+    if not all(each.role == evidence.WAITS and hung_rank.is_meeting_point(each.at) for each in here.values()):
         return None
     still_ns = max(max(each.since_ns, each.worked_ns) for each in here.values())
     return replace(_left(view, left[0], list(here.values())), act_ns=still_ns + int(LEFT_S * _S))
 
 
-def warning(view: View, found: Verdict) -> str:
+def warning(view: View, found: StallVerdict) -> str:
     """Return the line that is said before anything is done: who, where, how long, and what to write."""
     waited_s = (view.now_ns - view.watch.since_ns) / 1e9
     if found.place == UNBEGUN:
@@ -194,7 +194,7 @@ def warning(view: View, found: Verdict) -> str:
     )
 
 
-def _warning_unbegun(found: Verdict, waited_s: float) -> str:
+def _warning_unbegun(found: StallVerdict, waited_s: float) -> str:
     seen = f"{found.why}: no step of a torch.optim optimizer for {waited_s:.0f} s"
     if found.limit_s is None:
         return f"{seen}. Holdfast sees no other progress of a script that does not join, and leaves it alone"
@@ -209,7 +209,7 @@ def deadline_ns(view: View, policy: Policy) -> int:
     return view.watch.since_ns + int((_late_s(_stalls(view)) + policy.look_s) * _S) + 1
 
 
-def _standstill(view: View, policy: Policy) -> Verdict:
+def _standstill(view: View, policy: Policy) -> StallVerdict:
     """All are late, and have been looked at."""
     watch = view.watch
     waiting = [each for each in watch.ranks if each.role == evidence.WAITS]
@@ -246,17 +246,17 @@ def _apart_until_ns(view: View) -> int:
     return max(view.watch.since_ns, min(seen_ns)) if all(seen_ns) else view.watch.since_ns
 
 
-def _alone(view: View, policy: Policy, only: Seen) -> Verdict:
+def _alone(view: View, policy: Policy, only: LateRank) -> StallVerdict:
     """Nobody waits for it, and it may be work: it has all the time, but it is worth a word."""
     several = len(view.watch.ranks) > 1 and only.begun
     nobody = "no rank waits for another" if several else "nobody waits for it"
     why = f"rank {only.rank} has been {_doing(view, only)} since step {only.step}; {nobody}"
     warn_s = policy.stall_limit_s if only.begun else policy.first_step_s / 2
     place = UNBEGUN if not only.begun else APART if several else _place(view, only)
-    return Verdict(why, only.rank, place, only.work, warn_ns=view.watch.since_ns + int(warn_s * _S))
+    return StallVerdict(why, only.rank, place, only.work, warn_ns=view.watch.since_ns + int(warn_s * _S))
 
 
-def _limited(view: View, policy: Policy, holding: list[Seen]) -> Verdict:
+def _limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict:
     """It may be work: it has until its limit."""
     named = _named(view, holding)
     begun, stalls, since_ns = all(each.begun for each in holding), _stalls(view), view.watch.since_ns
@@ -288,7 +288,7 @@ def _limited(view: View, policy: Policy, holding: list[Seen]) -> Verdict:
     fault = _fault(view, named, detail, f"stall at {place or named.phase}", work)
     if named.role == evidence.LOCKED:  # that it was looked at for longer makes it no less certain
         fault = _fault(view, named, detail, _signature(place, named), "")
-    return Verdict(
+    return StallVerdict(
         why,
         named.rank,
         place if begun else UNBEGUN,
@@ -300,7 +300,7 @@ def _limited(view: View, policy: Policy, holding: list[Seen]) -> Verdict:
     )
 
 
-def _same(past: Past, place: str, step: int) -> bool:
+def _same(past: PastFault, place: str, step: int) -> bool:
     """True when `past` may have been the same stall: at this place or step, or at a place that was not told.
 
     Work that was cut off comes again after the restart, and the next look may find it in another function.
@@ -321,15 +321,15 @@ def _source(times: int, learned: bool, extended: bool) -> str:
     return ", for it works" if extended else ""
 
 
-def _at_once(view: View, holding: list[Seen]) -> Verdict:
+def _at_once(view: View, holding: list[LateRank]) -> StallVerdict:
     """The user gave the limit, and it is over."""
     named = _named(view, holding)
     why = _standing(view, named, named.rank < 0)
     fault = _fault(view, named, f"{why}; --hang-floor is over", f"hang at {_place(view, named)}", "")
-    return Verdict(why, named.rank, _place(view, named), "", 0.0, view.now_ns, None, fault)
+    return StallVerdict(why, named.rank, _place(view, named), "", 0.0, view.now_ns, None, fault)
 
 
-def _certain(view: View, named: Seen, why: str) -> Verdict:
+def _certain(view: View, named: LateRank, why: str) -> StallVerdict:
     place, where = _place(view, named), _where(view, named)
     at = f", in {where}" if place and named.role == evidence.LOCKED else ""
     ranks = ", ".join(str(each.rank) for each in view.watch.ranks)
@@ -339,10 +339,10 @@ def _certain(view: View, named: Seen, why: str) -> Verdict:
     act_ns = (
         view.now_ns if _all_seen(view) else view.watch.since_ns + int((_late_s(_stalls(view)) + SIDE_S) * _S)
     )
-    return Verdict(detail, named.rank, place, "", 0.0, act_ns, None, fault)
+    return StallVerdict(detail, named.rank, place, "", 0.0, act_ns, None, fault)
 
 
-def _signature(place: str, named: Seen) -> str:
+def _signature(place: str, named: LateRank) -> str:
     return f"hang at {place or named.phase}: {named.role}"
 
 
@@ -352,7 +352,7 @@ def _all_seen(view: View) -> bool:
     return set(_phases(view)) <= there
 
 
-def _over(view: View, over: list[RankStall]) -> Verdict:
+def _over(view: View, over: list[RankStall]) -> StallVerdict:
     """A limit of its own is over: of a pause, an end, or a first step."""
     own = [
         stall
@@ -364,15 +364,15 @@ def _over(view: View, over: list[RankStall]) -> Verdict:
     named = seen.get(stall.rank)
     if not own and len(over) > 1:
         named = _named(view, [seen[each.rank] for each in over if each.rank in seen])
-    named = named or Seen(stall.rank, stall.step, stall.phase_name, view.now_ns)
+    named = named or LateRank(stall.rank, stall.step, stall.phase_name, view.now_ns)
     rank = f"rank {named.rank} hangs: it" if named.rank >= 0 else "the group hangs: it"
     lasted = f"has been in {stall.phase_name} for {stall.stalled_s:.1f} s"
     detail = f"{rank} {lasted}, and its limit is {stall.limit_s:g} s"
     fault = _fault(view, named, detail, f"hang in {stall.phase_name}", "")
-    return Verdict(detail, named.rank, _place(view, named), "", stall.limit_s, view.now_ns, None, fault)
+    return StallVerdict(detail, named.rank, _place(view, named), "", stall.limit_s, view.now_ns, None, fault)
 
 
-def _left(view: View, gone: RankState, waiting: list[Seen]) -> Verdict:
+def _left(view: View, gone: RankState, waiting: list[LateRank]) -> StallVerdict:
     """A rank has ended well, and others wait for it in a collective."""
     step = reports.step_of_rank(view, gone.rank)
     detail = (
@@ -383,18 +383,18 @@ def _left(view: View, gone: RankState, waiting: list[Seen]) -> Verdict:
     fault = Fault(
         "crash", gone.rank, member, step, view.watch.since_ns, f"exited with 0 at step {step}", detail, code=0
     )
-    fault = next(iter(faults.uneven_end(view)), fault)  # it may have finished its loop before the others
-    return Verdict(fault.detail, fault.rank, "", "", 0.0, view.now_ns, None, fault)
+    fault = next(iter(faults.uneven_steps(view)), fault)  # it may have finished its loop before the others
+    return StallVerdict(fault.detail, fault.rank, "", "", 0.0, view.now_ns, None, fault)
 
 
-def _fault(view: View, named: Seen, detail: str, signature: str, work: str) -> Fault:
+def _fault(view: View, named: LateRank, detail: str, signature: str, work: str) -> Fault:
     member = view.memory.placement[named.rank // view.memory.nproc] if named.rank >= 0 else ""
     since_ns = view.watch.since_ns or named.since_ns
     place = _place(view, named)
     return Fault("hang", named.rank, member, named.step, since_ns, signature, detail, place=place, work=work)
 
 
-def _named(view: View, holding: list[Seen]) -> Seen:
+def _named(view: View, holding: list[LateRank]) -> LateRank:
     """Return who of them holds up the group; rank -1 where the evidence cannot tell."""
     evidence = tuple(
         each for each in hung_rank.evidence(view) if each.rank in {seen.rank for seen in holding}
@@ -403,12 +403,12 @@ def _named(view: View, holding: list[Seen]) -> Seen:
         return holding[0]
     if len(evidence) < len(holding):
         return replace(holding[0], rank=-1)
-    found = hung_rank.name_hung(evidence)
+    found = hung_rank.find_hung_rank(evidence)
     named = next(each for each in holding if each.rank == found.rank)
     return named if len(found.outliers) == 1 else replace(named, rank=-1)
 
 
-def _ahead(view: View, rest: list[Seen]) -> set[int]:
+def _ahead(view: View, rest: list[LateRank]) -> set[int]:
     """Return who is further than the one furthest behind, and does nothing but wait: perhaps on a device."""
     looks = {look.rank: look for look in _looks(view)}
     places = {each.rank: (each.step, each.phase_seq) for each in rest if each.rank in looks}
@@ -417,7 +417,7 @@ def _ahead(view: View, rest: list[Seen]) -> set[int]:
     return {each.rank for each in rest if each.role in still and places.get(each.rank, first) > first}
 
 
-def _again(view: View, named: Seen) -> bool:
+def _again(view: View, named: LateRank) -> bool:
     """True when a restart has brought the group to the very same point: then it is looked at for longer."""
     place = _place(view, named)
     return any(
@@ -427,7 +427,7 @@ def _again(view: View, named: Seen) -> bool:
     )
 
 
-def _standing(view: View, named: Seen, untold: bool) -> str:
+def _standing(view: View, named: LateRank, untold: bool) -> str:
     if untold or named.rank < 0:
         apart = _apart(view)
         if apart:
@@ -453,7 +453,7 @@ def _apart(view: View) -> str:
     return f"all ranks wait for each other in collectives at different places: {named}{more}"
 
 
-def _doing(view: View, named: Seen) -> str:
+def _doing(view: View, named: LateRank) -> str:
     """Say where a rank is and what it waits for."""
     place = _where(view, named)
     where = f"in {place}" if place else f"in {named.phase}"
@@ -462,12 +462,12 @@ def _doing(view: View, named: Seen) -> str:
     return f"{where} (waiting for {named.work})" if named.work and named.work != evidence.UNKNOWN else where
 
 
-def _place(view: View, named: Seen) -> str:
+def _place(view: View, named: LateRank) -> str:
     """Return the function of the script that a rank is in: the same wherever within it a look finds it."""
     return _LINE.sub(")", _where(view, named))
 
 
-def _where(view: View, named: Seen) -> str:
+def _where(view: View, named: LateRank) -> str:
     look = next((each for each in _looks(view) if each.rank == named.rank), None)
     return (look.where or look.at) if look is not None else ""
 

@@ -42,49 +42,49 @@ _OF_CALLS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Findings:
     role: str
     work: str = ""
     evidence: bool = False  # something moved while it was looked at
 
 
-def shown(look: Look) -> Shown:
+def findings(look: Look) -> Findings:
     """Return what `look` shows."""
     state = look.process_state[:1]
     if look.traced or state == "t":
-        return Shown(TRACED)
+        return Findings(TRACED)
     if state == "T":
-        return Shown(STOPPED)
+        return Findings(STOPPED)
     if state in ("Z", "X"):
-        return Shown(GONE)
+        return Findings(GONE)
     evidence = look.moved or look.children > 0 or look.io_bytes > 0
     busy = look.window_s > 0 and look.cpu_s > _BUSY_SHARE * look.window_s
-    waiting = hung_rank.waiting(look.stack)
+    waiting = hung_rank.classify_wait(look.stack)
     if waiting == hung_rank.COLLECTIVE or (waiting == hung_rank.BACKWARD and not busy):
-        return Shown(WAITS, COLLECTIVE, evidence or busy)
+        return Findings(WAITS, COLLECTIVE, evidence or busy)
     if evidence:
-        return Shown(WORKS, _kind(look), True)
+        return Findings(WORKS, _kind(look), True)
     if busy:
-        return Shown(BUSY, COMPUTES)
-    return Shown(LOCKED, LOCK) if _locked(look) else Shown(IDLE, _wait(look))
+        return Findings(BUSY, COMPUTES)
+    return Findings(LOCKED, LOCK) if _locked(look) else Findings(IDLE, _wait(look))
 
 
-def works(look: Look) -> bool:
+def shows_work(look: Look) -> bool:
     """True for any sign of work, a long call included; to wait for other ranks is none, however busily."""
-    found = shown(look)
+    found = findings(look)
     return look.moved or look.children > 0 or look.io_bytes > 0 or found.role == BUSY
 
 
-def apart(look: Look) -> bool:
+def waits_for_no_rank(look: Look) -> bool:
     """True when its rank was seen not to wait for another one.
 
     The main thread says so: it runs, or sleeps for a time, or reads and writes files that answer, outside of
     all that meets others. In a lock, a pipe, a connection or a child's work somebody else may be waited for,
     and so where nothing is told, or where a device or a library (`Look.meets_unseen`) may hide it.
     """
-    if look.meets_unseen or shown(look).role not in (WORKS, BUSY, IDLE):
+    if look.meets_unseen or findings(look).role not in (WORKS, BUSY, IDLE):
         return False
-    if hung_rank.waiting(look.stack) != hung_rank.NOT_WAITING:
+    if hung_rank.classify_wait(look.stack) != hung_rank.NOT_WAITING:
         return False
     main = look.calls[0] if look.calls else ""
     runs = main == thread_waits.RUNS or (
@@ -124,7 +124,7 @@ def _wait(look: Look) -> str:
     return LOCK if main and main[0] in _ALL_LOCKS else UNKNOWN
 
 
-def line(look: Look) -> str:
+def describe(look: Look) -> str:
     """Return the evidence of a look in one line."""
     window = f" in {look.window_s:.2f} s" if look.window_s else ""
     parts = [f"step {look.step}", f"state {look.process_state}", f"{look.cpu_s:.2f} s of CPU{window}"]
@@ -135,6 +135,6 @@ def line(look: Look) -> str:
     parts += [f"in {look.where}"] * bool(look.where)
     if look.rests_s > 0:
         parts.append("at rest until its peers send something")
-    elif shown(look).role == WAITS and look.stirs:
+    elif findings(look).role == WAITS and look.stirs:
         parts.append(f"not known to be at rest: {look.stirs}")
     return f"rank {look.rank}: " + ", ".join(parts)

@@ -53,39 +53,39 @@ def evidence(view: View) -> tuple[Evidence, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Suspicion:
+class HangVerdict:
     rank: int
     why: str
     outliers: tuple[int, ...]  # all that the last question asked could not clear
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class StackGroup:
     ranks: tuple[int, ...]
     stack: str  # of the lowest rank
 
 
-def name_hung(evidence: tuple[Evidence, ...]) -> Suspicion:
+def find_hung_rank(evidence: tuple[Evidence, ...]) -> HangVerdict:
     """Name the rank that most likely holds up the others. Raises `ValueError` without evidence."""
     if not evidence:
         raise ValueError("no evidence: no rank can be named")
     left = tuple(sorted(evidence, key=lambda each: each.rank))
     if len(left) == 1:
-        return Suspicion(left[0].rank, f"rank {left[0].rank} is the only one", (left[0].rank,))
-    for question in (_gone, _stopped, _behind, _not_waiting, _lonely, _spinning, _asleep, _blocked):
+        return HangVerdict(left[0].rank, f"rank {left[0].rank} is the only one", (left[0].rank,))
+    for question in (_gone, _stopped, _behind, _not_waiting, _odd_stack, _spinning, _asleep, _blocked):
         found, why = question(left)
         if len(found) == 1:
-            return Suspicion(found[0].rank, f"rank {found[0].rank} {why}", (found[0].rank,))
+            return HangVerdict(found[0].rank, f"rank {found[0].rank} {why}", (found[0].rank,))
         if found and question in (_gone, _stopped):
             ranks = tuple(each.rank for each in found)
-            return Suspicion(ranks[0], f"rank {ranks[0]} {why}, like {_listed(ranks[1:])}", ranks)
+            return HangVerdict(ranks[0], f"rank {ranks[0]} {why}, like {_listed(ranks[1:])}", ranks)
         left = found or left
     ranks = tuple(each.rank for each in left)
     why = f"the evidence does not tell {_listed(ranks)} apart; rank {ranks[0]} is the lowest"
-    return Suspicion(ranks[0], why, ranks)
+    return HangVerdict(ranks[0], why, ranks)
 
 
-def group_stacks(evidence: tuple[Evidence, ...]) -> tuple[Group, ...]:
+def group_stacks(evidence: tuple[Evidence, ...]) -> tuple[StackGroup, ...]:
     """Group ranks whose stacks are the same but for line numbers, smallest group first.
 
     A group shows the stack of its lowest rank, with the line numbers.
@@ -93,7 +93,7 @@ def group_stacks(evidence: tuple[Evidence, ...]) -> tuple[Group, ...]:
     groups: dict[str, list[Evidence]] = {}
     for each in sorted(evidence, key=lambda each: each.rank):
         groups.setdefault(_normalised(each.stack), []).append(each)
-    made = [Group(tuple(each.rank for each in same), _shown(same[0].stack)) for same in groups.values()]
+    made = [StackGroup(tuple(each.rank for each in same), _shown(same[0].stack)) for same in groups.values()]
     return tuple(sorted(made, key=lambda group: (len(group.ranks), group.ranks)))
 
 
@@ -122,7 +122,7 @@ def _place(evidence: Evidence) -> tuple[int, int, int]:
 
 
 def _not_waiting(left: tuple[Evidence, ...]) -> _Found:
-    levels = {e.rank: waiting(e.stack) for e in left}
+    levels = {e.rank: classify_wait(e.stack) for e in left}
     lowest = min(levels.values())
     found = tuple(e for e in left if levels[e.rank] == lowest)
     if lowest == UNKNOWN:
@@ -132,7 +132,7 @@ def _not_waiting(left: tuple[Evidence, ...]) -> _Found:
     return found, f"does not wait in a collective like the others{at}"
 
 
-def _lonely(left: tuple[Evidence, ...]) -> _Found:
+def _odd_stack(left: tuple[Evidence, ...]) -> _Found:
     groups = group_stacks(left)
     if len(groups) < 2 or len(groups[0].ranks) == len(groups[1].ranks):
         return left, ""
@@ -162,7 +162,7 @@ def _blocked(left: tuple[Evidence, ...]) -> _Found:
     return found or left, "is blocked in the kernel (state D)"
 
 
-def waiting(stack: str) -> int:
+def classify_wait(stack: str) -> int:
     """Judge by the innermost Python frame of the main thread: C++ below it shows no frame."""
     frames = _main_frames(stack)
     if not frames:
@@ -185,7 +185,7 @@ def waiting(stack: str) -> int:
     return COLLECTIVE if any(map(_NATIVE_WAIT.search, native)) else NOT_WAITING
 
 
-def meets(at: str) -> bool:
+def is_meeting_point(at: str) -> bool:
     """True when the innermost function of a rank that waits, without its line, is where ranks meet others.
 
     A wait for a device is none: the device may compute.

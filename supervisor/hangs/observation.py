@@ -12,24 +12,28 @@ from holdfast.protocol.launcher_messages import Look
 from holdfast.protocol.member_messages import RankStall
 from supervisor.hangs import deadlock, evidence
 from supervisor.view import reports
-from supervisor.view.model import Hint, Learned, MemberView, Seen, View, Watch
+from supervisor.view.model import LateRank, LearnedStall, MemberView, StallWatch, UnwindingException, View
 
 ENDED = frozenset({"idle", "done"})  # no step is asked for
 IN_LOOP = frozenset({"joining", "restoring", "data", "forward", "backward", "optimizer", "tail"})
 WORTH_S = 5.0  # a stall that ended by itself sooner than this teaches nothing that the limits do not know
 
 
-def later(watch: Watch, view: View) -> Watch:
+def update(watch: StallWatch, view: View) -> StallWatch:
     """Return what is known with `view`."""
     memory = view.memory
     if watch.generation != memory.generation:
-        watch = Watch(memory.generation)
+        watch = StallWatch(memory.generation)
     if memory.phase != "running":
-        return Watch(memory.generation)
+        return StallWatch(memory.generation)
     untold_ns = watch.untold_ns or view.now_ns
-    watch = replace(watch, hints=_hints(watch, view), untold_ns=untold_ns if reports.untold(view) else 0)
+    watch = replace(
+        watch,
+        hints=_hints(watch, view),
+        untold_ns=untold_ns if reports.members_without_rank_report(view) else 0,
+    )
     before = {each.rank: each for each in watch.ranks}
-    found: list[Seen] = []
+    found: list[LateRank] = []
     for member in view.members:
         report = member.report
         if report is None or member.name not in memory.placement:
@@ -44,23 +48,23 @@ def later(watch: Watch, view: View) -> Watch:
     ranks = tuple(sorted(found, key=lambda each: each.rank))
     if not ranks and watch.ranks:
         return replace(watch, ranks=(), rests=(), passed=_passed(watch, view))
-    return replace(watch, ranks=ranks, rests=deadlock.later(watch.rests, view) if ranks else ())
+    return replace(watch, ranks=ranks, rests=deadlock.update_resting(watch.rests, view) if ranks else ())
 
 
-def _hints(watch: Watch, view: View) -> tuple[Hint, ...]:
+def _hints(watch: StallWatch, view: View) -> tuple[UnwindingException, ...]:
     """Return the exceptions that are perhaps on their way out, and since when the supervisor knows."""
     known = {(each.rank, each.failed_ns): each for each in watch.hints}
-    found: list[Hint] = []
+    found: list[UnwindingException] = []
     for report in reports.reports(view):
         assert report.launcher is not None
         for rank in report.launcher.ranks:
-            if rank.ending is not None and reports.on_its_way_out(report, rank):
+            if rank.ending is not None and reports.is_unwinding(report, rank):
                 key = (rank.rank, rank.ending.failed_ns)
-                found.append(known.get(key) or Hint(*key, view.now_ns))
+                found.append(known.get(key) or UnwindingException(*key, view.now_ns))
     return tuple(found)
 
 
-def _with_stopped(found: list[Seen], before: dict[int, Seen], view: View) -> list[Seen]:
+def _with_stopped(found: list[LateRank], before: dict[int, LateRank], view: View) -> list[LateRank]:
     """Return `found` with those that are stopped, by their launchers' word, late or not: all will wait."""
     known = {each.rank: each for each in found}
     for report in reports.reports(view):
@@ -72,19 +76,19 @@ def _with_stopped(found: list[Seen], before: dict[int, Seen], view: View) -> lis
             was = before.get(rank.rank)
             if was is None or was.role != evidence.STOPPED:
                 step = reports.step_of(report, rank.rank)
-                was = Seen(rank.rank, step, phases.get(rank.rank, "starting"), view.now_ns)
+                was = LateRank(rank.rank, step, phases.get(rank.rank, "starting"), view.now_ns)
             known[rank.rank] = replace(known.get(rank.rank, was), role=evidence.STOPPED)
     return list(known.values())
 
 
-def _others(before: dict[int, Seen], view: View, late: frozenset[int]) -> list[Seen]:
+def _others(before: dict[int, LateRank], view: View, late: frozenset[int]) -> list[LateRank]:
     """Return who is not late and matters all the same.
 
     That is who lives and is in no loop, while others may wait for it; and who is still in its loop, when
     another has left it for good.
     """
     phases = (ENDED if late else frozenset()) | (IN_LOOP if _has_left(view) else frozenset())
-    found: list[Seen] = []
+    found: list[LateRank] = []
     for report in reports.reports(view):
         assert report.launcher is not None
         alive = {rank.rank for rank in report.launcher.ranks if rank.state == "running"}
@@ -94,7 +98,7 @@ def _others(before: dict[int, Seen], view: View, late: frozenset[int]) -> list[S
                 continue
             seen = before.get(at.rank)
             if seen is None or (seen.step, seen.phase) != (at.step, at.phase):
-                seen = Seen(at.rank, at.step, at.phase, view.now_ns)
+                seen = LateRank(at.rank, at.step, at.phase, view.now_ns)
             look = looks.get(at.rank)
             fresh = look is not None and look.number != seen.look
             found.append(_looked(seen, look, view.now_ns) if look is not None and fresh else seen)
@@ -112,7 +116,7 @@ def _has_left(view: View) -> bool:
     )
 
 
-def excused(watch: Watch, late_ns: int) -> Watch:
+def discount_pause(watch: StallWatch, late_ns: int) -> StallWatch:
     """Return `watch` for a supervisor that did not run for `late_ns` and saw nothing of that time."""
     moved = tuple(
         replace(
@@ -128,29 +132,31 @@ def excused(watch: Watch, late_ns: int) -> Watch:
     return replace(watch, ranks=moved, hints=hints, untold_ns=untold_ns)
 
 
-def _seen(before: Seen | None, view: View, member: MemberView, stall: RankStall, look: Look | None) -> Seen:
+def _seen(
+    before: LateRank | None, view: View, member: MemberView, stall: RankStall, look: Look | None
+) -> LateRank:
     if before is None or (before.step, before.phase) != (stall.step, stall.phase_name):
         since_ns = view.now_ns - int((member.silent_s + stall.stalled_s) * 1e9)
         same = before is not None and before.step == stall.step
         apart_ns = before.apart_ns if before is not None and same else 0
-        before = Seen(stall.rank, stall.step, stall.phase_name, since_ns, apart_ns=apart_ns)
+        before = LateRank(stall.rank, stall.step, stall.phase_name, since_ns, apart_ns=apart_ns)
     before = replace(before, begun=stall.begun)
     if look is None or look.step not in (stall.step, -1) or look.number == before.look:
         return before
     return _looked(before, look, view.now_ns)
 
 
-def _looked(before: Seen, look: Look, now_ns: int) -> Seen:
-    found = evidence.shown(look)
+def _looked(before: LateRank, look: Look, now_ns: int) -> LateRank:
+    found = evidence.findings(look)
     at = look.at.rpartition(":")[0]
     again = before.look > 0
-    signs = found.evidence if before.begun else evidence.works(look)
+    signs = found.evidence if before.begun else evidence.shows_work(look)
     moved = signs or (again and (look.phase_seq, at) != (before.phase_seq, before.at))
     role, work = found.role, found.work
     if moved and role in (evidence.BUSY, evidence.IDLE, evidence.LOCKED):
         role, work = evidence.WORKS, work or evidence.COMPUTES
     works = before.works if not work or work in before.works else (*before.works, work)
-    apart = evidence.apart(look)
+    apart = evidence.waits_for_no_rank(look)
     return replace(
         before,
         role=role,
@@ -167,11 +173,11 @@ def _looked(before: Seen, look: Look, now_ns: int) -> Seen:
     )
 
 
-def _passed(watch: Watch, view: View) -> tuple[Learned, ...]:
+def _passed(watch: StallWatch, view: View) -> tuple[LearnedStall, ...]:
     """Return what a stall that is over has taught: it ended by itself, for nothing was done about it."""
     lasted_s = (view.now_ns - watch.since_ns) / 1e9
     if lasted_s < WORTH_S or not all(each.begun for each in watch.ranks):
         return watch.passed
     kinds = dict.fromkeys(work for each in watch.ranks for work in each.works if work != evidence.COLLECTIVE)
     kinds = kinds or dict.fromkeys(work for each in watch.ranks for work in each.works)
-    return tuple(Learned(kind, round(lasted_s, 1)) for kind in kinds)
+    return tuple(LearnedStall(kind, round(lasted_s, 1)) for kind in kinds)

@@ -278,7 +278,7 @@ class Keeper:
                 return
 
     def ask_stop(self, how: str) -> None:
-        """Have the run ended, by its supervisor or, when none does that, without: see `Memory.stop`."""
+        """Have the run ended, by its supervisor or, when none does that, without: see `JobState.stop`."""
         if how == "now" or not self.stop:
             self.stop = how
         self._watchdog = self._watchdog.told_to_stop(self.stop, time.monotonic())

@@ -76,7 +76,7 @@ class Watchdog:
     life: Silence = _NEVER  # of the present supervisor, from its birth on
     spoke: bool = False  # its event loop has run
     killed_s: float = 0.0
-    stop: str = ""  # what the user asked for: see `Memory.stop`
+    stop: str = ""  # what the user asked for: see `JobState.stop`
     asked: Silence = _NEVER  # since the newest of these
     answered: Silence = _NEVER  # since the later of Ctrl-C and the last sign of any supervisor
     crashes: int = 0  # since Ctrl-C

@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.protocol.launcher_messages import Marks
 from supervisor.observability.ledger import Bucket, Ledger
 from supervisor.view import reports
-from supervisor.view.model import Memory, Open, View
+from supervisor.view.model import JobState, OpenIncident, View
 
 _PAUSES = {"eval": Bucket.PRODUCTIVE, "checkpoint": Bucket.CHECKPOINT, "paused": Bucket.PAUSED}
 
@@ -41,17 +41,17 @@ class Accounts:
         if step != self._step:
             self.ledger.trained(step, now_ns)
             self._step = step
-            if not reports.keeps_itself(view):
+            if not reports.script_keeps_own_state(view):
                 self.ledger.secured(step if len(memory.placement) > 1 else _durable(view, step))
         else:
             self.ledger.advance(now_ns)
 
-    def caught_up(self, memory: Memory, now_ns: int) -> None:
+    def caught_up(self, memory: JobState, now_ns: int) -> None:
         """Book what the group did before its supervisor died, as far as `memory` tells."""
         if memory.phase == "running" and memory.settled and memory.reached >= 0:
             self.ledger.caught_up(memory.reached, max(now_ns, self.ledger.at_ns))
 
-    def opened(self, incident: Open, overtaken: Open | None = None) -> None:
+    def opened(self, incident: OpenIncident, overtaken: OpenIncident | None = None) -> None:
         """A fault: from its first symptom on the time is not training.
 
         One that comes before the first new step after another overtakes that one.
@@ -65,7 +65,7 @@ class Accounts:
         else:
             self.ledger.enter(Bucket.DETECT, at_ns)
 
-    def closed(self, memory: Memory, incident: Open | None, marks: Marks, step_s: float) -> None:
+    def closed(self, memory: JobState, incident: OpenIncident | None, marks: Marks, step_s: float) -> None:
         """The first new step is done: split the time since the fault by where it went."""
         resumed = memory.launch.restore.step if memory.launch and memory.launch.restore else 0
         self._decided(incident)
@@ -79,19 +79,19 @@ class Accounts:
         self.ledger.trained(resumed + 1, at_ns, int(step_s * 1e9) or None)
         self._step = resumed + 1
 
-    def saving(self, at_ns: int, incident: Open | None = None) -> None:
+    def saving(self, at_ns: int, incident: OpenIncident | None = None) -> None:
         """All ranks have finished, perhaps without a step since `incident`, and their state is saved."""
         self._decided(incident)
         self.ledger.enter(Bucket.CHECKPOINT, max(at_ns, self.ledger.at_ns))
 
-    def stopped(self, at_ns: int, incident: Open | None = None, *, finished: bool = False) -> None:
+    def stopped(self, at_ns: int, incident: OpenIncident | None = None, *, finished: bool = False) -> None:
         """The run is over, perhaps in the middle of an incident. `finished`: its script was done."""
         self._decided(incident)
         self.ledger.enter(Bucket.STOP, max(at_ns, self.ledger.at_ns))
         if finished:
             self.ledger.finished(self.ledger.at_ns)
 
-    def _decided(self, incident: Open | None) -> None:
+    def _decided(self, incident: OpenIncident | None) -> None:
         """Book what was rolled back, and the time up to the decision."""
         if incident is None:
             return

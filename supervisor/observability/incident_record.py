@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.protocol.launcher_messages import Marks
-from supervisor.view.model import Fault, Open
+from supervisor.view.model import Fault, OpenIncident
 
 SHOWN = 4000
 SCHEMA = 1  # of status, incidents and checkpoints as JSON: fields are added, none changes its meaning
@@ -15,7 +15,7 @@ def identity(number: int) -> str:
     return f"i-{number:04d}"
 
 
-def record(incident: Open, marks: Marks | None) -> dict[str, Any]:
+def record(incident: OpenIncident, marks: Marks | None) -> dict[str, Any]:
     """Return the incident as JSON. `marks` are those of the first new step; None without one.
 
     `lost_steps` is null until it is known, for a script that keeps its own state, and where whoever knew how
@@ -54,7 +54,7 @@ def record(incident: Open, marks: Marks | None) -> dict[str, Any]:
     }
 
 
-def superseded(incident: Open, by: Open) -> dict[str, Any]:
+def superseded(incident: OpenIncident, by: OpenIncident) -> dict[str, Any]:
     """Return the record of an incident that another one overtook before its first new step."""
     found = record(incident, None)
     note = f"{identity(by.number)} came before the first new step"
@@ -62,11 +62,11 @@ def superseded(incident: Open, by: Open) -> dict[str, Any]:
     return {**found, "open": False, "overtaken_by": identity(by.number), "evidence": evidence}
 
 
-def _since(incident: Open, at_ns: int) -> float:
+def _since(incident: OpenIncident, at_ns: int) -> float:
     return round(max(0, at_ns - incident.fault_ns) / 1e9, 6)
 
 
-def _cut_short(incident: Open) -> list[dict[str, Any]]:
+def _cut_short(incident: OpenIncident) -> list[dict[str, Any]]:
     """Return the work beside the steps that the fault cut off; `again`: the group comes back to it."""
     step = incident.resume.step if incident.resume is not None else None
     return [
@@ -82,7 +82,7 @@ def _cut_short(incident: Open) -> list[dict[str, Any]]:
     ]
 
 
-def _resume(incident: Open) -> dict[str, Any] | None:
+def _resume(incident: OpenIncident) -> dict[str, Any] | None:
     if incident.resume is None:
         return None
     found = incident.resume
@@ -101,7 +101,7 @@ def _fault(fault: Fault) -> dict[str, Any]:
     }
 
 
-def _timeline(incident: Open, marks: Marks | None) -> list[dict[str, Any]]:
+def _timeline(incident: OpenIncident, marks: Marks | None) -> list[dict[str, Any]]:
     stations = [
         ("fault", incident.fault_ns),
         ("noticed", incident.noticed_ns),

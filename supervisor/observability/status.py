@@ -19,8 +19,8 @@ from supervisor.observability.bookkeeping import Accounts
 from supervisor.store.leadership import Deposed, Lead
 from supervisor.store.run_directory import RunDir
 from supervisor.view import memory_needed, reports
-from supervisor.view.model import UNREAD, Checkpoint, MemberView, Memory, Policy, View
-from supervisor.view.stragglers import Slow, slow
+from supervisor.view.model import UNREAD, Checkpoint, JobState, MemberView, Policy, View
+from supervisor.view.stragglers import Straggler, find_stragglers
 
 STEPS_STILL = 3.0  # usual step times without a step, after which no rate is shown
 
@@ -48,7 +48,7 @@ class Records:
         self.policy = policy or Policy()
         self.last: dict[str, Any] | None = None
         self.newest: dict[str, Any] = {}
-        self._slow: tuple[Slow, ...] = ()
+        self._slow: tuple[Straggler, ...] = ()
         self.journal_error = ""  # why the last decision is not on disk
         self.volume_error = ""  # why what the members have in memory cannot be used
         self._unwritten: dict[str, dict[str, Any]] = {}  # incidents for which there was no room
@@ -92,7 +92,7 @@ class Records:
     def status(self, view: View, accounts: Accounts) -> dict[str, Any]:
         """Return the status, and have it left in the run directory."""
         before = self.newest
-        self._slow = slow(self._slow, view)
+        self._slow = find_stragglers(self._slow, view)
         self.newest = build(
             view, accounts, self.run.path.name, self.last, self._slow, self._lag(), self.policy
         )
@@ -145,7 +145,7 @@ def build(
     accounts: Accounts,
     name: str,
     last: Mapping[str, Any] | None,
-    slow: tuple[Slow, ...] = (),
+    slow: tuple[Straggler, ...] = (),
     lag: tuple[float, float] = (0.0, 0.0),
     policy: Policy | None = None,
 ) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def build(
     standing = _standing(view, policy or Policy())
     no_step_s = standing["no_step_s"] or 0.0
     still_ns = int(no_step_s * 1e9)
-    own_state = reports.keeps_itself(view)
+    own_state = reports.script_keeps_own_state(view)
     moves = settled and no_step_s <= STEPS_STILL * step_s
     return {
         "schema": incidents.SCHEMA,
@@ -210,7 +210,7 @@ def build(
         "updated": round(time.time(), 3),
         "supervisor_pid": os.getpid(),
         "warm_ready": _warm_ready(view),
-        "memory": memory_needed.described(view),
+        "memory": memory_needed.as_status(view),
         "lag": _lags(view, lag),
     }
 
@@ -229,7 +229,7 @@ def _awaited(view: View, policy: Policy) -> str:
         return ""
     if view.stored.error and (view.stored.looked_ns or view.stored.error != UNREAD):
         return f"storage cannot be read, trying again: {view.stored.error}"
-    doubted = remedy.doubted(view, policy)
+    doubted = remedy.checkpoint_to_verify(view, policy)
     if doubted is not None:
         return f"reading the checkpoint of step {doubted.step} whole before it is used"
     return _start(view) if memory.phase == "forming" else ""
@@ -321,17 +321,17 @@ def _unmade(view: View) -> list[tuple[str, str]]:
     """Return the members for which no warm process can be made, and why, while that matters."""
     if view.memory.phase not in ("running", "securing"):
         return []
-    found = ((m.name, remedy.unmade(view, m)) for m in view.members if m.exists and m.connected)
+    found = ((m.name, remedy.warm_pool_problem(view, m)) for m in view.members if m.exists and m.connected)
     return [(name, text) for name, text in found if text]
 
 
-def _was_lost(name: str, memory: Memory) -> bool:
+def _was_lost(name: str, memory: JobState) -> bool:
     """True for a member that went while its run was not over."""
     found = memory.incident.faults if memory.incident is not None else ()
     return name in memory.lost or any((each.kind, each.member) == ("member_lost", name) for each in found)
 
 
-def _ranks(view: View, slow: tuple[Slow, ...]) -> list[dict[str, Any]]:
+def _ranks(view: View, slow: tuple[Straggler, ...]) -> list[dict[str, Any]]:
     found, slow_by_rank = [], {each.rank: each for each in slow}
     for member in view.members:
         report = member.report
@@ -346,7 +346,9 @@ def _ranks(view: View, slow: tuple[Slow, ...]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda each: int(each["rank"]))
 
 
-def _rank(report: MemberReport, rank: RankState, at: Progress | None, slow: Slow | None) -> dict[str, Any]:
+def _rank(
+    report: MemberReport, rank: RankState, at: Progress | None, slow: Straggler | None
+) -> dict[str, Any]:
     return {
         "rank": rank.rank,
         "member": report.member,

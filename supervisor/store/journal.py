@@ -21,7 +21,7 @@ from typing import Any, get_args
 from holdfast.fileio import durable
 from holdfast.protocol import codec
 from supervisor.store.leadership import Lead
-from supervisor.view.model import Action, Memory, Policy, View
+from supervisor.view.model import Action, JobState, Policy, View
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +36,14 @@ class Decision:
     view: View
     policy: Policy
     action: Action
-    after: Memory
+    after: JobState
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """What the journal knows last. `decision` is None where all but the memory of its line is unreadable."""
 
-    memory: Memory
+    memory: JobState
     ledger: Any
     decision: Decision | None  # what its taker did about it, it may not have finished
     epoch: int = 0  # of its taker
@@ -78,7 +78,7 @@ class Journal:
             raise
         self._descriptor = descriptor
 
-    def write(self, view: View, policy: Policy, action: Action, after: Memory, ledger: Any) -> None:
+    def write(self, view: View, policy: Policy, action: Action, after: JobState, ledger: Any) -> None:
         """Write one decision.
 
         Raises `OSError` when it is not on disk on return; then it is not in the journal either, and the next
@@ -88,7 +88,7 @@ class Journal:
         with self._lead.acting():
             self._write(view, policy, action, after, ledger)
 
-    def _write(self, view: View, policy: Policy, action: Action, after: Memory, ledger: Any) -> None:
+    def _write(self, view: View, policy: Policy, action: Action, after: JobState, ledger: Any) -> None:
         seen = asdict(view)
         if view.memory.history == after.history:  # up to half of the line: once is enough
             del seen["memory"]["history"]
@@ -166,7 +166,7 @@ def last(path: Path) -> Held | None:
 
 
 def _held(found: dict[str, Any]) -> Held:
-    memory = codec.from_json(Memory, found["after"], lenient=True)
+    memory = codec.from_json(JobState, found["after"], lenient=True)
     try:
         decision = _decision(found)
     except ValueError as error:
@@ -205,7 +205,7 @@ def _decision(found: dict[str, Any]) -> Decision:
         codec.from_json(View, _present(found.get("view"), found["after"]), lenient=True),
         codec.from_json(Policy, found.get("policy"), lenient=True),
         codec.from_json(kind, found.get("what"), lenient=True),
-        codec.from_json(Memory, found["after"], lenient=True),
+        codec.from_json(JobState, found["after"], lenient=True),
     )
 
 

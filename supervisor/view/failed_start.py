@@ -12,18 +12,18 @@ from dataclasses import replace
 
 from holdfast.protocol import lineage
 from supervisor.view import replica_divergence, reports, unknown_generation
-from supervisor.view.model import Aside, Cut, Fault, Memory, Unbegun, View
+from supervisor.view.model import CutOffWork, Fault, JobState, PendingStart, SetAsideState, View
 
 
-def start(
+def pending_start(
     view: View,
     step: int,
     bound: int | None,
-    cut: tuple[Cut, ...],
+    cut: tuple[CutOffWork, ...],
     raised: tuple[Fault, ...],
     *,
     anew: bool = False,
-) -> Unbegun:
+) -> PendingStart:
     """Return what is to be known of a start until its group has done a step.
 
     Args:
@@ -36,12 +36,12 @@ def start(
     memory, before = view.memory, _failed(view.memory)
     aside = memory.unbegun.aside if memory.unbegun is not None else None
     if anew:
-        aside = Aside(memory.lineage, memory.missed, memory.equal, memory.saved)
+        aside = SetAsideState(memory.lineage, memory.missed, memory.equal, memory.saved)
     known = before.raised if before else ()  # a rank's first exception there is the one to be told
     said = {(fault.rank, fault.kind) for fault in known}
     later = tuple(fault for fault in raised if (fault.rank, fault.kind) not in said)
     limits = [each for each in (bound, before.bound if before else None) if each is not None]
-    return Unbegun(
+    return PendingStart(
         generation=max(memory.generation, memory.seen) + 1,
         step=step,
         lineage=memory.lineage,
@@ -54,7 +54,7 @@ def start(
     )
 
 
-def for_next(memory: Memory) -> Memory:
+def state_for_next_run(memory: JobState) -> JobState:
     """Return the memory as the next run in the directory is to find it.
 
     A run from scratch that has ended before its first step has made nothing void: to begin there was its own
@@ -66,7 +66,7 @@ def for_next(memory: Memory) -> Memory:
     return replace(memory, lineage=aside.lineage, missed=aside.missed, equal=aside.equal, saved=aside.saved)
 
 
-def is_from_scratch(memory: Memory, step: int) -> bool:
+def is_from_scratch(memory: JobState, step: int) -> bool:
     """True for a run from scratch that is at `step` and has done none.
 
     To save that would delete the checkpoints that it has made void.
@@ -75,13 +75,17 @@ def is_from_scratch(memory: Memory, step: int) -> bool:
     return known is not None and known.aside is not None and not memory.settled and step <= known.step
 
 
-def taken_back(view: View) -> Memory:
+def without_failed_start(view: View) -> JobState:
     """Return the memory without what the start of a generation changed that has not done a step."""
     memory = view.memory
     known = memory.unbegun
     if known is None or known.failed or memory.settled or known.generation != memory.generation:
         return memory
-    if unknown_generation.ahead(view) or reports.reached(view) > known.step or _has_made(view, known.step):
+    if (
+        unknown_generation.newest(view)
+        or reports.furthest_step(view) > known.step
+        or _has_made(view, known.step)
+    ):
         return memory
     before, equal = known.lineage, known.equal
     if known.bound is not None:
@@ -102,17 +106,17 @@ def _has_made(view: View, step: int) -> bool:
     )
 
 
-def cut(memory: Memory) -> tuple[Cut, ...]:
+def cut_off_before(memory: JobState) -> tuple[CutOffWork, ...]:
     """Return the work that the fault before the failed start has cut off."""
     known = _failed(memory)
     return known.cut if known is not None else ()
 
 
-def raised(memory: Memory) -> tuple[Fault, ...]:
+def raised_before(memory: JobState) -> tuple[Fault, ...]:
     """Return the exceptions before the failed start."""
     known = _failed(memory)
     return known.raised if known is not None else ()
 
 
-def _failed(memory: Memory) -> Unbegun | None:
+def _failed(memory: JobState) -> PendingStart | None:
     return memory.unbegun if memory.unbegun is not None and memory.unbegun.failed else None

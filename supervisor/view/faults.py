@@ -25,7 +25,7 @@ _NAMES = (  # signal(7), on x86 and ARM
 _SIGNALS = {number: f"SIG{name}" for number, name in enumerate(_NAMES.split(), 1)}
 
 
-def found(view: View, policy: Policy) -> tuple[Fault, ...]:
+def find_faults(view: View, policy: Policy) -> tuple[Fault, ...]:
     """Return the faults of the present generation, in no order of guilt."""
     faults: list[Fault] = []
     deaf: list[Fault] = []
@@ -34,27 +34,27 @@ def found(view: View, policy: Policy) -> tuple[Fault, ...]:
         if member is None or members.is_lost(view, member, policy):
             faults.append(_lost(view, block, name, member))
             continue
-        if members.deaf(member):
+        if members.unresponsive_launcher(member):
             deaf.append(_deaf(view, block, member))
         if member.report is not None:
             faults += _of_report(view, block, name, member.report, policy)
     if faults and all(each.kind == "victim" for each in faults):
-        faults += uneven_end(view)
-    differing = replica_divergence.diverged(view) if not faults else None
+        faults += uneven_steps(view)
+    differing = replica_divergence.find_divergence(view) if not faults else None
     if differing is not None:
         faults.append(differing)
     # To give up all who have the state would cost more than to wait for a fault that needs them.
-    return bounded((*faults, *deaf)) if faults or len(deaf) < len(view.memory.placement) else ()
+    return with_bounded_messages((*faults, *deaf)) if faults or len(deaf) < len(view.memory.placement) else ()
 
 
-def bounded(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+def with_bounded_messages(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
     """Return `faults` with messages that have a bounded sum: the cause's is whole, the others are cut evenly.
 
     Only those of many ranks on many members are: a member's launcher has bounded its own.
     """
     if sum(len(each.message) for each in faults) * 12 <= _MESSAGES_BYTES:
         return faults
-    cause = root(faults)
+    cause = root_cause(faults)
     most = foreign_text.share(_MESSAGES_BYTES, len(faults), _MESSAGE_LEAST_BYTES)
     return tuple(
         each if each is cause else replace(each, message=foreign_text.shortened(each.message, most))
@@ -62,26 +62,26 @@ def bounded(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
     )
 
 
-def gathered(view: View, policy: Policy) -> tuple[Fault, ...]:
+def of_incident(view: View, policy: Policy) -> tuple[Fault, ...]:
     """Return what the incident knows of this generation, and what has shown itself since.
 
     A cause may come after its victims.
     """
     incident = view.memory.incident
     known = incident.faults if incident and incident.generation == view.memory.generation else ()
-    later = tuple(f for f in found(view, policy) if not _is_known(f, known))
-    return bounded((*known, *later))
+    later = tuple(f for f in find_faults(view, policy) if not _is_known(f, known))
+    return with_bounded_messages((*known, *later))
 
 
 def _is_known(fault: Fault, known: tuple[Fault, ...]) -> bool:
     return any((fault.rank, fault.kind) == (each.rank, each.kind) for each in known)
 
 
-def silent(view: View) -> Fault | None:
+def first_silent_member(view: View) -> Fault | None:
     """Return the loss of the first member with ranks that does not speak, though it may come back."""
     for block, name in enumerate(view.memory.placement):
         member = view.member(name)
-        if member is None or not members.speaks(member):
+        if member is None or not members.is_reporting(member):
             return _lost(view, block, name, member)
     return None
 
@@ -96,7 +96,7 @@ def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault
         "member_lost",
         ranks[0],
         name,
-        reports.reached(view),
+        reports.furthest_step(view),
         view.now_ns - silent_ns,
         f"member {name}",
         f"member {name} with {'rank' if len(ranks) == 1 else 'ranks'} {listed} is lost: {why}",
@@ -106,7 +106,7 @@ def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault
 def _deaf(view: View, block: int, member: MemberView) -> Fault:
     """It begins now: its ranks have trained until now, and are given up with it."""
     gone = _lost(view, block, member.name, None)
-    return replace(gone, detail=f"member {member.name} is lost: {members.deaf(member)}")
+    return replace(gone, detail=f"member {member.name} is lost: {members.unresponsive_launcher(member)}")
 
 
 def _of_report(view: View, block: int, name: str, report: MemberReport, policy: Policy) -> list[Fault]:
@@ -145,7 +145,7 @@ def _unprepared(view: View, name: str, why: str, other: str = "") -> Fault:
         "restore",
         -1,
         name,
-        reports.reached(view),
+        reports.furthest_step(view),
         view.now_ns,
         restore_signature(wanted.source, wanted.generation, wanted.step)
         if wanted
@@ -164,7 +164,7 @@ def restore_signature(source: str, generation: int, step: int) -> str:
 
 
 def _bad(view: View, flag: Flag) -> str:
-    if reports.keeps_itself(view):  # its loss is not known
+    if reports.script_keeps_own_state(view):  # its loss is not known
         return "a gradient that is not finite"
     if flag.kind != "jump" and math.isfinite(float(flag.loss)):
         return f"a gradient that is not finite, at a loss of {flag.loss},"
@@ -175,7 +175,7 @@ def _of_rank(view: View, name: str, report: MemberReport, rank: RankState) -> li
     step = reports.step_of(report, rank.rank)
     faults: list[Fault] = []
     if rank.flag is not None:
-        at = reports.at_step(view, rank.flag.step)
+        at = reports.name_step(view, rank.flag.step)
         kind = "loss_jump" if rank.flag.kind == "jump" else rank.flag.kind
         faults.append(
             Fault(
@@ -195,19 +195,21 @@ def _of_rank(view: View, name: str, report: MemberReport, rank: RankState) -> li
     if ending is None or ending.ours or ending.is_good:
         return faults
     if ending.unwinding and rank.state != "exited":
-        over = ending.overdue and reports.on_its_way_out(report, rank)
+        over = ending.overdue and reports.is_unwinding(report, rank)
         if not over or reports.pause_left_s(report, rank.rank) > 0:
             return faults
     as_exit = exit_of(name, rank.rank, ending)
+    kind = _kind(as_exit)
+    said = lost_peers(ending.message) if kind == "victim" else describe_ending(ending)
     faults.append(
         Fault(
-            _kind(as_exit),
+            kind,
             rank.rank,
             name,
             step,
             ending.failed_ns or ending.at_ns,
             signature(as_exit),
-            f"rank {rank.rank} {how(ending) if _kind(as_exit) != 'victim' else lost_peers(ending.message)}",
+            f"rank {rank.rank} {said}",
             ending.message,
             ending.code,
             ending.signal,
@@ -240,7 +242,7 @@ def _kind(ended: Exit) -> str:
     return "crash"
 
 
-def how(ending: Ending) -> str:
+def describe_ending(ending: Ending) -> str:
     """Say how a process ended: "raised ValueError: no", "was killed by SIGSEGV"."""
     if ending.signal is not None:
         named = _SIGNALS.get(ending.signal, f"signal {ending.signal}")
@@ -257,7 +259,7 @@ def how(ending: Ending) -> str:
     return f"exited with code {ending.code}"
 
 
-def root(faults: tuple[Fault, ...]) -> Fault:
+def root_cause(faults: tuple[Fault, ...]) -> Fault:
     """Return the fault that explains the others: causes before their symptoms, then the earliest."""
     return min(faults, key=lambda each: (_class(each), each.at_ns, each.rank))
 
@@ -373,7 +375,7 @@ LEFT = "exit 0"  # the signature of a rank that ended well in the middle of its 
 _STEPS = frozenset({"data", "forward", "backward", "optimizer"})
 
 
-def uneven_end(view: View) -> tuple[Fault, ...]:
+def uneven_steps(view: View) -> tuple[Fault, ...]:
     """Return the fault of the first rank that ended well while another was in a step that needs it."""
     launch = view.memory.launch
     began = launch.restore.step if launch is not None and launch.restore is not None else -1

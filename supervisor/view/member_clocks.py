@@ -16,7 +16,7 @@ STEADY_NS = 10_000_000  # an offset that is wrong by less is left: by its time o
 
 
 @dataclass(frozen=True, slots=True)
-class Offset:
+class ClockOffset:
     """What is added to a member's times."""
 
     ns: int = 0
@@ -24,13 +24,13 @@ class Offset:
     before_ns: int | None = None  # of the one before
     since_ns: int = 0
 
-    def heard(self, report: MemberReport, clock: str, now_ns: int) -> Offset:
+    def heard(self, report: MemberReport, clock: str, now_ns: int) -> ClockOffset:
         """Return the offset after `report`, which was heard at `now_ns` of the supervisor's `clock`."""
         if not report.clock or not clock or report.clock == clock:
-            return Offset()
+            return ClockOffset()
         found_ns = now_ns - report.now_ns
         if self.least_ns is None or now_ns - self.since_ns > WINDOW_NS:
-            state = Offset(self.ns, found_ns, self.least_ns, now_ns)
+            state = ClockOffset(self.ns, found_ns, self.least_ns, now_ns)
         else:
             state = replace(self, least_ns=min(self.least_ns, found_ns))
         assert state.least_ns is not None
@@ -39,7 +39,7 @@ class Offset:
         return replace(state, ns=best_ns) if first or abs(best_ns - self.ns) > STEADY_NS else state
 
 
-def on_ours(report: MemberReport, offset: Offset) -> MemberReport:
+def on_supervisor_clock(report: MemberReport, offset: ClockOffset) -> MemberReport:
     """Return `report` with its times on the supervisor's clock."""
     if not offset.ns or report.launcher is None:
         return report

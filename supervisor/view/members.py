@@ -11,12 +11,12 @@ MUTE_S = 2.5  # so that another sidecar can speak before a member counts as lost
 AGAIN_S = 60.0  # a sidecar that is mute again so soon after another took its place is not what is wrong
 
 
-def speaks(member: MemberView) -> bool:
+def is_reporting(member: MemberView) -> bool:
     """True when what a member has told is what it still is, as far as anybody can know."""
     return member.exists and member.connected and member.silent_s < QUIET_S
 
 
-def mute(view: View, renewed_ns: Mapping[str, int]) -> tuple[str, ...]:
+def silent_sidecars(view: View, renewed_ns: Mapping[str, int]) -> tuple[str, ...]:
     """Return the members whose sidecars should be looked at and replaced: none of their reports comes.
 
     `renewed_ns` has when that was last asked for each.
@@ -29,12 +29,12 @@ def mute(view: View, renewed_ns: Mapping[str, int]) -> tuple[str, ...]:
     )
 
 
-def obeys(member: MemberView) -> bool:
+def is_controllable(member: MemberView) -> bool:
     """True when a member that speaks can also end and start ranks."""
-    return speaks(member) and not deaf(member)
+    return is_reporting(member) and not unresponsive_launcher(member)
 
 
-def deaf(member: MemberView) -> str:
+def unresponsive_launcher(member: MemberView) -> str:
     """Return why a member cannot obey though it may speak, "" when it can: its launcher does not answer.
 
     Its ranks train on, and what they left in its memory can be read, but nobody can stop them or make others.
@@ -42,17 +42,17 @@ def deaf(member: MemberView) -> str:
     return member.report.launcher_silent if member.report is not None else ""
 
 
-def unheard(member: MemberView) -> bool:
+def lacks_launcher_report(member: MemberView) -> bool:
     """True when a member speaks whose sidecar has not heard what its launcher, which is there, has to say."""
-    return obeys(member) and member.report is not None and member.report.launcher is None
+    return is_controllable(member) and member.report is not None and member.report.launcher is None
 
 
 def is_lost(view: View, member: MemberView, policy: Policy) -> bool:
     """True when a member cannot come back as it was: gone, or silent for too long."""
-    return silence_left_s(view, member, policy) <= 0
+    return timeout_left_s(view, member, policy) <= 0
 
 
-def silence_left_s(view: View, member: MemberView, policy: Policy) -> float:
+def timeout_left_s(view: View, member: MemberView, policy: Policy) -> float:
     """Return for how much longer a member may say nothing before it counts as lost; 0 when it is gone.
 
     One that is new, and was never heard of, has as long as the group may take to form.
@@ -73,12 +73,12 @@ _S = 1_000_000_000
 def is_ready(member: MemberView, nproc: int) -> bool:
     """True when every rank of the member could start at once."""
     launcher = member.report.launcher if member.report else None
-    if not obeys(member) or launcher is None:
+    if not is_controllable(member) or launcher is None:
         return False
     return launcher.strategy == "cold" or len(launcher.parked) >= nproc
 
 
-def able(view: View, policy: Policy) -> tuple[str, ...]:
+def eligible_members(view: View, policy: Policy) -> tuple[str, ...]:
     """Return the members for the next generation: those that had ranks first, in their places.
 
     Fewer than asked for when there are no more.
@@ -100,7 +100,7 @@ def able(view: View, policy: Policy) -> tuple[str, ...]:
 
 
 def _is_usable(view: View, member: MemberView, policy: Policy) -> bool:
-    if not obeys(member) or is_lost(view, member, policy):
+    if not is_controllable(member) or is_lost(view, member, policy):
         return False
     return member.report is not None and member.report.launcher is not None
 
@@ -115,7 +115,7 @@ def _keeps_failing(view: View, name: str) -> bool:
     return cause.member == last.member == name and cause.step <= last.step
 
 
-def missing(view: View, policy: Policy, patience_s: float) -> dict[str, int]:
+def recoverable_members(view: View, policy: Policy, patience_s: float) -> dict[str, int]:
     """Return the members with ranks that are away, and until when each may come back with what it holds.
 
     Each has `patience_s` of its own: a sidecar that begins again late in a long recovery has as much as one
@@ -127,11 +127,11 @@ def missing(view: View, policy: Policy, patience_s: float) -> dict[str, int]:
         if member.name in view.memory.placement
         and not _is_usable(view, member, policy)
         and not is_lost(view, member, policy)
-        and not deaf(member)
+        and not unresponsive_launcher(member)
     }
 
 
-def unknown(view: View, policy: Policy) -> tuple[str, ...]:
+def unheard_members(view: View, policy: Policy) -> tuple[str, ...]:
     """Return the members with ranks that this supervisor has never heard, and that may yet speak.
 
     It has taken over, and nobody but they can say what they hold: nothing is decided without them.
@@ -145,7 +145,7 @@ def unknown(view: View, policy: Policy) -> tuple[str, ...]:
     )
 
 
-def next_silence_s(view: View, policy: Policy, at_most_s: float) -> float:
+def next_timeout_s(view: View, policy: Policy, at_most_s: float) -> float:
     """Return after which time a member that says nothing more would count as lost."""
-    left = [silence_left_s(view, m, policy) for m in view.members]
+    left = [timeout_left_s(view, m, policy) for m in view.members]
     return max(0.01, min([at_most_s, *(each for each in left if each > 0)]))

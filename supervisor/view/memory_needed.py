@@ -61,12 +61,12 @@ def _rooms(view: View) -> list[tuple[str, Room]]:
     return [(name, room) for name, room in found if room.volume]
 
 
-def refusal(view: View) -> End | None:
+def reason_to_refuse(view: View) -> End | None:
     """End a run that has only begun and whose snapshots cannot all be held, with what to change."""
     memory = view.memory
     launch = memory.launch
     began = launch.restore.step if launch is not None and launch.restore is not None else 0
-    if memory.history or reports.reached(view) > began + EARLY_STEPS:
+    if memory.history or reports.furthest_step(view) > began + EARLY_STEPS:
         return None
     for volume in volumes(view):
         if not volume.fits:
@@ -92,7 +92,7 @@ def _size(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
-def described(view: View) -> dict[str, Any] | None:
+def as_status(view: View) -> dict[str, Any] | None:
     """Return the status' `memory`; None while the size of the state is not known."""
     found = volumes(view)
     if not found:

@@ -1,7 +1,7 @@
 """What is known about a job at one instant, and what can be done about it. Data only.
 
-`Memory` is what outlives the supervisor: it is in every line of the journal. `View` adds what the members say
-now. Both are immutable, so a decision can be taken again from its journal line.
+`JobState` is what outlives the supervisor: it is in every line of the journal. `View` adds what the members
+say now. Both are immutable, so a decision can be taken again from its journal line.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class PastFault:
     """A fault that was recovered from."""
 
     kind: str
@@ -62,7 +62,7 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class LearnedStall:
     """Work of this kind once kept the group waiting for `seconds`, and ended by itself."""
 
     work: str
@@ -70,7 +70,7 @@ class Learned:
 
 
 @dataclass(frozen=True, slots=True)
-class Warned:
+class PastWarning:
     """What was said about a place in the script, before anything is done about it."""
 
     place: str
@@ -78,7 +78,7 @@ class Warned:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CutOffWork:
     """Work of the script that a fault cut off: what it did beside a step, or where it raised."""
 
     rank: int
@@ -90,7 +90,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Missed:
+class UndoneWork:
     """Work that was cut off and not done again. `incident` is the number of the fault."""
 
     incident: int
@@ -100,7 +100,7 @@ class Missed:
 
 
 @dataclass(frozen=True, slots=True)
-class Void:
+class VoidStep:
     """A step after whose commit a rank changed what only it has: no copy has the state of that step."""
 
     generation: int
@@ -109,33 +109,33 @@ class Void:
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class SetAsideState:
     """What a run that was asked to begin from scratch makes void with its first step, as it was before."""
 
     lineage: tuple[Lineage, ...] = ()
-    missed: tuple[Missed, ...] = ()
+    missed: tuple[UndoneWork, ...] = ()
     equal: tuple[int, ...] = ()
     saved: int = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Unbegun:
+class PendingStart:
     """What the start of a generation changed, until its group has done a step. `failed`: it is taken back."""
 
     generation: int
     step: int  # where it begins
     lineage: tuple[Lineage, ...] = ()  # this and the next two: from before the start
-    missed: tuple[Missed, ...] = ()
+    missed: tuple[UndoneWork, ...] = ()
     equal: tuple[int, ...] = ()
     bound: int | None = None  # the most steps that a good state may have
-    cut: tuple[Cut, ...] = ()  # by the fault before
+    cut: tuple[CutOffWork, ...] = ()  # by the fault before
     raised: tuple[Fault, ...] = ()  # before
     failed: bool = False
-    aside: Aside | None = None  # of a run from scratch that has not done a step in any generation
+    aside: SetAsideState | None = None  # of a run from scratch that has not done a step in any generation
 
 
 @dataclass(frozen=True, slots=True)
-class Resume:
+class ResumePoint:
     """The newest state that can be made whole, and who has it."""
 
     step: int
@@ -148,7 +148,7 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenIncident:
     """The incident that is going on."""
 
     number: int
@@ -166,16 +166,16 @@ class Open:
     remedy: str = ""
     why: str = ""
     reached: int = -1  # steps that the group had done
-    resume: Resume | None = None
+    resume: ResumePoint | None = None
     lost: int | None = None  # steps to do again; None while undecided, or where nobody knows
     at_least: bool = False  # `lost` may be more: who knew the last steps is gone
     closed_ns: int = 0  # over without a first new step: the run ended
-    cut: tuple[Cut, ...] = ()  # work that it cut off; what `resume` is not before is not done again
+    cut: tuple[CutOffWork, ...] = ()  # work that it cut off; what `resume` is not before is not done again
     own_state: bool = False  # the script keeps its own: its steps are counted from its last start
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class JobState:
     """Everything that a supervisor must know again after its death."""
 
     world_size: int
@@ -189,9 +189,9 @@ class Memory:
     sources: tuple[Source, ...] = ()
     peers: tuple[Source, ...] = ()  # where each rank of the generation lives
     lineage: tuple[Lineage, ...] = ()
-    history: tuple[Past, ...] = ()
+    history: tuple[PastFault, ...] = ()
     skip: tuple[int, ...] = ()
-    incident: Open | None = None
+    incident: OpenIncident | None = None
     incidents: int = 0
     looks: int = 0  # at stacks, of hangs that were one and of those that were over before
     settled: bool = False
@@ -205,18 +205,18 @@ class Memory:
     why: str = ""
     message: str = ""
     lost: tuple[str, ...] = ()
-    missed: tuple[Missed, ...] = ()  # work after commits that was cut off and not done again
-    cut: tuple[Cut, ...] = ()  # work that a stop cuts off
+    missed: tuple[UndoneWork, ...] = ()  # work after commits that was cut off and not done again
+    cut: tuple[CutOffWork, ...] = ()  # work that a stop cuts off
     before: int = 0  # incidents of earlier runs in the same directory
-    learned: tuple[Learned, ...] = ()
-    warned: tuple[Warned, ...] = ()
+    learned: tuple[LearnedStall, ...] = ()
+    warned: tuple[PastWarning, ...] = ()
     seen: int = 0  # the newest generation that storage or a member tells of, where that is beyond ours
     saved: int = -1  # the newest step that was on storage and is not void
     held: int = -1  # the newest step whose snapshot some member held, and that the group went beyond
     reached: int = -1  # the most steps that a rank of the present generation has done; -1: not known
     equal: tuple[int, ...] = ()  # the last steps at which the replicas were equal on all members
-    void: tuple[Void, ...] = ()  # oldest first
-    unbegun: Unbegun | None = None  # while the present generation has not done a step
+    void: tuple[VoidStep, ...] = ()  # oldest first
+    unbegun: PendingStart | None = None  # while the present generation has not done a step
     finished: bool = False  # the script has ended well; what is saved is its last state
     end: End | None = None  # with which the run ends, though nobody asked for it, once its state is saved
 
@@ -247,7 +247,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Unusable:
+class UnusableCheckpoint:
     """A directory that is named as a checkpoint and is none, or is damaged."""
 
     name: str
@@ -263,7 +263,7 @@ UNREAD = "it has not been read yet"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StorageContents:
     """What storage was found to hold when it was last looked through.
 
     Void checkpoints are in it as well: which ones those are depends on the lineage. `error` is why the last
@@ -271,7 +271,7 @@ class Stored:
     """
 
     checkpoints: tuple[Checkpoint, ...] = ()  # newest first
-    unusable: tuple[Unusable, ...] = ()
+    unusable: tuple[UnusableCheckpoint, ...] = ()
     lineage: tuple[Lineage, ...] = ()  # that the manifests tell of
     generation: int = 0  # the newest that the manifests tell of
     error: str = ""
@@ -282,7 +282,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LateRank:
     """A rank that is late: since when, and what the looks at it have shown."""
 
     rank: int
@@ -299,13 +299,13 @@ class Seen:
     works: tuple[str, ...] = ()  # the kinds of work that were seen
     begun: bool = True  # as in `Stall`: False, and perhaps no step of it will ever be seen
     looks: int = 0  # of this supervisor: two tell whether it has moved
-    # the newest look shows that it waits for no other rank: `supervisor.hangs.evidence.apart`
+    # the newest look shows that it waits for no other rank: `supervisor.hangs.evidence.waits_for_no_rank`
     apart: bool = False
     apart_ns: int = 0  # when a look last showed that; 0 never
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class RestingRank:
     """A rank that waits in a collective, and that only a peer's bytes will move: by its newest look."""
 
     rank: int
@@ -321,7 +321,7 @@ class Rest:
 
 
 @dataclass(frozen=True, slots=True)
-class Hint:
+class UnwindingException:
     """An exception that is perhaps on its way out of a rank."""
 
     rank: int
@@ -330,14 +330,14 @@ class Hint:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class StallWatch:
     """What the supervisor has seen of a group in which no step ends. Folded from view to view."""
 
     generation: int = 0
-    ranks: tuple[Seen, ...] = ()  # those that are late
-    passed: tuple[Learned, ...] = ()  # of the last stall that ended by itself, in this generation
-    hints: tuple[Hint, ...] = ()  # those that stand
-    rests: tuple[Rest, ...] = ()  # ranks that are at rest, late or not, while any is late
+    ranks: tuple[LateRank, ...] = ()  # those that are late
+    passed: tuple[LearnedStall, ...] = ()  # of the last stall that ended by itself, in this generation
+    hints: tuple[UnwindingException, ...] = ()  # those that stand
+    rests: tuple[RestingRank, ...] = ()  # ranks that are at rest, late or not, while any is late
     untold_ns: int = 0  # since when a member has not said what its ranks do; 0 when all have
 
     @property
@@ -352,10 +352,10 @@ class View:
 
     now_ns: int
     wall_s: float
-    memory: Memory
+    memory: JobState
     members: tuple[MemberView, ...] = ()
-    stored: Stored = Stored()
-    watch: Watch = field(default_factory=Watch)
+    stored: StorageContents = StorageContents()
+    watch: StallWatch = field(default_factory=StallWatch)
 
     def member(self, name: str) -> MemberView | None:
         return next((each for each in self.members if each.name == name), None)
@@ -431,7 +431,7 @@ class Warn:
 class Learn:
     """Remember how long a stall lasted that ended by itself."""
 
-    learned: tuple[Learned, ...]
+    learned: tuple[LearnedStall, ...]
     why: str
 
 
@@ -450,7 +450,7 @@ class Start:
     """Form the next generation."""
 
     placement: tuple[str, ...]
-    resume: Resume
+    resume: ResumePoint
     skip: tuple[int, ...]
     master_addr: str
     master_port: int
@@ -458,7 +458,7 @@ class Start:
     remedy: str
     evidence: tuple[str, ...]
     why: str
-    cut: tuple[Cut, ...] = ()
+    cut: tuple[CutOffWork, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,9 +474,9 @@ class Save:
     """Write the state that was secured to storage before the end."""
 
     member: str
-    resume: Resume
+    resume: ResumePoint
     why: str
-    cut: tuple[Cut, ...] = ()  # work that the stop cuts off
+    cut: tuple[CutOffWork, ...] = ()  # work that the stop cuts off
     finished: bool = False  # no stop: all ranks have finished
 
 
@@ -496,7 +496,7 @@ class End:
     why: str
     message: str = ""
     cause: Fault | None = None
-    cut: tuple[Cut, ...] = ()  # work that the stop cuts off
+    cut: tuple[CutOffWork, ...] = ()  # work that the stop cuts off
     back: int | None = None  # what is beyond this step becomes void: a checkpoint of it is on storage
     warning: str = ""  # for the status
 

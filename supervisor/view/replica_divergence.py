@@ -22,7 +22,7 @@ AGREED = 2  # steps
 TRIES = 3  # roll backs
 
 
-def diverged(view: View) -> Fault | None:
+def find_divergence(view: View) -> Fault | None:
     """Return the fault of replicas that were equal and are not. Its step is the newest that was.
 
     Later states are as bad as the step in which they differ, on every member: what the liar computed
@@ -36,12 +36,12 @@ def diverged(view: View) -> Fault | None:
         if len(set(found.values())) < 2:
             continue
         agreed = [each for each in known if each < step]
-        if len(agreed) >= AGREED and (len(found) == members or liars(found, members)):
+        if len(agreed) >= AGREED and (len(found) == members or minority(found, members)):
             return _fault(view, agreed[-1], step, found)
     return None
 
 
-def equal(view: View) -> tuple[int, ...]:
+def equal_steps(view: View) -> tuple[int, ...]:
     """Return the last steps at which all replicas are known to have been equal, oldest first.
 
     They are of the present line of training: what is rolled back behind them is forgotten with the roll back.
@@ -74,14 +74,14 @@ def _by_step(view: View) -> dict[tuple[int, int], dict[str, int]]:
     return found
 
 
-def liars(found: Mapping[str, int], members: int) -> tuple[str, ...]:
+def minority(found: Mapping[str, int], members: int) -> tuple[str, ...]:
     """Return who is not of the majority; nobody where no more than half of all members agree."""
     (crc, count), *_ = Counter(found.values()).most_common()
     return tuple(name for name in found if found[name] != crc) if 2 * count > members else ()
 
 
 def _fault(view: View, agreed: int, step: int, found: Mapping[str, int]) -> Fault:
-    named = liars(found, len(view.memory.placement))
+    named = minority(found, len(view.memory.placement))
     member = named[0] if named else ""
     rank = view.memory.placement.index(member) * view.memory.nproc if named else -1
     who = f"that of {', '.join(named)} is not the others'" if named else f"{' and '.join(found)} differ"

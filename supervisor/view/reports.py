@@ -16,7 +16,7 @@ def looks(view: View, report: MemberReport) -> tuple[Look, ...]:
     return report.looks if report.looked_for == view.memory.generation else ()
 
 
-def untold(view: View) -> tuple[str, ...]:
+def members_without_rank_report(view: View) -> tuple[str, ...]:
     """Return the members of whose ranks nothing is known: to a supervisor, or sidecar, that has just begun.
 
     A member that is lost, or deaf, is not among them: that is a fault of its own.
@@ -26,7 +26,7 @@ def untold(view: View) -> tuple[str, ...]:
         for member in view.members
         if member.name in view.memory.placement
         and (member.report is None or member.report.launcher is None)
-        and not members.deaf(member)
+        and not members.unresponsive_launcher(member)
     )
 
 
@@ -43,7 +43,7 @@ def step_of(report: MemberReport, rank: int) -> int:
     return next((each.step for each in report.progress if each.rank == rank), -1)
 
 
-def on_its_way_out(report: MemberReport, rank: RankState) -> bool:
+def is_unwinding(report: MemberReport, rank: RankState) -> bool:
     """True while an exception may be about to end a rank: its `finally` blocks run, and it did not go on."""
     hint = rank.ending
     if hint is None or not hint.unwinding or rank.state == "exited":
@@ -61,16 +61,16 @@ def step_of_rank(view: View, rank: int) -> int:
     return max((step_of(report, rank) for report in reports(view)), default=-1)
 
 
-def reached(view: View) -> int:
+def furthest_step(view: View) -> int:
     """Return the most steps that any rank of the present generation is known to have done; -1: not known."""
     told = max((each.step for report in reports(view) for each in report.progress), default=-1)
-    return told if unknown_generation.ahead(view) else max(told, view.memory.reached)
+    return told if unknown_generation.newest(view) else max(told, view.memory.reached)
 
 
-def is_told(view: View) -> bool:
+def is_furthest_step_reported(view: View) -> bool:
     """True when somebody who is there says how far the present generation has come.
 
-    Else `reached` is what was last heard, or written down, of who is gone: it may have done more.
+    Else `furthest_step` is what was last heard, or written down, of who is gone: it may have done more.
     """
     there = replace(view, members=tuple(each for each in view.members if each.exists))
     return any(report.progress for report in reports(there))
@@ -87,7 +87,7 @@ def reports(view: View) -> tuple[MemberReport, ...]:
     )
 
 
-def kept(view: View) -> bool:
+def has_protected_state(view: View) -> bool:
     """True when the script's state is in our care: somebody holds, or has taken, a snapshot."""
     return any(
         report.slots or report.privates or any(each.snapshot_step >= 0 for each in report.progress)
@@ -95,17 +95,19 @@ def kept(view: View) -> bool:
     )
 
 
-def keeps_itself(view: View) -> bool:
+def script_keeps_own_state(view: View) -> bool:
     """True when the script never joins, so that only the script knows where it begins after a restart."""
     known = (member.report.launcher for member in view.members if member.report is not None)
-    return any(launcher is not None and not launcher.joins for launcher in known) and not kept(view)
+    return any(launcher is not None and not launcher.joins for launcher in known) and not has_protected_state(
+        view
+    )
 
 
-def at_step(view: View, step: int) -> str:
+def name_step(view: View, step: int) -> str:
     """Name a step of the present generation, for people."""
-    return step_in_words(step, own_state=keeps_itself(view), generation=view.memory.generation)
+    return step_in_words(step, own_state=script_keeps_own_state(view), generation=view.memory.generation)
 
 
-def copy_s(view: View) -> float:
+def snapshot_duration_s(view: View) -> float:
     """Return what a snapshot has taken last, on the member where that is longest; 0 if there was none."""
     return max((each.snapshot_s for report in reports(view) for each in report.progress), default=0.0)

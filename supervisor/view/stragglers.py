@@ -25,7 +25,7 @@ WORTH_S = 0.001  # below, it is how the machine shares out its cores
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
+class Straggler:
     """A rank that is slow. Times are of a step, in seconds."""
 
     generation: int
@@ -40,7 +40,7 @@ class Slow:
         return self.own_s / self.peers_s
 
 
-def slow(before: tuple[Slow, ...], view: View) -> tuple[Slow, ...]:
+def find_stragglers(before: tuple[Straggler, ...], view: View) -> tuple[Straggler, ...]:
     """Return the ranks that are slow now, by rank; `before` is what the last call returned."""
     generation = view.memory.generation
     known = _known(view)
@@ -52,7 +52,7 @@ def slow(before: tuple[Slow, ...], view: View) -> tuple[Slow, ...]:
         if _is_over(each, peers_s) if held else not _became(each, peers_s):
             continue
         since = held.since if held else max(0, each.step - each.own_steps)
-        found[each.rank] = Slow(generation, each.rank, each.own_s, each.own_data_s, peers_s, since)
+        found[each.rank] = Straggler(generation, each.rank, each.own_s, each.own_data_s, peers_s, since)
     return tuple(sorted(found.values(), key=lambda slow: slow.rank))
 
 

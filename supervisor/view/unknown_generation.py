@@ -7,14 +7,14 @@ from holdfast.protocol.member_messages import Told
 from supervisor.view.model import Fault, View
 
 
-def ahead(view: View) -> int:
+def newest(view: View) -> int:
     """Return the newest generation that any member runs, if it is newer than the one that we remember."""
     told = [m.report.launcher for m in view.members if m.exists and m.report is not None]
-    newest = max((state.generation for state in told if state is not None), default=0)
-    return newest if newest > view.memory.generation else 0
+    found = max((state.generation for state in told if state is not None), default=0)
+    return found if found > view.memory.generation else 0
 
 
-def told(view: View) -> Told | None:
+def reported_history(view: View) -> Told | None:
     """Return what the members were told of the run's history since what we remember; None for nothing newer.
 
     Members of an older version, and those whose folder is lost, do not know. Then as much is certain: the
@@ -24,24 +24,24 @@ def told(view: View) -> Told | None:
     found = max((each.told for each in reports), key=lambda each: each.generation, default=Told())
     if found.generation > view.memory.generation and found.lineage:
         return found
-    newest = ahead(view)
+    running = newest(view)
     begun = [
         progress.step
         for report in reports
-        if report.launcher is not None and report.launcher.generation == newest
+        if report.launcher is not None and report.launcher.generation == running
         for rank in report.launcher.ranks
         for progress in report.progress
         if rank.marks.first_step_ns and progress.rank == rank.rank
     ]
-    if not newest or not begun:
+    if not running or not begun:
         return None
-    return Told(newest, lineage.extended(view.memory.lineage, newest, max(begun)))
+    return Told(running, lineage.extended(view.memory.lineage, running, max(begun)))
 
 
 def fault(view: View) -> Fault:
     """The decision that formed the present generation was not written down, and whoever took it is gone."""
     known = view.memory.generation
-    detail = f"the members run generation {ahead(view)}, and the journal knows only {known}"
+    detail = f"the members run generation {newest(view)}, and the journal knows only {known}"
     return Fault("lost_track", -1, "", -1, view.now_ns, "lost track", detail)
 
 
@@ -51,7 +51,7 @@ def unexplained(view: View) -> Fault:
     return Fault("lost_track", -1, "", -1, view.now_ns, "lost track", detail)
 
 
-def seats(view: View, generation: int) -> tuple[str, ...]:
+def claimed_placement(view: View, generation: int) -> tuple[str, ...]:
     """Return which members say that they have the ranks of `generation`, in their order.
 
     A place that nobody claims is taken to be that of a member that says nothing.

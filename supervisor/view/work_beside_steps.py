@@ -17,7 +17,17 @@ from collections.abc import Iterator
 from holdfast.protocol.launcher_messages import COLLECTIVE, RankState
 from holdfast.protocol.member_messages import MemberReport, Progress, Slot, Uncommitted
 from supervisor.view import failed_start, members, reports
-from supervisor.view.model import Cut, Fault, MemberView, Memory, Missed, Policy, Resume, View, Wait
+from supervisor.view.model import (
+    CutOffWork,
+    Fault,
+    JobState,
+    MemberView,
+    Policy,
+    ResumePoint,
+    UndoneWork,
+    View,
+    Wait,
+)
 
 LONG_S = 0.25  # a machine that is busy for a moment makes a tail of microseconds a tenth of a second long
 USUAL = 5.0  # times the median
@@ -26,7 +36,7 @@ _NAMED = 3  # of what was cut short, in a line
 _S = 1_000_000_000
 
 
-def wait(view: View, policy: Policy) -> Wait | None:
+def wait_for_survivors(view: View, policy: Policy) -> Wait | None:
     """Wait for survivors at work beside the steps, within bounds; None when there is nothing to wait for.
 
     They cannot be in a collective with the dead: one that gets there fails, and is waited for no longer. When
@@ -57,8 +67,8 @@ def _on_their_way_out(view: View, policy: Policy) -> Iterator[int]:
             ending = rank.ending
             if rank.generation != view.memory.generation or rank.state != "failing" or ending is None:
                 continue
-            out = reports.on_its_way_out(report, rank) and not ending.overdue
-            if out and ending.fail == "exception" and members.speaks(member):
+            out = reports.is_unwinding(report, rank) and not ending.overdue
+            if out and ending.fail == "exception" and members.is_reporting(member):
                 yield rank.rank
 
 
@@ -66,7 +76,9 @@ def _at_work(view: View, policy: Policy) -> Iterator[tuple[MemberView, RankState
     hung = _hung(view)
     for member, rank, at in (*_tails(view), *_early(view)):
         alive = (
-            rank.state == "running" and members.speaks(member) and not members.is_lost(view, member, policy)
+            rank.state == "running"
+            and members.is_reporting(member)
+            and not members.is_lost(view, member, policy)
         )
         if alive and rank.rank not in hung and rank.where != COLLECTIVE:
             yield member, rank, at
@@ -91,7 +103,7 @@ def _early(view: View) -> Iterator[tuple[MemberView, RankState, Progress]]:
         ended = rank.ending is not None and rank.ending.signal is None
         if ended or not 0 <= at.step < beyond or at.early is None:
             continue
-        if _is_unusual(at.early) or (at.early.declared and members.speaks(member)):
+        if _is_unusual(at.early) or (at.early.declared and members.is_reporting(member)):
             yield member, rank, at
 
 
@@ -124,8 +136,8 @@ def _hung(view: View) -> frozenset[int]:
     return frozenset(named | {each.rank for each in late if each.limited or untold})
 
 
-def cut(view: View, found: tuple[Fault, ...]) -> tuple[Cut, ...]:
-    """Return the work that a restart now would leave undone, unless it resumes from `Cut.at_most` or before.
+def work_cut_off(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
+    """Return the work that a restart now leaves undone, unless it resumes at or before its `at_most` steps.
 
     That is what a script raised an exception in, wherever it was; a declared pause that a rank has not left,
     or only with an exception, however short; and what took longer after a commit, or before it, than it
@@ -133,38 +145,38 @@ def cut(view: View, found: tuple[Fault, ...]) -> tuple[Cut, ...]:
     it was to do there comes after.
     """
     raised = {fault.rank: fault for fault in found if fault.kind == "exception"}
-    cuts: dict[int, Cut] = {}
+    cuts: dict[int, CutOffWork] = {}
     ahead = max((at.step for _, _, at in _ranks(view)), default=-1)
     for member, rank, at in _tails(view):
         over = rank.state == "exited" and rank.ending is not None and rank.ending.is_good
         # What a lost member told last may be of a step that others could not have gone beyond without it.
-        declared = at.tail_declared and (members.speaks(member) or at.step == ahead)
+        declared = at.tail_declared and (members.is_reporting(member) or at.step == ahead)
         is_work = declared or _has_left(rank, at) or (_is_long(at) and rank.where != COLLECTIVE)
         if over or (rank.rank not in raised and not is_work):
             continue
-        cuts[rank.rank] = Cut(rank.rank, at.step, at.step - 1, _told_s(at.tail_s), rank.rank in raised)
+        cuts[rank.rank] = CutOffWork(rank.rank, at.step, at.step - 1, _told_s(at.tail_s), rank.rank in raised)
     for _, rank, at in _early(view):
         waits = rank.where == COLLECTIVE and not (at.early is not None and at.early.declared)
         if at.early is not None and rank.rank not in raised and not waits:
-            cuts[rank.rank] = Cut(rank.rank, at.step, at.step, _told_s(at.early.seconds), early=True)
+            cuts[rank.rank] = CutOffWork(rank.rank, at.step, at.step, _told_s(at.early.seconds), early=True)
     beyond = max((slot.step for slot in _slots(view)), default=-1)
     for _, rank, at in _ranks(view):
         if rank.rank not in cuts and rank.rank not in raised and _has_left(rank, at) and at.step < beyond:
-            cuts[rank.rank] = Cut(rank.rank, at.step, at.step, _told_s(0.0), early=True)
+            cuts[rank.rank] = CutOffWork(rank.rank, at.step, at.step, _told_s(0.0), early=True)
     for rank_number, fault in raised.items():
         if rank_number not in cuts and fault.step >= 0:
-            cuts[rank_number] = Cut(rank_number, fault.step, fault.step, 0.0, True)
-    return (*(cuts[number] for number in sorted(cuts)), *failed_start.cut(view.memory))
+            cuts[rank_number] = CutOffWork(rank_number, fault.step, fault.step, 0.0, True)
+    return (*(cuts[number] for number in sorted(cuts)), *failed_start.cut_off_before(view.memory))
 
 
-def late(view: View) -> frozenset[int]:
+def steps_changed_late(view: View) -> frozenset[int]:
     """Return the steps of the present generation that the script changed after their commit: see `Progress`.
 
     Not those of which every rank that can be heard has made its copies with the change. Of two ranks at one
     such step, one may have copied it before; one that is beyond it has forgotten that.
     """
     ranks = [each for report in reports.reports(view) for each in of_generation(view, report)]
-    found = {step for each in ranks for step in each.late} | set(void_now(view.memory))
+    found = {step for each in ranks for step in each.late} | set(void_steps(view.memory))
     amended = {step for each in ranks for step in each.amended}
     partly = {
         step
@@ -175,19 +187,19 @@ def late(view: View) -> frozenset[int]:
     return frozenset(found | partly)
 
 
-def void_now(memory: Memory) -> tuple[int, ...]:
+def void_steps(memory: JobState) -> tuple[int, ...]:
     """Return the steps of the present generation of which no copy is to be used."""
     return tuple(sorted({each.step for each in memory.void if each.generation == memory.generation}))
 
 
-def void(view: View) -> frozenset[tuple[int, int]]:
+def void_states(view: View) -> frozenset[tuple[int, int]]:
     """Return generation and step of the states that are passed over."""
     now = view.memory.generation
     before = {(each.generation, each.step) for each in view.memory.void if each.generation != now}
-    return frozenset(before | {(now, step) for step in late(view)})
+    return frozenset(before | {(now, step) for step in steps_changed_late(view)})
 
 
-def good(view: View, member: MemberView) -> int:
+def publishable_step(view: View, member: MemberView) -> int:
     """Return the step of which `member` would write a checkpoint, -1 while some rank may make it void yet.
 
     A rank that has committed the next step has looked before that at what the script did after this one.
@@ -197,14 +209,14 @@ def good(view: View, member: MemberView) -> int:
         return -1
     ranks = {each.rank: each for found in reports.reports(view) for each in of_generation(view, found)}
     beyond = all(each.step > report.publishing for each in ranks.values())
-    if len(ranks) < view.memory.world_size or not beyond or report.publishing in late(view):
+    if len(ranks) < view.memory.world_size or not beyond or report.publishing in steps_changed_late(view):
         return -1
     return report.publishing
 
 
-def passed_over(view: View, step: int) -> str:
+def describe_passed_over(view: View, step: int) -> str:
     """Say which state beyond `step` cannot be used for that, "" for none."""
-    beyond = [each for each in late(view) if each > step]
+    beyond = [each for each in steps_changed_late(view) if each > step]
     return f"the state of step {max(beyond)} was changed after its commit and is not used" if beyond else ""
 
 
@@ -214,10 +226,10 @@ def of_generation(view: View, report: MemberReport) -> tuple[Progress, ...]:
     return report.progress if launcher is not None and launcher.generation == view.memory.generation else ()
 
 
-def unamended(view: View, resumed: Resume) -> tuple[Cut, ...]:
+def lost_changes(view: View, resumed: ResumePoint) -> tuple[CutOffWork, ...]:
     """Return the changes after a commit that are lost with a group that resumes at `resumed` all the same."""
     state = (resumed.generation, resumed.step)
-    if resumed.source == "none" or state not in void(view):
+    if resumed.source == "none" or state not in void_states(view):
         return ()
     ranks = {
         each.rank
@@ -226,7 +238,7 @@ def unamended(view: View, resumed: Resume) -> tuple[Cut, ...]:
         if resumed.generation == view.memory.generation and resumed.step in (*each.late, *each.amended)
     }
     ranks |= {each.rank for each in view.memory.void if (each.generation, each.step) == state}
-    return tuple(Cut(rank, resumed.step, resumed.step - 1) for rank in sorted(ranks))
+    return tuple(CutOffWork(rank, resumed.step, resumed.step - 1) for rank in sorted(ranks))
 
 
 def _has_left(rank: RankState, at: Progress) -> bool:
@@ -248,30 +260,30 @@ def _told_s(seconds: float) -> float:
     return max(0.001, round(seconds, 3))
 
 
-def at_most(cuts: tuple[Cut, ...], bound: int | None) -> int | None:
+def latest_resume_step(cuts: tuple[CutOffWork, ...], bound: int | None) -> int | None:
     """Return the most steps that a resume point may have that does all of `cuts` again, within `bound`."""
     limits = [each.at_most for each in cuts] + ([bound] if bound is not None else [])
     return min(limits, default=None)
 
 
-def missed(cuts: tuple[Cut, ...], step: int) -> tuple[Cut, ...]:
+def not_repeated(cuts: tuple[CutOffWork, ...], step: int) -> tuple[CutOffWork, ...]:
     """Return those that a group which resumes at `step` does not come back to."""
     return tuple(each for each in cuts if step > each.at_most)
 
 
-def described(cuts: tuple[Cut, ...] | tuple[Missed, ...]) -> str:
+def describe(cuts: tuple[CutOffWork, ...] | tuple[UndoneWork, ...]) -> str:
     """Say how often work was cut short, and where."""
     times = "1 time" if len(cuts) == 1 else f"{len(cuts)} times"
-    return f"work {side(cuts)} commit was cut short {times}: {named(cuts, _NAMED)}"
+    return f"work {side_of_commit(cuts)} commit was cut short {times}: {list_places(cuts, _NAMED)}"
 
 
-def side(cuts: tuple[Cut, ...] | tuple[Missed, ...]) -> str:
+def side_of_commit(cuts: tuple[CutOffWork, ...] | tuple[UndoneWork, ...]) -> str:
     """Say on which side of a commit it was."""
     sides = {"before" if each.early else "after" for each in cuts}
     return " or ".join(sorted(sides, reverse=True))
 
 
-def named(cuts: tuple[Cut, ...] | tuple[Missed, ...], most: int) -> str:
+def list_places(cuts: tuple[CutOffWork, ...] | tuple[UndoneWork, ...], most: int) -> str:
     """Name the first `most` of them, and how many more there are."""
     first = ", ".join(
         f"rank {each.rank} {'in' if each.early else 'after'} step {each.step}" for each in cuts[:most]

@@ -22,7 +22,7 @@ from supervisor.observability import status as records
 from supervisor.observability.bookkeeping import Accounts
 from supervisor.observability.ledger import Bucket
 from supervisor.observability.metrics import Metrics
-from supervisor.view.model import KINDS, PHASES, Memory, Open, View
+from supervisor.view.model import KINDS, PHASES, JobState, OpenIncident, View
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -122,7 +122,7 @@ def test_the_guide_has_every_drill() -> None:
 
 
 def test_the_guide_has_every_field_of_the_status() -> None:
-    view = View(time.monotonic_ns(), time.time(), Memory(2, 1))
+    view = View(time.monotonic_ns(), time.time(), JobState(2, 1))
     status = records.build(view, Accounts(view.now_ns, None), "run", None)
     for field in status:
         assert f"`{field}`" in GUIDE, f"{field} of status.json"
@@ -131,7 +131,7 @@ def test_the_guide_has_every_field_of_the_status() -> None:
 
 
 def test_the_guide_has_every_field_of_an_incident() -> None:
-    opened = Open(1, 1, 0, 0, 0.0)
+    opened = OpenIncident(1, 1, 0, 0, 0.0)
     for field in incident_record.superseded(opened, opened):
         assert f"`{field}`" in GUIDE, f"{field} of an incident"
 

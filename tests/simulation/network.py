@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.protocol.member_messages import MemberOrder, MemberReport
-from supervisor.view.model import MemberView, Memory
+from supervisor.view.model import JobState, MemberView
 from tests.simulation.member import MS, Member
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Network:
             found = self.lines[name] = Line(heard_ns=self.world.now_ns)
         return found
 
-    def view(self, name: str, memory: Memory) -> MemberView:
+    def view(self, name: str, memory: JobState) -> MemberView:
         line = self.line(name)
         exists = name in self.world.exists and name not in memory.lost
         silent_s = round((self.world.now_ns - line.heard_ns) / 1e9, 3)

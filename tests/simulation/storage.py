@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from holdfast.protocol.member_messages import Durable, MemberOrder
-from supervisor.view.model import Checkpoint, Stored, Unusable
+from supervisor.view.model import Checkpoint, StorageContents, UnusableCheckpoint
 from tests.simulation.member import Content, Member, Rank
 
 if TYPE_CHECKING:
@@ -23,17 +23,19 @@ class Store:
     found: list[Checkpoint] = field(default_factory=list)
     damaged: set[str] = field(default_factory=set)
     away: bool = False
-    _seen: Stored = field(default_factory=Stored)
+    _seen: StorageContents = field(default_factory=StorageContents)
     _passed_over: set[str] = field(default_factory=set)  # checkpoints that the supervisor knows to be damaged
     _contents: dict[str, Content] = field(default_factory=dict)
 
-    def stored(self) -> Stored:
+    def stored(self) -> StorageContents:
         """Return what the supervisor finds on storage; it reads and verifies all of it in no time."""
         if self.away:
             return replace(self._seen, error="it is away")
         whole = [replace(c, verified=True) for c in self.found if c.path not in self._passed_over]
-        unusable = [Unusable(c.path, c.step, "damaged") for c in self.found if c.path in self._passed_over]
-        self._seen = Stored(
+        unusable = [
+            UnusableCheckpoint(c.path, c.step, "damaged") for c in self.found if c.path in self._passed_over
+        ]
+        self._seen = StorageContents(
             checkpoints=tuple(sorted(whole, key=lambda each: -each.step)),
             unusable=tuple(sorted(unusable, key=lambda each: -each.step)),
             generation=max((each.generation for each in self.found), default=0),

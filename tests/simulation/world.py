@@ -1,7 +1,8 @@
 """A job in simulated time: members train, fail and vanish on cue, and the supervisor may die at any moment.
 
-The simulation drives the real `decide`, `apply`, `order_for` and `Accounts`; only the world is simulated. It
-has no randomness: the same script gives the same history. The invariants are checked at every decision.
+The simulation drives the real `decide`, `transition.after`, `order_for` and `Accounts`; only the world is
+simulated. It has no randomness: the same script gives the same history. The invariants are checked at every
+decision.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any
 from holdfast.protocol.launcher_messages import Marks
 from supervisor.decision import closing, orders, transition
 from supervisor.decision.decide import decide
-from supervisor.decision.durable_facts import remembered
+from supervisor.decision.durable_facts import with_durable_facts
 from supervisor.decision.transition import asked_to_stop, taken_over
 from supervisor.hangs import observation
 from supervisor.observability.bookkeeping import Accounts
-from supervisor.view.model import Action, End, Memory, Policy, Secure, Settle, Start, View, Wait, Watch
+from supervisor.view.model import Action, End, JobState, Policy, Secure, Settle, StallWatch, Start, View, Wait
 from tests.simulation.group import Group
 from tests.simulation.member import MS, Content, Member
 from tests.simulation.network import Network
@@ -57,23 +58,23 @@ class World:
     members: dict[str, Member] = field(default_factory=dict)
     exists: set[str] = field(default_factory=set)  # members that the keeper knows
     _existed: tuple[str, ...] = ()  # members that the keeper has reported and the supervisor has not given up
-    journal: list[tuple[View, Action, Memory]] = field(default_factory=list)
+    journal: list[tuple[View, Action, JobState]] = field(default_factory=list)
     starts: list[Start] = field(default_factory=list)
     closed: dict[int, str] = field(default_factory=dict)  # number of the incident: how it ended
     ended: End | None = None
     stop: str = ""
     disk_full: bool = False  # decisions cannot be written to the journal
     has_forgotten: bool = False  # the supervisor died before it wrote its last decision
-    _disk: tuple[View, Action, Memory] | None = None
+    _disk: tuple[View, Action, JobState] | None = None
     _heap: list[tuple[int, int, Callable[[], Any]]] = field(default_factory=list)
     _events: int = 0
     _count: int = 0
-    _memory: Memory | None = None  # the supervisor's; None while it is dead
+    _memory: JobState | None = None  # the supervisor's; None while it is dead
     _accounts: Accounts | None = None
     ledger: dict[str, Any] | None = None  # as in the journal
     _want: tuple[int, tuple[str, ...]] | None = None
     _deadline_ns: int = 0
-    _watch: Watch = field(default_factory=Watch)
+    _watch: StallWatch = field(default_factory=StallWatch)
 
     def __post_init__(self) -> None:
         self.group, self.store, self.network = Group(self), Store(self), Network(self)
@@ -103,9 +104,9 @@ class World:
         heapq.heappush(self._heap, (at_ns, self._events, call))
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> JobState:
         """The memory of the supervisor, or of one that would start now."""
-        fresh = Memory(self.policy.members * self.policy.nproc, self.policy.nproc, since_ns=self.now_ns)
+        fresh = JobState(self.policy.members * self.policy.nproc, self.policy.nproc, since_ns=self.now_ns)
         return self._memory or (self._disk[2] if self._disk else fresh)
 
     @property
@@ -125,7 +126,7 @@ class World:
         """Lose all that the supervisor knows except the journal; its keeper starts a successor."""
         if self._memory is not None:
             self.has_forgotten |= bool(self.journal) and self._disk != self.journal[-1]
-            self._memory, self._accounts, self._want, self._watch = None, None, None, Watch()
+            self._memory, self._accounts, self._want, self._watch = None, None, None, StallWatch()
             self.network.forget()
             self.after(self.supervisor_ms, self._start_supervisor)
 
@@ -180,18 +181,18 @@ class World:
         if deadline_ns == self._deadline_ns:
             self.look()
 
-    def _view(self, memory: Memory) -> View:
+    def _view(self, memory: JobState) -> View:
         names = [*sorted(self.exists), *memory.placement]
         known = dict.fromkeys((*self._existed, *sorted(self.exists)))
         self._existed = tuple(name for name in known if name not in memory.lost)
         names += self._existed
         members = tuple(self.network.view(name, memory) for name in dict.fromkeys(names))
         seen = View(self.now_ns, self.now_ns / 1e9, memory, members, self.store.stored())
-        self._watch = observation.later(self._watch, seen)
-        return replace(seen, memory=remembered(seen), watch=self._watch)
+        self._watch = observation.update(self._watch, seen)
+        return replace(seen, memory=with_durable_facts(seen), watch=self._watch)
 
     def _carry_out(self, view: View, action: Action, accounts: Accounts) -> None:
-        after = transition.apply(view, action, self.policy)
+        after = transition.after(view, action, self.policy)
         self._account(view, action, after, accounts)
         self._check(view, action, after)
         self.journal.append((view, action, after))
@@ -204,7 +205,7 @@ class World:
         for name in set(after.lost) - set(view.memory.lost):
             self.remove(name)
 
-    def _record(self, before: Memory, action: Action, after: Memory) -> None:
+    def _record(self, before: JobState, action: Action, after: JobState) -> None:
         """Do what a supervisor does after writing the journal, and its successor repeats."""
         if before.incident and (after.incident is None or after.incident.number != before.incident.number):
             self.closed[before.incident.number] = "settled" if isinstance(action, Settle) else "overtaken"
@@ -213,7 +214,7 @@ class World:
         if after.phase == "ended":
             self.ended = next(a for _, a, _ in reversed(self.journal) if isinstance(a, End))
 
-    def _account(self, view: View, action: Action, after: Memory, accounts: Accounts) -> None:
+    def _account(self, view: View, action: Action, after: JobState, accounts: Accounts) -> None:
         before, opened = view.memory, after.incident
         if isinstance(action, Secure) and opened is not None:
             if before.incident is None or before.incident.number != opened.number:
@@ -226,9 +227,9 @@ class World:
         elif isinstance(action, End):
             accounts.stopped(view.now_ns, before.incident, finished=closing.is_finish(action))
 
-    def _give_orders(self, memory: Memory) -> None:
+    def _give_orders(self, memory: JobState) -> None:
         wanted = (self.policy.members + self.policy.standby, memory.lost)
-        if orders.wants_members(memory, self.now_ns) and self._want != wanted:
+        if orders.may_create_members(memory, self.now_ns) and self._want != wanted:
             self._want = wanted
             self.after(1, partial(self._create, *wanted))
         for name in sorted(self.exists):
@@ -260,7 +261,7 @@ class World:
 
     # -- invariants
 
-    def _check(self, view: View, action: Action, after: Memory) -> None:
+    def _check(self, view: View, action: Action, after: JobState) -> None:
         assert decide(view, self.policy) == action
         assert after.generation >= view.memory.generation
         assert self.has_forgotten or after.generation >= max(self.group.launches, default=0)

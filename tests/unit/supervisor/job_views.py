@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.protocol.launcher_messages import Ending, Launch, LauncherState, RankState
 from holdfast.protocol.member_messages import PROTOCOL, MemberReport, PrivateHeld, Progress, Slot
-from supervisor.view.model import Fault, MemberView, Memory, View
+from supervisor.view.model import Fault, JobState, MemberView, View
 
 S = 1_000_000_000
 LAUNCH = Launch(1, 2, 1, "127.0.0.1", 4000, -1, 0.01)
@@ -35,9 +35,9 @@ def member(name: str, told: MemberReport | None = None, **given: Any) -> MemberV
     return replace(MemberView(name, True, told is not None, 0.0, told), **given)
 
 
-def memory(**given: Any) -> Memory:
+def memory(**given: Any) -> JobState:
     """Return that of two members with a rank each, in their first generation."""
-    made = Memory(2, 1, "running", 0, 1, placement=("m0", "m1"), launch=LAUNCH)
+    made = JobState(2, 1, "running", 0, 1, placement=("m0", "m1"), launch=LAUNCH)
     return replace(made, **given)
 
 

@@ -114,7 +114,7 @@ def test_all_threads_are_seen_but_our_own_and_the_loops_of_libraries(
     while found.calls[:1] != calls[:1]:  # which is the last that each does
         found = look_at(pids[habit])
     assert found.calls == calls
-    assert (evidence.shown(found).role == evidence.LOCKED) is (set(calls) == {thread_waits.LOCK})
+    assert (evidence.findings(found).role == evidence.LOCKED) is (set(calls) == {thread_waits.LOCK})
 
 
 def test_a_process_that_has_a_device_or_a_library_for_meeting_others_may_wait_unseen(

@@ -12,7 +12,7 @@ from holdfast.checkpoint import writer
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import Durable
 from supervisor.controller.checkpoint_index import PATIENCE, Storage
-from supervisor.view.model import Checkpoint, Stored
+from supervisor.view.model import Checkpoint, StorageContents
 
 
 def write(
@@ -66,7 +66,7 @@ class Watched:
         self.looks += 1
         self.changed.set()
 
-    async def until(self, holds: Callable[[Stored], object]) -> Stored:
+    async def until(self, holds: Callable[[StorageContents], object]) -> StorageContents:
         while not holds(self.storage.stored):
             self.changed.clear()
             await self.changed.wait()

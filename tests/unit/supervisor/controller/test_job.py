@@ -18,7 +18,7 @@ from supervisor.observability.status import Records
 from supervisor.store import leadership
 from supervisor.store.journal import Journal, last
 from supervisor.store.run_directory import RunDir
-from supervisor.view.model import Action, MemberView, Memory, Missed, Policy, View, Wait
+from supervisor.view.model import Action, JobState, MemberView, Policy, UndoneWork, View, Wait
 from tests.unit.supervisor.job_views import launcher, member, memory, progress, rank, report, view
 
 
@@ -113,7 +113,7 @@ async def test_storage_that_does_not_answer_costs_the_journal_and_not_the_run(
     answers = threading.Event()
     written: list[str] = []
 
-    def write(_view: View, _policy: Policy, _action: Action, after: Memory, _ledger: object) -> None:
+    def write(_view: View, _policy: Policy, _action: Action, after: JobState, _ledger: object) -> None:
         answers.wait()
         written.append(after.phase)
 
@@ -159,14 +159,14 @@ def test_a_member_that_the_backend_no_longer_has_is_gone_until_it_is_counted_as_
 
 
 def test_the_next_run_in_the_directory_knows_what_a_stop_cut_short(tmp_path: Path) -> None:
-    before = view(generation=7, phase="ended", missed=(Missed(0, 1, 20),))
+    before = view(generation=7, phase="ended", missed=(UndoneWork(0, 1, 20),))
     kept = Journal(tmp_path / "journal.jsonl")
     kept.write(before, Policy(), Wait(1), before.memory, None)
     kept.close()
     connections = Connections(time.monotonic_ns, lambda: None)
     job = Job(Policy(), tmp_path, Records(RunDir(tmp_path)), Backend(), connections, True, 5)
     job.journal.close()
-    assert (job.memory.phase, job.memory.missed) == ("forming", (Missed(0, 1, 20),))
+    assert (job.memory.phase, job.memory.missed) == ("forming", (UndoneWork(0, 1, 20),))
 
 
 def led(tmp_path: Path) -> Job:
@@ -253,7 +253,7 @@ async def test_that_a_state_is_held_is_in_the_journal_before_any_decision(tmp_pa
         assert len(path.read_bytes().splitlines()) == lines
     held = last(path)
     assert held is not None
-    assert resume_point.had_state(held.memory)
+    assert resume_point.has_saved_state(held.memory)
     job.journal.close()
 
 

@@ -23,14 +23,14 @@ from supervisor.view.model import (
     UNREAD,
     Checkpoint,
     End,
-    Open,
+    OpenIncident,
     Policy,
     Replace,
     Save,
     Secure,
     Settle,
     Start,
-    Stored,
+    StorageContents,
     View,
     Wait,
 )
@@ -52,7 +52,7 @@ from tests.unit.supervisor.job_views import (
 )
 
 STUCK_MS = 6000  # longer than a member may be silent
-CRASH = Open(1, 1, 90 * S, 90 * S, 0.0, (fault("crash"),))
+CRASH = OpenIncident(1, 1, 90 * S, 90 * S, 0.0, (fault("crash"),))
 UNHEARD = (member("m0"), member("m1"))
 
 
@@ -177,8 +177,8 @@ def test_a_start_is_carried_out_by_members_in_the_time_that_this_supervisor_give
         member("m0", report("m0", launcher(rank(0, generation=2), generation=2))), behind, generation=2
     )
     policy = Policy(members=2, form_s=50.0)
-    assert [each.kind for each in symptoms.found(seen, policy)] == ["restore"]
-    assert symptoms.found(replace(seen, memory=taken_over(seen.memory, 60 * S)), policy) == ()
+    assert [each.kind for each in symptoms.find_faults(seen, policy)] == ["restore"]
+    assert symptoms.find_faults(replace(seen, memory=taken_over(seen.memory, 60 * S)), policy) == ()
 
 
 def test_the_last_checkpoint_waits_for_others_that_may_hold_the_state() -> None:
@@ -202,7 +202,7 @@ def test_the_last_checkpoint_waits_for_others_that_may_hold_the_state() -> None:
 # -- storage that a new supervisor has not read
 
 
-def without_state(stored: Stored) -> View:
+def without_state(stored: StorageContents) -> View:
     """A group that has only storage left, and has been in its recovery for long."""
     told = [member(f"m{n}", report(f"m{n}", launcher(rank(n)), secured_for=1)) for n in range(2)]
     seen = view(*told, phase="securing", incident=CRASH, since_ns=10 * S, saved=9)
@@ -210,14 +210,14 @@ def without_state(stored: Stored) -> View:
 
 
 def test_storage_that_was_not_read_yet_is_no_reason_to_end() -> None:
-    seen = without_state(Stored(error=UNREAD, failed_ns=99 * S))
+    seen = without_state(StorageContents(error=UNREAD, failed_ns=99 * S))
     assert isinstance(decide(seen, Policy(members=2)), Wait)
-    found = Stored((Checkpoint(9, 1, 2, "step-9", verified=True),), looked_ns=1)
+    found = StorageContents((Checkpoint(9, 1, 2, "step-9", verified=True),), looked_ns=1)
     assert isinstance(decide(without_state(found), Policy(members=2)), Start)
 
 
 def test_storage_has_all_of_its_time_from_when_it_failed() -> None:
-    seen = without_state(Stored(error="EIO", failed_ns=60 * S))
+    seen = without_state(StorageContents(error="EIO", failed_ns=60 * S))
     assert decide(seen, Policy(members=2)) == Wait(120 * S, "storage cannot be read: EIO")
     ended = decide(replace(seen, now_ns=120 * S), Policy(members=2))
     assert isinstance(ended, End)
@@ -243,7 +243,7 @@ def test_a_generation_that_the_journal_lacks_has_an_incident_of_its_own() -> Non
     seen = ahead()
     secure = decide(seen, Policy(members=2))
     assert isinstance(secure, Secure)
-    after = transition.apply(seen, secure, Policy(members=2))
+    after = transition.after(seen, secure, Policy(members=2))
     assert after.generation == 2
     assert after.incident is not None
     assert (after.incident.number, after.incident.generation, after.incidents) == (2, 2, 2)
@@ -259,7 +259,7 @@ def test_a_group_is_not_ended_that_nobody_asked_to_stop() -> None:
     secure = decide(seen, policy)
     assert isinstance(secure, Secure)
     assert secure.why == "the journal does not say why generation 2 was stopped"
-    start = decide(replace(seen, memory=transition.apply(seen, secure, policy)), policy)
+    start = decide(replace(seen, memory=transition.after(seen, secure, policy)), policy)
     assert isinstance(start, Start)
     assert start.resume.step == 7
     assert isinstance(decide(ahead(generation=2, stop="graceful"), policy), Save)

@@ -15,19 +15,19 @@ from supervisor.view import faults
 from supervisor.view.model import (
     UNREAD,
     Checkpoint,
-    Cut,
+    CutOffWork,
     Done,
     End,
-    Missed,
-    Open,
-    Past,
+    OpenIncident,
+    PastFault,
     Policy,
-    Resume,
+    ResumePoint,
     Save,
     Secure,
-    Stored,
+    StorageContents,
+    UndoneWork,
     View,
-    Void,
+    VoidStep,
     Wait,
 )
 from tests.unit.supervisor.job_views import S, fault, holding, launcher, member, progress, rank, report, view
@@ -51,11 +51,13 @@ def test_a_bad_state_is_not_saved() -> None:
     assert action.resume.step == 7
 
 
-def on_storage(*checkpoints: Checkpoint, error: str = "", looked_s: float = 100.0, heard: int = 9) -> Stored:
-    return Stored(checkpoints, error=error, looked_ns=int(looked_s * S), heard=heard)
+def on_storage(
+    *checkpoints: Checkpoint, error: str = "", looked_s: float = 100.0, heard: int = 9
+) -> StorageContents:
+    return StorageContents(checkpoints, error=error, looked_ns=int(looked_s * S), heard=heard)
 
 
-def asked(stored: Stored, now_s: float = 100.0) -> Any:
+def asked(stored: StorageContents, now_s: float = 100.0) -> Any:
     """Return what is done when a stop was asked for at 99 s, and no member holds anything."""
     return closing.save_and_end(
         replace(view(now_s=now_s, phase="securing", since_ns=99 * S), stored=stored), ()
@@ -81,7 +83,7 @@ def test_a_checkpoint_is_named_only_when_storage_was_seen_to_have_it_after_the_s
     assert silent.why.endswith("storage: it does not answer")
 
 
-def saving(durable: Durable, now_s: float = 40.0, stored: Stored | None = None, **given: Any) -> Any:
+def saving(durable: Durable, now_s: float = 40.0, stored: StorageContents | None = None, **given: Any) -> Any:
     told = member("m0", report("m0", launcher(), durable=durable), **given)
     seen = view(told, now_s=now_s, phase="saving", save=2, save_member="m0", lineage=(Lineage(3, 20),))
     stored = stored if stored is not None else on_storage(Checkpoint(9, 1, 2, "p"))
@@ -160,13 +162,13 @@ def test_if_the_member_that_saves_is_lost_another_holder_is_asked() -> None:
         HELD[1],
         report=holding("m1", ((1, 9), (1, 7)), tuple((r, 1, s) for r in (0, 1) for s in (9, 7))).report,
     )
-    cut = (Cut(0, 12, 11, 1.0),)
+    cut = (CutOffWork(0, 12, 11, 1.0),)
     given: dict[str, Any] = {"phase": "saving", "save": 2, "save_member": "m0", "save_step": 9}
     seen = replace(view(lost, both, save_generation=1, cut=cut, **given), stored=on_storage())
     action = decide(seen, POLICY)
     assert isinstance(action, Save)
     assert (action.member, action.resume.step, action.cut) == ("m1", 9, cut)
-    memory = transition.apply(seen, action, POLICY)
+    memory = transition.after(seen, action, POLICY)
     assert (memory.save, memory.save_member, memory.since_ns) == (3, "m1", seen.now_ns)
     order = order_for(memory, "m1", POLICY, None)
     assert (order.save, order.save_step) == (3, 9)
@@ -190,7 +192,7 @@ def test_members_are_waited_for_until_they_are_gone_or_their_time_is_up() -> Non
 
 # -- work after a commit that a stop cuts off
 
-CUT = Cut(0, 9, 8, 3.0)
+CUT = CutOffWork(0, 9, 8, 3.0)
 AGAIN = ", from before the work after commit that was cut off (rank 0 after step 9): it is done again"
 
 
@@ -211,7 +213,7 @@ def test_a_stop_that_cuts_off_work_after_a_commit_saves_a_state_from_before_it()
     action = closing.save_and_end(seen, ())
     assert isinstance(action, Save)
     assert (action.resume.step, action.cut) == (7, (CUT,))
-    memory = transition.apply(seen, action, POLICY)
+    memory = transition.after(seen, action, POLICY)
     assert memory.lineage == (), "nothing is void before the older state is on storage"
     order = orders.order_for(memory, "m0", POLICY, None)
     assert order.lineage == (Lineage(2, 7),), "what is beyond it does not push it off storage"
@@ -226,12 +228,12 @@ def test_once_the_older_state_is_on_storage_what_contains_the_cut_step_is_void()
     action = closing.saving(seen, POLICY)
     assert isinstance(action, End)
     assert action.why == f"stopped, as asked, with a checkpoint of step 7{AGAIN}"
-    memory = transition.apply(seen, action, POLICY)
+    memory = transition.after(seen, action, POLICY)
     assert (memory.lineage, memory.missed) == ((Lineage(2, 7),), ())
     failed = replace(told, durable=Durable(9, 1, "k", 0.0, "disk full", 2))
     seen = replace(seen, members=(replace(first, report=failed), seen.members[1]))
-    memory = transition.apply(seen, closing.saving(seen, POLICY), POLICY)
-    assert (memory.lineage, memory.missed) == ((), (Missed(0, 0, 9),))
+    memory = transition.after(seen, closing.saving(seen, POLICY), POLICY)
+    assert (memory.lineage, memory.missed) == ((), (UndoneWork(0, 0, 9),))
 
 
 def test_an_older_checkpoint_serves_where_no_older_snapshot_is() -> None:
@@ -249,7 +251,7 @@ def test_without_an_older_state_what_was_cut_short_is_said_now_and_by_the_next_r
     saved = closing.save_and_end(seen, ())
     assert isinstance(saved, Save)
     assert saved.resume.step == 9
-    memory = transition.apply(seen, saved, POLICY)
+    memory = transition.after(seen, saved, POLICY)
     told = replace(seen.members[0].report, durable=Durable(9, 1, "p", 0.1, "", 1), progress=())
     over = replace(
         seen,
@@ -257,9 +259,9 @@ def test_without_an_older_state_what_was_cut_short_is_said_now_and_by_the_next_r
         memory=memory,
         stored=on_storage(Checkpoint(9, 1, 2, "p")),
     )
-    ended = transition.apply(over, closing.saving(over, POLICY), POLICY)
-    assert (ended.exit_code, ended.lineage, ended.missed) == (130, (), (Missed(0, 0, 9),))
-    assert closing.last_line(ended) == (
+    ended = transition.after(over, closing.saving(over, POLICY), POLICY)
+    assert (ended.exit_code, ended.lineage, ended.missed) == (130, (), (UndoneWork(0, 0, 9),))
+    assert closing.summary(ended) == (
         "stopped, as asked, with a checkpoint of step 9; "
         "work after commit was cut short 1 time: rank 0 after step 9"
     )
@@ -285,7 +287,7 @@ def test_a_stop_says_which_newer_state_it_does_not_use() -> None:
 
 
 def test_a_rank_that_left_its_loop_by_itself_is_named_where_the_run_ended_well() -> None:
-    past = Past("crash", 1, "m1", 20, faults.LEFT, 90 * S, 3)
+    past = PastFault("crash", 1, "m1", 20, faults.LEFT, 90 * S, 3)
     found = view(history=(replace(past, signature="other"), past))
     end = closing.finished(found, POLICY)
     assert isinstance(end, End)
@@ -293,11 +295,11 @@ def test_a_rank_that_left_its_loop_by_itself_is_named_where_the_run_ended_well()
     line = "; rank 1 left its loop by itself at step 20, and was restarted: all ranks must leave"
     assert end.why == f"all ranks have finished{line}"
     ended = replace(found.memory, why=end.why, exit_code=0, incidents=2, before=0)
-    assert closing.last_line(ended) == f"all ranks have finished after 2 incidents{line}"
+    assert closing.summary(ended) == f"all ranks have finished after 2 incidents{line}"
 
 
 def at_the_end(
-    *steps: int, phase: str = "done", held: int = 9, stored: Stored | None = None, **given: Any
+    *steps: int, phase: str = "done", held: int = 9, stored: StorageContents | None = None, **given: Any
 ) -> View:
     """Return two members whose ranks have exited with code 0, and which hold the state of step `held`."""
     members = []
@@ -315,7 +317,7 @@ def test_a_run_that_has_finished_saves_its_last_state_before_it_ends() -> None:
     action = decide(seen, POLICY)
     assert isinstance(action, Save)
     assert (action.member, action.resume.step, action.finished) == ("m0", 9, True)
-    after = transition.apply(seen, action, POLICY)
+    after = transition.after(seen, action, POLICY)
     assert (after.phase, after.save_step, after.finished) == ("saving", 9, True)
     asked = order_for(after, "m0", POLICY, None)
     assert (asked.do, asked.save, asked.save_step, asked.just_in_time) == ("secure", 1, 9, False)
@@ -365,7 +367,7 @@ def test_a_last_state_that_is_stored_or_not_wanted_delays_no_end_and_needs_no_wo
             id="an older state",
         ),
         pytest.param(
-            at_the_end(9, 9, void=(Void(1, 9, 0),)),
+            at_the_end(9, 9, void=(VoidStep(1, 9, 0),)),
             f"no member holds a snapshot of it that can be used{NEWEST}",
             id="void",
         ),
@@ -382,9 +384,9 @@ def test_a_run_that_finished_without_a_checkpoint_of_its_last_step_says_so_and_w
     action = decide(seen, POLICY)
     assert action == missing(why)
     assert isinstance(action, End)
-    ended = transition.apply(seen, action, POLICY)
+    ended = transition.after(seen, action, POLICY)
     assert [each.text for each in ended.warned] == [f"{NONE}{why}"]
-    assert closing.last_line(replace(ended, incidents=1)) == (f"{DONE} after 1 incident, but {NONE}{why}")
+    assert closing.summary(replace(ended, incidents=1)) == (f"{DONE} after 1 incident, but {NONE}{why}")
 
 
 def test_the_word_of_a_rank_whose_last_state_is_not_kept_is_repeated() -> None:
@@ -400,7 +402,7 @@ def test_the_word_of_a_rank_whose_last_state_is_not_kept_is_repeated() -> None:
 
 
 def test_a_supervisor_that_takes_over_at_the_end_looks_what_is_on_storage_before_it_does_without() -> None:
-    unread = Stored(error=UNREAD, failed_ns=99 * S)
+    unread = StorageContents(error=UNREAD, failed_ns=99 * S)
     assert isinstance(decide(at_the_end(9, 9, stored=unread), POLICY), Wait)
     late = replace(unread, failed_ns=90 * S)
     assert decide(at_the_end(9, 9, stored=late), POLICY) == missing("storage: it does not answer")
@@ -480,7 +482,7 @@ def test_a_last_checkpoint_is_waited_for_within_bounds() -> None:
 def _last_of(
     durable: Durable,
     now_s: float = 40.0,
-    stored: Stored | None = None,
+    stored: StorageContents | None = None,
     exists: bool = True,
     stop: str = "",
     held: int = 9,
@@ -510,9 +512,9 @@ def stuck(asked: Durable | None = None, **given: Any) -> View:
     return replace(view(*members, **given), stored=on_storage(OLD))
 
 
-def opened() -> Open:
-    resumed = Resume(9, 1, "slot")
-    return Open(1, 1, 90 * S, 90 * S, 0.0, (fault("crash"),), resume=resumed, lost=0, reached=9)
+def opened() -> OpenIncident:
+    resumed = ResumePoint(9, 1, "slot")
+    return OpenIncident(1, 1, 90 * S, 90 * S, 0.0, (fault("crash"),), resume=resumed, lost=0, reached=9)
 
 
 @pytest.mark.parametrize(
@@ -531,15 +533,15 @@ def test_a_run_whose_script_starts_no_more_ends_when_what_is_secured_is_on_stora
     seen = replace(seen, memory=known)
     secure = decide(seen, POLICY)
     assert secure == Secure((), True, why, End(1, why, AWAY.message))
-    seen = replace(seen, memory=transition.apply(seen, secure, POLICY))
+    seen = replace(seen, memory=transition.after(seen, secure, POLICY))
     save = decide(seen, POLICY)
     assert isinstance(save, Save)
     assert (save.member, save.resume.step) == ("m0", 9)
-    memory = transition.apply(seen, save, POLICY)
+    memory = transition.after(seen, save, POLICY)
     seen = replace(stuck(asked, now_s=170), memory=memory, stored=on_storage(*stored, looked_s=169))
     end = decide(seen, POLICY)
     assert end == End(1, why + said, AWAY.message)
-    after = transition.apply(seen, end, POLICY)
+    after = transition.after(seen, end, POLICY)
     assert (after.exit_code, after.why, after.phase) == (1, why + said, "stopping")
     assert after.incident is not None
     assert (after.incident.resume, after.incident.lost, after.incident.remedy) == (None, lost, "stop")

@@ -11,9 +11,9 @@ from supervisor.view.model import (
     Checkpoint,
     Done,
     End,
+    JobState,
     Learn,
     MemberView,
-    Memory,
     Policy,
     Replace,
     Secure,
@@ -125,13 +125,13 @@ def test_a_file_that_has_changed_is_warned_of_once_and_not_beyond_what_is_rememb
     told: list[str] = []
     while isinstance(action := decide(seen, TWO), Warn):
         told.append(action.why)
-        seen = replace(seen, memory=transition.apply(seen, action, TWO))
+        seen = replace(seen, memory=transition.after(seen, action, TWO))
     assert told == ["a has changed", "b has changed"]
     for first in range(0, 80, 8):
         each = [f"{first + n} has changed" for n in range(8)]
         seen = replace(seen, members=(telling(0, *each), telling(1, "a has changed")))
         while isinstance(action := decide(seen, TWO), Warn):
-            seen = replace(seen, memory=transition.apply(seen, action, TWO))
+            seen = replace(seen, memory=transition.after(seen, action, TWO))
     assert [each.text for each in seen.memory.warned][:2] == told, "what is forgotten would be said again"
 
 
@@ -290,12 +290,12 @@ def test_deciding_again_in_the_same_view_gives_the_same() -> None:
 
 
 def test_an_ended_job_only_waits() -> None:
-    view = View(5, 0.0, Memory(1, 1, phase="ended"))
+    view = View(5, 0.0, JobState(1, 1, phase="ended"))
     assert isinstance(decide(view, Policy()), Wait)
 
 
 def test_members_that_do_not_stop_in_time_are_left_to_their_keeper() -> None:
-    memory = Memory(1, 1, phase="stopping", since_ns=0)
+    memory = JobState(1, 1, phase="stopping", since_ns=0)
     member = World(Policy(), STEPS).run().journal[-2][0].members[0]
     late = View(41_000_000_000, 0.0, memory, (replace(member, exists=True),))
     assert decide(late, Policy()) == Done("1 members did not stop in time")

@@ -7,13 +7,13 @@ import pytest
 
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import Durable, Seal, Slot, Told
-from supervisor.decision.durable_facts import VOIDS, inherited, remembered
-from supervisor.view.model import Checkpoint, MemberView, Memory, Stored, Void
+from supervisor.decision.durable_facts import VOIDS, with_durable_facts, with_last_status
+from supervisor.view.model import Checkpoint, JobState, MemberView, StorageContents, VoidStep
 from tests.unit.supervisor.job_views import launcher, member, memory, progress, report, view
 
 
-def taught(*members: MemberView, stored: Stored | None = None, **given: Any) -> Memory:
-    return remembered(replace(view(*members, **given), stored=stored or Stored()))
+def taught(*members: MemberView, stored: StorageContents | None = None, **given: Any) -> JobState:
+    return with_durable_facts(replace(view(*members, **given), stored=stored or StorageContents()))
 
 
 def training(*at: tuple[int, int], **given: Any) -> tuple[MemberView, ...]:
@@ -26,23 +26,25 @@ def training(*at: tuple[int, int], **given: Any) -> tuple[MemberView, ...]:
 
 def test_what_teaches_nothing_changes_nothing() -> None:
     seen = view(*training((3, -1), (3, -1)), reached=3)
-    assert remembered(seen) is seen.memory
+    assert with_durable_facts(seen) is seen.memory
 
 
 def test_a_newer_generation_than_ours_is_remembered_wherever_it_is_seen() -> None:
-    assert taught(stored=Stored(generation=7)).seen == 7
+    assert taught(stored=StorageContents(generation=7)).seen == 7
     assert taught(*training((3, -1), (3, -1), slots=(Slot(5, 3, 8),))).seen == 5
     assert taught(*training((3, -1), (3, -1), durable=Durable(3, 4, "p"))).seen == 4
     assert taught(member("m0", report("m0", launcher(generation=6)))).seen == 6
-    assert taught(stored=Stored(generation=7), seen=9).seen == 9
-    assert taught(stored=Stored(generation=7), generation=8).seen == 0
+    assert taught(stored=StorageContents(generation=7), seen=9).seen == 9
+    assert taught(stored=StorageContents(generation=7), generation=8).seen == 0
 
 
 def test_a_checkpoint_that_counts_is_remembered_and_a_void_one_is_not() -> None:
-    stored = Stored((Checkpoint(30, 1, 2, "a"), Checkpoint(20, 1, 2, "b")), lineage=(Lineage(2, 25),))
+    stored = StorageContents(
+        (Checkpoint(30, 1, 2, "a"), Checkpoint(20, 1, 2, "b")), lineage=(Lineage(2, 25),)
+    )
     found = taught(stored=stored)
     assert (found.saved, found.lineage) == (20, (Lineage(2, 25),))
-    assert taught(stored=Stored(), saved=20).saved == 20
+    assert taught(stored=StorageContents(), saved=20).saved == 20
     assert taught(stored=stored, lineage=(Lineage(3, 0),)).saved == -1
 
 
@@ -86,7 +88,7 @@ def changed(number: int, late: tuple[int, ...] = (), amended: tuple[int, ...] = 
 
 def test_a_void_step_is_remembered_until_the_rank_that_made_it_void_has_made_it_whole() -> None:
     void = taught(changed(0, late=(32,)), changed(1)).void
-    assert void == (Void(1, 32, 0),)
+    assert void == (VoidStep(1, 32, 0),)
     assert taught(changed(0, amended=(40, 41)), changed(1), void=void).void == void
     assert taught(changed(1), void=void).void == void, "its member is gone"
     assert taught(changed(0), changed(1, amended=(32,)), void=void).void == void
@@ -94,8 +96,8 @@ def test_a_void_step_is_remembered_until_the_rank_that_made_it_void_has_made_it_
 
 
 def test_of_many_void_steps_the_newest_are_remembered_and_those_of_which_there_is_a_state() -> None:
-    many = tuple(Void(1, step, 0) for step in range(VOIDS))
-    stored = Stored((Checkpoint(0, 1, 2, "a"),))
+    many = tuple(VoidStep(1, step, 0) for step in range(VOIDS))
+    stored = StorageContents((Checkpoint(0, 1, 2, "a"),))
     holding = member("m1", report("m1", launcher(), progress=(progress(1, 200),), slots=(Slot(1, 2, 8),)))
     found = taught(changed(0, late=(200, 201, 202)), holding, stored=stored, void=many).void
     assert [each.step for each in found] == [0, 2, *range(3, VOIDS), 200, 201, 202]
@@ -136,20 +138,20 @@ def test_the_last_status_tells_a_successor_how_far_the_group_was(
     told: dict[str, object] | None, known: tuple[int, int]
 ) -> None:
     before = memory(settled=True, reached=1, held=4)
-    after = inherited(before, told)
+    after = with_last_status(before, told)
     assert (after.reached, after.held) == known
     assert after == replace(before, reached=known[0], held=known[1])
 
 
 def test_who_has_not_done_a_step_has_none_to_lose_and_who_is_being_secured_is_known() -> None:
     for known in (memory(), memory(phase="securing", settled=True, reached=7)):
-        assert inherited(known, None) is known
+        assert with_last_status(known, None) is known
 
 
 def test_a_history_that_was_not_written_down_is_learnt_from_the_members() -> None:
     """A run that was begun from scratch, and whose journal could not be written."""
     told = Told(2, (Lineage(2, 0),), (7,))
-    stored = Stored((Checkpoint(343, 1, 2, "a"),), lineage=(Lineage(1, 0),), generation=1)
+    stored = StorageContents((Checkpoint(343, 1, 2, "a"),), lineage=(Lineage(1, 0),), generation=1)
     here = member("m0", report("m0", launcher(), told=told))
     found = taught(here, stored=stored, skip=(3,), lineage=(Lineage(1, 0),))
     assert (found.lineage, found.saved, found.seen, found.skip) == ((Lineage(2, 0),), -1, 2, (3, 7))

@@ -8,8 +8,8 @@ import pytest
 from holdfast.protocol.launcher_messages import RankStart
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import Drill, MemberOrder, Source
-from supervisor.decision.orders import BUSY_S, order_for, wants_members
-from supervisor.view.model import Open, Policy
+from supervisor.decision.orders import BUSY_S, may_create_members, order_for
+from supervisor.view.model import OpenIncident, Policy
 from tests.unit.supervisor.job_views import LAUNCH, fault, memory
 
 NOW_NS = 100_000_000_000
@@ -56,14 +56,14 @@ def test_standbys_list_what_they_hold_but_secure_nothing(phase: str) -> None:
 
 
 def test_survivors_secure_just_in_time_unless_their_state_is_bad() -> None:
-    whole, bad = (Open(1, 1, 0, 0, 0.0, (fault(kind),)) for kind in ("crash", "nan"))
+    whole, bad = (OpenIncident(1, 1, 0, 0, 0.0, (fault(kind),)) for kind in ("crash", "nan"))
     assert order("m0", phase="securing", incident=whole).just_in_time
     assert order("m0", phase="securing", incident=None).just_in_time
     assert not order("m0", phase="securing", incident=bad).just_in_time
 
 
 def test_who_hangs_is_named_to_those_that_secure_unless_there_is_nobody_else() -> None:
-    hung = Open(1, 1, 0, 0, 0.0, (fault("hang", 1),))
+    hung = OpenIncident(1, 1, 0, 0, 0.0, (fault("hang", 1),))
     assert order("m0", phase="securing", incident=hung).suspects == (1,)
     assert order("m0", phase="securing", incident=None).suspects == ()
     older = replace(hung, generation=0)
@@ -134,4 +134,4 @@ def test_a_drill_is_passed_on() -> None:
 def test_members_are_made_when_the_group_needs_them_or_has_the_time(
     given: dict[str, Any], wanted: bool
 ) -> None:
-    assert wants_members(memory(**given), NOW_NS) == wanted
+    assert may_create_members(memory(**given), NOW_NS) == wanted

@@ -8,7 +8,17 @@ import pytest
 from holdfast.protocol.launcher_messages import Ending, Restore
 from supervisor.decision import remedy, transition
 from supervisor.view import faults
-from supervisor.view.model import Checkpoint, End, Fault, MemberView, Past, Policy, Start, Stored, View
+from supervisor.view.model import (
+    Checkpoint,
+    End,
+    Fault,
+    MemberView,
+    PastFault,
+    Policy,
+    Start,
+    StorageContents,
+    View,
+)
 from tests.unit.supervisor.job_views import (
     LAUNCH,
     S,
@@ -23,15 +33,15 @@ from tests.unit.supervisor.job_views import (
 )
 
 POLICY = Policy(members=2)
-STORED = Stored((Checkpoint(4, 1, 2, "p"),))
+STORED = StorageContents((Checkpoint(4, 1, 2, "p"),))
 TWO = (
     member("m0", report("m0", launcher(rank(0)))),
     member("m1", report("m1", launcher(rank(1)))),
 )
 
 
-def past(cause: Fault, **given: Any) -> Past:
-    made = Past(cause.kind, cause.rank, cause.member, cause.step, cause.signature, 99 * S, 1)
+def past(cause: Fault, **given: Any) -> PastFault:
+    made = PastFault(cause.kind, cause.rank, cause.member, cause.step, cause.signature, 99 * S, 1)
     return replace(made, **given)
 
 
@@ -40,7 +50,7 @@ def past(cause: Fault, **given: Any) -> Past:
 
 def warm(ending: Ending, failures: int = 1, phase: str = "forming", **given: Any) -> End | None:
     state = launcher(warm_ending=ending, warm_failures=failures, parked=(), **given)
-    return remedy.before_joining(view(member("m0", report("m0", state)), phase=phase))
+    return remedy.startup_failure(view(member("m0", report("m0", state)), phase=phase))
 
 
 def test_a_script_that_ends_well_before_it_joins_is_over() -> None:
@@ -86,7 +96,7 @@ def test_what_has_worked_is_tried_for_a_while_when_processes_are_needed() -> Non
     def ended(after_s: float, tries: int, **given: Any) -> End | None:
         state = launcher(waiting, parked=(), warm_ending=away, warm_failures=9, warm_tries=tries)
         told = member("m0", report("m0", state))
-        return remedy.before_joining(view(told, now_s=100 + after_s, since_ns=100 * S, **given))
+        return remedy.startup_failure(view(told, now_s=100 + after_s, since_ns=100 * S, **given))
 
     assert ended(0, 9) == End(1, "the script failed 9 times before it joined", away.message)
     for known in ({"saved": 7}, {"held": 7}, {"settled": True}):
@@ -110,7 +120,7 @@ def test_why_no_warm_process_can_be_made_is_said(ending: Ending, failures: int, 
     def unmade(**given: Any) -> str:
         state = launcher(warm_ending=ending, warm_failures=failures, **given)
         told = member("m0", report("m0", state))
-        return remedy.unmade(view(told), told)
+        return remedy.warm_pool_problem(view(told), told)
 
     assert unmade(parked=()).startswith(
         f"warm processes for member m0 cannot be made: {said}" if said else ""
@@ -136,7 +146,7 @@ def test_processes_that_we_ended_ourselves_say_nothing() -> None:
     ],
 )
 def test_the_scripts_own_decisions_end_the_run(cause: Fault, code: int) -> None:
-    ended = remedy.verdict(view(), POLICY, cause)
+    ended = remedy.reason_to_stop(view(), POLICY, cause)
     assert ended is not None
     assert (ended.exit_code, ended.cause) == (code, cause)
 
@@ -147,7 +157,7 @@ def test_the_scripts_own_decisions_end_the_run(cause: Fault, code: int) -> None:
 def test_the_same_failure_at_the_same_step_is_a_bug_in_the_end(kind: str, times: int | None) -> None:
     cause = fault(kind)
     for before in range(8):
-        ended = remedy.verdict(view(history=(past(cause),) * before), POLICY, cause)
+        ended = remedy.reason_to_stop(view(history=(past(cause),) * before), POLICY, cause)
         assert (ended is not None) == (times is not None and before + 1 >= times)
 
 
@@ -165,7 +175,7 @@ def raising(*names: str) -> tuple[View, Fault]:
             for n, each in enumerate(raised)
         )
     )
-    return seen, next(each for each in faults.found(seen, POLICY) if each.rank == 0)
+    return seen, next(each for each in faults.find_faults(seen, POLICY) if each.rank == 0)
 
 
 @pytest.mark.parametrize(
@@ -185,20 +195,20 @@ def test_what_a_program_does_wrong_on_all_ranks_twice_in_a_row_needs_no_third_ti
     names: tuple[str, str], before: dict[str, Any], ends: bool
 ) -> None:
     seen, cause = raising(*names)
-    assert remedy.verdict(seen, POLICY, cause) is None
+    assert remedy.reason_to_stop(seen, POLICY, cause) is None
     known = past(cause, **{"everywhere": True, "worked": True, **before})
     again = replace(seen, memory=replace(seen.memory, history=(known,)))
-    assert (remedy.verdict(again, POLICY, cause) is not None) == ends
+    assert (remedy.reason_to_stop(again, POLICY, cause) is not None) == ends
     between = replace(seen.memory, history=(known, past(fault("crash"))))
-    assert remedy.verdict(replace(seen, memory=between), POLICY, cause) is None
+    assert remedy.reason_to_stop(replace(seen, memory=between), POLICY, cause) is None
 
 
 def test_whether_all_ranks_had_it_is_remembered() -> None:
-    def history(*names: str) -> tuple[Past, ...]:
+    def history(*names: str) -> tuple[PastFault, ...]:
         seen, cause = raising(*names)
-        action = remedy.start(replace(seen, stored=STORED), POLICY, cause, (cause,))
+        action = remedy.start_generation(replace(seen, stored=STORED), POLICY, cause, (cause,))
         assert isinstance(action, Start)
-        return transition.apply(seen, action, POLICY).history
+        return transition.after(seen, action, POLICY).history
 
     assert [each.everywhere for each in history("KeyError", "KeyError")] == [True]
     assert [each.everywhere for each in history("KeyError", "")] == [False]
@@ -210,33 +220,33 @@ def test_whether_all_ranks_had_it_is_remembered() -> None:
 def test_another_failure_or_another_step_is_not_the_same(given: dict[str, Any]) -> None:
     cause = fault("exception")
     history = (past(cause, **given), past(cause, **given))
-    assert remedy.verdict(view(history=history), POLICY, cause) is None
+    assert remedy.reason_to_stop(view(history=history), POLICY, cause) is None
 
 
 def test_failures_in_between_do_not_hide_that_it_is_the_same_again() -> None:
     cause = fault("exception")
     history = (past(cause), past(fault("crash", 0)), past(cause))
-    assert remedy.verdict(view(history=history), POLICY, cause) is not None
+    assert remedy.reason_to_stop(view(history=history), POLICY, cause) is not None
 
 
 def test_a_step_beyond_shows_that_the_failure_was_got_over() -> None:
     cause = fault("exception")
     history = (past(cause), past(cause), past(fault("crash", step=9)))
-    assert remedy.verdict(view(history=history), POLICY, cause) is None
+    assert remedy.reason_to_stop(view(history=history), POLICY, cause) is None
 
 
 def test_an_abort_by_a_mismatch_of_collectives_is_a_bug_as_early_as_an_exception() -> None:
     said = "what(): op.preamble.length <= op.nbytes. 12 vs 4. Received data size doesn't match"
     cause = fault("crash", message=said)
-    assert remedy.verdict(view(history=(past(cause),) * 1), POLICY, cause) is None
-    ended = remedy.verdict(view(history=(past(cause),) * 2), POLICY, cause)
+    assert remedy.reason_to_stop(view(history=(past(cause),) * 1), POLICY, cause) is None
+    ended = remedy.reason_to_stop(view(history=(past(cause),) * 2), POLICY, cause)
     assert ended is not None
     assert "3 times the same" in ended.why
 
 
 def test_a_crash_of_another_rank_is_another_crash() -> None:
     cause = fault("crash")
-    assert remedy.verdict(view(history=(past(cause, rank=0),) * 4), POLICY, cause) is None
+    assert remedy.reason_to_stop(view(history=(past(cause, rank=0),) * 4), POLICY, cause) is None
 
 
 @pytest.mark.parametrize(("worked", "is_bug"), [(False, True), (True, False)])
@@ -245,23 +255,27 @@ def test_a_kill_from_outside_is_a_bug_only_of_a_script_that_never_gets_anywhere(
 ) -> None:
     cause = fault("crash", step=0, signal=9, signature="signal 9")
     history = (past(cause, worked=worked),) * 4
-    assert (remedy.verdict(view(history=history, started_ns=80 * S), POLICY, cause) is not None) == is_bug
+    assert (
+        remedy.reason_to_stop(view(history=history, started_ns=80 * S), POLICY, cause) is not None
+    ) == is_bug
 
 
 def test_a_generation_worked_when_it_gained_a_step_or_lived_for_a_while() -> None:
     launch = replace(LAUNCH, restore=Restore(5, 1, "slot"))
-    assert not remedy.worked(view(launch=launch, started_ns=89 * S), fault("crash", step=5))
-    assert remedy.worked(view(launch=launch, started_ns=89 * S), fault("crash", step=6))
-    assert remedy.worked(view(launch=launch, started_ns=10 * S), fault("crash", step=5))
+    assert not remedy.made_progress(view(launch=launch, started_ns=89 * S), fault("crash", step=5))
+    assert remedy.made_progress(view(launch=launch, started_ns=89 * S), fault("crash", step=6))
+    assert remedy.made_progress(view(launch=launch, started_ns=10 * S), fault("crash", step=5))
 
 
 def test_the_budget_counts_what_is_recent() -> None:
     policy = replace(POLICY, max_restarts=2, restart_window_s=50.0)
     other = fault("crash", 0, step=1)
     cause = fault("crash", signal=9)
-    assert remedy.verdict(view(history=(past(other),)), policy, cause) is None
-    assert remedy.verdict(view(history=(past(other), past(other, at_ns=40 * S))), policy, cause) is None
-    ended = remedy.verdict(view(history=(past(other), past(other, at_ns=51 * S))), policy, cause)
+    assert remedy.reason_to_stop(view(history=(past(other),)), policy, cause) is None
+    assert (
+        remedy.reason_to_stop(view(history=(past(other), past(other, at_ns=40 * S))), policy, cause) is None
+    )
+    ended = remedy.reason_to_stop(view(history=(past(other), past(other, at_ns=51 * S))), policy, cause)
     assert ended is not None
     assert ended.exit_code == 137
 
@@ -270,10 +284,10 @@ def test_a_volume_that_takes_the_state_in_none_of_its_tries_ends_the_run_and_is_
     cause = fault("restore", -1, signature=faults.VOLUME, detail="member m1: /dev/shm has 3 bytes free")
     crash = fault("crash", signal=9, signature="signal 9")
     refused = (past(crash), *(past(cause),) * (remedy.VOLUME_TRIES - 2))
-    assert remedy.verdict(view(history=refused), POLICY, cause) is None
+    assert remedy.reason_to_stop(view(history=refused), POLICY, cause) is None
     apart = (*refused, past(cause), past(crash))
-    assert remedy.verdict(view(history=apart), POLICY, cause) is None, "between them it took one"
-    ended = remedy.verdict(view(history=(*refused, past(cause))), POLICY, cause)
+    assert remedy.reason_to_stop(view(history=apart), POLICY, cause) is None, "between them it took one"
+    ended = remedy.reason_to_stop(view(history=(*refused, past(cause))), POLICY, cause)
     assert ended is not None
     assert (ended.exit_code, "/dev/shm has 3 bytes free" in ended.why) == (1, True)
 
@@ -283,7 +297,7 @@ def test_a_volume_that_takes_the_state_in_none_of_its_tries_ends_the_run_and_is_
 
 def started(cause: Fault | None, found: tuple[Fault, ...] = (), **given: Any) -> Start:
     policy = given.pop("policy", POLICY)
-    action = remedy.start(view(*given.pop("members", TWO), **given), policy, cause, found)
+    action = remedy.start_generation(view(*given.pop("members", TWO), **given), policy, cause, found)
     assert isinstance(action, Start)
     return action
 
@@ -307,8 +321,8 @@ def test_a_bad_number_bounds_the_state_also_when_something_else_is_the_cause() -
 
 
 def test_the_first_bad_step_of_any_rank_counts() -> None:
-    assert remedy.at_most((fault("nan", step=8), fault("inf", step=7), fault("crash", step=1))) == 7
-    assert remedy.at_most((fault("crash", step=1),)) is None
+    assert remedy.last_good_step((fault("nan", step=8), fault("inf", step=7), fault("crash", step=1))) == 7
+    assert remedy.last_good_step((fault("crash", step=1),)) is None
 
 
 def test_a_bad_batch_is_passed_over_the_second_time_only() -> None:
@@ -321,8 +335,8 @@ def test_a_bad_batch_is_passed_over_the_second_time_only() -> None:
 
 def test_steps_that_a_checkpoint_passed_over_stay_so() -> None:
     seen = view(*TWO, skip=(1,))
-    stored = replace(seen, stored=Stored((Checkpoint(9, 1, 2, "p", (4,)),)))
-    action = remedy.start(stored, POLICY, None, ())
+    stored = replace(seen, stored=StorageContents((Checkpoint(9, 1, 2, "p", (4,)),)))
+    action = remedy.start_generation(stored, POLICY, None, ())
     assert isinstance(action, Start)
     assert action.skip == (1, 4)
 
@@ -337,7 +351,7 @@ def test_the_very_state_that_failed_is_a_retry() -> None:
 
 
 def test_when_no_state_is_left_the_run_ends_instead_of_beginning_anew() -> None:
-    action = remedy.start(view(*TWO), POLICY, fault("restore"), ())
+    action = remedy.start_generation(view(*TWO), POLICY, fault("restore"), ())
     assert isinstance(action, End)
     assert (action.exit_code, "no state is left to resume from" in action.why) == (1, True)
 
@@ -349,11 +363,11 @@ def test_a_script_that_keeps_its_own_state_is_started_from_its_first_line_and_ca
         return member(name, report(name, state, progress=(progress(number, 5, -1),)))
 
     two, cause = (its_own("m0"), its_own("m1")), fault("nan")
-    action = remedy.start(view(*two), POLICY, cause, (cause,))
+    action = remedy.start_generation(view(*two), POLICY, cause, (cause,))
     assert isinstance(action, Start)
     first = "restart the processes where they are, from the script's first line: it keeps its own state"
     assert action.why == f"{cause.detail}: {first}"
     seen = view(*two, history=(past(cause),))
-    ended = remedy.verdict(seen, POLICY, cause)
+    ended = remedy.reason_to_stop(seen, POLICY, cause)
     assert ended is not None
     assert ended.why == "step 5 of rank 1 gives a bad number again: rank 1 failed"

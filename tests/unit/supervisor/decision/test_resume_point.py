@@ -9,14 +9,14 @@ from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import Slot, Source
 from supervisor.decision import resume_point
 from supervisor.view import faults
-from supervisor.view.model import Checkpoint, MemberView, Past, Stored, Unusable, View
+from supervisor.view.model import Checkpoint, MemberView, PastFault, StorageContents, UnusableCheckpoint, View
 from tests.unit.supervisor.job_views import holding, member, view
 
 BOTH = ((0, 1, 10), (1, 1, 10))
 
 
 def point(*members: MemberView, at_most: int | None = None, **given: Any) -> tuple[str, int, int]:
-    found = resume_point.point(view(*members, **given), at_most)
+    found = resume_point.newest(view(*members, **given), at_most)
     return found.source, found.generation, found.step
 
 
@@ -32,7 +32,7 @@ def test_the_newest_step_with_all_private_states_is_taken() -> None:
 
 
 def test_holders_and_sources_are_named() -> None:
-    found = resume_point.point(
+    found = resume_point.newest(
         view(holding("m0", ((1, 10),), BOTH[:1]), holding("m1", ((1, 10),), BOTH[1:])), None
     )
     assert found.holders == ("m0", "m1")
@@ -60,7 +60,7 @@ def test_who_does_not_speak_holds_nothing(given: dict[str, Any]) -> None:
 def test_a_damaged_snapshot_is_not_used_where_it_is_damaged() -> None:
     damaged = holding("m0", ((1, 10),), BOTH, unusable=(Slot(1, 10, 8),))
     assert point(damaged) == ("none", 0, 0)
-    found = resume_point.point(view(damaged, holding("m1", ((1, 10),), ())), None)
+    found = resume_point.newest(view(damaged, holding("m1", ((1, 10),), ())), None)
     assert (found.step, found.holders) == (10, ("m1",))
 
 
@@ -78,7 +78,7 @@ def test_what_a_later_generation_went_on_from_before_is_void() -> None:
 
 
 def test_private_states_of_generations_that_went_on_from_there_serve_as_well() -> None:
-    found = resume_point.point(
+    found = resume_point.newest(
         view(holding("m0", ((1, 10),), (*BOTH, (0, 2, 10))), lineage=(Lineage(2, 10),)), None
     )
     assert [(s.rank, s.generation) for s in found.sources] == [(-1, 1), (0, 2), (1, 1)]
@@ -86,20 +86,20 @@ def test_private_states_of_generations_that_went_on_from_there_serve_as_well() -
 
 def stored(*checkpoints: Checkpoint, **given: Any) -> View:
     seen = view(**given)
-    return replace(seen, stored=Stored(checkpoints=checkpoints))
+    return replace(seen, stored=StorageContents(checkpoints=checkpoints))
 
 
 def test_memory_goes_before_storage_of_the_same_step_and_not_before_a_newer_one() -> None:
     held = holding("m0", ((1, 10),), BOTH)
     for step, source in ((9, "slot"), (10, "slot"), (11, "checkpoint")):
-        seen = replace(view(held), stored=Stored((Checkpoint(step, 1, 2, "p"),)))
-        assert resume_point.point(seen, None).source == source
+        seen = replace(view(held), stored=StorageContents((Checkpoint(step, 1, 2, "p"),)))
+        assert resume_point.newest(seen, None).source == source
 
 
 def test_a_checkpoint_comes_with_the_newer_ones_that_are_passed_over() -> None:
-    damaged = tuple(Unusable(f"step-{step}", step, "is cut short") for step in (12, 9))
-    seen = replace(view(), stored=Stored((Checkpoint(10, 1, 2, "p"),), damaged))
-    assert resume_point.point(seen, None).notes == ("checkpoint step-12 is not used: is cut short",)
+    damaged = tuple(UnusableCheckpoint(f"step-{step}", step, "is cut short") for step in (12, 9))
+    seen = replace(view(), stored=StorageContents((Checkpoint(10, 1, 2, "p"),), damaged))
+    assert resume_point.newest(seen, None).notes == ("checkpoint step-12 is not used: is cut short",)
 
 
 @pytest.mark.parametrize(("at_most", "lineage"), [(8, ()), (None, (Lineage(2, 8),))])
@@ -108,20 +108,20 @@ def test_a_checkpoint_is_bound_by_the_same_rules_and_the_next_older_one_is_taken
 ) -> None:
     """Replicas that differ bound the step, and every newer checkpoint is as bad as the newest."""
     kept = [Checkpoint(step, 1, 2, f"step-{step}") for step in (9, 8, 5)]
-    found = resume_point.point(stored(*kept, lineage=lineage), at_most)
+    found = resume_point.newest(stored(*kept, lineage=lineage), at_most)
     assert (found.source, found.step, found.path) == ("checkpoint", 8, "step-8")
-    assert resume_point.point(stored(kept[0], lineage=lineage), at_most) == resume_point.FROM_THE_BEGINNING
+    assert resume_point.newest(stored(kept[0], lineage=lineage), at_most) == resume_point.FROM_THE_BEGINNING
 
 
 def test_of_one_step_the_newer_generation_is_taken() -> None:
-    found = resume_point.point(stored(Checkpoint(9, 1, 2, "old"), Checkpoint(9, 3, 2, "new")), None)
+    found = resume_point.newest(stored(Checkpoint(9, 1, 2, "old"), Checkpoint(9, 3, 2, "new")), None)
     assert (found.generation, found.path) == (3, "new")
 
 
 def test_a_checkpoint_that_could_not_be_restored_is_passed_over_for_the_one_before() -> None:
-    failed = Past("restore", -1, "m0", 9, faults.restore_signature("checkpoint", 1, 9), 0, 1)
+    failed = PastFault("restore", -1, "m0", 9, faults.restore_signature("checkpoint", 1, 9), 0, 1)
     seen = stored(Checkpoint(9, 1, 2, "a"), Checkpoint(8, 1, 2, "b"), history=(failed,) * resume_point.TRIES)
-    assert resume_point.point(seen, None).path == "b"
+    assert resume_point.newest(seen, None).path == "b"
 
 
 def test_what_is_void_or_not_there_is_no_checkpoint_to_name() -> None:
@@ -134,6 +134,6 @@ def test_what_is_void_or_not_there_is_no_checkpoint_to_name() -> None:
 
 def test_what_could_not_be_restored_again_and_again_is_passed_over() -> None:
     held = holding("m0", ((1, 10), (1, 8)), (*BOTH, (0, 1, 8), (1, 1, 8)))
-    past = Past("restore", -1, "m0", 10, faults.restore_signature("slot", 1, 10), 0, 1)
+    past = PastFault("restore", -1, "m0", 10, faults.restore_signature("slot", 1, 10), 0, 1)
     assert point(held, history=(past,) * (resume_point.TRIES - 1)) == ("slot", 1, 10)
     assert point(held, history=(past,) * resume_point.TRIES) == ("slot", 1, 8)

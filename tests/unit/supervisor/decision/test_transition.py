@@ -10,14 +10,15 @@ from supervisor.decision.transition import LOST, asked_to_stop
 from supervisor.view.model import (
     Dismiss,
     End,
+    JobState,
     Learn,
-    Learned,
+    LearnedStall,
     Look,
-    Memory,
-    Open,
+    OpenIncident,
+    PastWarning,
     Policy,
     Replace,
-    Resume,
+    ResumePoint,
     Save,
     Secure,
     Settle,
@@ -25,7 +26,6 @@ from supervisor.view.model import (
     View,
     Wait,
     Warn,
-    Warned,
 )
 from tests.unit.supervisor.job_views import S, fault, holding, launcher, member, progress, report, view
 
@@ -34,30 +34,30 @@ HELD = (
     holding("m0", ((1, 5),), ((0, 1, 5),), progress=(progress(0, 6),)),
     holding("m1", ((1, 5),), ((1, 1, 5),), progress=(progress(1, 5),)),
 )
-FROM_FIVE = Resume(5, 1, "slot", holders=("m0", "m1"))
+FROM_FIVE = ResumePoint(5, 1, "slot", holders=("m0", "m1"))
 
 
-def start(resume: Resume = FROM_FIVE, placement: tuple[str, ...] = ("m0", "m1")) -> Start:
+def start(resume: ResumePoint = FROM_FIVE, placement: tuple[str, ...] = ("m0", "m1")) -> Start:
     return Start(placement, resume, (3,), "h", 4000, fault("crash"), "restart", ("line",), "why")
 
 
 def test_waiting_changes_nothing() -> None:
     seen = view()
-    assert transition.apply(seen, Wait(5), POLICY) is seen.memory
+    assert transition.after(seen, Wait(5), POLICY) is seen.memory
 
 
 def test_a_first_fault_opens_an_incident_at_its_first_symptom() -> None:
     early, late = fault("victim", 0, at_ns=90 * S), fault("crash", at_ns=91 * S)
-    after = transition.apply(view(*HELD), Secure((late, early), True, ""), POLICY)
+    after = transition.after(view(*HELD), Secure((late, early), True, ""), POLICY)
     assert after.phase == "securing"
-    assert after.incident == Open(1, 1, 90 * S, 100 * S, 0.0, (late, early), reached=6)
+    assert after.incident == OpenIncident(1, 1, 90 * S, 100 * S, 0.0, (late, early), reached=6)
     assert after.incidents == 1
 
 
 def test_evidence_is_kept_when_a_hang_is_acted_on() -> None:
     looked = member("m0", report("m0", launcher(), looked_for=1, looks=(Looked(0, 5, 3, 0, "T", 0.5, "x"),)))
     named = fault("hang", 1, detail="rank 1 hangs")
-    after = transition.apply(view(looked, incidents=1), Secure((named,), True, ""), POLICY)
+    after = transition.after(view(looked, incidents=1), Secure((named,), True, ""), POLICY)
     assert after.incident is not None
     assert after.incident.faults == (named,)
     assert after.incident.evidence == ("rank 0: step 5, state T, 0.50 s of CPU",)
@@ -66,26 +66,30 @@ def test_evidence_is_kept_when_a_hang_is_acted_on() -> None:
 
 
 def test_what_a_stall_has_taught_is_kept_for_the_longest_of_its_kind() -> None:
-    seen = view(*HELD, learned=(Learned("sleep", 20.0), Learned("a file system", 7.0)))
-    after = transition.apply(seen, Learn((Learned("sleep", 12.0), Learned("a file system", 9.0)), ""), POLICY)
-    assert after == replace(seen.memory, learned=(Learned("sleep", 20.0), Learned("a file system", 9.0)))
+    seen = view(*HELD, learned=(LearnedStall("sleep", 20.0), LearnedStall("a file system", 7.0)))
+    after = transition.after(
+        seen, Learn((LearnedStall("sleep", 12.0), LearnedStall("a file system", 9.0)), ""), POLICY
+    )
+    assert after == replace(
+        seen.memory, learned=(LearnedStall("sleep", 20.0), LearnedStall("a file system", 9.0))
+    )
 
 
 def test_a_place_that_was_warned_of_is_remembered() -> None:
     seen = view(*HELD)
-    after = transition.apply(seen, Warn("evaluate (train.py:42)", "text"), POLICY)
-    assert after == replace(seen.memory, warned=(Warned("evaluate (train.py:42)", "text"),))
+    after = transition.after(seen, Warn("evaluate (train.py:42)", "text"), POLICY)
+    assert after == replace(seen.memory, warned=(PastWarning("evaluate (train.py:42)", "text"),))
 
 
 def test_a_line_of_an_older_version_about_a_look_changes_nothing() -> None:
     seen = view(*HELD)
-    assert transition.apply(seen, Look((fault("hang"),), ""), POLICY) == seen.memory
-    assert transition.apply(seen, Dismiss("it went on"), POLICY) == seen.memory
+    assert transition.after(seen, Look((fault("hang"),), ""), POLICY) == seen.memory
+    assert transition.after(seen, Dismiss("it went on"), POLICY) == seen.memory
 
 
 def test_a_fault_before_the_first_new_step_is_another_incident() -> None:
-    old = Open(3, 1, 0, 0, 0.0, (fault("crash"),))
-    after = transition.apply(
+    old = OpenIncident(3, 1, 0, 0, 0.0, (fault("crash"),))
+    after = transition.after(
         view(*HELD, generation=2, incident=old, incidents=3), Secure((fault("hang"),), True, ""), POLICY
     )
     assert after.incident is not None
@@ -94,16 +98,16 @@ def test_a_fault_before_the_first_new_step_is_another_incident() -> None:
 
 def test_a_checkpoint_goes_to_members_by_its_name() -> None:
     """Each has a folder of its own for them: no path of the supervisor means anything there."""
-    stored = Resume(5, 1, "checkpoint", "/the/supervisors/own/step-00000005")
-    after = transition.apply(view(*HELD), start(stored), POLICY)
+    stored = ResumePoint(5, 1, "checkpoint", "/the/supervisors/own/step-00000005")
+    after = transition.after(view(*HELD), start(stored), POLICY)
     assert after.launch is not None
     assert after.launch.restore == Restore(5, 1, "checkpoint", "step-00000005")
 
 
 def test_a_start_makes_the_next_generation_and_remembers_the_cause() -> None:
-    opened = Open(1, 1, 90 * S, 95 * S, 0.0, (fault("crash"),), reached=6)
+    opened = OpenIncident(1, 1, 90 * S, 95 * S, 0.0, (fault("crash"),), reached=6)
     seen = view(*HELD, phase="securing", incident=opened, lineage=(Lineage(1, 0),), history=())
-    after = transition.apply(seen, start(), POLICY)
+    after = transition.after(seen, start(), POLICY)
     assert (after.phase, after.generation, after.settled, after.skip) == ("running", 2, False, (3,))
     assert after.launch is not None
     assert (after.launch.generation, after.launch.snapshot_every, after.launch.skip) == (2, 7, (3,))
@@ -121,12 +125,12 @@ def test_a_start_makes_the_next_generation_and_remembers_the_cause() -> None:
 
 def test_steps_that_nobody_knows_of_any_more_are_not_said_to_be_none() -> None:
     """The supervisor that knew them died together with the members."""
-    opened = Open(1, 1, 90 * S, 95 * S, 0.0, (fault("member_lost", step=-1),))
+    opened = OpenIncident(1, 1, 90 * S, 95 * S, 0.0, (fault("member_lost", step=-1),))
 
     def lost(*, settled: bool, reached: int = -1, at_least: bool = False) -> int | None:
         gone = (member("m0", exists=False), member("m1", exists=False))
         seen = view(*gone, phase="securing", incident=opened, settled=settled, reached=reached)
-        after = transition.apply(seen, start(Resume(128, 1, "checkpoint", "p")), POLICY)
+        after = transition.after(seen, start(ResumePoint(128, 1, "checkpoint", "p")), POLICY)
         assert after.incident is not None
         assert after.reached == -1, "that was the generation before"
         assert after.incident.at_least == at_least
@@ -138,7 +142,7 @@ def test_steps_that_nobody_knows_of_any_more_are_not_said_to_be_none() -> None:
 
 
 def test_a_start_from_the_beginning_restores_nothing() -> None:
-    after = transition.apply(view(*HELD), start(Resume(0, 0, "none")), POLICY)
+    after = transition.after(view(*HELD), start(ResumePoint(0, 0, "none")), POLICY)
     assert after.launch is not None
     assert after.launch.restore is None
     assert after.save == 0
@@ -146,30 +150,30 @@ def test_a_start_from_the_beginning_restores_nothing() -> None:
 
 def test_members_that_could_not_be_told_to_stop_are_given_up_when_others_take_their_ranks() -> None:
     cut = member("m1", report("m1", launcher()), connected=False)
-    after = transition.apply(view(HELD[0], cut), start(placement=("m0", "m2")), POLICY)
+    after = transition.after(view(HELD[0], cut), start(placement=("m0", "m2")), POLICY)
     assert after.lost == ("m1",)
     gone = member("m1", exists=False)
-    assert transition.apply(view(HELD[0], gone), start(placement=("m0", "m2")), POLICY).lost == ()
+    assert transition.after(view(HELD[0], gone), start(placement=("m0", "m2")), POLICY).lost == ()
 
 
 def test_members_given_up_are_remembered_in_bounded_number() -> None:
     names = tuple(f"x{n}" for n in range(LOST))
-    assert transition.apply(view(lost=names), Replace("m1", ""), POLICY).lost == (*names[1:], "m1")
+    assert transition.after(view(lost=names), Replace("m1", ""), POLICY).lost == (*names[1:], "m1")
 
 
 def test_the_first_step_closes_the_incident() -> None:
-    after = transition.apply(view(incident=Open(1, 1, 0, 0, 0.0)), Settle(5, ""), POLICY)
+    after = transition.after(view(incident=OpenIncident(1, 1, 0, 0, 0.0)), Settle(5, ""), POLICY)
     assert (after.settled, after.incident) == (True, None)
 
 
 def test_a_save_is_asked_for_by_number() -> None:
-    after = transition.apply(view(save=4), Save("m1", FROM_FIVE, ""), POLICY)
+    after = transition.after(view(save=4), Save("m1", FROM_FIVE, ""), POLICY)
     assert (after.phase, after.save, after.save_step, after.save_member) == ("saving", 5, 5, "m1")
 
 
 def test_an_end_closes_what_is_open_as_the_reason_to_stop() -> None:
-    opened = Open(1, 1, 0, 0, 0.0, (fault("exit"),))
-    after = transition.apply(
+    opened = OpenIncident(1, 1, 0, 0, 0.0, (fault("exit"),))
+    after = transition.after(
         view(incident=opened, phase="securing"), End(3, "left", cause=fault("exit")), POLICY
     )
     assert (after.phase, after.exit_code, after.why) == ("stopping", 3, "left")
@@ -178,14 +182,14 @@ def test_an_end_closes_what_is_open_as_the_reason_to_stop() -> None:
 
 
 def test_an_end_well_leaves_the_remedy_of_a_recovery_that_had_no_step_left_to_do() -> None:
-    opened = Open(1, 0, 0, 0, 0.0, (fault("crash"),), remedy="restart", resume=FROM_FIVE)
-    after = transition.apply(view(incident=opened), End(0, "finished"), POLICY)
+    opened = OpenIncident(1, 0, 0, 0, 0.0, (fault("crash"),), remedy="restart", resume=FROM_FIVE)
+    after = transition.after(view(incident=opened), End(0, "finished"), POLICY)
     assert after.incident is not None
     assert (after.incident.remedy, after.incident.closed_ns) == ("restart", 100 * S)
 
 
 def test_a_stop_at_once_cannot_be_taken_back() -> None:
-    memory = asked_to_stop(Memory(1, 1), "graceful")
+    memory = asked_to_stop(JobState(1, 1), "graceful")
     assert memory.stop == "graceful"
     now = asked_to_stop(memory, "now")
     assert asked_to_stop(now, "graceful").stop == "now"
@@ -194,20 +198,20 @@ def test_a_stop_at_once_cannot_be_taken_back() -> None:
 
 def test_what_is_decided_depends_on_nothing_but_the_view() -> None:
     seen = view(*HELD)
-    assert transition.apply(seen, start(), POLICY) == transition.apply(
+    assert transition.after(seen, start(), POLICY) == transition.after(
         View(seen.now_ns, seen.wall_s, replace(seen.memory), seen.members), start(), POLICY
     )
 
 
 def test_a_generation_is_newer_than_any_that_was_ever_seen() -> None:
-    after = transition.apply(view(*HELD, phase="securing", seen=7), start(), POLICY)
+    after = transition.after(view(*HELD, phase="securing", seen=7), start(), POLICY)
     assert (after.generation, after.lineage) == (8, (Lineage(8, 5),))
 
 
 def test_what_was_known_to_be_equal_and_saved_goes_with_a_roll_back_only_as_far_as_it_goes() -> None:
     seen = view(*HELD, phase="securing", equal=(3, 9), saved=4, held=9)
-    after = transition.apply(seen, start(), POLICY)
+    after = transition.after(seen, start(), POLICY)
     assert (after.equal, after.saved, after.held) == ((3, 5), 4, 9)
-    anew = replace(start(), resume=Resume(0, 0, "none"))
-    after = transition.apply(seen, anew, POLICY)
+    anew = replace(start(), resume=ResumePoint(0, 0, "none"))
+    after = transition.after(seen, anew, POLICY)
     assert (after.equal, after.saved, after.held) == ((), -1, -1)

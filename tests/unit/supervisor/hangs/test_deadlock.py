@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.protocol.launcher_messages import Ending, Look
 from supervisor.hangs import deadlock, detection, observation
-from supervisor.hangs.detection import Verdict
-from supervisor.view.model import Learned, MemberView, Past, Policy, View, Watch
+from supervisor.hangs.detection import StallVerdict
+from supervisor.view.model import LearnedStall, MemberView, PastFault, Policy, StallWatch, View
 from tests.unit.supervisor.hangs.test_detection import POLICY, seen, there
 from tests.unit.supervisor.hangs.test_evidence import BACKWARD, PLAIN, REDUCING
 from tests.unit.supervisor.job_views import S
@@ -44,16 +44,16 @@ def twice(first: Look, second: Look, *later: Look, **given: Any) -> View:
     kinds = {name: given.pop(name) for name in ("phase", "stalled", "late_s") if name in given}
     before = seen(*both(first, second, **kinds), **given)
     one, other = later or (first, second)
-    return after(before, *both(one, other, turn=2, asked=deadlock.ask(before), **kinds))
+    return after(before, *both(one, other, turn=2, asked=deadlock.look_request(before), **kinds))
 
 
 def after(before: View, *members: MemberView) -> View:
     """Return what is known half a second later."""
     now = replace(before, now_ns=before.now_ns + S // 2, members=members)
-    return replace(now, watch=observation.later(before.watch, now))
+    return replace(now, watch=observation.update(before.watch, now))
 
 
-def judged(view: View, policy: Policy = POLICY) -> Verdict:
+def judged(view: View, policy: Policy = POLICY) -> StallVerdict:
     found = detection.judge(view, policy)
     assert found is not None
     return found
@@ -87,11 +87,11 @@ def test_the_same_collective_is_no_excuse() -> None:
 
 def test_one_look_is_not_enough_and_asks_for_another_with_a_name_of_its_own() -> None:
     before = seen(*both(REDUCES, MEETS))
-    assert deadlock.ask(before) == before.now_ns
+    assert deadlock.look_request(before) == before.now_ns
     assert not is_certain(before)
     unasked = after(before, *both(REDUCES, MEETS, turn=2, asked=1))
     assert not is_certain(unasked), "it may have been taken before the other rank was seen at rest"
-    assert deadlock.ask(unasked) == before.now_ns
+    assert deadlock.look_request(unasked) == before.now_ns
     one = both(REDUCES, MEETS, turn=2, asked=before.now_ns)[0], both(REDUCES, MEETS)[1]
     assert not is_certain(after(before, *one))
 
@@ -102,8 +102,8 @@ def test_a_look_that_another_supervisor_asked_for_proves_nothing() -> None:
 
 def test_only_late_ranks_make_members_look() -> None:
     calm = seen(*both(REDUCES, MEETS, stalled=False))
-    assert deadlock.ask(calm) == 0
-    assert deadlock.ask(seen(*both(PLAIN, MEETS))) == 1
+    assert deadlock.look_request(calm) == 0
+    assert deadlock.look_request(seen(*both(PLAIN, MEETS))) == 1
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_only_late_ranks_make_members_look() -> None:
 )
 def test_one_rank_that_is_not_known_to_be_at_rest_is_enough_for_the_limit_of_today(other: Look) -> None:
     view = twice(other, MEETS)
-    assert deadlock.proven(view, 60.0) == ()
+    assert deadlock.deadlocked_ranks(view, 60.0) == ()
     late = detection.judge(view, POLICY)
     assert late is not None
     assert "nothing is on its way" not in late.why
@@ -134,7 +134,7 @@ def test_a_rank_that_has_moved_between_two_looks_is_looked_at_again(moved: int) 
     looks[moved] = replace(looks[moved], mark=8)
     view = twice(REDUCES, MEETS, *looks)
     assert not is_certain(view)
-    asked = deadlock.ask(view)
+    asked = deadlock.look_request(view)
     assert asked > 1
     assert is_certain(after(view, *both(looks[0], looks[1], turn=3, asked=asked)))
 
@@ -144,7 +144,7 @@ def test_a_rank_that_is_not_seen_or_has_left_may_still_come() -> None:
     assert not is_certain(twice(REDUCES, MEETS, **three))
     left = there(2, None, stalled=False, ending=Ending(1, 0))
     before = seen(*both(REDUCES, MEETS), left, **three)
-    assert deadlock.ask(before) == 1
+    assert deadlock.look_request(before) == 1
 
 
 def test_a_pause_of_a_rank_that_waits_for_the_others_is_none_to_wait_for() -> None:
@@ -152,7 +152,7 @@ def test_a_pause_of_a_rank_that_waits_for_the_others_is_none_to_wait_for() -> No
     pausing = [there(0, replace(REDUCES, asked=0)), there(1, MEETS, phase="eval", stalled=False)]
     before = seen(*pausing)
     assert judged(before).act_ns is None
-    asked = deadlock.ask(before)
+    asked = deadlock.look_request(before)
     again = [
         there(0, replace(REDUCES, asked=asked), turn=2),
         there(1, replace(MEETS, asked=asked), phase="eval", stalled=False, turn=2),
@@ -161,7 +161,7 @@ def test_a_pause_of_a_rank_that_waits_for_the_others_is_none_to_wait_for() -> No
 
 
 def test_a_limit_that_was_learned_is_the_least_that_a_wait_must_have() -> None:
-    given: dict[str, Any] = {"learned": (Learned("a collective", 500.0),)}
+    given: dict[str, Any] = {"learned": (LearnedStall("a collective", 500.0),)}
     assert not is_certain(twice(replace(REDUCES, rests_s=1400.0), MEETS, **given))
     assert is_certain(twice(replace(REDUCES, rests_s=1600.0), MEETS, **given))
 
@@ -170,7 +170,7 @@ def test_a_first_step_has_its_own_time_and_so_have_its_waits() -> None:
     short = replace(REDUCES, rests_s=500.0)
     assert is_certain(twice(short, MEETS))
     before = seen(there(0, short, first_step=True), there(1, MEETS))
-    asked = deadlock.ask(before)
+    asked = deadlock.look_request(before)
     looks = replace(short, asked=asked), replace(MEETS, asked=asked)
     assert not is_certain(
         after(before, there(0, looks[0], turn=2, first_step=True), there(1, looks[1], turn=2))
@@ -178,7 +178,7 @@ def test_a_first_step_has_its_own_time_and_so_have_its_waits() -> None:
 
 
 def test_what_comes_again_at_the_same_step_and_place_is_looked_at_for_longer_and_counts_as_the_same() -> None:
-    past = Past("hang", -1, "", 5, "deadlock", 0, 1, place=PLACE)
+    past = PastFault("hang", -1, "", 5, "deadlock", 0, 1, place=PLACE)
     view = twice(REDUCES, MEETS, history=(past,))
     found = judged(view)
     assert not is_certain(view)
@@ -197,4 +197,4 @@ def test_a_watch_begins_anew_with_each_generation_and_once_nobody_is_late() -> N
     assert [each.rank for each in view.watch.rests] == [0, 1]
     calm = after(view, *both(REDUCES, MEETS, stalled=False))
     assert calm.watch.rests == ()
-    assert observation.later(replace(view.watch, generation=0), calm) == Watch(1)
+    assert observation.update(replace(view.watch, generation=0), calm) == StallWatch(1)

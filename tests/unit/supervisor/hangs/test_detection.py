@@ -10,8 +10,8 @@ import pytest
 from holdfast.protocol.launcher_messages import Ending, Look, Marks
 from holdfast.protocol.member_messages import MemberReport, RankStall
 from supervisor.hangs import detection, observation
-from supervisor.hangs.detection import Verdict
-from supervisor.view.model import Learned, MemberView, Past, Policy, View, Watch
+from supervisor.hangs.detection import StallVerdict
+from supervisor.view.model import LearnedStall, MemberView, PastFault, Policy, StallWatch, View
 from tests.unit.supervisor.hangs.test_evidence import LOCKED, PLAIN, REDUCING
 from tests.unit.supervisor.job_views import S, launcher, member, progress, rank, report, view
 
@@ -42,16 +42,16 @@ def there(number: int, look: Look | None, **given: Any) -> MemberView:
     return member(f"m{number}", replace(told, **given))
 
 
-def judged(*members: MemberView, policy: Policy = POLICY, **given: Any) -> Verdict | None:
+def judged(*members: MemberView, policy: Policy = POLICY, **given: Any) -> StallVerdict | None:
     return detection.judge(seen(*members, **given), policy)
 
 
-def seen(*members: MemberView, watch: Watch | None = None, **given: Any) -> View:
+def seen(*members: MemberView, watch: StallWatch | None = None, **given: Any) -> View:
     now = view(*members, **{"settled": True, **given})
-    return replace(now, watch=observation.later(watch or Watch(1), now))
+    return replace(now, watch=observation.update(watch or StallWatch(1), now))
 
 
-def certain(found: Verdict | None) -> int:
+def certain(found: StallVerdict | None) -> int:
     assert found is not None
     assert found.fault is not None
     assert found.act_ns is not None
@@ -59,7 +59,7 @@ def certain(found: Verdict | None) -> int:
     return found.fault.rank
 
 
-def waits_on(found: Verdict | None) -> float:
+def waits_on(found: StallVerdict | None) -> float:
     """Return the limit of a verdict that is none yet."""
     assert found is not None
     assert found.act_ns is not None
@@ -119,7 +119,7 @@ def test_a_rank_that_stays_stopped_is_certain_whatever_it_was_at_and_though_nobo
     assert found is not None
     assert found.act_ns == before.now_ns + int(detection.TOLD_S * S), "for a look at the others"
     now = replace(before, now_ns=found.act_ns)
-    now = replace(now, watch=observation.later(before.watch, now))
+    now = replace(now, watch=observation.update(before.watch, now))
     again = detection.judge(now, POLICY)
     assert again is not None
     assert again.fault is not None
@@ -203,7 +203,7 @@ def test_ranks_in_a_first_step_that_wait_for_one_that_has_left_have_not_all_its_
         later = replace(first, now_ns=first.now_ns + int(2 * detection.LEFT_S * S))
         again = there(0, replace(other, phase_seq=2), turn=2, stalled=False, first_step=True)
         later = replace(later, members=(again, left))
-        later = replace(later, watch=observation.later(first.watch, later))
+        later = replace(later, watch=observation.update(first.watch, later))
         found = detection.judge(later, POLICY)
         assert found is not None
         assert found.act_ns is None or found.act_ns > later.now_ns
@@ -238,7 +238,7 @@ def test_a_rank_between_two_loops_has_the_time_of_its_work_while_another_waits_f
     idle = there(0, works, phase="idle", stalled=False)
     before = seen(idle, there(1, WAITS))
     now = replace(before, now_ns=150 * S)
-    now = replace(now, watch=observation.later(before.watch, now))
+    now = replace(now, watch=observation.update(before.watch, now))
     found = detection.judge(now, POLICY)
     assert found is not None
     assert (found.rank, found.work) == (0, "computing")
@@ -276,12 +276,12 @@ def test_what_computes_and_gets_nowhere_has_three_times_the_limit() -> None:
 
 
 def test_a_stall_that_ended_by_itself_has_taught_how_long_its_kind_takes() -> None:
-    given: dict[str, Any] = {"learned": (Learned("sleep", 50.0), Learned("a file system", 500.0))}
+    given: dict[str, Any] = {"learned": (LearnedStall("sleep", 50.0), LearnedStall("a file system", 500.0))}
     assert waits_on(judged(there(0, SLEEPS), there(1, WAITS), **given)) == 150.0
 
 
 def test_what_was_restarted_at_the_same_place_has_twice_the_time() -> None:
-    past = Past("hang", 0, "m0", 3, "stall", 0, 1, place="evaluate (train.py)", work="sleep")
+    past = PastFault("hang", 0, "m0", 3, "stall", 0, 1, place="evaluate (train.py)", work="sleep")
     elsewhere = replace(past, place="load (data.py)")
     assert waits_on(judged(there(0, SLEEPS), there(1, WAITS), history=(past, elsewhere, past))) == 240.0
 
@@ -289,8 +289,8 @@ def test_what_was_restarted_at_the_same_place_has_twice_the_time() -> None:
 def test_what_was_restarted_without_a_place_or_at_the_same_step_has_twice_the_time() -> None:
     """Ranks that look alike have no place, and what works is seen in another function by each look."""
     works = replace(PLAIN, cpu_s=0.2)
-    untold = Past("hang", -1, "", 3, "stall", 0, 1, work="computing")
-    elsewhere = Past("hang", 1, "m1", 5, "stall", 0, 1, place="load (data.py)", work="computing")
+    untold = PastFault("hang", -1, "", 3, "stall", 0, 1, work="computing")
+    elsewhere = PastFault("hang", 1, "m1", 5, "stall", 0, 1, place="load (data.py)", work="computing")
     for past in (untold, elsewhere):
         assert waits_on(judged(there(0, works), there(1, works), history=(past,))) == 360.0
         assert waits_on(judged(there(0, works), there(1, WAITS), history=(past, past))) == 720.0
@@ -391,7 +391,7 @@ def test_who_is_late_only_after_minutes_has_minutes_from_the_last_sign_of_work_o
 
 
 def test_a_lock_that_comes_again_at_the_very_same_step_is_given_as_long_as_work() -> None:
-    past = Past("hang", 0, "m0", 5, "hang", 0, 1, place="evaluate (train.py)")
+    past = PastFault("hang", 0, "m0", 5, "hang", 0, 1, place="evaluate (train.py)")
     found = judged(there(0, LOCKED), there(1, WAITS), history=(past,))
     assert waits_on(found) == 120.0
     assert found is not None
@@ -486,7 +486,7 @@ def test_a_rank_that_was_never_seen_or_not_for_long_may_wait_for_another() -> No
     before = seen(there(0, SLEEPS_APART), there(1, SLEEPS_APART))
     for after_s, alone in ((9, True), (11, False)):
         now = replace(before, now_ns=before.now_ns + after_s * S)
-        now = replace(now, watch=observation.later(before.watch, now))
+        now = replace(now, watch=observation.update(before.watch, now))
         found = detection.judge(now, POLICY)
         assert found is not None
         assert (found.act_ns is None) is alone
@@ -499,7 +499,7 @@ def test_the_time_in_which_no_rank_waited_for_another_counts_toward_no_limit() -
     now = seen(
         there(0, WAITS, turn=2, **late), there(1, SLEEPS, turn=2, **late), watch=before.watch, now_s=105.0
     )
-    now = replace(now, watch=observation.later(before.watch, now))
+    now = replace(now, watch=observation.update(before.watch, now))
     found = detection.judge(now, POLICY)
     assert found is not None
     assert found.act_ns == before.now_ns + detection.BUSY_FACTOR * 60 * S
@@ -548,13 +548,13 @@ def test_a_phase_that_changes_between_two_looks_is_a_sign_of_work() -> None:
 
 def test_a_supervisor_that_did_not_run_moves_the_limits_by_that() -> None:
     before = seen(there(0, SLEEPS), there(1, WAITS)).watch
-    assert observation.excused(before, 7 * S).since_ns == before.since_ns + 7 * S
+    assert observation.discount_pause(before, 7 * S).since_ns == before.since_ns + 7 * S
 
 
 def test_a_stall_that_is_over_has_taught_its_kind_and_a_short_one_nothing() -> None:
     before = seen(there(0, SLEEPS, late_s=30.0), there(1, WAITS, late_s=30.0)).watch
     over = seen(there(0, None, stalled=False), there(1, None, stalled=False), watch=before).watch
-    assert over.passed == (Learned("sleep", 30.0),)
+    assert over.passed == (LearnedStall("sleep", 30.0),)
     short = seen(there(0, SLEEPS), there(1, WAITS)).watch
     assert seen(there(0, None, stalled=False), there(1, None, stalled=False), watch=short).watch.passed == ()
 
@@ -600,7 +600,7 @@ def test_a_member_that_never_says_what_its_ranks_do_silences_nothing_for_ever() 
     assert found.rank == 1
     told = seen(*members, member("m2", report("m2", launcher(rank(2)))), watch=later.watch, **three)
     assert told.watch.untold_ns == 0
-    assert observation.excused(later.watch, 5 * S).untold_ns == 105 * S
+    assert observation.discount_pause(later.watch, 5 * S).untold_ns == 105 * S
     deaf = member("m2", replace(mute, launcher_silent="its launcher has said nothing for 5 s"))
     assert certain(judged(*members, deaf, **three)) == 1
 
@@ -608,7 +608,7 @@ def test_a_member_that_never_says_what_its_ranks_do_silences_nothing_for_ever() 
 def test_a_supervisor_that_takes_over_compares_two_looks_before_it_takes_work_for_a_hang() -> None:
     """Its predecessor may have seen the rank work all the time."""
 
-    def at(looked: Look, watch: Watch | None = None, turn: int = 1) -> View:
+    def at(looked: Look, watch: StallWatch | None = None, turn: int = 1) -> View:
         waiting = there(0, WAITS, late_s=300.0, turn=turn)
         return seen(waiting, there(1, looked, late_s=300.0, turn=turn), watch=watch, since_ns=99 * S)
 

@@ -35,8 +35,8 @@ OURS = stack(
 )
 
 
-def seen(look: Look = PLAIN, **given: Any) -> evidence.Shown:
-    return evidence.shown(replace(look, **given))
+def seen(look: Look = PLAIN, **given: Any) -> evidence.Findings:
+    return evidence.findings(replace(look, **given))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def seen(look: Look = PLAIN, **given: Any) -> evidence.Shown:
     ],
 )
 def test_each_look_has_its_role_and_kind_of_work(look: Look, role: str, work: str) -> None:
-    found = evidence.shown(look)
+    found = evidence.findings(look)
     assert (found.role, found.work) == (role, work)
 
 
@@ -135,9 +135,9 @@ def test_each_wait_that_a_launcher_tells_of_is_understood() -> None:
 
 
 def test_the_evidence_of_a_look_is_one_line() -> None:
-    assert evidence.line(LOCKED) == (
+    assert evidence.describe(LOCKED) == (
         "rank 0: step 5, state S, 0.00 s of CPU in 0.20 s, its main thread waits in: lock,"
         " in evaluate (train.py:42)"
     )
-    told = evidence.line(replace(PLAIN, io_bytes=9, children=2, traced=True))
+    told = evidence.describe(replace(PLAIN, io_bytes=9, children=2, traced=True))
     assert "9 bytes read and written, 2 child processes at work, a debugger is attached" in told

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.hangs.hung_rank import Evidence, Suspicion, group_stacks, name_hung
+from supervisor.hangs.hung_rank import Evidence, HangVerdict, find_hung_rank, group_stacks
 
 DATA, FORWARD, BACKWARD = 2, 3, 4
 
@@ -65,9 +65,9 @@ def waiting(rank: int) -> Evidence:
     return at(rank, *IN_BACKWARD)
 
 
-def named(*evidence: Evidence) -> Suspicion:
+def named(*evidence: Evidence) -> HangVerdict:
     """Name the hung rank: the same one in whatever order the evidence comes."""
-    [suspicion] = {name_hung(order) for order in permutations(evidence)}
+    [suspicion] = {find_hung_rank(order) for order in permutations(evidence)}
     return suspicion
 
 
@@ -164,9 +164,9 @@ def test_evidence_that_does_not_tell_says_so() -> None:
 
 
 def test_one_rank_alone_is_named_and_none_is_an_error() -> None:
-    assert name_hung((LOADS,)).rank == 1
+    assert find_hung_rank((LOADS,)).rank == 1
     with pytest.raises(ValueError, match="no evidence"):
-        name_hung(())
+        find_hung_rank(())
 
 
 def test_stacks_are_grouped_whatever_their_lines_ids_and_states() -> None:
@@ -197,7 +197,7 @@ EVIDENCE = st.builds(
 
 @given(st.lists(EVIDENCE, min_size=1, max_size=8, unique_by=lambda each: each.rank).map(tuple))
 def test_any_evidence_names_one_rank_of_its_outliers(evidence: tuple[Evidence, ...]) -> None:
-    suspicion = name_hung(evidence)
+    suspicion = find_hung_rank(evidence)
     assert suspicion.rank in suspicion.outliers
     assert set(suspicion.outliers) <= {each.rank for each in evidence}
     assert suspicion.why

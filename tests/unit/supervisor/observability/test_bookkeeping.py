@@ -5,7 +5,7 @@ from typing import Any
 
 from holdfast.protocol.launcher_messages import Marks, Restore
 from supervisor.observability.bookkeeping import Accounts
-from supervisor.view.model import MemberView, Open, Resume
+from supervisor.view.model import MemberView, OpenIncident, ResumePoint
 from tests.unit.supervisor.job_views import LAUNCH, S, fault, launcher, member, memory, progress, report, view
 
 
@@ -33,9 +33,11 @@ def seconds(accounts: Accounts) -> dict[str, float]:
     return spent
 
 
-def opened(**given: Any) -> Open:
-    resumed = Resume(19, 1, "slot")
-    made = Open(1, 1, 30 * S, 32 * S, 0.0, (fault("crash"),), decided_ns=33 * S, resume=resumed, lost=1)
+def opened(**given: Any) -> OpenIncident:
+    resumed = ResumePoint(19, 1, "slot")
+    made = OpenIncident(
+        1, 1, 30 * S, 32 * S, 0.0, (fault("crash"),), decided_ns=33 * S, resume=resumed, lost=1
+    )
     return replace(made, **given)
 
 
@@ -95,7 +97,7 @@ def test_what_was_trained_beyond_the_resume_point_is_lost() -> None:
     accounts.observe(view(trained(10), now_s=10.0, **alone))
     accounts.observe(view(trained(20), now_s=30.0, **alone))
     accounts.opened(opened())
-    accounts.closed(memory(), opened(resume=Resume(10, 1, "slot")), Marks(*[34 * S] * 4), 0.0)
+    accounts.closed(memory(), opened(resume=ResumePoint(10, 1, "slot")), Marks(*[34 * S] * 4), 0.0)
     assert seconds(accounts)["lost"] == 20.0
 
 
@@ -109,7 +111,7 @@ def test_what_a_script_that_keeps_its_own_state_had_trained_before_a_restart_is_
     accounts = begun()
     accounts.observe(view(its_own(20), its_own(20, "m1"), now_s=30.0, settled=True))
     assert accounts.ledger.pending_ns == 27 * S, "two members hold nothing of it"
-    incident = opened(resume=Resume(0, 0, "none"), lost=None, own_state=True)
+    incident = opened(resume=ResumePoint(0, 0, "none"), lost=None, own_state=True)
     accounts.opened(incident)
     accounts.closed(memory(), incident, Marks(*[34 * S] * 4), 0.0)
     accounts.observe(view(its_own(20), its_own(20, "m1"), now_s=54.0, settled=True))

@@ -6,11 +6,11 @@ from typing import Any
 
 from holdfast.protocol.launcher_messages import Marks
 from supervisor.observability import incident_record
-from supervisor.view.model import Open, Resume
+from supervisor.view.model import OpenIncident, ResumePoint
 from tests.unit.supervisor.job_views import S, fault
 
 CAUSE = fault("crash", detail="rank 1 was killed", message="x" * 9000)
-OPEN = Open(7, 2, 90 * S, 91 * S, 1234.5678, (fault("victim", 0), CAUSE), reached=6)
+OPEN = OpenIncident(7, 2, 90 * S, 91 * S, 1234.5678, (fault("victim", 0), CAUSE), reached=6)
 DECIDED = replace(
     OPEN,
     secured_ns=92 * S,
@@ -18,7 +18,7 @@ DECIDED = replace(
     cause=CAUSE,
     remedy="restart",
     why="because",
-    resume=Resume(5, 2, "slot"),
+    resume=ResumePoint(5, 2, "slot"),
     lost=1,
     stacks=(((0, 1), "stack"),),
 )

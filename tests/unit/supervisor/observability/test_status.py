@@ -9,7 +9,7 @@ from supervisor.observability.bookkeeping import Accounts
 from supervisor.observability.ledger import Bucket
 from supervisor.observability.status import Records
 from supervisor.store.run_directory import RunDir
-from supervisor.view.model import UNREAD, Checkpoint, Open, Policy, Stored, View, Warned
+from supervisor.view.model import UNREAD, Checkpoint, OpenIncident, PastWarning, Policy, StorageContents, View
 from tests.unit.supervisor.hangs.test_detection import SLEEPS, WAITS, there
 from tests.unit.supervisor.hangs.test_detection import seen as standing
 from tests.unit.supervisor.job_views import fault, launcher, member, memory, progress, rank, report, view
@@ -110,7 +110,7 @@ def test_members_that_went_because_the_run_is_over_have_left(tmp_path: Path) -> 
     assert roles(phase="stopping", gone=("m1",)) == ["active", "left"]
     assert roles(phase="running", gone=("m1",)) == ["active", "lost"]
     assert roles(phase="ended", lost=("m1",)) == ["left", "lost"]
-    opened = Open(1, 1, 0, 0, 0.0, (fault("member_lost", 1, 9, member="m1"),))
+    opened = OpenIncident(1, 1, 0, 0, 0.0, (fault("member_lost", 1, 9, member="m1"),))
     assert roles(phase="ended", incident=opened) == ["left", "lost"]
 
 
@@ -135,7 +135,7 @@ def test_a_start_says_what_it_waits_for(tmp_path: Path) -> None:
 def test_the_status_says_since_when_nothing_moves_and_what_it_waits_for(tmp_path: Path) -> None:
     records = Records(RunDir(tmp_path), policy=Policy(members=2))
     asleep = there(0, SLEEPS, late_s=30.0), there(1, WAITS, late_s=30.0)
-    now = standing(*asleep, warned=(Warned("evaluate (train.py)", "look there"),))
+    now = standing(*asleep, warned=(PastWarning("evaluate (train.py)", "look there"),))
     found = told_by(records, now)
     assert (found["no_step_s"], found["hang_limit_s"], found["held_up_by"]) == (30.0, 60.0, 0)
     assert found["waiting_for"].startswith("rank 0 has been in evaluate (train.py:42)")
@@ -146,16 +146,16 @@ def test_the_status_says_since_when_nothing_moves_and_what_it_waits_for(tmp_path
 
 
 def test_a_group_that_waits_for_storage_says_so(tmp_path: Path) -> None:
-    def waiting(stored: Stored, **given: Any) -> str:
+    def waiting(stored: StorageContents, **given: Any) -> str:
         now = replace(view(), memory=memory(**{"phase": "forming", "generation": 3, **given}), stored=stored)
         return str(told_by(Records(RunDir(tmp_path)), now)["message"])
 
-    assert waiting(Stored(error=UNREAD)).startswith("importing")
-    away = Stored(error="Stale file handle")
+    assert waiting(StorageContents(error=UNREAD)).startswith("importing")
+    away = StorageContents(error="Stale file handle")
     assert waiting(away) == "storage cannot be read, trying again: Stale file handle"
     assert waiting(away, phase="securing").startswith("storage cannot be read")
     assert waiting(away, phase="running") == ""
-    unread = Stored((Checkpoint(9, 1, 2, "p"),), looked_ns=1)
+    unread = StorageContents((Checkpoint(9, 1, 2, "p"),), looked_ns=1)
     assert waiting(unread) == "reading the checkpoint of step 9 whole before it is used"
 
 

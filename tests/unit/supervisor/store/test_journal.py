@@ -25,19 +25,19 @@ from supervisor.view.model import (
     Dismiss,
     Done,
     End,
+    JobState,
     Learn,
-    Learned,
+    LearnedStall,
     Look,
-    Memory,
-    Past,
+    PastFault,
     Policy,
     Replace,
-    Resume,
+    ResumePoint,
     Save,
     Secure,
     Settle,
     Start,
-    Stored,
+    StorageContents,
     View,
     Wait,
     Warn,
@@ -70,25 +70,25 @@ def test_every_decision_of_a_run_is_decided_and_applied_the_same_from_its_line(t
     for found, (seen, action, after) in zip(journal.decisions(path), world.journal, strict=True):
         assert (found.view, found.policy, found.action, found.after) == (seen, POLICY, action, after)
         assert decide(found.view, found.policy) == found.action
-        assert transition.apply(found.view, found.action, found.policy) == found.after
+        assert transition.after(found.view, found.action, found.policy) == found.after
     assert journal.last(path) == journal.Held(
         world.journal[-1][2], {"at": world.now_ns}, journal.Decision(*found_last(world))
     )
 
 
-def found_last(world: World) -> tuple[View, Policy, Action, Memory]:
+def found_last(world: World) -> tuple[View, Policy, Action, JobState]:
     seen, action, after = world.journal[-1]
     return seen, POLICY, action, after
 
 
 FAULT = fault("hang")
-RESUME = Resume(5, 1, "slot", "", (Source("http://m0:1", 0, 1, 5),), ("m0",))
+RESUME = ResumePoint(5, 1, "slot", "", (Source("http://m0:1", 0, 1, 5),), ("m0",))
 EACH: dict[type[object], Action] = {
     Wait: Wait(7, "because"),
     Look: Look((FAULT,), "because"),
     Dismiss: Dismiss("because"),
     Warn: Warn("evaluate (train.py:42)", "because"),
-    Learn: Learn((Learned("sleep", 12.5),), "because"),
+    Learn: Learn((LearnedStall("sleep", 12.5),), "because"),
     Secure: Secure((FAULT,), True, "because"),
     Start: Start(("m0", "m1"), RESUME, (3,), "127.0.0.1", 4000, FAULT, "restart", ("line",), "because"),
     Settle: Settle(7, "because"),
@@ -113,7 +113,7 @@ def test_a_line_with_any_action_there_is_is_read_back(kind: type[object], tmp_pa
 def test_a_line_holds_the_past_once_and_one_that_holds_it_twice_is_read(tmp_path: Path) -> None:
     """Once was half of 50 KB after a hundred incidents."""
     path = tmp_path / "journal.jsonl"
-    past = tuple(Past("crash", 1, "m1", step, f"signature {step}", 0, step) for step in range(100))
+    past = tuple(PastFault("crash", 1, "m1", step, f"signature {step}", 0, step) for step in range(100))
     seen = view(member("m0"), history=past)
     kept = Journal(path)
     kept.write(seen, POLICY, Settle(7, "because"), seen.memory, None)
@@ -335,8 +335,8 @@ def test_a_journal_of_before_all_checkpoints_were_in_it_is_read_with_the_one_it_
         with path.open("a") as file:
             file.write(json.dumps(line) + "\n")
     _, none, one = journal.decisions(path)
-    assert none.view.stored == Stored()
-    assert one.view.stored == Stored((Checkpoint(9, 1, 2, "p", (4,)),))
+    assert none.view.stored == StorageContents()
+    assert one.view.stored == StorageContents((Checkpoint(9, 1, 2, "p", (4,)),))
 
 
 def test_a_supervisor_that_was_replaced_writes_nothing_and_cuts_off_nothing(tmp_path: Path) -> None:

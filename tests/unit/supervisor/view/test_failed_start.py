@@ -12,35 +12,35 @@ from supervisor.decision import orders, remedy, transition
 from supervisor.decision.decide import decide
 from supervisor.view import failed_start
 from supervisor.view.model import (
-    Cut,
+    CutOffWork,
     End,
     Fault,
-    Memory,
-    Missed,
-    Open,
+    JobState,
+    OpenIncident,
     Policy,
     Save,
     Secure,
     Settle,
     Start,
-    Stored,
+    StorageContents,
+    UndoneWork,
     View,
 )
 from tests.unit.supervisor.job_views import S, fault, launcher, member, memory, progress, rank, report
 
 POLICY = Policy(members=2)
 NEW, OLD = 35, 23
-CUT = Cut(0, NEW, NEW - 1, 9.0)
+CUT = CutOffWork(0, NEW, NEW - 1, 9.0)
 RESTORE = fault("restore", step=OLD, signature="slot 1 23")
 
 
-def seen(found: Memory, *steps: int, at: int = -1, now_s: float = 100.0) -> View:
+def seen(found: JobState, *steps: int, at: int = -1, now_s: float = 100.0) -> View:
     """Return what the rules are given of two members that hold whole states of `steps` of generation 1."""
     view = looked(found, *steps, at=at, now_s=now_s)
-    return replace(view, memory=failed_start.taken_back(view))
+    return replace(view, memory=failed_start.without_failed_start(view))
 
 
-def looked(found: Memory, *steps: int, at: int = -1, now_s: float = 100.0) -> View:
+def looked(found: JobState, *steps: int, at: int = -1, now_s: float = 100.0) -> View:
     members = []
     for number in (0, 1):
         name = f"m{number}"
@@ -56,13 +56,13 @@ def looked(found: Memory, *steps: int, at: int = -1, now_s: float = 100.0) -> Vi
     return View(int(now_s * S), 0.0, found, tuple(members))
 
 
-def secured(found: Memory, *faults: Fault, steps: tuple[int, ...] = (NEW, OLD), at: int = -1) -> Memory:
-    return transition.apply(looked(found, *steps, at=at), Secure(faults, True, "a fault"), POLICY)
+def secured(found: JobState, *faults: Fault, steps: tuple[int, ...] = (NEW, OLD), at: int = -1) -> JobState:
+    return transition.after(looked(found, *steps, at=at), Secure(faults, True, "a fault"), POLICY)
 
 
-def gone_back(*faults: Fault, progressed: Progress | None = None) -> Memory:
+def gone_back(*faults: Fault, progressed: Progress | None = None) -> JobState:
     """Return the memory of a group that goes back to `OLD`, and has not begun there."""
-    opened = Open(1, 1, 90 * S, 91 * S, 0.0, faults)
+    opened = OpenIncident(1, 1, 90 * S, 91 * S, 0.0, faults)
     known = memory(phase="securing", incident=opened, incidents=1, settled=True)
     before = seen(known, NEW, OLD, at=NEW)
     if progressed is not None:
@@ -70,10 +70,10 @@ def gone_back(*faults: Fault, progressed: Progress | None = None) -> Memory:
         assert told is not None
         first = replace(before.members[0], report=replace(told, progress=(progressed,)))
         before = replace(before, members=(first, before.members[1]))
-    action = remedy.start(before, POLICY, faults[0], faults)
+    action = remedy.start_generation(before, POLICY, faults[0], faults)
     assert isinstance(action, Start)
     assert action.resume.step == OLD
-    return transition.apply(before, action, POLICY)
+    return transition.after(before, action, POLICY)
 
 
 IN_EVALUATION = replace(progress(0, NEW), tail_s=9.0)
@@ -84,27 +84,27 @@ def test_the_newer_state_is_used_where_the_older_one_cannot_be_restored() -> Non
     assert back.lineage == (Lineage(2, OLD),)
     assert back.missed == ()
     failed = secured(back, RESTORE, steps=(NEW,))
-    action = remedy.start(seen(failed, NEW), POLICY, RESTORE, (RESTORE,))
+    action = remedy.start_generation(seen(failed, NEW), POLICY, RESTORE, (RESTORE,))
     assert isinstance(action, Start)
     assert (action.resume.step, action.cut) == (NEW, (replace(CUT, after_s=9.0),))
-    went_on = transition.apply(seen(failed, NEW), action, POLICY)
+    went_on = transition.after(seen(failed, NEW), action, POLICY)
     assert [(each.rank, each.step) for each in went_on.missed] == [(0, NEW)]
 
 
 def test_an_older_state_that_is_still_there_is_tried_before() -> None:
     back = gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION)
     failed = secured(back, RESTORE, steps=(NEW, 12))
-    action = remedy.start(seen(failed, NEW, 12), POLICY, RESTORE, (RESTORE,))
+    action = remedy.start_generation(seen(failed, NEW, 12), POLICY, RESTORE, (RESTORE,))
     assert isinstance(action, Start)
     assert action.resume.step == 12
-    assert transition.apply(seen(failed, NEW, 12), action, POLICY).missed == ()
+    assert transition.after(seen(failed, NEW, 12), action, POLICY).missed == ()
 
 
 def test_a_holder_that_dies_before_the_first_step_takes_nothing_with_it_but_its_own() -> None:
     back = gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION)
     killed = fault("crash", 1, OLD)
     failed = secured(back, killed, steps=(NEW,), at=OLD)
-    action = remedy.start(seen(failed, NEW, at=OLD), POLICY, killed, (killed,))
+    action = remedy.start_generation(seen(failed, NEW, at=OLD), POLICY, killed, (killed,))
     assert isinstance(action, Start)
     assert action.resume.step == NEW
 
@@ -118,10 +118,10 @@ def test_a_group_that_has_done_a_step_is_not_taken_back() -> None:
     assert told is not None
     second = replace(copied.members[1], report=replace(told, slots=(Slot(2, OLD + 1, 8),)))
     late = replace(copied, memory=secured(back, killed), members=(copied.members[0], second))
-    assert failed_start.taken_back(late).lineage == (Lineage(2, OLD),), (
+    assert failed_start.without_failed_start(late).lineage == (Lineage(2, OLD),), (
         "a copy tells of a step that no page does"
     )
-    settled = transition.apply(seen(back, OLD, at=OLD + 1), Settle(99 * S, "a step"), POLICY)
+    settled = transition.after(seen(back, OLD, at=OLD + 1), Settle(99 * S, "a step"), POLICY)
     assert settled.unbegun is None
     assert secured(settled, killed).lineage == (Lineage(2, OLD),)
 
@@ -131,11 +131,11 @@ def test_a_bad_number_bounds_what_may_be_used_as_before() -> None:
     back = gone_back(bad)
     failed = secured(back, RESTORE, steps=(NEW, 28))
     assert seen(failed, NEW, 28).memory.lineage == (Lineage(2, 30),)
-    action = remedy.start(seen(failed, NEW, 28), POLICY, RESTORE, (RESTORE,))
+    action = remedy.start_generation(seen(failed, NEW, 28), POLICY, RESTORE, (RESTORE,))
     assert isinstance(action, Start)
     assert action.resume.step == 28
-    again = secured(transition.apply(seen(failed, NEW, 28), action, POLICY), RESTORE, steps=(NEW,))
-    ended = remedy.start(seen(again, NEW), POLICY, RESTORE, (RESTORE,))
+    again = secured(transition.after(seen(failed, NEW, 28), action, POLICY), RESTORE, steps=(NEW,))
+    ended = remedy.start_generation(seen(again, NEW), POLICY, RESTORE, (RESTORE,))
     assert isinstance(ended, End)  # each time that it is taken back
     assert "the run went back to step 30 later" in ended.why
 
@@ -143,9 +143,9 @@ def test_a_bad_number_bounds_what_may_be_used_as_before() -> None:
 def test_a_run_that_starts_over_does_not_take_that_back() -> None:
     anew = replace(POLICY, from_scratch=True)
     before = seen(memory(phase="forming", generation=1), NEW)
-    action = remedy.start(before, anew, None, ())
+    action = remedy.start_generation(before, anew, None, ())
     assert isinstance(action, Start)
-    failed = secured(transition.apply(before, action, anew), fault("crash", 0, -1), steps=(NEW,))
+    failed = secured(transition.after(before, action, anew), fault("crash", 0, -1), steps=(NEW,))
     assert seen(failed, NEW).memory.lineage == (Lineage(2, 0),)
 
 
@@ -153,7 +153,7 @@ def test_an_exception_that_only_newer_states_are_left_behind_ends_the_run() -> N
     raised = fault("exception", 0, NEW, message="RuntimeError: eval failed", code=1)
     back = gone_back(raised, progressed=IN_EVALUATION)
     failed = secured(back, RESTORE, steps=(NEW,))
-    ended = remedy.start(seen(failed, NEW), POLICY, RESTORE, (RESTORE,))
+    ended = remedy.start_generation(seen(failed, NEW), POLICY, RESTORE, (RESTORE,))
     assert isinstance(ended, End)
     assert ended.message == "RuntimeError: eval failed"
 
@@ -162,9 +162,9 @@ def test_an_exception_that_only_newer_states_are_left_behind_ends_the_run() -> N
 def test_a_run_that_ends_there_leaves_the_newer_state_to_the_next_and_names_the_work(times: int) -> None:
     failed = secured(gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION), RESTORE, steps=(NEW,))
     for _ in range(times):  # End comes once; what it does holds when it is done again
-        failed = transition.apply(seen(failed, NEW), End(1, "the storage is gone"), POLICY)
+        failed = transition.after(seen(failed, NEW), End(1, "the storage is gone"), POLICY)
     assert failed.lineage == ()
-    assert failed.missed[-1] == Missed(0, 0, NEW)
+    assert failed.missed[-1] == UndoneWork(0, 0, NEW)
 
 
 def test_a_stop_there_saves_the_newer_state_and_makes_nothing_void() -> None:
@@ -173,32 +173,32 @@ def test_a_stop_there_saves_the_newer_state_and_makes_nothing_void() -> None:
     saves = decide(stopped, POLICY)
     assert isinstance(saves, Save)
     assert saves.resume.step == NEW
-    order = orders.order_for(transition.apply(stopped, saves, POLICY), saves.member, POLICY, None)
+    order = orders.order_for(transition.after(stopped, saves, POLICY), saves.member, POLICY, None)
     assert valid(order.save_generation, order.save_step, order.lineage), "its own order forbids it"
 
 
 def test_a_stop_at_once_there_makes_nothing_void_and_names_the_work() -> None:
     back = gone_back(fault("crash", 0, NEW), progressed=IN_EVALUATION)
     stopped = looked(replace(back, stop="now"), NEW, OLD)
-    ended = transition.apply(stopped, decide(stopped, POLICY), POLICY)
+    ended = transition.after(stopped, decide(stopped, POLICY), POLICY)
     assert (ended.exit_code, ended.lineage) == (130, ())
-    assert ended.missed == (Missed(0, 0, NEW),)
+    assert ended.missed == (UndoneWork(0, 0, NEW),)
 
 
 def test_exceptions_of_start_after_start_are_each_kept_once() -> None:
     first, again = (fault("exception", 0, NEW, message=text) for text in ("ValueError: 1", "ValueError: 2"))
     other = fault("exception", 1, NEW)
-    known = failed_start.start(looked(memory()), NEW, None, (), (first,))
+    known = failed_start.pending_start(looked(memory()), NEW, None, (), (first,))
     failed = memory(unbegun=replace(known, failed=True))
-    assert failed_start.start(looked(failed), NEW, None, (), (again, other)).raised == (first, other)
+    assert failed_start.pending_start(looked(failed), NEW, None, (), (again, other)).raised == (first, other)
 
 
-def begun_anew() -> Memory:
+def begun_anew() -> JobState:
     """Return the memory of a run that was asked to begin from scratch, and has not done a step."""
     before = seen(memory(phase="forming", generation=1, lineage=(Lineage(1, 9),)), NEW)
-    action = remedy.start(before, ANEW, None, ())
+    action = remedy.start_generation(before, ANEW, None, ())
     assert isinstance(action, Start)
-    after = transition.apply(before, action, ANEW)
+    after = transition.after(before, action, ANEW)
     assert after.lineage == (Lineage(2, 0),)
     return after
 
@@ -208,18 +208,18 @@ ANEW = replace(POLICY, from_scratch=True)
 
 def test_a_run_from_scratch_that_ends_before_its_first_step_makes_nothing_void_for_the_next() -> None:
     anew, before = begun_anew(), (Lineage(1, 9),)
-    assert failed_start.for_next(anew).lineage == before, "it is killed"
+    assert failed_start.state_for_next_run(anew).lineage == before, "it is killed"
     for how in ("now", "graceful"):
         stopped = looked(replace(anew, stop=how, phase="securing" if how == "graceful" else "running"))
-        ended = transition.apply(stopped, End(130, "stopped"), ANEW)
-        assert failed_start.for_next(ended).lineage == before
+        ended = transition.after(stopped, End(130, "stopped"), ANEW)
+        assert failed_start.state_for_next_run(ended).lineage == before
     killed = fault("crash", 0, -1)
     failed = secured(anew, killed, steps=())
-    again = remedy.start(seen(failed), ANEW, killed, (killed,))
+    again = remedy.start_generation(seen(failed), ANEW, killed, (killed,))
     assert isinstance(again, Start)
-    assert failed_start.for_next(transition.apply(seen(failed), again, ANEW)).lineage == before
-    began = transition.apply(seen(anew, at=1), Settle(99 * S, "a step"), ANEW)
-    assert failed_start.for_next(began).lineage == (Lineage(2, 0),)
+    assert failed_start.state_for_next_run(transition.after(seen(failed), again, ANEW)).lineage == before
+    began = transition.after(seen(anew, at=1), Settle(99 * S, "a step"), ANEW)
+    assert failed_start.state_for_next_run(began).lineage == (Lineage(2, 0),)
 
 
 def test_a_run_from_scratch_that_is_stopped_before_its_first_step_saves_nothing() -> None:
@@ -239,38 +239,38 @@ def test_a_run_from_scratch_that_is_stopped_before_its_first_step_saves_nothing(
             for each in begins.members
             if each.report is not None
         )
-        stopped = replace(begins, members=held, stored=Stored(looked_ns=101 * S))
+        stopped = replace(begins, members=held, stored=StorageContents(looked_ns=101 * S))
         action = decide(stopped, ANEW)
         assert isinstance(action, Save if step else End)
         if not step:
-            ended = transition.apply(stopped, action, ANEW)
+            ended = transition.after(stopped, action, ANEW)
             assert (ended.exit_code, ended.why) == (130, "stopped, as asked, before the first step")
             assert (ended.lineage, ended.missed) == ((Lineage(1, 9),), ())
 
 
 def test_what_such_a_run_sets_aside_is_found_again_as_it_was() -> None:
-    missed = (Missed(1, 0, 5),)
+    missed = (UndoneWork(1, 0, 5),)
     before = memory(
         phase="forming", generation=1, lineage=(Lineage(1, 9),), saved=9, equal=(8,), missed=missed
     )
-    action = remedy.start(seen(before), ANEW, None, ())
+    action = remedy.start_generation(seen(before), ANEW, None, ())
     assert isinstance(action, Start)
-    begun = transition.apply(seen(before), action, ANEW)
+    begun = transition.after(seen(before), action, ANEW)
     assert (begun.saved, begun.equal) == (-1, ())
-    left = failed_start.for_next(begun)
+    left = failed_start.state_for_next_run(begun)
     assert (left.lineage, left.saved, left.equal, left.missed) == (before.lineage, 9, (8,), missed)
 
 
 def test_a_step_that_raised_again_and_again_is_done_by_the_next_run_and_not_missed() -> None:
     """It resumes from where that step begins."""
     raised = fault("exception", 0, NEW, message="ValueError: 1")
-    cut_off = Cut(0, NEW, NEW, raised=True)
-    known = failed_start.start(looked(memory()), NEW, None, (cut_off,), (raised,))
+    cut_off = CutOffWork(0, NEW, NEW, raised=True)
+    known = failed_start.pending_start(looked(memory()), NEW, None, (cut_off,), (raised,))
     failed = memory(unbegun=replace(known, failed=True))
-    ended = transition.apply(looked(failed, NEW), End(1, "a bug", cause=raised), POLICY)
-    assert ended.missed == (Missed(0, 0, NEW, early=True),)
+    ended = transition.after(looked(failed, NEW), End(1, "a bug", cause=raised), POLICY)
+    assert ended.missed == (UndoneWork(0, 0, NEW, early=True),)
     again = memory(phase="forming", missed=ended.missed, generation=1)
     for step, left in ((NEW, ()), (NEW + 1, ended.missed)):
-        begins = remedy.start(seen(again, step), POLICY, None, ())
+        begins = remedy.start_generation(seen(again, step), POLICY, None, ())
         assert isinstance(begins, Start)
-        assert transition.apply(seen(again, step), begins, POLICY).missed == left
+        assert transition.after(seen(again, step), begins, POLICY).missed == left

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holdfast.protocol.foreign_text import sent_bytes
 from holdfast.protocol.launcher_messages import Ending, Flag, Restore
 from supervisor.view import faults
-from supervisor.view.model import Fault, Open, Policy
+from supervisor.view.model import Fault, OpenIncident, Policy
 from tests.unit.supervisor.job_views import (
     LAUNCH,
     S,
@@ -34,7 +34,7 @@ def seen(*endings: Ending | None, **given: Any) -> tuple[Fault, ...]:
     """Return the faults of member m1, whose ranks ended like this."""
     ranks = tuple(rank(number, each) for number, each in enumerate(endings, 1))
     told = report("m1", launcher(*ranks), progress=(progress(1, 5),))
-    return faults.found(view(WELL, member("m1", told), **given), POLICY)
+    return faults.find_faults(view(WELL, member("m1", told), **given), POLICY)
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_what_is_in_order_is_no_fault(ending: Ending | None) -> None:
 
 def test_an_ending_of_an_older_generation_is_no_fault_of_this_one() -> None:
     old = report("m1", launcher(rank(1, Ending(0, None, 9), generation=1)))
-    assert faults.found(view(WELL, member("m1", old), generation=2), POLICY) == ()
+    assert faults.find_faults(view(WELL, member("m1", old), generation=2), POLICY) == ()
 
 
 def test_a_bad_number_is_named_with_step_and_batch() -> None:
     flag = Flag("jump", 4, "123.0", 64, 70 * S)
     told = report("m1", launcher(rank(1, flag=flag)))
-    [found] = faults.found(view(WELL, member("m1", told)), POLICY)
+    [found] = faults.find_faults(view(WELL, member("m1", told)), POLICY)
     assert (found.kind, found.step, found.position, found.at_ns) == ("loss_jump", 4, 64, 70 * S)
     assert found.detail == "rank 1 computed a loss of 123.0 at step 4, batch position 64"
 
@@ -111,7 +111,7 @@ def test_a_bad_number_is_named_with_step_and_batch() -> None:
 )
 def test_a_member_with_ranks_is_lost_when_it_is_gone_or_silent(given: dict[str, Any], lost: bool) -> None:
     away = member("m1", report("m1", launcher(rank(1))), **given)
-    found = faults.found(view(WELL, away), POLICY)
+    found = faults.find_faults(view(WELL, away), POLICY)
     assert [each.kind for each in found] == ["member_lost"] * lost
 
 
@@ -120,7 +120,7 @@ DEAF = "its launcher has said nothing for 5 s and is stopped"
 
 def test_a_member_whose_launcher_is_silent_is_lost_from_now_on_and_says_why() -> None:
     deaf = member("m1", report("m1", launcher(rank(1)), launcher_silent=DEAF))
-    [found] = faults.found(view(WELL, deaf), POLICY)
+    [found] = faults.find_faults(view(WELL, deaf), POLICY)
     assert (found.kind, found.member, found.rank, found.at_ns) == ("member_lost", "m1", 1, 100 * S)
     assert found.detail == f"member m1 is lost: {DEAF}"
 
@@ -128,27 +128,27 @@ def test_a_member_whose_launcher_is_silent_is_lost_from_now_on_and_says_why() ->
 def test_the_last_that_have_the_state_are_kept_until_something_else_needs_their_launchers() -> None:
     told = report("m0", launcher(rank(0)), launcher_silent=DEAF)
     alone = view(member("m0", told), placement=("m0",))
-    assert faults.found(alone, POLICY) == ()
+    assert faults.find_faults(alone, POLICY) == ()
     died = rank(0, Ending(1, None, 9))
     stuck = view(member("m0", replace(told, launcher=launcher(died))), placement=("m0",))
-    assert {each.kind for each in faults.found(stuck, POLICY)} == {"crash", "member_lost"}
+    assert {each.kind for each in faults.find_faults(stuck, POLICY)} == {"crash", "member_lost"}
     other = member("m1", report("m1", launcher(rank(1)), launcher_silent=DEAF))
-    assert faults.found(view(member("m0", told), other), POLICY) == ()
+    assert faults.find_faults(view(member("m0", told), other), POLICY) == ()
 
 
 def test_a_launcher_that_was_started_anew_has_lost_its_ranks() -> None:
     anew = member("m1", report("m1", launcher(generation=0)))
-    assert faults.found(view(WELL, anew, settled=False), POLICY) == ()
-    [found] = faults.found(view(WELL, anew, settled=True), POLICY)
+    assert faults.find_faults(view(WELL, anew, settled=False), POLICY) == ()
+    [found] = faults.find_faults(view(WELL, anew, settled=True), POLICY)
     assert (found.kind, found.member) == ("member_lost", "m1")
 
 
 def test_a_state_that_cannot_be_prepared_is_a_fault_of_the_generation_that_wanted_it() -> None:
     launch = replace(LAUNCH, generation=2, restore=Restore(8, 1, "slot"))
     behind = report("m1", launcher(generation=1), prepare_error="no", prepare_generation=2)
-    [found] = faults.found(view(WELL, member("m1", behind), generation=2, launch=launch), POLICY)
+    [found] = faults.find_faults(view(WELL, member("m1", behind), generation=2, launch=launch), POLICY)
     assert (found.kind, found.signature) == ("restore", faults.restore_signature("slot", 1, 8))
-    assert faults.found(view(WELL, member("m1", behind), generation=3, launch=launch), POLICY) == ()
+    assert faults.find_faults(view(WELL, member("m1", behind), generation=3, launch=launch), POLICY) == ()
 
 
 def test_a_slot_that_was_not_free_says_nothing_against_the_state() -> None:
@@ -156,7 +156,7 @@ def test_a_slot_that_was_not_free_says_nothing_against_the_state() -> None:
     behind = report(
         "m1", launcher(generation=1), prepare_error="no", prepare_generation=2, prepare_occupied=True
     )
-    [found] = faults.found(view(WELL, member("m1", behind), generation=2, launch=launch), POLICY)
+    [found] = faults.find_faults(view(WELL, member("m1", behind), generation=2, launch=launch), POLICY)
     assert (found.kind, found.signature) == ("restore", faults.OTHER_RESTORE)
     assert found.signature != faults.restore_signature("slot", 1, 8)
 
@@ -171,16 +171,16 @@ def test_a_memory_volume_that_is_full_says_nothing_against_the_state() -> None:
         prepare_occupied=True,
         prepare_volume=True,
     )
-    [found] = faults.found(view(WELL, member("m1", behind), generation=2, launch=launch), POLICY)
+    [found] = faults.find_faults(view(WELL, member("m1", behind), generation=2, launch=launch), POLICY)
     assert (found.kind, found.signature) == ("restore", faults.VOLUME)
 
 
 def test_causes_come_before_their_symptoms_then_the_earliest() -> None:
     early, late = fault("crash", at_ns=1), fault("exception", at_ns=2)
-    assert faults.root((fault("victim", at_ns=0), late, early)) is early
-    assert faults.root((fault("hang", at_ns=0), late)) is late
-    assert faults.root((early, fault("nan", at_ns=9))).kind == "nan"
-    assert faults.root((fault("nan", at_ns=0), fault("member_lost", at_ns=9))).kind == "member_lost"
+    assert faults.root_cause((fault("victim", at_ns=0), late, early)) is early
+    assert faults.root_cause((fault("hang", at_ns=0), late)) is late
+    assert faults.root_cause((early, fault("nan", at_ns=9))).kind == "nan"
+    assert faults.root_cause((fault("nan", at_ns=0), fault("member_lost", at_ns=9))).kind == "member_lost"
 
 
 def test_a_step_that_was_not_committed_is_explained_by_what_another_rank_died_of() -> None:
@@ -188,36 +188,36 @@ def test_a_step_that_was_not_committed_is_explained_by_what_another_rank_died_of
     ended = Ending(80 * S, 2, fail="bad_input", message="begun 3 times", doubtful=True)
     [misuse] = seen(ended)
     assert (misuse.kind, misuse.doubtful) == ("bad_input", True)
-    assert faults.root(seen(ended, Ending(90 * S, None, 9))).kind == "crash"
-    assert faults.root((misuse, fault("member_lost", 2, at_ns=99 * S))).kind == "member_lost"
-    assert faults.root((misuse, fault("victim", 2, at_ns=1))) is misuse
+    assert faults.root_cause(seen(ended, Ending(90 * S, None, 9))).kind == "crash"
+    assert faults.root_cause((misuse, fault("member_lost", 2, at_ns=99 * S))).kind == "member_lost"
+    assert faults.root_cause((misuse, fault("victim", 2, at_ns=1))) is misuse
     certain = fault("bad_input", at_ns=99 * S)
-    assert faults.root((misuse, fault("crash", 2, at_ns=1), certain)) is certain
+    assert faults.root_cause((misuse, fault("crash", 2, at_ns=1), certain)) is certain
 
 
 @given(st.permutations([fault("crash", at_ns=3), fault("nan"), fault("victim"), fault("hang", at_ns=1)]))
 def test_the_root_does_not_depend_on_the_order_of_what_was_heard(found: list[Fault]) -> None:
-    assert faults.root(tuple(found)).kind == "nan"
+    assert faults.root_cause(tuple(found)).kind == "nan"
 
 
 def test_what_the_incident_knows_is_joined_by_what_shows_itself_later_once() -> None:
     known = fault("victim", 1)
-    incident = Open(1, 1, 0, 0, 0.0, (known,))
+    incident = OpenIncident(1, 1, 0, 0, 0.0, (known,))
     both = report("m1", launcher(rank(1, Ending(95 * S, None, 9))), progress=(progress(1, 5),))
-    found = faults.gathered(view(WELL, member("m1", both), incident=incident), POLICY)
+    found = faults.of_incident(view(WELL, member("m1", both), incident=incident), POLICY)
     assert [each.kind for each in found] == ["victim", "crash"]
-    older = Open(1, 0, 0, 0, 0.0, (known,))
-    assert [e.kind for e in faults.gathered(view(WELL, member("m1", both), incident=older), POLICY)] == [
+    older = OpenIncident(1, 0, 0, 0, 0.0, (known,))
+    assert [e.kind for e in faults.of_incident(view(WELL, member("m1", both), incident=older), POLICY)] == [
         "crash"
     ]
 
 
 def test_victims_may_be_those_of_a_member_that_does_not_speak() -> None:
     quiet = member("m1", report("m1", None), silent_s=2.0)
-    explained = faults.silent(view(WELL, quiet))
+    explained = faults.first_silent_member(view(WELL, quiet))
     assert explained is not None
     assert (explained.kind, explained.member) == ("member_lost", "m1")
-    assert faults.silent(view(WELL, member("m1", report("m1", None)))) is None
+    assert faults.first_silent_member(view(WELL, member("m1", report("m1", None)))) is None
 
 
 def test_a_bad_number_of_a_script_that_keeps_its_own_state_is_counted_from_its_last_start() -> None:
@@ -225,7 +225,7 @@ def test_a_bad_number_of_a_script_that_keeps_its_own_state_is_counted_from_its_l
         bad = rank(1, generation=generation, flag=Flag("nan", 754, "nan", -1, 90 * S))
         told = progress(1, 754, -1)
         state = launcher(bad, generation=generation, joins=False)
-        [found] = faults.found(
+        [found] = faults.find_faults(
             view(
                 member("m1", report("m1", state, progress=(told,))),
                 placement=("m1",),
@@ -259,12 +259,14 @@ def test_the_messages_of_an_incident_have_a_bounded_sum_and_the_cause_s_is_whole
     known = tuple(
         fault("crash", number, at_ns=(7 * number) % count, message="я" * 30_000) for number in range(count)
     )
-    found = faults.bounded(known)
+    found = faults.with_bounded_messages(known)
     assert sum(sent_bytes(each.message) for each in found) < 1_600_000
     assert [replace(each, message="") for each in found] == [replace(each, message="") for each in known]
-    assert faults.root(found).message == "я" * 30_000
-    assert all("[...]" in each.message for each in found if each is not faults.root(found)) is (count > 3)
-    assert faults.bounded(found) == found
+    assert faults.root_cause(found).message == "я" * 30_000
+    assert all("[...]" in each.message for each in found if each is not faults.root_cause(found)) is (
+        count > 3
+    )
+    assert faults.with_bounded_messages(found) == found
 
 
 def test_signals_have_the_names_that_this_system_gives_them() -> None:

@@ -6,7 +6,7 @@ from holdfast.protocol.launcher_messages import Ending, Flag, LauncherState, Mar
 from holdfast.protocol.member_messages import MemberReport
 from supervisor.view import faults as symptoms
 from supervisor.view import member_clocks
-from supervisor.view.member_clocks import WINDOW_NS, Offset
+from supervisor.view.member_clocks import WINDOW_NS, ClockOffset
 from supervisor.view.model import Policy
 from tests.unit.supervisor.job_views import launcher, member, rank, report, view
 
@@ -20,17 +20,17 @@ def told(now_ns: int, state: LauncherState | None = None, clock: str = THEIRS) -
     return report("m1", state, now_ns=now_ns + APART_NS, clock=clock)
 
 
-def heard(offset: Offset, sent_ns: int, took_ns: int) -> Offset:
+def heard(offset: ClockOffset, sent_ns: int, took_ns: int) -> ClockOffset:
     return offset.heard(told(sent_ns), OURS, sent_ns + took_ns)
 
 
 def test_times_of_another_host_come_to_be_ours() -> None:
-    offset = heard(Offset(), 1000 * MS, MS)
+    offset = heard(ClockOffset(), 1000 * MS, MS)
     ending = Ending(APART_NS + 900 * MS, 1, failed_ns=APART_NS + 890 * MS)
     marks = Marks(APART_NS + 100 * MS, APART_NS + 200 * MS)
     flag = Flag("nan", 3, "nan", 0, APART_NS + 880 * MS)
     state = launcher(rank(1, ending, flag=flag, marks=marks), warm_ending=ending)
-    found = member_clocks.on_ours(told(1000 * MS, state), offset).launcher
+    found = member_clocks.on_supervisor_clock(told(1000 * MS, state), offset).launcher
     assert found is not None
     assert found.ranks[0].ending == replace(ending, at_ns=901 * MS, failed_ns=891 * MS) == found.warm_ending
     assert found.ranks[0].flag == replace(flag, at_ns=881 * MS)
@@ -40,14 +40,14 @@ def test_times_of_another_host_come_to_be_ours() -> None:
 def test_of_one_clock_nothing_is_moved() -> None:
     state = launcher(rank(1, Ending(5, 1)))
     for clock in (OURS, ""):
-        offset = Offset().heard(told(10, state, clock), OURS, 999 * MS)
-        assert offset == Offset()
-        assert member_clocks.on_ours(told(10, state, clock), offset) == told(10, state, clock)
+        offset = ClockOffset().heard(told(10, state, clock), OURS, 999 * MS)
+        assert offset == ClockOffset()
+        assert member_clocks.on_supervisor_clock(told(10, state, clock), offset) == told(10, state, clock)
 
 
 def test_the_shortest_way_counts_and_small_differences_do_not() -> None:
     """A time tells one event from another: it must not change with each report."""
-    offset = heard(Offset(), 0, 80 * MS)
+    offset = heard(ClockOffset(), 0, 80 * MS)
     offset = heard(offset, 500 * MS, 2 * MS)
     assert offset.ns == -APART_NS + 2 * MS
     for number, took_ns in enumerate((900 * MS, MS, 3 * MS, 60 * MS)):
@@ -56,7 +56,7 @@ def test_the_shortest_way_counts_and_small_differences_do_not() -> None:
 
 
 def test_clocks_that_drift_are_followed() -> None:
-    offset, drifted = heard(Offset(), 0, MS), 0
+    offset, drifted = heard(ClockOffset(), 0, MS), 0
     for at_ns in range(0, 10 * WINDOW_NS, WINDOW_NS // 30):
         drifted = at_ns // 20_000  # 50 us a second
         offset = offset.heard(told(at_ns - drifted), OURS, at_ns + MS)
@@ -67,7 +67,7 @@ def test_who_failed_first_is_found_across_hosts() -> None:
     """The first to fail is on the host that has been up for longer."""
     first = launcher(rank(1, Ending(APART_NS + 900 * MS, 1, fail="exception", failed_ns=APART_NS + 900 * MS)))
     later = launcher(rank(0, Ending(950 * MS, 1, fail="exception", failed_ns=950 * MS)))
-    offset = heard(Offset(), 1000 * MS, MS)
-    there = member_clocks.on_ours(told(1000 * MS, first), offset)
+    offset = heard(ClockOffset(), 1000 * MS, MS)
+    there = member_clocks.on_supervisor_clock(told(1000 * MS, first), offset)
     seen = view(member("m0", report("m0", later)), member("m1", there), now_s=1.0)
-    assert symptoms.root(symptoms.found(seen, Policy())).rank == 1
+    assert symptoms.root_cause(symptoms.find_faults(seen, Policy())).rank == 1

@@ -15,7 +15,7 @@ from supervisor.view.model import (
     Done,
     End,
     MemberView,
-    Open,
+    OpenIncident,
     Policy,
     Replace,
     Save,
@@ -52,31 +52,35 @@ def followed(seen: View, *kinds: type[Action]) -> list[Action]:
     for kind in kinds:
         actions.append(decide(seen, POLICY))
         assert isinstance(actions[-1], kind), actions[-1]
-        seen = replace(seen, memory=transition.apply(seen, actions[-1], POLICY))
+        seen = replace(seen, memory=transition.after(seen, actions[-1], POLICY))
     return actions
 
 
 def test_a_member_that_speaks_has_done_so_lately() -> None:
-    assert members.speaks(member("m1", report("m1", None), silent_s=1.4))
+    assert members.is_reporting(member("m1", report("m1", None), silent_s=1.4))
     for away in ({"silent_s": 1.5}, {"connected": False}, {"exists": False}):
-        assert not members.speaks(member("m1", report("m1", None), **away))
+        assert not members.is_reporting(member("m1", report("m1", None), **away))
 
 
 def test_one_that_speaks_and_is_deaf_does_not_obey() -> None:
     found = here("m0", 0)
-    assert (members.deaf(found), members.obeys(found)) == ("", True)
-    assert (members.deaf(deaf(found)), members.speaks(deaf(found)), members.obeys(deaf(found))) == (
+    assert (members.unresponsive_launcher(found), members.is_controllable(found)) == ("", True)
+    assert (
+        members.unresponsive_launcher(deaf(found)),
+        members.is_reporting(deaf(found)),
+        members.is_controllable(deaf(found)),
+    ) == (
         WHY,
         True,
         False,
     )
-    assert members.deaf(member("m0")) == ""
+    assert members.unresponsive_launcher(member("m0")) == ""
 
 
 def test_a_new_member_may_be_silent_for_as_long_as_forming_takes() -> None:
     fresh = member("m7", silent_s=599.0)
     assert not members.is_lost(view(here("m0", 0)), fresh, POLICY)
-    assert members.silence_left_s(view(here("m0", 0)), fresh, POLICY) == 1.0
+    assert members.timeout_left_s(view(here("m0", 0)), fresh, POLICY) == 1.0
 
 
 # -- what a deaf member leads to
@@ -92,7 +96,7 @@ def test_a_deaf_member_s_place_is_a_standby_s_at_once_and_its_processes_are_ende
     assert WHY in start.why
     assert start.resume.step == 9
     assert start.resume.holders == ("m1",), "who is about to be ended has nothing to give"
-    assert transition.apply(seen, start, POLICY).lost == ("m0",)
+    assert transition.after(seen, start, POLICY).lost == ("m0",)
 
 
 def test_without_a_standby_another_member_is_made() -> None:
@@ -108,11 +112,11 @@ def test_a_deaf_standby_is_replaced_and_never_chosen() -> None:
     assert action == Replace("m2", f"member m2 is lost: {WHY}")
     assert not members.is_ready(deaf(STANDBY), 1)
     gone = view(member("m0", exists=False), here("m1", 1), deaf(STANDBY))
-    assert members.able(gone, POLICY) == ("m1",)
+    assert members.eligible_members(gone, POLICY) == ("m1",)
 
 
 def test_a_deaf_member_is_not_hoped_for() -> None:
-    assert members.missing(view(deaf(here("m0", 0)), here("m1", 1)), POLICY, 60.0) == {}
+    assert members.recoverable_members(view(deaf(here("m0", 0)), here("m1", 1)), POLICY, 60.0) == {}
 
 
 def test_a_lone_member_trains_on_until_something_needs_its_launcher() -> None:
@@ -122,17 +126,17 @@ def test_a_lone_member_trains_on_until_something_needs_its_launcher() -> None:
     assert isinstance(decide(quiet, alone), Wait)
     stall = RankStall(0, 1, 9, 7, 2, "eval", 2.5, 1.0, limited=True)
     stuck = view(deaf(here("m0", 0, stalls=(stall,))), **lone)
-    stuck = replace(stuck, watch=observation.later(stuck.watch, stuck))
+    stuck = replace(stuck, watch=observation.update(stuck.watch, stuck))
     action = decide(stuck, alone)
     assert isinstance(action, Secure)
-    after = replace(stuck, memory=transition.apply(stuck, action, alone))
+    after = replace(stuck, memory=transition.after(stuck, action, alone))
     assert decide(after, alone) == Replace("m0", "member m0 is lost and no standby is left")
 
 
 @pytest.mark.parametrize("stop", ["", "graceful"])
 def test_at_a_stop_what_a_deaf_member_holds_is_saved_from_there(stop: str) -> None:
     lone = view(deaf(here("m0", 0)), placement=("m0",), world_size=1, stop=stop)
-    assert resume_point.point(lone, None).source == ("slot" if stop else "none")
+    assert resume_point.newest(lone, None).source == ("slot" if stop else "none")
     action = closing.save_and_end(lone, ())
     assert isinstance(action, Save if stop else End)
 
@@ -148,17 +152,19 @@ def test_a_sidecar_that_says_nothing_is_looked_at_before_its_member_counts_as_lo
     quiet = replace(here("m0", 0), silent_s=members.MUTE_S + 0.1)
     new = member("m2", silent_s=9.0)  # nobody has heard of it yet: it imports
     seen = view(quiet, here("m1", 1), new)
-    assert members.mute(seen, {}) == ("m0",)
+    assert members.silent_sidecars(seen, {}) == ("m0",)
     assert not members.is_lost(seen, quiet, POLICY)
-    assert members.mute(seen, {"m0": seen.now_ns - 1}) == ()
-    assert members.mute(seen, {"m0": seen.now_ns - int((members.AGAIN_S + 1) * S)}) == ("m0",)
+    assert members.silent_sidecars(seen, {"m0": seen.now_ns - 1}) == ()
+    assert members.silent_sidecars(seen, {"m0": seen.now_ns - int((members.AGAIN_S + 1) * S)}) == ("m0",)
 
 
 SECURING: dict[str, Any] = {
     "phase": "securing",
     "settled": True,
     "since_ns": 100 * S,
-    "incident": Open(1, 1, 90 * S, 91 * S, 0.0, (fault("exception", 0, message="RuntimeError: no", code=1),)),
+    "incident": OpenIncident(
+        1, 1, 90 * S, 91 * S, 0.0, (fault("exception", 0, message="RuntimeError: no", code=1),)
+    ),
     "incidents": 1,
 }
 
@@ -192,4 +198,4 @@ def test_one_whose_launcher_is_gone_with_it_or_is_silent_is_given_up_as_before()
 
 def test_a_standby_takes_the_place_of_one_whose_launcher_is_not_heard() -> None:
     seen = view(here("m0", 0), here("m1", 1, launcher=None), STANDBY, **SECURING)
-    assert members.able(seen, POLICY) == ("m0", "m2")
+    assert members.eligible_members(seen, POLICY) == ("m0", "m2")

@@ -8,7 +8,7 @@ import pytest
 from holdfast.protocol.member_messages import Room
 from supervisor.decision.decide import decide
 from supervisor.view import memory_needed
-from supervisor.view.model import End, MemberView, Past, Policy, View
+from supervisor.view.model import End, MemberView, PastFault, Policy, View
 from tests.unit.supervisor.job_views import launcher, member, progress, rank, report, view
 
 GB = 1_000_000_000
@@ -60,34 +60,34 @@ def test_the_limit_of_a_cgroup_is_named_where_it_is_what_keeps_the_run_from_fitt
         at(f"m{n}", n, slots_bytes=GB, free_bytes=9 * GB, available_bytes=2 * GB, limit_bytes=5 * GB)
         for n in range(2)
     ]
-    found = memory_needed.refusal(seen(*members))
+    found = memory_needed.reason_to_refuse(seen(*members))
     assert found is not None
     assert "4.00 GB can be had under the memory limit of 5.00 GB of its cgroup" in found.why
     assert "a higher memory limit" in found.why
     volume = [at(f"m{n}", n, slots_bytes=GB, free_bytes=1, limit_bytes=5 * GB) for n in range(2)]
-    found = memory_needed.refusal(seen(*volume))
+    found = memory_needed.reason_to_refuse(seen(*volume))
     assert found is not None
     assert ("cgroup" in found.why, "--shm-size" in found.why) == (False, True), "the volume is what is small"
 
 
 def test_a_run_that_has_something_to_lose_is_never_refused() -> None:
     late = [at(f"m{n}", n, step=memory_needed.EARLY_STEPS + 1, slots_bytes=0, free_bytes=1) for n in range(2)]
-    assert memory_needed.refusal(seen(*late)) is None
+    assert memory_needed.reason_to_refuse(seen(*late)) is None
     early = [at(f"m{n}", n, slots_bytes=0, free_bytes=1) for n in range(2)]
-    assert memory_needed.refusal(seen(*early)) is not None
-    past = Past("crash", 1, "m1", 2, "killed", 0, 1)
-    assert memory_needed.refusal(seen(*early, history=(past,))) is None
+    assert memory_needed.reason_to_refuse(seen(*early)) is not None
+    past = PastFault("crash", 1, "m1", 2, "killed", 0, 1)
+    assert memory_needed.reason_to_refuse(seen(*early, history=(past,))) is None
 
 
 def test_what_is_not_known_refuses_nobody() -> None:
     assert memory_needed.volumes(seen(at("m0", 0, state_bytes=0), at("m1", 1, state_bytes=0))) == ()
     nobody = member("m0", report("m0", launcher(rank(0))))
-    assert memory_needed.refusal(seen(nobody, member("m1"))) is None
-    assert memory_needed.described(seen(nobody)) is None
+    assert memory_needed.reason_to_refuse(seen(nobody, member("m1"))) is None
+    assert memory_needed.as_status(seen(nobody)) is None
 
 
 def test_status_shows_the_volume_that_has_the_least_to_spare() -> None:
-    found = memory_needed.described(seen(at("m0", 0), at("m1", 1, volume="other:1", free_bytes=5)))
+    found = memory_needed.as_status(seen(at("m0", 0), at("m1", 1, volume="other:1", free_bytes=5)))
     assert found is not None
     assert found["members"] == ["m1"]
     assert found["available_bytes"] == 4 * GB + 1000 + 5

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from supervisor.view import members
-from supervisor.view.model import MemberView, Open, Past, Policy
+from supervisor.view.model import MemberView, OpenIncident, PastFault, Policy
 from tests.unit.supervisor.job_views import S, fault, launcher, member, report, view
 
 POLICY = Policy(members=2)
@@ -29,16 +29,16 @@ def test_a_member_is_ready_when_each_of_its_ranks_has_a_process_waiting() -> Non
 
 def test_the_first_to_be_ready_form_the_group_whoever_came_first() -> None:
     seen = view(cold("m0"), warm("m1"), warm("m2"), placement=())
-    assert members.able(seen, POLICY) == ("m1", "m2")
+    assert members.eligible_members(seen, POLICY) == ("m1", "m2")
 
 
 def test_with_fewer_members_than_asked_for_those_that_can_are_returned() -> None:
-    assert members.able(view(warm("m0"), placement=()), POLICY) == ("m0",)
-    assert members.able(view(warm("m0"), member("m1", exists=False)), POLICY) == ("m0",)
+    assert members.eligible_members(view(warm("m0"), placement=()), POLICY) == ("m0",)
+    assert members.eligible_members(view(warm("m0"), member("m1", exists=False)), POLICY) == ("m0",)
 
 
 def test_ranks_stay_where_they_are_also_when_no_process_is_warm_there() -> None:
-    assert members.able(view(cold("m0"), cold("m1"), warm("m2")), POLICY) == ("m0", "m1")
+    assert members.eligible_members(view(cold("m0"), cold("m1"), warm("m2")), POLICY) == ("m0", "m1")
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,13 @@ def test_ranks_stay_where_they_are_also_when_no_process_is_warm_there() -> None:
     ],
 )
 def test_a_standby_takes_the_place_of_one_that_is_away(away: MemberView) -> None:
-    assert members.able(view(away, cold("m1"), cold("m2"), warm("m3")), POLICY) == ("m3", "m1")
+    assert members.eligible_members(view(away, cold("m1"), cold("m2"), warm("m3")), POLICY) == ("m3", "m1")
 
 
 def test_each_standby_takes_one_place() -> None:
     gone = [member(name, exists=False) for name in ("m0", "m1")]
-    assert members.able(view(*gone, warm("m2"), warm("m3")), POLICY) == ("m2", "m3")
-    assert members.able(view(*gone, warm("m2")), POLICY) == ("m2",)
+    assert members.eligible_members(view(*gone, warm("m2"), warm("m3")), POLICY) == ("m2", "m3")
+    assert members.eligible_members(view(*gone, warm("m2")), POLICY) == ("m2",)
 
 
 @pytest.mark.parametrize(("step", "expected"), [(5, ("m0", "m2")), (6, ("m0", "m1"))])
@@ -65,28 +65,31 @@ def test_a_member_that_crashes_twice_without_a_step_gained_gives_way(
     step: int, expected: tuple[str, ...]
 ) -> None:
     cause = fault("crash", 1, step)
-    before = Past("crash", 1, "m1", 5, cause.signature, 90 * S, 1)
-    incident = Open(2, 1, 0, 0, 0.0, (cause,))
+    before = PastFault("crash", 1, "m1", 5, cause.signature, 90 * S, 1)
+    incident = OpenIncident(2, 1, 0, 0, 0.0, (cause,))
     seen = view(warm("m0"), warm("m1"), warm("m2"), history=(before,), incident=incident)
-    assert members.able(seen, POLICY) == expected
+    assert members.eligible_members(seen, POLICY) == expected
     alone = view(warm("m0"), warm("m1"), history=(before,), incident=incident)
-    assert members.able(alone, POLICY) == ("m0", "m1")
+    assert members.eligible_members(alone, POLICY) == ("m0", "m1")
 
 
 def test_missing_are_those_with_ranks_that_may_still_come_back() -> None:
     seen = view(warm("m0", connected=False), member("m1", exists=False), warm("m2", connected=False))
-    assert members.missing(seen, POLICY, 60.0) == {"m0": 60 * S}
+    assert members.recoverable_members(seen, POLICY, 60.0) == {"m0": 60 * S}
 
 
 def test_each_member_that_is_away_has_its_time_from_when_it_was_well_last() -> None:
     away = [warm("m0", connected=False, well_ns=99 * S, heard_ns=1), warm("m1", connected=False, heard_ns=S)]
-    assert members.missing(view(*away), POLICY, 60.0) == {"m0": 159 * S, "m1": 61 * S}
-    assert members.missing(view(*away, since_ns=98 * S), POLICY, 60.0) == {"m0": 159 * S, "m1": 158 * S}
+    assert members.recoverable_members(view(*away), POLICY, 60.0) == {"m0": 159 * S, "m1": 61 * S}
+    assert members.recoverable_members(view(*away, since_ns=98 * S), POLICY, 60.0) == {
+        "m0": 159 * S,
+        "m1": 158 * S,
+    }
 
 
 def test_the_next_silence_to_look_at_is_the_one_that_ends_first() -> None:
     seen = view(warm("m0", silent_s=1.0), warm("m1", silent_s=4.5), member("m2", exists=False))
-    assert members.next_silence_s(seen, POLICY, 60.0) == pytest.approx(0.5)
-    assert members.next_silence_s(view(), POLICY, 60.0) == 60.0
+    assert members.next_timeout_s(seen, POLICY, 60.0) == pytest.approx(0.5)
+    assert members.next_timeout_s(view(), POLICY, 60.0) == 60.0
     late = view(warm("m0", silent_s=4.9999))
-    assert members.next_silence_s(late, POLICY, 60.0) == 0.01
+    assert members.next_timeout_s(late, POLICY, 60.0) == 0.01

@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.protocol.member_messages import Seal
 from supervisor.view import replica_divergence
-from supervisor.view.model import Fault, MemberView, Past
+from supervisor.view.model import Fault, MemberView, PastFault
 from tests.unit.supervisor.job_views import launcher, member, report, view
 
 GOOD, BAD, WORSE = 0xAAAA0001, 0xBBBB0002, 0xCCCC0003
@@ -18,9 +18,9 @@ def sealed(
     return member(name, report(name, launcher(), seals=seals))
 
 
-def found(*members: MemberView, history: tuple[Past, ...] = ()) -> Fault | None:
+def found(*members: MemberView, history: tuple[PastFault, ...] = ()) -> Fault | None:
     placement = tuple(each.name for each in members)
-    return replica_divergence.diverged(view(*members, placement=placement, history=history))
+    return replica_divergence.find_divergence(view(*members, placement=placement, history=history))
 
 
 def test_equal_replicas_are_no_fault() -> None:
@@ -55,7 +55,7 @@ def test_the_majority_names_the_liar() -> None:
     ],
 )
 def test_a_majority_is_more_than_half(crcs: tuple[int, ...], named: tuple[str, ...]) -> None:
-    assert replica_divergence.liars({f"m{at}": crc for at, crc in enumerate(crcs)}, len(crcs)) == named
+    assert replica_divergence.minority({f"m{at}": crc for at, crc in enumerate(crcs)}, len(crcs)) == named
 
 
 def test_nobody_is_judged_before_enough_have_sealed() -> None:
@@ -88,12 +88,12 @@ def test_seals_of_another_generation_or_of_a_standby_do_not_count() -> None:
     assert found(sealed("m0", GOOD, GOOD, GOOD), old) is None
     standing_by = sealed("m2", GOOD, GOOD, BAD)
     two = (sealed("m0", GOOD, GOOD, GOOD), sealed("m1", GOOD, GOOD, GOOD))
-    assert replica_divergence.diverged(view(*two, standing_by)) is None
+    assert replica_divergence.find_divergence(view(*two, standing_by)) is None
 
 
 def test_what_comes_again_and_again_is_how_the_script_computes() -> None:
     members = (sealed("m0", GOOD, GOOD, GOOD), sealed("m1", GOOD, GOOD, BAD))
-    past = Past("diverged", -1, "", 32, "diverged", 1, 1)
+    past = PastFault("diverged", -1, "", 32, "diverged", 1, 1)
     assert found(*members, history=(past,) * (replica_divergence.TRIES - 1)) is not None
     assert found(*members, history=(past,) * replica_divergence.TRIES) is None
 
@@ -102,10 +102,12 @@ def test_what_was_equal_before_a_restart_counts_after_it() -> None:
     """They came to differ, and a rank died before the next seals could tell: each resumed from its own."""
     members = sealed("m0", GOOD, BAD, first=400, generation=1), sealed("m1", WORSE, GOOD, first=400)
     seen = view(*members, equal=(128, 256))
-    fault = replica_divergence.diverged(seen)
+    fault = replica_divergence.find_divergence(seen)
     assert fault is not None
     assert fault.step == 256
-    assert replica_divergence.diverged(view(*members, equal=(256,))) is None, "equal once is how all begin"
+    assert replica_divergence.find_divergence(view(*members, equal=(256,))) is None, (
+        "equal once is how all begin"
+    )
 
 
 def test_a_roll_back_leaves_what_was_equal_before() -> None:

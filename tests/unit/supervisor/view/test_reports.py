@@ -15,14 +15,14 @@ BUG = '  File "train.py", line 7\nValueError: bad\n'
 
 def test_how_far_the_group_got_is_what_its_present_generation_says() -> None:
     behind = member("m1", report("m1", launcher(generation=0), progress=(progress(1, 900),)))
-    assert reports.reached(view(WELL, behind)) == 7
-    assert reports.reached(view()) == -1
+    assert reports.furthest_step(view(WELL, behind)) == 7
+    assert reports.furthest_step(view()) == -1
 
 
 def test_state_in_our_care_shows_in_snapshots() -> None:
     never = member("m1", report("m1", launcher(), progress=(progress(1, 5, snapshot_step=-1),)))
-    assert not reports.kept(view(never))
-    assert reports.kept(view(WELL))
+    assert not reports.has_protected_state(view(never))
+    assert reports.has_protected_state(view(WELL))
 
 
 def test_evidence_is_that_of_the_present_generation() -> None:
@@ -34,7 +34,10 @@ def test_evidence_is_that_of_the_present_generation() -> None:
 
 def test_the_dearest_copy_is_that_of_the_present_generation() -> None:
     dear = replace(progress(1, 5), snapshot_s=2.5)
-    assert reports.copy_s(view()) == 0.0
-    assert reports.copy_s(view(WELL, member("m1", report("m1", launcher(), progress=(dear,))))) == 2.5
+    assert reports.snapshot_duration_s(view()) == 0.0
+    assert (
+        reports.snapshot_duration_s(view(WELL, member("m1", report("m1", launcher(), progress=(dear,)))))
+        == 2.5
+    )
     older = member("m1", report("m1", launcher(generation=0), progress=(dear,)))
-    assert reports.copy_s(view(WELL, older)) == 0.0
+    assert reports.snapshot_duration_s(view(WELL, older)) == 0.0

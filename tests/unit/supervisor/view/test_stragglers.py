@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.protocol.member_messages import Progress
 from supervisor.view.model import MemberView, View
-from supervisor.view.stragglers import Slow, slow
+from supervisor.view.stragglers import Straggler, find_stragglers
 from tests.unit.supervisor.job_views import launcher, member, progress, report, view
 
 BLOCKS, STEPS = 10, 5  # of a window, as the sidecar keeps it
@@ -38,12 +38,12 @@ def _member(name: str, rank: Progress, generation: int) -> MemberView:
 
 
 def named(*ranks: Progress) -> list[int]:
-    return [each.rank for each in slow((), seen(*ranks))]
+    return [each.rank for each in find_stragglers((), seen(*ranks))]
 
 
 def test_a_rank_that_takes_more_than_the_others_is_slow() -> None:
-    found = slow((), seen(told(0, 0.03), told(1, 0.084), told(2, 0.03), told(3, 0.034)))
-    assert found == (Slow(1, 1, 0.084, 0.042, 0.03, 150),)
+    found = find_stragglers((), seen(told(0, 0.03), told(1, 0.084), told(2, 0.03), told(3, 0.034)))
+    assert found == (Straggler(1, 1, 0.084, 0.042, 0.03, 150),)
     assert found[0].factor == pytest.approx(2.8)
 
 
@@ -76,37 +76,37 @@ def test_a_difference_that_is_nothing_beside_the_step_is_none() -> None:
 )
 def test_what_is_not_known_now_stays_as_it_was(hidden: dict[str, object]) -> None:
     whole = seen(told(0, 0.03), told(1, 0.09))
-    before = slow((), whole)
+    before = find_stragglers((), whole)
     away = replace(whole, members=(whole.members[0], replace(whole.members[1], **hidden)))  # type: ignore[arg-type]
-    assert slow((), away) == ()
-    assert slow(before, away) == before
+    assert find_stragglers((), away) == ()
+    assert find_stragglers(before, away) == before
     alone = replace(away, members=away.members[1:])
-    assert slow(before, alone) == before
+    assert find_stragglers(before, alone) == before
 
 
 def test_it_is_over_when_the_average_has_come_down_and_not_before() -> None:
-    before = slow((), seen(told(0, 0.03), told(1, 0.09)))
+    before = find_stragglers((), seen(told(0, 0.03), told(1, 0.09)))
     for own_s in (0.2, 0.06, 0.04):
-        [still] = slow(before, seen(told(0, 0.03), told(1, own_s, least_s=0.03, step=999)))
+        [still] = find_stragglers(before, seen(told(0, 0.03), told(1, own_s, least_s=0.03, step=999)))
         assert (still.own_s, still.since) == (own_s, 150)
-    assert slow(before, seen(told(0, 0.03), told(1, 0.037))) == ()
-    assert slow(before, seen(told(0, 0.03, step_s=1.0), told(1, 0.07, step_s=1.0))) == ()
+    assert find_stragglers(before, seen(told(0, 0.03), told(1, 0.037))) == ()
+    assert find_stragglers(before, seen(told(0, 0.03, step_s=1.0), told(1, 0.07, step_s=1.0))) == ()
 
 
 def test_a_new_generation_begins_with_none() -> None:
-    before = slow((), seen(told(0, 0.03), told(1, 0.09)))
-    assert slow(before, seen(told(0, 0.03), told(1, 0.04), generation=2)) == ()
+    before = find_stragglers((), seen(told(0, 0.03), told(1, 0.09)))
+    assert find_stragglers(before, seen(told(0, 0.03), told(1, 0.04), generation=2)) == ()
 
 
 def test_a_new_supervisor_finds_it_again() -> None:
     whole = seen(told(0, 0.03), told(1, 0.09))
-    assert slow((), whole) == slow(slow((), whole), whole)
+    assert find_stragglers((), whole) == find_stragglers(find_stragglers((), whole), whole)
 
 
 @given(st.lists(st.floats(0.001, 1.0), min_size=2, max_size=9))
 def test_the_measure_is_the_median_of_the_others(owns: list[float]) -> None:
     ranks = [told(number, own_s, step_s=0.001) for number, own_s in enumerate(owns)]
-    for found in slow((), seen(*ranks)):
+    for found in find_stragglers((), seen(*ranks)):
         others = statistics.median(owns[: found.rank] + owns[found.rank + 1 :])
         assert found.peers_s == pytest.approx(others)
         assert owns[found.rank] > 1.5 * others
@@ -120,7 +120,7 @@ class History:
 
     def __init__(self, world_size: int) -> None:
         self._owns: list[list[float]] = [[] for _ in range(world_size)]
-        self.slow: tuple[Slow, ...] = ()
+        self.slow: tuple[Straggler, ...] = ()
 
     def block(self, steps: list[list[float]]) -> tuple[int, ...]:
         """Add to each rank the own times of some steps; return who is slow now."""
@@ -136,7 +136,7 @@ class History:
             else progress(number, step)
             for number, window in enumerate(windows)
         ]
-        self.slow = slow(self.slow, seen(*ranks))
+        self.slow = find_stragglers(self.slow, seen(*ranks))
         return tuple(each.rank for each in self.slow)
 
 

@@ -30,7 +30,7 @@ def seen(first: tuple[str, int], second: tuple[str, int], ended: Ending | None =
             progress=(replace(progress(number, step), phase=phase.strip("*"), tail_s=1.0 * ("*" in phase)),),
         )
         members.append(member(f"m{number}", told))
-    return faults.root(faults.found(view(*members), POLICY))
+    return faults.root_cause(faults.find_faults(view(*members), POLICY))
 
 
 def test_a_rank_that_finished_its_loop_before_the_others_is_the_cause() -> None:
@@ -90,5 +90,5 @@ def test_in_a_generation_that_did_no_step_only_what_is_certain_is_said(phase: st
         )
         for number, ending in ((0, WELL), (1, VICTIM))
     ]
-    cause = faults.root(faults.found(view(*told, launch=restored), POLICY))
+    cause = faults.root_cause(faults.find_faults(view(*told, launch=restored), POLICY))
     assert (cause.kind, cause.rank, cause.detail) == ("crash", 0, says)

@@ -11,27 +11,29 @@ OLDER = member("m1", report("m1", launcher(rank(1))))
 
 
 def test_the_group_is_ahead_when_any_member_that_exists_runs_a_newer_generation() -> None:
-    assert unknown_generation.ahead(view(NEWER, OLDER)) == 3
-    assert unknown_generation.ahead(view(NEWER, OLDER, generation=3)) == 0
+    assert unknown_generation.newest(view(NEWER, OLDER)) == 3
+    assert unknown_generation.newest(view(NEWER, OLDER, generation=3)) == 0
     gone = member("m0", NEWER.report, exists=False)
-    assert unknown_generation.ahead(view(gone, OLDER, member("m2"))) == 0
+    assert unknown_generation.newest(view(gone, OLDER, member("m2"))) == 0
     assert "run generation 3, and the journal knows only 1" in unknown_generation.fault(view(NEWER)).detail
 
 
 def test_seats_are_those_that_the_members_claim_and_the_rest_is_whose_word_is_not_there_yet() -> None:
     second = member("m4", report("m4", launcher(rank(1, generation=3), generation=3)))
-    assert unknown_generation.seats(view(second, NEWER, OLDER), 3) == ("m0", "m4")
-    assert unknown_generation.seats(view(NEWER, OLDER, member("m5")), 3) == ("m0", "m5")
-    assert unknown_generation.seats(view(NEWER, OLDER), 3) == ("m0",)
+    assert unknown_generation.claimed_placement(view(second, NEWER, OLDER), 3) == ("m0", "m4")
+    assert unknown_generation.claimed_placement(view(NEWER, OLDER, member("m5")), 3) == ("m0", "m5")
+    assert unknown_generation.claimed_placement(view(NEWER, OLDER), 3) == ("m0",)
 
 
 def test_the_history_that_the_journal_lacks_is_what_the_newest_order_told() -> None:
     newest, older = Told(3, (Lineage(3, 0),), (7,)), Told(2, (Lineage(1, 0), Lineage(2, 9)))
     members = (member("m0", report("m0", None, told=older)), member("m1", report("m1", None, told=newest)))
-    assert unknown_generation.told(view(*members)) == newest
-    assert unknown_generation.told(view(*members, generation=3)) is None, "the journal has all of it"
-    assert unknown_generation.told(view(member("m1", exists=False), members[0])) == older
-    assert unknown_generation.told(view()) is None
+    assert unknown_generation.reported_history(view(*members)) == newest
+    assert unknown_generation.reported_history(view(*members, generation=3)) is None, (
+        "the journal has all of it"
+    )
+    assert unknown_generation.reported_history(view(member("m1", exists=False), members[0])) == older
+    assert unknown_generation.reported_history(view()) is None
 
 
 def test_where_nobody_was_told_a_generation_that_did_a_step_began_no_later_than_it_is() -> None:
@@ -41,7 +43,7 @@ def test_where_nobody_was_told_a_generation_that_did_a_step_began_no_later_than_
 
     done = Marks(1, 1, 1, 1)
     seen = view(member("m0", old(0, 83, done)), member("m1", old(1, 82, done)), lineage=(Lineage(1, 0),))
-    found = unknown_generation.told(seen)
+    found = unknown_generation.reported_history(seen)
     assert found == Told(3, (Lineage(1, 0), Lineage(3, 83)))
     unbegun = view(member("m0", old(0, 83, Marks())), member("m1", old(1, 83, Marks())))
-    assert unknown_generation.told(unbegun) is None, "it may be taken back"
+    assert unknown_generation.reported_history(unbegun) is None, "it may be taken back"

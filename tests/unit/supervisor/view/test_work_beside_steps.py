@@ -14,20 +14,20 @@ from supervisor.decision.decide import decide
 from supervisor.hangs import detection, observation
 from supervisor.view import work_beside_steps
 from supervisor.view.model import (
-    Cut,
+    CutOffWork,
     End,
     Fault,
-    Memory,
-    Missed,
-    Open,
+    JobState,
+    OpenIncident,
     Policy,
-    Resume,
+    ResumePoint,
     Save,
     Secure,
     Settle,
     Start,
+    UndoneWork,
     View,
-    Void,
+    VoidStep,
     Wait,
 )
 from tests.unit.supervisor.job_views import (
@@ -63,7 +63,7 @@ def group(
         assert held.report is not None
         told = replace(held.report, launcher=launcher(state), progress=(where,), secured_for=1)
         members.append(replace(held, report=told))
-    opened = Open(1, 1, 90 * S, 91 * S, 0.0, (fault("crash", 1, 20),))
+    opened = OpenIncident(1, 1, 90 * S, 91 * S, 0.0, (fault("crash", 1, 20),))
     return view(*members, phase="securing", since_ns=100 * S, incident=opened, incidents=1)
 
 
@@ -94,19 +94,24 @@ def test_nobody_waits_where_no_work_is_left() -> None:
     ],
 )
 def test_who_can_do_no_more_is_not_waited_for(state: RankState) -> None:
-    assert work_beside_steps.wait(group((state, at(0, tail_s=1.5)), (rank(1, KILLED), at(1))), POLICY) is None
+    assert (
+        work_beside_steps.wait_for_survivors(
+            group((state, at(0, tail_s=1.5)), (rank(1, KILLED), at(1))), POLICY
+        )
+        is None
+    )
 
 
 def test_the_finally_blocks_of_a_rank_that_raised_are_waited_for() -> None:
     raising = replace(RAISED, unwinding=True)
     found = group((rank(0), at(0)), (rank(1, raising, state="failing"), at(1)))
     assert decide(found, POLICY) == Wait(130 * S, "rank 1 may finish what it is doing outside of a step")
-    assert work_beside_steps.wait(later(found, 31), POLICY) is None
+    assert work_beside_steps.wait_for_survivors(later(found, 31), POLICY) is None
     lost = replace(raising, fail="distributed")
     found = group((rank(0, lost, state="failing"), at(0)), (rank(1, KILLED), at(1)))
-    assert work_beside_steps.wait(found, POLICY) is None  # a victim's are cut off, as ever
+    assert work_beside_steps.wait_for_survivors(found, POLICY) is None  # a victim's are cut off, as ever
     over = group((rank(0), at(0)), (rank(1, RAISED), at(1)))
-    assert work_beside_steps.wait(over, POLICY) is None
+    assert work_beside_steps.wait_for_survivors(over, POLICY) is None
 
 
 HINT = replace(RAISED, unwinding=True, step=20)
@@ -148,10 +153,10 @@ def test_while_it_may_be_on_its_way_out_nothing_hangs_but_not_for_ever() -> None
     )
     found = replace(found, members=members)
     policy = replace(POLICY, hang_floor_s=1.0)
-    found = replace(found, watch=observation.later(found.watch, found))
+    found = replace(found, watch=observation.update(found.watch, found))
     for seconds, excused in ((0, True), (34, True), (36, False)):
         seen = later(found, seconds)
-        seen = replace(seen, watch=observation.later(seen.watch, seen))
+        seen = replace(seen, watch=observation.update(seen.watch, seen))
         verdict = detection.judge(seen, policy)
         assert verdict is not None
         assert ("finally" in verdict.why) == excused
@@ -159,14 +164,19 @@ def test_while_it_may_be_on_its_way_out_nothing_hangs_but_not_for_ever() -> None
     assert told is not None
     on = replace(members[1], report=replace(told, launcher=launcher(rank(1))))
     handled = replace(found, members=(members[0], on))
-    assert observation.later(found.watch, handled).hints == ()
+    assert observation.update(found.watch, handled).hints == ()
 
 
 def test_a_rank_that_hangs_there_is_not_waited_for() -> None:
     found = group((rank(0), at(0, tail_s=9.0)), (rank(1), at(1)))
     assert found.memory.incident is not None
     hung = replace(found.memory.incident, faults=(fault("hang", 0, 20),))
-    assert work_beside_steps.wait(replace(found, memory=replace(found.memory, incident=hung)), POLICY) is None
+    assert (
+        work_beside_steps.wait_for_survivors(
+            replace(found, memory=replace(found.memory, incident=hung)), POLICY
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,7 +202,7 @@ def late(number: int, limited: bool) -> RankStall:
 
 
 def ranks_waited_for(seen: View) -> tuple[int, ...]:
-    action = work_beside_steps.wait(seen, POLICY)
+    action = work_beside_steps.wait_for_survivors(seen, POLICY)
     return tuple(number for number in (0, 1) if action is not None and str(number) in action.why)
 
 
@@ -210,9 +220,9 @@ def test_work_that_was_cut_off_is_done_again_from_before_its_step() -> None:
     found = group((rank(0), at(0)), (rank(1, KILLED), at(1, tail_s=2.0)))
     action = decide(found, POLICY)
     assert isinstance(action, Start)
-    assert (action.resume.step, action.cut) == (15, (Cut(1, 20, 19, 2.0),))
+    assert (action.resume.step, action.cut) == (15, (CutOffWork(1, 20, 19, 2.0),))
     assert "what rank 1 did for 2.00 s after the commit of step 20 is done again" in action.evidence
-    assert transition.apply(found, action, POLICY).missed == ()
+    assert transition.after(found, action, POLICY).missed == ()
 
 
 @pytest.mark.parametrize(
@@ -239,25 +249,25 @@ def test_a_declared_pause_that_was_not_left_is_work_whatever_it_usually_takes(
     found = later(group((rank(0), at(0)), (rank(1, ending), paused)), 61)
     action = decide(found, POLICY)
     assert isinstance(action, Start)
-    assert (action.resume.step, action.cut) == (15, (Cut(1, 20, 19, told_s),))
+    assert (action.resume.step, action.cut) == (15, (CutOffWork(1, 20, 19, told_s),))
     assert f"what rank 1 did for {told_s:.2f} s after the commit of step 20 is done again" in action.evidence
 
 
-@pytest.mark.parametrize(("ahead", "cuts"), [(20, (Cut(1, 20, 19, 0.02),)), (21, ())])
+@pytest.mark.parametrize(("ahead", "cuts"), [(20, (CutOffWork(1, 20, 19, 0.02),)), (21, ())])
 def test_what_a_lost_member_told_last_is_no_pause_if_the_others_have_gone_beyond_it(
-    ahead: int, cuts: tuple[Cut, ...]
+    ahead: int, cuts: tuple[CutOffWork, ...]
 ) -> None:
     """They could not without it: so it had left that pause since."""
     often = at(1, tail_s=0.02, tail_usual_s=0.02, tail_declared=True)
     found = group((rank(0), at(0, ahead)), (rank(1), often))
     lost = replace(found.members[1], exists=False, connected=False)
     seen = replace(found, members=(found.members[0], lost))
-    assert work_beside_steps.cut(seen, ()) == cuts
+    assert work_beside_steps.work_cut_off(seen, ()) == cuts
     early = at(1, early=Uncommitted(0.04, 0.03, declared=True))
     found = group((rank(0), at(0, 60)), (rank(1), early), slots=(60, 15))
-    assert work_beside_steps.cut(found, ()) == (Cut(1, 20, 20, 0.04, early=True),)
+    assert work_beside_steps.work_cut_off(found, ()) == (CutOffWork(1, 20, 20, 0.04, early=True),)
     seen = replace(found, members=(found.members[0], replace(found.members[1], connected=False)))
-    assert work_beside_steps.cut(seen, ()) == ()
+    assert work_beside_steps.work_cut_off(seen, ()) == ()
 
 
 def test_a_wait_for_peers_after_a_commit_is_no_work_that_is_lost() -> None:
@@ -287,11 +297,11 @@ def test_what_a_pause_was_to_do_behind_a_wait_for_peers_is_done_again(
     assert not isinstance(decide(found, POLICY), Wait), "who can do no more is not waited for"
     action = decide(found, POLICY)
     assert isinstance(action, Start)
-    assert (action.resume.step, action.cut) == (15, (Cut(0, 20, 19, 3.0),))
+    assert (action.resume.step, action.cut) == (15, (CutOffWork(0, 20, 19, 3.0),))
     none = group((state, where), (rank(1, KILLED), at(1)), slots=(20,))
     action = decide(none, POLICY)
     assert isinstance(action, Start), "nobody raised it: the run goes on, and says so at its end"
-    assert transition.apply(none, action, POLICY).missed == (Missed(1, 0, 20),)
+    assert transition.after(none, action, POLICY).missed == (UndoneWork(1, 0, 20),)
 
 
 @pytest.mark.parametrize(
@@ -303,21 +313,21 @@ def test_what_a_pause_was_to_do_behind_a_wait_for_peers_is_done_again(
     ],
 )
 def test_a_wait_for_peers_in_no_pause_is_not_worth_a_rollback(state: RankState, where: Progress) -> None:
-    assert work_beside_steps.cut(group((state, where), (rank(1, KILLED), at(1))), ()) == ()
+    assert work_beside_steps.work_cut_off(group((state, where), (rank(1, KILLED), at(1))), ()) == ()
 
 
 def test_a_pause_of_a_step_that_an_exception_left_is_done_again_if_others_have_the_step() -> None:
     failed = rank(1, replace(LOST, paused=20))
     found = group((rank(0), at(0, 21)), (failed, at(1)), slots=(21, 15))
-    assert work_beside_steps.cut(found, ()) == (Cut(1, 20, 20, 0.001, early=True),)
+    assert work_beside_steps.work_cut_off(found, ()) == (CutOffWork(1, 20, 20, 0.001, early=True),)
     waits = rank(1, where="collective")
     found = group((rank(0), at(0, 21)), (waits, at(1, early=PAUSED)), slots=(21, 15))
-    assert work_beside_steps.cut(found, ()) == (Cut(1, 20, 20, 0.04, early=True),)
+    assert work_beside_steps.work_cut_off(found, ()) == (CutOffWork(1, 20, 20, 0.04, early=True),)
 
 
 def test_a_rank_that_finished_has_left_nothing_undone() -> None:
     found = group((rank(0, Ending(95 * S, 0)), at(0, tail_s=3.0)), (rank(1, KILLED), at(1)))
-    assert work_beside_steps.cut(found, ()) == ()
+    assert work_beside_steps.work_cut_off(found, ()) == ()
 
 
 # -- before a commit
@@ -335,10 +345,10 @@ def test_work_before_a_commit_that_others_have_made_is_done_again(work: Uncommit
     found = group((rank(0), at(0, 21)), (rank(1, KILLED), at(1, early=work)), slots=(21, 15))
     action = decide(found, POLICY)
     assert isinstance(action, Start)
-    assert (action.resume.step, action.cut) == (15, (Cut(1, 20, 20, work.seconds, early=True),))
+    assert (action.resume.step, action.cut) == (15, (CutOffWork(1, 20, 20, work.seconds, early=True),))
     said = f"what rank 1 did for {work.seconds:.2f} s in step 20, before its commit, is done again"
     assert said in action.evidence
-    assert transition.apply(found, action, POLICY).missed == ()
+    assert transition.after(found, action, POLICY).missed == ()
     before = group((rank(0), at(0, 21)), (rank(1, KILLED), at(1, early=work)), slots=(21, 20))
     action = decide(before, POLICY)
     assert isinstance(action, Start)
@@ -371,7 +381,9 @@ def test_where_nobody_has_the_step_nothing_is_said_of_what_was_done_in_it() -> N
     assert isinstance(action, Start)
     assert (action.resume.step, action.cut) == (20, ())
     assert (
-        work_beside_steps.wait(group((rank(0), at(0, early=PAUSED)), (rank(1, KILLED), at(1))), POLICY)
+        work_beside_steps.wait_for_survivors(
+            group((rank(0), at(0, early=PAUSED)), (rank(1, KILLED), at(1))), POLICY
+        )
         is None
     )
 
@@ -389,18 +401,18 @@ def test_work_before_a_commit_that_no_state_is_before_is_said_at_the_end() -> No
     action = decide(found, POLICY)
     assert isinstance(action, Start)
     assert action.resume.step == 21
-    after = transition.apply(found, action, POLICY)
-    assert after.missed == (Missed(1, 1, 20, early=True),)
+    after = transition.after(found, action, POLICY)
+    assert after.missed == (UndoneWork(1, 1, 20, early=True),)
     end = closing.finished(replace(found, memory=after), POLICY)
     assert isinstance(end, End)
     assert end.exit_code == 3
     assert "work before commit was cut short 1 time: rank 1 in step 20 (see" in end.why
-    both = (*after.missed, Missed(2, 0, 40))
-    assert work_beside_steps.described(both).startswith("work before or after commit was cut short 2 times: ")
+    both = (*after.missed, UndoneWork(2, 0, 40))
+    assert work_beside_steps.describe(both).startswith("work before or after commit was cut short 2 times: ")
     for step, left in ((20, ()), (21, after.missed)):
         back = replace(action, resume=replace(action.resume, step=step), cut=())
         known = replace(found.memory, missed=after.missed)
-        assert transition.apply(replace(found, memory=known), back, POLICY).missed == left
+        assert transition.after(replace(found, memory=known), back, POLICY).missed == left
 
 
 def test_a_stop_in_work_before_a_commit_saves_a_state_that_leads_to_it_again() -> None:
@@ -409,7 +421,7 @@ def test_a_stop_in_work_before_a_commit_saves_a_state_that_leads_to_it_again() -
     assert isinstance(decide(stopped, POLICY), Wait)
     action = decide(later(stopped, POLICY.grace_s + 1), POLICY)
     assert isinstance(action, Save)
-    assert (action.resume.step, action.cut) == (15, (Cut(1, 20, 20, 2.0, early=True),))
+    assert (action.resume.step, action.cut) == (15, (CutOffWork(1, 20, 20, 2.0, early=True),))
 
 
 # -- where no state is left
@@ -422,8 +434,8 @@ def test_where_no_state_from_before_is_left_the_run_goes_on_and_says_so() -> Non
     assert action.resume.step == 20
     [line] = action.evidence
     assert line.endswith("is not done again: no state from before it is left")
-    after = transition.apply(found, action, POLICY)
-    assert after.missed == (Missed(1, 1, 20),)
+    after = transition.after(found, action, POLICY)
+    assert after.missed == (UndoneWork(1, 1, 20),)
     assert closing.finished(replace(found, memory=after), POLICY) == End(
         3,
         "all ranks have finished; work after commit was cut short 1 time: rank 1 after step 20 "
@@ -446,14 +458,14 @@ def test_a_hang_in_a_pause_that_no_state_is_before_is_said_at_the_end() -> None:
     action = decide(seen, POLICY)
     assert isinstance(action, Start)
     assert action.resume.step == 20
-    after = transition.apply(seen, action, POLICY)
-    assert after.missed == (Missed(1, 0, 20), Missed(1, 1, 20))
+    after = transition.after(seen, action, POLICY)
+    assert after.missed == (UndoneWork(1, 0, 20), UndoneWork(1, 1, 20))
     ended = closing.finished(replace(seen, memory=after), POLICY)
     assert isinstance(ended, End)
     assert ended.exit_code == closing.EXIT_CUT_SHORT
-    again = Resume(15, 1, "slot")  # a later fault went back behind it: it is done again
+    again = ResumePoint(15, 1, "slot")  # a later fault went back behind it: it is done again
     assert (
-        transition.apply(replace(seen, memory=after), replace(action, resume=again, cut=()), POLICY).missed
+        transition.after(replace(seen, memory=after), replace(action, resume=again, cut=()), POLICY).missed
         == ()
     )
 
@@ -490,13 +502,13 @@ def test_a_state_that_lacks_what_was_changed_after_its_commit_is_passed_over(
 
 def test_a_step_that_is_remembered_as_void_is_passed_over_in_all_generations() -> None:
     found = group((rank(0), at(0)), (rank(1, KILLED), at(1)))
-    for void, step in ((Void(1, 20, 1), 15), (Void(2, 20, 1), 20), (Void(1, 19, 1), 20)):
+    for void, step in ((VoidStep(1, 20, 1), 15), (VoidStep(2, 20, 1), 20), (VoidStep(1, 19, 1), 20)):
         action = decide(replace(found, memory=replace(found.memory, void=(void,))), POLICY)
         assert isinstance(action, Start)
         assert action.resume.step == step
-    resumed = Resume(20, 1, "slot")
-    known = replace(found, memory=replace(found.memory, void=(Void(1, 20, 1),)))
-    assert work_beside_steps.unamended(known, resumed) == (Cut(1, 20, 19),)
+    resumed = ResumePoint(20, 1, "slot")
+    known = replace(found, memory=replace(found.memory, void=(VoidStep(1, 20, 1),)))
+    assert work_beside_steps.lost_changes(known, resumed) == (CutOffWork(1, 20, 19),)
 
 
 @pytest.mark.parametrize(
@@ -505,20 +517,20 @@ def test_a_step_that_is_remembered_as_void_is_passed_over_in_all_generations() -
         pytest.param(20, {"step": 21}, {"step": 21}, (), 20, id="all have gone beyond it"),
         pytest.param(20, {"step": 21}, {"step": 20}, (), -1, id="one may be in work after that commit"),
         pytest.param(20, {"step": 21}, {"step": 22, "late": (20,)}, (), -1, id="one has made it void"),
-        pytest.param(20, {"step": 21}, {"step": 22}, (Void(1, 20, 1),), -1, id="one had made it void"),
+        pytest.param(20, {"step": 21}, {"step": 22}, (VoidStep(1, 20, 1),), -1, id="one had made it void"),
         pytest.param(-1, {"step": 21}, {"step": 22}, (), -1, id="nobody asks"),
     ],
 )
 def test_a_member_may_write_a_checkpoint_of_what_no_rank_can_make_void_any_more(
-    publishing: int, first: dict[str, Any], second: dict[str, Any], void: tuple[Void, ...], good: int
+    publishing: int, first: dict[str, Any], second: dict[str, Any], void: tuple[VoidStep, ...], good: int
 ) -> None:
     found = group((rank(0), at(0, **first)), (rank(1), at(1, **second)))
     asks = found.members[0]
     assert asks.report is not None
     asks = replace(asks, report=replace(asks.report, publishing=publishing))
     found = replace(found, memory=replace(found.memory, void=void), members=(asks, *found.members[1:]))
-    assert work_beside_steps.good(found, asks) == good
-    assert work_beside_steps.good(replace(found, members=(asks,)), asks) == -1, (
+    assert work_beside_steps.publishable_step(found, asks) == good
+    assert work_beside_steps.publishable_step(replace(found, members=(asks,)), asks) == -1, (
         "the other's ranks are not known"
     )
 
@@ -527,11 +539,11 @@ def test_a_change_that_no_state_is_before_is_named_as_missed() -> None:
     found = group((rank(0), at(0, late=(20,))), (rank(1, KILLED), at(1)), slots=(20,))
     action = decide(found, POLICY)
     assert isinstance(action, Start)
-    assert (action.resume.step, action.cut) == (20, (Cut(0, 20, 19),))
-    assert transition.apply(found, action, POLICY).missed == (Missed(1, 0, 20),)
+    assert (action.resume.step, action.cut) == (20, (CutOffWork(0, 20, 19),))
+    assert transition.after(found, action, POLICY).missed == (UndoneWork(1, 0, 20),)
     stopped = closing.save_and_end(found, ())
     assert isinstance(stopped, Save)
-    assert stopped.cut == (Cut(0, 20, 19),)
+    assert stopped.cut == (CutOffWork(0, 20, 19),)
 
 
 # -- exceptions
@@ -544,14 +556,14 @@ def raised(tail_s: float, slots: tuple[int, ...], ahead: int = 20) -> tuple[View
 
 def test_an_exception_after_a_commit_is_gone_back_behind_however_short_it_was() -> None:
     found, faults = raised(0.001, (20, 15))
-    action = remedy.start(found, POLICY, faults[0], faults)
+    action = remedy.start_generation(found, POLICY, faults[0], faults)
     assert isinstance(action, Start)
     assert action.resume.step == 15
 
 
 def test_an_exception_after_a_commit_that_cannot_be_gone_back_behind_ends_the_run() -> None:
     found, faults = raised(0.001, (20,))
-    action = remedy.start(found, POLICY, faults[0], faults)
+    action = remedy.start_generation(found, POLICY, faults[0], faults)
     assert isinstance(action, End)
     assert (action.exit_code, action.message) == (1, "RuntimeError: eval failed")
 
@@ -559,11 +571,11 @@ def test_an_exception_after_a_commit_that_cannot_be_gone_back_behind_ends_the_ru
 def test_an_exception_within_a_step_that_others_have_done_is_gone_back_behind() -> None:
     """It came between the optimizer's step and the commit: the others' state has that step already."""
     found, faults = raised(0.0, (21, 15), ahead=21)
-    action = remedy.start(found, POLICY, faults[0], faults)
+    action = remedy.start_generation(found, POLICY, faults[0], faults)
     assert isinstance(action, Start)
     assert action.resume.step == 15
     found, faults = raised(0.0, (20, 15))
-    action = remedy.start(found, POLICY, faults[0], faults)
+    action = remedy.start_generation(found, POLICY, faults[0], faults)
     assert isinstance(action, Start)
     assert action.resume.step == 20  # as ever
 
@@ -586,24 +598,24 @@ def test_an_error_of_the_program_before_any_step_is_not_tried_long(name: str, tr
     history = memory().history
     for again in range(1, tries + 1):
         seen = view(*lone, now_s=2.0, history=history)
-        assert (remedy.verdict(seen, POLICY, cause) is not None) == (again == tries)
-        action = remedy.start(seen, POLICY, cause, (cause,))
+        assert (remedy.reason_to_stop(seen, POLICY, cause) is not None) == (again == tries)
+        action = remedy.start_generation(seen, POLICY, cause, (cause,))
         assert isinstance(action, Start)
-        history = transition.apply(seen, action, POLICY).history
+        history = transition.after(seen, action, POLICY).history
 
 
 def test_once_something_was_trained_it_is_tried_as_often_as_any_other() -> None:
     cause = fault("exception", 1, 7, signature="exception TypeError at train.py:3")
     past = replace(apply_once(cause).history[-1], worked=True)
-    assert remedy.verdict(view(now_s=2.0, history=(past,)), POLICY, cause) is None
+    assert remedy.reason_to_stop(view(now_s=2.0, history=(past,)), POLICY, cause) is None
 
 
-def apply_once(cause: Fault) -> Memory:
+def apply_once(cause: Fault) -> JobState:
     lone = (member("m0", report("m0", launcher(rank(0)))), member("m1", report("m1", launcher(rank(1)))))
     seen = view(*lone, now_s=2.0)
-    action = remedy.start(seen, POLICY, cause, (cause,))
+    action = remedy.start_generation(seen, POLICY, cause, (cause,))
     assert isinstance(action, Start)
-    return transition.apply(seen, action, POLICY)
+    return transition.after(seen, action, POLICY)
 
 
 # -- the last line
@@ -619,11 +631,11 @@ def apply_once(cause: Fault) -> Memory:
     ],
 )
 def test_the_last_line_says_how_many_incidents_there_were(why: str, incidents: int, line: str) -> None:
-    assert closing.last_line(memory(why=why, incidents=5 + incidents, before=5)) == line
+    assert closing.summary(memory(why=why, incidents=5 + incidents, before=5)) == line
 
 
 def test_what_was_cut_short_many_times_is_named_in_part() -> None:
-    missed = tuple(Missed(number, 0, 100 * number) for number in range(1, 6))
+    missed = tuple(UndoneWork(number, 0, 100 * number) for number in range(1, 6))
     ended = closing.finished(view(missed=missed), POLICY)
     assert isinstance(ended, End)
     assert ended.exit_code == 3
@@ -637,11 +649,11 @@ def test_a_run_that_is_to_stop_waits_no_longer_than_its_grace_and_says_what_it_c
     found = group((rank(0), at(0, tail_s=1.5, pause_left_s=500.0)), (rank(1), at(1)))
     asked = replace(found, memory=replace(found.memory, stop="graceful", incident=None))
     assert decide(asked, POLICY) == Wait(130 * S, "rank 0 may finish what it is doing outside of a step")
-    assert work_beside_steps.wait(later(asked, 31), POLICY) is None
-    ended = transition.apply(
+    assert work_beside_steps.wait_for_survivors(later(asked, 31), POLICY) is None
+    ended = transition.after(
         later(asked, 31), End(130, "stopped, as asked, with a checkpoint of step 20"), POLICY
     )
-    assert closing.last_line(replace(ended, incidents=0)) == (
+    assert closing.summary(replace(ended, incidents=0)) == (
         "stopped, as asked, with a checkpoint of step 20; work after commit was cut short 1 time: "
         "rank 0 after step 20"
     )
