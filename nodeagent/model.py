@@ -85,6 +85,14 @@ def word(value: Level | Action) -> str:
     return value.name.lower()
 
 
+def duration(seconds: float) -> str:
+    """Return a duration for people: `10 min`."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g} {unit}"
+    return f"{seconds:g} s"
+
+
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
     """One thing that is wrong with one entity, or was until a moment ago."""

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
-from nodeagent.model import VERDICT_XID, word
+from nodeagent.model import VERDICT_XID, duration, word
 from nodeagent.policy import nvlink
 from nodeagent.policy.overriding import KERNEL
 from nodeagent.policy.rules import Bound, CheckState, HealthPolicy, Meaning, Rule
@@ -191,12 +191,12 @@ def _event(found: Mapping[str, Any]) -> LabelledLines:
         yield "means", found["name"]
     yield "level", _level(found["level"])
     yield "action", found["action"]
-    hold = f"{span(found['hold_s'])} without another" if found["hold_s"] else ""
+    hold = f"{duration(found['hold_s'])} without another" if found["hold_s"] else ""
     yield "ends", ", then ".join(each for each in (_ENDS[found["clears"]], hold) if each) or "at once"
     recurs = found["recurs"]
     if recurs:
         same = " with the same details" if recurs["same_variant"] else ""
-        often = f"{recurs['bursts']} times within {span(recurs['within_s'])}{same}"
+        often = f"{recurs['bursts']} times within {duration(recurs['within_s'])}{same}"
         yield "again", f"{often}: {recurs['level']}, {recurs['action']}"
     else:
         yield "again", "changes nothing, however often"
@@ -215,23 +215,23 @@ def _driver(found: Mapping[str, Any]) -> str:
 
 def _samples(found: Mapping[str, Any]) -> LabelledLines:
     if found["period_s"]:
-        yield "sampled", f"every {span(found['period_s'])}"
+        yield "sampled", f"every {duration(found['period_s'])}"
     if found["kind"] == "state":
         for state in found["states"]:
-            held = f" for {span(state['for_s'])}" if state["for_s"] else ""
+            held = f" for {duration(state['for_s'])}" if state["for_s"] else ""
             why = f": {state['why']}" if state["why"] else ""
             yield "state", f"{state['word']}{held} -> {state['level']}, {state['action']}{why}"
-        yield "ends", f"with a better state for {span(found['clear_s'])}"
+        yield "ends", f"with a better state for {duration(found['clear_s'])}"
         return
     for level, action in (("degraded", found["degraded_action"]), ("unhealthy", found["action"])):
         if found[level]:
             yield level, f"{_limit(found, found[level])} -> {action}"
-    hold = f"for {span(found['clear_s'])}"
+    hold = f"for {duration(found['clear_s'])}"
     at = found["clear_at"]
     if at is None:
         yield "ends", f"with samples within the limits {hold}"
     elif found["kind"] == "rate":
-        yield "ends", f"with no more than {at:g} in {span(found['window_s'])} {hold}"
+        yield "ends", f"with no more than {at:g} in {duration(found['window_s'])} {hold}"
     else:
         yield "ends", f"{'above' if found['below'] else 'at or below'} {at:g} {hold}"
 
@@ -239,11 +239,11 @@ def _samples(found: Mapping[str, Any]) -> LabelledLines:
 def _limit(found: Mapping[str, Any], bound: Mapping[str, Any]) -> str:
     unit = f" {found['unit']}" if found["unit"] else ""
     if found["kind"] == "rate":
-        limit = f"more than {bound['at']:g}{unit} in {span(found['window_s'])}"
+        limit = f"more than {bound['at']:g}{unit} in {duration(found['window_s'])}"
     else:
         limit = f"{bound['at']:g}{unit} or {'less' if found['below'] else 'more'}"
     counted = f", in {bound['need']} of {bound['of']} samples" if bound["of"] > 1 else ""
-    return f"{limit}{counted}" + (f", for {span(bound['for_s'])}" if bound["for_s"] else "")
+    return f"{limit}{counted}" + (f", for {duration(bound['for_s'])}" if bound["for_s"] else "")
 
 
 def _whose(found: Mapping[str, Any]) -> LabelledLines:
@@ -280,11 +280,3 @@ def _together(variants: list[str]) -> str:
 def _level(level: str) -> str:
     tells = {"healthy": "only reported", "degraded": "reported; the node keeps its work"}
     return f"{level}: {tells.get(level, 'the node gets no new work')}"
-
-
-def span(seconds: float) -> str:
-    """Return a duration for people: `10 min`."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:g} {unit}"
-    return f"{seconds:g} s"

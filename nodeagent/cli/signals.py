@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from nodeagent.cli import explanations
-from nodeagent.cli.explanations import Described, UnknownCode, look_up, span
+from nodeagent.cli.explanations import Described, UnknownCode, look_up
 from nodeagent.cli.privileges import NEEDS
 from nodeagent.host import sensor as host
-from nodeagent.model import word
+from nodeagent.model import duration, word
 from nodeagent.nvml import polling
 from nodeagent.policy.loading import shipped
 from nodeagent.policy.overriding import KERNEL
@@ -115,7 +115,7 @@ def _said(found: Described) -> Mapping[str, str]:
 
 def _sampled(found: Described) -> Row:
     name, said = found["code"], _said(found)
-    looked = span(found["period_s"]) if found["period_s"] else "as it happens"
+    looked = duration(found["period_s"]) if found["period_s"] else "as it happens"
     degraded, unhealthy = (
         _states(found, level) if found["states"] else said.get(level, "")
         for level in ("degraded", "unhealthy")
@@ -126,7 +126,7 @@ def _sampled(found: Described) -> Row:
 
 def _states(found: Described, level: str) -> str:
     return "; ".join(
-        f"{each['word']}{' for ' + span(each['for_s']) if each['for_s'] else ''} -> {each['action']}"
+        f"{each['word']}{' for ' + duration(each['for_s']) if each['for_s'] else ''} -> {each['action']}"
         for each in found["states"]
         if each["level"] == level
     )
@@ -167,7 +167,7 @@ def _xids(policy: HealthPolicy) -> Iterator[Row]:
 def _verdicts(policy: HealthPolicy) -> Iterator[Row]:
     for (table, said), meaning in policy.words.items():
         if table == "xid154":
-            ends = (_MARKS.get(meaning.clears.value, ""), f"{span(meaning.hold_s)} without another")
+            ends = (_MARKS.get(meaning.clears.value, ""), f"{duration(meaning.hold_s)} without another")
             yield said, meaning.name, _meant(meaning), ", then ".join(filter(None, ends))
 
 

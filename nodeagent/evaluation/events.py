@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, Observation, word
+from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, Observation, duration, word
 from nodeagent.policy.rules import Clears, HealthPolicy, Meaning
 
 GAP_S = 180.0  # Meta and Azure report storms of hundreds of lines over minutes; gpud collapses alike
@@ -102,14 +102,14 @@ def sends_verdict(meaning: Meaning, branch: int | None) -> bool:
     return meaning.verdict_since is not None and (branch is None or branch >= meaning.verdict_since)
 
 
-def all_overridden(word: Burst, others: Iterable[tuple[Meaning, Sequence[Burst]]]) -> bool:
+def all_overridden(verdict: Burst, others: Iterable[tuple[Meaning, Sequence[Burst]]]) -> bool:
     """Return True if a verdict of the driver concerns only codes that the operator has overridden."""
-    with_it = [meaning for meaning, spans in others if any(_together(span, word) for span in spans)]
+    with_it = [meaning for meaning, spans in others if any(_together(span, verdict) for span in spans)]
     return bool(with_it) and all(meaning.overridden for meaning in with_it)
 
 
-def _together(burst: Burst, word: Burst) -> bool:
-    return word[1] >= burst[0] - BEFORE_S and word[0] <= burst[1] + AFTER_S
+def _together(burst: Burst, verdict: Burst) -> bool:
+    return verdict[1] >= burst[0] - BEFORE_S and verdict[0] <= burst[1] + AFTER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def event_finding(
     level, action, why, said_by = _judge(meaning, said)
     if recurs and again[worst] and (recurs.level, recurs.action) > (level, action):
         level, action = recurs.level, recurs.action
-        why = f"{why}; {again[worst]} times within {_span(recurs.within_s)}"
+        why = f"{why}; {again[worst]} times within {duration(recurs.within_s)}"
     texts = sorted({each for name in seen for each in seen[name].texts})[-3:]
     sources = tuple(sorted({s for each in variants.values() for s in each.sources}))
     label = f"Xid {code}" if check == "xid" else f"SXid {code}" if check == "sxid" else ""
@@ -182,10 +182,10 @@ def event_finding(
     return found, min(ends[name] for name in live)
 
 
-def _newest(words: Mapping[str, EventBursts]) -> Mapping[str, EventBursts]:
+def _newest(verdicts: Mapping[str, EventBursts]) -> Mapping[str, EventBursts]:
     """Keep only the driver's newest verdict, which replaces the earlier ones."""
-    name = max(words, key=lambda each: (words[each].spans[-1][1], each))
-    return {name: words[name]}
+    name = max(verdicts, key=lambda each: (verdicts[each].spans[-1][1], each))
+    return {name: verdicts[name]}
 
 
 def _informative(variants: Mapping[str, EventBursts]) -> Mapping[str, EventBursts]:
@@ -236,17 +236,10 @@ def _end_s(last_s: float, meaning: Meaning, again: int, marks: EndMarks) -> floa
 
 
 def _clears(meaning: Meaning) -> str:
-    hold = f" and {_span(meaning.hold_s)} without another" if meaning.hold_s else ""
+    hold = f" and {duration(meaning.hold_s)} without another" if meaning.hold_s else ""
     return {
-        Clears.TIME: f"{_span(meaning.hold_s)} without another",
+        Clears.TIME: f"{duration(meaning.hold_s)} without another",
         Clears.RESET: f"a reset of the GPU or a reboot{hold}",
         Clears.BOOT: f"a reboot{hold}",
         Clears.REPLACED: f"holdfast node clear, or another GPU in its place{hold}",
     }[meaning.clears]
-
-
-def _span(seconds: float) -> str:
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:g} {unit}"
-    return f"{seconds:g} s"

@@ -61,22 +61,22 @@ class NvmlEventSet:
             if error.value in library.DRIVER_GONE:
                 raise library.driver_gone(error.value, "nvmlEventSetCreate") from None
             raise EventsFailed(f"nvmlEventSetCreate: {library.name(error.value)}") from None
-        self._askers: dict[int, GpuQuery] = {}  # by the handle's address
+        self._queries: dict[int, GpuQuery] = {}  # by the handle's address
         try:
             for gpu in inventory.list_gpus().gpus:
                 if self._registered(gpu.handle):
-                    self._askers[_address(gpu.handle)] = GpuQuery(gpu)
+                    self._queries[_address(gpu.handle)] = GpuQuery(gpu)
         except library.DriverGone:
             self.free()
             raise
 
     @property
     def empty(self) -> bool:
-        return not self._askers
+        return not self._queries
 
     def query(self, data: Any) -> GpuQuery | None:
         """Return the query for the GPU of an event."""
-        return self._askers.get(_address(data.device))
+        return self._queries.get(_address(data.device))
 
     def free(self) -> None:
         """Free the set. Never raises."""
