@@ -140,8 +140,19 @@ def application(
         finally:
             waiting -= 1
 
+    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/readyz", readyz)
+    app.router.add_get("/metrics", exposition)
+    app.router.add_get("/v1/health", health)
+    app.router.add_get("/v1/events", events)
+    if inject is not None:
+        app.router.add_post("/v1/inject", _injected(inject))
+    return app
+
+
+def _injected(inject: Injector) -> Handler:
     async def injected(request: web.Request) -> web.Response:
-        assert inject is not None
         try:
             asked = json.loads(await request.text() or "{}")
             if not isinstance(asked, dict):
@@ -150,15 +161,7 @@ def application(
         except (ValueError, RecursionError) as error:
             raise web.HTTPBadRequest(text=f"{error}\n") from None
 
-    app = web.Application(client_max_size=MAX_BODY_BYTES)
-    app.router.add_get("/healthz", healthz)
-    app.router.add_get("/readyz", readyz)
-    app.router.add_get("/metrics", exposition)
-    app.router.add_get("/v1/health", health)
-    app.router.add_get("/v1/events", events)
-    if inject is not None:
-        app.router.add_post("/v1/inject", injected)
-    return app
+    return injected
 
 
 def _number(request: web.Request, name: str, otherwise: float, most: float) -> float:
