@@ -1,4 +1,4 @@
-"""A polling sensor over the fake library, for the tests of what it tells."""
+"""A polling sensor over the fake library, for the tests of what it reports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Room:
         self.sensor = self.start()
 
     def start(self, remembered: dict[str, Any] | None = None, expected: int | None = None) -> NvmlPolling:
-        """Start an agent anew, as after an exit."""
+        """Start a new agent, as after an exit."""
         for each in self.sensors:
             each.close()
         periods_s = dict.fromkeys(CHECKS, 5.0)
@@ -46,7 +46,7 @@ class Room:
         return list(self.sensor.read())
 
     def values(self, gpu: int | None = None, after_s: float = 5.0) -> dict[str, float]:
-        """Read, and return what is told of one GPU, or of everything else."""
+        """Read, and return the values of one GPU, or of everything else."""
         where = {self.fake.entity(gpu)} if gpu is not None else {"driver", "node"}
         return {each.check: each.value for each in self.read(after_s) if each.entity in where}
 

@@ -23,7 +23,7 @@ PATIENCE_S = 20.0
 
 
 class Scripted:
-    """A sensor that sees what it is told to see, and may block."""
+    """A scripted sensor, which may block."""
 
     def __init__(self, name: str = "scripted", position: int = 0) -> None:
         self.name, self.period_s = name, 0.0
@@ -52,7 +52,7 @@ class Scripted:
 
 
 class Room:
-    """An agent, its sensors, and what it told."""
+    """An agent, its sensors, and the changes it reported."""
 
     def __init__(self, folder: Path | None, *sensors: Scripted, clock: Clock | None = None) -> None:
         remembered, problems = saved_state.load(folder) if folder else (SavedState(), ())
@@ -77,7 +77,7 @@ def level(room: Room, entity: str = GPU) -> Level:
     return next((v.level for v in room.agent.published.verdicts if v.entity == entity), Level.HEALTHY)
 
 
-def test_an_event_becomes_a_verdict_and_is_told_once() -> None:
+def test_an_event_becomes_a_verdict_and_is_reported_once() -> None:
     sensor = Scripted()
     room = Room(None, sensor)
     sensor.give(xid(79, room.clock.now_s()))
@@ -89,7 +89,9 @@ def test_an_event_becomes_a_verdict_and_is_told_once() -> None:
     ]
 
 
-def test_after_a_restart_nothing_is_told_twice_nothing_missed_and_recovery_is_told(tmp_path: Path) -> None:
+def test_after_a_restart_nothing_is_reported_twice_nothing_missed_and_recovery_is_reported(
+    tmp_path: Path,
+) -> None:
     first = Scripted()
     room = Room(tmp_path, first)
     first.give(xid(79, room.clock.now_s()))
@@ -110,7 +112,7 @@ def test_after_a_restart_nothing_is_told_twice_nothing_missed_and_recovery_is_to
     assert sorted((each["kind"], each["code"]) for each in third.told) == [("cleared", 48), ("cleared", 79)]
 
 
-def test_what_is_told_is_on_disk_before(tmp_path: Path) -> None:
+def test_what_is_reported_is_on_disk_before(tmp_path: Path) -> None:
     sensor, seen = Scripted(), []
     room = Room(tmp_path, sensor)
     room.agent.report = lambda _: seen.append(saved_state.load(tmp_path)[0].history[-1]["code"])
@@ -120,7 +122,9 @@ def test_what_is_told_is_on_disk_before(tmp_path: Path) -> None:
     assert seen == [79]
 
 
-def test_a_full_disk_keeps_nobody_from_being_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_does_not_keep_findings_from_being_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full_disk(*_: object) -> None:
         raise OSError(28, "no space left")
 
@@ -143,7 +147,7 @@ class Hanging(Scripted):
         return []
 
 
-def test_a_sensor_that_hangs_stops_nobody_and_not_the_end() -> None:
+def test_a_sensor_that_hangs_delays_neither_the_others_nor_the_end() -> None:
     hangs, works = Hanging("hangs"), Scripted("works")
     room = Room(None, hangs, works)
     works.give(xid(79, room.clock.now_s()))
@@ -161,7 +165,7 @@ class Broken(Scripted):
         raise ZeroDivisionError("a bug of ours")
 
 
-def test_a_sensor_with_a_bug_or_without_a_right_is_told_and_stops_nobody() -> None:
+def test_a_sensor_with_a_bug_or_without_a_privilege_is_reported_and_stops_no_other() -> None:
     broken, barred, works = Broken("broken"), Scripted("barred"), Scripted("works")
     barred.why = "it needs a right"
     room = Room(None, broken, barred, works)
@@ -173,7 +177,7 @@ def test_a_sensor_with_a_bug_or_without_a_right_is_told_and_stops_nobody() -> No
     assert whys == ["ZeroDivisionError: a bug of ours", "it needs a right", ""]
 
 
-def test_evidence_that_cannot_be_read_is_told_and_the_agent_starts_without_it(tmp_path: Path) -> None:
+def test_evidence_that_cannot_be_read_is_reported_and_the_agent_starts_without_it(tmp_path: Path) -> None:
     saved_state.save(tmp_path, SavedState(evidence={"series": 7, "events": []}))
     room = Room(tmp_path)
     room.end()
@@ -201,7 +205,7 @@ def test_a_node_is_looked_at_when_something_comes_or_ends_and_else_seldom(
     now_s = room.clock.now_s()
     agent.evaluator.take(xid(79, now_s))
     agent.look()
-    assert agent._patience_s() == agent_module.SAVE_S  # it has just saved, and this is to be told
+    assert agent._patience_s() == agent_module.SAVE_S  # it has just saved, and this must be reported
     agent._pending.clear()
     assert agent._patience_s() == agent_module.LOOK_S  # nothing ends it by time
     hold_s = POLICY.meaning("xid", 31).hold_s

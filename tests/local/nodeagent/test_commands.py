@@ -23,7 +23,7 @@ def fake(tmp_path: Path) -> Iterator[Fake]:
         yield made
 
 
-def test_without_a_gpu_the_host_is_checked_and_the_missing_driver_told(tmp_path: Path) -> None:
+def test_without_a_gpu_the_host_is_checked_and_the_missing_driver_reported(tmp_path: Path) -> None:
     done = node("check", "--state-dir", str(tmp_path), "--for", "0.5")
     assert done.returncode in (0, 1, 3), done.stderr  # this machine may be short of something
     assert "nvml-polling: no NVIDIA driver" in done.stdout
@@ -75,7 +75,9 @@ def test_counters_are_judged_within_a_short_look(tmp_path: Path, fake: Fake) -> 
     assert [each for each in found["undecided"] if each["entity"].startswith("gpu/")] == []
 
 
-def test_an_xid_becomes_a_verdict_is_told_once_and_not_again_after_a_kill(tmp_path: Path, fake: Fake) -> None:
+def test_an_xid_becomes_a_verdict_is_reported_once_and_not_again_after_a_kill(
+    tmp_path: Path, fake: Fake
+) -> None:
     state = tmp_path / "state"
     with serving(state, fake) as agent:
         fake.until(lambda s: s.event_sets > 0)
@@ -93,7 +95,7 @@ def test_an_xid_becomes_a_verdict_is_told_once_and_not_again_after_a_kill(tmp_pa
     assert [each["code"] for each in history["events"]] == [79]
 
 
-def test_an_operator_clears_and_the_end_is_told(tmp_path: Path, fake: Fake) -> None:
+def test_an_operator_clears_and_the_end_is_reported(tmp_path: Path, fake: Fake) -> None:
     with serving(tmp_path, fake) as agent:
         fake.until(lambda s: s.event_sets > 0)
         fake.xid(0, 79)
@@ -183,7 +185,7 @@ def test_a_memory_has_one_agent(tmp_path: Path, fake: Fake) -> None:
         assert again.get("/healthz") == "ok\n"
 
 
-def test_an_address_that_is_taken_is_told(tmp_path: Path, fake: Fake) -> None:
+def test_an_address_that_is_taken_is_reported(tmp_path: Path, fake: Fake) -> None:
     with serving(tmp_path / "one", fake) as agent:
         done = node("serve", "--listen", agent.address, "--state-dir", str(tmp_path / "two"))
         assert done.returncode == 2

@@ -29,7 +29,7 @@ BOOT = CLOCK.anchor.boot_id.replace("-", "")
 
 
 class Folder:
-    """What the program that stands for journalctl reads and tells."""
+    """What the replacement of journalctl reads and prints."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -99,7 +99,7 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_what_the_kernel_said_is_told_as_it_comes_and_the_cursor_moves(
+def test_kernel_lines_are_reported_as_they_come_and_the_cursor_moves(
     folder: Folder, journal: Callable[..., JournalSensor]
 ) -> None:
     sensor = journal(directory=Path("/host/var/log/journal"))
@@ -143,7 +143,7 @@ def test_silence_is_no_failure_and_a_call_does_not_wait_long(
     assert WAIT_S * LEAST * 0.9 < time.monotonic() - began < 2 * WAIT_S + 1.0
 
 
-def test_its_end_is_told_and_it_goes_on_behind_the_cursor(
+def test_its_end_is_reported_and_it_continues_after_the_cursor(
     folder: Folder, journal: Callable[..., JournalSensor]
 ) -> None:
     sensor = journal()
@@ -210,7 +210,7 @@ def test_a_flood_is_read_in_shares_and_nothing_is_missed(
     assert [each.entity for each in found] == [f"gpu/0000:{n + 1:02x}:00.0" for n in range(20)]
 
 
-def test_without_journalctl_it_says_so() -> None:
+def test_without_journalctl_it_reports_that() -> None:
     with pytest.raises(Unavailable, match="not installed"):
         JournalSensor(CLOCK, LINES, journalctl="/nonexistent/journalctl").open()
 

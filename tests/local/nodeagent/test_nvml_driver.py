@@ -17,7 +17,7 @@ pytestmark = pytest.mark.local
 
 
 @pytest.mark.parametrize(("driver", "value"), [("missing", 2), ("reloading", 2), ("mismatch", 3)])
-def test_a_driver_that_is_away_is_told_until_it_is_back_and_then_all_gpus_were_reset(
+def test_a_driver_that_is_away_is_reported_until_it_is_back_and_then_all_gpus_were_reset(
     room: Room, driver: str, value: int
 ) -> None:
     room.read()
@@ -49,7 +49,7 @@ def test_a_reload_between_two_sweeps_is_noticed(room: Room) -> None:
     room.fake.reload()
     (room.sysfs / "module/nvidia").rename(room.sysfs / "module/before")
     (room.sysfs / "module/nvidia").mkdir()
-    assert told(room.read(), "nvml") == [("driver", 2)]  # handles are void: initialised anew at the next
+    assert told(room.read(), "nvml") == [("driver", 2)]  # handles are void: NVML is reinitialised at the next
     seen = room.read()
     assert told(seen, "nvml") == [("driver", 0)]
     assert len(told(seen, "gpu_reset")) == GPUS
@@ -87,7 +87,7 @@ def test_a_node_without_gpus_and_driver_has_nothing_to_tell(tmp_path: Path) -> N
             sensor.read()
 
 
-def test_a_node_that_should_have_gpus_tells_of_its_driver_though_the_bus_shows_none(tmp_path: Path) -> None:
+def test_a_node_that_should_have_gpus_reports_its_driver_though_the_bus_shows_none(tmp_path: Path) -> None:
     with faked(tmp_path / "nvml", 0) as fake:
         fake.driver("missing")
         sensor = NvmlPolling(NvmlDriver(tmp_path), SetClock(), dict.fromkeys(CHECKS, 5.0), expected=8)

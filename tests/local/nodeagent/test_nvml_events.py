@@ -43,7 +43,7 @@ def brief(seen: list[Observation]) -> list[tuple[str, str, float]]:
     return [(each.check, each.entity, each.value) for each in seen]
 
 
-def test_an_xid_ends_the_wait_and_is_told_with_its_gpu(fake: Fake, sensor: NvmlEvents) -> None:
+def test_an_xid_ends_the_wait_and_is_reported_with_its_gpu(fake: Fake, sensor: NvmlEvents) -> None:
     seen: list[Observation] = []
     thread = threading.Thread(target=lambda: seen.extend(sensor.read()))
     thread.start()
@@ -80,7 +80,7 @@ def test_an_event_of_a_mig_instance_names_it(fake: Fake, sensor: NvmlEvents) -> 
     }
 
 
-def test_each_kind_of_event_is_told_by_its_check(fake: Fake, sensor: NvmlEvents) -> None:
+def test_each_kind_of_event_is_reported_by_its_check(fake: Fake, sensor: NvmlEvents) -> None:
     fake.gpu(2).ecc_uncorrected = 5
     fake.gpu(2).ecc_corrected = 7000
     for kind in (state.GPU_UNAVAILABLE, state.FATAL_POISON, state.DOUBLE_BIT, state.SBE_STORM):
@@ -108,7 +108,7 @@ def test_the_drivers_verdict_is_asked_for_when_it_changes(
     assert ("gpu_reset", fake.entity(1), 0.0) in told
 
 
-def test_after_a_reload_of_the_driver_it_registers_anew(fake: Fake, sensor: NvmlEvents) -> None:
+def test_after_a_reload_of_the_driver_it_registers_again(fake: Fake, sensor: NvmlEvents) -> None:
     fake.reload()
     with pytest.raises(Unavailable, match="UNINITIALIZED"):
         sensor.read()
@@ -143,7 +143,7 @@ def test_an_event_that_came_with_the_end_of_the_driver_is_not_lost(fake: Fake, s
     assert brief(sensor.read()) == [("xid", fake.entity(0), 79.0)]
 
 
-def test_an_old_driver_tells_its_xids(fake: Fake, sensor: NvmlEvents) -> None:
+def test_an_old_driver_reports_its_xids(fake: Fake, sensor: NvmlEvents) -> None:
     sensor.close()
     fake.old()
     sensor.open()
@@ -173,7 +173,7 @@ def test_a_lost_gpu_does_not_silence_the_others(fake: Fake, sensor: NvmlEvents, 
     assert brief(sensor.read()) == [("xid", fake.entity(1), 13.0)]
 
 
-def test_a_wait_that_fails_for_ever_is_said(fake: Fake, sensor: NvmlEvents) -> None:
+def test_a_wait_that_always_fails_is_reported(fake: Fake, sensor: NvmlEvents) -> None:
     fake.fail("nvmlEventSetWait_v2", state.UNKNOWN)
     for _ in range(MAX_FAILED):
         assert sensor.read() == []
@@ -181,7 +181,7 @@ def test_a_wait_that_fails_for_ever_is_said(fake: Fake, sensor: NvmlEvents) -> N
         sensor.read()
 
 
-def test_without_a_gpu_that_has_events_it_waits_and_says_nothing(
+def test_without_a_gpu_that_has_events_it_waits_and_reports_nothing(
     fake: Fake, sensor: NvmlEvents, pauses: list[float]
 ) -> None:
     sensor.close()

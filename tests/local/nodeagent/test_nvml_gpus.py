@@ -89,7 +89,7 @@ def test_another_uuid_in_the_same_place_is_another_gpu(room: Room) -> None:
     assert told(room.read(), "replaced") == []
 
 
-def test_while_a_gpu_is_away_nvml_is_initialised_anew_now_and_then(room: Room) -> None:
+def test_while_a_gpu_is_away_nvml_is_reinitialised_now_and_then(room: Room) -> None:
     room.read()
     room.fake.gpu(0).code = 15
     room.read()

@@ -85,7 +85,7 @@ def test_without_a_library_there_is_nothing_to_tell(tmp_path: Path) -> None:
     ]
 
 
-def test_gpus_without_a_library_are_told(tmp_path: Path) -> None:
+def test_gpus_without_a_library_are_reported(tmp_path: Path) -> None:
     with Fake(tmp_path / "nvml", 1) as fake:
         lines = said(start(LOOK, bus(tmp_path / "sys", fake)))
     assert lines == ["driver nvml 1 nvmlInit: LIBRARY_NOT_FOUND"]
@@ -100,7 +100,7 @@ def test_functions_that_the_library_lacks_cost_nothing_else(tmp_path: Path) -> N
     assert not checks.keys() & {"fabric", "ecc_sram_threshold"}
 
 
-def test_a_library_that_was_exchanged_with_the_driver_is_loaded_anew(tmp_path: Path) -> None:
+def test_a_library_that_was_exchanged_with_the_driver_is_reloaded(tmp_path: Path) -> None:
     installed = tmp_path / "lib" / SONAME
     installed.parent.mkdir()
     shutil.copy(build(), installed)

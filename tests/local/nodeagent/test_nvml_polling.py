@@ -70,7 +70,7 @@ def test_what_is_wrong_is_read_as_it_is(room: Room) -> None:
     }
 
 
-def test_each_check_is_told_at_its_own_period(room: Room) -> None:
+def test_each_check_is_reported_at_its_own_period(room: Room) -> None:
     room.sensor.close()
     slow = NvmlPolling(NvmlDriver(room.sysfs), room.clock, {"gpu_throttled": 5, "ecc_sbe": 15, "load": 5})
     counts: dict[str, int] = {}
@@ -79,11 +79,11 @@ def test_each_check_is_told_at_its_own_period(room: Room) -> None:
         for each in slow.read():
             counts[each.check] = counts.get(each.check, 0) + 1
     slow.close()
-    # The state of a GPU is told without being due only when it changes.
+    # A GPU's state is reported without being due only when it changes.
     assert counts == {"gpu_throttled": 12 * GPUS, "ecc_sbe": 4 * GPUS}
 
 
-def test_what_tells_a_gpu_to_people_goes_with_its_state(room: Room) -> None:
+def test_the_facts_of_a_gpu_come_with_its_state(room: Room) -> None:
     seen = next(each for each in room.read() if each.check == "gpu_state")
     assert dict(seen.facts) == {
         "uuid": "GPU-00000000-0000-4000-8000-000000000000",
@@ -153,12 +153,12 @@ def test_an_old_driver_is_asked_in_the_old_way(room: Room) -> None:
     assert values["gpu_state"] == OK
 
 
-def test_clocks_that_are_cut_at_rest_are_not_told_as_cut(room: Room) -> None:
+def test_clocks_that_are_cut_at_rest_are_not_reported_as_cut(room: Room) -> None:
     room.fake.gpu(0).clocks_event_reasons = 0x8 | 0x1
     assert room.values(0)["gpu_throttled"] == 0
 
 
-def test_a_narrow_link_is_told_only_at_work_and_a_full_one_always(room: Room) -> None:
+def test_a_narrow_link_is_reported_only_at_work_and_a_full_one_always(room: Room) -> None:
     gpu = room.fake.gpu(0)
     gpu.pcie_width, gpu.utilization = 8, 0
     assert "pcie_link" not in room.values(0)

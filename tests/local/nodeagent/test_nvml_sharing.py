@@ -88,7 +88,7 @@ def test_a_wait_for_events_that_never_ends_holds_up_no_poll(pair: Pair) -> None:
     stuck = pair.start("events", pair.events.read)
     pair.fake.until(lambda s: s.blocked == 1)
     assert pair.poll()["gpu_state"] == 0
-    pair.clock.at_s += RENEW_S  # nor does it when NVML ought to be initialised anew for a GPU that is away
+    pair.clock.at_s += RENEW_S  # nor when NVML should be reinitialised for a GPU that is away
     pair.fake.gpu(0).code = 15
     assert pair.poll()["gpu_state"] == 0  # of the other
     assert pair.poll()["nvml"] == 0
@@ -99,7 +99,7 @@ def test_a_wait_for_events_that_never_ends_holds_up_no_poll(pair: Pair) -> None:
     pair.driver.leave("another")
 
 
-def test_a_driver_that_goes_while_a_call_hangs_is_told_and_had_again_when_it_returns(pair: Pair) -> None:
+def test_a_driver_that_goes_while_a_call_hangs_is_reported_and_used_again_when_it_returns(pair: Pair) -> None:
     pair.open()
     pair.fake.block("nvmlEventSetWait_v2")
     stuck = pair.start("events", pair.events.read)
@@ -117,7 +117,7 @@ def test_a_driver_that_goes_while_a_call_hangs_is_told_and_had_again_when_it_ret
     assert len(pair.do("events", pair.events.read)) == 1
 
 
-def test_an_init_that_hangs_is_told_to_the_other(pair: Pair) -> None:
+def test_an_init_that_hangs_is_reported_to_the_other(pair: Pair) -> None:
     pair.fake.block("nvmlInitWithFlags")
     stuck = pair.start("polling", pair.polling.open)
     pair.fake.until(lambda s: s.blocked == 1)
@@ -128,7 +128,7 @@ def test_an_init_that_hangs_is_told_to_the_other(pair: Pair) -> None:
     pair.do("events", pair.events.open)
 
 
-def test_nvml_is_initialised_anew_for_both_without_losing_either(pair: Pair) -> None:
+def test_nvml_is_reinitialised_for_both_without_losing_either(pair: Pair) -> None:
     pair.open()
     pair.fake.gpu(0).code = 15
     pair.poll()
@@ -147,7 +147,7 @@ def test_nvml_is_initialised_anew_for_both_without_losing_either(pair: Pair) -> 
     pair.driver.leave("another")
 
 
-def test_after_both_are_closed_nobody_has_the_gpus_open(pair: Pair) -> None:
+def test_after_both_are_closed_no_process_has_the_gpus_open(pair: Pair) -> None:
     pair.open()
     pair.do("events", pair.events.close)
     assert (pair.fake.state.attached, pair.fake.state.event_sets) == (1, 0)

@@ -17,7 +17,7 @@ def test_what_is_no_address_is_no_error(text: str) -> None:
     assert normalized_pci(normalized_pci(text)) == normalized_pci(text)
 
 
-def test_what_a_sensor_says_is_bounded() -> None:
+def test_the_text_of_a_sensor_is_bounded() -> None:
     seen = Observation(
         0.0, "xid", "gpu/x", "kmsg", text="x" * 9000, facts=tuple(("a", "b") for _ in range(99))
     )

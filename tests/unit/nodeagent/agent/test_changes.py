@@ -16,7 +16,7 @@ def kinds(told: dict[FindingKey, ReportedFinding], *standing: HealthFinding) -> 
     return [each.kind for each in find_changes(told, standing, 10.0)[0]]
 
 
-def test_what_stands_is_told_once_and_its_end_is_told_once() -> None:
+def test_a_finding_is_reported_once_and_its_end_is_reported_once() -> None:
     found, told = find_changes({}, (FOUND,), 10.0)
     assert [(each.kind, each.why, each.evidence) for each in found] == [("raised", "gone", ("line",))]
     assert kinds(told, FOUND) == []
@@ -28,7 +28,7 @@ def test_what_stands_is_told_once_and_its_end_is_told_once() -> None:
     assert told == {}
 
 
-def test_worse_and_better_are_told() -> None:
+def test_worse_and_better_are_reported() -> None:
     _, told = find_changes({}, (FOUND,), 10.0)
     assert kinds(told, replace(FOUND, action=Action.REPLACE)) == ["worse"]
     assert kinds(told, replace(FOUND, level=Level.DEGRADED)) == ["better"]
@@ -40,6 +40,6 @@ def test_the_beginning_is_that_of_the_first_telling() -> None:
     assert told[KEY].since_s == 5.0
 
 
-def test_a_change_as_json_has_words() -> None:
+def test_a_change_as_json_has_names_for_level_and_action() -> None:
     made = change_as_json(Change(1.0, "raised", "gpu/a", "xid", 79, Level.UNHEALTHY, Action.RESET_GPU, "why"))
     assert (made["level"], made["action"], made["code"]) == ("unhealthy", "reset_gpu", 79)

@@ -29,7 +29,7 @@ def test_it_counts_from_the_first_look_of_all_sensors() -> None:
     assert ages(found, 50.0) == (30.0, 30.0, None)
 
 
-def test_it_counts_anew_from_the_end_of_what_was_wrong() -> None:
+def test_it_restarts_at_the_end_of_what_was_wrong() -> None:
     found = CleanTime().after(0.0, [], ready=True)
     found = found.after(10.0, standing(Level.DEGRADED), ready=True)
     assert ages(found, 15.0) == (15.0, 5.0, None)
@@ -37,7 +37,7 @@ def test_it_counts_anew_from_the_end_of_what_was_wrong() -> None:
     assert ages(found, 25.0) == (5.0, 5.0, 5.0)
 
 
-def test_an_agent_that_is_restarted_goes_on_and_one_that_was_away_begins_anew() -> None:
+def test_an_agent_that_is_restarted_continues_and_one_that_was_away_starts_over() -> None:
     found = CleanTime().after(0.0, standing(Level.UNHEALTHY), ready=True).after(100.0, [], ready=True)
     assert ages(found.resumed(100.0, 100.0 + GAP_S), 300.0) == (300.0, 300.0, 300.0)
     away = found.resumed(100.0, 101.0 + GAP_S)

@@ -53,7 +53,7 @@ def test_changes_are_numbered_for_good_and_the_newest_are_kept() -> None:
 
 
 @given(st.data())
-def test_a_flipped_bit_or_a_torn_file_is_told_and_the_one_before_is_used(
+def test_a_flipped_bit_or_a_torn_file_is_reported_and_the_one_before_is_used(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("memory")

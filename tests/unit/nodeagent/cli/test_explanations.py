@@ -23,7 +23,7 @@ def explain(policy: HealthPolicy, subject: str, code: str) -> str:
     return explanations.explanation(described(policy, subject, code))
 
 
-def test_an_xid_is_explained_from_its_meaning_to_who_has_the_last_word() -> None:
+def test_an_xid_is_explained_from_its_meaning_to_the_operators_settings() -> None:
     assert explain(POLICY, "xid", "79").splitlines()[:-1] == [
         "Xid 79: GPU dropped off the PCIe bus",
         "  fault     hardware",
@@ -38,7 +38,7 @@ def test_an_xid_is_explained_from_its_meaning_to_who_has_the_last_word() -> None
     ]
 
 
-def test_what_the_operator_has_set_is_told() -> None:
+def test_what_the_operator_has_set_is_shown() -> None:
     text = explain(load('[xid.79]\naction = "replace"'), "xid", "79")
     assert "action    replace" in text
     assert "is overridden by the operator" in text
@@ -49,7 +49,7 @@ def test_what_the_operator_has_set_is_told() -> None:
     assert "operator  sets degraded" in bound
 
 
-def test_a_code_that_is_decoded_tells_what_its_line_can_say() -> None:
+def test_a_code_that_is_decoded_shows_what_its_line_can_contain() -> None:
     assert "register 1, bit 0, bit 23, bit 30 -> healthy, none" in explain(POLICY, "xid", "74")
     assert "NETIR_LINK_DOWN/NETIR_LINK_EVT, reason 2, reason 4, reason 10 ->" in explain(POLICY, "xid", "149")
     assert "drain_p2p -> degraded, reset_gpu" in explain(POLICY, "xid", "154")
@@ -58,7 +58,7 @@ def test_a_code_that_is_decoded_tells_what_its_line_can_say() -> None:
     assert "by what its line says" not in explain(load('[xid.74]\nlevel = "healthy"'), "xid", "74")
 
 
-def test_a_check_tells_its_limits_and_what_ends_it() -> None:
+def test_a_check_shows_its_limits_and_what_ends_it() -> None:
     margin = explain(POLICY, "check", "gpu_temperature_margin")
     assert "degraded  5 °C or less, in 3 of 4 samples -> none" in margin
     assert "unhealthy 0 °C or less, for 1 min -> contact_support" in margin
@@ -103,7 +103,7 @@ def test_everything_can_be_explained_to_people_and_to_programs() -> None:
         assert json.loads(json.dumps(described(POLICY, subject, code)))["policy"] == POLICY.version
 
 
-def test_programs_are_told_by_value() -> None:
+def test_programs_get_values() -> None:
     found = described(load('[xid.79]\naction = "replace"'), "xid", "79")
     assert (found["action"], found["clears"], found["overridden"]) == ("replace", "replaced", True)
     assert found["operator_set"] == ["action"]

@@ -24,7 +24,7 @@ from nodeagent.cli import options
         (["check", "--gpus", "1.5"], "expected 1 to 100000 in whole numbers"),
     ],
 )
-def test_a_mistake_is_one_line_that_says_what_is_accepted(words: list[str], told: str) -> None:
+def test_a_mistake_is_one_line_with_what_is_accepted(words: list[str], told: str) -> None:
     with pytest.raises(BadInput) as caught:
         options.parse(words)
     assert told in str(caught.value)
@@ -39,7 +39,7 @@ def test_help_teaches(words: list[str], capsys: pytest.CaptureFixture[str]) -> N
     assert "holdfast node" in capsys.readouterr().out
 
 
-def test_it_listens_on_loopback_unless_told_otherwise() -> None:
+def test_it_listens_on_loopback_by_default() -> None:
     assert options.split(options.parse(["serve"]).listen) == ("127.0.0.1", options.PORT)
     assert options.split(options.parse(["serve", "--listen", "[::1]:80"]).listen) == ("::1", 80)
 

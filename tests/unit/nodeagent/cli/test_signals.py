@@ -27,7 +27,7 @@ def test_every_check_line_xid_and_word_has_a_row_of_its_own() -> None:
         assert f"| {said} |" in PAGE or f"| any, called {said} |" in PAGE or said in ("fatal", "nonfatal")
 
 
-def test_a_row_says_what_explain_says() -> None:
+def test_a_row_has_the_text_of_explain() -> None:
     assert (
         "| `gpu_temperature_margin` | degrees below the slowdown temperature | nvml-polling | 15 s | "
         "5 °C or less, in 3 of 4 samples -> none | 0 °C or less, for 1 min -> contact_support | "

@@ -93,7 +93,7 @@ def test_a_finding_lasts_until_a_remedy_is_seen_and_then_only_waits() -> None:
     assert lasting([sample("verdict", 0.0, 1), sample("verdict", 10.0, 0)], 11.0) == [False]
 
 
-# -- the driver's word
+# -- the driver's verdict
 
 
 def test_the_drivers_verdict_goes_before_the_table() -> None:
@@ -113,7 +113,7 @@ def test_a_verdict_about_something_else_is_not_taken() -> None:
     assert of(48, [xid(48, 1000.0), xid(154, 10.0, "reboot_node")], 1001.0) == RESET
 
 
-def test_the_drivers_newest_word_is_the_one_that_stands() -> None:
+def test_the_drivers_newest_verdict_counts() -> None:
     assert said([xid(154, 10.0, "reboot_node"), xid(154, 500.0, "reset_gpu")], 501.0) == RESET
 
 
@@ -125,7 +125,7 @@ def test_the_operators_word_goes_before_the_drivers() -> None:
     assert said([*seen, xid(154, 500.0, "reset_gpu")], 501.0) == RESET, "it came for another reason"
 
 
-def test_a_driver_that_says_none_afterwards_says_that_it_is_over() -> None:
+def test_a_later_verdict_none_of_the_driver_ends_the_finding() -> None:
     seen = [xid(48, 10.0), xid(154, 11.0, "reset_gpu"), xid(154, 500.0, "none")]
     assert said(seen, 1099.0) == RESET
     assert said(seen, 1100.0) == (Level.HEALTHY, Action.NONE)

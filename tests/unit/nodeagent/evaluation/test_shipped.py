@@ -13,7 +13,7 @@ POLICY = shipped()
 
 
 def told(check: str, values: Iterable[float], every_s: float) -> tuple[Level, Action]:
-    """Return what stands after samples of `check`, one each `every_s`."""
+    """Return the finding after samples of `check`, one each `every_s`."""
     made = Evaluator(POLICY)
     at_s = 0.0
     for value in values:
@@ -23,7 +23,7 @@ def told(check: str, values: Iterable[float], every_s: float) -> tuple[Level, Ac
     return (found[0].level, found[0].action) if found else (Level.HEALTHY, Action.NONE)
 
 
-def test_clocks_cut_for_a_while_are_told_and_for_most_of_the_time_keep_work_away() -> None:
+def test_clocks_cut_for_a_while_are_reported_and_for_most_of_the_time_keep_work_away() -> None:
     def cut(so_many: int, of: int) -> list[float]:
         return [float((n + 1) * so_many // of - n * so_many // of) for n in range(of)]
 

@@ -5,7 +5,7 @@ import ctypes
 from nodeagent.host import wall_clock
 
 
-def test_the_bit_of_the_kernel_tells() -> None:
+def test_the_bit_of_the_kernel_decides() -> None:
     assert wall_clock.sync_state(0x0040) == wall_clock.UNSYNCHRONISED
     assert wall_clock.sync_state(0x2041) == wall_clock.UNSYNCHRONISED
     assert wall_clock.sync_state(0x2001) == wall_clock.SYNCHRONISED

@@ -15,7 +15,7 @@ IN_STORAGE = b"[<0>] io_schedule+0x1/0x2\n[<0>] nvfs_ioctl+0x10/0x20 [nvidia_fs]
 IN_NFS = b"[<0>] rpc_wait_bit_killable+0x1/0x2 [sunrpc]\n"
 
 
-def test_the_module_in_the_stack_tells() -> None:
+def test_the_module_in_the_stack_decides() -> None:
     assert in_driver(IN_UVM, "")
     assert not in_driver(IN_NFS, "")
     assert in_driver(b"[<0>] _nv039822rm+0x10/0x20 [nvidia]\n", "")
@@ -29,7 +29,7 @@ def test_what_hangs_in_gpudirect_storage_is_the_storage() -> None:
 @pytest.mark.parametrize(
     "symbol", ["nvidia_ioctl", "os_nvidia_wait", "nv_lock_api", "uvm_ioctl", "_nv039822rm"]
 )
-def test_without_a_stack_the_wait_channel_tells(symbol: str) -> None:
+def test_without_a_stack_the_wait_channel_decides(symbol: str) -> None:
     assert in_driver(None, symbol)
 
 

@@ -17,11 +17,11 @@ def test_one_that_was_writable_and_is_not_any_more_is_found() -> None:
     assert filesystems.read_only_state(replace(DISK, read_only=False), (), NOBODY) == filesystems.WRITABLE
 
 
-def test_one_that_fstab_wants_writable_is_found_though_nobody_has_seen_it_so() -> None:
+def test_one_that_fstab_wants_writable_is_found_though_it_was_never_seen_writable() -> None:
     assert filesystems.read_only_state(DISK, (), frozenset({"/data"})) == filesystems.READ_ONLY
 
 
-def test_one_that_was_read_only_from_the_start_says_nothing() -> None:
+def test_one_that_was_read_only_from_the_start_has_no_state() -> None:
     assert filesystems.read_only_state(DISK, (), NOBODY) is None
 
 

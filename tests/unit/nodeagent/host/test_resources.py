@@ -28,7 +28,7 @@ def test_the_four_figures_of_a_node(tmp_path: Path) -> None:
     assert tables.left_out() == ()
 
 
-def test_a_file_that_says_nothing_is_left_out_until_it_does(tmp_path: Path) -> None:
+def test_a_malformed_file_is_left_out_until_it_is_readable(tmp_path: Path) -> None:
     procs = Procs(tmp_path)
     tables = ResourceUsage(str(tmp_path))
     procs.write("meminfo", b"N/A")
@@ -83,7 +83,7 @@ def test_memory_is_that_of_the_procfs_that_is_named(tmp_path: Path) -> None:
     assert resources.memory_used(str(tmp_path / "none")) is None
 
 
-def test_memory_of_this_machine_is_what_its_meminfo_says() -> None:
+def test_memory_of_this_machine_agrees_with_its_meminfo() -> None:
     said = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     total, available = (int(said[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
     found = resources.memory_used("/proc")

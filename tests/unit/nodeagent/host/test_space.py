@@ -13,7 +13,7 @@ def test_what_is_kept_for_root_is_neither_used_nor_free() -> None:
     assert filesystems.disk_used(blocks=100, free=5, available=0) == 100.0
 
 
-def test_a_file_system_without_a_size_or_without_inodes_says_nothing() -> None:
+def test_a_file_system_without_a_size_or_without_inodes_has_no_value() -> None:
     assert filesystems.disk_used(0, 0, 0) is None
     assert filesystems.inodes_used(0, 0) is None
     assert filesystems.inodes_used(100, 25) == 75.0

@@ -25,7 +25,7 @@ def test_a_process_stuck_in_the_driver_is_counted_and_named(tmp_path: Path) -> N
     assert stuck.left_out() == ()
 
 
-def test_a_process_that_was_stuck_and_goes_on_is_not_counted_any_more(tmp_path: Path) -> None:
+def test_a_process_that_was_stuck_and_continues_is_no_longer_counted(tmp_path: Path) -> None:
     procs = Procs(tmp_path)
     procs.thread(10, state="D", stack=IN_DRIVER)
     stuck = StuckThreads(str(tmp_path))
@@ -56,7 +56,7 @@ def test_one_that_waits_for_storage_is_not_the_drivers(tmp_path: Path) -> None:
     assert (found["uninterruptible"].value, found["gpu_process_stuck"].value) == (1, 0)
 
 
-def test_without_the_privilege_it_says_so_and_claims_nothing(tmp_path: Path) -> None:
+def test_without_the_privilege_it_reports_that_and_claims_nothing(tmp_path: Path) -> None:
     procs = Procs(tmp_path)
     procs.thread(INIT, wchan="0")
     procs.thread(10, state="D")

@@ -39,7 +39,7 @@ def test_another_thread_with_the_same_id_is_another() -> None:
     assert not stuck_after(seen(), seen(), seen(start=900))
 
 
-def test_one_that_was_awake_in_between_begins_anew() -> None:
+def test_one_that_was_awake_in_between_starts_over() -> None:
     assert not stuck_after(seen(), {}, seen())
 
 

@@ -6,7 +6,7 @@ from nodeagent.host import wall_clock
 from nodeagent.host.wall_clock import WallClock
 
 
-def test_a_jump_is_told_once_with_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jump_is_reported_once_with_its_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     walls = iter([1000.0, 1000.0, 993.0, 993.0])
     monkeypatch.setattr(wall_clock, "read_clocks", lambda: [(0.0, next(walls), 0.0)])
     clocks = WallClock()

@@ -13,7 +13,7 @@ XID = "NVRM: Xid (PCI:0000:3b:00): "
 
 
 def judged(*lines: tuple[float, str]) -> dict[str, tuple[Level, Action]]:
-    """Return what stands after the last line."""
+    """Return the finding after the last line."""
     evaluator, sightings = Evaluator(shipped(), 575), LineReader(LINES, "kmsg")
     for at_s, text in lines:
         for each in sightings.take(text, at_s):
@@ -30,7 +30,7 @@ def test_the_drivers_own_word_in_the_log_goes_before_the_table() -> None:
     assert judged((5.0, XID_79), (5.1, XID + said))[GPU] == (Level.UNHEALTHY, Action.RESET_GPU)
 
 
-def test_an_nvlink_5_error_is_as_bad_as_its_own_words_say() -> None:
+def test_an_nvlink_5_error_is_as_bad_as_its_line_describes() -> None:
     fatal = "144, SAW_MVB         Fatal    XC0 i0 Link 00 (0x00000001 0x00000002 0x00000000 0x00000000)"
     benign = "144, SAW_MVB         Nonfatal XC0 i0 Link 00 (0x00000001 0x00000001 0x00000000 0x00000000)"
     assert judged((5.0, XID + fatal))[GPU] == (Level.UNHEALTHY, Action.RESET_GPU)

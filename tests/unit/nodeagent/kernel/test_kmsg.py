@@ -38,7 +38,7 @@ def log() -> Iterator[Log]:
     made.end()
 
 
-def test_what_the_kernel_says_is_an_observation_at_the_time_it_was_said(log: Log) -> None:
+def test_a_kernel_line_is_an_observation_at_the_time_it_was_written(log: Log) -> None:
     log.write(raw(1), raw(2, XID_79, at_s=5.0), raw(3))
     [found] = events(sensor(log).read())
     assert (found.check, found.entity, found.value, found.source) == ("xid", "gpu/0000:3b:00.0", 79, "kmsg")
@@ -65,7 +65,7 @@ def test_what_was_read_before_is_not_read_again(log: Log) -> None:
     assert reader.cursor == KmsgCursor(BOOT, 3)
 
 
-def test_nor_after_it_was_closed_and_opened_anew(log: Log) -> None:
+def test_nor_after_it_was_closed_and_reopened(log: Log) -> None:
     reader = sensor(log)
     log.write(raw(1, XID_79))
     assert len(events(reader.read())) == 1
@@ -105,7 +105,7 @@ def test_records_that_were_overwritten_are_counted_and_the_rest_is_read(log: Log
     assert lost(reader.read()) == []
 
 
-def test_a_flood_that_overwrites_faster_than_anybody_reads_blinds_nobody(log: Log) -> None:
+def test_a_flood_that_overwrites_faster_than_the_sensor_reads_does_not_blind_it(log: Log) -> None:
     reader = sensor(log)
     log.write(raw(1))
     reader.read()
@@ -116,7 +116,7 @@ def test_a_flood_that_overwrites_faster_than_anybody_reads_blinds_nobody(log: Lo
 
 
 @pytest.mark.parametrize("end", [errno.EIO, 0])
-def test_what_was_read_before_a_log_failed_or_ended_is_told(log: Log, end: int) -> None:
+def test_what_was_read_before_a_log_failed_or_ended_is_reported(log: Log, end: int) -> None:
     def read(fd: int, size: int) -> bytes:
         if pieces:
             return pieces.pop(0)
@@ -133,7 +133,7 @@ def test_what_was_read_before_a_log_failed_or_ended_is_told(log: Log, end: int) 
     reader.close()
 
 
-def test_what_was_overwritten_while_nobody_read_is_lost_too(log: Log) -> None:
+def test_what_was_overwritten_while_the_sensor_did_not_read_is_lost_too(log: Log) -> None:
     reader = sensor(log, KmsgCursor(BOOT, 10))
     log.write(raw(100))
     reader.read()
@@ -165,7 +165,7 @@ def test_a_record_too_large_that_was_seen_before_costs_no_other(log: Log) -> Non
     assert reader.lost == 0
 
 
-def test_the_count_is_told_again_from_time_to_time_so_that_it_can_clear(log: Log) -> None:
+def test_the_count_is_reported_again_from_time_to_time_so_that_it_can_clear(log: Log) -> None:
     class Slow(Clock):
         s = 0.0
 
@@ -194,7 +194,7 @@ def test_a_log_that_fails_or_ends_is_unavailable(log: Log) -> None:
         reader.read()
 
 
-def test_it_says_which_privilege_is_missing_and_what_to_do_instead(tmp_path: Path) -> None:
+def test_it_reports_which_privilege_is_missing_and_the_alternative(tmp_path: Path) -> None:
     def refused() -> int:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 

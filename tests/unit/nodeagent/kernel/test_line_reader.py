@@ -15,27 +15,27 @@ def told(*lines: tuple[float, str]) -> list[tuple[float, str, str]]:
     return [(o.at_s, o.check, o.variant) for at_s, text in lines for o in sightings.take(text, at_s)]
 
 
-def test_a_storm_is_told_once_a_second() -> None:
+def test_a_storm_is_reported_once_a_second() -> None:
     assert [at_s for at_s, *_ in told(*((n / 1000, XID_79) for n in range(2500)))] == [0.0, 1.0, 2.0]
 
 
-def test_a_gpu_that_is_gone_is_told_once_by_both_its_lines() -> None:
+def test_a_gpu_that_is_gone_is_reported_once_by_both_its_lines() -> None:
     assert len(told((5.0, XID_79), (5.001, FALLEN))) == 1
 
 
-def test_what_is_of_another_gpu_or_another_variant_is_told() -> None:
+def test_what_is_of_another_gpu_or_another_variant_is_reported() -> None:
     place = "NVRM: Xid (PCI:0000:3b:00): 13, Graphics SM Warp Exception on (GPC 1, TPC {}, SM 0): Error"
     assert len(told((5.0, XID_79), (5.1, XID_79.replace("3b", "5e")))) == 2
     assert len(told((5.0, place.format(1)), (5.1, place.format(2)), (5.2, place.format(1)))) == 2
 
 
-def test_what_comes_again_after_it_was_over_is_told_again() -> None:
+def test_what_comes_again_after_it_was_over_is_reported_again() -> None:
     assert [c for _, c, _ in told((1.0, SLOW), (1.1, WELL), (1.2, SLOW), (1.3, SLOW), (1.4, WELL))] == [
         "kernel_nfs_timeout", "cleared", "kernel_nfs_timeout", "cleared",
     ]  # fmt: skip
 
 
-def test_each_change_of_the_drivers_verdict_is_told() -> None:
+def test_each_change_of_the_drivers_verdict_is_reported() -> None:
     lines = ((1.0, RESET), (1.1, RESET), (1.2, OVER), (1.3, RESET), (1.4, RESET))
     assert [v for *_, v in told(*lines)] == ["reset_gpu", "none", "reset_gpu"]
 
@@ -58,5 +58,5 @@ def test_what_is_remembered_of_a_storm_of_different_events_is_bounded() -> None:
     assert len(sightings._reported) == 1
 
 
-def test_a_line_stamped_before_the_last_is_told() -> None:
+def test_a_line_stamped_before_the_last_is_reported() -> None:
     assert len(told((5.0, XID_79), (4.0, XID_79))) == 2

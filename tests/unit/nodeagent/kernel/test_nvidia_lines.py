@@ -101,7 +101,7 @@ def test_every_xid_of_the_table_is_read_from_the_drivers_line() -> None:
         "NVRM: system has fallen off the bus and is not responding to commands.",
     ],
 )
-def test_a_gpu_that_is_gone_is_xid_79_however_the_driver_says_it(line: str) -> None:
+def test_a_gpu_that_is_gone_is_xid_79_however_the_driver_words_it(line: str) -> None:
     found = one(line)
     assert (found.check, found.entity, found.value, found.variant) == ("xid", GPU, 79, "")
 
@@ -153,7 +153,7 @@ def test_the_drivers_verdict_is_its_number_whatever_words_it_uses(to: str, varia
     assert xid(154, f"GPU recovery action changed from 0x0 (None) to {to}").variant == variant
 
 
-def test_what_the_policy_decodes_is_what_the_line_says() -> None:
+def test_the_policy_decodes_what_the_line_contains() -> None:
     found = xid(149, DETAILS[149])
     report = parse_report(found.variant)
     assert report is not None
@@ -189,7 +189,7 @@ def test_an_nvlink_5_error_may_name_a_process_and_be_cut_off() -> None:
         ("12028, Severity 0 Engine instance 32 Sub-engine instance 00", "", {"switch": "3"}),
     ],
 )
-def test_an_sxid_is_the_switchs_and_says_whether_it_is_fatal(
+def test_an_sxid_concerns_the_switch_and_shows_whether_it_is_fatal(
     line: str, variant: str, facts: dict[str, str]
 ) -> None:
     found = one(f"nvidia-nvswitch3: SXid (PCI:0000:05:00.0): {line}")

@@ -58,7 +58,7 @@ def test_a_gpu_is_back_only_if_it_was_away() -> None:
     assert gpu.take_state(gpu_roster.OK)
 
 
-def test_another_load_of_the_module_goes_before_what_nvml_said() -> None:
+def test_another_load_of_the_module_takes_precedence_over_nvml() -> None:
     assert NodeGpus(load="1").reloaded("2", after_loss=False)
     assert not NodeGpus(load="1").reloaded("1", after_loss=True)
     assert NodeGpus().reloaded("1", after_loss=True)

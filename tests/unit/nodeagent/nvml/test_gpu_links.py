@@ -8,7 +8,7 @@ COMPLETED = 3
 FINE = 2 | 2 << 2 | 2 << 4 | 2 << 6 | 1 << 8  # nothing of it is so
 
 
-def test_a_fabric_that_is_not_complete_is_in_progress_whatever_else_is_said() -> None:
+def test_a_fabric_that_is_not_complete_is_in_progress_whatever_else_nvml_reports() -> None:
     assert fabric_state(1, 0, 0, 0) == (IN_PROGRESS, "not started")
     assert fabric_state(2, 15, 2, 1) == (IN_PROGRESS, "")
 

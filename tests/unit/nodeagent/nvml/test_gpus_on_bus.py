@@ -29,7 +29,7 @@ def test_a_machine_without_pci_has_no_gpus(tmp_path: Path) -> None:
     assert gpus_on_bus(tmp_path) == ()
 
 
-def test_a_module_that_is_loaded_anew_is_another_load(tmp_path: Path) -> None:
+def test_a_module_that_is_reloaded_is_another_load(tmp_path: Path) -> None:
     module = tmp_path / "module/nvidia"
     assert driver_load(tmp_path) == ""
     module.mkdir(parents=True)

@@ -58,7 +58,7 @@ def test_no_line_of_the_shipped_table_takes_a_node_out_for_what_a_job_does() -> 
     assert levels["oom"] == levels["file_max"] == Level.DEGRADED
 
 
-def test_a_line_is_what_the_table_says() -> None:
+def test_a_line_has_the_level_and_action_of_the_table() -> None:
     [line] = load_lines(toml(GOOD))
     match = line.pattern.match(line.example)
     assert match is not None
@@ -115,7 +115,7 @@ def test_each_mistake_is_named(change: dict[str, object], message: str) -> None:
     assert any(each.startswith(message) for each in mistakes({**GOOD, **change}))
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     found = mistakes({**GOOD, "level": "bad", "hold_s": -1}, {**WELL, "name": "other", "has": "is ill"})
     assert len(found) == 3
 
@@ -132,7 +132,7 @@ def test_all_mistakes_are_told_at_once() -> None:
         ([GOOD] * (MAX_LINES + 1), f"{MAX_LINES + 1} lines, at most {MAX_LINES} are read"),
     ],
 )  # fmt: skip
-def test_mistakes_between_lines_are_told(tables: tuple[dict[str, object], ...], message: str) -> None:
+def test_mistakes_between_lines_are_reported(tables: tuple[dict[str, object], ...], message: str) -> None:
     assert any(each.startswith(message) for each in mistakes(*tables))
 
 

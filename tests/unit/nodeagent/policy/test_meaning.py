@@ -102,7 +102,9 @@ def test_an_error_that_the_driver_has_made_fatal_is_fatal() -> None:
         ("", UNDECIDED),
     ],
 )
-def test_an_unknown_combination_is_what_its_word_says(variant: str, expected: tuple[Level, Action]) -> None:
+def test_an_unknown_combination_is_judged_by_its_severity(
+    variant: str, expected: tuple[Level, Action]
+) -> None:
     assert said(144, variant, NEW) == expected
 
 
@@ -152,7 +154,7 @@ def test_the_registers_of_xid_74_say_how_bad_it_is(variant: str, expected: tuple
         ("something_new", NOTHING),
     ],
 )
-def test_xid_154_means_what_its_word_says(word: str, expected: tuple[Level, Action]) -> None:
+def test_xid_154_means_what_its_verdict_names(word: str, expected: tuple[Level, Action]) -> None:
     assert said(154, word) == expected
 
 
@@ -183,7 +185,7 @@ def test_what_an_application_does_makes_no_gpu_degraded_however_often_it_does_it
         (99, "fatal", (Level.UNHEALTHY, Action.REBOOT_NODE)),
     ],
 )
-def test_an_sxid_is_as_bad_as_its_code_and_its_word(
+def test_an_sxid_is_as_bad_as_its_code_and_its_severity(
     code: int, word: str, expected: tuple[Level, Action]
 ) -> None:
     assert said(code, word, check="sxid") == expected
@@ -198,7 +200,7 @@ def test_an_event_of_one_meaning_and_one_of_the_kernel_are_found_by_their_check(
         POLICY.meaning("no_such_check", 0)
 
 
-def test_what_the_operator_says_of_a_decoded_code_holds_whatever_its_line_says() -> None:
+def test_an_operators_setting_for_a_decoded_code_counts_whatever_its_line_contains() -> None:
     mine = loading.load('[xid.145]\nlevel = "degraded"\naction = "contact_support"')
     for row in ROWS:
         if row["xid"] == "145":
@@ -214,7 +216,7 @@ def test_any_event_has_a_meaning(code: int, variant: str, branch: int | None) ->
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.sampled_from((OLD, NEW, None)))
-def test_a_fatal_report_is_never_ignored_unless_a_row_says_so(
+def test_a_fatal_report_is_never_ignored_unless_a_row_ignores_it(
     info: int, status: int, branch: int | None
 ) -> None:
     for code in nvlink.NVLINK5_XIDS:

@@ -80,7 +80,7 @@ def test_an_sxid_a_kernel_line_and_an_event_are_overridden_alike() -> None:
     assert all(found.meaning(*each).overridden for each in (("sxid", 12020), ("kernel_oom", 0)))
 
 
-def test_a_bound_keeps_what_is_not_said_of_it_and_false_takes_it_away() -> None:
+def test_a_bound_keeps_the_fields_that_are_not_set_and_false_removes_it() -> None:
     found = load(
         "[checks.gpu_temperature_margin]\ndegraded.at = 8\nunhealthy = false\nclear_at = 12\n"
         "[checks.ecc_sbe]\nunhealthy = { at = 1000 }\nwindow_s = 120"
@@ -90,7 +90,7 @@ def test_a_bound_keeps_what_is_not_said_of_it_and_false_takes_it_away() -> None:
     assert (ecc.degraded, ecc.unhealthy, ecc.window_s) == (Bound(100), Bound(1000), 120)
 
 
-def test_a_state_is_named_by_its_word() -> None:
+def test_a_state_is_set_by_its_name() -> None:
     found = load('[checks.gpu_state.states]\nlost = { action = "replace" }\nvanished.for_s = 120')
     states = {each.word: each for each in found.rules["gpu_state"].states.values()}
     assert (states["lost"].level, states["lost"].action) == (Level.UNHEALTHY, Action.REPLACE)
@@ -106,7 +106,7 @@ def test_an_empty_file_changes_nothing_but_the_version() -> None:
     assert found.version == f"{POLICY.version}+e3b0c442"
 
 
-# -- what is told of mistakes
+# -- messages about mistakes
 
 MISTAKES = """
 chekcs = 1
@@ -134,7 +134,7 @@ level = "unhealthy"
 """
 
 
-def test_all_mistakes_are_told_at_once_each_on_its_line_with_what_is_accepted() -> None:
+def test_all_mistakes_are_reported_at_once_each_on_its_line_with_what_is_accepted() -> None:
     expected = [
         ("chekcs", "did you mean checks?"),
         ("xid.79.action = 'replce'", "expected none, restart_app", "did you mean replace?"),

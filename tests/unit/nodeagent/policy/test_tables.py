@@ -65,7 +65,7 @@ def test_what_comes_again_is_never_milder_than_the_first_time() -> None:
         (175, Level.HEALTHY, Action.NONE, Clears.TIME, None),
     ],
 )
-def test_the_codes_that_matter_mean_what_nvidia_says(
+def test_the_codes_that_matter_mean_what_nvidia_documents(
     code: int, level: Level, action: Action, clears: Clears, since: int | None
 ) -> None:
     found = POLICY.xids[code]
@@ -89,12 +89,12 @@ def test_what_comes_again_is_taken_more_seriously(code: int, recurs: Recurs | No
     assert POLICY.xids[code].recurs == recurs
 
 
-def test_a_retired_code_and_an_unknown_one_are_told_to_support_and_cost_no_work() -> None:
+def test_a_retired_code_and_an_unknown_one_go_to_support_and_cost_no_work() -> None:
     for found in (POLICY.xids[1], POLICY.xids[91], POLICY.unknown_xid):
         assert (found.level, found.action, found.hold_s) == (Level.DEGRADED, Action.CONTACT_SUPPORT, DAY_S)
 
 
-def test_an_sxid_by_itself_goes_before_the_group_that_it_is_in() -> None:
+def test_a_single_sxid_takes_precedence_over_the_range_that_contains_it() -> None:
     assert POLICY.sxids[12020].level is Level.UNHEALTHY
     assert POLICY.sxids[12021].level is Level.DEGRADED
     assert all(POLICY.sxids[code].level is Level.UNHEALTHY for code in (22003, 22011, *range(23001, 23018)))
@@ -142,7 +142,7 @@ def test_a_decode_row_with_a_mask_of_another_width_is_refused() -> None:
         tables.read_nvlink5(text)
 
 
-def test_a_bit_that_stands_twice_is_refused() -> None:
+def test_a_bit_that_is_given_twice_is_refused() -> None:
     text = (FOLDER / "nvlink4_bits.csv").read_text().replace("1,23,", "1,0,", 1)
     with pytest.raises(BadPolicy, match="a bit from 0 to 31, once"):
         tables.read_nvlink4(text)

@@ -24,7 +24,7 @@ def test_time_never_goes_back_over_restarts_reboots_and_clocks_that_are_set(
         last_s = max(last_s, up_s + at.offset_s)
 
 
-def test_a_restart_in_the_same_boot_keeps_the_time_whatever_the_wall_clock_says() -> None:
+def test_a_restart_in_the_same_boot_keeps_the_time_whatever_the_wall_clock_shows() -> None:
     before = Anchor("a", 1000.0)
     assert clock.anchor(before, 5000.0, "a", 4000.0, 7.0) is before
 

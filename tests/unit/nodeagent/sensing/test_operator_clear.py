@@ -17,7 +17,7 @@ def entities(word: OperatorClear) -> list[str]:
     return [each.entity for each in word.read()]
 
 
-def test_what_an_operator_says_is_read_once(tmp_path: Path) -> None:
+def test_a_clear_is_read_once(tmp_path: Path) -> None:
     word = reader(tmp_path)
     assert entities(word) == []
     operator_clear.record_clear(tmp_path, "gpu/a", "exchanged", 1.0)
@@ -46,7 +46,7 @@ def test_a_file_that_was_replaced_is_read_from_its_beginning(tmp_path: Path) -> 
     assert entities(word) == ["gpu/b"]
 
 
-def test_what_was_said_counts_from_when_it_was_said_and_never_from_later(tmp_path: Path) -> None:
+def test_a_clear_counts_from_its_own_time_and_never_from_later(tmp_path: Path) -> None:
     operator_clear.record_clear(tmp_path, "gpu/a", "", 5.0)
     operator_clear.record_clear(tmp_path, "gpu/b", "by a clock that is ahead", 1e9)
     assert [(each.entity, each.at_s) for each in reader(tmp_path).read()] == [("gpu/a", 5.0), ("gpu/b", 7.0)]

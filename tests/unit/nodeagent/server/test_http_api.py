@@ -57,7 +57,7 @@ async def client_of() -> AsyncIterator[Make]:
         await each.close()
 
 
-async def test_health_says_everything(client_of: Make) -> None:
+async def test_health_contains_everything(client_of: Make) -> None:
     found = await (await (await client_of(Shown())).get("/v1/health")).json()
     assert (found["node"], found["level"], found["action"], found["schema"]) == (
         "n1",

@@ -15,7 +15,7 @@ def test_without_a_total_the_errors_are_summed_up() -> None:
     assert aer_total(b"RxErr 3\nBad TLP 4\n") == 7
 
 
-def test_what_is_no_count_says_nothing() -> None:
+def test_malformed_counts_have_no_value() -> None:
     for raw in (b"", b"N/A", b"RxErr -1", b"RxErr " + b"9" * 30, b"5\n"):
         assert aer_total(raw) is None
 

@@ -36,7 +36,7 @@ def test_one_that_goes_for_good_and_comes_back_is_no_growth() -> None:
     assert growth(readings) == 0
 
 
-def test_one_that_begins_anew_is_passed_on_as_a_lower_reading() -> None:
+def test_a_counter_that_restarts_gives_a_lower_reading() -> None:
     total = CounterSum()
     assert [total.take({"a": a, "b": 4}) for a in (5, 0, 1)] == [9, 4, 5]
 

@@ -44,7 +44,7 @@ def test_a_port_that_was_up_and_is_not_is_down() -> None:
     assert states(port("a", active=False), before={"a": 400.0}) == {"a": DOWN}
 
 
-def test_a_port_that_was_never_up_and_has_no_peer_says_nothing() -> None:
+def test_a_port_that_was_never_up_and_has_no_peer_has_no_state() -> None:
     assert states(port("a", active=False)) == {}
     assert states(port("a", active=False), port("b", active=False)) == {}
 

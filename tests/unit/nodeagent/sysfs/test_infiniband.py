@@ -50,7 +50,7 @@ def test_a_counter_that_cannot_be_read_leaves_the_others(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("layer", ["InfiniBand", "Ethernet"])
-def test_a_port_that_goes_down_is_found_with_its_words_also_after_a_restart(
+def test_a_port_that_goes_down_is_found_with_its_state_also_after_a_restart(
     tmp_path: Path, layer: str
 ) -> None:
     tree = Tree(tmp_path)

@@ -25,7 +25,7 @@ def test_network_nvme_and_gpus_are_looked_at_with_the_bridges_above_them(tmp_pat
         (0x02000000, ""), (-1, ""),
     ],
 )  # fmt: skip
-def test_the_class_says_what_a_device_is(code: int | None, what: str) -> None:
+def test_the_class_gives_the_kind_of_a_device(code: int | None, what: str) -> None:
     assert pci.device_kind(code) == what
 
 

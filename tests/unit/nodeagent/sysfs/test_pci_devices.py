@@ -69,7 +69,7 @@ def test_a_device_that_vanishes_between_two_reads_is_passed_over(tmp_path: Path)
     assert f"device/{DISK}" in {entity for _, entity in found}
 
 
-def test_a_node_without_error_counters_says_so(tmp_path: Path) -> None:
+def test_a_node_without_error_counters_reports_that(tmp_path: Path) -> None:
     tree = realistic(tmp_path)
     devices = PciDevices(str(tmp_path), {})
     values(devices, PciDevices.checks)

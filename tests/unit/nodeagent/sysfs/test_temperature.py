@@ -47,7 +47,7 @@ def test_garbage_and_what_is_gone_are_passed_over(tmp_path: Path) -> None:
     assert margins(heat, 15.0) == {}
 
 
-def test_a_node_without_such_temperatures_says_so(tmp_path: Path) -> None:
+def test_a_node_without_such_temperatures_reports_that(tmp_path: Path) -> None:
     heat = Temperatures(str(tmp_path))
     assert margins(heat) == {}
     assert [each.what for each in heat.left_out()] == ["host_temperature_margin"]
