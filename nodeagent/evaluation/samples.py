@@ -20,7 +20,7 @@ from nodeagent.model import Action, HealthFinding, Level
 from nodeagent.policy.rules import Bound, Rule, RuleKind
 
 LATE_S = 300.0
-MAX_SAMPLES = 4096  # more than three hours of samples every 5 s
+MAX_SAMPLES = 4096  # 5.7 hours of one sample every 5 s
 LEVELS = (Level.DEGRADED, Level.UNHEALTHY)
 Sample = tuple[float, float]  # agent time, value
 DRIVERS_OWN = "recovery_action"  # a check that is the driver's own verdict

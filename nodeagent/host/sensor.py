@@ -50,7 +50,7 @@ class HostSensor:
         self._sweep = Sweep(self.name, self.period_s, clock, periods_s, groups)
 
     def open(self) -> None:
-        """Raises Unavailable where there is no procfs."""
+        """Check that there is a procfs. Raises Unavailable."""
         if not exists(f"{self._proc}/loadavg"):
             raise Unavailable(f"{self._proc} is no procfs: mount the host's, or name another with --proc")
 

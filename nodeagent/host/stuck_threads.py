@@ -38,8 +38,7 @@ STUCK_S = 60.0  # "a minute or more"
 MAX_SUSPECTS = 256
 MAX_NAMED = 3  # in the text
 
-# Wait channels of a thread that was frozen on purpose: threads of a paused cgroup v1 container are in state
-# D.
+# Wait channels of threads frozen on purpose: those of a paused cgroup v1 container are in state D.
 FROZEN_CHANNELS = ("__refrigerator", "do_freezer_trap", "get_signal")
 IN_DRIVER_S = 10.0  # seen twice without a switch; the policy decides how long is too long
 MAX_STACKS = 64

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from nodeagent.model import Observation
 
-# How long, approximately, a sensor waits for events (see `beat`): the watchdog allows no more. It is half of
+# How long, approximately, a sensor waits for events (see `left_s`): the watchdog allows no more. It is half of
 # the period of the sensors that read files, so that all wake up at the same few moments.
 WAIT_S = 2.5
 

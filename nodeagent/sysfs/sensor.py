@@ -52,7 +52,7 @@ class SysfsSensor:
         self._sweep = Sweep(self.name, self.period_s, clock, periods_s, groups)
 
     def open(self) -> None:
-        """Raises Unavailable where there is no sysfs."""
+        """Check that there is a sysfs. Raises Unavailable."""
         if not exists(f"{self._root}/class"):
             raise Unavailable(f"{self._root} is no sysfs: mount the host's, or name another with --sys")
 
