@@ -13,8 +13,7 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
-from holdfast.launcher.warm_pool import Process
-from holdfast.launcher.worker_process import Seat, survivors
+from holdfast.launcher.worker_process import Process, Seat, survivors
 from holdfast.process import linux
 from holdfast.protocol import progress, rank_channel
 from holdfast.protocol.launcher_messages import NO_ROOM, Secured

@@ -23,12 +23,12 @@ from holdfast.inspection import left_processes, process_stats
 from holdfast.inspection.left_processes import Background
 from holdfast.inspection.out_of_memory import MemoryGroup
 from holdfast.inspection.rank_inspector import Looker, Target
-from holdfast.launcher import warm_pool
+from holdfast.launcher import warm_pool, worker_process
 from holdfast.launcher.just_in_time import Securing
 from holdfast.launcher.sidecar_server import Listeners, Refused
-from holdfast.launcher.warm_pool import UNJOINED_BYTES, Nest, Process
+from holdfast.launcher.warm_pool import UNJOINED_BYTES, Nest
 from holdfast.launcher.worker_group import Crew
-from holdfast.launcher.worker_process import Seat, survivors
+from holdfast.launcher.worker_process import Process, Seat, survivors
 from holdfast.process import event_loop, linux, logs, network
 from holdfast.process.clock import left_s
 from holdfast.process.executable import Unstartable
@@ -349,7 +349,7 @@ class Launcher:
             self.selector.unregister(process.pidfd)
         self.nest.hear_out(process)
         self._began |= _began([process.pid])
-        ended = self.memory.explain(warm_pool.reap(process))
+        ended = self.memory.explain(worker_process.reap(process))
         if self.nest.warm.get(process.local_rank) is process:
             del self.nest.warm[process.local_rank]
             if not self.stopping:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from holdfast.launcher.worker_process import Process
 from holdfast.process import executable, linux, logs
 from holdfast.process.executable import Unstartable
 from holdfast.protocol import codec, rank_channel
@@ -25,7 +26,6 @@ from holdfast.worker.program import Program
 from holdfast.worker.script_source import Sources
 from holdfast.worker.zygote import Zygote
 
-TAIL_BYTES = 4096  # of what a rank printed last
 UNJOINED_BYTES = 16_000  # of what one printed that ended before it joined: nobody has seen that
 MAX_FAILURES = 3  # warm processes in a row that died before they were parked: from then on with pauses
 LONGEST_PAUSE_S = 60.0  # what the script reads before it joins may come back at any time
@@ -33,32 +33,6 @@ REST = 4  # a pause is this times as long as the try before it, at least: ranks 
 MOST_REST_S = 600.0  # a try may also take long because what it reads does not answer
 LOGS = 64  # of processes that failed in a row
 PAUSE_S = 1.0  # before the next try, and twice as long each time
-
-
-@dataclass(slots=True, eq=False)
-class Process:
-    """One rank's process, from its fork to its end. `pid` is 0 until it has said so."""
-
-    local_rank: int
-    control: socket.socket
-    log: Path
-    pid: int = 0
-    pidfd: int = -1
-    parked: bool = False
-    said: Ending | None = None  # what it told before it ended
-    killed: int = 0  # the signal that we sent
-    made_s: float = field(default_factory=time.monotonic)
-
-    def kill(self, signum: int) -> None:
-        self.killed = self.killed or signum
-        if self.pid:
-            linux.kill_group(self.pid, signum)
-
-    def close(self) -> None:
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
-        self.control.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,42 +400,3 @@ def unjoined(ended: Ending, printed: str, *, refused: bool) -> Ending:
         said = printed if nested_scripts.STANDS_BETWEEN in printed else f"{printed}{nested_scripts.UNSEEN}"
         return replace(ended, code=2, fail="bad_input", message=said)
     return replace(ended, message=printed or ended.message)  # nobody has seen that: it says more
-
-
-def reap(process: Process) -> Ending:
-    """Collect a process whose pidfd is readable; return how it ended.
-
-    What the process said itself goes before what the kernel says, but not its signal.
-    """
-    now_ns, code, signum = time.monotonic_ns(), None, None
-    _end_orphans(process.pid)
-    found = linux.collected(process.pid) if process.pid else None
-    status = 0xFF00 if found is None else found
-    if os.WIFSIGNALED(status):
-        signum = os.WTERMSIG(status)
-    else:
-        code = os.WEXITSTATUS(status)
-    said, ours = process.said, process.killed != 0 and signum == process.killed
-    if said is not None and not (signum and not ours):
-        return said
-    return Ending(now_ns, code, signum, ours, "", 0, logs.tail(process.log, TAIL_BYTES))
-
-
-def _end_orphans(pid: int) -> None:
-    """Kill what a rank that failed has left in its group: data loader workers look for it every 5 s only.
-
-    While the rank is not yet collected, nobody else can have its number. What a rank left that ended well may
-    be meant to go on (an upload); it has until the member ends.
-    """
-    if not pid:
-        return
-    try:
-        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-    except ChildProcessError:
-        return
-    if found is None:  # a debugger is attached
-        failed = bool(linux.status_of_dead(pid))
-    else:
-        failed = found.si_code != os.CLD_EXITED or found.si_status != 0
-    if failed:
-        linux.kill_group(pid)

@@ -10,8 +10,8 @@ from dataclasses import asdict, replace
 from holdfast.inspection import process_stats
 from holdfast.inspection.liveness import Stops
 from holdfast.launcher.just_in_time import Securing
-from holdfast.launcher.warm_pool import Home, Process
-from holdfast.launcher.worker_process import Seat, survivors
+from holdfast.launcher.warm_pool import Home
+from holdfast.launcher.worker_process import Process, Seat, survivors
 from holdfast.process import gpu_assignment, logs
 from holdfast.protocol import foreign_text, rank_channel
 from holdfast.protocol.environment import rank_environment

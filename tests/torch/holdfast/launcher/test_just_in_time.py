@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.launcher.just_in_time import STILL_S, Securing
-from holdfast.launcher.warm_pool import Process
-from holdfast.launcher.worker_process import Seat
+from holdfast.launcher.worker_process import Process, Seat
 from holdfast.protocol import rank_channel
 from holdfast.protocol.launcher_messages import NO_ROOM, RankStart, Secured
 from holdfast.protocol.progress_writer import Page

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.launcher import warm_pool
-from holdfast.launcher.warm_pool import Process
+from holdfast.launcher import worker_process
+from holdfast.launcher.worker_process import Process
 from holdfast.process import linux
 from holdfast.protocol import rank_channel
 
@@ -40,7 +40,7 @@ class Rank:
         """Collect the rank as its launcher does."""
         ours, theirs = rank_channel.pair()
         os.waitid(os.P_PID, self.child.pid, os.WEXITED | os.WNOWAIT)
-        warm_pool.reap(Process(0, ours, folder / "log", self.child.pid))
+        worker_process.reap(Process(0, ours, folder / "log", self.child.pid))
         for each in (ours, theirs):
             each.close()
 

@@ -13,9 +13,9 @@ import pytest
 
 from holdfast.launcher.launcher import Launcher
 from holdfast.launcher.sidecar_server import Refused
-from holdfast.launcher.warm_pool import Home, Nest, Process
+from holdfast.launcher.warm_pool import Home, Nest
 from holdfast.launcher.worker_group import Crew
-from holdfast.launcher.worker_process import Seat
+from holdfast.launcher.worker_process import Process, Seat
 from holdfast.protocol import rank_channel
 from holdfast.protocol.launcher_messages import Ending, Launch, LauncherOrder, RankStart
 from holdfast.protocol.rank_channel import Do, Say

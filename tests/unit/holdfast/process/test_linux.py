@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.launcher.warm_pool import Process, reap
+from holdfast.launcher.worker_process import Process, reap
 from holdfast.process import linux
 from holdfast.protocol import rank_channel
 from tests.unit.tracing import SLEEPS, held

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.inspection import rank_inspector
-from holdfast.launcher.warm_pool import Home, Process
+from holdfast.launcher.warm_pool import Home
 from holdfast.launcher.worker_group import Crew
-from holdfast.launcher.worker_process import Seat
+from holdfast.launcher.worker_process import Process, Seat
 from holdfast.protocol import codec, foreign_text
 from holdfast.protocol.foreign_text import sent_bytes, shortened
 from holdfast.protocol.launcher_messages import Ending, Flag, Launch, LauncherState, Look, RankStart, Secured

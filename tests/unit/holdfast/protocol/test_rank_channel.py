@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.launcher.warm_pool import Home, Process
+from holdfast.launcher.warm_pool import Home
 from holdfast.launcher.worker_group import Crew
-from holdfast.launcher.worker_process import Seat
+from holdfast.launcher.worker_process import Process, Seat
 from holdfast.protocol import codec, rank_channel
 from holdfast.protocol.launcher_messages import Ending, Flag, RankStart, Secured
 from holdfast.protocol.rank_channel import Do, Say
