@@ -64,7 +64,7 @@ async def serve(settings: config.Config, told: threading.Event, measured: event_
     ]
     ending = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait({*services, ending}, return_when=asyncio.FIRST_COMPLETED)
-    linux.outlive()  # a dying keeper tells us once for each of its threads: the next would end us here
+    linux.outlive_parent()  # a dying keeper tells us once for each of its threads: the next would end us here
     await event_loop.end([*reversed(services), ending])
     with contextlib.suppress(OSError):
         await member.fetcher.close()
@@ -81,7 +81,7 @@ def main() -> None:
     told = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: told.set())  # until the loop has it
     try:
-        linux.die_with(keeper, signal.SIGTERM)
+        linux.end_with_parent(keeper, signal.SIGTERM)
         event_loop.run(lambda measured: serve(settings, told, measured))
     except linux.ParentGone:
         pass

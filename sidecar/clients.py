@@ -15,7 +15,7 @@ import aiohttp
 
 from holdfast.launcher import sidecar_server
 from holdfast.process import event_loop
-from holdfast.process.clock import left_s
+from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
 from holdfast.protocol.member_messages import MemberOrder, MemberReport
@@ -67,7 +67,7 @@ class LauncherLink:
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
             self.heard_s = time.monotonic()
-            if line == sidecar_server.SIGN:
+            if line == sidecar_server.HEARTBEAT:
                 continue
             try:
                 self.state = codec.decode(LauncherState, line)
@@ -157,6 +157,6 @@ class SupervisorLink:
             self.dirty.clear()
             await socket.send_str(codec.encode(self._report()).decode())
             try:
-                await asyncio.wait_for(self.dirty.wait(), left_s(self._interval_s))
+                await asyncio.wait_for(self.dirty.wait(), seconds_to_next_tick(self._interval_s))
             except asyncio.TimeoutError:
                 continue

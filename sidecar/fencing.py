@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from holdfast.fileio import durable
 from holdfast.protocol import codec
 from holdfast.protocol.lineage import Lineage
-from holdfast.protocol.member_messages import MemberOrder, Told
+from holdfast.protocol.member_messages import KnownHistory, MemberOrder
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Obeyed:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.newest = _read(directory / FILE, Standing, _MAX_BYTES)
-        self.told = _read(directory / TOLD, Told, _MAX_TOLD_BYTES)
+        self.told = _read(directory / TOLD, KnownHistory, _MAX_TOLD_BYTES)
 
     def refusal(self, asked: Standing) -> str:
         """Return why an order of `asked` must not be obeyed, "" when it may."""
@@ -76,7 +76,7 @@ class Obeyed:
         if order.generation < known.generation:
             return known.lineage
         skip = order.launch.skip if order.launch is not None else known.skip
-        told = Told(order.generation, order.lineage, skip)
+        told = KnownHistory(order.generation, order.lineage, skip)
         if told != known:
             self.told = told
             self._keep(TOLD, told)

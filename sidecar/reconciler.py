@@ -16,18 +16,18 @@ from dataclasses import replace
 from functools import partial
 
 from holdfast.inspection import liveness
-from holdfast.inspection.liveness import Silence
+from holdfast.inspection.liveness import HeartbeatSilence
 from holdfast.process import clock, event_loop, linux
-from holdfast.process.clock import left_s
+from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol import foreign_text
 from holdfast.protocol.launcher_messages import Launch, LauncherOrder, LauncherState, RankStart
 from holdfast.protocol.member_messages import (
     PROTOCOL,
+    HeldPrivateState,
+    HeldSnapshot,
     MemberOrder,
     MemberReport,
-    PrivateHeld,
     RankStall,
-    Slot,
 )
 from holdfast.protocol.progress import tail_began_ns
 from holdfast.snapshot import member_directory
@@ -89,15 +89,15 @@ class Member:
         self._starts = Starts(config.first_step_s)
         self.secured_for = 0
         self._followed = 0  # generation whose work after commits was followed to its end
-        self.unusable: tuple[Slot, ...] = ()
+        self.unusable: tuple[HeldSnapshot, ...] = ()
         self.prepare_error = ""
         self.prepare_generation = 0
         self.prepare_occupied = False  # that is why
         self.prepare_volume = False
         self.silent = ""  # why the launcher is given up
-        self._silence = Silence()
+        self._silence = HeartbeatSilence()
         self._launch: tuple[Launch, tuple[RankStart, ...]] | None = None
-        self._privates: tuple[PrivateHeld, ...] = ()
+        self._privates: tuple[HeldPrivateState, ...] = ()
         self._late: frozenset[int] = frozenset()  # steps that its ranks have made void
         self._sequence = 0
         self._room_bytes = 0  # of the snapshot that there is room for
@@ -155,7 +155,7 @@ class Member:
             notes=(self.refused,) if self.refused else (),
         )
 
-    def _privates_now(self, state: LauncherState | None) -> tuple[PrivateHeld, ...]:
+    def _privates_now(self, state: LauncherState | None) -> tuple[HeldPrivateState, ...]:
         """Return what was held when it was last asked for; all when no rank is left that could change it."""
         if state is None or not state.ranks or any(rank.state != "exited" for rank in state.ranks):
             return self._privates
@@ -361,7 +361,7 @@ class Member:
         Our own lateness is taken into account: it is neither the ranks' nor the launcher's.
         """
         while True:
-            wait_s = min(left_s(self.config.poll_s), max(self.pages.left_s, SOONEST_S))
+            wait_s = min(seconds_to_next_tick(self.config.poll_s), max(self.pages.left_s, SOONEST_S))
             due = time.monotonic() + wait_s
             await asyncio.sleep(wait_s)
             now = time.monotonic()
@@ -456,7 +456,7 @@ class Member:
     async def save(self) -> None:
         """Save at the interval, if this member has rank 0. For ever."""
         while True:
-            await asyncio.sleep(left_s(SAVE_LOOK_S))
+            await asyncio.sleep(seconds_to_next_tick(SAVE_LOOK_S))
             if self._leads() and await self.checkpoints.when_due(self.order, time.monotonic()):
                 self._changed()
 

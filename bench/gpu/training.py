@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from holdfast.fileio.safetensors import map_file
-from holdfast.protocol.launcher_messages import Launch, RankStart, Secured
+from holdfast.protocol.launcher_messages import Launch, RankStart, SecureAnswer
 from holdfast.protocol.progress_writer import Page
 from holdfast.training.session import Session
 from holdfast.training.state import State
@@ -69,11 +69,11 @@ class Training:
             torch.cuda._sleep(before_commit)
         self.state.commit(loss=loss, position=8 * step)
 
-    def secured(self) -> Secured:
+    def secured(self) -> SecureAnswer:
         """Request a just-in-time copy as a launcher does, from another thread; return the answer."""
         keeping = self.state.keeping
         assert keeping is not None
-        found: list[Secured] = []
+        found: list[SecureAnswer] = []
         listener = threading.Thread(target=lambda: found.append(keeping.secure(GENERATION)))
         listener.start()
         listener.join(120)

@@ -116,7 +116,9 @@ def launch(name: str, argv: Sequence[str], environment: Mapping[str, str] | None
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=lambda: linux.die_with(parent, signal.SIGTERM),  # even if this process is killed
+            preexec_fn=lambda: linux.end_with_parent(
+                parent, signal.SIGTERM
+            ),  # even if this process is killed
         )
     return Running(name, process, folder, Follower(ticks), time.monotonic_ns())
 

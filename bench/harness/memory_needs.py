@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.harness.launchers import Failed
 from bench.text import size
-from holdfast.protocol.member_messages import Room
+from holdfast.protocol.member_messages import MemoryUse
 from sidecar.state import memory_limits
 
 MEMORY = Path("/dev/shm")
@@ -25,7 +25,7 @@ def check(option: str, state_bytes: int, shared: int, beside: int, other_bytes: 
 
 
 def refusal(
-    option: str, state_bytes: int, shared: int, beside: int, other_bytes: int, there: Room
+    option: str, state_bytes: int, shared: int, beside: int, other_bytes: int, there: MemoryUse
 ) -> str | None:
     """Return one line that says why it does not fit and which size would; None when it fits."""
     shared_bytes = int(SPARE * shared * state_bytes)

@@ -34,7 +34,7 @@ from bench.harness.memory_needs import MEMORY
 from bench.snapshot.transfer_peer import TOKEN, WORLD_SIZE, fill
 from bench.text import Verdict, all_met, seconds, size, size_of, table
 from holdfast.process import event_loop
-from holdfast.protocol.member_messages import Source
+from holdfast.protocol.member_messages import StateSource
 from sidecar.state.holdings import Holdings
 from sidecar.state.peers import Fetcher
 
@@ -158,7 +158,7 @@ def _fetched(folder: Path, urls: list[str], step: int) -> tuple[float, float]:
     async def fetch(measured: event_loop.Lag) -> tuple[float, float]:
         fetcher = Fetcher(held, TOKEN)
         began = time.perf_counter()
-        record = await fetcher.snapshot(*[Source(url, -1, 1, 1) for url in urls])
+        record = await fetcher.snapshot(*[StateSource(url, -1, 1, 1) for url in urls])
         took_s = time.perf_counter() - began
         assert (record.step, record.world_size) == (1, WORLD_SIZE), step
         await fetcher.close()

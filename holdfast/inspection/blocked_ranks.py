@@ -55,7 +55,7 @@ _COLLECTIVES = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class CollectiveWait:
     """That a rank is at rest, or in `stirs` why that is not shown."""
 
     stirs: str = ""
@@ -68,20 +68,22 @@ class _Stirs(Exception):  # how a look at a rank ends that is not at rest
     """What may move it."""
 
 
-def of(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> Rest:
+def of(pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> CollectiveWait:
     """Return whether `pid` is at rest, with `found`, its Python threads, and `ours`, the numbers of our own.
 
     Never raises.
     """
     at = python_stacks.innermost(found)
     if not in_collective(at):
-        return Rest("its main thread is in no collective of gloo" if found else "its stack is not known")
+        return CollectiveWait(
+            "its main thread is in no collective of gloo" if found else "its stack is not known"
+        )
     try:
         return _of(pid, _Threads(pid, found, ours))
     except _Stirs as why:
-        return Rest(str(why))
+        return CollectiveWait(str(why))
     except (OSError, ValueError, IndexError, OverflowError, struct.error) as error:
-        return Rest(f"it cannot be seen whole: {error}"[:200])
+        return CollectiveWait(f"it cannot be seen whole: {error}"[:200])
 
 
 def in_collective(at: str) -> bool:
@@ -141,7 +143,7 @@ def _is_monitor(frame: Frame) -> bool:
     return frame.file.endswith(_MONITOR)
 
 
-def _of(pid: int, threads: _Threads) -> Rest:
+def _of(pid: int, threads: _Threads) -> CollectiveWait:
     before = threads.ran()
     seconds = min([FOREVER_S, *(_rests_s(pid, tid, name) for tid, name in threads.names.items())])
     for tid, allowed in threads.aside.items():
@@ -157,7 +159,7 @@ def _of(pid: int, threads: _Threads) -> Rest:
     if threads.has_more() or threads.ran() != before:
         raise _Stirs("one of its threads has run")
     moved = [(each.inode, each.received, each.acknowledged) for each in found]
-    return Rest(
+    return CollectiveWait(
         seconds=seconds,
         mark=_number(repr((before, sorted(moved)))),
         ends=sum_of(_host(pid), found),

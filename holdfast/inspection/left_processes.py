@@ -75,7 +75,7 @@ MOST_WORDS = 120  # characters of a command line, in a message
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class WorkDone:
     """What a process and all below it have used until now, and who they are."""
 
     cpu_s: float
@@ -83,7 +83,7 @@ class Done:
     below: frozenset[int] = frozenset()
     waits_for_storage: bool = False
 
-    def works(self, before: Done, window_s: float) -> bool:
+    def works(self, before: WorkDone, window_s: float) -> bool:
         """True when a window of `window_s` seconds that began with `before` was not one of waiting."""
         return (
             self.waits_for_storage
@@ -93,11 +93,11 @@ class Done:
         )
 
 
-def done(pid: int) -> Done:
+def done(pid: int) -> WorkDone:
     """Return what `pid` has done."""
     found = process_stats.tree(pid)
     parts = (found.own, *found.below.values())
-    return Done(
+    return WorkDone(
         cpu_s=sum(each.cpu_s for each in parts),
         io_bytes=sum(each.io_bytes for each in parts),
         below=frozenset(found.below),
@@ -116,11 +116,13 @@ def command_of(pid: int) -> str:
 
 
 @dataclass(slots=True)
-class Background:
+class BackgroundProcesses:
     """Looks at each process once in a window."""
 
-    measure: Callable[[int], Done] = done
-    _before: dict[int, tuple[float, Done]] = field(default_factory=dict)  # when its window began, with what
+    measure: Callable[[int], WorkDone] = done
+    _before: dict[int, tuple[float, WorkDone]] = field(
+        default_factory=dict
+    )  # when its window began, with what
     _resting: set[int] = field(default_factory=set)
 
     def resting(self, pids: Iterable[int], now_s: float) -> set[int]:

@@ -19,18 +19,18 @@ _STATES = {**_HELD_UP, "T": "stopped", "t": "stopped by a debugger", "S": "aslee
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class HeartbeatSilence:
     """Since when the part has said nothing, and for how much of that time the watcher did not run."""
 
     heard_s: float = 0.0  # on the clock of `now_s`; 0 while there is no line to it
     late_s: float = 0.0
 
-    def later(self, heard_s: float, now_s: float, late_s: float) -> Silence:
+    def later(self, heard_s: float, now_s: float, late_s: float) -> HeartbeatSilence:
         """Return what is known at `now_s`, for a look that came `late_s` too late."""
         if not heard_s:
-            return Silence()
+            return HeartbeatSilence()
         late_s = max(0.0, min(late_s, now_s - heard_s))  # what lies before its last word is no excuse
-        return Silence(heard_s, late_s if heard_s != self.heard_s else self.late_s + late_s)
+        return HeartbeatSilence(heard_s, late_s if heard_s != self.heard_s else self.late_s + late_s)
 
     def length_s(self, now_s: float) -> float:
         return now_s - self.heard_s - self.late_s if self.heard_s else 0.0

@@ -37,15 +37,15 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class ProcessTree:
     """A process and its descendants at one instant."""
 
     own: Sample
     below: dict[int, Sample]
 
 
-def tree(pid: int) -> Tree:
-    return Tree(sample(pid), {each: sample(each) for each in descendants(pid)})
+def tree(pid: int) -> ProcessTree:
+    return ProcessTree(sample(pid), {each: sample(each) for each in descendants(pid)})
 
 
 def descendants(pid: int) -> list[int]:

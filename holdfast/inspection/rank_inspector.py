@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.inspection import blocked_ranks, process_stats, python_stacks, thread_waits
-from holdfast.inspection.process_stats import Sample, Tree
+from holdfast.inspection.process_stats import ProcessTree, Sample
 from holdfast.inspection.python_stacks import Thread
 from holdfast.protocol import foreign_text, progress
-from holdfast.protocol.launcher_messages import Look
+from holdfast.protocol.launcher_messages import RankInspection
 
 WINDOW_S = 0.15  # enough to tell work from waiting: a process that works uses a core, or reads and writes
 DUMP_S = 3.0  # py-spy needs some 20 ms; a process in uninterruptible sleep may not answer at all
@@ -45,7 +45,7 @@ _WILL_RUN = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class InspectedRank:
     """A rank's process, and its progress page."""
 
     rank: int
@@ -53,20 +53,20 @@ class Target:
     page: Path
 
 
-class Looker:
+class RankInspector:
     """Takes one look at a time. `done` is called on its thread, with generation and number of the look."""
 
-    def __init__(self, done: Callable[[int, int, tuple[Look, ...]], None]) -> None:
+    def __init__(self, done: Callable[[int, int, tuple[RankInspection, ...]], None]) -> None:
         self._done = done
         self._busy = threading.Lock()
 
-    def begin(self, number: int, targets: tuple[Target, ...], generation: int, asked: int = 0) -> None:
+    def begin(self, number: int, targets: tuple[InspectedRank, ...], generation: int, asked: int = 0) -> None:
         """Begin look `number`, unless one is being taken."""
         if self._busy.acquire(blocking=False):
             given = (number, targets, generation, asked)
             threading.Thread(target=self._take, args=given, name="holdfast-look", daemon=True).start()
 
-    def _take(self, number: int, targets: tuple[Target, ...], generation: int, asked: int) -> None:
+    def _take(self, number: int, targets: tuple[InspectedRank, ...], generation: int, asked: int) -> None:
         try:
             found = take(number, targets, asked)
         finally:
@@ -74,11 +74,11 @@ class Looker:
         self._done(generation, number, found)
 
 
-def take(number: int, targets: tuple[Target, ...], asked: int = 0) -> tuple[Look, ...]:
+def take(number: int, targets: tuple[InspectedRank, ...], asked: int = 0) -> tuple[RankInspection, ...]:
     """Return a look at each target. Never raises for a sick one; without one at whoever takes `LOOK_S`."""
-    found: dict[int, Look] = {}
+    found: dict[int, RankInspection] = {}
 
-    def look(some: tuple[Target, ...]) -> None:
+    def look(some: tuple[InspectedRank, ...]) -> None:
         for target in some:
             found[target.rank] = _look(number, target, asked)
 
@@ -95,7 +95,7 @@ def take(number: int, targets: tuple[Target, ...], asked: int = 0) -> tuple[Look
     return bounded(tuple(found[target.rank] for target in targets if target.rank in found))
 
 
-def bounded(looks: tuple[Look, ...]) -> tuple[Look, ...]:
+def bounded(looks: tuple[RankInspection, ...]) -> tuple[RankInspection, ...]:
     """Return `looks` with stacks that are sent together: cut in equal shares, at their outer frames first."""
     most = foreign_text.share(foreign_text.LOOKS_BYTES, len(looks))
     stacks = (foreign_text.shortened(each.stack, most // 2, head=0.9) for each in looks)
@@ -110,7 +110,7 @@ def bounded(looks: tuple[Look, ...]) -> tuple[Look, ...]:
     )
 
 
-def _look(number: int, target: Target, asked: int) -> Look:
+def _look(number: int, target: InspectedRank, asked: int) -> RankInspection:
     command = _py_spy()
     before, began_s = process_stats.tree(target.pid), time.monotonic()
     first, ours, _ = dump(command, target.pid)
@@ -122,7 +122,7 @@ def _look(number: int, target: Target, asked: int) -> Look:
     page = _page(target.page)
     children, children_cpu_s = _below(before, after)
     same = python_stacks.functions(first) == python_stacks.functions(second)
-    return Look(
+    return RankInspection(
         rank=target.rank,
         step=page.step if page else -1,
         phase=int(page.phase) if page else 0,
@@ -196,7 +196,7 @@ def _state(before: Sample, after: Sample) -> str:
     return before.state if "T" in (before.state, after.state) and after.state == "T" else after.state
 
 
-def _below(before: Tree, after: Tree) -> tuple[int, float]:
+def _below(before: ProcessTree, after: ProcessTree) -> tuple[int, float]:
     """Return how many descendants do something, and the CPU time of all of them."""
     works, cpu_s = 0, 0.0
     for pid, now in after.below.items():
@@ -211,7 +211,7 @@ def _below(before: Tree, after: Tree) -> tuple[int, float]:
     return works, cpu_s
 
 
-def _bytes(before: Tree, after: Tree) -> int:
+def _bytes(before: ProcessTree, after: ProcessTree) -> int:
     pairs = [(before.own, after.own)]
     pairs += [(before.below[pid], now) for pid, now in after.below.items() if pid in before.below]
     return sum(max(0, now.io_bytes - then.io_bytes) for then, now in pairs)

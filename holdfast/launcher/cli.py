@@ -13,8 +13,8 @@ from pathlib import Path
 from holdfast import parts
 from holdfast.errors import BadInput
 from holdfast.launcher.launcher import Launcher
-from holdfast.launcher.warm_pool import Home, Nest
-from holdfast.launcher.worker_group import Crew
+from holdfast.launcher.warm_pool import MemberSettings, WarmPool
+from holdfast.launcher.worker_group import WorkerGroup
 from holdfast.process import linux
 from holdfast.snapshot import member_directory
 from holdfast.worker import program, script_source
@@ -29,7 +29,7 @@ put this before the training command; by hand it is of use only beside a sidecar
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve one member until told to stop. Returns the exit code; 2 for bad input."""
-    return serve(options_of(list(sys.argv[1:] if argv is None else argv)))
+    return serve(parse_options(list(sys.argv[1:] if argv is None else argv)))
 
 
 def serve(options: argparse.Namespace, zygote: Zygote | None = None, kept: Sources | None = None) -> int:
@@ -37,8 +37,8 @@ def serve(options: argparse.Namespace, zygote: Zygote | None = None, kept: Sourc
     linux.adopt_orphans()
     try:
         if options.parent:
-            linux.die_with(options.parent, signal.SIGTERM)
-        kept = kept or _kept(options)
+            linux.end_with_parent(options.parent, signal.SIGTERM)
+        kept = kept or _load_sources(options)
         directory = Path(options.directory)
         (directory / "arena").mkdir(parents=True, exist_ok=True)
         root = parts.import_root(directory / "import")
@@ -49,23 +49,23 @@ def serve(options: argparse.Namespace, zygote: Zygote | None = None, kept: Sourc
         print(f"holdfast launch: {error}", file=sys.stderr)
         return 2
     _put_on_path(root)
-    home = Home(directory, Path(options.logs), options.name, options.nproc, root, os.getppid())
+    home = MemberSettings(directory, Path(options.logs), options.name, options.nproc, root, os.getppid())
     _serve(kept, home, _strategy(kept.program, options.warm), zygote)
     if options.parent:
         member_directory.leave(directory, options.parent)
     return 0
 
 
-def _kept(options: argparse.Namespace) -> Sources:
+def _load_sources(options: argparse.Namespace) -> Sources:
     """Return the run's sources: those handed down, or of now. Raises `BadInput`, `OSError`."""
     if options.kept >= 0:
         return script_source.load(options.kept)
     return script_source.keep(program.parse(options.command, Path.cwd()))
 
 
-def _serve(kept: Sources, home: Home, strategy: str, zygote: Zygote | None) -> None:
+def _serve(kept: Sources, home: MemberSettings, strategy: str, zygote: Zygote | None) -> None:
     selector = selectors.DefaultSelector()
-    crew = Crew(home)
+    crew = WorkerGroup(home)
     launcher: Launcher | None = None
 
     def say(process: object, said: object) -> None:
@@ -76,7 +76,7 @@ def _serve(kept: Sources, home: Home, strategy: str, zygote: Zygote | None) -> N
         assert launcher is not None
         launcher.on_gone(process)  # type: ignore[arg-type]
 
-    nest = Nest(kept.program, home, selector, say, gone, strategy, zygote=zygote, kept=kept)
+    nest = WarmPool(kept.program, home, selector, say, gone, strategy, zygote=zygote, kept=kept)
     launcher = Launcher(crew, nest, home.directory)
     launcher.serve()
 
@@ -93,7 +93,7 @@ def _put_on_path(root: Path) -> None:
     os.environ["PYTHONPATH"] = parts.with_path(os.environ, root)
 
 
-def options_of(argv: list[str]) -> argparse.Namespace:
+def parse_options(argv: list[str]) -> argparse.Namespace:
     given = os.environ.get
     parser = argparse.ArgumentParser("holdfast launch", description=_ABOUT)
     parser.add_argument("--directory", default=given("HOLDFAST_DIRECTORY", "/run/holdfast"))

@@ -13,23 +13,23 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
-from holdfast.launcher.worker_process import Process, Seat, survivors
+from holdfast.launcher.worker_process import Worker, WorkerProcess, live_workers
 from holdfast.process import linux
 from holdfast.protocol import progress, rank_channel
-from holdfast.protocol.launcher_messages import NO_ROOM, Secured
+from holdfast.protocol.launcher_messages import NO_ROOM, SecureAnswer
 from holdfast.protocol.progress import Progress
-from holdfast.protocol.rank_channel import Do
+from holdfast.protocol.rank_channel import WorkerOrder
 
 STILL_S = 0.5  # a copy that does not grow for so long has stopped
 
 
-class Securing:
+class JustInTimeSnapshot:
     """Of one generation. `done` once nobody is waited for any more; what comes then changes nothing."""
 
-    def __init__(self, directory: Path, generation: int, seats: tuple[Seat, ...]) -> None:
+    def __init__(self, directory: Path, generation: int, seats: tuple[Worker, ...]) -> None:
         """`directory` has the ranks' progress pages."""
         self.done = False
-        self.answers: dict[int, Secured] = {}
+        self.answers: dict[int, SecureAnswer] = {}
         self._directory = directory
         self._generation = generation
         self._seats = seats
@@ -80,7 +80,7 @@ class Securing:
         """Wait for nobody any more."""
         self.done = True
 
-    def hear(self, answer: Secured) -> None:
+    def hear(self, answer: SecureAnswer) -> None:
         self.answers[answer.rank] = answer
         self.done = self.done or answer.whole
         self._make_room()
@@ -109,8 +109,8 @@ class Securing:
         found = [read for seat, _ in self._survivors() if (read := self._read(seat)) is not None]
         return max(map(progress.copy_s, found), default=0.0)
 
-    def _survivors(self) -> list[tuple[Seat, Process]]:
-        return survivors(self._seats)
+    def _survivors(self) -> list[tuple[Worker, WorkerProcess]]:
+        return live_workers(self._seats)
 
     def _make_room(self) -> None:
         """Who answered is not within a copy; the others may be."""
@@ -130,17 +130,17 @@ class Securing:
                 del self.answers[seat.rank]
             self._ask(refused)
 
-    def _ask(self, seats: Iterable[Seat]) -> None:
+    def _ask(self, seats: Iterable[Worker]) -> None:
         asked = tuple(seats)
         self._asked |= {seat.rank for seat in asked}
         self._tell(asked)
         self._finish()
 
-    def _tell(self, seats: Iterable[Seat]) -> None:
+    def _tell(self, seats: Iterable[Worker]) -> None:
         for seat in seats:
             assert seat.process is not None
             try:
-                order = Do("secure", generation=self._generation)
+                order = WorkerOrder("secure", generation=self._generation)
                 rank_channel.send(seat.process.control, order, wait=False)
             except (rank_channel.Closed, OSError):
                 continue
@@ -151,28 +151,28 @@ class Securing:
         if self._asked and left <= self._asked and left <= self._given_up | self.answers.keys():
             self.done = True
 
-    def _position(self, seat: Seat, process: Process) -> int | None:
+    def _position(self, seat: Worker, process: WorkerProcess) -> int | None:
         """Return the step that this rank could give, None while it cannot run at all."""
         if not _runs(process):
             return None
         found = self._read(seat)
         return None if found is None else found.step + (found.write_seq & 1)
 
-    def _pieces(self, seat: Seat) -> int:
+    def _pieces(self, seat: Worker) -> int:
         view = self._page(seat)
         if view is None:
             return 0
         with view:
             return progress.copied(view)
 
-    def _page(self, seat: Seat) -> mmap.mmap | None:
+    def _page(self, seat: Worker) -> mmap.mmap | None:
         try:
             with (self._directory / f"page-{seat.local_rank}.bin").open("rb") as file:
                 return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         except (OSError, ValueError):
             return None
 
-    def _read(self, seat: Seat) -> Progress | None:
+    def _read(self, seat: Worker) -> Progress | None:
         """Return what this rank's page says, None when it says nothing of this generation."""
         view = self._page(seat)
         if view is None:
@@ -182,5 +182,5 @@ class Securing:
         return found if found is not None and found.generation == self._generation else None
 
 
-def _runs(process: Process) -> bool:
+def _runs(process: WorkerProcess) -> bool:
     return not process.killed and linux.state_of(process.pid)[0] not in "TZXt"

@@ -20,25 +20,25 @@ from pathlib import Path
 from types import MappingProxyType
 
 from holdfast.inspection import left_processes, process_stats
-from holdfast.inspection.left_processes import Background
+from holdfast.inspection.left_processes import BackgroundProcesses
 from holdfast.inspection.out_of_memory import MemoryGroup
-from holdfast.inspection.rank_inspector import Looker, Target
+from holdfast.inspection.rank_inspector import InspectedRank, RankInspector
 from holdfast.launcher import warm_pool, worker_process
-from holdfast.launcher.just_in_time import Securing
-from holdfast.launcher.sidecar_server import Listeners, Refused
-from holdfast.launcher.warm_pool import UNJOINED_BYTES, Nest
-from holdfast.launcher.worker_group import Crew
-from holdfast.launcher.worker_process import Process, Seat, survivors
+from holdfast.launcher.just_in_time import JustInTimeSnapshot
+from holdfast.launcher.sidecar_server import OrderRefused, SidecarServer
+from holdfast.launcher.warm_pool import UNJOINED_BYTES, WarmPool
+from holdfast.launcher.worker_group import WorkerGroup
+from holdfast.launcher.worker_process import Worker, WorkerProcess, live_workers
 from holdfast.process import event_loop, linux, logs, network
-from holdfast.process.clock import left_s
+from holdfast.process.clock import seconds_to_next_tick
 from holdfast.process.executable import Unstartable
 from holdfast.protocol import progress
-from holdfast.protocol.launcher_messages import Ending, LauncherOrder, LauncherState, Look
-from holdfast.protocol.rank_channel import Say
+from holdfast.protocol.launcher_messages import Ending, LauncherOrder, LauncherState, RankInspection
+from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.worker import nested_scripts
 from holdfast.worker.script_source import Changes
 
-BEAT_S = 1.0  # between signs of life: its sidecar misses five before it gives us up
+HEARTBEAT_S = 1.0  # between signs of life: its sidecar misses five before it gives us up
 AGAIN_S = 0.05  # between two looks at what is left at the end
 REFILL_S = 5.0  # a generation that has not settled by then no longer delays the next warm processes
 SECURE_S = 1.0  # the whole wait for survivors; a late copy is of no use to a fast recovery
@@ -53,27 +53,29 @@ SECURE_STUCK_S = 0.6  # then who does not answer is in the way of who does
 class Launcher:
     """One member's launcher. Everything happens on one thread, at events."""
 
-    def __init__(self, crew: Crew, warm: Nest, directory: Path) -> None:
+    def __init__(self, crew: WorkerGroup, warm: WarmPool, directory: Path) -> None:
         self.crew = crew
         self.nest = warm
         self.nest.later = self.after
         self.selector = warm.selector
-        self.sidecar = Listeners(directory / "launcher.sock", self.selector, self.obey)
+        self.sidecar = SidecarServer(directory / "launcher.sock", self.selector, self.obey)
         self.offer = _listen_tcp()
         self.memory = MemoryGroup()
         self.stopping = False
         self._end_s = 0.0  # when what is left then is killed
         self._told: set[int] = set()  # to end: what the ranks had started
-        self._background: Background | None = None  # of ranks that ended well
+        self._background: BackgroundProcesses | None = None  # of ranks that ended well
         self._looks_again = False
         self.epoch = 0  # of the newest supervisor that has had something done here
         self._has_started = False  # the command, once at least
         self._began: dict[int, int] = {}  # when those began that have ended, in ticks, by pid
         self._timers: list[tuple[float, Callable[[], None]]] = []
-        self._looker = Looker(self._has_looked)
+        self._looker = RankInspector(self._has_looked)
         self._changes = Changes(warm.kept) if warm.kept is not None else None
-        self._seen: deque[tuple[int, int, tuple[Look, ...]]] = deque()  # what the looker's thread has for us
-        self._looks: tuple[int, int, tuple[Look, ...]] = (0, 0, ())  # generation, number
+        self._seen: deque[tuple[int, int, tuple[RankInspection, ...]]] = (
+            deque()
+        )  # what the looker's thread has for us
+        self._looks: tuple[int, int, tuple[RankInspection, ...]] = (0, 0, ())  # generation, number
 
     # -- the loop
 
@@ -116,7 +118,7 @@ class Launcher:
         self.crew.look_for_stops(time.monotonic())
         if self._changes is not None:
             self._changes.look(time.monotonic())
-        self.after(left_s(BEAT_S), self._beat)
+        self.after(seconds_to_next_tick(HEARTBEAT_S), self._beat)
 
     # -- what is
 
@@ -150,14 +152,14 @@ class Launcher:
         """
         if order.epoch < self.epoch:
             newest = f"a supervisor of epoch {self.epoch} has taken the run over"
-            raise Refused(f"{order.do!r} of epoch {order.epoch}: {newest}")
+            raise OrderRefused(f"{order.do!r} of epoch {order.epoch}: {newest}")
         self.epoch = order.epoch
         if order.do == "stop":
             self.stop(order.grace_s, order.ending_only, order.first)
         elif order.do == "run" and order.launch is not None:
             self._run(order)
-        elif order.do in _OF_THE_PRESENT and order.generation == self.crew.generation:
-            _OF_THE_PRESENT[order.do](self, order)
+        elif order.do in _CURRENT_ONLY and order.generation == self.crew.generation:
+            _CURRENT_ONLY[order.do](self, order)
 
     def _run(self, order: LauncherOrder) -> None:
         assert order.launch is not None
@@ -192,7 +194,7 @@ class Launcher:
             if found is not None:
                 self._release(slot, found)
 
-    def _release(self, seat: Seat, found: Process) -> None:
+    def _release(self, seat: Worker, found: WorkerProcess) -> None:
         """Start a rank in a warm process. Rank 0 gets the rendezvous' socket, or finds its port free."""
         descriptors: tuple[int, ...] = ()
         if seat.rank == 0 and self.nest.program.joins:
@@ -216,7 +218,7 @@ class Launcher:
             return Ending(now_ns, CANNOT_START, failed_ns=now_ns, message=str(error))
         return Ending(now_ns, 2, fail="bad_input", failed_ns=now_ns, message=str(error))
 
-    def _take(self, local_rank: int) -> Process | None:
+    def _take(self, local_rank: int) -> WorkerProcess | None:
         """Return a parked process that runs; one that somebody has stopped is ended, and another made."""
         found = self.nest.take(local_rank)
         if found is not None and linux.state_of(found.pid)[0] == "T":
@@ -237,13 +239,13 @@ class Launcher:
 
     def _look(self, order: LauncherOrder) -> None:
         targets = tuple(
-            Target(seat.rank, process.pid, self.crew.home.directory / f"page-{seat.local_rank}.bin")
-            for seat, process in survivors(self.crew.seats)
+            InspectedRank(seat.rank, process.pid, self.crew.home.directory / f"page-{seat.local_rank}.bin")
+            for seat, process in live_workers(self.crew.seats)
         )
         generation = self.crew.generation
         self._looker.begin(order.look, targets, generation, order.asked)
 
-    def _has_looked(self, generation: int, number: int, found: tuple[Look, ...]) -> None:
+    def _has_looked(self, generation: int, number: int, found: tuple[RankInspection, ...]) -> None:
         """Take what the looker's thread has seen, on that thread."""
         self._seen.append((generation, number, found))
         with contextlib.suppress(OSError):  # full: it will be read all the same
@@ -261,12 +263,12 @@ class Launcher:
         self._when_still(SECURE_STUCK_S + more_s, securing, securing.lose_patience)
         self._when_still(SECURE_S + more_s, securing, securing.stop)
 
-    def _watch(self, securing: Securing) -> None:
+    def _watch(self, securing: JustInTimeSnapshot) -> None:
         if not securing.done:
             securing.watch(time.monotonic())
             self.after(SECURE_WATCH_S, lambda: self._watch(securing))
 
-    def _when_still(self, seconds: float, securing: Securing, act: Callable[[], None]) -> None:
+    def _when_still(self, seconds: float, securing: JustInTimeSnapshot, act: Callable[[], None]) -> None:
         """Call `act` after `seconds`, but not while a copy grows."""
 
         def due() -> None:
@@ -288,7 +290,7 @@ class Launcher:
         self.stopping = True
         asked_s = grace_s if first and not ending_only else 0.0
         self._end_s = time.monotonic() + asked_s + grace_s
-        self._background = Background() if self.crew.is_done() else None
+        self._background = BackgroundProcesses() if self.crew.is_done() else None
         self.nest.close()
         if grace_s > 0:
             if asked_s:
@@ -338,13 +340,13 @@ class Launcher:
 
     # -- the processes' side
 
-    def on_say(self, process: Process, said: Say) -> None:
+    def on_say(self, process: WorkerProcess, said: WorkerMessage) -> None:
         if said.what in ("parked", "unparkable"):
             self.match()
         elif process.parked or self.crew.has(process):
             self.crew.hear(process, said)
 
-    def on_gone(self, process: Process) -> None:
+    def on_gone(self, process: WorkerProcess) -> None:
         if process.pidfd >= 0:
             self.selector.unregister(process.pidfd)
         self.nest.hear_out(process)
@@ -356,7 +358,7 @@ class Launcher:
                 printed = logs.tail(process.log, UNJOINED_BYTES)
                 took_s = 0.0 if process.parked else time.monotonic() - process.made_s
                 refused = nested_scripts.refused(self.crew.home.directory, process.local_rank)
-                ending = warm_pool.unjoined(ended, printed, refused=refused)
+                ending = warm_pool.unjoined_ending(ended, printed, refused=refused)
                 changed = self._changes.look_at_once() if self._changes is not None else ()
                 said = "\n".join(
                     (ending.message.rstrip(), *(f"holdfast: {each}" for each in changed))
@@ -408,7 +410,7 @@ class Launcher:
         return ours
 
 
-_OF_THE_PRESENT: Mapping[str, Callable[[Launcher, LauncherOrder], None]] = MappingProxyType(
+_CURRENT_ONLY: Mapping[str, Callable[[Launcher, LauncherOrder], None]] = MappingProxyType(
     {  # orders that are for the ranks of one generation
         "secure": Launcher._secure,
         "look": Launcher._look,

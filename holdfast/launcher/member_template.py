@@ -17,7 +17,7 @@ import traceback
 from holdfast.launcher import cli
 from holdfast.process import fork_server, linux
 from holdfast.protocol import codec, rank_channel
-from holdfast.protocol.rank_channel import Say
+from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.worker import script_source
 from holdfast.worker import zygote as warm
 from holdfast.worker.program import Program
@@ -29,7 +29,7 @@ def main() -> None:
     """Serve orders for members until the keeper is gone."""
     given = json.loads(os.environ.pop(warm.SPEC))
     program = codec.from_json(Program, given["program"])
-    linux.die_with(given["parent"])
+    linux.end_with_parent(given["parent"])
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     kept = script_source.load(given["kept"]) if given["kept"] >= 0 else script_source.Sources(program)
     warm.preload(program)
@@ -44,10 +44,10 @@ def _be_member(
     """Become a launcher that has its zygote already. Only the zygote's ranks return, and by an exception."""
     os.setsid()
     fork_server.redirect(log)
-    options = cli.options_of(list(argv))
+    options = cli.parse_options(list(argv))
     zygote = warm.fork_zygote(kept, keeper, options.directory, options.nproc, birth)
     try:
-        rank_channel.send(birth, Say("born", os.getpid()))
+        rank_channel.send(birth, WorkerMessage("born", os.getpid()))
         birth.close()
         code = cli.serve(options, zygote, kept)
     except rank_channel.Closed:

@@ -21,11 +21,13 @@ from pathlib import Path
 from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
 
-SIGN = b"\n"
-LAST_S = 1.0  # for the last state to be taken, at the end of a launcher: a sidecar that lives reads at once
+HEARTBEAT = b"\n"
+FINAL_STATE_S = (
+    1.0  # for the last state to be taken, at the end of a launcher: a sidecar that lives reads at once
+)
 
 
-class Refused(Exception):
+class OrderRefused(Exception):
     """An order that must not be carried out; says why."""
 
 
@@ -38,7 +40,7 @@ class _Peer:
     waiting: bytes = b""  # the newest line, to be sent behind it
 
 
-class Listeners:
+class SidecarServer:
     """All ends of the socket that are open: one sidecar, or the one that died and its successor."""
 
     def __init__(
@@ -94,7 +96,7 @@ class Listeners:
         if self._socket is not None:
             self._socket.close()
         self._path.unlink(missing_ok=True)
-        give_up_at = time.monotonic() + LAST_S
+        give_up_at = time.monotonic() + FINAL_STATE_S
         while left := [peer for peer, known in self._peers.items() if known.sending]:
             left_s = give_up_at - time.monotonic()
             if left_s <= 0:
@@ -114,14 +116,14 @@ class Listeners:
             self._send(line)
 
     def beat(self) -> None:
-        self._send(SIGN)
+        self._send(HEARTBEAT)
 
     def _send(self, line: bytes) -> None:
         for peer, known in list(self._peers.items()):
             if not known.sending:
                 known.sending = memoryview(line)
                 self._flush(peer)
-            elif line != SIGN:  # one that reads hears the state, which is a sign as well
+            elif line != HEARTBEAT:  # one that reads hears the state, which is a sign as well
                 known.waiting = line
 
     def _flush(self, peer: socket.socket) -> None:
@@ -169,7 +171,7 @@ class Listeners:
         for line in lines:
             try:
                 self._obey(codec.decode(LauncherOrder, line))
-            except (codec.Malformed, Refused) as error:
+            except (codec.Malformed, OrderRefused) as error:
                 print(f"holdfast launch: refused: {error}", flush=True)
 
     def _drop(self, peer: socket.socket) -> None:

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.launcher.worker_process import Process
+from holdfast.launcher.worker_process import WorkerProcess
 from holdfast.process import executable, linux, logs
 from holdfast.process.executable import Unstartable
 from holdfast.protocol import codec, rank_channel
 from holdfast.protocol.launcher_messages import Ending
-from holdfast.protocol.rank_channel import Say
+from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.worker import cold_start, nested_scripts, script_source
 from holdfast.worker import zygote as warm
 from holdfast.worker.program import Program
@@ -36,7 +36,7 @@ PAUSE_S = 1.0  # before the next try, and twice as long each time
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class MemberSettings:
     """Where a member's processes live, and what they are told at birth."""
 
     directory: Path
@@ -48,7 +48,7 @@ class Home:
 
 
 @dataclass(slots=True)
-class Nest:
+class WarmPool:
     """Keeps one parked process per local rank, made ahead of need.
 
     One that dies before it is parked is made again for as long as the nest is open: at once the first times,
@@ -57,12 +57,12 @@ class Nest:
     """
 
     program: Program
-    home: Home
+    home: MemberSettings
     selector: selectors.BaseSelector
-    on_say: Callable[[Process, Say], None]
-    on_gone: Callable[[Process], None]
+    on_say: Callable[[WorkerProcess, WorkerMessage], None]
+    on_gone: Callable[[WorkerProcess], None]
     strategy: str = "park"
-    warm: dict[int, Process] = field(default_factory=dict)
+    warm: dict[int, WorkerProcess] = field(default_factory=dict)
     failures: int = 0
     tries: int = 0
     last_ending: Ending | None = None
@@ -139,14 +139,14 @@ class Nest:
         self.later(max(least_s, pause_s(self._pauses)), over)
         self._pauses += 1
 
-    def take(self, local_rank: int) -> Process | None:
+    def take(self, local_rank: int) -> WorkerProcess | None:
         """Return the parked process of `local_rank` and forget it; None while there is none."""
         process = self.warm.get(local_rank)
         if process is None or not process.parked:
             return None
         return self.warm.pop(local_rank)
 
-    def make_cold(self, local_rank: int, argv: tuple[str, ...], environment: dict[str, str]) -> Process:
+    def make_cold(self, local_rank: int, argv: tuple[str, ...], environment: dict[str, str]) -> WorkerProcess:
         """Start `argv` in the rank's environment, and return it running.
 
         As it stands, but for a script whose file is not as it was: then the one of the run's start.
@@ -271,8 +271,8 @@ class Nest:
             path = Path(shutil.which(argv[0]) or argv[0])
             raise Unstartable(executable.explained(argv[0], path, error)) from None
 
-    def _process(self, local_rank: int, ours: socket.socket) -> Process:
-        process = Process(local_rank, ours, self._new_log(str(local_rank)))
+    def _process(self, local_rank: int, ours: socket.socket) -> WorkerProcess:
+        process = WorkerProcess(local_rank, ours, self._new_log(str(local_rank)))
         nested_scripts.begin(self.home.directory, local_rank)
         self.selector.register(ours, selectors.EVENT_READ, lambda: self._on_rank(process))
         return process
@@ -284,7 +284,7 @@ class Nest:
     def _on_zygote(self) -> None:
         assert self.zygote is not None
         try:
-            said, _ = rank_channel.receive(self.zygote.line, Say)
+            said, _ = rank_channel.receive(self.zygote.line, WorkerMessage)
         except rank_channel.Closed:
             self._lose_zygote()
             return
@@ -304,22 +304,22 @@ class Nest:
         status = zygote.lost()
         printed = logs.tail(zygote.log, UNJOINED_BYTES) if zygote.log is not None else ""
         took_s = time.monotonic() - self._opened_s if not zygote.ready else 0.0
-        self.failed(of_zygote(status, printed, time.monotonic_ns()), zygote.log, took_s)
+        self.failed(zygote_ending(status, printed, time.monotonic_ns()), zygote.log, took_s)
 
-    def hear_out(self, process: Process) -> None:
+    def hear_out(self, process: WorkerProcess) -> None:
         """Take what a process has said before it ended: the kernel may tell of its end first."""
         while process.control.fileno() in self.selector.get_map() and self._on_rank(process):
             pass
 
-    def unhear(self, process: Process) -> None:
+    def unhear(self, process: WorkerProcess) -> None:
         """Listen to a process no longer."""
         if process.control.fileno() in self.selector.get_map():
             self.selector.unregister(process.control)
 
-    def _on_rank(self, process: Process) -> bool:
+    def _on_rank(self, process: WorkerProcess) -> bool:
         """Take one message. False when there is none now, or no more will come."""
         try:
-            said, _ = rank_channel.receive(process.control, Say, wait=False)
+            said, _ = rank_channel.receive(process.control, WorkerMessage, wait=False)
         except BlockingIOError:
             return False
         except codec.Malformed:  # what the script forks holds the line as well, and may write anything to it
@@ -356,7 +356,7 @@ class Nest:
             self.zygote.end()
             self.zygote = None
 
-    def _adopt(self, process: Process, pid: int) -> None:
+    def _adopt(self, process: WorkerProcess, pid: int) -> None:
         process.pid = pid
         try:
             process.pidfd = os.pidfd_open(pid)
@@ -372,7 +372,7 @@ def pause_s(before: int) -> float:
     return min(LONGEST_PAUSE_S, PAUSE_S * 2.0 ** min(before, 16))
 
 
-def of_zygote(status: int | None, printed: str, now_ns: int) -> Ending:
+def zygote_ending(status: int | None, printed: str, now_ns: int) -> Ending:
     """Say how a zygote ended that nobody asked to, from its wait status: what it printed last, and with what.
 
     None is one that was killed, or closed its line and went on.
@@ -391,7 +391,7 @@ def of_zygote(status: int | None, printed: str, now_ns: int) -> Ending:
     return Ending(now_ns, None if signum else code, signum, False, "", 0, message)
 
 
-def unjoined(ended: Ending, printed: str, *, refused: bool) -> Ending:
+def unjoined_ending(ended: Ending, printed: str, *, refused: bool) -> Ending:
     """Say how one ended that had not joined; `refused`: something that its script has started would have.
 
     Then it is no good end, whatever its exit code says: nothing is trained.

@@ -9,27 +9,27 @@ from dataclasses import asdict, replace
 
 from holdfast.inspection import process_stats
 from holdfast.inspection.liveness import Stops
-from holdfast.launcher.just_in_time import Securing
-from holdfast.launcher.warm_pool import Home
-from holdfast.launcher.worker_process import Process, Seat, survivors
+from holdfast.launcher.just_in_time import JustInTimeSnapshot
+from holdfast.launcher.warm_pool import MemberSettings
+from holdfast.launcher.worker_process import Worker, WorkerProcess, live_workers
 from holdfast.process import gpu_assignment, logs
 from holdfast.protocol import foreign_text, rank_channel
 from holdfast.protocol.environment import rank_environment
 from holdfast.protocol.launcher_messages import Ending, Launch, LauncherState, RankStart, RankState
-from holdfast.protocol.rank_channel import Do, Say
+from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 
 
-class Crew:
+class WorkerGroup:
     """Seats of the newest generation. Processes of older ones are killed at `begin`."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: MemberSettings) -> None:
         self.home = home
         self.launch: Launch | None = None
-        self.seats: tuple[Seat, ...] = ()
-        self.dying: set[Process] = set()
-        self.securing = Securing(home.directory, 0, ())
+        self.seats: tuple[Worker, ...] = ()
+        self.dying: set[WorkerProcess] = set()
+        self.securing = JustInTimeSnapshot(home.directory, 0, ())
         self._stops = Stops()
-        self._first: Seat | None = None  # to fail, of those that say how they end
+        self._first: Worker | None = None  # to fail, of those that say how they end
 
     @property
     def generation(self) -> int:
@@ -67,21 +67,21 @@ class Crew:
         self.kill_all()
         self.dying |= {s.process for s in self.seats if s.process and not s.exited}
         self.launch, self._first = launch, None
-        self.seats = tuple(Seat(each.rank, each.local_rank, self._with_devices(each)) for each in ranks)
+        self.seats = tuple(Worker(each.rank, each.local_rank, self._with_devices(each)) for each in ranks)
         self.securing.stop()
-        self.securing = Securing(self.home.directory, launch.generation, self.seats)
+        self.securing = JustInTimeSnapshot(self.home.directory, launch.generation, self.seats)
 
     def _with_devices(self, rank: RankStart) -> RankStart:
         return replace(
             rank, devices=gpu_assignment.share(os.environ, rank.rank, rank.local_rank, self.home.nproc)
         )
 
-    def waiting(self) -> tuple[Seat, ...]:
+    def waiting(self) -> tuple[Worker, ...]:
         return tuple(seat for seat in self.seats if seat.process is None and not seat.exited)
 
-    def start(self, seat: Seat, process: Process, descriptors: tuple[int, ...]) -> bool:
+    def start(self, seat: Worker, process: WorkerProcess, descriptors: tuple[int, ...]) -> bool:
         """Release a parked process into `seat`. False when it died meanwhile."""
-        order = Do("start", self.launch, seat.order, local_rank=seat.local_rank)
+        order = WorkerOrder("start", self.launch, seat.order, local_rank=seat.local_rank)
         try:
             rank_channel.send(process.control, order, descriptors)
         except rank_channel.Closed:
@@ -89,7 +89,7 @@ class Crew:
         self.take(seat, process)
         return True
 
-    def take(self, seat: Seat, process: Process) -> None:
+    def take(self, seat: Worker, process: WorkerProcess) -> None:
         seat.process = process
         target = self.home.logs / f"gen-{self.generation:04d}" / f"rank-{seat.rank}.log"
         if logs.moved(process.log, target):  # storage that is full or away costs the log its place
@@ -107,16 +107,16 @@ class Crew:
             with logs.opened(log) as out:
                 out.write(f"holdfast: {text}\n".encode(errors="replace"))
 
-    def unstarted(self, seat: Seat, ended: Ending) -> None:
+    def unstarted(self, seat: Worker, ended: Ending) -> None:
         """Note that no process can be had for `seat`."""
         self._end(seat, ended)
         seat.exited = True
         self.securing.someone_left()
 
-    def environment(self, seat: Seat) -> dict[str, str]:
+    def environment(self, seat: Worker) -> dict[str, str]:
         """Return the environment of a rank that no warm process carries."""
         assert self.launch is not None
-        order = Do("start", self.launch, seat.order, local_rank=seat.local_rank)
+        order = WorkerOrder("start", self.launch, seat.order, local_rank=seat.local_rank)
         mine = {
             "HOLDFAST_START": json.dumps(asdict(order)),
             "HOLDFAST_DIRECTORY": str(self.home.directory),
@@ -126,7 +126,7 @@ class Crew:
             mine[gpu_assignment.VISIBLE] = seat.order.devices
         return {**os.environ, **rank_environment(self.launch, seat.order), **mine}
 
-    def hear(self, process: Process, said: Say) -> None:
+    def hear(self, process: WorkerProcess, said: WorkerMessage) -> None:
         seat = next((s for s in self.seats if s.process is process), None)
         if seat is not None and said.what == "left":  # also a script's whose command is another process
             seat.left = foreign_text.shortened(said.note, self._words_bytes)
@@ -153,7 +153,7 @@ class Crew:
     def _words_bytes(self) -> int:
         return foreign_text.share(foreign_text.WORDS_BYTES, self.home.nproc)
 
-    def _end(self, seat: Seat, ended: Ending) -> None:
+    def _end(self, seat: Worker, ended: Ending) -> None:
         """Note how a rank ends. The text of the first that failed is kept whole, the others' in equal shares.
 
         The shares are those of all ranks of the group, so that the supervisor can keep what all members tell;
@@ -172,7 +172,7 @@ class Crew:
                 raised = foreign_text.shortened(each.ending.raised, most // 4)
                 each.ending = foreign_text.each(replace(each.ending, raised=raised), most * 3 // 4)
 
-    def lose(self, process: Process, ended: Ending) -> None:
+    def lose(self, process: WorkerProcess, ended: Ending) -> None:
         self.dying.discard(process)
         for seat in self.seats:
             if seat.process is process:
@@ -192,15 +192,15 @@ class Crew:
 
     def ask_where(self) -> None:
         """Ask all who live what they are doing: a wait for a dead peer is no work to be waited for."""
-        for _, process in survivors(self.seats):
+        for _, process in live_workers(self.seats):
             try:
-                rank_channel.send(process.control, Do("where"), wait=False)
+                rank_channel.send(process.control, WorkerOrder("where"), wait=False)
             except (rank_channel.Closed, OSError):
                 continue
 
     def look_for_stops(self, now_s: float) -> None:
         """Find out who has been stopped by a signal. Cheap: one small file of /proc for each rank."""
-        pids = {process.pid: seat for seat, process in survivors(self.seats)}
+        pids = {process.pid: seat for seat, process in live_workers(self.seats)}
         stopped = self._stops.later([pid for pid in pids if process_stats.is_stopped(pid)], now_s)
         for pid, seat in pids.items():
             seat.stopped = pid in stopped
@@ -208,21 +208,21 @@ class Crew:
     # -- ends
 
     def drill(self, local_rank: int, what: str) -> None:
-        for seat, process in survivors(self.seats):
+        for seat, process in live_workers(self.seats):
             if seat.local_rank != local_rank:
                 continue
             if what in ("kill", "stop"):
                 os.kill(process.pid, 9 if what == "kill" else 19)
                 continue
             try:
-                rank_channel.send(process.control, Do("drill", drill=what), wait=False)
+                rank_channel.send(process.control, WorkerOrder("drill", drill=what), wait=False)
             except (rank_channel.Closed, OSError):
                 continue
 
     def alive(self) -> bool:
-        return bool(survivors(self.seats)) or bool(self.dying)
+        return bool(live_workers(self.seats)) or bool(self.dying)
 
-    def has(self, process: Process) -> bool:
+    def has(self, process: WorkerProcess) -> bool:
         return any(seat.process is process for seat in self.seats)
 
     def present(self) -> set[int]:
@@ -240,16 +240,16 @@ class Crew:
             handled = first == "handled" and process_stats.catches(process.pid, signal.SIGTERM)
             process.kill(signal.SIGTERM if handled else signal.SIGINT)
 
-    def _at_work(self) -> list[Process]:
-        found = survivors(self.seats)
+    def _at_work(self) -> list[WorkerProcess]:
+        found = live_workers(self.seats)
         return [process for seat, process in found if seat.ending is None or seat.ending.unwinding]
 
     def kill_all(self) -> None:
-        for _, process in survivors(self.seats):
+        for _, process in live_workers(self.seats):
             process.kill(9)
 
 
-def _first_to_fail(seat: Seat) -> tuple[bool, int, int]:
+def _first_to_fail(seat: Worker) -> tuple[bool, int, int]:
     """Order causes before their victims and what we ended ourselves, and the earlier before the later."""
     ended = seat.ending
     assert ended is not None

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.process import linux, logs
-from holdfast.protocol.launcher_messages import Ending, Flag, Marks, RankStart
+from holdfast.protocol.launcher_messages import BadNumber, Ending, RankStart, StartTimes
 
 TAIL_BYTES = 4096  # of what a rank printed last
 
 
 @dataclass(slots=True, eq=False)
-class Process:
+class WorkerProcess:
     """One rank's process, from its fork to its end. `pid` is 0 until it has said so."""
 
     local_rank: int
@@ -41,16 +41,16 @@ class Process:
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class Worker:
     """`process` is None until a warm one is there."""
 
     rank: int
     local_rank: int
     order: RankStart
-    process: Process | None = None
+    process: WorkerProcess | None = None
     ending: Ending | None = None
-    flag: Flag | None = None
-    marks: Marks = field(default_factory=Marks)
+    flag: BadNumber | None = None
+    marks: StartTimes = field(default_factory=StartTimes)
     exited: bool = False
     note: str = ""
     where: str = ""
@@ -66,12 +66,12 @@ class Seat:
         return "running" if self.marks.started_ns else "starting"
 
 
-def survivors(seats: tuple[Seat, ...]) -> list[tuple[Seat, Process]]:
+def live_workers(seats: tuple[Worker, ...]) -> list[tuple[Worker, WorkerProcess]]:
     """Return who has a process that has not ended, and that process."""
     return [(s, s.process) for s in seats if s.process is not None and s.process.pid and not s.exited]
 
 
-def reap(process: Process) -> Ending:
+def reap(process: WorkerProcess) -> Ending:
     """Collect a process whose pidfd is readable; return how it ended.
 
     What the process said itself goes before what the kernel says, but not its signal.

@@ -13,7 +13,7 @@ from pathlib import Path
 LEAST = 0.1  # of a period: a wait that ends a little early must not end again at once
 
 
-def left_s(period_s: float, now_s: float | None = None) -> float:
+def seconds_to_next_tick(period_s: float, now_s: float | None = None) -> float:
     """Return the seconds to the next multiple of `period_s` on CLOCK_MONOTONIC, or nearly: see `LEAST`."""
     if period_s <= 0:
         return 0.0

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 
 from holdfast.process import linux
 from holdfast.protocol import rank_channel
-from holdfast.protocol.rank_channel import Do, Say
+from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 
 GONE_S = 0.1  # for threads that have ended to be gone
 
 
 def forks(
     control: socket.socket, what: str, parent: int
-) -> Iterator[tuple[Do, socket.socket, int, list[int]]]:
+) -> Iterator[tuple[WorkerOrder, socket.socket, int, list[int]]]:
     """Say whether this process may be forked, and obey orders for `what` until `control` is closed.
 
     Yields in the forks only, children of our own `parent`: the order, and what came with it: a line to
@@ -28,10 +28,10 @@ def forks(
     alone = forkable()
     gc.collect()
     gc.freeze()  # the collector's marks would otherwise unshare every page after the fork
-    rank_channel.send(control, Say("ready" if alone else "unforkable", os.getpid()))
+    rank_channel.send(control, WorkerMessage("ready" if alone else "unforkable", os.getpid()))
     while True:
         try:
-            order, descriptors = rank_channel.receive(control, Do)
+            order, descriptors = rank_channel.receive(control, WorkerOrder)
         except rank_channel.Closed:
             return
         if order.what == what and len(descriptors) >= 2 and fork_twice(parent):
@@ -103,7 +103,7 @@ def serve(argv: list[str]) -> list[str]:
     """
     parent, control, *modules = argv
     try:
-        linux.die_with(int(parent))
+        linux.end_with_parent(int(parent))
     except linux.ParentGone:
         return []
     for name in modules:
@@ -113,7 +113,7 @@ def serve(argv: list[str]) -> list[str]:
     return []
 
 
-def _prepared(order: Do, birth: socket.socket, log: int, inherited: list[int]) -> list[str]:
+def _prepared(order: WorkerOrder, birth: socket.socket, log: int, inherited: list[int]) -> list[str]:
     """Make this process what one is that was started as the part, with its settings and descriptors."""
     os.setsid()
     redirect(log)
@@ -123,7 +123,7 @@ def _prepared(order: Do, birth: socket.socket, log: int, inherited: list[int]) -
         os.environ[name] = str(descriptor)
     with birth:
         try:
-            rank_channel.send(birth, Say("born", os.getpid()))
+            rank_channel.send(birth, WorkerMessage("born", os.getpid()))
         except rank_channel.Closed:
             return []  # the keeper has not waited for us
     return list(order.argv)

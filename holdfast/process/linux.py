@@ -23,7 +23,7 @@ class ParentGone(Exception):
     """The process that this one must not outlive had died already."""
 
 
-def die_with(parent: int, signum: int = signal.SIGKILL) -> None:
+def end_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
     """Ask the kernel to send `signum` to us when our parent dies: once for each of its threads.
 
     Raises `ParentGone` when `parent` is no longer our parent: the signal would never come.
@@ -33,7 +33,7 @@ def die_with(parent: int, signum: int = signal.SIGKILL) -> None:
         raise ParentGone(str(parent))
 
 
-def outlive() -> None:
+def outlive_parent() -> None:
     """Take back what `die_with` asked for: what we are at must not be cut off by our parent's death."""
     _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 

@@ -39,7 +39,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=repr)
 
 
-class Behind(logging.Handler):
+class BackgroundHandler(logging.Handler):
     """Writes to `stream` in a thread; what cannot be written in time, nobody waits for."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -64,7 +64,7 @@ class Behind(logging.Handler):
 
 
 def setup(level: str = "INFO") -> None:
-    handler = Behind(sys.stderr)
+    handler = BackgroundHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)
 

@@ -44,7 +44,7 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Flag:
+class BadNumber:
     """A bad number that a rank found at commit."""
 
     kind: str  # nan, inf, jump
@@ -56,7 +56,7 @@ class Flag:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class StartTimes:
     """When a rank passed the stations of a start (CLOCK_MONOTONIC); 0 is not yet.
 
     `goal` is the number of steps that its loop is to end with, 0 while it has not said.
@@ -79,8 +79,8 @@ class RankState:
     generation: int
     state: str  # starting, running, failing, exited
     ending: Ending | None = None
-    flag: Flag | None = None
-    marks: Marks = field(default_factory=Marks)
+    flag: BadNumber | None = None
+    marks: StartTimes = field(default_factory=StartTimes)
     note: str = ""  # its last warning, for people
     where: str = ""  # what its main thread does (`holdfast.worker.thread_frames`), when it was last asked
     # by a signal, for seconds in which its launcher ran: see `holdfast.inspection.liveness`
@@ -89,7 +89,7 @@ class RankState:
 
 
 @dataclass(frozen=True, slots=True)
-class Secured:
+class SecureAnswer:
     """A rank's answer to `secure`: the step it is at, and whether its member's arena now holds it."""
 
     rank: int
@@ -99,7 +99,7 @@ class Secured:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class RankInspection:
     """What a rank's process and its descendants did within a moment, as their launcher saw it from outside.
 
     Threads that are Holdfast's own are no evidence: neither what they wait in nor the CPU time that they use.
@@ -143,14 +143,14 @@ class LauncherState:
     parked: tuple[int, ...]  # local ranks that have a warm process waiting
     port: int  # a listening socket is held open on it for the next rendezvous
     secure_asked: int = 0  # generation of the newest `secure` that was carried out
-    secured: tuple[Secured, ...] = ()
+    secured: tuple[SecureAnswer, ...] = ()
     warm_failures: int = 0  # warm processes that died before they were parked, in a row
     warm_ending: Ending | None = None
     warm_tries: int = 0  # of those failures, how many since the generation was begun
     strategy: str = "park"
     joins: bool = True  # the script calls `holdfast.join`, so what it declares can be told from a hang
     stopped: bool = False
-    looks: tuple[Look, ...] = ()  # the newest at each rank of the generation
+    looks: tuple[RankInspection, ...] = ()  # the newest at each rank of the generation
     looked: int = 0  # the number of the newest look that is complete
     epoch: int = 0  # the highest of which it has had an order
     changed: tuple[str, ...] = ()  # sentences: which of the script's files are not as the run began with them
@@ -178,7 +178,7 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True)
-class Jump:
+class LossJump:
     """A loss that jumped and was rolled back for. The very same once more is the data's, not a fault's."""
 
     step: int
@@ -199,7 +199,7 @@ class Launch:
     skip: tuple[int, ...] = ()
     loss_jump: float = 10.0  # 0: not looked for
     loss_jump_fault: bool = False  # else it is only warned of
-    jumped: tuple[Jump, ...] = ()
+    jumped: tuple[LossJump, ...] = ()
     patience_s: float = 86_400.0  # for a peer that lives: longer than any limit within which it may be late
     restore: Restore | None = None
     grace_s: float = 30.0  # for the finalizers of a script that has ended

@@ -10,34 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.protocol.launcher_messages import Launch, LauncherState, Look, RankStart
+from holdfast.protocol.launcher_messages import Launch, LauncherState, RankInspection, RankStart
 from holdfast.protocol.lineage import Lineage
-
-__all__ = [
-    "PROTOCOL",
-    "Drill",
-    "Durable",
-    "Launch",
-    "LauncherState",
-    "Look",
-    "MemberOrder",
-    "MemberReport",
-    "PrivateHeld",
-    "Progress",
-    "RankStall",
-    "RankStart",
-    "Seal",
-    "Slot",
-    "Source",
-    "Told",
-    "Uncommitted",
-]  # fmt: skip
 
 PROTOCOL = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Uncommitted:
+class UncommittedWork:
     """Work in a step that other ranks may have committed without it: see `progress.uncommitted_since_ns`."""
 
     seconds: float  # it has taken; where it is not declared, only those in which the process was seen to live
@@ -47,7 +27,7 @@ class Uncommitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RankProgress:
     """One rank's page, as far as the supervisor needs it."""
 
     rank: int
@@ -75,7 +55,7 @@ class Progress:
     pause_left_s: float = 0.0  # of the limit that the present pause declared
     late: tuple[int, ...] = ()  # the last steps whose state was changed after the commit: no copy has that
     amended: tuple[int, ...] = ()  # the same, where this rank's copies have it
-    early: Uncommitted | None = None
+    early: UncommittedWork | None = None
     tail_declared: bool = False  # that work is in a pause, which the rank has not left
 
 
@@ -100,7 +80,7 @@ class RankStall:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class HeldSnapshot:
     """A complete snapshot that a member holds."""
 
     generation: int
@@ -109,7 +89,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Seal:
+class HeldChecksum:
     """The checksum of the replicated state of one step, as this member has it."""
 
     generation: int
@@ -119,7 +99,7 @@ class Seal:
 
 
 @dataclass(frozen=True, slots=True)
-class PrivateHeld:
+class HeldPrivateState:
     """A rank's private state that a member holds. `final`: it did not change after it was written."""
 
     rank: int
@@ -129,7 +109,7 @@ class PrivateHeld:
 
 
 @dataclass(frozen=True, slots=True)
-class Durable:
+class CheckpointReport:
     """A checkpoint on storage that this member sees, or why the last one could not be written."""
 
     step: int = -1
@@ -141,7 +121,7 @@ class Durable:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemoryUse:
     """What a member's snapshots and private states take, and what the memory volume they are in can give."""
 
     volume: str = ""  # members that name the same one share it; "" is not known
@@ -154,7 +134,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class KnownHistory:
     """What a member was last told of the run's history: for a supervisor whose journal lacks that."""
 
     generation: int = 0  # of the order that said so; 0: there was none
@@ -175,36 +155,36 @@ class MemberReport:
     nproc: int
     launcher: LauncherState | None  # None: the sidecar has lost its launcher
     peer_url: str
-    progress: tuple[Progress, ...] = ()
+    progress: tuple[RankProgress, ...] = ()
     stalls: tuple[RankStall, ...] = ()
-    looks: tuple[Look, ...] = ()  # the newest, while somebody is late
+    looks: tuple[RankInspection, ...] = ()  # the newest, while somebody is late
     looked_for: int = 0  # generation whose evidence `looks` is
     look: int = 0  # number of the newest look
-    slots: tuple[Slot, ...] = ()
-    seals: tuple[Seal, ...] = ()  # the last of the present generation
-    privates: tuple[PrivateHeld, ...] = ()
+    slots: tuple[HeldSnapshot, ...] = ()
+    seals: tuple[HeldChecksum, ...] = ()  # the last of the present generation
+    privates: tuple[HeldPrivateState, ...] = ()
     secured_for: int = 0  # generation up to which this member's state is secured and listed here
-    unusable: tuple[Slot, ...] = ()  # failed their checksum when they were to be restored
+    unusable: tuple[HeldSnapshot, ...] = ()  # failed their checksum when they were to be restored
     prepare_error: str = ""
     prepare_generation: int = 0  # whose start `prepare_error` kept from happening
     prepare_occupied: bool = False  # for a reason that says nothing against the state: no slot was free, or
     prepare_volume: bool = False  # the memory volume did not take it
-    durable: Durable = field(default_factory=Durable)
+    durable: CheckpointReport = field(default_factory=CheckpointReport)
     unmoved_s: float = -1.0  # since storage took something of a checkpoint, or it started; -1: not told
     publishing: int = -1  # step of the present generation of which it would write a checkpoint; -1: none
     notes: tuple[str, ...] = ()
-    room: Room = field(default_factory=Room)
+    room: MemoryUse = field(default_factory=MemoryUse)
     lag_s: float = 0.0  # the longest time in the last minute in which its event loop looked at nothing
     lag_p99_s: float = 0.0
     launcher_silent: str = ""  # why its launcher is given up: it is there and does nothing
     epoch: int = 0  # the highest of which it has had an order
     clock: str = ""  # whose clock that is (`holdfast.process.clock`)
     drilled: int = 0  # number of the newest drill that it, or the sidecar before it, has carried out
-    told: Told = field(default_factory=Told)
+    told: KnownHistory = field(default_factory=KnownHistory)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class StateSource:
     """A peer that holds something a member needs."""
 
     url: str
@@ -228,7 +208,7 @@ class MemberOrder:
     generation: int
     launch: Launch | None = None
     ranks: tuple[RankStart, ...] = ()
-    sources: tuple[Source, ...] = ()
+    sources: tuple[StateSource, ...] = ()
     just_in_time: bool = True
     settled: bool = False
     grace_s: float = 0.0
@@ -239,7 +219,7 @@ class MemberOrder:
     save: int = 0
     save_step: int = -1
     save_generation: int = 0
-    drill: Drill | None = None
+    drill: DrillOrder | None = None
     suspects: tuple[int, ...] = ()  # of "secure": ranks that hang
     look: int = 0  # of "run": above 0 while some rank is late, so that all are looked at; looks return it
     room_bytes: int = (
@@ -255,7 +235,7 @@ class MemberOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Drill:
+class DrillOrder:
     """A fault on purpose. `number` makes a repeated message harmless."""
 
     number: int

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 from holdfast.protocol import codec
-from holdfast.protocol.launcher_messages import Ending, Flag, Launch, Marks, RankStart, Secured
+from holdfast.protocol.launcher_messages import BadNumber, Ending, Launch, RankStart, SecureAnswer, StartTimes
 
 _MAX_PACKET_BYTES = 160 << 10  # below the default socket buffer, so that no send is torn
 _MAX_DESCRIPTORS = 4
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class WorkerMessage:
     """A rank tells its launcher.
 
     born, parked, unparkable, started, settled, flag, failing, withdrawn, secured, note, where, left.
@@ -28,16 +28,16 @@ class Say:
 
     what: str
     pid: int = 0
-    marks: Marks | None = None
-    flag: Flag | None = None
+    marks: StartTimes | None = None
+    flag: BadNumber | None = None
     ending: Ending | None = None
-    secured: Secured | None = None
+    secured: SecureAnswer | None = None
     note: str = ""
     where: str = ""  # as `holdfast.worker.thread_frames` has it
 
 
 @dataclass(frozen=True, slots=True)
-class Do:
+class WorkerOrder:
     """A launcher tells its rank: fork (zygote), start, secure, where, drill; a keeper: member, part."""
 
     what: str
@@ -60,7 +60,11 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(
-    sock: socket.socket, message: Say | Do, descriptors: tuple[int, ...] = (), *, wait: bool = True
+    sock: socket.socket,
+    message: WorkerMessage | WorkerOrder,
+    descriptors: tuple[int, ...] = (),
+    *,
+    wait: bool = True,
 ) -> None:
     """Send one message. What a rank says that is too long loses the end of its longest text.
 
@@ -71,7 +75,7 @@ def send(
     """
     data = codec.encode(message)
     while len(data) > _MAX_PACKET_BYTES:
-        if isinstance(message, Do):
+        if isinstance(message, WorkerOrder):
             raise codec.Malformed(f"{message.what}: {len(data)} bytes do not fit in a packet")
         message = _shortened(message, len(data) - _MAX_PACKET_BYTES)
         data = codec.encode(message)
@@ -82,7 +86,7 @@ def send(
         raise Closed from None
 
 
-def _shortened(message: Say, excess: int) -> Say:
+def _shortened(message: WorkerMessage, excess: int) -> WorkerMessage:
     """Return `message` with its longest text without so many bytes as it is sent, or a few more."""
     texts = _texts(message)
     path = max(texts, key=lambda each: _sent_bytes(texts[each]))

@@ -33,10 +33,10 @@ def leave(member: Path, keeper: int) -> None:
         if linux.state_of(keeper)[0] not in "ZX" or time.monotonic() > deadline:
             return
         time.sleep(LOOK_S)
-    clear(member)
+    remove_if_abandoned(member)
 
 
-def clear(member: Path) -> None:
+def remove_if_abandoned(member: Path) -> None:
     """Remove a member's folder, and the run's when it was the last. Never raises; safe to repeat."""
     run = member.parent
     if not is_abandoned(run):

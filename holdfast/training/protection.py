@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.errors import BadInput
 from holdfast.fileio import safetensors
 from holdfast.protocol import progress, progress_writer
-from holdfast.protocol.launcher_messages import NO_ROOM, Launch, RankStart, Secured
+from holdfast.protocol.launcher_messages import NO_ROOM, Launch, RankStart, SecureAnswer
 from holdfast.snapshot import page_tables
 from holdfast.snapshot.private_store import FEW_BYTES, PrivateStore
 from holdfast.snapshot.slot_file import lock_shared, unlock
@@ -888,7 +888,7 @@ class Keeping:
 
     # -- the way out
 
-    def secure(self, generation: int) -> Secured:
+    def secure(self, generation: int) -> SecureAnswer:
         """Copy the state just in time, on the listener's thread, and freeze the rank before its next write.
 
         Bounded by `GATE_S` and the copy. The gate stays closed: this generation has ended. One that is still
@@ -897,15 +897,15 @@ class Keeping:
         """
         rank = self._rank.rank
         if generation != self._launch.generation:
-            return Secured(rank, -1, False, f"this is generation {self._launch.generation}")
+            return SecureAnswer(rank, -1, False, f"this is generation {self._launch.generation}")
         if not self._restored:
             self._state.gate.freeze(GATE_S)
-            return Secured(rank, -1, False, "its state is still being restored")
+            return SecureAnswer(rank, -1, False, "its state is still being restored")
         limit_s = GATE_S + (progress.COPIES - 1) * self._copy_s  # and the copy is yet to come
         give_up_at = time.monotonic() + limit_s
         try:
             if not self._state.gate.freeze(limit_s):
-                return Secured(rank, self._state.step, False, _INSIDE)
+                return SecureAnswer(rank, self._state.step, False, _INSIDE)
             return self._write_whole(give_up_at)
         finally:
             if self._peer is not None:
@@ -919,39 +919,39 @@ class Keeping:
         """The main thread is on its way out with an exception: leave the state, if it is whole."""
         self._write_whole(time.monotonic() + GATE_S if self._device.queues else 0.0)
 
-    def _write_whole(self, give_up_at: float) -> Secured:
+    def _write_whole(self, give_up_at: float) -> SecureAnswer:
         """Copy the state that is whole on the device, waiting for one until then. Raises nothing."""
         rank = self._rank.rank
         gate = self._state.gate
         try:
             while (whole := gate.whole(give_up_at - time.monotonic())) is not None:
                 if why := self._state.spoilt(whole.step):
-                    return Secured(rank, whole.step, False, why)
+                    return SecureAnswer(rank, whole.step, False, why)
                 try:
                     return self._write(whole)
                 except Torn:
                     if time.monotonic() > give_up_at:
                         break
         except (OSError, BadInput, Broken) as error:
-            return Secured(rank, self._state.step, False, str(error))
-        return Secured(rank, self._state.step, False, _INSIDE)
+            return SecureAnswer(rank, self._state.step, False, str(error))
+        return SecureAnswer(rank, self._state.step, False, _INSIDE)
 
-    def _write(self, whole: Whole) -> Secured:
+    def _write(self, whole: Whole) -> SecureAnswer:
         rank, step, generation = self._rank.rank, whole.step, self._launch.generation
         gate = self._state.gate
         with self._copying:
             self._end_transfer()
             if self._snapshots.held(generation, step):
-                return Secured(rank, step, True, "held already")
+                return SecureAnswer(rank, step, True, "held already")
             since = self._footprint if whole.part is None else None  # a part was looked at when it was kept
             if since is not None and since.step != step:
-                return Secured(rank, step, False, "between two steps")
+                return SecureAnswer(rank, step, False, "between two steps")
             if step == self._voided:
-                return Secured(rank, step, False, "changed after its commit")
+                return SecureAnswer(rank, step, False, "changed after its commit")
             if since is not None and self._defers and self._done > self._looked:
-                return Secured(rank, step, False, "in work after a commit that changes the state")
+                return SecureAnswer(rank, step, False, "in work after a commit that changes the state")
             if since is not None and (what := self._changed(since)) is not None:
-                return Secured(rank, step, False, what)
+                return SecureAnswer(rank, step, False, what)
             cost_s = self._snapshots.write_just_in_time(
                 generation,
                 step,
@@ -959,8 +959,8 @@ class Keeping:
                 lambda: gate.still(whole) and (since is None or self._changed(since) is None),
             )
             if cost_s is None and not self._snapshots.held(generation, step):
-                return Secured(rank, step, False, NO_ROOM)
-        return Secured(rank, step, True)
+                return SecureAnswer(rank, step, False, NO_ROOM)
+        return SecureAnswer(rank, step, True)
 
     def misused(self) -> None:
         """The script was warned of what makes the state change after a commit: that is not said as well."""

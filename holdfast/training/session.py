@@ -18,9 +18,9 @@ from holdfast.errors import BadInput, Fenced
 from holdfast.process import gpu_assignment
 from holdfast.protocol import codec, progress_writer, rank_channel
 from holdfast.protocol.environment import rank_environment
-from holdfast.protocol.launcher_messages import Flag, Launch, Marks, RankStart, Secured
+from holdfast.protocol.launcher_messages import BadNumber, Launch, RankStart, SecureAnswer, StartTimes
 from holdfast.protocol.progress import Phase
-from holdfast.protocol.rank_channel import Do, Say
+from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.state import misuse
 from holdfast.training import caught_errors
 from holdfast.training.rehearsal import rehearse
@@ -77,7 +77,7 @@ class Session:
         self.accelerator: Device | None = None  # None: as the state's tensors lie
         self.peers = caught_errors.Connections({})
         self._launch, self._order, self._runtime = launch, rank, mine
-        self._marks = Marks()
+        self._marks = StartTimes()
         self._keeping: Keeping | None = None
         self._is_over = False  # the generation was secured before there was a state
         self._state: State | None = None
@@ -124,7 +124,7 @@ class Session:
             return
         why = self._keeping.leaving()
         if why:
-            self._runtime.say(Say("left", note=why[:NOTE]))
+            self._runtime.say(WorkerMessage("left", note=why[:NOTE]))
         elif self.page is not None:
             self.page.phase(Phase.DONE)
 
@@ -157,7 +157,7 @@ class Session:
         """The first step of the generation is done."""
         if self._runtime is not None and not self._marks.first_step_ns:
             self._marks = replace(self._marks, first_step_ns=time.monotonic_ns())
-            self._runtime.say(Say("settled", marks=self._marks))
+            self._runtime.say(WorkerMessage("settled", marks=self._marks))
 
     def aim(self, steps: int) -> None:
         """The loop that begins now ends with `steps` steps in all."""
@@ -165,7 +165,7 @@ class Session:
             return
         self._marks = replace(self._marks, goal=steps)
         if self._marks.first_step_ns:  # else it is told with the first step
-            self._runtime.say(Say("settled", marks=self._marks))
+            self._runtime.say(WorkerMessage("settled", marks=self._marks))
 
     def give_way(self) -> None:
         """Let the rank whose own number is bad report it first: it knows the batch."""
@@ -182,8 +182,8 @@ class Session:
     def report(self, kind: str, step: int, loss: float, position: int, why: str = "") -> None:
         """Report a bad number."""
         if self._runtime is not None:
-            found = Flag(kind, step, repr(loss), position, time.monotonic_ns(), why)
-            self._runtime.say(Say("flag", flag=found))
+            found = BadNumber(kind, step, repr(loss), position, time.monotonic_ns(), why)
+            self._runtime.say(WorkerMessage("flag", flag=found))
 
     def accepts(self, step: int, loss: float) -> str:
         """Say why nothing is done about a loss that jumped; "" when it is a fault."""
@@ -197,7 +197,7 @@ class Session:
         """Warn of something, in the rank's own output and in the status."""
         misuse.warn(0, f"rank {self.rank}: {text}")
         if self._runtime is not None:
-            self._runtime.say(Say("note", note=text[:NOTE]))
+            self._runtime.say(WorkerMessage("note", note=text[:NOTE]))
 
     def _tell_unwinding(self, found: Unwinding, since_ns: int, overdue: bool) -> None:
         """Hint at an exception before the script's `finally` blocks are done: the peers wait already."""
@@ -207,12 +207,12 @@ class Session:
         if self._runtime is not None and said is not None:
             step = self.page.step if self.page is not None else -1
             hint = replace(said, unwinding=True, overdue=overdue, step=step)
-            self._runtime.say(Say("failing", os.getpid(), ending=hint))
+            self._runtime.say(WorkerMessage("failing", os.getpid(), ending=hint))
 
     def _withdraw_unwinding(self) -> None:
         """The script went on: it handled the exception."""
         if self._runtime is not None:
-            self._runtime.say(Say("withdrawn", os.getpid()))
+            self._runtime.say(WorkerMessage("withdrawn", os.getpid()))
 
     def _lookout(self) -> Lookout:
         def place() -> object:
@@ -257,14 +257,14 @@ class Session:
         self._marks = replace(self._marks, joined_ns=time.monotonic_ns())
 
     def _open_page(self, mine: launcher_channel.Runtime) -> None:
-        self._marks = Marks(started_ns=time.monotonic_ns())
+        self._marks = StartTimes(started_ns=time.monotonic_ns())
         restored = self._launch.restore.step if self._launch.restore else 0
         try:
             self.page = progress_writer.Page.attach(mine.page_path)
         except (OSError, ValueError):
             self.page = progress_writer.Page.create(mine.page_path)
         self.page.begin(self.generation, self.rank, self.local_rank, os.getpid(), restored)
-        mine.say(Say("started", marks=self._marks))
+        mine.say(WorkerMessage("started", marks=self._marks))
 
     def _form_group(self) -> None:
         import torch.distributed as dist
@@ -305,17 +305,17 @@ class Session:
         assert self._runtime is not None
         while True:
             try:
-                order, _ = rank_channel.receive(self._runtime.control, Do)
+                order, _ = rank_channel.receive(self._runtime.control, WorkerOrder)
             except codec.Malformed:
                 continue
             except (rank_channel.Closed, OSError):
                 os._exit(1)
             self._obey(order)
 
-    def _obey(self, order: Do) -> None:
+    def _obey(self, order: WorkerOrder) -> None:
         assert self._runtime is not None
         if order.what == "where":
-            self._runtime.say(Say("where", where=whereabouts()))
+            self._runtime.say(WorkerMessage("where", where=whereabouts()))
         elif order.what == "secure":
             self._secure(self._runtime, order.generation)
         elif order.what == "drill":
@@ -324,7 +324,7 @@ class Session:
     def _secure(self, mine: launcher_channel.Runtime, generation: int) -> None:
         self._is_over = self._is_over or generation == self.generation  # first: a state may just come
         if self._keeping is None:
-            answer = Secured(self.rank, -1, False, "nothing is protected yet")
+            answer = SecureAnswer(self.rank, -1, False, "nothing is protected yet")
         else:
             try:
                 answer = self._keeping.secure(generation)
@@ -332,8 +332,8 @@ class Session:
                 # Whatever torch, a driver or the file system makes of a copy: without an answer, all would
                 # wait for this rank, and nothing that comes later would be heard.
                 why = f"{type(error).__name__}: {error}"[:NOTE]
-                answer = Secured(self.rank, -1, False, why)
-        mine.say(Say("secured", secured=answer))
+                answer = SecureAnswer(self.rank, -1, False, why)
+        mine.say(WorkerMessage("secured", secured=answer))
 
     def _obey_drill(self, what: str) -> None:
         if what == "exit":
@@ -406,7 +406,7 @@ def _park(mine: launcher_channel.Runtime) -> None:
     if device().type == "cpu":
         rehearse(device())
     mine.parked = not _is_fixed()
-    mine.say(Say("parked" if mine.parked else "unparkable", os.getpid()))
+    mine.say(WorkerMessage("parked" if mine.parked else "unparkable", os.getpid()))
 
 
 def _is_fixed() -> bool:
@@ -436,11 +436,11 @@ def _from_environment() -> launcher_channel.Runtime | None:
     if not os.environ.keys() >= _LAUNCHERS:  # left over in somebody's shell: no launcher started us
         return None
     control = _control(os.environ["HOLDFAST_CONTROL"])
-    order = codec.from_json(Do, json.loads(given))
+    order = codec.from_json(WorkerOrder, json.loads(given))
     directory, nproc = Path(os.environ["HOLDFAST_DIRECTORY"]), int(os.environ["HOLDFAST_NPROC"])
     mine = launcher_channel.Runtime(control, directory, order.local_rank, nproc, start=order)
     launcher_channel.install(mine)
-    mine.say(Say("born", os.getpid()))
+    mine.say(WorkerMessage("born", os.getpid()))
     script.keep_at_exit(mine)
     return mine
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from holdfast.process import gpu_assignment, linux
 from holdfast.protocol import rank_channel
-from holdfast.protocol.rank_channel import Do, Say
+from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 
 
 @dataclass(slots=True)
@@ -23,10 +23,12 @@ class Runtime:
     directory: Path  # the member's folder in the memory volume
     local_rank: int
     nproc: int
-    start: Do | None = None
+    start: WorkerOrder | None = None
     listen_fd: int = -1
     parked: bool = False  # it has waited for that order
-    on_join: Callable[[Callable[[Do], None]], None] | None = None  # who listens already, and hands over
+    on_join: Callable[[Callable[[WorkerOrder], None]], None] | None = (
+        None  # who listens already, and hands over
+    )
     on_failing: Callable[[], None] | None = None  # a last chance to secure the state
     on_leaving: Callable[[], None] | None = None  # the script has ended well
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -37,7 +39,7 @@ class Runtime:
         """True in the rank's own process, False in one that its script has forked."""
         return self.pid == os.getpid()
 
-    def say(self, message: Say) -> None:
+    def say(self, message: WorkerMessage) -> None:
         """Tell the launcher, as the rank alone may. One that is gone is no error: we end with it anyway."""
         if not self.is_ours:
             return
@@ -47,13 +49,13 @@ class Runtime:
             except (rank_channel.Closed, OSError):
                 return
 
-    def wait_start(self) -> Do:
+    def wait_start(self) -> WorkerOrder:
         """Block until the launcher says start. Raises `channel.Closed` when it never will.
 
         On return the process sees the devices of its rank.
         """
         while self.start is None:
-            order, descriptors = rank_channel.receive(self.control, Do)
+            order, descriptors = rank_channel.receive(self.control, WorkerOrder)
             if order.what == "start":
                 self.start = order
                 self.listen_fd = descriptors[0] if descriptors else -1

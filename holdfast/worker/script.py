@@ -23,7 +23,7 @@ from holdfast.inspection.victims import is_victim, lost_peers
 from holdfast.protocol import foreign_text, progress_writer
 from holdfast.protocol.launcher_messages import UNFLUSHED, Ending
 from holdfast.protocol.progress import FailKind
-from holdfast.protocol.rank_channel import Say
+from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.worker import pauses, script_source
 from holdfast.worker.launcher_channel import Runtime
 from holdfast.worker.program import Program
@@ -101,7 +101,7 @@ def keep_last(runtime: Runtime) -> None:
         runtime.on_leaving()
     except Exception as error:
         why = f"{type(error).__name__}: {_text_of(error)}"[:_MAX_WHY]
-        runtime.say(Say("left", note=why))
+        runtime.say(WorkerMessage("left", note=why))
         with suppress(Exception):
             print(f"holdfast: the last state is not kept: {why}", file=sys.stderr)
 
@@ -150,7 +150,7 @@ def _limit_teardown(code: int, runtime: Runtime) -> None:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         where = f" ({frame.f_code.co_filename}, line {frame.f_lineno})" if frame is not None else ""
         why = f"open files and finalizers were not done after {limit_s:.0f} s{where}"
-        runtime.say(Say("failing", os.getpid(), ending=_unflushed(why)))
+        runtime.say(WorkerMessage("failing", os.getpid(), ending=_unflushed(why)))
         _say_unwritten(why)
         os._exit(code or _EXIT_NOT_FLUSHED)
 
@@ -164,7 +164,7 @@ def _flush_last(runtime: Runtime) -> bool:
     """Flush what the script prints to, as its last act, and say so if that cannot be done."""
     why = _flush()
     if why:
-        runtime.say(Say("failing", os.getpid(), ending=_unflushed(why)))
+        runtime.say(WorkerMessage("failing", os.getpid(), ending=_unflushed(why)))
     return not why
 
 
@@ -378,7 +378,7 @@ def _tell(runtime: Runtime, ending: Ending) -> None:
             )
         except (OSError, ValueError):  # no page yet: the message below says it all
             pass
-    runtime.say(Say("failing", os.getpid(), ending=ending))
+    runtime.say(WorkerMessage("failing", os.getpid(), ending=ending))
 
 
 def _trim(trace: TracebackType | None) -> TracebackType | None:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.protocol import codec, rank_channel
 from holdfast.protocol.environment import rank_environment
-from holdfast.protocol.launcher_messages import Flag, Launch, Marks, RankStart, Secured
+from holdfast.protocol.launcher_messages import BadNumber, Launch, RankStart, SecureAnswer, StartTimes
 from holdfast.protocol.progress import FLAG_NONFINITE, Phase
 from holdfast.protocol.progress_writer import Page
-from holdfast.protocol.rank_channel import Do, Say
+from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.state import device, gradients
 from holdfast.state.device import Brought, Device
 from holdfast.worker.launcher_channel import Runtime
@@ -30,7 +30,7 @@ FLAG_WAIT_S = 600.0  # for the supervisor's answer to a NaN; then the script goe
 
 def park(mine: Runtime) -> None:
     """Wait for the order to start, take the rank's environment, and watch the optimizers to come."""
-    mine.say(Say("parked", os.getpid()))
+    mine.say(WorkerMessage("parked", os.getpid()))
     order = mine.wait_start()
     assert order.launch is not None
     assert order.rank is not None
@@ -52,14 +52,14 @@ class Watch:
         self._page = Page.create(mine.page_path)
         self._page.begin(launch.generation, rank.rank, rank.local_rank, os.getpid(), 0)
         self._now = time.monotonic_ns
-        self._marks = Marks(started_ns=self._now())
+        self._marks = StartTimes(started_ns=self._now())
         self._step = 0
         self._turns = Turns()
         self._drill = ""
         self._looks = Looks()
-        self._joined: Callable[[Do], None] | None = None
-        self._secured: Do | None = None  # its generation is over
-        mine.say(Say("started", marks=self._marks))
+        self._joined: Callable[[WorkerOrder], None] | None = None
+        self._secured: WorkerOrder | None = None  # its generation is over
+        mine.say(WorkerMessage("started", marks=self._marks))
 
     def begin(self) -> None:
         """Hook torch's optimizers, and listen for drills."""
@@ -71,7 +71,7 @@ class Watch:
         optimizer.register_optimizer_step_pre_hook(self._before)
         optimizer.register_optimizer_step_post_hook(self._after)
 
-    def hand_over(self, obey: Callable[[Do], None]) -> None:
+    def hand_over(self, obey: Callable[[WorkerOrder], None]) -> None:
         """The script joins after all (its import was hidden from us): be no more than its ear."""
         self._joined = obey
         if self._secured is not None:  # before that: it is to make no step any more
@@ -107,19 +107,19 @@ class Watch:
         self._page.commit(self._step + 1, math.nan, math.nan, 0, 0, 0.0, 0, -1)
         self._step += 1
         if self._step == 1:
-            stamps = Marks(self._marks.started_ns, self._now(), self._now(), self._now())
-            self._mine.say(Say("settled", marks=stamps))
+            stamps = StartTimes(self._marks.started_ns, self._now(), self._now(), self._now())
+            self._mine.say(WorkerMessage("settled", marks=stamps))
 
     def _flag(self, bad: int) -> None:
         """Report that step `bad` spoilt the parameters, and wait to be started again."""
         self._page.commit(self._step, math.nan, math.nan, 0, 0, 0.0, FLAG_NONFINITE, -1)
-        self._mine.say(Say("flag", flag=Flag("nan", bad, "nan", -1, self._now())))
+        self._mine.say(WorkerMessage("flag", flag=BadNumber("nan", bad, "nan", -1, self._now())))
         threading.Event().wait(FLAG_WAIT_S)  # to be started again from the script's own checkpoint
 
     def _listen(self) -> None:
         while True:
             try:
-                order, _ = rank_channel.receive(self._mine.control, Do)
+                order, _ = rank_channel.receive(self._mine.control, WorkerOrder)
             except codec.Malformed:
                 continue
             except (rank_channel.Closed, OSError):
@@ -129,8 +129,8 @@ class Watch:
             if self._joined is not None:
                 self._joined(order)
             elif order.what == "secure":  # at once: the launcher need not wait for a copy
-                nothing = Secured(self._rank, -1, False, "the script protects nothing")
-                self._mine.say(Say("secured", secured=nothing))
+                nothing = SecureAnswer(self._rank, -1, False, "the script protects nothing")
+                self._mine.say(WorkerMessage("secured", secured=nothing))
             elif order.what == "drill" and order.drill == "exit":
                 os._exit(17)
             elif order.what == "drill":

@@ -23,7 +23,7 @@ from typing import Any
 
 from holdfast.process import fork_server, linux
 from holdfast.protocol import codec, rank_channel
-from holdfast.protocol.rank_channel import Do, Say
+from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.state import random_state
 from holdfast.worker import launcher_channel, nested_scripts, script, script_source
 from holdfast.worker.program import Program
@@ -53,7 +53,7 @@ def main() -> None:
     """Be a zygote (serve forks until the launcher is gone) or, with `single`, one warm process."""
     given = json.loads(os.environ.pop(SPEC))
     program = codec.from_json(Program, given["program"])
-    linux.die_with(given["parent"])
+    linux.end_with_parent(given["parent"])
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     source = script_source.take(given["kept"])
     preload(program)
@@ -85,7 +85,7 @@ def fork_zygote(
         each.close()
     if kept.descriptor >= 0:
         os.close(kept.descriptor)  # the launcher's, for zygotes to come
-    linux.die_with(launcher)
+    linux.end_with_parent(launcher)
     given = {"parent": launcher, "tracer": tracer, "directory": directory, "nproc": nproc}
     _serve(kept.program, kept.main, given, theirs)
     os._exit(0)
@@ -101,7 +101,7 @@ def _become(
 ) -> int:
     """Turn this process into the warm process of one slot, and run the script in it."""
     os.setsid()
-    linux.die_with(given["parent"])
+    linux.end_with_parent(given["parent"])
     linux.allow_tracing_by(given["tracer"])
     fork_server.redirect(log)
     script.install()
@@ -110,7 +110,7 @@ def _become(
     linux.set_name("warm")
     mine = launcher_channel.Runtime(control, Path(given["directory"]), local_rank, given["nproc"])
     launcher_channel.install(mine)
-    mine.say(Say("born", os.getpid()))
+    mine.say(WorkerMessage("born", os.getpid()))
     if not program.joins:
         from holdfast.worker import unmodified
 
@@ -177,7 +177,7 @@ class Zygote:
     def fork(self, local_rank: int, control: int, log: int) -> bool:
         """Ask for a process with these descriptors; False when nobody is there to ask."""
         try:
-            rank_channel.send(self.line, Do("fork", local_rank=local_rank), (control, log))
+            rank_channel.send(self.line, WorkerOrder("fork", local_rank=local_rank), (control, log))
         except rank_channel.Closed:
             return False
         return True

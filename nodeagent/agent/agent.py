@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.process.clock import left_s
+from holdfast.process.clock import seconds_to_next_tick
 from nodeagent.agent import changes, saved_state
 from nodeagent.agent.clean_time import CleanTime
 from nodeagent.agent.inbox import Inbox
@@ -132,7 +132,7 @@ class Agent:
         if self._pending:
             return SAVE_S
         until_s = self.evaluator.until_s - self.clock.now_s()
-        return min(left_s(STUCK_LOOK_S if self._stuck else LOOK_S), max(SOON_S, until_s))
+        return min(seconds_to_next_tick(STUCK_LOOK_S if self._stuck else LOOK_S), max(SOON_S, until_s))
 
     def stop(self) -> None:
         """Make `run` return soon. May be called by a signal handler, and more than once."""

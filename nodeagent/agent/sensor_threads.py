@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.process.clock import left_s
+from holdfast.process.clock import seconds_to_next_tick
 from nodeagent.agent.inbox import Inbox
 from nodeagent.model import Observation
 from nodeagent.sensing.sensor import Omission, Sensor, Unavailable
@@ -112,7 +112,7 @@ class SensorThread:
             self._left_out = self._left_out_of()
             self._report_state(SEEING, "")
             if self.sensor.period_s:
-                self._stop.wait(left_s(self.sensor.period_s))
+                self._stop.wait(seconds_to_next_tick(self.sensor.period_s))
 
     def _collect(self) -> Iterable[Observation]:
         return tuple(self.sensor.read())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.process.clock import left_s
+from holdfast.process.clock import seconds_to_next_tick
 from nodeagent.kernel import kmsg
 from nodeagent.kernel.kmsg import KERNEL_FACILITY
 from nodeagent.kernel.line_reader import LinePatterns, LineReader, LostRecords
@@ -132,7 +132,7 @@ class JournalSensor:
         child = self._child
         if child is None:
             raise Unavailable(f"{self._journalctl} is not running")
-        lines = child.lines(left_s(WAIT_S), MAX_ENTRIES)
+        lines = child.lines(seconds_to_next_tick(WAIT_S), MAX_ENTRIES)
         found: list[Observation] = []
         for line in lines:
             self._take(line, found)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.process.clock import left_s
+from holdfast.process.clock import seconds_to_next_tick
 from nodeagent.kernel.line_reader import LinePatterns, LineReader, LostRecords
 from nodeagent.model import Observation
 from nodeagent.sensing.clock import Clock
@@ -238,4 +238,4 @@ class KmsgSensor:
 def _readable(fd: int) -> bool:
     poller = select.poll()
     poller.register(fd, select.POLLIN)
-    return bool(poller.poll(left_s(WAIT_S) * 1000))
+    return bool(poller.poll(seconds_to_next_tick(WAIT_S) * 1000))

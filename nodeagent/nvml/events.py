@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from holdfast.process.clock import left_s
+from holdfast.process.clock import seconds_to_next_tick
 from nodeagent import model
 from nodeagent.model import VERDICT_XID, Observation
 from nodeagent.nvml import gpu_checks, inventory, library
@@ -87,7 +87,7 @@ class NvmlEventSet:
 
     def wait(self) -> Iterator[Any]:
         """Yield the events in order; none if none comes within about `WAIT_S`. Raises EventsFailed."""
-        wait_ms = int(left_s(WAIT_S) * 1000)
+        wait_ms = int(seconds_to_next_tick(WAIT_S) * 1000)
         for _ in range(MAX_AT_ONCE):
             try:
                 data = nvml.nvmlEventSetWait_v2(self._set, wait_ms)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from holdfast.checkpoint import writer
 from holdfast.protocol.lineage import Lineage, valid
-from holdfast.protocol.member_messages import Durable, MemberOrder, Source
+from holdfast.protocol.member_messages import CheckpointReport, MemberOrder, StateSource
 from holdfast.snapshot.arena import Gone
 from holdfast.snapshot.commit_records import Record
 from sidecar.state import sealing
@@ -183,7 +183,7 @@ class Saver:
         self._root = root
         self._one = asyncio.Lock()
         self._moved_s = time.monotonic()
-        self.durable = Durable()
+        self.durable = CheckpointReport()
         self.retention = Retention()
 
     @property
@@ -202,7 +202,7 @@ class Saver:
     async def save(
         self,
         record: Record,
-        sources: Iterable[Source],
+        sources: Iterable[StateSource],
         meta: Mapping[str, object],
         *,
         asked: int,
@@ -219,7 +219,7 @@ class Saver:
                 self._moved()
 
     async def _save(
-        self, record: Record, sources: tuple[Source, ...], meta: Mapping[str, object], asked: int
+        self, record: Record, sources: tuple[StateSource, ...], meta: Mapping[str, object], asked: int
     ) -> None:
         began = time.monotonic()
         try:
@@ -230,7 +230,7 @@ class Saver:
         except (OSError, ValueError, Gone, Unfetched) as error:
             log.warning("checkpoint failed", extra={"step": record.step, "error": str(error)})
             last = self.durable
-            self.durable = Durable(
+            self.durable = CheckpointReport(
                 last.step, last.generation, last.path, 0.0, str(error), max(asked, last.asked)
             )
             return
@@ -239,9 +239,11 @@ class Saver:
         if path is None:
             self.durable = replace(self.durable, error="", asked=answered)
             return
-        self.durable = Durable(record.step, record.generation, str(path), round(took_s, 3), "", answered)
+        self.durable = CheckpointReport(
+            record.step, record.generation, str(path), round(took_s, 3), "", answered
+        )
 
-    async def _privates(self, record: Record, sources: tuple[Source, ...]) -> dict[str, bytes]:
+    async def _privates(self, record: Record, sources: tuple[StateSource, ...]) -> dict[str, bytes]:
         """Collect the private states of all ranks at the snapshot's step, ours and the peers'."""
         found: dict[str, bytes] = {}
         for rank in range(record.world_size):
@@ -254,7 +256,7 @@ class Saver:
             found[f"rank-{rank:05d}.bin"] = blob
         return found
 
-    def _held(self, rank: int, record: Record, sources: tuple[Source, ...]) -> bytes | None:
+    def _held(self, rank: int, record: Record, sources: tuple[StateSource, ...]) -> bytes | None:
         told = [_generation(source, record) for source in sources]
         for generation in dict.fromkeys([*told, record.generation]):
             held = self._holdings.private(rank, generation, record.step)
@@ -262,9 +264,9 @@ class Saver:
                 return held.data
         return None
 
-    async def _fetched(self, rank: int, record: Record, sources: tuple[Source, ...]) -> bytes | None:
+    async def _fetched(self, rank: int, record: Record, sources: tuple[StateSource, ...]) -> bytes | None:
         for source in sources:
-            wanted = Source(source.url, rank, _generation(source, record), record.step)
+            wanted = StateSource(source.url, rank, _generation(source, record), record.step)
             try:
                 return await self._fetcher.private(wanted)
             except Unfetched as error:
@@ -305,6 +307,6 @@ class Saver:
         return None if written in removed else written
 
 
-def _generation(source: Source, record: Record) -> int:
+def _generation(source: StateSource, record: Record) -> int:
     """Return whose private state goes with the snapshot: a later generation's, if it went on from there."""
     return source.generation if source.generation and source.step == record.step else record.generation

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from holdfast.fileio.checksum import CHUNK_BYTES
 from holdfast.fileio.safetensors import Malformed
-from holdfast.protocol.member_messages import Source
+from holdfast.protocol.member_messages import StateSource
 from holdfast.snapshot.arena import Arena, Corrupt, Incoming
 from holdfast.snapshot.commit_records import Record
 from sidecar.state.sending import PATIENCE_S, SLOWEST_BYTES_S, SUM, crc32
@@ -38,7 +38,7 @@ STALLED_S = 1.0  # without a byte: its part goes to the others, if there are any
 LEAST_BYTES = 4 * CHUNK_BYTES  # of a part that is worth a connection of its own
 
 
-_Asker: TypeAlias = "Callable[[Source, int, int, float], _Line]"  # _ask
+_Asker: TypeAlias = "Callable[[StateSource, int, int, float], _Line]"  # _ask
 
 
 class Unfetched(Exception):
@@ -59,7 +59,7 @@ class _Part:
 class _Line:
     """A connection whose answer has begun: the bytes from `begin` on follow."""
 
-    source: Source
+    source: StateSource
     url: str
     socket: socket.socket
     total_bytes: int
@@ -72,7 +72,7 @@ class _Line:
 
 def gather(
     arena: Arena,
-    sources: Sequence[Source],
+    sources: Sequence[StateSource],
     token: str,
     silence_s: float,
     tls: ssl.SSLContext | None = None,
@@ -104,7 +104,7 @@ def gather(
 def _from(
     first: _Line,
     arena: Arena,
-    sources: Sequence[Source],
+    sources: Sequence[StateSource],
     ask: _Asker,
     silence_s: float,
     keep: frozenset[tuple[int, int]] | None,
@@ -131,7 +131,7 @@ def _from(
         incoming.abandon()
 
 
-def _first(sources: Sequence[Source], ask: _Asker, silence_s: float) -> _Line:
+def _first(sources: Sequence[StateSource], ask: _Asker, silence_s: float) -> _Line:
     why = Unfetched("nobody holds it")
     for number, source in enumerate(sources):
         limit_s = silence_s if number == len(sources) - 1 else min(HEAD_S, silence_s)
@@ -146,7 +146,7 @@ class _Gathering:
     """One snapshot on its way to us."""
 
     def __init__(
-        self, incoming: Incoming, first: _Line, sources: Sequence[Source], ask: _Asker, silence_s: float
+        self, incoming: Incoming, first: _Line, sources: Sequence[StateSource], ask: _Asker, silence_s: float
     ) -> None:
         self._incoming = incoming
         self._first = first
@@ -212,7 +212,7 @@ class _Gathering:
             self._give_up_at = 0.0
             self._change.notify_all()
 
-    def _stream(self, holder: Source, first: bool) -> None:
+    def _stream(self, holder: StateSource, first: bool) -> None:
         """Bring parts from one holder until nothing is left, or the holder fails."""
         part = self._active[0] if first else self._next()
         while part is not None:
@@ -267,7 +267,7 @@ class _Gathering:
         if part.line is not None:
             part.line.close()
 
-    def _bring(self, part: _Part, holder: Source) -> None:
+    def _bring(self, part: _Part, holder: StateSource) -> None:
         """Receive what is left of a part. Raises Unfetched, OSError, Corrupt."""
         if part.line is None:
             line = self._ask(holder, part.at, part.end, min(HEAD_S, self._silence_s))
@@ -315,7 +315,7 @@ class _Gathering:
 
 
 def _ask(
-    source: Source, begin: int, end: int, limit_s: float, *, token: str, tls: ssl.SSLContext | None
+    source: StateSource, begin: int, end: int, limit_s: float, *, token: str, tls: ssl.SSLContext | None
 ) -> _Line:
     """Return a connection on which the snapshot's bytes from `begin` follow. Raises Unfetched."""
     url = f"{source.url}/v1/slot/{source.generation}/{source.step}"
@@ -343,7 +343,7 @@ def _ask(
         raise
 
 
-def _begun(source: Source, url: str, line: socket.socket, begin: int) -> _Line:
+def _begun(source: StateSource, url: str, line: socket.socket, begin: int) -> _Line:
     """Read the first lines of an answer. Raises Unfetched, OSError, ValueError, KeyError."""
     raw = b""
     while not raw.endswith(b"\r\n\r\n"):  # byte by byte at the end: what follows goes into the slot

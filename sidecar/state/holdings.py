@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from holdfast.protocol.member_messages import PrivateHeld, Slot
+from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot
 from holdfast.snapshot.arena import Arena, Gone
 from holdfast.snapshot.commit_records import Record
 from holdfast.snapshot.private_store import Blob, PrivateReader
@@ -50,8 +50,8 @@ class Holdings:
         finally:
             pin.__exit__(None, None, None)
 
-    def slots(self) -> tuple[Slot, ...]:
-        return tuple(Slot(r.generation, r.step, r.total_bytes) for r in self.arena.records())
+    def slots(self) -> tuple[HeldSnapshot, ...]:
+        return tuple(HeldSnapshot(r.generation, r.step, r.total_bytes) for r in self.arena.records())
 
     def record(self, generation: int, step: int) -> Record | None:
         for each in self.arena.records():
@@ -59,11 +59,11 @@ class Holdings:
                 return each
         return None
 
-    def privates(self) -> tuple[PrivateHeld, ...]:
+    def privates(self) -> tuple[HeldPrivateState, ...]:
         """List the private states held, the newest of each store and those of the snapshots."""
         wanted = {slot.step for slot in self.slots()}
-        found: dict[tuple[int, int, int], PrivateHeld] = {
-            (rank, generation, step): PrivateHeld(rank, generation, step, True)
+        found: dict[tuple[int, int, int], HeldPrivateState] = {
+            (rank, generation, step): HeldPrivateState(rank, generation, step, True)
             for rank, generation, step in self._restored_files().values()
             if step in wanted
         }
@@ -73,7 +73,7 @@ class Holdings:
                     continue
                 key = (rank, held.generation, held.step)
                 if key not in found or held.final:
-                    found[key] = PrivateHeld(rank, held.generation, held.step, held.final)
+                    found[key] = HeldPrivateState(rank, held.generation, held.step, held.final)
         return tuple(found.values())
 
     def private(self, rank: int, generation: int, step: int) -> Blob | None:

@@ -10,13 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.protocol.member_messages import Room
+from holdfast.protocol.member_messages import MemoryUse
 from holdfast.snapshot.slot_file import BLOCK_BYTES
 
 _MEMINFO = Path("/proc/meminfo")
 
 
-def measure(directory: Path, state_bytes: int) -> Room:
+def measure(directory: Path, state_bytes: int) -> MemoryUse:
     """Return what the snapshots and private states below `directory` take, and what their volume can give.
 
     What cannot be read counts as nothing taken and as room without end: nobody is refused for that.
@@ -42,7 +42,7 @@ def measure(directory: Path, state_bytes: int) -> Room:
         )  # a group may have all of that: refuse nobody for it
         if left < available:
             available, limit = left, allowed.limit_bytes
-    return Room(volume, state_bytes, slots, private, free, available, limit)
+    return MemoryUse(volume, state_bytes, slots, private, free, available, limit)
 
 
 def _meminfo(name: str, unknown: int) -> int:

@@ -23,7 +23,7 @@ import aiohttp
 from aiohttp import web
 
 from holdfast.process.network import Door
-from holdfast.protocol.member_messages import Source
+from holdfast.protocol.member_messages import StateSource
 from holdfast.snapshot.arena import Corrupt, Gone
 from holdfast.snapshot.commit_records import Record
 from holdfast.snapshot.private_store import MAX_CAPACITY_BYTES
@@ -175,7 +175,7 @@ class Fetcher:
         self._session: aiohttp.ClientSession | None = None
 
     async def snapshot(
-        self, source: Source, *others: Source, keep: frozenset[tuple[int, int]] | None = None
+        self, source: StateSource, *others: StateSource, keep: frozenset[tuple[int, int]] | None = None
     ) -> Record:
         """Take the snapshot that these peers hold into our arena. `keep` is what stays: see `Arena.begin`.
 
@@ -191,7 +191,7 @@ class Fetcher:
         )
         return record
 
-    async def private(self, source: Source) -> bytes:
+    async def private(self, source: StateSource) -> bytes:
         """Return a peer's copy of a rank's private state. Raises `Unfetched`."""
         url = f"{source.url}/v1/private/{source.rank}/{source.generation}/{source.step}"
         try:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from holdfast.checkpoint import catalog
 from holdfast.protocol.launcher_messages import Launch, RankStart
 from holdfast.protocol.lineage import valid
-from holdfast.protocol.member_messages import MemberOrder, Slot, Source
+from holdfast.protocol.member_messages import HeldSnapshot, MemberOrder, StateSource
 from holdfast.snapshot.arena import Busy
 from sidecar.state import sealing
 from sidecar.state.gathering import Unfetched
@@ -37,7 +37,7 @@ Prepared: TypeAlias = "tuple[Launch, tuple[RankStart, ...]]"
 class Unprepared(Exception):
     """The state cannot be had here; `slot` is ours and damaged, when that is why."""
 
-    def __init__(self, why: str, slot: Slot | None = None) -> None:
+    def __init__(self, why: str, slot: HeldSnapshot | None = None) -> None:
         super().__init__(why)
         self.slot = slot
 
@@ -167,17 +167,17 @@ class Preparer:
         return ()
 
     async def _snapshot(
-        self, launch: Launch, sources: Iterable[Source], keep: frozenset[tuple[int, int]] | None
+        self, launch: Launch, sources: Iterable[StateSource], keep: frozenset[tuple[int, int]] | None
     ) -> Path:
         assert launch.restore is not None
         wanted = launch.restore
         record = self._holdings.record(wanted.generation, wanted.step)
         loop = asyncio.get_running_loop()
-        damaged: Slot | None = None
+        damaged: HeldSnapshot | None = None
         if record is not None:
             if await loop.run_in_executor(None, self._holdings.good, record):
                 return record.path
-            damaged = Slot(wanted.generation, wanted.step, record.total_bytes)
+            damaged = HeldSnapshot(wanted.generation, wanted.step, record.total_bytes)
             self._holdings.arena.forget(record)
         why = f"no member has the snapshot of step {wanted.step}"
         if damaged is not None:

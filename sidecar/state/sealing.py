@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
-from holdfast.process.clock import left_s
-from holdfast.protocol.member_messages import Seal
+from holdfast.process.clock import seconds_to_next_tick
+from holdfast.protocol.member_messages import HeldChecksum
 from holdfast.snapshot.arena import Arena, Gone
 from holdfast.snapshot.commit_records import Record
 
@@ -51,12 +51,12 @@ class Sealing:
         self._final = final
         self._took_s = 0.0
         self._since: tuple[tuple[int, int], float] = ((0, -1), 0.0)
-        self.seals: tuple[Seal, ...] = ()
+        self.seals: tuple[HeldChecksum, ...] = ()
 
     async def run(self) -> None:
         """Look for ever."""
         while True:
-            await asyncio.sleep(left_s(LOOK_S))
+            await asyncio.sleep(seconds_to_next_tick(LOOK_S))
             await self.look(time.monotonic())
 
     async def look(self, now_s: float) -> None:
@@ -70,7 +70,7 @@ class Sealing:
             log.debug("not sealed", extra={"step": record.step, "error": str(error)})
             return
         same = [each for each in self.seals if each.generation == record.generation]
-        self.seals = (*same, Seal(record.generation, record.step, record.total_bytes, crc))[-KEPT:]
+        self.seals = (*same, HeldChecksum(record.generation, record.step, record.total_bytes, crc))[-KEPT:]
 
     def _due(self, records: tuple[Record, ...], now_s: float) -> Record | None:
         open_ones = [each for each in records if not self._arena.sealed(each) and self._final(each)]

@@ -134,7 +134,7 @@ class Pages:
 
     def progress(
         self, generation: int, now_ns: int = 0, ended: Mapping[int, int] = _NOBODY
-    ) -> tuple[member_messages.Progress, ...]:
+    ) -> tuple[member_messages.RankProgress, ...]:
         """Return what the pages of `generation` say now: what is told of a fault beside them is not older.
 
         `ended` has the time when a rank ended: from then on its page stands still, and the clock does not.
@@ -209,12 +209,12 @@ class Pages:
         watched.stats = watched.stats.extended(times_s or ())
 
 
-def _message(watched: Watched, found: pages.Progress, now_ns: int) -> member_messages.Progress:
+def _message(watched: Watched, found: pages.Progress, now_ns: int) -> member_messages.RankProgress:
     stats, own = watched.stats, watched.own
     recent = stats.times_s[-RECENT:]
     own = own if own.generation == found.generation else OwnTime()
     tail_s, usual_s, left_s = _tail(watched, found, now_ns)
-    return member_messages.Progress(
+    return member_messages.RankProgress(
         rank=found.rank,
         step=found.step,
         phase=Phase(found.phase).name.lower(),
@@ -259,7 +259,7 @@ def _see_stopped(watched: Watched, found: pages.Progress, now_ns: int) -> None:
         watched.stopped = watched.stopped.later(began_ns, now_ns, process_stats.is_stopped(found.pid))
 
 
-def _early(watched: Watched, found: pages.Progress, now_ns: int) -> member_messages.Uncommitted | None:
+def _early(watched: Watched, found: pages.Progress, now_ns: int) -> member_messages.UncommittedWork | None:
     """Return how long a rank works before its commit; None when it does not, or may only seem to.
 
     A large process takes half a second to end, and its page stands still meanwhile. So what is not declared
@@ -273,11 +273,11 @@ def _early(watched: Watched, found: pages.Progress, now_ns: int) -> member_messa
     if pages.is_declared(found):
         left_s = found.pause_limit_s - (now_ns - found.phase_since_ns) / 1e9
         seconds = max(1e-6, round((now_ns - since_ns) / 1e9, 6))
-        return member_messages.Uncommitted(seconds, usual_s, True, round(max(0.0, left_s), 3))
+        return member_messages.UncommittedWork(seconds, usual_s, True, round(max(0.0, left_s), 3))
     seen = watched.early
     if len(times_s) < KNOWN or seen.since_ns != since_ns:
         return None
-    return member_messages.Uncommitted(round(seen.worked_s, 6), usual_s)
+    return member_messages.UncommittedWork(round(seen.worked_s, 6), usual_s)
 
 
 def _tail(watched: Watched, found: pages.Progress, now_ns: int) -> tuple[float, float, float]:

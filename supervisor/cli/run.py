@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from holdfast.errors import BadInput
-from holdfast.process.clock import left_s
+from holdfast.process.clock import seconds_to_next_tick
 from holdfast.worker import program as command
 from holdfast.worker import script_source
 from supervisor.cli.commands import RunOptions
@@ -190,7 +190,7 @@ class _Watch:
         self.keeper.start()
         try:
             while self.keeper.finished is None:
-                self.keeper.turn(left_s(TICK_S))
+                self.keeper.turn(seconds_to_next_tick(TICK_S))
                 self._show()
             code = self._end(self.keeper.finished)
         finally:

@@ -22,7 +22,7 @@ from typing import TypeVar
 from holdfast.checkpoint import catalog
 from holdfast.checkpoint.manifest import Invalid
 from holdfast.protocol import lineage
-from holdfast.protocol.member_messages import Durable
+from holdfast.protocol.member_messages import CheckpointReport
 from supervisor.view.model import UNREAD, Checkpoint, StorageContents, UnusableCheckpoint
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Storage:
         self._verified: set[tuple[str, float]] = set()  # (name, when it was written)
         self._damaged: dict[tuple[str, float], str] = {}
         self._unread: Counter[str] = Counter()
-        self._told: deque[Durable] = deque(maxlen=TOLD)
+        self._told: deque[CheckpointReport] = deque(maxlen=TOLD)
         self._heard = 0
         self._doubted: Checkpoint | None = None
         self.stored = StorageContents(error=UNREAD, failed_ns=time.monotonic_ns())
@@ -73,7 +73,7 @@ class Storage:
         """True when a look is due."""
         return self._wanted.is_set()
 
-    def heard(self, durable: Durable) -> None:
+    def heard(self, durable: CheckpointReport) -> None:
         """A member has written a checkpoint, and compared it while it wrote."""
         if durable.step < 0 or durable in self._told:
             return

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from holdfast.protocol.member_messages import Drill
+from holdfast.protocol.member_messages import DrillOrder
 
 _MOST = 1 << 62  # of a number: microseconds of the wall clock
 LIMIT_S = 10.0  # a sidecar that dies is back in one; a machine whose disk stalls takes a few more
@@ -19,7 +19,7 @@ class Asked:
 
     member: str
     generation: int
-    drill: Drill
+    drill: DrillOrder
     over: asyncio.Event = field(default_factory=asyncio.Event)
     refused: str = ""
 
@@ -34,7 +34,7 @@ class Drills:
     def ask(self, member: str, generation: int, what: str, rank: int) -> Asked:
         """Have a drill sent with the next orders."""
         self._newest = max(time.time_ns() // 1000, self._newest + 1)
-        asked = Asked(member, generation, Drill(self._newest, what, rank))
+        asked = Asked(member, generation, DrillOrder(self._newest, what, rank))
         self._asked.append(asked)
         return asked
 
@@ -51,7 +51,7 @@ class Drills:
             elif each.generation < generation:
                 self._end(each, f"a fault came first, and the group is generation {generation} now")
 
-    def due(self, member: str, generation: int) -> Drill | None:
+    def due(self, member: str, generation: int) -> DrillOrder | None:
         """Return what the order of `generation` for a member is to carry."""
         found = (each for each in self._asked if (each.member, each.generation) == (member, generation))
         return next((each.drill for each in found), None)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.fileio.storage_thread import FileWork, Unresponsive
-from holdfast.protocol.launcher_messages import Marks
+from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.controller import file_work
 from supervisor.controller.backend import Backend
 from supervisor.controller.checkpoint_index import Storage
@@ -412,7 +412,7 @@ def _usual_step_s(view: View) -> float:
     return statistics.median(times) if times else 0.0
 
 
-def _marks(view: View) -> Marks:
+def _marks(view: View) -> StartTimes:
     """Return when the last rank passed each station of the start."""
     found = [
         rank.marks
@@ -421,7 +421,7 @@ def _marks(view: View) -> Marks:
         for rank in member.report.launcher.ranks
         if rank.generation == view.memory.generation
     ]
-    return Marks(
+    return StartTimes(
         max(m.started_ns for m in found),
         max(m.joined_ns for m in found),
         max(m.restored_ns for m in found),

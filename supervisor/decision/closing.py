@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from holdfast.protocol.launcher_messages import UNFLUSHED
-from holdfast.protocol.member_messages import Durable, Progress
+from holdfast.protocol.member_messages import CheckpointReport, RankProgress
 from supervisor.decision import remedy, resume_point
 from supervisor.view import failed_start, faults, members, reports, work_beside_steps
 from supervisor.view.model import (
@@ -129,7 +129,7 @@ def _last(view: View, policy: Policy) -> Save | Wait | str:
 
 def _unkept(view: View) -> str:
     """Return why not all ranks have said that their last state is kept, "" when they have."""
-    ranks: dict[int, Progress] = {}
+    ranks: dict[int, RankProgress] = {}
     told: dict[int, str] = {}
     for report in reports.reports(view):
         ranks |= {each.rank: each for each in work_beside_steps.of_generation(view, report)}
@@ -294,7 +294,7 @@ def _another(view: View) -> Save | None:
     return Save(holders[0], found, why, memory.cut, memory.finished)
 
 
-def _confirmed(view: View, durable: Durable, deadline: int) -> Action:
+def _confirmed(view: View, durable: CheckpointReport, deadline: int) -> Action:
     """End with the name of a checkpoint that storage was seen to hold after it had been written."""
     memory = view.memory
     named, stored = f"checkpoint of step {durable.step}", view.stored
@@ -314,7 +314,7 @@ def _confirmed(view: View, durable: Durable, deadline: int) -> Action:
     return _interrupted(why, memory.cut)
 
 
-def _seen(view: View, durable: Durable, deadline: int) -> Action:
+def _seen(view: View, durable: CheckpointReport, deadline: int) -> Action:
     """End a run that has finished, once storage was seen to hold its last state."""
     memory, stored = view.memory, view.stored
     known = stored.heard >= memory.save and not stored.error

@@ -7,7 +7,7 @@ from dataclasses import replace
 from holdfast.protocol import lineage
 from holdfast.protocol.launcher_messages import RankStart
 from holdfast.protocol.lineage import Lineage
-from holdfast.protocol.member_messages import Drill, MemberOrder
+from holdfast.protocol.member_messages import DrillOrder, MemberOrder
 from supervisor.view import work_beside_steps
 from supervisor.view.model import JobState, Policy
 
@@ -15,7 +15,7 @@ BUSY_S = 10.0  # a generation that has done no step by then no longer keeps new 
 
 
 def order_for(
-    memory: JobState, member: str, policy: Policy, drill: Drill | None, look: int = 0
+    memory: JobState, member: str, policy: Policy, drill: DrillOrder | None, look: int = 0
 ) -> MemberOrder:
     """Return the order for `member`, which holds until the job's state or `look` changes.
 
@@ -52,7 +52,7 @@ def _lineage(memory: JobState) -> tuple[Lineage, ...]:
     return lineage.extended(memory.lineage, max(memory.generation, memory.seen) + 1, memory.save_step)
 
 
-def _order_for(memory: JobState, member: str, policy: Policy, drill: Drill | None) -> MemberOrder:
+def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder | None) -> MemberOrder:
     if memory.phase in ("stopping", "ended"):
         grace_s = policy.grace_s if memory.stop != "now" else 0.0
         in_peace = memory.exit_code in (0, 130)  # else who is not ending by itself may never end
@@ -78,7 +78,7 @@ def _order_for(memory: JobState, member: str, policy: Policy, drill: Drill | Non
     return _run(memory, member, policy, drill)
 
 
-def _run(memory: JobState, member: str, policy: Policy, drill: Drill | None) -> MemberOrder:
+def _run(memory: JobState, member: str, policy: Policy, drill: DrillOrder | None) -> MemberOrder:
     block = memory.placement.index(member)
     first = block * memory.nproc
     ranks = tuple(RankStart(first + local, local) for local in range(memory.nproc))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from holdfast.inspection.victims import mismatch
 from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, LauncherState
-from holdfast.protocol.member_messages import Slot
+from holdfast.protocol.member_messages import HeldSnapshot
 from supervisor.decision import resume_point
 from supervisor.decision import resume_point as resume
 from supervisor.view import failed_start, members, replica_divergence, reports, work_beside_steps
@@ -435,7 +435,7 @@ def why_states_are_refused(view: View, good: int | None) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _why_not_whole(view: View, member: MemberView, slot: Slot) -> str:
+def _why_not_whole(view: View, member: MemberView, slot: HeldSnapshot) -> str:
     if member.report is None or not resume_point.can_serve(view, member):
         return "the member is lost"
     if resume_point.is_damaged(member.report, slot):

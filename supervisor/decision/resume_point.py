@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 
 from holdfast.protocol.lineage import Lineage, valid
-from holdfast.protocol.member_messages import MemberReport, PrivateHeld, Slot, Source
+from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot, MemberReport, StateSource
 from supervisor.view import faults as symptoms
 from supervisor.view import members
 from supervisor.view.model import Checkpoint, JobState, MemberView, ResumePoint, View
@@ -56,7 +56,7 @@ def _newest_slot(view: View, at_most: int | None, void: frozenset[tuple[int, int
     for (step, generation), holders in sorted(found.items(), reverse=True):
         private = _private_sources(view, reports, step)
         if private is not None:
-            where = tuple(Source(h.peer_url, -1, generation, step) for h in holders)
+            where = tuple(StateSource(h.peer_url, -1, generation, step) for h in holders)
             names = tuple(h.member for h in holders)
             return ResumePoint(step, generation, "slot", "", (*where, *private), names)
     return None
@@ -66,7 +66,7 @@ def _reports(view: View) -> list[MemberReport]:
     return [m.report for m in view.members if m.report is not None and can_serve(view, m)]
 
 
-def is_damaged(report: MemberReport, slot: Slot) -> bool:
+def is_damaged(report: MemberReport, slot: HeldSnapshot) -> bool:
     """True for a snapshot whose checksum was wrong when the member was to restore from it."""
     return any((bad.generation, bad.step) == (slot.generation, slot.step) for bad in report.unusable)
 
@@ -91,9 +91,9 @@ def can_serve(view: View, member: MemberView) -> bool:
     return members.is_controllable(member) or (members.is_reporting(member) and bool(view.memory.stop))
 
 
-def _private_sources(view: View, reports: list[MemberReport], step: int) -> tuple[Source, ...] | None:
+def _private_sources(view: View, reports: list[MemberReport], step: int) -> tuple[StateSource, ...] | None:
     """Return a source of every rank's private state at `step`, None when one is missing."""
-    sources: list[Source] = []
+    sources: list[StateSource] = []
     for rank in range(view.memory.world_size):
         held = [
             (private.generation, report)
@@ -105,12 +105,14 @@ def _private_sources(view: View, reports: list[MemberReport], step: int) -> tupl
             return None
         newest = max(generation for generation, _ in held)
         sources += [
-            Source(report.peer_url, rank, newest, step) for generation, report in held if generation == newest
+            StateSource(report.peer_url, rank, newest, step)
+            for generation, report in held
+            if generation == newest
         ]
     return tuple(sources)
 
 
-def _fits(private: PrivateHeld, rank: int, step: int, lineage: tuple[Lineage, ...]) -> bool:
+def _fits(private: HeldPrivateState, rank: int, step: int, lineage: tuple[Lineage, ...]) -> bool:
     return (
         private.rank == rank
         and private.step == step
@@ -163,9 +165,9 @@ def has_saved_state(memory: JobState) -> bool:
     return memory.saved >= 0 or memory.held >= 0
 
 
-def reason_unusable(view: View, state: Slot | Checkpoint, at_most: int | None) -> str:
+def reason_unusable(view: View, state: HeldSnapshot | Checkpoint, at_most: int | None) -> str:
     """Return why a state must not be used, "" when it may: that of a snapshot may still be incomplete."""
-    source = "slot" if isinstance(state, Slot) else "checkpoint"
+    source = "slot" if isinstance(state, HeldSnapshot) else "checkpoint"
     if at_most is not None and state.step > at_most:
         return f"it is beyond step {at_most}"
     if symptoms.restore_signature(source, state.generation, state.step) in _given_up(view.memory):

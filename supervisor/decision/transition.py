@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TypedDict
 
 from holdfast.protocol import lineage
-from holdfast.protocol.launcher_messages import Jump, Launch, Restore
-from holdfast.protocol.member_messages import Source
+from holdfast.protocol.launcher_messages import Launch, LossJump, Restore
+from holdfast.protocol.member_messages import StateSource
 from supervisor.decision import closing, remedy, resume_point
 from supervisor.hangs import evidence, hung_rank
 from supervisor.view import (
@@ -232,12 +232,12 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
     )
 
 
-def _jumped(memory: JobState, cause: Fault | None) -> tuple[Jump, ...]:
+def _jumped(memory: JobState, cause: Fault | None) -> tuple[LossJump, ...]:
     """Return the losses that jumped and were rolled back for: the very same again is the data's."""
     known = [(past.step, past.value) for past in memory.history if past.kind == "loss_jump"]
     if cause is not None and cause.kind == "loss_jump":
         known.append((cause.step, cause.value))
-    return tuple(Jump(step, value) for step, value in known[-JUMPS:])
+    return tuple(LossJump(step, value) for step, value in known[-JUMPS:])
 
 
 def _missed(memory: JobState, action: Start) -> tuple[UndoneWork, ...]:
@@ -311,10 +311,10 @@ def _emergency(memory: JobState, action: Start) -> _Saving:
     }
 
 
-def _peers(view: View, placement: tuple[str, ...]) -> tuple[Source, ...]:
+def _peers(view: View, placement: tuple[str, ...]) -> tuple[StateSource, ...]:
     urls = [m.report.peer_url if (m := view.member(name)) and m.report else "" for name in placement]
     ranks = range(view.memory.world_size)
-    return tuple(Source(urls[rank // view.memory.nproc], rank) for rank in ranks)
+    return tuple(StateSource(urls[rank // view.memory.nproc], rank) for rank in ranks)
 
 
 def _past(view: View, policy: Policy, cause: Fault) -> PastFault:

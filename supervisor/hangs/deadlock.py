@@ -16,7 +16,7 @@ import operator
 import re
 from functools import reduce
 
-from holdfast.protocol.launcher_messages import Look
+from holdfast.protocol.launcher_messages import RankInspection
 from supervisor.hangs import evidence
 from supervisor.view import reports
 from supervisor.view.model import RestingRank, View
@@ -45,7 +45,7 @@ def update_resting(before: tuple[RestingRank, ...], view: View) -> tuple[Resting
     return tuple(sorted(found, key=lambda each: each.rank))
 
 
-def _rest(look: Look, since_ns: int, heard_ns: int) -> RestingRank:
+def _rest(look: RankInspection, since_ns: int, heard_ns: int) -> RestingRank:
     return RestingRank(
         rank=look.rank,
         step=look.step,
@@ -60,7 +60,7 @@ def _rest(look: Look, since_ns: int, heard_ns: int) -> RestingRank:
     )
 
 
-def _place(look: Look) -> str:
+def _place(look: RankInspection) -> str:
     function = look.at.partition(" (")[0].rpartition(".")[2]
     called = f", called by {look.where}" if look.where else ""
     return f"{_SAID.get(function, function)}{called}"

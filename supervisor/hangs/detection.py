@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass, replace
 
 from holdfast.inspection import liveness
-from holdfast.protocol.launcher_messages import Look, RankState
+from holdfast.protocol.launcher_messages import RankInspection, RankState
 from holdfast.protocol.member_messages import RankStall
 from supervisor.hangs import awaited_ranks, deadlock, evidence, hung_rank, observation
 from supervisor.view import faults, reports
@@ -472,7 +472,7 @@ def _where(view: View, named: LateRank) -> str:
     return (look.where or look.at) if look is not None else ""
 
 
-def _looks(view: View) -> tuple[Look, ...]:
+def _looks(view: View) -> tuple[RankInspection, ...]:
     return tuple(look for report in reports.reports(view) for look in reports.looks(view, report))
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from holdfast.inspection import thread_waits
-from holdfast.protocol.launcher_messages import Look
+from holdfast.protocol.launcher_messages import RankInspection
 from supervisor.hangs import hung_rank
 
 # Roles
@@ -48,7 +48,7 @@ class Findings:
     evidence: bool = False  # something moved while it was looked at
 
 
-def findings(look: Look) -> Findings:
+def findings(look: RankInspection) -> Findings:
     """Return what `look` shows."""
     state = look.process_state[:1]
     if look.traced or state == "t":
@@ -69,13 +69,13 @@ def findings(look: Look) -> Findings:
     return Findings(LOCKED, LOCK) if _locked(look) else Findings(IDLE, _wait(look))
 
 
-def shows_work(look: Look) -> bool:
+def shows_work(look: RankInspection) -> bool:
     """True for any sign of work, a long call included; to wait for other ranks is none, however busily."""
     found = findings(look)
     return look.moved or look.children > 0 or look.io_bytes > 0 or found.role == BUSY
 
 
-def waits_for_no_rank(look: Look) -> bool:
+def waits_for_no_rank(look: RankInspection) -> bool:
     """True when its rank was seen not to wait for another one.
 
     The main thread says so: it runs, or sleeps for a time, or reads and writes files that answer, outside of
@@ -93,13 +93,13 @@ def waits_for_no_rank(look: Look) -> bool:
     return runs or main == thread_waits.SLEEP or (main == thread_waits.FILE and look.io_bytes > 0)
 
 
-def _kind(look: Look) -> str:
+def _kind(look: RankInspection) -> str:
     if look.children > 0:
         return CHILDREN
     return COMPUTES if look.moved else BYTES
 
 
-def _locked(look: Look) -> bool:
+def _locked(look: RankInspection) -> bool:
     """True when the main thread waits for a lock, and so does every other thread, none of them for a time.
 
     A wait that ends by itself is none of these: its thread runs again, and may release the others. Nor is one
@@ -113,7 +113,7 @@ def _locked(look: Look) -> bool:
     )
 
 
-def _wait(look: Look) -> str:
+def _wait(look: RankInspection) -> str:
     if look.process_state.startswith("D"):
         return FILE
     main = look.calls[:1]
@@ -124,7 +124,7 @@ def _wait(look: Look) -> str:
     return LOCK if main and main[0] in _ALL_LOCKS else UNKNOWN
 
 
-def describe(look: Look) -> str:
+def describe(look: RankInspection) -> str:
     """Return the evidence of a look in one line."""
     window = f" in {look.window_s:.2f} s" if look.window_s else ""
     parts = [f"step {look.step}", f"state {look.process_state}", f"{look.cpu_s:.2f} s of CPU{window}"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.protocol.launcher_messages import Look
+from holdfast.protocol.launcher_messages import RankInspection
 from holdfast.protocol.member_messages import RankStall
 from supervisor.hangs import deadlock, evidence
 from supervisor.view import reports
@@ -133,7 +133,7 @@ def discount_pause(watch: StallWatch, late_ns: int) -> StallWatch:
 
 
 def _seen(
-    before: LateRank | None, view: View, member: MemberView, stall: RankStall, look: Look | None
+    before: LateRank | None, view: View, member: MemberView, stall: RankStall, look: RankInspection | None
 ) -> LateRank:
     if before is None or (before.step, before.phase) != (stall.step, stall.phase_name):
         since_ns = view.now_ns - int((member.silent_s + stall.stalled_s) * 1e9)
@@ -146,7 +146,7 @@ def _seen(
     return _looked(before, look, view.now_ns)
 
 
-def _looked(before: LateRank, look: Look, now_ns: int) -> LateRank:
+def _looked(before: LateRank, look: RankInspection, now_ns: int) -> LateRank:
     found = evidence.findings(look)
     at = look.at.rpartition(":")[0]
     again = before.look > 0

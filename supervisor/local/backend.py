@@ -7,7 +7,7 @@ import json
 import socket
 from collections.abc import Callable, Mapping
 
-from holdfast.process.clock import left_s
+from holdfast.process.clock import seconds_to_next_tick
 
 SIGN_S = 1.0  # between signs of life: the keeper replaces a supervisor that gives none for several of them
 
@@ -68,7 +68,7 @@ class KeeperBackend:
         """Give the keeper a sign of life, for ever: that this process's event loop runs."""
         while True:
             self._send({"do": "alive"})
-            await asyncio.sleep(left_s(SIGN_S))
+            await asyncio.sleep(seconds_to_next_tick(SIGN_S))
 
     def stop_asked(self, how: str) -> None:
         self._send({"do": "stop", "how": how})

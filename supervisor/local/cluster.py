@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from holdfast.inspection import process_stats
 from holdfast.inspection.liveness import Stops
 from holdfast.process import event_loop, linux
-from holdfast.protocol.rank_channel import Do
+from holdfast.protocol.rank_channel import WorkerOrder
 from supervisor.local import process_specs
 from supervisor.local.process_specs import PartStart, Plan
 from supervisor.local.processes import PARTS_S, Children, Part, Template
@@ -337,7 +337,7 @@ class Keeper:
     def _launch(self, member: Member) -> None:
         name = f"launcher {member.name}"
         words = process_specs.launch_words(self.plan, member.name, os.getpid())
-        member.launcher = self._template.fork(name, Do("member", argv=words))
+        member.launcher = self._template.fork(name, WorkerOrder("member", argv=words))
         if member.launcher is None:
             start = process_specs.launcher(self.plan, member.name, os.getpid(), os.environ)
             member.launcher = self._children.spawn(name, start)

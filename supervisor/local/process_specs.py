@@ -11,7 +11,7 @@ from pathlib import Path
 
 from holdfast import parts
 from holdfast.launcher import member_template as holdfast_template
-from holdfast.protocol.rank_channel import Do
+from holdfast.protocol.rank_channel import WorkerOrder
 from holdfast.worker import program as command
 from holdfast.worker import script_source, zygote
 from supervisor.local import gpus
@@ -73,8 +73,8 @@ class PartStart:
     settings: Mapping[str, str]
     inherits: Mapping[str, int] = field(default_factory=dict)
 
-    def order(self) -> Do:
-        return Do("part", argv=self.words, settings=self.settings, inherits=tuple(self.inherits))
+    def order(self) -> WorkerOrder:
+        return WorkerOrder("part", argv=self.words, settings=self.settings, inherits=tuple(self.inherits))
 
     def alone(self, base: Mapping[str, str]) -> Start:
         told = {name: str(descriptor) for name, descriptor in self.inherits.items()}

@@ -15,7 +15,7 @@ from pathlib import Path
 from holdfast.process import linux, logs
 from holdfast.process import logs as logfile
 from holdfast.protocol import codec, rank_channel
-from holdfast.protocol.rank_channel import Do, Say
+from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from supervisor.local.process_specs import Start
 
 GONE_S = 5.0  # for what was killed: to give gigabytes back takes the kernel a second and more
@@ -200,7 +200,7 @@ class Template:
         if self.importing and now_s > self._limit_s:
             self._drop()
 
-    def fork(self, name: str, order: Do, descriptors: tuple[int, ...] = ()) -> Part | None:
+    def fork(self, name: str, order: WorkerOrder, descriptors: tuple[int, ...] = ()) -> Part | None:
         """Return the process that `order` asks for, given `descriptors`; None where there is none to fork."""
         if self._line is None:
             return None
@@ -214,7 +214,7 @@ class Template:
     def _hear(self) -> None:
         assert self._line is not None
         try:
-            ready = rank_channel.receive(self._line, Say)[0].what == "ready"
+            ready = rank_channel.receive(self._line, WorkerMessage)[0].what == "ready"
         except (rank_channel.Closed, codec.Malformed):
             ready = False
         if ready:
@@ -237,7 +237,7 @@ class Template:
             self._settled()
 
 
-def _forked(line: socket.socket, order: Do, log: Path, descriptors: tuple[int, ...]) -> Adopted:
+def _forked(line: socket.socket, order: WorkerOrder, log: Path, descriptors: tuple[int, ...]) -> Adopted:
     """Return the process that was forked, or raise `Closed` when none has come in time."""
     ours, theirs = rank_channel.pair()
     ours.settimeout(BORN_S)
@@ -245,7 +245,7 @@ def _forked(line: socket.socket, order: Do, log: Path, descriptors: tuple[int, .
         try:
             with theirs:
                 rank_channel.send(line, order, (theirs.fileno(), out.fileno(), *descriptors))
-            born, _ = rank_channel.receive(ours, Say)
+            born, _ = rank_channel.receive(ours, WorkerMessage)
         except (TimeoutError, codec.Malformed):  # it hangs, or the command is of 100 KB
             raise rank_channel.Closed from None
     return Adopted(born.pid)

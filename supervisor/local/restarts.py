@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from holdfast.inspection import liveness
-from holdfast.inspection.liveness import Silence
+from holdfast.inspection.liveness import HeartbeatSilence
 
 YOUNG_S = 1.0  # a part that dies at its start is tried once in this time, not in a loop
 WELL_S = 10.0  # one that lived so long has not failed at its start
@@ -66,28 +66,33 @@ NOW_S = 5.0  # from the second Ctrl-C to the end: members take a second
 CRASHES = 3  # of supervisors after Ctrl-C: the next would not end the run either
 GONE_S = 5.0  # a process that is killed is gone in milliseconds, unless the kernel cannot end it
 _STOPPED = ("T", "t")
-_NEVER = Silence()
+_NEVER = HeartbeatSilence()
 
 
 @dataclass(frozen=True, slots=True)
 class Watchdog:
     """What the keeper knows of its supervisors. Times are of one monotonic clock, in seconds; 0 is never."""
 
-    life: Silence = _NEVER  # of the present supervisor, from its birth on
+    life: HeartbeatSilence = _NEVER  # of the present supervisor, from its birth on
     spoke: bool = False  # its event loop has run
     killed_s: float = 0.0
     stop: str = ""  # what the user asked for: see `JobState.stop`
-    asked: Silence = _NEVER  # since the newest of these
-    answered: Silence = _NEVER  # since the later of Ctrl-C and the last sign of any supervisor
+    asked: HeartbeatSilence = _NEVER  # since the newest of these
+    answered: HeartbeatSilence = _NEVER  # since the later of Ctrl-C and the last sign of any supervisor
     crashes: int = 0  # since Ctrl-C
 
     def born(self, now_s: float) -> Watchdog:
         """There is a new supervisor."""
-        return replace(self, life=Silence(now_s), spoke=False, killed_s=0.0)
+        return replace(self, life=HeartbeatSilence(now_s), spoke=False, killed_s=0.0)
 
     def heard(self, now_s: float) -> Watchdog:
         """The supervisor's event loop has given a sign."""
-        return replace(self, life=Silence(now_s), spoke=True, answered=Silence(now_s if self.stop else 0.0))
+        return replace(
+            self,
+            life=HeartbeatSilence(now_s),
+            spoke=True,
+            answered=HeartbeatSilence(now_s if self.stop else 0.0),
+        )
 
     def died(self) -> Watchdog:
         """The present supervisor is gone."""
@@ -101,7 +106,9 @@ class Watchdog:
         """The user wants the run to end. Asked again in the same way, nothing changes."""
         if how == self.stop:
             return self
-        return replace(self, stop=how, asked=Silence(now_s), answered=Silence(now_s), crashes=0)
+        return replace(
+            self, stop=how, asked=HeartbeatSilence(now_s), answered=HeartbeatSilence(now_s), crashes=0
+        )
 
     def later(self, now_s: float, late_s: float) -> Watchdog:
         """Return what is known at `now_s`, for a look that came `late_s` too late."""

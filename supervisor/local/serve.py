@@ -16,7 +16,7 @@ from pathlib import Path
 from aiohttp import web
 
 from holdfast.process import event_loop, linux, logs
-from holdfast.process.clock import left_s
+from holdfast.process.clock import seconds_to_next_tick
 from holdfast.process.network import SERVER_BACKLOG, Door
 from holdfast.protocol import codec
 from supervisor.controller.api import application
@@ -128,7 +128,7 @@ async def _status(job: Job, metrics: Metrics) -> None:
         last = status["last_incident"]
         if last is not None and not last["open"]:
             metrics.incident(last)
-        await asyncio.sleep(left_s(STATUS_S))
+        await asyncio.sleep(seconds_to_next_tick(STATUS_S))
     raise job.records.deposed
 
 
@@ -138,7 +138,7 @@ def main(argv: Sequence[str]) -> int:
     api = socket.socket(fileno=int(os.environ["HOLDFAST_API_FD"]))
     keeper = socket.socket(fileno=int(os.environ["HOLDFAST_KEEPER_FD"]))
     try:
-        linux.die_with(int(os.environ["HOLDFAST_PARENT"]), signal.SIGTERM)
+        linux.end_with_parent(int(os.environ["HOLDFAST_PARENT"]), signal.SIGTERM)
     except linux.ParentGone:
         return 1
     event_loop.run(lambda measured: serve(settings, api, keeper, measured))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.protocol.launcher_messages import Marks
+from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.observability.ledger import Bucket, Ledger
 from supervisor.view import reports
 from supervisor.view.model import JobState, OpenIncident, View
@@ -65,7 +65,7 @@ class Accounts:
         else:
             self.ledger.enter(Bucket.DETECT, at_ns)
 
-    def closed(self, memory: JobState, incident: OpenIncident | None, marks: Marks, step_s: float) -> None:
+    def closed(self, memory: JobState, incident: OpenIncident | None, marks: StartTimes, step_s: float) -> None:
         """The first new step is done: split the time since the fault by where it went."""
         resumed = memory.launch.restore.step if memory.launch and memory.launch.restore else 0
         self._decided(incident)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.protocol.launcher_messages import Marks
+from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.view.model import Fault, OpenIncident
 
 SHOWN = 4000
@@ -15,7 +15,7 @@ def identity(number: int) -> str:
     return f"i-{number:04d}"
 
 
-def record(incident: OpenIncident, marks: Marks | None) -> dict[str, Any]:
+def record(incident: OpenIncident, marks: StartTimes | None) -> dict[str, Any]:
     """Return the incident as JSON. `marks` are those of the first new step; None without one.
 
     `lost_steps` is null until it is known, for a script that keeps its own state, and where whoever knew how
@@ -101,7 +101,7 @@ def _fault(fault: Fault) -> dict[str, Any]:
     }
 
 
-def _timeline(incident: OpenIncident, marks: Marks | None) -> list[dict[str, Any]]:
+def _timeline(incident: OpenIncident, marks: StartTimes | None) -> list[dict[str, Any]]:
     stations = [
         ("fault", incident.fault_ns),
         ("noticed", incident.noticed_ns),

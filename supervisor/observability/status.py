@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.fileio.storage_thread import FileWork
 from holdfast.protocol.launcher_messages import RankState
-from holdfast.protocol.member_messages import MemberReport, Progress
+from holdfast.protocol.member_messages import MemberReport, RankProgress
 from supervisor.decision import remedy, resume_point
 from supervisor.hangs import detection
 from supervisor.observability import incident_record as incidents
@@ -136,7 +136,7 @@ class Records:
             self.newest["loss"] = before.get("loss")
 
 
-def _progress(view: View) -> list[Progress]:
+def _progress(view: View) -> list[RankProgress]:
     return [each for m in view.members if m.report is not None for each in m.report.progress]
 
 
@@ -270,7 +270,7 @@ def _base(view: View) -> int:
     return launch.restore.step if launch is not None and launch.restore is not None else 0
 
 
-def _per_step(progress: list[Progress], steps: list[int], base: int) -> tuple[float, float]:
+def _per_step(progress: list[RankProgress], steps: list[int], base: int) -> tuple[float, float]:
     """Return samples and tokens of one step; the pages hold sums over the generation."""
     if not progress:
         return 0.0, 0.0
@@ -347,7 +347,7 @@ def _ranks(view: View, slow: tuple[Straggler, ...]) -> list[dict[str, Any]]:
 
 
 def _rank(
-    report: MemberReport, rank: RankState, at: Progress | None, slow: Straggler | None
+    report: MemberReport, rank: RankState, at: RankProgress | None, slow: Straggler | None
 ) -> dict[str, Any]:
     return {
         "rank": rank.rank,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from holdfast.inspection import victims
 from holdfast.inspection.victims import lost_peers, mismatch
 from holdfast.protocol import foreign_text
-from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, Ending, Flag, RankState
-from holdfast.protocol.member_messages import MemberReport, Progress
+from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, BadNumber, Ending, RankState
+from holdfast.protocol.member_messages import MemberReport, RankProgress
 from supervisor.view import members, replica_divergence, reports
 from supervisor.view.model import Fault, MemberView, Policy, View
 
@@ -163,7 +163,7 @@ def restore_signature(source: str, generation: int, step: int) -> str:
     return f"restore of {source} {generation}/{step}"
 
 
-def _bad(view: View, flag: Flag) -> str:
+def _bad(view: View, flag: BadNumber) -> str:
     if reports.script_keeps_own_state(view):  # its loss is not known
         return "a gradient that is not finite"
     if flag.kind != "jump" and math.isfinite(float(flag.loss)):
@@ -379,8 +379,8 @@ def uneven_steps(view: View) -> tuple[Fault, ...]:
     """Return the fault of the first rank that ended well while another was in a step that needs it."""
     launch = view.memory.launch
     began = launch.restore.step if launch is not None and launch.restore is not None else -1
-    left: list[tuple[str, RankState, Progress]] = []
-    in_step: list[Progress] = []
+    left: list[tuple[str, RankState, RankProgress]] = []
+    in_step: list[RankProgress] = []
     failed: list[int] = []
     for report in reports.reports(view):
         assert report.launcher is not None
@@ -418,7 +418,7 @@ def uneven_steps(view: View) -> tuple[Fault, ...]:
     return ()
 
 
-def _in_step(at: Progress, began: int) -> bool:
+def _in_step(at: RankProgress, began: int) -> bool:
     """True for a rank that was in a step when it was last seen.
 
     An exception there ends the loop as well, and its page says idle. So does that of a rank which had nothing

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from holdfast.protocol.launcher_messages import Ending, Flag, LauncherState, Marks, RankState
+from holdfast.protocol.launcher_messages import BadNumber, Ending, LauncherState, RankState, StartTimes
 from holdfast.protocol.member_messages import MemberReport
 
 WINDOW_NS = 60_000_000_000  # clocks drift by 50 us in a second at most: 3 ms in this
@@ -63,11 +63,11 @@ def _ending(ending: Ending | None, ns: int) -> Ending | None:
     return replace(ending, at_ns=_moved(ending.at_ns, ns), failed_ns=_moved(ending.failed_ns, ns))
 
 
-def _flag(flag: Flag | None, ns: int) -> Flag | None:
+def _flag(flag: BadNumber | None, ns: int) -> BadNumber | None:
     return None if flag is None else replace(flag, at_ns=_moved(flag.at_ns, ns))
 
 
-def _marks(marks: Marks, ns: int) -> Marks:
+def _marks(marks: StartTimes, ns: int) -> StartTimes:
     return replace(
         marks,
         started_ns=_moved(marks.started_ns, ns),

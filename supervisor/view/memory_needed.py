@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.protocol.member_messages import Room
+from holdfast.protocol.member_messages import MemoryUse
 from supervisor.view import reports
 from supervisor.view.model import End, View
 
@@ -54,7 +54,7 @@ def _volume(view: View, volume: str, state_bytes: int) -> Volume:
     return Volume(volume, tuple(name for name, _ in members), needed, used, used + left, state_bytes, limit)
 
 
-def _rooms(view: View) -> list[tuple[str, Room]]:
+def _rooms(view: View) -> list[tuple[str, MemoryUse]]:
     found = [
         (m.name, m.report.room) for m in view.members if m.exists and m.connected and m.report is not None
     ]

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from holdfast.protocol.launcher_messages import Launch
 from holdfast.protocol.lineage import Lineage
-from holdfast.protocol.member_messages import MemberReport, Source
+from holdfast.protocol.member_messages import MemberReport, StateSource
 
 # Every kind of fault. Guide, metrics and wording are held against this list by tests.
 KINDS = (
@@ -142,7 +142,7 @@ class ResumePoint:
     generation: int
     source: str  # slot, checkpoint, none (from the beginning)
     path: str = ""
-    sources: tuple[Source, ...] = ()
+    sources: tuple[StateSource, ...] = ()
     holders: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -186,8 +186,8 @@ class JobState:
     started_ns: int = 0  # when the present generation was formed
     placement: tuple[str, ...] = ()  # member of ranks [i*nproc, (i+1)*nproc)
     launch: Launch | None = None
-    sources: tuple[Source, ...] = ()
-    peers: tuple[Source, ...] = ()  # where each rank of the generation lives
+    sources: tuple[StateSource, ...] = ()
+    peers: tuple[StateSource, ...] = ()  # where each rank of the generation lives
     lineage: tuple[Lineage, ...] = ()
     history: tuple[PastFault, ...] = ()
     skip: tuple[int, ...] = ()

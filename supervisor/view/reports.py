@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.protocol.launcher_messages import Look, RankState
+from holdfast.protocol.launcher_messages import RankInspection, RankState
 from holdfast.protocol.member_messages import MemberReport, RankStall
 from supervisor.view import members, unknown_generation
 from supervisor.view.model import View
 from supervisor.wording import step_in_words
 
 
-def looks(view: View, report: MemberReport) -> tuple[Look, ...]:
+def looks(view: View, report: MemberReport) -> tuple[RankInspection, ...]:
     """Return the newest looks that the member took at its ranks of the present generation."""
     return report.looks if report.looked_for == view.memory.generation else ()
 

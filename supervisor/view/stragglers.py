@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from holdfast.protocol.member_messages import Progress
+from holdfast.protocol.member_messages import RankProgress
 from supervisor.view.model import View
 
 FACTOR = 1.5
@@ -56,7 +56,7 @@ def find_stragglers(before: tuple[Straggler, ...], view: View) -> tuple[Straggle
     return tuple(sorted(found.values(), key=lambda slow: slow.rank))
 
 
-def _known(view: View) -> list[Progress]:
+def _known(view: View) -> list[RankProgress]:
     """Return what the ranks of the present generation have said of whole windows."""
     active = set(view.memory.placement)
     reports = [each.report for each in view.members if each.connected and each.name in active]
@@ -71,15 +71,15 @@ def _known(view: View) -> list[Progress]:
     ]
 
 
-def _became(rank: Progress, peers_s: float) -> bool:
+def _became(rank: RankProgress, peers_s: float) -> bool:
     return rank.own_least_s > FACTOR * peers_s and rank.own_s - peers_s >= _worth_s(rank)
 
 
-def _is_over(rank: Progress, peers_s: float) -> bool:
+def _is_over(rank: RankProgress, peers_s: float) -> bool:
     return rank.own_s < OVER * peers_s or rank.own_s - peers_s < _worth_s(rank) / 2
 
 
-def _worth_s(rank: Progress) -> float:
+def _worth_s(rank: RankProgress) -> float:
     return max(WORTH_S, WORTH_SHARE * rank.step_s)
 
 

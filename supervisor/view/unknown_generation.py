@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.protocol import lineage
-from holdfast.protocol.member_messages import Told
+from holdfast.protocol.member_messages import KnownHistory
 from supervisor.view.model import Fault, View
 
 
@@ -14,14 +14,14 @@ def newest(view: View) -> int:
     return found if found > view.memory.generation else 0
 
 
-def reported_history(view: View) -> Told | None:
+def reported_history(view: View) -> KnownHistory | None:
     """Return what the members were told of the run's history since what we remember; None for nothing newer.
 
     Members of an older version, and those whose folder is lost, do not know. Then as much is certain: the
     generation that they run began at no later step than the one at which it is, once it has done one.
     """
     reports = [m.report for m in view.members if m.exists and m.report is not None]
-    found = max((each.told for each in reports), key=lambda each: each.generation, default=Told())
+    found = max((each.told for each in reports), key=lambda each: each.generation, default=KnownHistory())
     if found.generation > view.memory.generation and found.lineage:
         return found
     running = newest(view)
@@ -35,7 +35,7 @@ def reported_history(view: View) -> Told | None:
     ]
     if not running or not begun:
         return None
-    return Told(running, lineage.extended(view.memory.lineage, running, max(begun)))
+    return KnownHistory(running, lineage.extended(view.memory.lineage, running, max(begun)))
 
 
 def fault(view: View) -> Fault:

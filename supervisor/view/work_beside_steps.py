@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast.protocol.launcher_messages import COLLECTIVE, RankState
-from holdfast.protocol.member_messages import MemberReport, Progress, Slot, Uncommitted
+from holdfast.protocol.member_messages import HeldSnapshot, MemberReport, RankProgress, UncommittedWork
 from supervisor.view import failed_start, members, reports
 from supervisor.view.model import (
     CutOffWork,
@@ -72,7 +72,7 @@ def _on_their_way_out(view: View, policy: Policy) -> Iterator[int]:
                 yield rank.rank
 
 
-def _at_work(view: View, policy: Policy) -> Iterator[tuple[MemberView, RankState, Progress]]:
+def _at_work(view: View, policy: Policy) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
     hung = _hung(view)
     for member, rank, at in (*_tails(view), *_early(view)):
         alive = (
@@ -84,16 +84,16 @@ def _at_work(view: View, policy: Policy) -> Iterator[tuple[MemberView, RankState
             yield member, rank, at
 
 
-def _left_s(at: Progress) -> float:
+def _left_s(at: RankProgress) -> float:
     return max(at.pause_left_s, at.early.left_s if at.early is not None else 0.0)
 
 
-def _tails(view: View) -> Iterator[tuple[MemberView, RankState, Progress]]:
+def _tails(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
     """Yield the ranks of the present generation whose last sign was work after a commit."""
     return (each for each in _ranks(view) if each[2].tail_s > 0)
 
 
-def _early(view: View) -> Iterator[tuple[MemberView, RankState, Progress]]:
+def _early(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
     """Yield the ranks whose last sign was work within a step of which another has the state with the step.
 
     What ended by itself there is no work that was cut off: see `_has_left` for an exception in a pause.
@@ -107,14 +107,14 @@ def _early(view: View) -> Iterator[tuple[MemberView, RankState, Progress]]:
             yield member, rank, at
 
 
-def _slots(view: View) -> Iterator[Slot]:
+def _slots(view: View) -> Iterator[HeldSnapshot]:
     for member in view.members:
         for slot in member.report.slots if member.report is not None else ():
             if slot.generation == view.memory.generation:
                 yield slot
 
 
-def _ranks(view: View) -> Iterator[tuple[MemberView, RankState, Progress]]:
+def _ranks(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
     """Yield the ranks of the present generation with what was last heard of each."""
     for member in view.members:
         report = member.report
@@ -220,7 +220,7 @@ def describe_passed_over(view: View, step: int) -> str:
     return f"the state of step {max(beyond)} was changed after its commit and is not used" if beyond else ""
 
 
-def of_generation(view: View, report: MemberReport) -> tuple[Progress, ...]:
+def of_generation(view: View, report: MemberReport) -> tuple[RankProgress, ...]:
     """Return where the member's ranks are, if they are of the present generation."""
     launcher = report.launcher
     return report.progress if launcher is not None and launcher.generation == view.memory.generation else ()
@@ -241,16 +241,16 @@ def lost_changes(view: View, resumed: ResumePoint) -> tuple[CutOffWork, ...]:
     return tuple(CutOffWork(rank, resumed.step, resumed.step - 1) for rank in sorted(ranks))
 
 
-def _has_left(rank: RankState, at: Progress) -> bool:
+def _has_left(rank: RankState, at: RankProgress) -> bool:
     """True for a rank that an exception ends, which came out of a pause of the script."""
     return rank.ending is not None and not rank.ending.is_good and rank.ending.paused == at.step >= 0
 
 
-def _is_long(at: Progress) -> bool:
+def _is_long(at: RankProgress) -> bool:
     return at.tail_s > max(LONG_S, USUAL * at.tail_usual_s)
 
 
-def _is_unusual(work: Uncommitted) -> bool:
+def _is_unusual(work: UncommittedWork) -> bool:
     """True for what is not done in each step; a pause is the script's own word that it is work."""
     return work.seconds > max(0.0 if work.declared else LONG_S, USUAL * work.usual_s)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.protocol.rank_channel import Do
+from holdfast.protocol.rank_channel import WorkerOrder
 from supervisor.local import process_specs
 from supervisor.local.processes import Children, Template
 from tests.local.conftest import Start
@@ -169,7 +169,7 @@ def test_a_template_that_imports_for_too_long_is_given_up_and_ended(tmp_path: Pa
         template.turn(now_s)
     assert settled == [105.1]
     assert not template.importing
-    assert template.fork("a part", Do("part", argv=("sidecar",))) is None
+    assert template.fork("a part", WorkerOrder("part", argv=("sidecar",))) is None
     for key, _ in selector.select():
         key.data()
     assert children.alive() == []

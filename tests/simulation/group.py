@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from holdfast.protocol.launcher_messages import Ending, Flag, Launch, Marks
+from holdfast.protocol.launcher_messages import BadNumber, Ending, Launch, StartTimes
 from tests.simulation.member import MS, Content, Member, Rank
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Group:
     def _join(self, generation: int) -> None:
         now_ns = self.world.now_ns
         for rank in self.ranks(generation):
-            rank.marks = Marks(rank.marks.started_ns, now_ns, now_ns + RESTORE_MS * MS)
+            rank.marks = StartTimes(rank.marks.started_ns, now_ns, now_ns + RESTORE_MS * MS)
         self.world.after(RESTORE_MS, partial(self._begin, generation))
 
     def _begin(self, generation: int) -> None:
@@ -133,7 +133,7 @@ class Group:
             return
         if rank.number in bad:
             rank.away = "flag"
-            rank.flag = Flag("nan", step, "nan", step * 10, self.world.now_ns)
+            rank.flag = BadNumber("nan", step, "nan", step * 10, self.world.now_ns)
             rank.member.changed()
             return
         rank.writing = False

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 from holdfast.protocol import kept_steps
 from holdfast.protocol.launcher_messages import (
+    BadNumber,
     Ending,
-    Flag,
     Launch,
     LauncherState,
-    Marks,
     RankStart,
     RankState,
+    StartTimes,
 )
-from holdfast.protocol.member_messages import PrivateHeld
+from holdfast.protocol.member_messages import HeldPrivateState
 
 if TYPE_CHECKING:
     from tests.simulation.sidecar import Sidecar
@@ -56,8 +56,8 @@ class Rank:
     frozen: bool = False
     away: str = ""  # why it does not train: hang, stop, flag
     ending: Ending | None = None
-    flag: Flag | None = None
-    marks: Marks = field(default_factory=Marks)
+    flag: BadNumber | None = None
+    marks: StartTimes = field(default_factory=StartTimes)
     moved_ns: int = 0
 
     @property
@@ -84,7 +84,7 @@ class Member:
     world: World
     name: str
     slots: list[tuple[int, Content]] = field(default_factory=list)  # (generation, content)
-    privates: dict[tuple[str, int, int], PrivateHeld] = field(default_factory=dict)
+    privates: dict[tuple[str, int, int], HeldPrivateState] = field(default_factory=dict)
     launch: Launch | None = None
     ranks: tuple[Rank, ...] = ()
     parked: set[int] = field(default_factory=set)
@@ -151,7 +151,7 @@ class Member:
         for rank in self.ranks:
             if rank.waits and rank.local in self.parked:
                 self.parked.discard(rank.local)
-                rank.marks = Marks(started_ns=self.world.now_ns)
+                rank.marks = StartTimes(started_ns=self.world.now_ns)
                 self.world.after(START_MS, partial(self.world.group.arrive, rank))
         if any(rank.waits for rank in self.ranks):
             self.refill(self.generation)
@@ -223,7 +223,7 @@ class Member:
 
     def store(self, kind: str, rank: int, generation: int, step: int) -> None:
         for place in kept_steps.places(step, 0):
-            self.privates[kind, rank, place] = PrivateHeld(rank, generation, step, True)
+            self.privates[kind, rank, place] = HeldPrivateState(rank, generation, step, True)
 
     def holds(self, generation: int, step: int) -> Content | None:
         return next((c for g, c in self.slots if (g, c.step) == (generation, step)), None)

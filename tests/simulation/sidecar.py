@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from holdfast.protocol.launcher_messages import Look
+from holdfast.protocol.launcher_messages import RankInspection
 from holdfast.protocol.member_messages import (
     PROTOCOL,
-    Durable,
+    CheckpointReport,
+    HeldPrivateState,
+    HeldSnapshot,
     MemberOrder,
     MemberReport,
-    PrivateHeld,
-    Progress,
+    RankProgress,
     RankStall,
-    Slot,
 )
 from tests.simulation.member import MS, Member, Rank
 
@@ -36,11 +36,11 @@ class Sidecar:
     looking: bool = False
     looked_for: int = 0
     look: int = 0
-    looks: tuple[Look, ...] = ()
-    listed: tuple[PrivateHeld, ...] = ()
+    looks: tuple[RankInspection, ...] = ()
+    listed: tuple[HeldPrivateState, ...] = ()
     prepare_error: str = ""
     preparing: int = 0
-    durable: Durable = field(default_factory=Durable)
+    durable: CheckpointReport = field(default_factory=CheckpointReport)
     saving: int = 0
 
     def report(self) -> MemberReport:
@@ -61,7 +61,7 @@ class Sidecar:
             looks=self.looks if self._is_to_look() else (),
             looked_for=self.looked_for if self._is_to_look() else 0,
             look=self.look if self._is_to_look() else 0,
-            slots=tuple(Slot(generation, content.step, 8) for generation, content in member.slots),
+            slots=tuple(HeldSnapshot(generation, content.step, 8) for generation, content in member.slots),
             privates=self.listed,
             secured_for=self.secured_for,
             prepare_error=self.prepare_error,
@@ -150,15 +150,17 @@ class Sidecar:
             self.member.changed()
 
 
-def _progress(rank: Rank) -> Progress:
+def _progress(rank: Rank) -> RankProgress:
     snapshot = max((content.step for _, content in rank.member.slots), default=-1)
     step = rank.content.step
-    return Progress(rank.number, step, "forward", "", "0.5", "nan", 1, 1, 1.0, 0.05, 0.06, snapshot)
+    return RankProgress(rank.number, step, "forward", "", "0.5", "nan", 1, 1, 1.0, 0.05, 0.06, snapshot)
 
 
-def _look(rank: Rank, number: int) -> Look:
+def _look(rank: Rank, number: int) -> RankInspection:
     """Return what a look shows: a rank that is stopped, works, or waits for a lock, a file or other ranks."""
-    waits = Look(rank.number, rank.content.step, 3, 0, "S", 0.0, WAITING, number=number, window_s=0.15)
+    waits = RankInspection(
+        rank.number, rank.content.step, 3, 0, "S", 0.0, WAITING, number=number, window_s=0.15
+    )
     match rank.away:
         case "":
             return waits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from holdfast.protocol.member_messages import Durable, MemberOrder
+from holdfast.protocol.member_messages import CheckpointReport, MemberOrder
 from supervisor.view.model import Checkpoint, StorageContents, UnusableCheckpoint
 from tests.simulation.member import Content, Member, Rank
 
@@ -79,11 +79,11 @@ class Store:
                 self._keep(generation, content)
                 return
 
-    def save(self, member: Member, generation: int, step: int) -> Durable:
+    def save(self, member: Member, generation: int, step: int) -> CheckpointReport:
         content = member.holds(generation, step)
         if content is None or self.away:
-            return Durable(error="the snapshot is not here")
-        return Durable(step, generation, self._keep(generation, content), 0.1)
+            return CheckpointReport(error="the snapshot is not here")
+        return CheckpointReport(step, generation, self._keep(generation, content), 0.1)
 
     def _keep(self, generation: int, content: Content) -> str:
         assert not content.poisoned, "a bad state on storage"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from holdfast.protocol.launcher_messages import Marks
+from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.decision import closing, orders, transition
 from supervisor.decision.decide import decide
 from supervisor.decision.durable_facts import with_durable_facts
@@ -222,7 +222,7 @@ class World:
         elif isinstance(action, Settle):
             told = [m.report.launcher for m in view.members if m.report and m.report.launcher]
             marks = [r.marks for each in told for r in each.ranks if r.generation == before.generation]
-            last = Marks(*(max(getattr(each, name) for each in marks) for name in Marks.__slots__))
+            last = StartTimes(*(max(getattr(each, name) for each in marks) for name in StartTimes.__slots__))
             accounts.closed(before, before.incident, last, self.step_ms / 1000)
         elif isinstance(action, End):
             accounts.stopped(view.now_ns, before.incident, finished=closing.is_finish(action))

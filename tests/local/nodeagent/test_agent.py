@@ -197,7 +197,7 @@ def test_nothing_to_do_is_no_action() -> None:
 def test_a_node_is_looked_at_when_something_comes_or_ends_and_else_seldom(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(agent_module, "left_s", lambda period_s: period_s)
+    monkeypatch.setattr(agent_module, "seconds_to_next_tick", lambda period_s: period_s)
     room = Room(None)
     room.end()
     agent = room.agent

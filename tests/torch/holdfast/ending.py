@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from holdfast.protocol import rank_channel
-from holdfast.protocol.rank_channel import Say
+from holdfast.protocol.rank_channel import WorkerMessage
 
 _RUN = """
 import socket, sys
@@ -27,7 +27,7 @@ print("trained", flush=True)
 """
 
 
-Ended = tuple[subprocess.CompletedProcess[str], list[Say]]
+Ended = tuple[subprocess.CompletedProcess[str], list[WorkerMessage]]
 
 
 def ended(folder: Path, last: str) -> Ended:
@@ -50,5 +50,5 @@ def ended(folder: Path, last: str) -> Ended:
         said = []
         with suppress(rank_channel.Closed):
             while True:
-                said.append(rank_channel.receive(ours, Say)[0])
+                said.append(rank_channel.receive(ours, WorkerMessage)[0])
     return done, said

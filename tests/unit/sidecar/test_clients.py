@@ -113,7 +113,7 @@ async def test_a_sign_of_life_is_heard_and_is_no_news(here: Path) -> None:
         writer = await asyncio.wait_for(there.came.get(), LIMIT_S)
         for state in (launcher(), launcher(generation=2)):
             before_s = known.link.heard_s
-            writer.write(sidecar_server.SIGN + codec.encode(state))
+            writer.write(sidecar_server.HEARTBEAT + codec.encode(state))
             assert await known.next() == state
             assert known.link.heard_s > before_s
         writer.close()

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.protocol.launcher_messages import Launch
 from holdfast.protocol.lineage import MOST, Lineage
-from holdfast.protocol.member_messages import MemberOrder, Told
+from holdfast.protocol.member_messages import KnownHistory, MemberOrder
 from sidecar.fencing import FILE, TOLD, Obeyed, Standing
 
 
@@ -41,13 +41,13 @@ def test_what_orders_told_of_the_runs_history_outlives_the_sidecar_and_a_supervi
     began, anew = (Lineage(1, 0),), (Lineage(2, 0),)
     launch = Launch(2, 1, 1, "", 0, 0, 0.0, skip=(7,))
     obeyed = Obeyed(tmp_path)
-    assert obeyed.told == Told()
+    assert obeyed.told == KnownHistory()
     assert obeyed.learn(MemberOrder("run", 1, lineage=began)) == began
     assert obeyed.learn(MemberOrder("run", 2, launch, lineage=anew)) == anew
     assert obeyed.learn(MemberOrder("secure", 1, lineage=began)) == anew, "it lost track"
     assert obeyed.learn(MemberOrder("secure", 2, lineage=anew)) == anew
     for each in (obeyed, Obeyed(tmp_path)):
-        assert each.told == Told(2, anew, (7,))
+        assert each.told == KnownHistory(2, anew, (7,))
     back = (*began, Lineage(3, 9))
     assert obeyed.learn(MemberOrder("idle", 3, lineage=back)) == back, "a start that failed is taken back"
     assert [path.name for path in tmp_path.iterdir()] == [TOLD]
@@ -58,4 +58,4 @@ def test_the_longest_history_there_is_is_read_back(tmp_path: Path) -> None:
     Obeyed(tmp_path).learn(MemberOrder("idle", 1_000_300, lineage=longest))
     assert Obeyed(tmp_path).told.lineage == longest
     (tmp_path / TOLD).write_text("{")
-    assert Obeyed(tmp_path).told == Told()
+    assert Obeyed(tmp_path).told == KnownHistory()

@@ -14,8 +14,22 @@ import pytest
 
 from holdfast.process import event_loop
 from holdfast.protocol import codec
-from holdfast.protocol.launcher_messages import Launch, LauncherOrder, LauncherState, Look, RankStart, Restore
-from holdfast.protocol.member_messages import Drill, MemberOrder, MemberReport, RankStall, Slot, Source
+from holdfast.protocol.launcher_messages import (
+    Launch,
+    LauncherOrder,
+    LauncherState,
+    RankInspection,
+    RankStart,
+    Restore,
+)
+from holdfast.protocol.member_messages import (
+    DrillOrder,
+    HeldSnapshot,
+    MemberOrder,
+    MemberReport,
+    RankStall,
+    StateSource,
+)
 from holdfast.protocol.progress_writer import Page
 from sidecar.config import Config
 from sidecar.reconciler import LATE_S, SOONEST_S, Member
@@ -81,7 +95,7 @@ async def at_work(here: Path) -> AsyncIterator[Place]:
             writer.close()
 
 
-def run(generation: int = 2, restore: Restore | None = None, *sources: Source) -> MemberOrder:
+def run(generation: int = 2, restore: Restore | None = None, *sources: StateSource) -> MemberOrder:
     launch = replace(LAUNCH, generation=generation, restore=restore)
     return MemberOrder("run", generation, launch, (RankStart(0, 0),), sources)
 
@@ -90,7 +104,7 @@ async def test_a_generation_is_started_once_its_state_is_at_hand(here: Path) -> 
     record = snapshot(here, 1, 5)
     private(here, 0, 1, 5, b"mine")
     async with at_work(here) as place:
-        await place.sidecar.obey(run(2, Restore(5, 1, "slot"), Source("", 0, 1, 5)))
+        await place.sidecar.obey(run(2, Restore(5, 1, "slot"), StateSource("", 0, 1, 5)))
         order = await place.heard()
         assert (order.do, order.generation) == ("run", 2)
         assert order.launch is not None
@@ -183,7 +197,7 @@ async def test_what_cannot_be_prepared_is_told_with_its_generation_and_forgotten
         told = await place.until(lambda report: report.prepare_error)
         assert told.prepare_error == "the snapshot of step 5 here fails its checksum"
         assert told.prepare_generation == 2
-        assert told.unusable == (Slot(1, 5, record.total_bytes),)
+        assert told.unusable == (HeldSnapshot(1, 5, record.total_bytes),)
         await place.sidecar.obey(run(3))
         assert place.sidecar.report().prepare_error == ""
         assert (await place.heard()).generation == 3
@@ -192,7 +206,7 @@ async def test_what_cannot_be_prepared_is_told_with_its_generation_and_forgotten
 async def test_while_somebody_is_late_the_launcher_looks_again_and_again_and_what_it_sees_is_told(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = Look(0, 5, 3, 0, "S", 0.0, "stack", number=1)
+    seen = RankInspection(0, 5, 3, 0, "S", 0.0, "stack", number=1)
     async with at_work(here) as place:
         sidecar = place.sidecar
         await sidecar.obey(MemberOrder("run", 1))
@@ -326,14 +340,14 @@ async def test_ranks_whose_places_others_have_taken_are_ended(here: Path) -> Non
 async def test_a_drill_is_carried_out_once(here: Path) -> None:
     async with at_work(here) as place:
         for number in (7, 7, 6):
-            await place.sidecar.obey(replace(run(1), drill=Drill(number, "stop", 0)))
+            await place.sidecar.obey(replace(run(1), drill=DrillOrder(number, "stop", 0)))
         await place.sidecar.obey(MemberOrder("stop", 1, grace_s=2.0))
         assert await place.heard() == LauncherOrder("drill", 1, local_rank=0, what="stop")
         assert await place.heard() == LauncherOrder("stop", grace_s=2.0)
 
 
 async def test_a_drill_waits_for_its_ranks_and_the_next_sidecar_does_not_repeat_it(here: Path) -> None:
-    order = replace(run(1), drill=Drill(7, "stop", 0))
+    order = replace(run(1), drill=DrillOrder(7, "stop", 0))
     new = replace(launcher(rank(0)), generation=1)
     async with at_work(here) as place:
         await place.tells(replace(new, generation=0))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.protocol.member_messages import Source
+from holdfast.protocol.member_messages import StateSource
 from holdfast.snapshot import arena as arenas
 from holdfast.snapshot.commit_records import Record
 from sidecar.state import gathering, peers, sending
@@ -81,9 +81,9 @@ async def test_a_snapshot_comes_over_tls_bit_for_bit(
         serving(there[1], tls=server) as other,
         fetching(here, tls=client) as fetcher,
     ):
-        found = await fetcher.snapshot(Source(one, -1, 2, 7), Source(other, -1, 2, 7))
+        found = await fetcher.snapshot(StateSource(one, -1, 2, 7), StateSource(other, -1, 2, 7))
         assert same(found, held[0])
-        assert await fetcher.private(Source(one, 1, 2, 7)) == b"x" * 300_000
+        assert await fetcher.private(StateSource(one, 1, 2, 7)) == b"x" * 300_000
 
 
 async def test_nothing_goes_in_clear_past_tls(
@@ -96,7 +96,7 @@ async def test_nothing_goes_in_clear_past_tls(
     here, there, _ = folders
     held = snapshot(there, 2, 7, size=SIZE)
     async with serving(there, tls=server) as url, fetching(here, tls=client) as fetcher:
-        assert same(await fetcher.snapshot(Source(url, -1, 2, 7)), held)
+        assert same(await fetcher.snapshot(StateSource(url, -1, 2, 7)), held)
 
 
 async def test_a_peer_whose_certificate_is_not_known_gives_nothing(
@@ -107,9 +107,9 @@ async def test_a_peer_whose_certificate_is_not_known_gives_nothing(
     private(there, 1, 2, 7)
     async with serving(there, tls=server) as url, fetching(here) as fetcher:
         with pytest.raises(Unfetched, match="CERTIFICATE_VERIFY_FAILED"):
-            await fetcher.snapshot(Source(url, -1, 2, 7))
+            await fetcher.snapshot(StateSource(url, -1, 2, 7))
         with pytest.raises(Unfetched, match="CERTIFICATE_VERIFY_FAILED"):
-            await fetcher.private(Source(url, 1, 2, 7))
+            await fetcher.private(StateSource(url, 1, 2, 7))
     assert holdings(here).slots() == ()
 
 
@@ -120,4 +120,4 @@ async def test_a_peer_in_clear_is_not_taken_for_one_with_tls(
     snapshot(there, 2, 7)
     async with serving(there) as url, fetching(here, tls=client) as fetcher:
         with pytest.raises(Unfetched):
-            await fetcher.snapshot(Source(url.replace("http:", "https:"), -1, 2, 7))
+            await fetcher.snapshot(StateSource(url.replace("http:", "https:"), -1, 2, 7))

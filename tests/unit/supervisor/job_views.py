@@ -6,7 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.protocol.launcher_messages import Ending, Launch, LauncherState, RankState
-from holdfast.protocol.member_messages import PROTOCOL, MemberReport, PrivateHeld, Progress, Slot
+from holdfast.protocol.member_messages import (
+    PROTOCOL,
+    HeldPrivateState,
+    HeldSnapshot,
+    MemberReport,
+    RankProgress,
+)
 from supervisor.view.model import Fault, JobState, MemberView, View
 
 S = 1_000_000_000
@@ -22,8 +28,8 @@ def launcher(*ranks: RankState, generation: int = 1, **given: Any) -> LauncherSt
     return replace(LauncherState(9, generation, ranks, (0,), 4000), **given)
 
 
-def progress(number: int, step: int, snapshot_step: int = 0) -> Progress:
-    return Progress(number, step, "forward", "", "0.5", "nan", 1, 1, 1.0, 0.05, 0.06, snapshot_step)
+def progress(number: int, step: int, snapshot_step: int = 0) -> RankProgress:
+    return RankProgress(number, step, "forward", "", "0.5", "nan", 1, 1, 1.0, 0.05, 0.06, snapshot_step)
 
 
 def report(name: str, state: LauncherState | None, **given: Any) -> MemberReport:
@@ -57,7 +63,9 @@ def holding(
     told = report(
         name,
         launcher(),
-        slots=tuple(Slot(generation, step, 8) for generation, step in slots),
-        privates=tuple(PrivateHeld(number, generation, step, True) for number, generation, step in privates),
+        slots=tuple(HeldSnapshot(generation, step, 8) for generation, step in slots),
+        privates=tuple(
+            HeldPrivateState(number, generation, step, True) for number, generation, step in privates
+        ),
     )
     return member(name, replace(told, **given))

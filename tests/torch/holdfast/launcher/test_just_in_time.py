@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.launcher.just_in_time import STILL_S, Securing
-from holdfast.launcher.worker_process import Process, Seat
+from holdfast.launcher.just_in_time import STILL_S, JustInTimeSnapshot
+from holdfast.launcher.worker_process import Worker, WorkerProcess
 from holdfast.protocol import rank_channel
-from holdfast.protocol.launcher_messages import NO_ROOM, RankStart, Secured
+from holdfast.protocol.launcher_messages import NO_ROOM, RankStart, SecureAnswer
 from holdfast.protocol.progress_writer import Page
-from holdfast.protocol.rank_channel import Do
+from holdfast.protocol.rank_channel import WorkerOrder
 
 GENERATION = 3
 SLEEPER = (sys.executable, "-c", "import signal; signal.pause()")
@@ -30,12 +30,12 @@ class Place:
     """A member with some ranks: sleeping processes, each with a page that says it is at a step."""
 
     folder: Path
-    seats: tuple[Seat, ...]
+    seats: tuple[Worker, ...]
     ends: tuple[socket.socket, ...]  # the ranks' ends of their lines
     children: tuple[subprocess.Popen[bytes], ...]
 
-    def securing(self) -> Securing:
-        return Securing(self.folder, GENERATION, self.seats)
+    def securing(self) -> JustInTimeSnapshot:
+        return JustInTimeSnapshot(self.folder, GENERATION, self.seats)
 
     def asked(self) -> list[int]:
         """Return who has been asked since the last time."""
@@ -43,7 +43,7 @@ class Place:
         for rank, end in enumerate(self.ends):
             end.setblocking(False)
             try:
-                order, _ = rank_channel.receive(end, Do)
+                order, _ = rank_channel.receive(end, WorkerOrder)
             except BlockingIOError:
                 continue
             assert (order.what, order.generation) == ("secure", GENERATION)
@@ -59,7 +59,7 @@ class Place:
         process = self.seats[rank].process
         return process is not None and process.killed == signal.SIGKILL
 
-    def leaves(self, securing: Securing, rank: int) -> None:
+    def leaves(self, securing: JustInTimeSnapshot, rank: int) -> None:
         """The launcher sees a process end."""
         assert self.children[rank].wait(20) == -signal.SIGKILL
         self.seats[rank].exited = True
@@ -87,15 +87,15 @@ def _place(folder: Path, steps: tuple[int, ...]) -> Place:
         page.close()
         ours, theirs = rank_channel.pair()
         child = subprocess.Popen(SLEEPER, start_new_session=True)
-        process = Process(rank, ours, folder / "log", child.pid)
-        seats.append(Seat(rank, rank, RankStart(rank, rank), process))
+        process = WorkerProcess(rank, ours, folder / "log", child.pid)
+        seats.append(Worker(rank, rank, RankStart(rank, rank), process))
         ends.append(theirs)
         children.append(child)
     return Place(folder, tuple(seats), tuple(ends), tuple(children))
 
 
-def no_room(rank: int) -> Secured:
-    return Secured(rank, 7, False, NO_ROOM)
+def no_room(rank: int) -> SecureAnswer:
+    return SecureAnswer(rank, 7, False, NO_ROOM)
 
 
 def test_those_at_the_lowest_step_are_asked_first_and_one_whole_copy_ends_it(place: Place) -> None:
@@ -103,7 +103,7 @@ def test_those_at_the_lowest_step_are_asked_first_and_one_whole_copy_ends_it(pla
     assert securing.begin()
     assert place.asked() == [0, 1]
     assert not securing.begin()
-    securing.hear(Secured(1, 7, True))
+    securing.hear(SecureAnswer(1, 7, True))
     assert securing.done
     securing.ask_rest()
     assert place.asked() == []
@@ -118,7 +118,7 @@ def test_one_that_has_only_begun_is_told_as_well_and_is_not_waited_for(place: Pl
     assert securing.begin()
     assert place.asked() == [0, 2]
     assert place.is_killed(1)
-    securing.hear(Secured(2, 8, True))
+    securing.hear(SecureAnswer(2, 8, True))
     assert securing.done
 
 
@@ -134,12 +134,12 @@ def test_a_group_that_has_only_begun_is_told_and_not_waited_for(place: Place) ->
 def test_all_others_are_asked_later_and_it_ends_when_all_have_answered(place: Place) -> None:
     securing = place.securing()
     securing.begin()
-    securing.hear(Secured(0, 7, False, "inside the optimizer's writes"))
+    securing.hear(SecureAnswer(0, 7, False, "inside the optimizer's writes"))
     securing.ask_rest()
     assert place.asked() == [0, 1, 2]
     for rank in (1, 2):
         assert not securing.done
-        securing.hear(Secured(rank, 8, False, "inside the optimizer's writes"))
+        securing.hear(SecureAnswer(rank, 8, False, "inside the optimizer's writes"))
     assert securing.done
 
 
@@ -157,7 +157,7 @@ def test_a_rank_that_hangs_is_asked_and_waited_for_no_longer_than_told(place: Pl
     assert place.asked() == [0, 1, 2]
     securing.give_up((0, 1))
     assert not securing.done
-    securing.hear(Secured(2, 8, False, "inside the optimizer's writes"))
+    securing.hear(SecureAnswer(2, 8, False, "inside the optimizer's writes"))
     assert securing.done
     assert not place.is_killed(0)
 
@@ -167,14 +167,14 @@ def test_who_does_not_answer_is_killed_for_one_that_has_no_room_and_that_is_aske
     securing.begin()
     securing.hear(no_room(1))
     securing.ask_rest()
-    securing.hear(Secured(2, 8, False, "this is generation 4"))
+    securing.hear(SecureAnswer(2, 8, False, "this is generation 4"))
     assert place.asked() == [0, 1, 2]
     securing.lose_patience()
     assert (place.is_killed(0), place.is_killed(1), place.is_killed(2)) == (True, False, False)
     assert place.asked() == [1]
     place.leaves(securing, 0)
     assert not securing.done
-    securing.hear(Secured(1, 7, True))
+    securing.hear(SecureAnswer(1, 7, True))
     assert securing.done
 
 
@@ -189,9 +189,9 @@ def test_who_hangs_is_killed_for_one_that_has_no_room_before_the_others_are(plac
     assert [place.is_killed(rank) for rank in range(3)] == [True, False, False]
     assert place.asked() == [1]
     place.leaves(securing, 0)
-    securing.hear(Secured(2, 8, False, "inside the optimizer's writes"))
+    securing.hear(SecureAnswer(2, 8, False, "inside the optimizer's writes"))
     assert not securing.done
-    securing.hear(Secured(1, 7, True))
+    securing.hear(SecureAnswer(1, 7, True))
     assert securing.done
 
 
@@ -208,7 +208,7 @@ def test_one_that_finds_no_room_late_has_it_made_at_once(place: Place) -> None:
 
 
 def test_nobody_is_killed_when_somebody_is_whole_or_it_is_over(place: Place) -> None:
-    for over in (lambda each: each.hear(Secured(2, 8, True)), Securing.stop):
+    for over in (lambda each: each.hear(SecureAnswer(2, 8, True)), JustInTimeSnapshot.stop):
         securing = place.securing()
         securing.begin()
         securing.hear(no_room(1))
@@ -227,7 +227,7 @@ def test_where_nobody_can_run_there_is_nobody_to_wait_for(place: Place) -> None:
 
 def test_the_dearest_copy_is_known_from_the_pages(place: Place) -> None:
     assert place.securing().copy_s() == 1.0
-    assert Securing(place.folder, GENERATION + 1, place.seats).copy_s() == 0.0
+    assert JustInTimeSnapshot(place.folder, GENERATION + 1, place.seats).copy_s() == 0.0
 
 
 def test_a_copy_that_grows_is_seen_from_outside(place: Place) -> None:
@@ -242,7 +242,7 @@ def test_a_copy_that_grows_is_seen_from_outside(place: Place) -> None:
     with closing(Page.attach(place.folder / "page-1.bin")) as page:
         page.copied()
     assert securing.watch(102.0)
-    securing.hear(Secured(1, 7, False, "inside the optimizer's writes"))
+    securing.hear(SecureAnswer(1, 7, False, "inside the optimizer's writes"))
     assert not securing.watch(102.1)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from holdfast.fileio.safetensors import map_file
-from holdfast.protocol.launcher_messages import Launch, RankStart, Secured
+from holdfast.protocol.launcher_messages import Launch, RankStart, SecureAnswer
 from holdfast.protocol.progress_writer import Page
 from holdfast.snapshot.private_store import PrivateStore
 from holdfast.state.capture import JSON_ENTRY
@@ -164,7 +164,7 @@ def run_until(training: Training, calls: int) -> Iterator[None]:
     return host
 
 
-def secured(training: Training) -> Secured:
+def secured(training: Training) -> SecureAnswer:
     kept = training.state.keeping
     assert kept is not None
     return kept.secure(GENERATION)

@@ -13,7 +13,7 @@ import pytest
 from holdfast.errors import BadInput
 from holdfast.protocol import rank_channel
 from holdfast.protocol.launcher_messages import Launch, RankStart
-from holdfast.protocol.rank_channel import Do, Say
+from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.training.session import Session
 from holdfast.worker.launcher_channel import Runtime
 
@@ -45,7 +45,7 @@ def line(tmp_path: Path) -> Iterator[tuple[socket.socket, Session]]:
     thread.start()
     with closing(ours), closing(theirs):
         yield ours, session
-        rank_channel.send(ours, Do("end"))
+        rank_channel.send(ours, WorkerOrder("end"))
         assert stopped.wait(WAIT_S), "the listener died"
 
 
@@ -53,7 +53,7 @@ def listen(session: Session, stopped: threading.Event) -> None:
     """What `Session._listen` does, until it is told to end: there it ends the process."""
     assert session._runtime is not None
     while True:
-        order, _ = rank_channel.receive(session._runtime.control, Do)
+        order, _ = rank_channel.receive(session._runtime.control, WorkerOrder)
         if order.what == "end":
             stopped.set()
             return
@@ -69,8 +69,8 @@ def test_a_copy_that_fails_in_any_way_is_answered(
     ours, session = line
     session._keeping = Failing(error)  # type: ignore[assignment]
     for _ in range(2):
-        rank_channel.send(ours, Do("secure", generation=3))
-        said, _descriptors = rank_channel.receive(ours, Say)
+        rank_channel.send(ours, WorkerOrder("secure", generation=3))
+        said, _descriptors = rank_channel.receive(ours, WorkerMessage)
         assert said.secured is not None
         assert (said.secured.rank, said.secured.whole) == (0, False)
         assert said.secured.why.startswith(type(error).__name__)
@@ -82,14 +82,14 @@ def test_a_drill_that_fails_is_noted(
 ) -> None:
     ours, session = line
     session._state = Unspoilable()  # type: ignore[assignment]
-    rank_channel.send(ours, Do("drill", drill="nan"))
-    said, _ = rank_channel.receive(ours, Say)
+    rank_channel.send(ours, WorkerOrder("drill", drill="nan"))
+    said, _ = rank_channel.receive(ours, WorkerMessage)
     assert (said.what, "the drill nan failed: RuntimeError" in said.note) == ("note", True)
     assert "the drill nan failed" in capsys.readouterr().err
 
 
 def test_what_the_main_thread_does_is_answered(line: tuple[socket.socket, Session]) -> None:
     ours, _ = line
-    rank_channel.send(ours, Do("where"))
-    said, _descriptors = rank_channel.receive(ours, Say)
+    rank_channel.send(ours, WorkerOrder("where"))
+    said, _descriptors = rank_channel.receive(ours, WorkerMessage)
     assert (said.what, said.where) == ("where", "work")

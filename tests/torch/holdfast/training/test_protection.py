@@ -17,9 +17,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from holdfast.errors import BadInput
 from holdfast.protocol import progress
-from holdfast.protocol.launcher_messages import Launch, Secured
+from holdfast.protocol.launcher_messages import Launch, SecureAnswer
 from holdfast.protocol.progress_writer import Page
-from holdfast.protocol.rank_channel import Do
+from holdfast.protocol.rank_channel import WorkerOrder
 from holdfast.snapshot import page_tables
 from holdfast.snapshot.private_store import PrivateReader
 from holdfast.state import restore as restoring
@@ -161,7 +161,7 @@ def test_a_state_that_is_still_being_restored_is_not_taken_for_whole(
 ) -> None:
     every = replace(SELDOM, snapshot_every=1)
     session = resumed(memory, Script(supervised(memory, every)).run(2), every, 2)
-    answers: list[Secured] = []
+    answers: list[SecureAnswer] = []
     restore = restoring.restore
 
     def asked(*given: Any) -> list[str]:
@@ -181,7 +181,7 @@ def test_a_state_that_is_still_being_restored_is_not_taken_for_whole(
 def test_a_rank_that_is_asked_before_it_has_a_state_makes_no_step(memory: Path, generation: int) -> None:
     """A stop at the start of a generation: it would overwrite what the last checkpoint is made of."""
     session = supervised(memory, replace(SELDOM, generation=2))
-    session._obey(Do("secure", generation=generation))
+    session._obey(WorkerOrder("secure", generation=generation))
     assert Script(session).state.gate.frozen == (generation == 2)
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from holdfast.errors import BadInput, NumericFault
 from holdfast.protocol import progress, progress_writer
-from holdfast.protocol.launcher_messages import Jump, Launch, RankStart, Restore
+from holdfast.protocol.launcher_messages import Launch, LossJump, RankStart, Restore
 from holdfast.snapshot.private_store import PrivateStore
 from holdfast.training import session as joining
 from holdfast.training.session import Session
@@ -256,7 +256,7 @@ def test_a_jump_of_the_loss_is_warned_of_once_a_step(capsys: pytest.CaptureFixtu
 def test_a_jump_that_was_rolled_back_for_is_accepted_if_it_is_the_very_same(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    launch = replace(LAUNCH, loss_jump_fault=True, jumped=(Jump(30, repr(50.0)),))
+    launch = replace(LAUNCH, loss_jump_fault=True, jumped=(LossJump(30, repr(50.0)),))
     script = Script(alone(launch))
     for step in script.state.steps(31):
         script.state.commit(loss=1.0 + step / 100 if step != 30 else 50.0)

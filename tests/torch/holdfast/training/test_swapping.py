@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from holdfast.fileio.safetensors import map_file
-from holdfast.protocol.launcher_messages import Secured
+from holdfast.protocol.launcher_messages import SecureAnswer
 from tests.torch.holdfast.training.test_state import LAUNCH, Script, alone, resumed, supervised
 
 torch.set_num_threads(1)
@@ -29,7 +29,7 @@ def swapped(script: Script, back: bool = True) -> Iterator[None]:
             parameter.data.copy_(old)
 
 
-def secured(script: Script) -> Secured:
+def secured(script: Script) -> SecureAnswer:
     assert script.state.keeping is not None
     return script.state.keeping.secure(LAUNCH.generation)
 

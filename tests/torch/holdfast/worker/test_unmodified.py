@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from holdfast.protocol import progress, rank_channel
 from holdfast.protocol.launcher_messages import Launch, RankStart
-from holdfast.protocol.rank_channel import Do, Say
+from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.worker.launcher_channel import Runtime
 from holdfast.worker.unmodified import Looks, Watch
 from tests.sandbox import in_child
@@ -124,12 +124,12 @@ def test_a_script_whose_join_was_hidden_hears_of_a_securing_that_came_before_it(
         watch = Watch(Runtime(ours, tmp_path, 0, 1), Launch(1, 1, 1, "", 0, 0, 0.0), RankStart(0, 0))
         threading.Thread(target=watch._listen, daemon=True).start()
         theirs.settimeout(20.0)
-        rank_channel.send(theirs, Do("secure", generation=1))
-        while rank_channel.receive(theirs, Say)[0].secured is None:
+        rank_channel.send(theirs, WorkerOrder("secure", generation=1))
+        while rank_channel.receive(theirs, WorkerMessage)[0].secured is None:
             continue
-        heard: list[Do] = []
+        heard: list[WorkerOrder] = []
         watch.hand_over(heard.append)
-        assert heard == [Do("secure", generation=1)]
+        assert heard == [WorkerOrder("secure", generation=1)]
 
     assert in_child(child) == 0
 

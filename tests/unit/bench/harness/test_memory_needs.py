@@ -13,11 +13,11 @@ from bench.harness import memory_needs
 from bench.harness.launchers import Failed
 from bench.harness.results import ROOT
 from bench.text import size_of
-from holdfast.protocol.member_messages import Room
+from holdfast.protocol.member_messages import MemoryUse
 from sidecar.state import memory_limits
 from tests.local.waiting import until
 
-THERE = Room("here", 0, 0, 0, 10_000_000_000, 20_000_000_000)
+THERE = MemoryUse("here", 0, 0, 0, 10_000_000_000, 20_000_000_000)
 
 
 def test_what_fits_is_not_refused() -> None:
@@ -34,7 +34,7 @@ def test_what_fits_is_not_refused() -> None:
         (replace(THERE, free_bytes=1_000_000_000), 0),
     ],
 )
-def test_what_does_not_fit_is_refused_with_a_size_that_does(there: Room, other_bytes: int) -> None:
+def test_what_does_not_fit_is_refused_with_a_size_that_does(there: MemoryUse, other_bytes: int) -> None:
     said = memory_needs.refusal("--state", 30_000_000_000, 3, 2, other_bytes, there)
     assert said is not None
     assert said.startswith("--state 30 GB takes ")

@@ -1,39 +1,47 @@
 from __future__ import annotations
 
-from holdfast.inspection.left_processes import WINDOW_S, WORK_BYTES, WORK_CPU, Background, Done
+from holdfast.inspection.left_processes import WINDOW_S, WORK_BYTES, WORK_CPU, BackgroundProcesses, WorkDone
 
 
-def looked(*found: Done, pid: int = 7) -> list[bool]:
+def looked(*found: WorkDone, pid: int = 7) -> list[bool]:
     """Return at which of the windows between `found` the process is said to rest."""
     seen = iter(found)
-    background = Background(lambda _: next(seen))
+    background = BackgroundProcesses(lambda _: next(seen))
     return [bool(background.resting([pid], at * WINDOW_S)) for at in range(len(found))]
 
 
 def test_who_waits_rests_after_one_window_and_who_works_does_not() -> None:
-    assert looked(Done(1.0, 10), Done(1.0, 10)) == [False, True]
+    assert looked(WorkDone(1.0, 10), WorkDone(1.0, 10)) == [False, True]
     cpu_s = 2 * WORK_CPU * WINDOW_S
-    assert looked(Done(1.0, 10), Done(1.0 + cpu_s, 10), Done(1.0 + 2 * cpu_s, 10)) == [False, False, False]
-    assert looked(Done(0.0, 0), Done(0.0, WORK_BYTES), Done(0.0, WORK_BYTES)) == [False, False, True]
+    assert looked(WorkDone(1.0, 10), WorkDone(1.0 + cpu_s, 10), WorkDone(1.0 + 2 * cpu_s, 10)) == [
+        False,
+        False,
+        False,
+    ]
+    assert looked(WorkDone(0.0, 0), WorkDone(0.0, WORK_BYTES), WorkDone(0.0, WORK_BYTES)) == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_heartbeat_and_a_line_in_a_log_are_no_work() -> None:
-    assert looked(Done(0.0, 0), Done(0.001, 200)) == [False, True]
+    assert looked(WorkDone(0.0, 0), WorkDone(0.001, 200)) == [False, True]
 
 
 def test_children_that_come_and_go_and_storage_that_is_waited_for_are_work() -> None:
-    assert looked(Done(0.5, 9, frozenset({3})), Done(0.2, 1, frozenset({4}))) == [False, False]
-    assert looked(Done(0.0, 0), Done(0.0, 0, waits_for_storage=True)) == [False, False]
+    assert looked(WorkDone(0.5, 9, frozenset({3})), WorkDone(0.2, 1, frozenset({4}))) == [False, False]
+    assert looked(WorkDone(0.0, 0), WorkDone(0.0, 0, waits_for_storage=True)) == [False, False]
 
 
 def test_each_process_is_looked_at_once_in_a_window() -> None:
     looks: list[int] = []
 
-    def measure(pid: int) -> Done:
+    def measure(pid: int) -> WorkDone:
         looks.append(pid)
-        return Done(float(len(looks)), 0)
+        return WorkDone(float(len(looks)), 0)
 
-    background = Background(measure)
+    background = BackgroundProcesses(measure)
     for at in range(40):
         assert not background.resting([7], at * WINDOW_S / 10)
     assert len(looks) == 1 + 3

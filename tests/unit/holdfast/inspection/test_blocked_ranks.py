@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.inspection import blocked_ranks, process_stats
-from holdfast.inspection.blocked_ranks import Rest
+from holdfast.inspection.blocked_ranks import CollectiveWait
 from holdfast.inspection.python_stacks import Frame, Thread
 from holdfast.inspection.tcp_sockets import Connection
 from holdfast.process import linux
@@ -106,7 +106,7 @@ def threads(pid: int, function: str = "barrier", file: str = AT) -> tuple[Thread
     return (Thread(pid, "MainThread", False, (Frame(function, file, file, 7),)),)
 
 
-def settled(pid: int, stirs: str, *more: Thread, ours: frozenset[int] = frozenset()) -> Rest:
+def settled(pid: int, stirs: str, *more: Thread, ours: frozenset[int] = frozenset()) -> CollectiveWait:
     """Return how it is once it has begun to wait: that it is at rest, or the reason why not."""
     while True:
         found = blocked_ranks.of(pid, (*threads(pid), *more), ours)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.launcher import worker_process
-from holdfast.launcher.worker_process import Process
+from holdfast.launcher.worker_process import WorkerProcess
 from holdfast.process import linux
 from holdfast.protocol import rank_channel
 
@@ -40,7 +40,7 @@ class Rank:
         """Collect the rank as its launcher does."""
         ours, theirs = rank_channel.pair()
         os.waitid(os.P_PID, self.child.pid, os.WEXITED | os.WNOWAIT)
-        worker_process.reap(Process(0, ours, folder / "log", self.child.pid))
+        worker_process.reap(WorkerProcess(0, ours, folder / "log", self.child.pid))
         for each in (ours, theirs):
             each.close()
 

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.inspection.liveness import HELD_UP_S, LIMIT_S, Silence, verdict
+from holdfast.inspection.liveness import HELD_UP_S, LIMIT_S, HeartbeatSilence, verdict
 
 
 def heard(*looks: tuple[float, float, float]) -> float:
     """Return the length of the silence after looks of (last word, now, our lateness)."""
-    silence, now_s = Silence(), 0.0
+    silence, now_s = HeartbeatSilence(), 0.0
     for heard_s, now_s, late_s in looks:
         silence = silence.later(heard_s, now_s, late_s)
     return silence.length_s(now_s)

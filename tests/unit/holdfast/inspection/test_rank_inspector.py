@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.inspection import process_stats, rank_inspector, thread_waits
-from holdfast.inspection.rank_inspector import Target
+from holdfast.inspection.rank_inspector import InspectedRank
 from holdfast.process import linux
-from holdfast.protocol.launcher_messages import Look
+from holdfast.protocol.launcher_messages import RankInspection
 from holdfast.protocol.progress_writer import Page
 from supervisor.hangs import evidence
 
@@ -67,8 +67,8 @@ def pids() -> Iterator[dict[str, int]]:
         each.stdout.close()
 
 
-def look_at(pid: int, page: Path = Path("/nonexistent")) -> Look:
-    [found] = rank_inspector.take(3, (Target(1, pid, page),))
+def look_at(pid: int, page: Path = Path("/nonexistent")) -> RankInspection:
+    [found] = rank_inspector.take(3, (InspectedRank(1, pid, page),))
     assert (found.rank, found.number) == (1, 3)
     assert found.window_s >= rank_inspector.WINDOW_S
     return found

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.launcher.launcher import Launcher
-from holdfast.launcher.sidecar_server import Refused
-from holdfast.launcher.warm_pool import Home, Nest
-from holdfast.launcher.worker_group import Crew
-from holdfast.launcher.worker_process import Process, Seat
+from holdfast.launcher.sidecar_server import OrderRefused
+from holdfast.launcher.warm_pool import MemberSettings, WarmPool
+from holdfast.launcher.worker_group import WorkerGroup
+from holdfast.launcher.worker_process import Worker, WorkerProcess
 from holdfast.protocol import rank_channel
 from holdfast.protocol.launcher_messages import Ending, Launch, LauncherOrder, RankStart
-from holdfast.protocol.rank_channel import Do, Say
+from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.worker import program as command
 
 
@@ -26,10 +26,10 @@ from holdfast.worker import program as command
 def launcher() -> Iterator[Launcher]:
     """One that is not served: it starts nothing."""
     directory = Path(tempfile.mkdtemp())
-    home = Home(directory, directory, "m0", 1, directory, os.getppid())
+    home = MemberSettings(directory, directory, "m0", 1, directory, os.getppid())
     program = command.parse([shutil.which("true") or "true"], Path.cwd())
-    nest = Nest(program, home, selectors.DefaultSelector(), lambda *_: None, lambda *_: None, "cold")
-    made = Launcher(Crew(home), nest, directory)
+    nest = WarmPool(program, home, selectors.DefaultSelector(), lambda *_: None, lambda *_: None, "cold")
+    made = Launcher(WorkerGroup(home), nest, directory)
     yield made
     made.offer.close()
     shutil.rmtree(directory)
@@ -46,16 +46,16 @@ def test_the_port_is_free_before_a_script_that_listens_on_it_itself_is_released(
     port = launcher.offer.getsockname()[1]
     free: list[bool] = []
 
-    class Looks(Crew):
-        def start(self, seat: Seat, process: Process, descriptors: tuple[int, ...]) -> bool:
+    class Looks(WorkerGroup):
+        def start(self, seat: Worker, process: WorkerProcess, descriptors: tuple[int, ...]) -> bool:
             free.append(_is_free(port))
             return super().start(seat, process, descriptors)
 
     launcher.crew = Looks(nest.home)
     launcher.crew.begin(Launch(1, 1, 1, "", 0, 0, 0.0), (RankStart(0, 0),))
-    nest.warm[0] = Process(0, ours, nest.home.logs / "log", os.getpid(), -1, parked=True)
+    nest.warm[0] = WorkerProcess(0, ours, nest.home.logs / "log", os.getpid(), -1, parked=True)
     launcher.match()
-    _, descriptors = rank_channel.receive(theirs, Do)
+    _, descriptors = rank_channel.receive(theirs, WorkerOrder)
     assert (free, len(descriptors)) == ([not joins], int(joins))
     for each in descriptors:
         os.close(each)
@@ -81,7 +81,7 @@ def test_a_supervisor_that_was_replaced_has_nothing_done(launcher: Launcher, do:
     assert launcher.state().epoch == 3
     before = launcher.state()
     late = LauncherOrder(do, 1, Launch(1, 1, 1, "", 0, 0, 0.0), epoch=2)
-    with pytest.raises(Refused, match="of epoch 2: a supervisor of epoch 3 has taken the run over"):
+    with pytest.raises(OrderRefused, match="of epoch 2: a supervisor of epoch 3 has taken the run over"):
         launcher.obey(late)
     assert launcher.state() == before
     launcher.obey(LauncherOrder("stop", epoch=3))
@@ -94,14 +94,14 @@ def test_what_a_process_said_last_is_heard_though_its_end_is_told_first(launcher
     child = os.fork()
     if child == 0:
         os._exit(1)
-    process = Process(0, ours, launcher.nest.home.logs / "log", child, os.pidfd_open(child))
+    process = WorkerProcess(0, ours, launcher.nest.home.logs / "log", child, os.pidfd_open(child))
     ranks = (RankStart(0, 0),)
     launcher.crew.begin(Launch(1, 1, 1, "", 0, 0, 0.0), ranks)
     launcher.crew.take(launcher.crew.seats[0], process)
     for each in (ours, process.pidfd):
         launcher.selector.register(each, selectors.EVENT_READ)
     said = Ending(0, 1, message="ValueError: a word")
-    rank_channel.send(theirs, Say("failing", pid=child, ending=said))
+    rank_channel.send(theirs, WorkerMessage("failing", pid=child, ending=said))
     theirs_too = theirs.dup()
     theirs.close()
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
@@ -127,10 +127,10 @@ def test_a_rank_that_lost_its_peers_is_no_cause_however_its_process_goes(
     launcher: Launcher, told: Ending, ended: Ending, kept: bool
 ) -> None:
     ours, theirs = rank_channel.pair()
-    process = Process(0, ours, launcher.nest.home.logs / "log", os.getpid(), -1)
+    process = WorkerProcess(0, ours, launcher.nest.home.logs / "log", os.getpid(), -1)
     launcher.crew.begin(Launch(1, 1, 1, "", 0, 0, 0.0), (RankStart(0, 0),))
     launcher.crew.take(launcher.crew.seats[0], process)
-    launcher.crew.hear(process, Say("failing", pid=process.pid, ending=told))
+    launcher.crew.hear(process, WorkerMessage("failing", pid=process.pid, ending=told))
     launcher.crew.lose(process, ended)
     assert launcher.crew.seats[0].ending == (told if kept else ended)
     launcher.crew.seats = ()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.launcher import sidecar_server
-from holdfast.launcher.sidecar_server import SIGN, Listeners
+from holdfast.launcher.sidecar_server import HEARTBEAT, SidecarServer
 from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import Ending, LauncherOrder, LauncherState, RankState
 
@@ -27,7 +27,7 @@ class Loop:
         self.path = path
         self.selector = selectors.DefaultSelector()
         self.heard: list[LauncherOrder] = []
-        self.listeners = Listeners(path, self.selector, self.heard.append)
+        self.listeners = SidecarServer(path, self.selector, self.heard.append)
         self.listeners.open()
 
     def turn(self) -> None:
@@ -70,7 +70,7 @@ def test_who_comes_hears_the_newest_state_and_then_what_changes(loop: Loop) -> N
 def test_a_sign_of_life_is_an_empty_line(loop: Loop) -> None:
     with loop.joined() as peer:
         loop.listeners.beat()
-        assert peer.recv(10) == SIGN == b"\n"
+        assert peer.recv(10) == HEARTBEAT == b"\n"
 
 
 def test_orders_are_obeyed_however_they_are_cut_and_what_is_none_is_refused(
@@ -123,7 +123,7 @@ def test_who_reads_slowly_hears_each_line_whole_and_of_those_that_wait_the_newes
             loop.listeners.beat()
         assert taken(loop, peer) == codec.encode(large(1)) + codec.encode(large(4))
         loop.listeners.beat()
-        assert taken(loop, peer) == SIGN
+        assert taken(loop, peer) == HEARTBEAT
 
 
 def test_who_does_not_read_holds_nobody_up_and_is_owed_no_more_than_two_lines(loop: Loop) -> None:
@@ -149,7 +149,7 @@ def test_the_last_state_is_taken_before_the_end_by_who_reads(loop: Loop) -> None
 def test_who_does_not_read_does_not_keep_a_launcher_from_its_end(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sidecar_server, "LAST_S", 0.01)
+    monkeypatch.setattr(sidecar_server, "FINAL_STATE_S", 0.01)
     with loop.joined():
         loop.listeners.tell(large(1))
         loop.listeners.close()

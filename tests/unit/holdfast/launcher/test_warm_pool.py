@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.launcher import warm_pool
-from holdfast.launcher.warm_pool import Home, Nest
+from holdfast.launcher.warm_pool import MemberSettings, WarmPool
 from holdfast.protocol.launcher_messages import Ending
 from holdfast.worker import nested_scripts
 from holdfast.worker.program import Program
@@ -33,7 +33,7 @@ from holdfast.worker.zygote import Zygote
 def test_a_zygote_that_is_lost_says_how_and_what_it_printed(
     status: int | None, printed: str, code: int | None, message: str
 ) -> None:
-    ended = warm_pool.of_zygote(status, printed, 7)
+    ended = warm_pool.zygote_ending(status, printed, 7)
     assert (ended.code, ended.signal) == (code, None if code else 11)
     what = message.replace("PROCESS", "the process that imports what the script imports")
     assert ended.message == what
@@ -44,7 +44,7 @@ def test_a_zygote_that_is_lost_says_how_and_what_it_printed(
 def test_a_process_of_which_something_below_would_have_joined_has_not_ended_well(
     code: int, printed: str
 ) -> None:
-    ended = warm_pool.unjoined(Ending(7, code), printed, refused=True)
+    ended = warm_pool.unjoined_ending(Ending(7, code), printed, refused=True)
     assert (ended.code, ended.fail, ended.is_good) == (2, "bad_input", False)
     assert ended.message.startswith(printed)
     assert ended.message.count(nested_scripts.STANDS_BETWEEN) == 1
@@ -56,11 +56,11 @@ def test_a_process_of_which_something_below_would_have_joined_has_not_ended_well
 def test_what_one_printed_that_had_not_joined_says_more_than_how_it_ended(
     ending: Ending, refused: bool
 ) -> None:
-    assert warm_pool.unjoined(ending, "its usage\n", refused=refused) == replace(
+    assert warm_pool.unjoined_ending(ending, "its usage\n", refused=refused) == replace(
         ending, message="its usage\n"
     )
     told = replace(ending, message="Traceback")
-    assert warm_pool.unjoined(told, "", refused=refused) == told
+    assert warm_pool.unjoined_ending(told, "", refused=refused) == told
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_one_that_only_closes_its_line_is_ended() -> None:
     child.returncode = 0
 
 
-class Tried(Nest):
+class Tried(WarmPool):
     """One whose processes are only asked for."""
 
     def _make(self, local_rank: int) -> None:
@@ -96,7 +96,7 @@ asked: list[int] = []
 @pytest.fixture
 def tried() -> Iterator[tuple[Tried, list[tuple[float, Callable[[], None]]]]]:
     """A nest that makes nothing, and the pauses that it asks for."""
-    home = Home(Path("/nowhere"), Path("/nowhere"), "m0", 1, Path("/nowhere"), 0)
+    home = MemberSettings(Path("/nowhere"), Path("/nowhere"), "m0", 1, Path("/nowhere"), 0)
     program = Program("script", "python", (), "train.py", (), ())
     pauses: list[tuple[float, Callable[[], None]]] = []
     made = Tried(program, home, selectors.DefaultSelector(), lambda *_: None, lambda *_: None)

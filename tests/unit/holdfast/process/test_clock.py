@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.process.clock import LEAST, left_s
+from holdfast.process.clock import LEAST, seconds_to_next_tick
 
 PERIODS = st.sampled_from([0.5, 1.0, 5.0, 30.0])
 
@@ -15,7 +15,7 @@ PERIODS = st.sampled_from([0.5, 1.0, 5.0, 30.0])
 def test_a_wait_ends_on_the_beat_and_is_neither_empty_nor_much_longer_than_a_period(
     period_s: float, now_s: float
 ) -> None:
-    wait_s = left_s(period_s, now_s)
+    wait_s = seconds_to_next_tick(period_s, now_s)
     assert LEAST * period_s < wait_s <= (1 + LEAST) * period_s + 1e-6
     off_s = (now_s + wait_s) % period_s
     assert min(off_s, period_s - off_s) < 1e-6
@@ -23,10 +23,10 @@ def test_a_wait_ends_on_the_beat_and_is_neither_empty_nor_much_longer_than_a_per
 
 @given(PERIODS, st.floats(0.0, 1e7), st.floats(0.0, 0.05))
 def test_who_is_woken_a_little_early_waits_for_the_next(period_s: float, now_s: float, early: float) -> None:
-    beat_s = now_s + left_s(period_s, now_s)
-    assert left_s(period_s, beat_s - early * period_s) > 0.9 * period_s
+    beat_s = now_s + seconds_to_next_tick(period_s, now_s)
+    assert seconds_to_next_tick(period_s, beat_s - early * period_s) > 0.9 * period_s
 
 
 def test_it_is_the_clock_of_all() -> None:
-    assert time.monotonic() % 1.0 + left_s(1.0) == pytest.approx(1.0, abs=1.0)
-    assert left_s(0.0) == 0.0
+    assert time.monotonic() % 1.0 + seconds_to_next_tick(1.0) == pytest.approx(1.0, abs=1.0)
+    assert seconds_to_next_tick(0.0) == 0.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.launcher.worker_process import Process, reap
+from holdfast.launcher.worker_process import WorkerProcess, reap
 from holdfast.process import linux
 from holdfast.protocol import rank_channel
 from tests.unit.tracing import SLEEPS, held
@@ -54,7 +54,7 @@ def test_the_end_of_one_that_a_debugger_holds_is_told_without_waiting(child: sub
     """To wait for it would hold up the launcher, and then the whole run, until the debugger looks."""
     ours, theirs = rank_channel.pair()
     with ours, theirs, held(child.pid):
-        process = Process(0, ours, Path(os.devnull), pid=child.pid)
+        process = WorkerProcess(0, ours, Path(os.devnull), pid=child.pid)
         process.kill(signal.SIGKILL)
         ended(child.pid)
         found = reap(process)

@@ -11,8 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.protocol import codec, launcher_messages, member_messages, rank_channel
-from holdfast.protocol.launcher_messages import Flag, LauncherState
-from holdfast.protocol.member_messages import MemberOrder, MemberReport, PrivateHeld, Progress, Source
+from holdfast.protocol.launcher_messages import BadNumber, LauncherState
+from holdfast.protocol.member_messages import (
+    HeldPrivateState,
+    MemberOrder,
+    MemberReport,
+    RankProgress,
+    StateSource,
+)
 
 KINDS: dict[str, type[Any]] = {
     name: kind
@@ -77,7 +83,7 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_any_json_is_a_message_or_malformed_and_nothing_else(value: Any) -> None:
-    for kind in (MemberReport, MemberOrder, LauncherState, Flag, rank_channel.Say):
+    for kind in (MemberReport, MemberOrder, LauncherState, BadNumber, rank_channel.WorkerMessage):
         try:
             found = codec.decode(kind, json.dumps(value))
         except codec.Malformed:
@@ -88,7 +94,11 @@ def test_any_json_is_a_message_or_malformed_and_nothing_else(value: Any) -> None
 @st.composite
 def damaged(draw: st.DrawFn) -> tuple[type[Any], Any]:
     """Return a kind and its JSON with one field replaced by anything."""
-    kind = draw(st.sampled_from([Progress, Source, Flag, launcher_messages.Launch, launcher_messages.Ending]))
+    kind = draw(
+        st.sampled_from(
+            [RankProgress, StateSource, BadNumber, launcher_messages.Launch, launcher_messages.Ending]
+        )
+    )
     found = json.loads(codec.encode(draw(instances(kind))))
     found[draw(st.sampled_from(sorted(found)))] = draw(JSON)
     return kind, found
@@ -114,19 +124,27 @@ FLAG = '{"kind":"nan","step":%s,"loss":"nan","position":0,"at_ns":0}'
 @pytest.mark.parametrize(
     ("kind", "line", "why"),
     [
-        (Flag, "", "Flag: not JSON"),
-        (Flag, b"\xff", "Flag: not JSON"),
-        (Flag, "[" * 100_000, "Flag: not JSON"),
-        (Flag, "[]", "Flag: [] is not an object"),
-        (Flag, FLAG % "true", "Flag.step: True is not int"),
-        (Flag, FLAG % "1.0", "Flag.step: 1.0 is not int"),
-        (Flag, FLAG % (1 << 64), "Flag.step: out of range"),
-        (Flag, FLAG % ("9" * 5000), "Flag: not JSON"),
-        (Flag, '{"kind":"nan"}', "Flag.step: missing"),
-        (Flag, '{"x":1}', "Flag.'x': unknown field"),
-        (member_messages.Durable, '{"seconds":1e999}', "Durable.seconds: inf is not a finite number"),
-        (member_messages.Durable, '{"seconds":NaN}', "Durable.seconds: nan is not a finite number"),
-        (member_messages.Durable, '{"seconds":1%s}' % ("0" * 400), "Durable.seconds: 1"),
+        (BadNumber, "", "BadNumber: not JSON"),
+        (BadNumber, b"\xff", "BadNumber: not JSON"),
+        (BadNumber, "[" * 100_000, "BadNumber: not JSON"),
+        (BadNumber, "[]", "BadNumber: [] is not an object"),
+        (BadNumber, FLAG % "true", "BadNumber.step: True is not int"),
+        (BadNumber, FLAG % "1.0", "BadNumber.step: 1.0 is not int"),
+        (BadNumber, FLAG % (1 << 64), "BadNumber.step: out of range"),
+        (BadNumber, FLAG % ("9" * 5000), "BadNumber: not JSON"),
+        (BadNumber, '{"kind":"nan"}', "BadNumber.step: missing"),
+        (BadNumber, '{"x":1}', "BadNumber.'x': unknown field"),
+        (
+            member_messages.CheckpointReport,
+            '{"seconds":1e999}',
+            "CheckpointReport.seconds: inf is not a finite number",
+        ),
+        (
+            member_messages.CheckpointReport,
+            '{"seconds":NaN}',
+            "CheckpointReport.seconds: nan is not a finite number",
+        ),
+        (member_messages.CheckpointReport, '{"seconds":1%s}' % ("0" * 400), "CheckpointReport.seconds: 1"),
         (LauncherState, '{"parked":[1,"x"]}', "LauncherState.pid: missing"),
         (launcher_messages.Launch, '{"skip":3}', "Launch.generation: missing"),
         (MemberOrder, '{"do":"run","generation":1,"sources":[{}]}', "MemberOrder.sources[0].url: missing"),
@@ -142,17 +160,17 @@ def test_what_is_wrong_is_named(kind: type[Any], line: str | bytes, why: str) ->
 
 def test_what_is_too_large_is_refused_before_it_is_read() -> None:
     with pytest.raises(codec.Malformed, match="at most 4194304"):
-        codec.decode(Flag, b" " * (codec.MAX_MESSAGE_BYTES + 1))
+        codec.decode(BadNumber, b" " * (codec.MAX_MESSAGE_BYTES + 1))
     long = json.dumps({"url": "x" * (codec.MAX_TEXT + 1)})
     with pytest.raises(codec.Malformed, match=r"Source\.url: a text of 1048577 characters"):
-        codec.decode(Source, long)
+        codec.decode(StateSource, long)
     many = json.dumps({"do": "run", "generation": 1, "ranks": [0] * (codec.MAX_ITEMS + 1)})
     with pytest.raises(codec.Malformed, match="not a list of at most 16384"):
         codec.decode(MemberOrder, many)
 
 
 def test_whole_numbers_are_taken_for_fractions() -> None:
-    found = codec.decode(member_messages.Durable, '{"seconds":3}')
+    found = codec.decode(member_messages.CheckpointReport, '{"seconds":3}')
     assert (found.seconds, type(found.seconds)) == (3.0, float)
 
 
@@ -183,7 +201,7 @@ def test_the_report_of_the_largest_member_is_accepted() -> None:
         launcher=None,
         peer_url="",
         progress=tuple(
-            Progress(
+            RankProgress(
                 rank=rank,
                 step=10**9,
                 phase="forward",
@@ -202,7 +220,7 @@ def test_the_report_of_the_largest_member_is_accepted() -> None:
             for rank in ranks
         ),
         privates=tuple(
-            PrivateHeld(rank, 100, 10**9 + each, final=True) for rank in ranks for each in range(32)
+            HeldPrivateState(rank, 100, 10**9 + each, final=True) for rank in ranks for each in range(32)
         ),
     )
     assert codec.decode(MemberReport, codec.encode(report)) == report

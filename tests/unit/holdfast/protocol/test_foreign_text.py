@@ -8,14 +8,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.inspection import rank_inspector
-from holdfast.launcher.warm_pool import Home
-from holdfast.launcher.worker_group import Crew
-from holdfast.launcher.worker_process import Process, Seat
+from holdfast.launcher.warm_pool import MemberSettings
+from holdfast.launcher.worker_group import WorkerGroup
+from holdfast.launcher.worker_process import Worker, WorkerProcess
 from holdfast.protocol import codec, foreign_text
 from holdfast.protocol.foreign_text import sent_bytes, shortened
-from holdfast.protocol.launcher_messages import Ending, Flag, Launch, LauncherState, Look, RankStart, Secured
-from holdfast.protocol.member_messages import PROTOCOL, MemberReport, PrivateHeld, Progress, RankStall
-from holdfast.protocol.rank_channel import Say
+from holdfast.protocol.launcher_messages import (
+    BadNumber,
+    Ending,
+    Launch,
+    LauncherState,
+    RankInspection,
+    RankStart,
+    SecureAnswer,
+)
+from holdfast.protocol.member_messages import (
+    PROTOCOL,
+    HeldPrivateState,
+    MemberReport,
+    RankProgress,
+    RankStall,
+)
+from holdfast.protocol.rank_channel import WorkerMessage
 
 TEXTS = ("x", "│", "错", "\U0001f642", "\x1b", '"', "\ud800", "ы\n")
 
@@ -44,11 +58,11 @@ def test_what_is_left_out_is_the_middle_and_it_says_so() -> None:
     assert sent_bytes(found) > 480, "no more of it than it must"
 
 
-def crew_of(nproc: int, world_size: int, folder: Path) -> Crew:
-    crew = Crew(Home(folder, folder, "m0", nproc, folder, 0))
+def crew_of(nproc: int, world_size: int, folder: Path) -> WorkerGroup:
+    crew = WorkerGroup(MemberSettings(folder, folder, "m0", nproc, folder, 0))
     crew.launch = Launch(1, world_size, nproc, "127.0.0.1", 4000, -1, 0.01)
     crew.seats = tuple(
-        Seat(n, n, RankStart(n, n), Process(n, None, folder, pid=1000 + n))  # type: ignore[arg-type]
+        Worker(n, n, RankStart(n, n), WorkerProcess(n, None, folder, pid=1000 + n))  # type: ignore[arg-type]
         for n in range(nproc)
     )
     return crew
@@ -64,18 +78,19 @@ def report_of(state: LauncherState) -> MemberReport:
     return MemberReport(
         PROTOCOL, "m0", "node", many, many, many, len(ranks), replace(state, looks=()), "http://10.0.0.1:40000",
         progress=tuple(
-            Progress(n, many, "in a step", "a label of a pause", "-1.234567890e-05", "1.23456789", many, many,
-                      1.23456789e15, *(0.123456, 0.123456), many, *(0.123456,) * 3, many, 0.123456, many)
+            RankProgress(n, many, "in a step", "a label of a pause", "-1.234567890e-05", "1.23456789", many,
+                         many, 1.23456789e15, *(0.123456, 0.123456), many, *(0.123456,) * 3, many, 0.123456,
+                         many)
             for n in ranks
         ),
         stalls=tuple(RankStall(n, many, many, 9, many, "in a step", 123.456, 123.456) for n in ranks),
         looks=state.looks,
-        privates=tuple(PrivateHeld(n, many, many, False) for n in ranks for _ in range(30)),
+        privates=tuple(HeldPrivateState(n, many, many, False) for n in ranks for _ in range(30)),
     )  # fmt: skip
 
 
-def look(rank: int, text: str) -> Look:
-    return Look(
+def look(rank: int, text: str) -> RankInspection:
+    return RankInspection(
         rank, 1 << 40, 9, 1 << 40, "S", 0.1234, text, calls=(text[:9],) * 8, at=text, where=text, stirs=text
     )
 
@@ -89,9 +104,9 @@ def test_what_any_number_of_ranks_says_is_taken_by_sidecar_and_supervisor(
     long = text * 16_000
     crew = crew_of(nproc, nproc, tmp_path)
     for n, seat in enumerate(crew.seats):
-        said = Say(
-            "failing", 1000 + n, ending=raised(long, 1 + n), flag=Flag("nan", 3, long, 1, 1, long),
-            secured=Secured(n, 4, False, long), note=long, where=long,
+        said = WorkerMessage(
+            "failing", 1000 + n, ending=raised(long, 1 + n), flag=BadNumber("nan", 3, long, 1, 1, long),
+            secured=SecureAnswer(n, 4, False, long), note=long, where=long,
         )  # fmt: skip
         assert seat.process is not None
         for what in ("failing", "flag", "secured", "note", "where"):
@@ -115,7 +130,9 @@ def test_texts_of_a_crew_have_a_bounded_sum(
     crew = crew_of(len(texts), max(world_size, len(texts)), tmp_path_factory.getbasetemp())
     for seat, text in zip(crew.seats, texts, strict=True):
         assert seat.process is not None
-        crew.hear(seat.process, Say("failing", seat.process.pid, ending=raised(text, 1 + seat.rank)))
+        crew.hear(
+            seat.process, WorkerMessage("failing", seat.process.pid, ending=raised(text, 1 + seat.rank))
+        )
     told = [seat.ending for seat in crew.seats if seat.ending is not None]
     assert len(told) == len(texts)
     assert told[0].message == texts[0], "the first is whole"
@@ -129,7 +146,7 @@ def test_the_text_that_is_kept_whole_is_that_of_the_first_cause(tmp_path: Path) 
     for local_rank, failed_ns, fail in ((1, 5, "distributed"), (3, 9, "exception"), (0, 7, "exception")):
         process = crew.seats[local_rank].process
         assert process is not None
-        crew.hear(process, Say("failing", process.pid, ending=raised(long, failed_ns, fail)))
+        crew.hear(process, WorkerMessage("failing", process.pid, ending=raised(long, failed_ns, fail)))
     whole = [seat.rank for seat in crew.seats if seat.ending is not None and seat.ending.message == long]
     assert whole == [0]
 
@@ -138,7 +155,10 @@ def test_ranks_of_a_small_group_tell_all(tmp_path: Path) -> None:
     crew = crew_of(8, 8, tmp_path)
     for seat in crew.seats:
         assert seat.process is not None
-        crew.hear(seat.process, Say("failing", seat.process.pid, ending=raised("x" * 16_000, 1 + seat.rank)))
+        crew.hear(
+            seat.process,
+            WorkerMessage("failing", seat.process.pid, ending=raised("x" * 16_000, 1 + seat.rank)),
+        )
     assert [seat.ending.message for seat in crew.seats if seat.ending] == ["x" * 16_000] * 8
 
 
@@ -149,5 +169,5 @@ def test_the_end_of_a_log_is_whole_in_a_large_group_of_small_members(tmp_path: P
     for seat in crew.seats:
         assert seat.process is not None
         ended = Ending(1 + seat.rank, None, 6, message=log)
-        crew.hear(seat.process, Say("failing", seat.process.pid, ending=ended))
+        crew.hear(seat.process, WorkerMessage("failing", seat.process.pid, ending=ended))
     assert [seat.ending.message for seat in crew.seats if seat.ending] == [log] * 8

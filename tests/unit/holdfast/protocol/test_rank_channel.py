@@ -8,58 +8,58 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.launcher.warm_pool import Home
-from holdfast.launcher.worker_group import Crew
-from holdfast.launcher.worker_process import Process, Seat
+from holdfast.launcher.warm_pool import MemberSettings
+from holdfast.launcher.worker_group import WorkerGroup
+from holdfast.launcher.worker_process import Worker, WorkerProcess
 from holdfast.protocol import codec, rank_channel
-from holdfast.protocol.launcher_messages import Ending, Flag, RankStart, Secured
-from holdfast.protocol.rank_channel import Do, Say
+from holdfast.protocol.launcher_messages import BadNumber, Ending, RankStart, SecureAnswer
+from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 
 
-def carried(message: Say) -> Say:
+def carried(message: WorkerMessage) -> WorkerMessage:
     ours, theirs = rank_channel.pair()
     with ours, theirs:
         rank_channel.send(ours, message)
-        return rank_channel.receive(theirs, Say)[0]
+        return rank_channel.receive(theirs, WorkerMessage)[0]
 
 
 @pytest.mark.parametrize("text", ["\U0001f642" * 16_000, "x" * 400_000, "\x1b" * 100_000, '"' * 200_000])
 def test_what_is_too_long_loses_the_end_of_its_longest_text(text: str) -> None:
     ending = Ending(7, 1, None, False, "exception", 5, text)
-    found = carried(Say("failing", 3, ending=ending, secured=Secured(0, 4, False, "no room")))
+    found = carried(WorkerMessage("failing", 3, ending=ending, secured=SecureAnswer(0, 4, False, "no room")))
     assert found.ending is not None
     assert found.ending.message.endswith(" [...]")
     kept = found.ending.message.removesuffix(" [...]")
     assert text.startswith(kept)
     assert len(codec.encode(found)) > 0.9 * rank_channel._MAX_PACKET_BYTES, "no more of it than it must"
     assert (found.what, found.ending.code, found.ending.fail) == ("failing", 1, "exception")
-    assert found.secured == Secured(0, 4, False, "no room")
+    assert found.secured == SecureAnswer(0, 4, False, "no room")
 
 
 def test_several_long_texts_are_shortened_one_after_the_other() -> None:
-    flag = Flag("nan", 3, "9" * 150_000, 0, 1)
-    found = carried(Say("flag", flag=flag, secured=Secured(0, 4, False, "w" * 300_000)))
+    flag = BadNumber("nan", 3, "9" * 150_000, 0, 1)
+    found = carried(WorkerMessage("flag", flag=flag, secured=SecureAnswer(0, 4, False, "w" * 300_000)))
     assert found.flag is not None
     assert found.secured is not None
     assert found.secured.why.endswith(" [...]")
 
 
 def test_what_fits_is_sent_as_it_is() -> None:
-    said = Say("failing", 3, ending=Ending(7, message="\U0001f642" * 1000))
+    said = WorkerMessage("failing", 3, ending=Ending(7, message="\U0001f642" * 1000))
     assert carried(said) == said
 
 
 def test_nothing_is_left_out_of_an_order() -> None:
     ours, theirs = rank_channel.pair()
     with ours, theirs, pytest.raises(codec.Malformed, match="do not fit in a packet"):
-        rank_channel.send(ours, Do("member", argv=("x" * 200_000,)))
+        rank_channel.send(ours, WorkerOrder("member", argv=("x" * 200_000,)))
 
 
 def fill(line: socket.socket) -> None:
     """Send as much as goes in without somebody who reads."""
     with suppress(BlockingIOError):
         while True:
-            rank_channel.send(line, Do("where"), wait=False)
+            rank_channel.send(line, WorkerOrder("where"), wait=False)
 
 
 def test_one_that_does_not_read_is_not_waited_for_where_nobody_may_wait() -> None:
@@ -68,17 +68,21 @@ def test_one_that_does_not_read_is_not_waited_for_where_nobody_may_wait() -> Non
     with ours, theirs:
         fill(ours)
         with pytest.raises(BlockingIOError):
-            rank_channel.send(ours, Do("where"), wait=False)
-        assert rank_channel.receive(theirs, Do)[0] == Do("where")
+            rank_channel.send(ours, WorkerOrder("where"), wait=False)
+        assert rank_channel.receive(theirs, WorkerOrder)[0] == WorkerOrder("where")
 
 
-@pytest.mark.parametrize("ask", [Crew.ask_where, lambda crew: crew.drill(0, "nan")], ids=["where", "drill"])
-def test_a_rank_that_reads_nothing_holds_up_no_launcher(ask: Callable[[Crew], None], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "ask", [WorkerGroup.ask_where, lambda crew: crew.drill(0, "nan")], ids=["where", "drill"]
+)
+def test_a_rank_that_reads_nothing_holds_up_no_launcher(
+    ask: Callable[[WorkerGroup], None], tmp_path: Path
+) -> None:
     ours, theirs = rank_channel.pair()
     with ours, theirs:
-        crew = Crew(Home(tmp_path, tmp_path, "m0", 1, tmp_path, 0))
+        crew = WorkerGroup(MemberSettings(tmp_path, tmp_path, "m0", 1, tmp_path, 0))
         fill(ours)
         rank = RankStart(0, 0)
-        crew.seats = (Seat(0, 0, rank, Process(0, ours, tmp_path / "log", pid=os.getpid())),)
+        crew.seats = (Worker(0, 0, rank, WorkerProcess(0, ours, tmp_path / "log", pid=os.getpid())),)
         ask(crew)
-        assert rank_channel.receive(theirs, Do)[0] == Do("where")
+        assert rank_channel.receive(theirs, WorkerOrder)[0] == WorkerOrder("where")

@@ -51,9 +51,9 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_last_member_takes_the_run_s_folder_along(run: Path) -> None:
-    member_directory.clear(run / "m0")
+    member_directory.remove_if_abandoned(run / "m0")
     assert sorted(each.name for each in run.iterdir()) == ["m1", "owner"]
-    member_directory.clear(run / "m1")
+    member_directory.remove_if_abandoned(run / "m1")
     assert not run.exists()
 
 
@@ -67,7 +67,7 @@ def test_nothing_is_removed_while_the_keeper_lives(run: Path) -> None:
     with (run / member_directory.OWNER).open() as keeper:
         fcntl.flock(keeper, fcntl.LOCK_EX)
         member_directory.leave(run / "m0", os.getppid())
-        member_directory.clear(run / "m0")
+        member_directory.remove_if_abandoned(run / "m0")
     member_directory.leave(run / "m0", os.getppid())  # as told by a keeper that removes the memory itself
     assert (run / "m0" / "arena").is_dir()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.protocol import rank_channel
-from holdfast.protocol.rank_channel import Say
+from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.worker.ending_exception import Lookout, Unwinding, _may_catch, unwinding
 
 WAIT_S = 20.0
@@ -283,13 +283,13 @@ def test_a_rank_tells_its_launcher_before_it_has_unwound_and_again_at_its_end(tm
         words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=(theirs.fileno(),)
     ) as rank:
         theirs.close()
-        early, _ = rank_channel.receive(ours, Say)
+        early, _ = rank_channel.receive(ours, WorkerMessage)
         assert early.ending is not None
         assert (early.what, early.ending.unwinding, early.ending.fail) == ("failing", True, "exception")
         _, said = rank.communicate(b"\n", WAIT_S)
-        late, _ = rank_channel.receive(ours, Say)
+        late, _ = rank_channel.receive(ours, WorkerMessage)
         if late.what == "withdrawn":  # a look found it between the blocks and the end
-            late, _ = rank_channel.receive(ours, Say)
+            late, _ = rank_channel.receive(ours, WorkerMessage)
     assert late.ending is not None
     assert (late.what, late.ending.unwinding, late.ending.message) == ("failing", False, early.ending.message)
     assert early.ending.failed_ns < late.ending.failed_ns

@@ -13,7 +13,7 @@ import pytest
 from holdfast.fileio.checksum import chunk_crcs, combine
 from holdfast.fileio.safetensors import plan
 from holdfast.process.event_loop import end
-from holdfast.protocol.member_messages import Source
+from holdfast.protocol.member_messages import StateSource
 from holdfast.snapshot import arena as arenas
 from holdfast.snapshot.arena import Arena
 from holdfast.snapshot.commit_records import Record
@@ -146,8 +146,8 @@ def seal(*paths: Path) -> None:
         arena.seal(arena.records()[0])
 
 
-def sources(*urls: str) -> list[Source]:
-    return [Source(url, -1, 2, 7) for url in urls]
+def sources(*urls: str) -> list[StateSource]:
+    return [StateSource(url, -1, 2, 7) for url in urls]
 
 
 @pytest.mark.parametrize("sealed", [False, True])

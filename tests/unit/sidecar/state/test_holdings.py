@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.protocol.member_messages import PrivateHeld, Slot
+from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot
 from holdfast.snapshot.private_store import PrivateStore
 from sidecar.state.holdings import NEWEST
 from tests.sandbox import in_child, limit_file_size
@@ -28,8 +28,8 @@ def test_snapshots_and_private_states_are_listed(here: Path) -> None:
     private(here, 0, 1, 5, b"zero")
     private(here, 1, 1, 5, b"one", kept=True)
     held = holdings(here)
-    assert held.slots() == (Slot(1, 5, record.total_bytes),)
-    assert set(held.privates()) == {PrivateHeld(0, 1, 5, True), PrivateHeld(1, 1, 5, True)}
+    assert held.slots() == (HeldSnapshot(1, 5, record.total_bytes),)
+    assert set(held.privates()) == {HeldPrivateState(0, 1, 5, True), HeldPrivateState(1, 1, 5, True)}
     found = held.private(1, 1, 5)
     assert found is not None
     assert found.data == b"one"
@@ -54,7 +54,7 @@ def test_a_final_state_goes_before_one_that_may_still_change(here: Path) -> None
     own.close()
     private(here, 0, 1, 5, b"final", kept=True)
     held = holdings(here)
-    assert held.privates() == (PrivateHeld(0, 1, 5, True),)
+    assert held.privates() == (HeldPrivateState(0, 1, 5, True),)
     found = held.private(0, 1, 5)
     assert found is not None
     assert found.data == b"final"
@@ -65,7 +65,7 @@ def test_one_that_may_have_changed_is_given_to_nobody(here: Path) -> None:
     own.put(1, 5, b"early", final=False)
     own.close()
     held = holdings(here)
-    assert held.privates() == (PrivateHeld(0, 1, 5, False),)
+    assert held.privates() == (HeldPrivateState(0, 1, 5, False),)
     assert held.private(0, 1, 5) is None
 
 
@@ -78,7 +78,7 @@ def test_what_a_rank_was_started_from_is_held_as_well(here: Path) -> None:
     assert found.data == b"restored"
     assert held.privates() == ()  # no snapshot goes with it
     snapshot(here, 1, 5)
-    assert held.privates() == (PrivateHeld(3, 1, 5, True),)
+    assert held.privates() == (HeldPrivateState(3, 1, 5, True),)
 
 
 @pytest.mark.parametrize("content", [b"", b"restore", b"restorex"])

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.fileio.checksum import checksum
 from holdfast.fileio.safetensors import plan
-from holdfast.protocol.member_messages import Source
+from holdfast.protocol.member_messages import StateSource
 from holdfast.snapshot import arena as arenas
 from holdfast.snapshot.arena import Busy
 from sidecar.state import peers
@@ -39,7 +39,7 @@ def here() -> Iterator[Path]:
 async def test_a_snapshot_arrives_whole_and_sealed(there: Path, here: Path) -> None:
     sent = snapshot(there, 2, 7, fill=9, size=3_000_000)
     async with serving(there) as url, fetching(here) as fetcher:
-        record = await fetcher.snapshot(Source(url, -1, 2, 7))
+        record = await fetcher.snapshot(StateSource(url, -1, 2, 7))
     assert (record.generation, record.step, record.world_size) == (2, 7, sent.world_size)
     assert record.path.read_bytes() == sent.path.read_bytes()
     held = holdings(here)
@@ -61,14 +61,14 @@ async def test_a_snapshot_without_its_checksum_is_not_taken(there: Path, here: P
     content = snapshot(there, 2, 7).path.read_bytes()
     async with answering(announced(len(content)), content, tail) as url, fetching(here) as fetcher:
         with pytest.raises(Unfetched):
-            await fetcher.snapshot(Source(url, -1, 2, 7))
+            await fetcher.snapshot(StateSource(url, -1, 2, 7))
     assert holdings(here).slots() == ()
 
 
 async def test_a_private_state_arrives_whole(there: Path, here: Path) -> None:
     private(there, 1, 2, 7, b"x" * 20_000)
     async with serving(there) as url, fetching(here) as fetcher:
-        assert await fetcher.private(Source(url, 1, 2, 7)) == b"x" * 20_000
+        assert await fetcher.private(StateSource(url, 1, 2, 7)) == b"x" * 20_000
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "s\u00e9cret"])
@@ -77,9 +77,9 @@ async def test_without_the_runs_token_nothing_is_given(there: Path, here: Path, 
     private(there, 1, 2, 7)
     async with serving(there) as url, fetching(here, token) as fetcher:
         with pytest.raises(Unfetched, match="401 the run's token is needed"):
-            await fetcher.snapshot(Source(url, -1, 2, 7))
+            await fetcher.snapshot(StateSource(url, -1, 2, 7))
         with pytest.raises(Unfetched, match="401"):
-            await fetcher.private(Source(url, 1, 2, 7))
+            await fetcher.private(StateSource(url, 1, 2, 7))
     assert holdings(here).slots() == ()
 
 
@@ -95,9 +95,9 @@ async def test_nothing_else_can_be_asked_for(there: Path, path: str) -> None:
 async def test_what_a_peer_does_not_hold_is_said(there: Path, here: Path) -> None:
     async with serving(there) as url, fetching(here) as fetcher:
         with pytest.raises(Unfetched, match="404 no snapshot of generation 2, step 7"):
-            await fetcher.snapshot(Source(url, -1, 2, 7))
+            await fetcher.snapshot(StateSource(url, -1, 2, 7))
         with pytest.raises(Unfetched, match="404 no private state of rank 1, step 7"):
-            await fetcher.private(Source(url, 1, 2, 7))
+            await fetcher.private(StateSource(url, 1, 2, 7))
 
 
 async def test_a_snapshot_that_was_damaged_there_is_not_taken(there: Path, here: Path) -> None:
@@ -106,7 +106,7 @@ async def test_a_snapshot_that_was_damaged_there_is_not_taken(there: Path, here:
     flip(record)
     async with serving(there) as url, fetching(here) as fetcher:
         with pytest.raises(Unfetched, match=r"checksum [0-9a-f]{8}, announced was"):
-            await fetcher.snapshot(Source(url, -1, 2, 7))
+            await fetcher.snapshot(StateSource(url, -1, 2, 7))
     assert holdings(here).slots() == ()
 
 
@@ -117,7 +117,7 @@ async def test_without_room_for_it_nothing_is_taken(there: Path, here: Path) -> 
     mine = holdings(here).arena
     async with serving(there) as url, fetching(here) as fetcher:
         with mine.pin(mine.records()[1]), pytest.raises(Busy, match="no slot of the arena is free"):
-            await fetcher.snapshot(Source(url, -1, 2, 7))
+            await fetcher.snapshot(StateSource(url, -1, 2, 7))
     assert [slot.step for slot in holdings(here).slots()] == [2, 1]
 
 
@@ -148,7 +148,7 @@ async def test_a_hostile_answer_changes_nothing(here: Path, answer: bytes) -> No
     snapshot(here, 1, 1)
     async with answering(answer) as url, fetching(here) as fetcher:
         with pytest.raises((Unfetched, OSError)) as caught:
-            await fetcher.snapshot(Source(url, -1, 2, 7))
+            await fetcher.snapshot(StateSource(url, -1, 2, 7))
         assert len(str(caught.value)) < 1000
     assert [slot.step for slot in holdings(here).slots()] == [1]
 
@@ -161,10 +161,10 @@ async def test_more_than_a_private_state_may_have_is_refused(
     async with fetching(here) as fetcher:
         async with answering(head, b"x" * 1001) as url:
             with pytest.raises(Unfetched, match="more than 1000 bytes"):
-                await fetcher.private(Source(url, 0, 1, 1))
+                await fetcher.private(StateSource(url, 0, 1, 1))
         sound = head[:-2] + b"X-Holdfast-Crc32: %08x\r\n\r\n" % zlib.crc32(b"x" * 1000)
         async with answering(sound, b"x" * 1000) as url:
-            assert await fetcher.private(Source(url, 0, 1, 1)) == b"x" * 1000
+            assert await fetcher.private(StateSource(url, 0, 1, 1)) == b"x" * 1000
 
 
 @pytest.mark.parametrize("crc", [b"", b"X-Holdfast-Crc32: 00000000\r\n"], ids=["none", "another"])
@@ -172,13 +172,13 @@ async def test_a_private_state_that_is_not_what_was_announced_is_not_taken(here:
     head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + crc + b"\r\n"
     async with fetching(here) as fetcher, answering(head, b"x" * 1000) as url:
         with pytest.raises(Unfetched, match="checksum"):
-            await fetcher.private(Source(url, 0, 1, 1))
+            await fetcher.private(StateSource(url, 0, 1, 1))
 
 
 @pytest.mark.parametrize("pieces", [(), (announced(1000),), (announced(1000) + b"x" * 10,)])
 async def test_a_peer_that_falls_silent_is_given_up(here: Path, pieces: tuple[bytes, ...]) -> None:
     async with answering(*pieces, then="silence") as url, fetching(here, silence_s=0.02) as fetcher:
-        for ask in (fetcher.snapshot(Source(url, -1, 2, 7)), fetcher.private(Source(url, 1, 2, 7))):
+        for ask in (fetcher.snapshot(StateSource(url, -1, 2, 7)), fetcher.private(StateSource(url, 1, 2, 7))):
             with pytest.raises(Unfetched):
                 await ask
     assert holdings(here).slots() == ()
@@ -191,7 +191,7 @@ async def test_a_peer_that_is_not_there_is_named(here: Path) -> None:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         async with fetching(here) as fetcher:
             with pytest.raises(Unfetched, match=url):
-                await fetcher.private(Source(url, 1, 2, 7))
+                await fetcher.private(StateSource(url, 1, 2, 7))
 
 
 async def test_a_receiver_that_takes_nothing_does_not_keep_the_slot(there: Path) -> None:
@@ -223,9 +223,9 @@ async def test_a_slot_that_somebody_writes_holds_up_nobody_else(
     writer = holdings(there).arena._slots[record.slot]
     assert writer.acquire()
     async with serving(there) as url, fetching(here) as fetcher:
-        waits = asyncio.create_task(fetcher.snapshot(Source(url, -1, 2, 7)))
+        waits = asyncio.create_task(fetcher.snapshot(StateSource(url, -1, 2, 7)))
         try:
-            assert await fetcher.private(Source(url, 1, 2, 7)) == b"own"
+            assert await fetcher.private(StateSource(url, 1, 2, 7)) == b"own"
             assert not waits.done()
         finally:
             writer.release()

@@ -13,7 +13,7 @@ import pytest
 from holdfast.checkpoint import writer
 from holdfast.protocol.launcher_messages import Launch, RankStart, Restore
 from holdfast.protocol.lineage import Lineage
-from holdfast.protocol.member_messages import MemberOrder, Slot, Source
+from holdfast.protocol.member_messages import HeldSnapshot, MemberOrder, StateSource
 from sidecar.state import restore
 from sidecar.state.holdings import Holdings
 from sidecar.state.restore import Occupied, Preparer, Unprepared, Untaken
@@ -36,7 +36,7 @@ def there() -> Iterator[Path]:
         yield path
 
 
-def order(*sources: Source, launch: Launch = LAUNCH, ranks: tuple[int, ...] = (0,)) -> MemberOrder:
+def order(*sources: StateSource, launch: Launch = LAUNCH, ranks: tuple[int, ...] = (0,)) -> MemberOrder:
     places = tuple(RankStart(rank, local) for local, rank in enumerate(ranks))
     return MemberOrder("run", launch.generation, launch, places, sources)
 
@@ -60,7 +60,7 @@ async def test_a_start_from_the_beginning_needs_nothing(here: Path) -> None:
 async def test_what_is_here_is_used_where_it_lies(here: Path) -> None:
     record = snapshot(here, 2, 7)
     private(here, 0, 2, 7, b"mine")
-    launch, [rank] = await prepared(here, order(Source("", 0, 2, 7)))
+    launch, [rank] = await prepared(here, order(StateSource("", 0, 2, 7)))
     assert launch.restore is not None
     assert launch.restore.path == str(record.path)
     assert Path(rank.private).read_bytes() == b"mine"
@@ -75,7 +75,9 @@ async def test_who_holds_the_slot_that_is_needed_is_made_to_let_go(here: Path, t
     async with serving(there) as url:
         with ExitStack() as held:
             held.enter_context(mine.pin(mine.records()[1]))
-            launch, _ = await prepared(here, order(Source(url, -1, 2, 7), Source(url, 0, 2, 7)), held.close)
+            launch, _ = await prepared(
+                here, order(StateSource(url, -1, 2, 7), StateSource(url, 0, 2, 7)), held.close
+            )
     assert launch.restore is not None
     assert Path(launch.restore.path).read_bytes() == sent.path.read_bytes()
 
@@ -91,7 +93,7 @@ async def test_slots_that_nobody_lets_go_of_are_told_and_nothing_is_said_against
     newest, older = mine.records()
     async with serving(there) as url:
         with mine.pin(older), mine.pin(newest), pytest.raises(Occupied, match="no slot of the arena is free"):
-            await prepared(here, order(Source(url, -1, 2, 7)), lambda: asked.append(None))
+            await prepared(here, order(StateSource(url, -1, 2, 7)), lambda: asked.append(None))
     assert asked
     assert mine.records() == (newest, older)
 
@@ -108,7 +110,7 @@ async def test_while_a_checkpoint_is_written_from_the_older_snapshot_the_newer_o
     async with serving(there) as url:
         with mine.pin(older) as read:
             before = read.read_bytes()
-            wanted = order(Source(url, -1, 2, 7), Source(url, 0, 2, 7))
+            wanted = order(StateSource(url, -1, 2, 7), StateSource(url, 0, 2, 7))
             launch, _ = await prepared(here, replace(wanted, lineage=(Lineage(2, 1), Lineage(3, 7))))
             assert read.read_bytes() == before
     assert launch.restore is not None
@@ -127,7 +129,7 @@ async def test_what_is_read_and_void_is_waited_for_before_the_other_is_overwritt
     mine = holdings(here).arena
     newest, older = mine.records()
     async with serving(there) as url:
-        wanted = order(Source(url, -1, 2, 7), Source(url, 0, 2, 7))
+        wanted = order(StateSource(url, -1, 2, 7), StateSource(url, 0, 2, 7))
         wanted = replace(wanted, lineage=(Lineage(2, 1), Lineage(3, 7)))
         with ExitStack() as held:
             held.enter_context(mine.pin(older))
@@ -138,7 +140,7 @@ async def test_what_is_read_and_void_is_waited_for_before_the_other_is_overwritt
         private(there, 0, 2, 9)
         monkeypatch.setattr(restore, "ROOM_S", 0.05)
         later = replace(LAUNCH, restore=Restore(9, 2, "slot"))
-        wanted = order(Source(url, -1, 2, 9), Source(url, 0, 2, 9), launch=later)
+        wanted = order(StateSource(url, -1, 2, 9), StateSource(url, 0, 2, 9), launch=later)
         with mine.pin(newest):
             launch, _ = await prepared(here, replace(wanted, lineage=(Lineage(3, 1), Lineage(4, 9))))
     assert launch.restore is not None
@@ -150,7 +152,10 @@ async def test_what_is_not_here_is_fetched(here: Path, there: Path) -> None:
     private(there, 1, 2, 7, b"theirs")
     async with serving(there) as url:
         wanted = order(
-            Source("http://127.0.0.1:9", -1, 2, 7), Source(url, -1, 2, 7), Source(url, 1, 2, 7), ranks=(1,)
+            StateSource("http://127.0.0.1:9", -1, 2, 7),
+            StateSource(url, -1, 2, 7),
+            StateSource(url, 1, 2, 7),
+            ranks=(1,),
         )
         launch, [rank] = await prepared(here, wanted)
     assert launch.restore is not None
@@ -163,7 +168,7 @@ async def test_private_states_of_the_generation_that_is_named_are_taken(here: Pa
     snapshot(here, 2, 7)
     private(here, 0, 1, 7, b"old")
     private(here, 0, 2, 7, b"new", kept=True)
-    _, [rank] = await prepared(here, order(Source("", 0, 0, 0), Source("", 0, 2, 7)))
+    _, [rank] = await prepared(here, order(StateSource("", 0, 0, 0), StateSource("", 0, 2, 7)))
     assert Path(rank.private).read_bytes() == b"new"
 
 
@@ -176,7 +181,7 @@ async def test_a_damaged_snapshot_is_fetched_from_a_peer_and_not_used_here_again
     flip(record)
     snapshot(there, 2, 7)
     async with serving(there) as url:
-        launch, _ = await prepared(here, order(Source(url, -1, 2, 7), Source("", 0, 2, 7)))
+        launch, _ = await prepared(here, order(StateSource(url, -1, 2, 7), StateSource("", 0, 2, 7)))
     assert launch.restore is not None
     [held] = holdings(here).arena.records()
     assert holdings(here).good(held)
@@ -188,8 +193,8 @@ async def test_a_damaged_snapshot_that_nobody_else_has_is_told(here: Path) -> No
     holdings(here).arena.seal(record)
     flip(record)
     with pytest.raises(Unprepared, match="the snapshot of step 7 here fails its checksum") as caught:
-        await prepared(here, order(Source("http://127.0.0.1:9", -1, 2, 7)))
-    assert caught.value.slot == Slot(2, 7, record.total_bytes)
+        await prepared(here, order(StateSource("http://127.0.0.1:9", -1, 2, 7)))
+    assert caught.value.slot == HeldSnapshot(2, 7, record.total_bytes)
     assert holdings(here).slots() == ()
 
 
@@ -198,15 +203,15 @@ async def test_what_nobody_has_is_named(here: Path) -> None:
         await prepared(here, order())
     snapshot(here, 2, 7)
     with pytest.raises(Unprepared, match="no member has the private state of rank 0"):
-        await prepared(here, order(Source("", 1, 2, 7), Source("", 0, 2, 6)))
+        await prepared(here, order(StateSource("", 1, 2, 7), StateSource("", 0, 2, 6)))
     with pytest.raises(Unprepared, match=r"127\.0\.0\.1:9"):
-        await prepared(here, order(Source("http://127.0.0.1:9", 0, 2, 7)))
+        await prepared(here, order(StateSource("http://127.0.0.1:9", 0, 2, 7)))
 
 
 async def test_preparing_again_gives_the_same(here: Path) -> None:
     snapshot(here, 2, 7)
     private(here, 0, 2, 7)
-    wanted = order(Source("", 0, 2, 7))
+    wanted = order(StateSource("", 0, 2, 7))
     assert await prepared(here, wanted) == await prepared(here, wanted)
 
 
@@ -281,7 +286,7 @@ async def test_memory_is_given_back_beside_the_event_loop(
     monkeypatch.setattr(Holdings, "forget_restored", forgotten)
     snapshot(here, 2, 7)
     private(here, 0, 2, 7)
-    await prepared(here, order(Source("", 0, 2, 7)))
+    await prepared(here, order(StateSource("", 0, 2, 7)))
     assert threads
     assert threading.main_thread() not in threads
 
@@ -292,7 +297,7 @@ async def restarted(here: Path, generation: int, step: int, ranks: tuple[int, ..
     for rank in ranks:
         private(here, rank, generation - 1, step, b"%d of %d" % (rank, step))
     launch = replace(LAUNCH, generation=generation, restore=Restore(step, generation - 1, "slot"))
-    sources = [Source("", rank, generation - 1, step) for rank in ranks]
+    sources = [StateSource("", rank, generation - 1, step) for rank in ranks]
     _, starts = await prepared(here, order(*sources, launch=launch, ranks=ranks))
     return [Path(each.private) for each in starts]
 
@@ -341,9 +346,9 @@ async def test_a_preparation_that_another_has_overtaken_removes_nothing(here: Pa
     async with fetching(here) as fetcher:
         preparer = Preparer(holdings(here), fetcher, there)
         newer = replace(LAUNCH, generation=5)
-        _, [rank] = await preparer.prepare(order(Source("", 0, 2, 7), launch=newer), lambda: None)
+        _, [rank] = await preparer.prepare(order(StateSource("", 0, 2, 7), launch=newer), lambda: None)
         with pytest.raises(Unprepared, match="generation 5 was asked for"):
-            await preparer.prepare(order(Source("", 0, 1, 3)), lambda: None)
+            await preparer.prepare(order(StateSource("", 0, 1, 3)), lambda: None)
     assert Path(rank.private).read_bytes() == b"mine"
 
 
@@ -361,7 +366,7 @@ def test_a_volume_that_takes_nothing_is_named_with_what_it_has_and_what_is_neede
     def child() -> None:
         limit_file_size(1000)
         with pytest.raises(Untaken, match=r"2,000 bytes are needed for the private state of rank 0; .* free"):
-            asyncio.run(prepared(here, order(Source("", 0, 2, 7))))
+            asyncio.run(prepared(here, order(StateSource("", 0, 2, 7))))
 
     assert in_child(child) == 0
     assert sorted((here / "arena").iterdir()) == before, "nothing is said against the state"
@@ -372,5 +377,5 @@ async def test_a_volume_that_has_room_again_is_used(here: Path) -> None:
     snapshot(here, 2, 7)
     private(here, 0, 2, 7, b"mine")
     (here / "restore").write_bytes(b"no folder can be made here")
-    _, [rank] = await prepared(here, order(Source("", 0, 2, 7)), (here / "restore").unlink)
+    _, [rank] = await prepared(here, order(StateSource("", 0, 2, 7)), (here / "restore").unlink)
     assert Path(rank.private).read_bytes() == b"mine"

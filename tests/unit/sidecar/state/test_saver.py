@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.checkpoint import catalog, writer
 from holdfast.protocol.lineage import Lineage
-from holdfast.protocol.member_messages import Source
+from holdfast.protocol.member_messages import StateSource
 from holdfast.snapshot.commit_records import Record
 from holdfast.snapshot.private_store import Blob
 from sidecar.state.checkpointing import Retention, Saver
@@ -37,7 +37,7 @@ async def saved(
     here: Path,
     root: Path,
     record: Record,
-    *sources: Source,
+    *sources: StateSource,
     asked: int = 1,
     retention: Retention = DEFAULT,
 ) -> Saver:
@@ -97,7 +97,7 @@ async def test_private_states_that_are_elsewhere_are_fetched(here: Path, there: 
     private(here, 0, 2, 7)
     private(there, 1, 2, 7, b"theirs")
     async with serving(there) as url:
-        sources = Source("http://127.0.0.1:9", 1, 0, 0), Source(url, 1, 0, 0)  # where ranks live
+        sources = StateSource("http://127.0.0.1:9", 1, 0, 0), StateSource(url, 1, 0, 0)  # where ranks live
         saver = await saved(here, tmp_path, record, *sources)
     assert saver.durable.error == ""
     assert (Path(saver.durable.path) / "rank-00001.bin").read_bytes() == b"theirs"
@@ -109,7 +109,7 @@ async def test_private_states_of_a_generation_that_went_on_from_there_serve_as_w
     record = snapshot(here, 2, 7)
     private(here, 0, 2, 7, b"zero")
     private(here, 1, 3, 7, b"one")
-    saver = await saved(here, tmp_path, record, Source("", 1, 3, 7))
+    saver = await saved(here, tmp_path, record, StateSource("", 1, 3, 7))
     assert saver.durable.error == ""
 
 

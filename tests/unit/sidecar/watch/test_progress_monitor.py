@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.protocol.member_messages import Uncommitted
+from holdfast.protocol.member_messages import UncommittedWork
 from holdfast.protocol.progress import Phase
 from holdfast.protocol.progress_writer import Page
 from sidecar.watch.hang_detector import HangPolicy
@@ -244,7 +244,7 @@ def test_a_pause_in_a_step_is_told_with_its_limit(here: Path) -> None:
     assert found.tail_s == pytest.approx(1.0)
 
 
-def told(early: Uncommitted | None) -> tuple[float, float, bool, float] | None:
+def told(early: UncommittedWork | None) -> tuple[float, float, bool, float] | None:
     if early is None:
         return None
     return round(early.seconds, 3), round(early.usual_s, 3), early.declared, early.left_s

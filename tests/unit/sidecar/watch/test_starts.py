@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.protocol.launcher_messages import Marks
+from holdfast.protocol.launcher_messages import StartTimes
 from sidecar.watch.hang_detector import LATE_S, Starts
 from tests.unit.supervisor.job_views import S, launcher, rank
 
@@ -29,7 +29,7 @@ def test_each_process_is_timed_by_itself_and_our_own_lateness_is_no_fault_of_it(
 
 def test_who_has_begun_or_has_no_process_or_has_yet_to_import_is_not_timed() -> None:
     for state in (
-        launcher(rank(0, state="running", marks=Marks(1))),
+        launcher(rank(0, state="running", marks=StartTimes(1))),
         launcher(rank(0, state="starting", pid=0)),
         replace(RELEASED, strategy="cold"),
     ):

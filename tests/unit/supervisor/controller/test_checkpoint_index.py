@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.checkpoint import writer
 from holdfast.protocol.lineage import Lineage
-from holdfast.protocol.member_messages import Durable
+from holdfast.protocol.member_messages import CheckpointReport
 from supervisor.controller.checkpoint_index import PATIENCE, Storage
 from supervisor.view.model import Checkpoint, StorageContents
 
@@ -22,7 +22,7 @@ def write(
     skip: tuple[object, ...] = (),
     known: tuple[Lineage, ...] = (),
     created: float = 0.0,
-) -> Durable:
+) -> CheckpointReport:
     path = writer.write(
         root,
         generation=generation,
@@ -33,10 +33,10 @@ def write(
         created_at=created,
         known=known,
     )
-    return Durable(step, generation, str(path))
+    return CheckpointReport(step, generation, str(path))
 
 
-def damage(durable: Durable) -> None:
+def damage(durable: CheckpointReport) -> None:
     path = Path(durable.path) / "replicated.safetensors"
     content = bytearray(path.read_bytes())
     content[50] ^= 1
@@ -170,12 +170,12 @@ async def test_what_is_told_again_costs_nothing(watched: Watched) -> None:
     watched.storage.heard(told)
     await watched.until(lambda seen: seen.checkpoints)
     watched.storage.heard(told)
-    watched.storage.heard(Durable())
+    watched.storage.heard(CheckpointReport())
     assert not watched.storage.is_asked
 
 
 async def test_what_is_told_and_not_there_is_not_taken(watched: Watched) -> None:
-    watched.storage.heard(Durable(7, 1, str(watched.root / "step-00000007"), asked=2))
+    watched.storage.heard(CheckpointReport(7, 1, str(watched.root / "step-00000007"), asked=2))
     seen = await watched.until(lambda seen: seen.heard == 2)
     assert seen.checkpoints == ()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.protocol.launcher_messages import Marks
+from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.controller import file_work
 from supervisor.controller.job import Job
 from supervisor.controller.member_server import Connections
@@ -233,7 +233,7 @@ class Making(Backend):
 
 def training(step: int) -> MemberView:
     here = progress(0, step, step - 1)
-    marks = Marks(1, 1, 1, 1)
+    marks = StartTimes(1, 1, 1, 1)
     return member("m0", report("m0", launcher(rank(0, marks=marks)), progress=(here,), nproc=1))
 
 

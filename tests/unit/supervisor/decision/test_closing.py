@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.protocol.launcher_messages import UNFLUSHED, Ending
 from holdfast.protocol.lineage import Lineage
-from holdfast.protocol.member_messages import Durable
+from holdfast.protocol.member_messages import CheckpointReport
 from supervisor.decision import closing, orders, transition
 from supervisor.decision.decide import decide
 from supervisor.decision.orders import order_for
@@ -83,7 +83,7 @@ def test_a_checkpoint_is_named_only_when_storage_was_seen_to_have_it_after_the_s
     assert silent.why.endswith("storage: it does not answer")
 
 
-def saving(durable: Durable, now_s: float = 40.0, stored: StorageContents | None = None, **given: Any) -> Any:
+def saving(durable: CheckpointReport, now_s: float = 40.0, stored: StorageContents | None = None, **given: Any) -> Any:
     told = member("m0", report("m0", launcher(), durable=durable), **given)
     seen = view(told, now_s=now_s, phase="saving", save=2, save_member="m0", lineage=(Lineage(3, 20),))
     stored = stored if stored is not None else on_storage(Checkpoint(9, 1, 2, "p"))
@@ -93,15 +93,15 @@ def saving(durable: Durable, now_s: float = 40.0, stored: StorageContents | None
 @pytest.mark.parametrize(
     ("durable", "why"),
     [
-        (Durable(9, 1, "p", 0.1, "", 2), "stopped, as asked, with a checkpoint of step 9"),
-        (Durable(7, 1, "p", 0.0, "disk full", 2), "stopped; the last checkpoint failed: disk full"),
+        (CheckpointReport(9, 1, "p", 0.1, "", 2), "stopped, as asked, with a checkpoint of step 9"),
+        (CheckpointReport(7, 1, "p", 0.0, "disk full", 2), "stopped; the last checkpoint failed: disk full"),
     ],
 )
-def test_the_answer_to_the_save_ends_the_run(durable: Durable, why: str) -> None:
+def test_the_answer_to_the_save_ends_the_run(durable: CheckpointReport, why: str) -> None:
     assert saving(durable) == End(closing.EXIT_INTERRUPTED, why)
 
 
-WRITTEN = Durable(9, 1, "p", 0.1, "", 2)
+WRITTEN = CheckpointReport(9, 1, "p", 0.1, "", 2)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_checkpoint_that_is_not_there_is_not_named_as_if_it_were(there: tuple[
 
 
 def test_a_void_checkpoint_is_not_named_as_if_it_counted() -> None:
-    void = Durable(25, 1, "p", 0.1, "", 2)
+    void = CheckpointReport(25, 1, "p", 0.1, "", 2)
     found = saving(void, stored=on_storage(Checkpoint(25, 1, 2, "p")))
     assert isinstance(found, End)
     assert found.why.endswith("is not on storage any more")
@@ -131,7 +131,7 @@ def test_storage_that_fails_after_the_save_is_named_in_the_end() -> None:
 
 
 def test_the_answer_to_an_older_save_is_waited_beyond_for_a_bounded_time() -> None:
-    old = Durable(7, 1, "p", 0.1, "", 1)
+    old = CheckpointReport(7, 1, "p", 0.1, "", 1)
     assert isinstance(saving(old), Wait)
     assert isinstance(saving(old, connected=False), Wait)
     late = "stopped without its last checkpoint: storage took nothing of it for 50 s"
@@ -141,12 +141,12 @@ def test_the_answer_to_an_older_save_is_waited_beyond_for_a_bounded_time() -> No
 
 
 def test_a_last_checkpoint_is_waited_for_as_long_as_storage_takes_something_of_it() -> None:
-    def saving_for(now_s: float, unmoved_s: float, durable: Durable, **given: Any) -> Any:
+    def saving_for(now_s: float, unmoved_s: float, durable: CheckpointReport, **given: Any) -> Any:
         told = member("m0", report("m0", launcher(), durable=durable, unmoved_s=unmoved_s), **given)
         seen = view(told, now_s=now_s, phase="saving", save=2, save_member="m0")
         return closing.saving(replace(seen, stored=on_storage(heard=1)), POLICY)
 
-    under_way = Durable(7, 1, "p", 0.1, "", 1)
+    under_way = CheckpointReport(7, 1, "p", 0.1, "", 1)
     assert isinstance(saving_for(4000.0, 49.0, under_way), Wait), "for an hour now"
     assert isinstance(saving_for(4000.0, 50.0, under_way), End)
     assert isinstance(saving_for(4000.0, 48.0, under_way, silent_s=3.0), End), "it was told 3 s ago"
@@ -222,7 +222,7 @@ def test_a_stop_that_cuts_off_work_after_a_commit_saves_a_state_from_before_it()
 def test_once_the_older_state_is_on_storage_what_contains_the_cut_step_is_void() -> None:
     seen = evaluating(9, 7, phase="saving", save=2, save_member="m0", save_step=7, cut=(CUT,))
     first = seen.members[0]
-    told = replace(first.report, durable=Durable(7, 1, "p", 0.1, "", 2))
+    told = replace(first.report, durable=CheckpointReport(7, 1, "p", 0.1, "", 2))
     both = on_storage(Checkpoint(9, 1, 2, "k"), Checkpoint(7, 1, 2, "p"))
     seen = replace(seen, members=(replace(first, report=told), seen.members[1]), stored=both)
     action = closing.saving(seen, POLICY)
@@ -230,7 +230,7 @@ def test_once_the_older_state_is_on_storage_what_contains_the_cut_step_is_void()
     assert action.why == f"stopped, as asked, with a checkpoint of step 7{AGAIN}"
     memory = transition.after(seen, action, POLICY)
     assert (memory.lineage, memory.missed) == ((Lineage(2, 7),), ())
-    failed = replace(told, durable=Durable(9, 1, "k", 0.0, "disk full", 2))
+    failed = replace(told, durable=CheckpointReport(9, 1, "k", 0.0, "disk full", 2))
     seen = replace(seen, members=(replace(first, report=failed), seen.members[1]))
     memory = transition.after(seen, closing.saving(seen, POLICY), POLICY)
     assert (memory.lineage, memory.missed) == ((), (UndoneWork(0, 0, 9),))
@@ -252,7 +252,7 @@ def test_without_an_older_state_what_was_cut_short_is_said_now_and_by_the_next_r
     assert isinstance(saved, Save)
     assert saved.resume.step == 9
     memory = transition.after(seen, saved, POLICY)
-    told = replace(seen.members[0].report, durable=Durable(9, 1, "p", 0.1, "", 1), progress=())
+    told = replace(seen.members[0].report, durable=CheckpointReport(9, 1, "p", 0.1, "", 1), progress=())
     over = replace(
         seen,
         members=(replace(seen.members[0], report=told), seen.members[1]),
@@ -276,7 +276,7 @@ def test_a_stop_says_which_newer_state_it_does_not_use() -> None:
     seen = evaluating(7, phase="saving", save=2, save_member="m0", save_step=7)
     first = seen.members[0]
     where = replace(progress(0, 9), late=(9,))
-    told = replace(first.report, durable=Durable(7, 1, "p", 0.1, "", 2), progress=(where,))
+    told = replace(first.report, durable=CheckpointReport(7, 1, "p", 0.1, "", 2), progress=(where,))
     seen = replace(seen, members=(replace(first, report=told), seen.members[1]))
     seen = replace(seen, stored=on_storage(Checkpoint(7, 1, 2, "p")))
     assert closing.saving(seen, POLICY) == End(
@@ -424,38 +424,38 @@ def test_a_member_that_is_quiet_for_a_moment_is_waited_for_but_not_until_it_is_l
 @pytest.mark.parametrize(
     ("durable", "given", "why"),
     [
-        (Durable(9, 1, "p", 0.1, "", 2), {}, ""),
-        (Durable(9, 1, "p", 0.1, "", 1), {"stop": "now"}, ""),
-        (Durable(7, 1, "p", 0.0, "disk full", 2), {"held": 7}, "disk full; the newest is of step 7"),
+        (CheckpointReport(9, 1, "p", 0.1, "", 2), {}, ""),
+        (CheckpointReport(9, 1, "p", 0.1, "", 1), {"stop": "now"}, ""),
+        (CheckpointReport(7, 1, "p", 0.0, "disk full", 2), {"held": 7}, "disk full; the newest is of step 7"),
         (
-            Durable(7, 1, "p", 0.0, "", 1),
+            CheckpointReport(7, 1, "p", 0.0, "", 1),
             {"now_s": 50.0, "held": 7},
             "storage took nothing of it for 50 s; the newest is of step 7",
         ),
         (
-            Durable(7, 1, "p", 0.0, "", 1),
+            CheckpointReport(7, 1, "p", 0.0, "", 1),
             {"exists": False, "held": 7},
             "member m0 is lost; the newest is of step 7",
         ),
         (
-            Durable(8, 1, "p", 0.1, "", 2),
+            CheckpointReport(8, 1, "p", 0.1, "", 2),
             {"held": 7},
             "it was written, and is not on storage any more; the newest is of step 7",
         ),
         (
-            Durable(9, 1, "p", 0.1, "", 2),
+            CheckpointReport(9, 1, "p", 0.1, "", 2),
             {"stored": on_storage(error="Stale file handle"), "now_s": 50.0},
             "Stale file handle",
         ),
         (
-            Durable(9, 1, "p", 0.1, "", 2),
+            CheckpointReport(9, 1, "p", 0.1, "", 2),
             {"stored": on_storage(heard=1), "now_s": 50.0},
             "it was written, and storage does not answer; there is no other",
         ),
     ],
 )
 def test_whatever_becomes_of_the_last_checkpoint_a_run_that_finished_ends_with_0(
-    durable: Durable, given: dict[str, Any], why: str
+    durable: CheckpointReport, given: dict[str, Any], why: str
 ) -> None:
     assert _last_of(durable, **given) == (missing(why) if why else End(0, DONE))
 
@@ -474,13 +474,13 @@ def test_a_rank_that_could_not_write_what_it_printed_is_no_fault_and_gives_the_c
 
 
 def test_a_last_checkpoint_is_waited_for_within_bounds() -> None:
-    assert isinstance(_last_of(Durable(7, 1, "p", 0.0, "", 1)), Wait)
-    assert isinstance(_last_of(Durable(9, 1, "p", 0.1, "", 2), stored=on_storage(heard=1)), Wait)
-    assert isinstance(_last_of(Durable(7, 1, "p", 0.0, "", 1), stop="graceful"), Wait)
+    assert isinstance(_last_of(CheckpointReport(7, 1, "p", 0.0, "", 1)), Wait)
+    assert isinstance(_last_of(CheckpointReport(9, 1, "p", 0.1, "", 2), stored=on_storage(heard=1)), Wait)
+    assert isinstance(_last_of(CheckpointReport(7, 1, "p", 0.0, "", 1), stop="graceful"), Wait)
 
 
 def _last_of(
-    durable: Durable,
+    durable: CheckpointReport,
     now_s: float = 40.0,
     stored: StorageContents | None = None,
     exists: bool = True,
@@ -500,7 +500,7 @@ AWAY = Ending(0, 1, fail="exception", message="FileNotFoundError: data.pt")
 OLD = Checkpoint(4, 1, 2, "step-00000004")
 
 
-def stuck(asked: Durable | None = None, **given: Any) -> View:
+def stuck(asked: CheckpointReport | None = None, **given: Any) -> View:
     """Return a group that no process can be made for: both hold the state of step 9, and 4 is on storage."""
     members = []
     for number in (0, 1):
@@ -520,12 +520,22 @@ def opened() -> OpenIncident:
 @pytest.mark.parametrize(
     ("asked", "stored", "said", "lost"),
     [
-        (Durable(9, 1, "p", 0.1, "", 1), (Checkpoint(9, 1, 2, "p"), OLD), ", with a checkpoint of step 9", 0),
-        (Durable(4, 1, "p", 0.1, "no space", 1), (OLD,), "; the last checkpoint failed: no space", 5),
+        (
+            CheckpointReport(9, 1, "p", 0.1, "", 1),
+            (Checkpoint(9, 1, 2, "p"), OLD),
+            ", with a checkpoint of step 9",
+            0,
+        ),
+        (
+            CheckpointReport(4, 1, "p", 0.1, "no space", 1),
+            (OLD,),
+            "; the last checkpoint failed: no space",
+            5,
+        ),
     ],
 )
 def test_a_run_whose_script_starts_no_more_ends_when_what_is_secured_is_on_storage(
-    asked: Durable, stored: tuple[Checkpoint, ...], said: str, lost: int
+    asked: CheckpointReport, stored: tuple[Checkpoint, ...], said: str, lost: int
 ) -> None:
     why = "the script failed 4 times before it joined"
     seen = stuck(now_s=161, since_ns=100 * S, generation=2, saved=4, incident=opened(), incidents=1)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from holdfast.protocol.lineage import Lineage
-from holdfast.protocol.member_messages import Durable, Seal, Slot, Told
+from holdfast.protocol.member_messages import CheckpointReport, HeldChecksum, HeldSnapshot, KnownHistory
 from supervisor.decision.durable_facts import VOIDS, with_durable_facts, with_last_status
 from supervisor.view.model import Checkpoint, JobState, MemberView, StorageContents, VoidStep
 from tests.unit.supervisor.job_views import launcher, member, memory, progress, report, view
@@ -31,8 +31,8 @@ def test_what_teaches_nothing_changes_nothing() -> None:
 
 def test_a_newer_generation_than_ours_is_remembered_wherever_it_is_seen() -> None:
     assert taught(stored=StorageContents(generation=7)).seen == 7
-    assert taught(*training((3, -1), (3, -1), slots=(Slot(5, 3, 8),))).seen == 5
-    assert taught(*training((3, -1), (3, -1), durable=Durable(3, 4, "p"))).seen == 4
+    assert taught(*training((3, -1), (3, -1), slots=(HeldSnapshot(5, 3, 8),))).seen == 5
+    assert taught(*training((3, -1), (3, -1), durable=CheckpointReport(3, 4, "p"))).seen == 4
     assert taught(member("m0", report("m0", launcher(generation=6)))).seen == 6
     assert taught(stored=StorageContents(generation=7), seen=9).seen == 9
     assert taught(stored=StorageContents(generation=7), generation=8).seen == 0
@@ -67,7 +67,7 @@ def test_a_snapshot_counts_as_held_once_all_have_gone_beyond_it(
 
 
 def sealed(name: str, *crcs: int) -> MemberView:
-    seals = tuple(Seal(1, 16 * at, 4096, crc) for at, crc in enumerate(crcs, 1))
+    seals = tuple(HeldChecksum(1, 16 * at, 4096, crc) for at, crc in enumerate(crcs, 1))
     return member(name, report(name, launcher(), seals=seals))
 
 
@@ -98,7 +98,9 @@ def test_a_void_step_is_remembered_until_the_rank_that_made_it_void_has_made_it_
 def test_of_many_void_steps_the_newest_are_remembered_and_those_of_which_there_is_a_state() -> None:
     many = tuple(VoidStep(1, step, 0) for step in range(VOIDS))
     stored = StorageContents((Checkpoint(0, 1, 2, "a"),))
-    holding = member("m1", report("m1", launcher(), progress=(progress(1, 200),), slots=(Slot(1, 2, 8),)))
+    holding = member(
+        "m1", report("m1", launcher(), progress=(progress(1, 200),), slots=(HeldSnapshot(1, 2, 8),))
+    )
     found = taught(changed(0, late=(200, 201, 202)), holding, stored=stored, void=many).void
     assert [each.step for each in found] == [0, 2, *range(3, VOIDS), 200, 201, 202]
 
@@ -150,7 +152,7 @@ def test_who_has_not_done_a_step_has_none_to_lose_and_who_is_being_secured_is_kn
 
 def test_a_history_that_was_not_written_down_is_learnt_from_the_members() -> None:
     """A run that was begun from scratch, and whose journal could not be written."""
-    told = Told(2, (Lineage(2, 0),), (7,))
+    told = KnownHistory(2, (Lineage(2, 0),), (7,))
     stored = StorageContents((Checkpoint(343, 1, 2, "a"),), lineage=(Lineage(1, 0),), generation=1)
     here = member("m0", report("m0", launcher(), told=told))
     found = taught(here, stored=stored, skip=(3,), lineage=(Lineage(1, 0),))

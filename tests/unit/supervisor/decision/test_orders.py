@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.protocol.launcher_messages import RankStart
 from holdfast.protocol.lineage import Lineage
-from holdfast.protocol.member_messages import Drill, MemberOrder, Source
+from holdfast.protocol.member_messages import DrillOrder, MemberOrder, StateSource
 from supervisor.decision.orders import BUSY_S, may_create_members, order_for
 from supervisor.view.model import OpenIncident, Policy
 from tests.unit.supervisor.job_views import LAUNCH, fault, memory
@@ -76,7 +76,7 @@ def test_who_hangs_is_named_to_those_that_secure_unless_there_is_nobody_else() -
 
 def test_one_member_saves() -> None:
     given: dict[str, Any] = {"phase": "saving", "save": 3, "save_step": 9, "save_generation": 2}
-    sources = (Source("u", 0, 2, 9),)
+    sources = (StateSource("u", 0, 2, 9),)
     told = order("m1", save_member="m1", sources=sources, **given)
     assert (told.do, told.save, told.save_step, told.save_generation) == ("secure", 3, 9, 2)
     assert told.sources == sources
@@ -115,7 +115,7 @@ def test_an_end_for_a_fault_has_a_grace_only_for_who_is_ending(
 
 
 def test_a_drill_is_passed_on() -> None:
-    drill = Drill(1, "kill", 0)
+    drill = DrillOrder(1, "kill", 0)
     for name in ("m0", "m2"):
         assert order_for(memory(), name, POLICY, drill).drill == drill
 

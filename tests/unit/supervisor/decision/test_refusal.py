@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.protocol.lineage import Lineage
-from holdfast.protocol.member_messages import PrivateHeld, Slot
+from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot
 from supervisor.decision import remedy, resume_point
 from supervisor.view import faults
 from supervisor.view.model import Checkpoint, PastFault, StorageContents, UnusableCheckpoint
@@ -67,23 +67,23 @@ def test_a_fault_that_leaves_nothing_ends_the_run_with_what_there_is_and_why_it_
     )
 
 
-WHOLE = (PrivateHeld(0, 1, 6, True), PrivateHeld(1, 1, 6, True))
+WHOLE = (HeldPrivateState(0, 1, 6, True), HeldPrivateState(1, 1, 6, True))
 
 
 @pytest.mark.parametrize(
     ("privates", "unusable", "why"),
     [
         ((), (), "the private state of rank 0, 1 is missing"),
-        ((WHOLE[0], PrivateHeld(1, 1, 5, True)), (), "the private state of rank 1 is missing"),
+        ((WHOLE[0], HeldPrivateState(1, 1, 5, True)), (), "the private state of rank 1 is missing"),
         ((WHOLE[0], replace(WHOLE[1], final=False)), (), "rank 1 is held only as it was before its commit"),
-        (WHOLE, (Slot(1, 6, 8),), "it is damaged"),
+        (WHOLE, (HeldSnapshot(1, 6, 8),), "it is damaged"),
         (WHOLE, (), "a run begins with what is on storage"),
     ],
 )
 def test_a_snapshot_that_is_not_whole_is_named_with_what_is_wrong_with_it(
-    privates: tuple[PrivateHeld, ...], unusable: tuple[Slot, ...], why: str
+    privates: tuple[HeldPrivateState, ...], unusable: tuple[HeldSnapshot, ...], why: str
 ) -> None:
-    told = report("m0", launcher(), slots=(Slot(1, 6, 8),), privates=privates, unusable=unusable)
+    told = report("m0", launcher(), slots=(HeldSnapshot(1, 6, 8),), privates=privates, unusable=unusable)
     seen = view(member("m0", told), held=6)
     [said] = remedy.why_states_are_refused(seen, None)
     assert said.startswith("the snapshot of step 6 on m0: ")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from holdfast.protocol.lineage import Lineage
-from holdfast.protocol.member_messages import Slot, Source
+from holdfast.protocol.member_messages import HeldSnapshot, StateSource
 from supervisor.decision import resume_point
 from supervisor.view import faults
 from supervisor.view.model import Checkpoint, MemberView, PastFault, StorageContents, UnusableCheckpoint, View
@@ -37,10 +37,10 @@ def test_holders_and_sources_are_named() -> None:
     )
     assert found.holders == ("m0", "m1")
     assert found.sources == (
-        Source("http://m0:1", -1, 1, 10),
-        Source("http://m1:1", -1, 1, 10),
-        Source("http://m0:1", 0, 1, 10),
-        Source("http://m1:1", 1, 1, 10),
+        StateSource("http://m0:1", -1, 1, 10),
+        StateSource("http://m1:1", -1, 1, 10),
+        StateSource("http://m0:1", 0, 1, 10),
+        StateSource("http://m1:1", 1, 1, 10),
     )
 
 
@@ -58,7 +58,7 @@ def test_who_does_not_speak_holds_nothing(given: dict[str, Any]) -> None:
 
 
 def test_a_damaged_snapshot_is_not_used_where_it_is_damaged() -> None:
-    damaged = holding("m0", ((1, 10),), BOTH, unusable=(Slot(1, 10, 8),))
+    damaged = holding("m0", ((1, 10),), BOTH, unusable=(HeldSnapshot(1, 10, 8),))
     assert point(damaged) == ("none", 0, 0)
     found = resume_point.newest(view(damaged, holding("m1", ((1, 10),), ())), None)
     assert (found.step, found.holders) == (10, ("m1",))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.protocol.launcher_messages import Look as Looked
+from holdfast.protocol.launcher_messages import RankInspection as Looked
 from holdfast.protocol.launcher_messages import Restore
 from holdfast.protocol.lineage import Lineage
 from supervisor.decision import transition

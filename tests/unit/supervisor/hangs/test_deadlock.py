@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.protocol.launcher_messages import Ending, Look
+from holdfast.protocol.launcher_messages import Ending, RankInspection
 from supervisor.hangs import deadlock, detection, observation
 from supervisor.hangs.detection import StallVerdict
 from supervisor.view.model import LearnedStall, MemberView, PastFault, Policy, StallWatch, View
@@ -34,12 +34,14 @@ MEETS = replace(
 PLACE = "barrier, called by evaluate (train.py); the backward pass, called by <module> (train.py)"
 
 
-def both(first: Look, second: Look, turn: int = 1, asked: int = 0, **given: Any) -> tuple[MemberView, ...]:
+def both(
+    first: RankInspection, second: RankInspection, turn: int = 1, asked: int = 0, **given: Any
+) -> tuple[MemberView, ...]:
     looks = (replace(each, asked=asked) for each in (first, second))
     return tuple(there(number, look, turn=turn, **given) for number, look in enumerate(looks))
 
 
-def twice(first: Look, second: Look, *later: Look, **given: Any) -> View:
+def twice(first: RankInspection, second: RankInspection, *later: RankInspection, **given: Any) -> View:
     """Return what is known after a look at all, and another that was asked for then: at `later`, if given."""
     kinds = {name: given.pop(name) for name in ("phase", "stalled", "late_s") if name in given}
     before = seen(*both(first, second, **kinds), **given)
@@ -120,7 +122,9 @@ def test_only_late_ranks_make_members_look() -> None:
         pytest.param(replace(REDUCES, stack=PLAIN.stack), id="it waits in no collective"),
     ],
 )
-def test_one_rank_that_is_not_known_to_be_at_rest_is_enough_for_the_limit_of_today(other: Look) -> None:
+def test_one_rank_that_is_not_known_to_be_at_rest_is_enough_for_the_limit_of_today(
+    other: RankInspection,
+) -> None:
     view = twice(other, MEETS)
     assert deadlock.deadlocked_ranks(view, 60.0) == ()
     late = detection.judge(view, POLICY)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.protocol.launcher_messages import Ending, Look, Marks
+from holdfast.protocol.launcher_messages import Ending, RankInspection, StartTimes
 from holdfast.protocol.member_messages import MemberReport, RankStall
 from supervisor.hangs import detection, observation
 from supervisor.hangs.detection import StallVerdict
@@ -22,11 +22,11 @@ SLEEPS = replace(PLAIN, calls=("sleep",))
 LATE_S = 2.0  # since the last progress
 
 
-def there(number: int, look: Look | None, **given: Any) -> MemberView:
+def there(number: int, look: RankInspection | None, **given: Any) -> MemberView:
     """Return the member of a rank that is late, and how it looks; with `phase`, what its page says."""
     phase, stalled = given.pop("phase", "forward"), given.pop("stalled", True)
     limited, late_s = given.pop("limited", False), given.pop("late_s", LATE_S)
-    marks = Marks(first_step_ns=0 if given.pop("first_step", False) else 1)
+    marks = StartTimes(first_step_ns=0 if given.pop("first_step", False) else 1)
     state = rank(number, given.pop("ending", None), stopped=given.pop("stopped", False), marks=marks)
     at_s, begun = given.pop("at_s", 0.6), given.pop("begun", True)
     stall = RankStall(number, 1, 5, 3, 0, phase, late_s, at_s, limited, begun)
@@ -73,7 +73,7 @@ def test_while_nobody_is_late_nothing_is_judged() -> None:
 
 
 @pytest.mark.parametrize("look", [STOPPED, LOCKED], ids=["stopped", "locked"])
-def test_what_is_certain_is_acted_on_at_once_and_its_rank_is_named(look: Look) -> None:
+def test_what_is_certain_is_acted_on_at_once_and_its_rank_is_named(look: RankInspection) -> None:
     assert certain(judged(there(0, WAITS), there(1, look))) == 1
     assert certain(judged(there(0, look), there(1, WAITS))) == 0
 
@@ -183,7 +183,7 @@ def test_whom_the_group_waits_for_is_told_with_its_place_and_its_limit(
 def test_of_a_script_that_does_not_join_it_is_told_that_it_has_done_no_optimizer_step() -> None:
     given: dict[str, Any] = {"phase": "joining", "first_step": True, "stalled": False}
     own, others = replace(progress(1, 0, -1), phase="joining"), replace(progress(0, 0, -1))
-    given |= {"launcher": launcher(rank(1, marks=Marks()), joins=False), "progress": (own,)}
+    given |= {"launcher": launcher(rank(1, marks=StartTimes()), joins=False), "progress": (own,)}
     found = judged(there(0, WAITS, progress=(others,)), there(1, SLEEPS, **given))
     assert found is not None
     assert found.why.startswith("rank 1 has done no optimizer step yet, in evaluate (train.py:42), which may")
@@ -247,7 +247,7 @@ def test_a_rank_between_two_loops_has_the_time_of_its_work_while_another_waits_f
 
 
 @pytest.mark.parametrize("look", [replace(PLAIN, traced=True), replace(PLAIN, process_state="t")])
-def test_in_a_debugger_nothing_hangs(look: Look) -> None:
+def test_in_a_debugger_nothing_hangs(look: RankInspection) -> None:
     for other in (WAITS, LOCKED):
         found = judged(there(0, other), there(1, look, late_s=5000.0))
         assert found is not None
@@ -300,7 +300,7 @@ def test_what_was_restarted_without_a_place_or_at_the_same_step_has_twice_the_ti
     assert waits_on(judged(there(0, works), there(1, WAITS), history=(other,))) == 180.0
 
 
-def unbegun(number: int, look: Look, late_s: float, **given: Any) -> MemberView:
+def unbegun(number: int, look: RankInspection, late_s: float, **given: Any) -> MemberView:
     """Return the member of a rank whose script has not joined, and has done no step for `late_s`."""
     return there(
         number, look, **{"phase": "joining", "begun": False, "late_s": late_s, "at_s": 300.0, **given}
@@ -315,7 +315,7 @@ ONE: dict[str, Any] = {"placement": ("m0",), "world_size": 1}
 @pytest.mark.parametrize("look", [WORKS, SPINS, SLEEPS], ids=["works", "computes", "sleeps"])
 @pytest.mark.parametrize("late_s", [301.0, 100_000.0])
 def test_a_rank_alone_that_has_never_done_a_step_is_never_restarted_for_that(
-    look: Look, late_s: float
+    look: RankInspection, late_s: float
 ) -> None:
     found = judged(unbegun(0, look, late_s), **ONE)
     assert found is not None
@@ -327,7 +327,7 @@ def test_a_rank_alone_that_has_never_done_a_step_is_never_restarted_for_that(
 @pytest.mark.parametrize("look", [WORKS, SPINS], ids=["works", "computes"])
 @pytest.mark.parametrize("late_s", [301.0, 100_000.0])
 def test_a_group_that_has_never_done_a_step_has_the_time_for_one_from_its_last_sign_of_work_on(
-    look: Look, late_s: float
+    look: RankInspection, late_s: float
 ) -> None:
     found = judged(unbegun(0, look, late_s), unbegun(1, WAITS, late_s))
     assert waits_on(found) == late_s + 600.0
@@ -437,7 +437,7 @@ APART = [SLEEPS_APART, COMPUTES_APART, replace(COMPUTES_APART, moved=True), READ
 
 
 @pytest.mark.parametrize("look", APART, ids=["sleeps", "computes", "works", "reads"])
-def test_ranks_that_are_all_seen_to_wait_for_no_other_have_all_the_time(look: Look) -> None:
+def test_ranks_that_are_all_seen_to_wait_for_no_other_have_all_the_time(look: RankInspection) -> None:
     for late_s in (50.0, 5000.0):
         now = seen(there(0, SLEEPS_APART, late_s=late_s), there(1, look, late_s=late_s))
         found = detection.judge(now, POLICY)
@@ -474,7 +474,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("look", OTHERS.values(), ids=OTHERS)
-def test_where_a_rank_may_wait_for_another_the_limit_stays(look: Look) -> None:
+def test_where_a_rank_may_wait_for_another_the_limit_stays(look: RankInspection) -> None:
     found = judged(there(0, SLEEPS_APART, late_s=50.0), there(1, look, late_s=50.0))
     assert waits_on(found) > 0.0
     assert certain(judged(there(0, SLEEPS_APART, late_s=700.0), there(1, look, late_s=700.0))) in (-1, 0, 1)
@@ -608,7 +608,7 @@ def test_a_member_that_never_says_what_its_ranks_do_silences_nothing_for_ever() 
 def test_a_supervisor_that_takes_over_compares_two_looks_before_it_takes_work_for_a_hang() -> None:
     """Its predecessor may have seen the rank work all the time."""
 
-    def at(looked: Look, watch: StallWatch | None = None, turn: int = 1) -> View:
+    def at(looked: RankInspection, watch: StallWatch | None = None, turn: int = 1) -> View:
         waiting = there(0, WAITS, late_s=300.0, turn=turn)
         return seen(waiting, there(1, looked, late_s=300.0, turn=turn), watch=watch, since_ns=99 * S)
 

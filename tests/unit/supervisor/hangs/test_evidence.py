@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from holdfast.inspection import thread_waits
-from holdfast.protocol.launcher_messages import Look
+from holdfast.protocol.launcher_messages import RankInspection
 from supervisor.hangs import evidence
 
 SCRIPT = "evaluate (train.py:42)"
@@ -17,7 +17,7 @@ def stack(*frames: str) -> str:
     return "\n".join(['Thread 7 (idle): "MainThread"', *(f"    {frame}" for frame in frames)])
 
 
-PLAIN = Look(0, 5, 3, 0, "S", 0.0, stack(SCRIPT), window_s=0.2, at=SCRIPT, where=SCRIPT)
+PLAIN = RankInspection(0, 5, 3, 0, "S", 0.0, stack(SCRIPT), window_s=0.2, at=SCRIPT, where=SCRIPT)
 LOCKED = replace(PLAIN, calls=("lock",), at=WAIT, stack=stack(WAIT, SCRIPT))
 REDUCING = stack("all_reduce (torch/distributed/distributed_c10d.py:2806)", "<module> (train.py:9)")
 BACKWARD = stack("_engine_run_backward (torch/autograd/graph.py:825)", "<module> (train.py:9)")
@@ -35,7 +35,7 @@ OURS = stack(
 )
 
 
-def seen(look: Look = PLAIN, **given: Any) -> evidence.Findings:
+def seen(look: RankInspection = PLAIN, **given: Any) -> evidence.Findings:
     return evidence.findings(replace(look, **given))
 
 
@@ -80,7 +80,7 @@ def seen(look: Look = PLAIN, **given: Any) -> evidence.Findings:
         pytest.param(replace(PLAIN, calls=()), evidence.IDLE, evidence.UNKNOWN, id="nobody can say"),
     ],
 )
-def test_each_look_has_its_role_and_kind_of_work(look: Look, role: str, work: str) -> None:
+def test_each_look_has_its_role_and_kind_of_work(look: RankInspection, role: str, work: str) -> None:
     found = evidence.findings(look)
     assert (found.role, found.work) == (role, work)
 

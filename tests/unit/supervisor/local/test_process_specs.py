@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.launcher.cli import options_of
+from holdfast.launcher.cli import parse_options
 from holdfast.worker import zygote
 from sidecar import config
 from supervisor.local import process_specs
@@ -29,7 +29,7 @@ def made(tmp_path: Path) -> Plan:
 
 def test_a_launcher_is_told_all_that_it_asks_for_and_which_devices_there_are(made: Plan) -> None:
     start = process_specs.launcher(made, "m1", 77, BASE)
-    given = options_of(list(start.argv[4:]))
+    given = parse_options(list(start.argv[4:]))
     assert given.command == list(made.command)
     assert (given.name, given.nproc, given.warm, given.parent) == ("m1", 2, "park", 77)
     assert Path(given.directory) == made.directory("m1")

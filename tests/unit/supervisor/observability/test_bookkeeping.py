@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from holdfast.protocol.launcher_messages import Marks, Restore
+from holdfast.protocol.launcher_messages import Restore, StartTimes
 from supervisor.observability.bookkeeping import Accounts
 from supervisor.view.model import MemberView, OpenIncident, ResumePoint
 from tests.unit.supervisor.job_views import LAUNCH, S, fault, launcher, member, memory, progress, report, view
@@ -18,7 +18,7 @@ def trained(step: int, phase: str = "forward", name: str = "m0") -> MemberView:
 def begun() -> Accounts:
     """Return the accounts of a group of two that was formed at 0 s and did its first step at 10 s."""
     accounts = Accounts(0, None)
-    accounts.closed(memory(), None, Marks(1 * S, 2 * S, 3 * S, 10 * S), 0.0)
+    accounts.closed(memory(), None, StartTimes(1 * S, 2 * S, 3 * S, 10 * S), 0.0)
     return accounts
 
 
@@ -80,7 +80,7 @@ def test_a_recovery_is_split_into_what_it_was_spent_on() -> None:
     look(accounts, 30.0, 20)
     accounts.opened(incident)
     again = replace(LAUNCH, restore=Restore(19, 1, "slot"))
-    accounts.closed(memory(launch=again), incident, Marks(35 * S, 36 * S, 38 * S, 42 * S), 1.5)
+    accounts.closed(memory(launch=again), incident, StartTimes(35 * S, 36 * S, 38 * S, 42 * S), 1.5)
     spent = seconds(accounts)
     assert spent["detect"] == 2.0
     assert spent["decide"] == 1.0
@@ -93,11 +93,11 @@ def test_a_recovery_is_split_into_what_it_was_spent_on() -> None:
 def test_what_was_trained_beyond_the_resume_point_is_lost() -> None:
     accounts = Accounts(0, None)
     alone: dict[str, Any] = {"placement": ("m0",), "world_size": 1, "settled": True}
-    accounts.closed(memory(), None, Marks(0, 0, 0, 1 * S), 0.0)
+    accounts.closed(memory(), None, StartTimes(0, 0, 0, 1 * S), 0.0)
     accounts.observe(view(trained(10), now_s=10.0, **alone))
     accounts.observe(view(trained(20), now_s=30.0, **alone))
     accounts.opened(opened())
-    accounts.closed(memory(), opened(resume=ResumePoint(10, 1, "slot")), Marks(*[34 * S] * 4), 0.0)
+    accounts.closed(memory(), opened(resume=ResumePoint(10, 1, "slot")), StartTimes(*[34 * S] * 4), 0.0)
     assert seconds(accounts)["lost"] == 20.0
 
 
@@ -113,7 +113,7 @@ def test_what_a_script_that_keeps_its_own_state_had_trained_before_a_restart_is_
     assert accounts.ledger.pending_ns == 27 * S, "two members hold nothing of it"
     incident = opened(resume=ResumePoint(0, 0, "none"), lost=None, own_state=True)
     accounts.opened(incident)
-    accounts.closed(memory(), incident, Marks(*[34 * S] * 4), 0.0)
+    accounts.closed(memory(), incident, StartTimes(*[34 * S] * 4), 0.0)
     accounts.observe(view(its_own(20), its_own(20, "m1"), now_s=54.0, settled=True))
     accounts.stopped(55 * S, finished=True)
     spent = seconds(accounts)

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from holdfast.protocol.launcher_messages import Marks
+from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.observability import incident_record
 from supervisor.view.model import OpenIncident, ResumePoint
 from tests.unit.supervisor.job_views import S, fault
@@ -22,7 +22,7 @@ DECIDED = replace(
     lost=1,
     stacks=(((0, 1), "stack"),),
 )
-MARKS = Marks(94 * S, 95 * S, 96 * S, 97 * S)
+MARKS = StartTimes(94 * S, 95 * S, 96 * S, 97 * S)
 
 
 def outcome(found: dict[str, Any]) -> tuple[object, ...]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.protocol.launcher_messages import Marks
+from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.observability.bookkeeping import Accounts
 from supervisor.observability.ledger import Bucket
 from supervisor.observability.status import Records
@@ -83,7 +83,7 @@ def test_a_run_that_was_stopped_has_the_step_that_was_saved(tmp_path: Path) -> N
 
 def test_the_number_of_steps_to_do_is_what_the_ranks_of_this_generation_say(tmp_path: Path) -> None:
     def aiming(generation: int, *goals: int) -> View:
-        ranks = [rank(n, generation=generation, marks=Marks(goal=goal)) for n, goal in enumerate(goals)]
+        ranks = [rank(n, generation=generation, marks=StartTimes(goal=goal)) for n, goal in enumerate(goals)]
         return view(member("m0", report("m0", launcher(*ranks))))
 
     records = Records(RunDir(tmp_path))

@@ -13,7 +13,7 @@ from typing import get_args
 
 import pytest
 
-from holdfast.protocol.member_messages import Source
+from holdfast.protocol.member_messages import StateSource
 from supervisor.decision import transition
 from supervisor.decision.decide import decide
 from supervisor.store import journal
@@ -82,7 +82,7 @@ def found_last(world: World) -> tuple[View, Policy, Action, JobState]:
 
 
 FAULT = fault("hang")
-RESUME = ResumePoint(5, 1, "slot", "", (Source("http://m0:1", 0, 1, 5),), ("m0",))
+RESUME = ResumePoint(5, 1, "slot", "", (StateSource("http://m0:1", 0, 1, 5),), ("m0",))
 EACH: dict[type[object], Action] = {
     Wait: Wait(7, "because"),
     Look: Look((FAULT,), "because"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.protocol.lineage import Lineage, valid
-from holdfast.protocol.member_messages import PrivateHeld, Progress, Slot
+from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot, RankProgress
 from supervisor.decision import orders, remedy, transition
 from supervisor.decision.decide import decide
 from supervisor.view import failed_start
@@ -47,8 +47,8 @@ def looked(found: JobState, *steps: int, at: int = -1, now_s: float = 100.0) -> 
         told = report(
             name,
             launcher(rank(number, generation=found.generation), generation=found.generation),
-            slots=tuple(Slot(1, step, 8) for step in steps),
-            privates=tuple(PrivateHeld(r, 1, step, True) for r in (0, 1) for step in steps),
+            slots=tuple(HeldSnapshot(1, step, 8) for step in steps),
+            privates=tuple(HeldPrivateState(r, 1, step, True) for r in (0, 1) for step in steps),
             progress=(progress(number, at),) if at >= 0 else (),
             secured_for=found.generation,
         )
@@ -60,7 +60,7 @@ def secured(found: JobState, *faults: Fault, steps: tuple[int, ...] = (NEW, OLD)
     return transition.after(looked(found, *steps, at=at), Secure(faults, True, "a fault"), POLICY)
 
 
-def gone_back(*faults: Fault, progressed: Progress | None = None) -> JobState:
+def gone_back(*faults: Fault, progressed: RankProgress | None = None) -> JobState:
     """Return the memory of a group that goes back to `OLD`, and has not begun there."""
     opened = OpenIncident(1, 1, 90 * S, 91 * S, 0.0, faults)
     known = memory(phase="securing", incident=opened, incidents=1, settled=True)
@@ -116,7 +116,7 @@ def test_a_group_that_has_done_a_step_is_not_taken_back() -> None:
     copied = seen(secured(back, killed), NEW, OLD)
     told = copied.members[1].report
     assert told is not None
-    second = replace(copied.members[1], report=replace(told, slots=(Slot(2, OLD + 1, 8),)))
+    second = replace(copied.members[1], report=replace(told, slots=(HeldSnapshot(2, OLD + 1, 8),)))
     late = replace(copied, memory=secured(back, killed), members=(copied.members[0], second))
     assert failed_start.without_failed_start(late).lineage == (Lineage(2, OLD),), (
         "a copy tells of a step that no page does"
@@ -232,8 +232,8 @@ def test_a_run_from_scratch_that_is_stopped_before_its_first_step_saves_nothing(
                 each,
                 report=replace(
                     each.report,
-                    slots=(Slot(2, step, 8),),
-                    privates=tuple(PrivateHeld(rank, 2, step, True) for rank in (0, 1)),
+                    slots=(HeldSnapshot(2, step, 8),),
+                    privates=tuple(HeldPrivateState(rank, 2, step, True) for rank in (0, 1)),
                 ),
             )
             for each in begins.members

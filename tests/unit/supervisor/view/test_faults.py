@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.protocol.foreign_text import sent_bytes
-from holdfast.protocol.launcher_messages import Ending, Flag, Restore
+from holdfast.protocol.launcher_messages import BadNumber, Ending, Restore
 from supervisor.view import faults
 from supervisor.view.model import Fault, OpenIncident, Policy
 from tests.unit.supervisor.job_views import (
@@ -92,7 +92,7 @@ def test_an_ending_of_an_older_generation_is_no_fault_of_this_one() -> None:
 
 
 def test_a_bad_number_is_named_with_step_and_batch() -> None:
-    flag = Flag("jump", 4, "123.0", 64, 70 * S)
+    flag = BadNumber("jump", 4, "123.0", 64, 70 * S)
     told = report("m1", launcher(rank(1, flag=flag)))
     [found] = faults.find_faults(view(WELL, member("m1", told)), POLICY)
     assert (found.kind, found.step, found.position, found.at_ns) == ("loss_jump", 4, 64, 70 * S)
@@ -222,7 +222,7 @@ def test_victims_may_be_those_of_a_member_that_does_not_speak() -> None:
 
 def test_a_bad_number_of_a_script_that_keeps_its_own_state_is_counted_from_its_last_start() -> None:
     def said(generation: int) -> str:
-        bad = rank(1, generation=generation, flag=Flag("nan", 754, "nan", -1, 90 * S))
+        bad = rank(1, generation=generation, flag=BadNumber("nan", 754, "nan", -1, 90 * S))
         told = progress(1, 754, -1)
         state = launcher(bad, generation=generation, joins=False)
         [found] = faults.find_faults(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.protocol.launcher_messages import Ending, Flag, LauncherState, Marks
+from holdfast.protocol.launcher_messages import BadNumber, Ending, LauncherState, StartTimes
 from holdfast.protocol.member_messages import MemberReport
 from supervisor.view import faults as symptoms
 from supervisor.view import member_clocks
@@ -27,14 +27,14 @@ def heard(offset: ClockOffset, sent_ns: int, took_ns: int) -> ClockOffset:
 def test_times_of_another_host_come_to_be_ours() -> None:
     offset = heard(ClockOffset(), 1000 * MS, MS)
     ending = Ending(APART_NS + 900 * MS, 1, failed_ns=APART_NS + 890 * MS)
-    marks = Marks(APART_NS + 100 * MS, APART_NS + 200 * MS)
-    flag = Flag("nan", 3, "nan", 0, APART_NS + 880 * MS)
+    marks = StartTimes(APART_NS + 100 * MS, APART_NS + 200 * MS)
+    flag = BadNumber("nan", 3, "nan", 0, APART_NS + 880 * MS)
     state = launcher(rank(1, ending, flag=flag, marks=marks), warm_ending=ending)
     found = member_clocks.on_supervisor_clock(told(1000 * MS, state), offset).launcher
     assert found is not None
     assert found.ranks[0].ending == replace(ending, at_ns=901 * MS, failed_ns=891 * MS) == found.warm_ending
     assert found.ranks[0].flag == replace(flag, at_ns=881 * MS)
-    assert found.ranks[0].marks == Marks(101 * MS, 201 * MS), "what has not been stays so"
+    assert found.ranks[0].marks == StartTimes(101 * MS, 201 * MS), "what has not been stays so"
 
 
 def test_of_one_clock_nothing_is_moved() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.protocol.member_messages import Room
+from holdfast.protocol.member_messages import MemoryUse
 from supervisor.decision.decide import decide
 from supervisor.view import memory_needed
 from supervisor.view.model import End, MemberView, PastFault, Policy, View
@@ -17,7 +17,7 @@ POLICY = Policy(members=2, standby=1)
 
 def at(name: str, number: int | None, step: int = 3, **given: int | str) -> MemberView:
     """Return a member of one host, with a state of 2 GB unless told otherwise."""
-    told = replace(Room("host:1", 2 * GB, 4 * GB, 1000, 10 * GB, 10 * GB), **given)  # type: ignore[arg-type]
+    told = replace(MemoryUse("host:1", 2 * GB, 4 * GB, 1000, 10 * GB, 10 * GB), **given)  # type: ignore[arg-type]
     ranks = () if number is None else (rank(number),)
     steps = () if number is None else (progress(number, step),)
     return member(name, report(name, launcher(*ranks), room=told, progress=steps))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.protocol.member_messages import Seal
+from holdfast.protocol.member_messages import HeldChecksum
 from supervisor.view import replica_divergence
 from supervisor.view.model import Fault, MemberView, PastFault
 from tests.unit.supervisor.job_views import launcher, member, report, view
@@ -14,7 +14,7 @@ def sealed(
     name: str, *crcs: int, first: int = 16, generation: int = 1, total_bytes: int = 4096
 ) -> MemberView:
     """Return a member with seals of steps `first`, 2 x `first`, ..."""
-    seals = tuple(Seal(generation, first * at, total_bytes, crc) for at, crc in enumerate(crcs, 1))
+    seals = tuple(HeldChecksum(generation, first * at, total_bytes, crc) for at, crc in enumerate(crcs, 1))
     return member(name, report(name, launcher(), seals=seals))
 
 

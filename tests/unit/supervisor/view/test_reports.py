@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.protocol.launcher_messages import Look
+from holdfast.protocol.launcher_messages import RankInspection
 from supervisor.hangs import hung_rank
 from supervisor.view import reports
 from tests.unit.supervisor.job_views import launcher, member, progress, rank, report, view
@@ -26,7 +26,7 @@ def test_state_in_our_care_shows_in_snapshots() -> None:
 
 
 def test_evidence_is_that_of_the_present_generation() -> None:
-    look = Look(1, 5, 3, 0, "T", 0.0, "")
+    look = RankInspection(1, 5, 3, 0, "T", 0.0, "")
     old = member("m0", report("m0", launcher(), looks=(look,), looked_for=1))
     new = member("m1", report("m1", launcher(), looks=(look,), looked_for=2))
     assert [each.rank for each in hung_rank.evidence(view(old, new, generation=2))] == [1]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.protocol.member_messages import Progress
+from holdfast.protocol.member_messages import RankProgress
 from supervisor.view.model import MemberView, View
 from supervisor.view.stragglers import Straggler, find_stragglers
 from tests.unit.supervisor.job_views import launcher, member, progress, report, view
@@ -19,25 +19,25 @@ WINDOW = BLOCKS * STEPS
 
 def told(
     rank: int, own_s: float, least_s: float | None = None, step_s: float = 0.1, step: int = 200
-) -> Progress:
+) -> RankProgress:
     """Return what is said of a rank whose own time was never less than `least_s` in its window."""
     least_s = own_s if least_s is None else least_s
     said = replace(progress(rank, step), step_s=step_s, own_s=own_s, own_least_s=least_s)
     return replace(said, own_data_s=own_s / 2, own_steps=WINDOW)
 
 
-def seen(*ranks: Progress, generation: int = 1) -> View:
+def seen(*ranks: RankProgress, generation: int = 1) -> View:
     """Return a view of a group with a rank in each member."""
     names = tuple(f"m{each.rank}" for each in ranks)
     members = [_member(name, each, generation) for name, each in zip(names, ranks, strict=True)]
     return view(*members, generation=generation, placement=names, world_size=len(names))
 
 
-def _member(name: str, rank: Progress, generation: int) -> MemberView:
+def _member(name: str, rank: RankProgress, generation: int) -> MemberView:
     return member(name, report(name, launcher(generation=generation), progress=(rank,)))
 
 
-def named(*ranks: Progress) -> list[int]:
+def named(*ranks: RankProgress) -> list[int]:
     return [each.rank for each in find_stragglers((), seen(*ranks))]
 
 

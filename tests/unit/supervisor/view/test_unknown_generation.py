@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from holdfast.protocol.launcher_messages import Marks
+from holdfast.protocol.launcher_messages import StartTimes
 from holdfast.protocol.lineage import Lineage
-from holdfast.protocol.member_messages import MemberReport, Told
+from holdfast.protocol.member_messages import KnownHistory, MemberReport
 from supervisor.view import unknown_generation
 from tests.unit.supervisor.job_views import launcher, member, progress, rank, report, view
 
@@ -26,7 +26,7 @@ def test_seats_are_those_that_the_members_claim_and_the_rest_is_whose_word_is_no
 
 
 def test_the_history_that_the_journal_lacks_is_what_the_newest_order_told() -> None:
-    newest, older = Told(3, (Lineage(3, 0),), (7,)), Told(2, (Lineage(1, 0), Lineage(2, 9)))
+    newest, older = KnownHistory(3, (Lineage(3, 0),), (7,)), KnownHistory(2, (Lineage(1, 0), Lineage(2, 9)))
     members = (member("m0", report("m0", None, told=older)), member("m1", report("m1", None, told=newest)))
     assert unknown_generation.reported_history(view(*members)) == newest
     assert unknown_generation.reported_history(view(*members, generation=3)) is None, (
@@ -37,13 +37,13 @@ def test_the_history_that_the_journal_lacks_is_what_the_newest_order_told() -> N
 
 
 def test_where_nobody_was_told_a_generation_that_did_a_step_began_no_later_than_it_is() -> None:
-    def old(number: int, step: int, marks: Marks) -> MemberReport:
+    def old(number: int, step: int, marks: StartTimes) -> MemberReport:
         running = launcher(rank(number, generation=3, marks=marks), generation=3)
         return report(f"m{number}", running, progress=(progress(number, step),))
 
-    done = Marks(1, 1, 1, 1)
+    done = StartTimes(1, 1, 1, 1)
     seen = view(member("m0", old(0, 83, done)), member("m1", old(1, 82, done)), lineage=(Lineage(1, 0),))
     found = unknown_generation.reported_history(seen)
-    assert found == Told(3, (Lineage(1, 0), Lineage(3, 83)))
-    unbegun = view(member("m0", old(0, 83, Marks())), member("m1", old(1, 83, Marks())))
+    assert found == KnownHistory(3, (Lineage(1, 0), Lineage(3, 83)))
+    unbegun = view(member("m0", old(0, 83, StartTimes())), member("m1", old(1, 83, StartTimes())))
     assert unknown_generation.reported_history(unbegun) is None, "it may be taken back"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.protocol.launcher_messages import Ending, RankState
-from holdfast.protocol.member_messages import Progress, RankStall, Uncommitted
+from holdfast.protocol.member_messages import RankProgress, RankStall, UncommittedWork
 from supervisor.decision import closing, remedy, transition
 from supervisor.decision.decide import decide
 from supervisor.hangs import detection, observation
@@ -49,12 +49,14 @@ LOST = Ending(95 * S, 1, fail="distributed", failed_ns=95 * S, message="Connecti
 RAISED = Ending(90 * S, 1, fail="exception", failed_ns=90 * S, message="RuntimeError: eval failed")
 
 
-def at(number: int, step: int = 20, tail_s: float = 0.0, **given: Any) -> Progress:
+def at(number: int, step: int = 20, tail_s: float = 0.0, **given: Any) -> RankProgress:
     return replace(progress(number, step), tail_s=tail_s, **given)
 
 
 def group(
-    first: tuple[RankState, Progress], second: tuple[RankState, Progress], slots: tuple[int, ...] = (20, 15)
+    first: tuple[RankState, RankProgress],
+    second: tuple[RankState, RankProgress],
+    slots: tuple[int, ...] = (20, 15),
 ) -> View:
     """Return two members with a rank each, that hold whole states of `slots`, being secured since 100 s."""
     members = []
@@ -117,7 +119,7 @@ def test_the_finally_blocks_of_a_rank_that_raised_are_waited_for() -> None:
 HINT = replace(RAISED, unwinding=True, step=20)
 
 
-def running(hint: Ending, where: Progress) -> View:
+def running(hint: Ending, where: RankProgress) -> View:
     found = group((rank(0), at(0)), (rank(1, hint, state="failing"), where))
     return replace(found, memory=replace(found.memory, phase="running", incident=None))
 
@@ -130,7 +132,7 @@ def running(hint: Ending, where: Progress) -> View:
         pytest.param(replace(HINT, overdue=True), at(1, pause_left_s=9.0), id="in a pause within its limit"),
     ],
 )
-def test_an_exception_that_may_be_handled_yet_is_no_fault(hint: Ending, where: Progress) -> None:
+def test_an_exception_that_may_be_handled_yet_is_no_fault(hint: Ending, where: RankProgress) -> None:
     action = decide(running(hint, where), POLICY)
     assert isinstance(action, (Wait, Settle)), action
 
@@ -263,7 +265,7 @@ def test_what_a_lost_member_told_last_is_no_pause_if_the_others_have_gone_beyond
     lost = replace(found.members[1], exists=False, connected=False)
     seen = replace(found, members=(found.members[0], lost))
     assert work_beside_steps.work_cut_off(seen, ()) == cuts
-    early = at(1, early=Uncommitted(0.04, 0.03, declared=True))
+    early = at(1, early=UncommittedWork(0.04, 0.03, declared=True))
     found = group((rank(0), at(0, 60)), (rank(1), early), slots=(60, 15))
     assert work_beside_steps.work_cut_off(found, ()) == (CutOffWork(1, 20, 20, 0.04, early=True),)
     seen = replace(found, members=(found.members[0], replace(found.members[1], connected=False)))
@@ -291,7 +293,7 @@ def test_a_wait_for_peers_after_a_commit_is_no_work_that_is_lost() -> None:
     ],
 )
 def test_what_a_pause_was_to_do_behind_a_wait_for_peers_is_done_again(
-    state: RankState, where: Progress
+    state: RankState, where: RankProgress
 ) -> None:
     found = group((state, where), (rank(1, KILLED), at(1)))
     assert not isinstance(decide(found, POLICY), Wait), "who can do no more is not waited for"
@@ -312,7 +314,7 @@ def test_what_a_pause_was_to_do_behind_a_wait_for_peers_is_done_again(
         pytest.param(rank(0, replace(LOST, paused=20)), at(0), id="in a step that nobody has"),
     ],
 )
-def test_a_wait_for_peers_in_no_pause_is_not_worth_a_rollback(state: RankState, where: Progress) -> None:
+def test_a_wait_for_peers_in_no_pause_is_not_worth_a_rollback(state: RankState, where: RankProgress) -> None:
     assert work_beside_steps.work_cut_off(group((state, where), (rank(1, KILLED), at(1))), ()) == ()
 
 
@@ -332,16 +334,16 @@ def test_a_rank_that_finished_has_left_nothing_undone() -> None:
 
 # -- before a commit
 
-SAVING = Uncommitted(2.0, 0.001)  # between the optimizer and the commit
-PAUSED = Uncommitted(0.04, 0.001, declared=True, left_s=200.0)
+SAVING = UncommittedWork(2.0, 0.001)  # between the optimizer and the commit
+PAUSED = UncommittedWork(0.04, 0.001, declared=True, left_s=200.0)
 
 
 @pytest.mark.parametrize(
     "work",
-    [SAVING, PAUSED, Uncommitted(0.04, 0.03, declared=True)],
+    [SAVING, PAUSED, UncommittedWork(0.04, 0.03, declared=True)],
     ids=["it is long", "it is declared", "it is declared in each step"],
 )
-def test_work_before_a_commit_that_others_have_made_is_done_again(work: Uncommitted) -> None:
+def test_work_before_a_commit_that_others_have_made_is_done_again(work: UncommittedWork) -> None:
     found = group((rank(0), at(0, 21)), (rank(1, KILLED), at(1, early=work)), slots=(21, 15))
     action = decide(found, POLICY)
     assert isinstance(action, Start)
@@ -359,15 +361,15 @@ def test_work_before_a_commit_that_others_have_made_is_done_again(work: Uncommit
     ("state", "work"),
     [
         (rank(1, KILLED), None),
-        (rank(1, KILLED), Uncommitted(0.2, 0.001)),
-        (rank(1, KILLED), Uncommitted(0.9, 0.2)),
+        (rank(1, KILLED), UncommittedWork(0.2, 0.001)),
+        (rank(1, KILLED), UncommittedWork(0.9, 0.2)),
         (rank(1, Ending(90 * S, 1, fail="distributed")), SAVING),
         (rank(1, where="collective"), SAVING),
     ],
     ids=["a plain step", "it is short", "it is usual", "a peer was lost", "it waits"],
 )
 def test_a_step_that_was_on_its_way_is_no_work_that_is_lost(
-    state: RankState, work: Uncommitted | None
+    state: RankState, work: UncommittedWork | None
 ) -> None:
     found = group((rank(0), at(0, 21)), (state, at(1, early=work)), slots=(21, 15))
     action = decide(found, POLICY)
