@@ -17,6 +17,7 @@ from bench.harness import processes
 from bench.harness.results import ROOT
 from bench.harness.ticks import VARIABLE, Follower
 from holdfast.process import linux
+from holdfast.snapshot import member_directory
 from supervisor.local import memory_volume
 from supervisor.store.run_directory import RunDir
 
@@ -89,7 +90,7 @@ class Running:
         if self.process.poll() is None:
             self.kill()
         memory = memory_volume.of_run((RunDir(self.folder / "run").run() or {}).get("runtime"))
-        if memory is not None and not memory_volume.in_use(memory):
+        if memory is not None and member_directory.is_abandoned(memory, without_owner=True):
             shutil.rmtree(memory, ignore_errors=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 

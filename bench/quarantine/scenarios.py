@@ -72,7 +72,7 @@ class People:
             return
         self.pool.touch(node)
         self.pool.tally.count("overruled")
-        node.standing = replace(transition.freed(node.standing, self.pool.now_s), busy=True)
+        node.standing = replace(transition.released_by_operator(node.standing, self.pool.now_s), busy=True)
         self.pool.tally.ended(node, self.pool.now_s)
 
     def remedy_if_empty(self, node: Node) -> None:

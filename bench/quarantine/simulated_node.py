@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from supervisor.quarantine.model import Finding, NodeView, Report
+from supervisor.quarantine.model import NodeFinding, NodeView, Report
 
 HOUR_S, DAY_S = 3600.0, 86400.0
 REPORT_S = 30.0  # an agent reports at this interval, and at once on a change
@@ -28,10 +28,10 @@ class Sign:
     driver: bool = False
     lasting: bool = False
 
-    def at(self, report_at_s: float) -> Finding:
+    def at(self, report_at_s: float) -> NodeFinding:
         said_by = "driver" if self.driver else ""
         held_s = max(0.0, report_at_s - self.since_s)
-        return Finding(self.key, self.level, self.action, held_s, self.sources, said_by, self.lasting)
+        return NodeFinding(self.key, self.level, self.action, held_s, self.sources, said_by, self.lasting)
 
 
 class Node:

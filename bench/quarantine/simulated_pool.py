@@ -111,7 +111,7 @@ class Pool:
         node = self.nodes[at]
         self._judge(node, action)
         self.tally.account(node, self.now_s)
-        node.standing = transition.apply(node.standing, action, self.now_s, self.policy)
+        node.standing = transition.after(node.standing, action, self.now_s, self.policy)
         self._odd.add(at)
         self.tally.acted(node, action, self.now_s)
         self.acted(node, action)

@@ -8,10 +8,14 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from holdfast.fileio.storage_thread import Unresponsive
+
 AGAIN_S = 0.1
+
+_R = TypeVar("_R")
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
@@ -27,6 +31,26 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
         _, left = await asyncio.wait(left, timeout=AGAIN_S)
 
 
+async def result_of(work: Future[_R], limit_s: float) -> _R:
+    """Return what `work` in a storage thread returns, or raise what it raises; the event loop runs meanwhile.
+
+    Raises:
+        Unresponsive: The storage has not answered within `limit_s`. The work may still be done later.
+    """
+    waiting = asyncio.wrap_future(work)
+    waiting.add_done_callback(_retrieve_exception)
+    done, _ = await asyncio.wait({waiting}, timeout=limit_s)
+    if not done:
+        raise Unresponsive(limit_s)
+    return waiting.result()
+
+
+def _retrieve_exception(future: asyncio.Future[Any]) -> None:
+    """Keep asyncio from logging an error that came after the time limit as never retrieved."""
+    if not future.cancelled():
+        future.exception()
+
+
 # How long an event loop was kept from looking at its events: the time between two looks, of a minute.
 #
 # A selector that measures itself needs no timer of its own, and misses nothing, however short.
@@ -34,8 +58,6 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 WINDOW_S = 60
 _BINS = 24  # of powers of two of microseconds: the last is everything above 8 s
-
-_R = TypeVar("_R")
 
 
 class Lag(selectors.DefaultSelector):

@@ -50,11 +50,17 @@ def remove_if_abandoned(member: Path) -> None:
         shutil.rmtree(run, ignore_errors=True)
 
 
-def is_abandoned(run: Path) -> bool:
-    """True for the folder of a run whose keeper is gone; False for anything else."""
+def is_abandoned(run: Path, *, without_owner: bool = False) -> bool:
+    """Return True for the folder of a run whose `holdfast run` has ended: nobody holds the owner's lock.
+
+    `without_owner` is the verdict on a folder that has no owner's file. A member does not remove such a
+    folder, which may belong to something else; a search that goes by a run folder's name does.
+    """
     try:
         descriptor = os.open(run / OWNER, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:  # not a run's folder, or not ours to judge
+    except FileNotFoundError:
+        return without_owner
+    except OSError:  # another user's
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others may look at the same moment

@@ -26,8 +26,8 @@ from supervisor.decision.closing import FINISHED
 from supervisor.display.live import Display, Incidents, display
 from supervisor.display.run_follower import Following
 from supervisor.local import gpus, memory_volume
-from supervisor.local.cluster import Finished, Keeper
-from supervisor.local.process_specs import Plan
+from supervisor.local.cluster import Finished, LocalCluster
+from supervisor.local.process_specs import RunSpec
 from supervisor.store import journal
 from supervisor.store.run_directory import RunDir, open_for_run
 from supervisor.view.model import Policy
@@ -68,7 +68,7 @@ def run(options: RunOptions) -> int:
     except OSError as error:
         raise BadInput(f"the run cannot be set up: {error}") from None
     run_dir.name_latest(Path.cwd())
-    keeper = Keeper(_plan(options, run_dir, runtime, api, kept), api)
+    keeper = LocalCluster(_plan(options, run_dir, runtime, api, kept), api)
     try:
         return _Watch(keeper, run_dir, options).until_end()
     finally:
@@ -142,7 +142,7 @@ def _describe(
 
 def _plan(
     options: RunOptions, run_dir: RunDir, runtime: Path, api: socket.socket, kept: script_source.Sources
-) -> Plan:
+) -> RunSpec:
     if options.nproc_per_node * options.members > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     os.environ.setdefault("HOLDFAST_PY_SPY", str(Path(sys.executable).with_name("py-spy")))
@@ -155,7 +155,7 @@ def _plan(
         "HOLDFAST_FIRST_STEP_S": str(options.first_step_timeout_s),
         "HOLDFAST_PAUSE_S": str(options.pause_timeout_s),
     }
-    return Plan(
+    return RunSpec(
         command=tuple(options.command),
         nproc=options.nproc_per_node,
         gpus=gpus.gpus(os.environ),
@@ -171,7 +171,7 @@ def _plan(
 class _Watch:
     """What a person sees of a run, and how they stop it."""
 
-    def __init__(self, keeper: Keeper, run_dir: RunDir, options: RunOptions) -> None:
+    def __init__(self, keeper: LocalCluster, run_dir: RunDir, options: RunOptions) -> None:
         self.keeper = keeper
         self.run_dir = run_dir
         self.notes = () if options.quiet else options.notes
@@ -190,7 +190,7 @@ class _Watch:
         self.keeper.start()
         try:
             while self.keeper.finished is None:
-                self.keeper.turn(seconds_to_next_tick(TICK_S))
+                self.keeper.poll(seconds_to_next_tick(TICK_S))
                 self._show()
             code = self._end(self.keeper.finished)
         finally:

@@ -10,10 +10,10 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from holdfast.process import event_loop
 from holdfast.process.network import Door
-from supervisor.controller import file_work
 from supervisor.controller.job import Job
-from supervisor.controller.member_server import Connections
+from supervisor.controller.member_server import MemberServer
 from supervisor.observability.metrics import Metrics
 
 MAX_BODY_BYTES = 4096
@@ -25,7 +25,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def application(
-    job: Job, connections: Connections, metrics: Metrics, token: str, door: Door, *, drills: bool = True
+    job: Job, connections: MemberServer, metrics: Metrics, token: str, door: Door, *, drills: bool = True
 ) -> web.Application:
     """Return the application; nothing it does blocks. Without `drills` it makes no faults."""
 
@@ -39,12 +39,12 @@ def application(
             return await handler(request)
 
     async def status(_: web.Request) -> web.Response:
-        return web.json_response(job.records.status(job.view(), job.accounts))
+        return web.json_response(job.publisher.status(job.view(), job.bookkeeping))
 
     async def incidents(_: web.Request) -> web.Response:
-        files = job.records.files
+        files = job.publisher.files
         try:
-            found = await file_work.answer(files.submit(job.records.run.incidents), READ_S)
+            found = await event_loop.result_of(files.submit(job.publisher.run.incidents), READ_S)
         except OSError as error:
             raise web.HTTPServiceUnavailable(text=f"{error}\n") from None
         return web.json_response(found)
@@ -73,7 +73,7 @@ def application(
         return web.Response(text="ok\n")
 
     async def exposition(_: web.Request) -> web.Response:
-        metrics.take(job.records.status(job.view(), job.accounts))
+        metrics.update(job.publisher.status(job.view(), job.bookkeeping))
         content = generate_latest(metrics.registry)
         return web.Response(body=content, headers={"Content-Type": CONTENT_TYPE_LATEST})
 

@@ -35,7 +35,7 @@ TOLD = 64  # answers of members that are remembered: a look follows each at once
 _T = TypeVar("_T")
 
 
-class Storage:
+class CheckpointIndex:
     """`stored` is what `decide` sees. `changed` is called after every look."""
 
     def __init__(self, root: Path, changed: Callable[[], object]) -> None:
@@ -58,22 +58,22 @@ class Storage:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._wanted.wait(), timeout_s)
             self._wanted.clear()
-            await self.look()
+            await self.rescan()
             self._changed()
             if self._doubted is not None:
                 await self._verify(self._doubted)
                 self._changed()
 
-    def look_again(self) -> None:
+    def request_rescan(self) -> None:
         """Have `run` look at once."""
         self._wanted.set()
 
     @property
-    def is_asked(self) -> bool:
+    def rescan_requested(self) -> bool:
         """True when a look is due."""
         return self._wanted.is_set()
 
-    def heard(self, durable: CheckpointReport) -> None:
+    def on_report(self, durable: CheckpointReport) -> None:
         """A member has written a checkpoint, and compared it while it wrote."""
         if durable.step < 0 or durable in self._told:
             return
@@ -97,7 +97,7 @@ class Storage:
             self._wanted.set()
         self._doubted = doubted
 
-    async def look(self) -> None:
+    async def rescan(self) -> None:
         """Read the manifests."""
         began_ns, heard = time.monotonic_ns(), self._heard
         try:
@@ -178,7 +178,7 @@ class Storage:
                 self._verified.add(key)
             else:
                 self._damaged[key] = why
-        await self.look()
+        await self.rescan()
 
 
 def _unusable(path: Path, why: str) -> UnusableCheckpoint:

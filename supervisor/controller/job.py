@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.fileio.storage_thread import FileWork, Unresponsive
+from holdfast.process import event_loop
 from holdfast.protocol.launcher_messages import StartTimes
-from supervisor.controller import file_work
 from supervisor.controller.backend import Backend
-from supervisor.controller.checkpoint_index import Storage
+from supervisor.controller.checkpoint_index import CheckpointIndex
 from supervisor.controller.drills import Asked, Drills
-from supervisor.controller.member_server import Connections
+from supervisor.controller.member_server import MemberServer
 from supervisor.decision import closing, orders, remedy, resume_point, transition
 from supervisor.decision.decide import decide
 from supervisor.decision.durable_facts import with_durable_facts, with_last_status
 from supervisor.hangs import deadlock, observation
 from supervisor.observability import incident_record
-from supervisor.observability.bookkeeping import Accounts
-from supervisor.observability.status import Records
+from supervisor.observability.bookkeeping import Bookkeeping
+from supervisor.observability.status import StatusPublisher
 from supervisor.store import journal
 from supervisor.store.leadership import Lead
 from supervisor.view import failed_start, members, work_beside_steps
@@ -64,32 +64,32 @@ class Job:
         self,
         policy: Policy,
         run_dir: Path,
-        records: Records,
+        records: StatusPublisher,
         backend: Backend,
-        connections: Connections,
+        connections: MemberServer,
         fresh: bool,
         started_ns: int,
         lead: Lead | None = None,
     ) -> None:
         self.policy = policy
-        self.records = records
+        self.publisher = records
         self.backend = backend
-        self.connections = connections
+        self.member_server = connections
         self.wake = asyncio.Event()
-        self.storage = Storage(run_dir / "checkpoints", self.wake.set)
+        self.checkpoints = CheckpointIndex(run_dir / "checkpoints", self.wake.set)
         self.lead = lead or Lead()
         held = journal.last(run_dir / "journal.jsonl")
         self.lead.raise_above(held.epoch if held else -1)
         self._last = held.decision if held and not fresh else None
         self.memory = _begin(policy, held.memory if held else None, fresh)
-        self.accounts = _accounts(started_ns, held.ledger if held and not fresh else None)
+        self.bookkeeping = _accounts(started_ns, held.ledger if held and not fresh else None)
         if not fresh:
             self.memory = with_last_status(self.memory, records.taken_over())
-            self.accounts.caught_up(self.memory, time.monotonic_ns())
+            self.bookkeeping.caught_up(self.memory, time.monotonic_ns())
         self._written = self.memory  # the newest that was handed to the journal
         self._handed_s = 0.0  # when
         self.journal = journal.Journal(run_dir / "journal.jsonl", self.lead)
-        self.paper = FileWork("journal")
+        self.journal_thread = FileWork("journal")
         self._line: Future[None] | None = None  # the newest of the journal's
         self.ended = asyncio.Event()
         self._existed: tuple[str, ...] = ()  # members that the backend has told of and nobody has given up
@@ -111,7 +111,7 @@ class Job:
         if self._last is not None:
             self._record(self._last.view, self._last.action, self._last.after)
         while self.memory.phase != "ended":
-            await self._round()
+            await self.reconcile()
             if self.memory.phase == "ended":
                 break
             timeout_s = min(BEAT_S, max(0.001, (self._deadline_ns - time.monotonic_ns()) / 1e9))
@@ -123,42 +123,44 @@ class Job:
             self.wake.clear()
             late_ns = time.monotonic_ns() - due_ns
             if late_ns > LATE_NS:  # we were stopped ourselves: what was said waits to be read
-                self.connections.excuse(late_ns)
+                self.member_server.discount_own_pause(late_ns)
                 self._watch = observation.discount_pause(self._watch, late_ns)
         await self._leave()
 
-    async def _round(self) -> None:
+    async def reconcile(self) -> None:
         self._take_stop()
         await self._stay_ahead()
         for _ in range(ROUNDS):
             view = self.view()
             self.memory = view.memory
-            self.accounts.observe(view)
+            self.bookkeeping.observe(view)
             action = decide(view, self.policy)
             if isinstance(action, Wait):
                 self._deadline_ns = action.until_ns
                 self._catch_up(view, action)
                 break
-            await self._carry_out(view, action)
+            await self._commit(view, action)
         else:
             raise RuntimeError(f"{ROUNDS} decisions in one go, the last: {action}")
-        self.storage.verify(remedy.checkpoint_to_verify(view, self.policy))
+        self.checkpoints.verify(remedy.checkpoint_to_verify(view, self.policy))
         self._renew(view)
         self._give_orders(view)
 
     async def _stay_ahead(self) -> None:
         """Have a higher epoch than members and checkpoints tell of, unless theirs is another supervisor's."""
-        lines = self.connections.lines.values()
+        lines = self.member_server.connections.values()
         told = (each.report.epoch for each in lines if each.report is not None)
-        known = max((self.storage.stored.epoch, *told))
+        known = max((self.checkpoints.stored.epoch, *told))
         if known <= self.lead.epoch:
             return
         try:
-            await file_work.answer(self.paper.submit(lambda: self.lead.raise_above(known)), JOURNAL_S)
+            await event_loop.result_of(
+                self.journal_thread.submit(lambda: self.lead.raise_above(known)), JOURNAL_S
+            )
         except OSError as error:
             log.error("epoch not raised", extra={"error": str(error)})
 
-    async def _carry_out(self, view: View, action: Action) -> None:
+    async def _commit(self, view: View, action: Action) -> None:
         """Write the decision down, then make it so: the orders follow from the memory."""
         before, after = self.memory, transition.after(view, action, self.policy)
         self._account(view, action, before, after)
@@ -170,12 +172,12 @@ class Job:
             self.backend.kill(name)
         self._record(view, action, after)
         if isinstance(action, End):  # the last that the ranks have told is seen now or never
-            self.records.status(view, self.accounts)
+            self.publisher.status(view, self.bookkeeping)
         if isinstance(action, Secure):
             if any(fault.kind == "restore" for fault in action.faults):
-                self.storage.doubt()
+                self.checkpoints.doubt()
             elif after.stop or after.end is not None:  # what the end names has to be there
-                self.storage.look_again()
+                self.checkpoints.request_rescan()
         if isinstance(action, Warn):
             log.warning("a rank holds up the others", extra={"why": action.why})
         log.info("acted", extra={"action": type(action).__name__, "why": getattr(action, "why", "")})
@@ -183,23 +185,25 @@ class Job:
     async def _write_down(self, view: View, action: Action, after: JobState) -> None:
         """Return once the decision is on disk, or cannot be brought there; `journal_error` says which.
 
-        Storage that is full, or does not answer, must not keep the group down. The next line that can be
-        written holds all again. Members and keeper are heard meanwhile.
+        Storage that is full, or does not answer, must not keep the group down. The next line that can
+        be written holds all again. Members and keeper are heard meanwhile.
         """
         work = self._hand_over(view, action, after)
         try:
-            if self.paper.busy_s > JOURNAL_S:
+            if self.journal_thread.busy_s > JOURNAL_S:
                 raise Unresponsive(JOURNAL_S)
-            await file_work.answer(work, JOURNAL_S)
-            self.records.journal_error = ""
+            await event_loop.result_of(work, JOURNAL_S)
+            self.publisher.journal_error = ""
         except OSError as error:
-            self.records.journal_error = str(error)
+            self.publisher.journal_error = str(error)
             log.error("journal not written", extra={"error": str(error)})
             work.add_done_callback(partial(_on, asyncio.get_running_loop(), self._written_late))
 
     def _hand_over(self, view: View, action: Action, after: JobState) -> Future[None]:
-        ledger = self.accounts.ledger.snapshot()
-        work = self.paper.submit(lambda: self.journal.write(view, self.policy, action, after, ledger), "line")
+        ledger = self.bookkeeping.ledger.snapshot()
+        work = self.journal_thread.submit(
+            lambda: self.journal.write(view, self.policy, action, after, ledger), "line"
+        )
         self._line, self._written, self._handed_s = work, after, time.monotonic()
         return work
 
@@ -212,8 +216,8 @@ class Job:
         first_held = resume_point.has_saved_state(self.memory) and not resume_point.has_saved_state(
             self._written
         )
-        again = self.records.journal_error and time.monotonic() - self._handed_s >= JOURNAL_AGAIN_S
-        if not (first_held or again) or self.paper.busy_s > JOURNAL_S:
+        again = self.publisher.journal_error and time.monotonic() - self._handed_s >= JOURNAL_AGAIN_S
+        if not (first_held or again) or self.journal_thread.busy_s > JOURNAL_S:
             return
         with suppress(OSError):
             work = self._hand_over(view, action, self.memory)
@@ -224,21 +228,21 @@ class Job:
             return
         error = work.exception()
         if error is None:
-            self.records.journal_error = ""
+            self.publisher.journal_error = ""
         elif isinstance(error, OSError):
-            self.records.journal_error = str(error)
+            self.publisher.journal_error = str(error)
 
     def _account(self, view: View, action: Action, before: JobState, after: JobState) -> None:
         if isinstance(action, Secure) and after.incident and not _is_same(before, after):
             self._step_s = _usual_step_s(view) or self._step_s
-            self.accounts.opened(after.incident, before.incident)
+            self.bookkeeping.opened(after.incident, before.incident)
         elif isinstance(action, Settle):
-            self.accounts.closed(before, before.incident, _marks(view), self._step_s)
+            self.bookkeeping.closed(before, before.incident, _marks(view), self._step_s)
         elif isinstance(action, Save) and action.finished:
-            self.accounts.saving(view.now_ns, None if before.finished else before.incident)
+            self.bookkeeping.saving(view.now_ns, None if before.finished else before.incident)
         elif isinstance(action, End):
             known = None if before.finished else before.incident  # that is accounted for
-            self.accounts.stopped(view.now_ns, known, finished=closing.is_finish(action))
+            self.bookkeeping.stopped(view.now_ns, known, finished=closing.is_finish(action))
 
     def _record(self, view: View, action: Action, after: JobState) -> None:
         """Write the incident's file: at every decision about it, and whole when it is over.
@@ -248,10 +252,10 @@ class Job:
         before = view.memory
         known = before.incident if isinstance(action, Settle) else after.incident
         if before.incident and known and not _is_same(before, after) and not isinstance(action, Settle):
-            self.records.incident(incident_record.superseded(before.incident, known))
+            self.publisher.incident(incident_record.superseded(before.incident, known))
         if known is not None:
             marks = _marks(view) if isinstance(action, Settle) else None
-            self.records.incident(incident_record.record(known, marks))
+            self.publisher.incident(incident_record.record(known, marks))
 
     def _give_orders(self, view: View) -> None:
         policy = self.policy
@@ -268,7 +272,7 @@ class Job:
                 order = replace(order, good=work_beside_steps.publishable_step(view, asks))
             if order.do == "idle":
                 order = replace(order, room_bytes=self._state_bytes())
-            self.connections.order(name, replace(order, epoch=self.lead.epoch))
+            self.member_server.order(name, replace(order, epoch=self.lead.epoch))
 
     def _renew(self, view: View) -> None:
         """Have sidecars looked at that say nothing, before their members count as lost."""
@@ -289,12 +293,12 @@ class Job:
 
     async def _leave(self) -> None:
         memory = self.memory
-        self.accounts.ledger.advance(max(time.monotonic_ns(), self.accounts.ledger.at_ns))
-        self.records.status(self.view(), self.accounts)
-        self.paper.submit(self.journal.close)
-        for files in (self.paper, self.records.files):
+        self.bookkeeping.ledger.advance(max(time.monotonic_ns(), self.bookkeeping.ledger.at_ns))
+        self.publisher.status(self.view(), self.bookkeeping)
+        self.journal_thread.submit(self.journal.close)
+        for files in (self.journal_thread, self.publisher.files):
             with suppress(OSError):
-                await file_work.answer(files.submit(_nothing), LEAVE_S)
+                await event_loop.result_of(files.submit(_nothing), LEAVE_S)
         self.backend.finish(memory.exit_code or 0, closing.summary(memory), memory.message)
         self.ended.set()
 
@@ -303,7 +307,7 @@ class Job:
     def view(self) -> View:
         """Return what is known now."""
         now_ns = time.monotonic_ns()
-        self.records.volume_error = self.backend.volume_error
+        self.publisher.volume_error = self.backend.volume_error
         existing = self.backend.members
         # A sidecar may be quicker than the backend's news of its member, which is not gone for that.
         known = dict.fromkeys((*self._existed, *existing))
@@ -312,13 +316,13 @@ class Job:
         members = tuple(self._member(name, now_ns) for name in dict.fromkeys(names))
         for member in members:
             if member.report is not None:
-                self.storage.heard(member.report.durable)
-        seen = View(now_ns, time.time(), self.memory, members, self.storage.stored)
+                self.checkpoints.on_report(member.report.durable)
+        seen = View(now_ns, time.time(), self.memory, members, self.checkpoints.stored)
         self._watch = observation.update(self._watch, seen)
         return replace(seen, memory=with_durable_facts(seen), watch=self._watch)
 
     def _member(self, name: str, now_ns: int) -> MemberView:
-        line = self.connections.line(name)
+        line = self.member_server.connection(name)
         silent_s = (now_ns - line.heard_ns) / 1e9
         exists = name in self.backend.members and name not in self.memory.lost
         heard = (line.report, line.first_ns, line.well_ns)
@@ -357,13 +361,13 @@ class Job:
         return asked
 
 
-def _accounts(started_ns: int, held: Any) -> Accounts:
+def _accounts(started_ns: int, held: Any) -> Bookkeeping:
     """Return the accounts as the journal has them; begun again where that cannot be read."""
     try:
-        return Accounts(started_ns, held)
+        return Bookkeeping(started_ns, held)
     except ValueError as error:
         log.warning("ledger in the journal not read", extra={"error": str(error)})
-        return Accounts(started_ns, None)
+        return Bookkeeping(started_ns, None)
 
 
 def _begin(policy: Policy, held: JobState | None, fresh: bool) -> JobState:

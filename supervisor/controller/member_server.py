@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 @dataclass(slots=True)
-class Line:
+class MemberConnection:
     """One member's connection, or the memory of it."""
 
     member: str
@@ -40,7 +40,7 @@ class Line:
     owner: object = None  # the socket that speaks for the member now
 
 
-class Connections:
+class MemberServer:
     """All lines of one run."""
 
     def __init__(
@@ -50,22 +50,22 @@ class Connections:
         self._now_ns = now_ns
         self._clock = hostclock.identity() if clock is None else clock
         self._changed = changed
-        self.lines: dict[str, Line] = {}
+        self.connections: dict[str, MemberConnection] = {}
         self._refused: set[str] = set()  # causes that were logged
 
-    def line(self, member: str) -> Line:
-        if member not in self.lines:
-            self.lines[member] = Line(member, heard_ns=self._now_ns())
-        return self.lines[member]
+    def connection(self, member: str) -> MemberConnection:
+        if member not in self.connections:
+            self.connections[member] = MemberConnection(member, heard_ns=self._now_ns())
+        return self.connections[member]
 
-    def excuse(self, late_ns: int) -> None:
+    def discount_own_pause(self, late_ns: int) -> None:
         """Do not count as silence what we could not hear, because we ourselves did not run."""
-        for line in self.lines.values():
+        for line in self.connections.values():
             line.heard_ns = min(self._now_ns(), line.heard_ns + late_ns)
 
     def order(self, member: str, order: MemberOrder) -> None:
         """Send `order` unless it is what the member has been sent already."""
-        line = self.line(member)
+        line = self.connection(member)
         if line.order != order:
             line.order = order
             line.changed.set()
@@ -74,7 +74,7 @@ class Connections:
         """Speak with one member until its line breaks. A second line replaces the first."""
         socket = web.WebSocketResponse(heartbeat=HEARTBEAT_S, max_msg_size=codec.MAX_MESSAGE_BYTES)
         await socket.prepare(request)
-        line: Line | None = None
+        line: MemberConnection | None = None
         sender: asyncio.Task[None] | None = None
         try:
             async for message in socket:
@@ -84,7 +84,7 @@ class Connections:
                 if report is None:
                     break
                 if line is None:
-                    line = self.line(report.member)
+                    line = self.connection(report.member)
                     line.owner, line.sent = socket, None
                     line.changed.set()
                     sender = asyncio.create_task(self._send(socket, line))
@@ -100,7 +100,7 @@ class Connections:
                 self._changed()
         return socket
 
-    def _take(self, line: Line, report: MemberReport) -> None:
+    def _take(self, line: MemberConnection, report: MemberReport) -> None:
         now_ns = self._now_ns()
         line.offset = line.offset.heard(report, self._clock, now_ns)
         line.report, line.connected, line.heard_ns = (
@@ -130,7 +130,7 @@ class Connections:
             self._refused = {*self._refused, cause} if len(self._refused) < MOST_CAUSES else {cause}
             log.warning("report refused", extra={"error": why})
 
-    async def _send(self, socket: web.WebSocketResponse, line: Line) -> None:
+    async def _send(self, socket: web.WebSocketResponse, line: MemberConnection) -> None:
         while True:
             await line.changed.wait()
             if line.owner is not socket:  # half open: what is told here, the line that replaced it would miss

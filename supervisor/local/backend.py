@@ -12,7 +12,7 @@ from holdfast.process.clock import seconds_to_next_tick
 SIGN_S = 1.0  # between signs of life: the keeper replaces a supervisor that gives none for several of them
 
 
-class KeeperBackend:
+class LocalBackend:
     """The local one: `holdfast run` itself starts and watches the members' processes.
 
     One socket, JSON lines. The keeper tells all it has whenever that changes, and again to a new supervisor.

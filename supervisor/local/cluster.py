@@ -24,10 +24,10 @@ from holdfast.inspection.liveness import Stops
 from holdfast.process import event_loop, linux
 from holdfast.protocol.rank_channel import WorkerOrder
 from supervisor.local import process_specs
-from supervisor.local.process_specs import PartStart, Plan
-from supervisor.local.processes import PARTS_S, Children, Part, Template
+from supervisor.local.process_specs import PartSpec, RunSpec
+from supervisor.local.processes import PARTS_S, ForkServerClient, ManagedProcess, ProcessTable
 from supervisor.local.restarts import LOOP, Restarts, Watchdog
-from supervisor.local.volume_repair import Removals, Upkeep
+from supervisor.local.volume_repair import RemovalWatcher, VolumeRepair
 
 STOP_S = 8.0  # for a part to end after SIGTERM
 LATE_S = 0.1  # that a machine at work may be late: no excuse for anybody
@@ -42,10 +42,10 @@ FREE_S = 30.0  # for the memory of lost members to be given back, at the end
 
 
 @dataclass(slots=True)
-class Member:
+class LocalMember:
     name: str
-    launcher: Part | None = None  # until the template has imported
-    sidecar: Part | None = None
+    launcher: ManagedProcess | None = None  # until the template has imported
+    sidecar: ManagedProcess | None = None
     lost: bool = False  # it is to be gone in a moment: the supervisor knows
     gone: bool = False
 
@@ -58,17 +58,17 @@ class Finished:
 
 
 @dataclass(slots=True)
-class Keeper:
+class LocalCluster:
     """Everything happens in `turn`, on one thread."""
 
-    plan: Plan
+    plan: RunSpec
     api: socket.socket
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, LocalMember] = field(default_factory=dict)
     stop: str = ""
     finished: Finished | None = None
     news: list[str] = field(default_factory=list)  # what people should hear, until somebody takes it
-    _supervisor: Part | None = None
+    _supervisor: ManagedProcess | None = None
     _line: socket.socket | None = None
     _heard: bytes = b""
     _count: int = 0
@@ -82,24 +82,28 @@ class Keeper:
     _hurry: bool = False
     _told_unkillable: bool = False
     _upkept_s: float = 0.0  # when the last look at the run's memory was
-    _upkeep: Upkeep = field(init=False)
-    _removals: Removals = field(default_factory=Removals)  # from the run's memory
-    _children: Children = field(init=False)
-    _template: Template = field(init=False)  # of members
-    _parts: Template = field(init=False)  # of our own
+    _upkeep: VolumeRepair = field(init=False)
+    _removals: RemovalWatcher = field(default_factory=RemovalWatcher)  # from the run's memory
+    _children: ProcessTable = field(init=False)
+    _template: ForkServerClient = field(init=False)  # of members
+    _parts: ForkServerClient = field(init=False)  # of our own
 
     def __post_init__(self) -> None:
-        self._upkeep = Upkeep(self.plan.runtime)
-        self._children = Children(self.plan.logs, self.selector, self._ended, self._left)
-        self._template = Template("template", self._children, self._launch_waiting)
-        self._parts = Template("parts", self._children, lambda: self._start_again(SUPERVISOR), PARTS_S)
+        self._upkeep = VolumeRepair(self.plan.runtime)
+        self._children = ProcessTable(self.plan.logs, self.selector, self._ended, self._left)
+        self._template = ForkServerClient("template", self._children, self._launch_waiting)
+        self._parts = ForkServerClient(
+            "parts", self._children, lambda: self._start_again(SUPERVISOR), PARTS_S
+        )
 
     def start(self) -> None:
         linux.adopt_orphans()
         self._keep_memory()
         us, now_s = os.getpid(), time.monotonic()
-        self._parts.start(lambda line: process_specs.part_template(us, line, os.environ), now_s)
-        self._template.start(lambda line: process_specs.template(self.plan, us, line, os.environ), now_s)
+        self._parts.start(lambda line: process_specs.part_fork_server(us, line, os.environ), now_s)
+        self._template.start(
+            lambda line: process_specs.member_fork_server(self.plan, us, line, os.environ), now_s
+        )
 
     def _keep_memory(self) -> None:
         """Look after the run's folder from now on: at every event, and now and then. Raises `OSError`."""
@@ -108,13 +112,13 @@ class Keeper:
         if self._removals.descriptor >= 0:
             self.selector.register(self._removals.descriptor, selectors.EVENT_READ, self._removed)
 
-    def turn(self, limit_s: float) -> None:
+    def poll(self, limit_s: float) -> None:
         """Wait for events up to `limit_s` and handle them."""
         due_s = (self._turned_s or time.monotonic()) + limit_s + LATE_S
         for key in event_loop.ready(self.selector, limit_s):
             key.data()
         for template in (self._parts, self._template):
-            template.turn(time.monotonic())
+            template.poll(time.monotonic())
         self._children.collect_held()
         now_s = time.monotonic()
         for name in self._restarts.take(now_s):
@@ -138,7 +142,7 @@ class Keeper:
         if why:
             self.end(f"stopped without a last checkpoint: {why}")
 
-    def _check(self, part: Part, now_s: float) -> None:
+    def _check(self, part: ManagedProcess, now_s: float) -> None:
         pid = part.process.pid
         doubtful = self._watchdog.doubtful(now_s)
         why = self._watchdog.stuck(now_s, linux.state_of(pid)[0]) if doubtful else ""
@@ -199,7 +203,7 @@ class Keeper:
         pid = member.sidecar.process.pid
         self._mute[pid] = (process_stats.sample(pid).cpu_s, now_s)
 
-    def _replace_sidecar(self, member: Member, why: str) -> None:
+    def _replace_sidecar(self, member: LocalMember, why: str) -> None:
         """Kill a sidecar. Only when it is gone another is started: two never speak for one member."""
         assert member.sidecar is not None
         self.news.append(f"{member.sidecar.name} is killed and replaced: {why}. The ranks train on")
@@ -317,7 +321,7 @@ class Keeper:
             raise
 
     def _begin(self, name: str) -> None:
-        self.members[name] = Member(name)
+        self.members[name] = LocalMember(name)
         if not self._template.importing:
             self._launch(self.members[name])
         self._start_sidecar(name)
@@ -334,9 +338,9 @@ class Keeper:
                     self._kill(member.name)
                     self._try_later(MEMBERS, error)
 
-    def _launch(self, member: Member) -> None:
+    def _launch(self, member: LocalMember) -> None:
         name = f"launcher {member.name}"
-        words = process_specs.launch_words(self.plan, member.name, os.getpid())
+        words = process_specs.launcher_argv(self.plan, member.name, os.getpid())
         member.launcher = self._template.fork(name, WorkerOrder("member", argv=words))
         if member.launcher is None:
             start = process_specs.launcher(self.plan, member.name, os.getpid(), os.environ)
@@ -347,7 +351,7 @@ class Keeper:
         start = process_specs.sidecar(self.plan, name, os.getpid())
         self.members[name].sidecar = self._start(f"sidecar {name}", start)
 
-    def _start(self, name: str, start: PartStart) -> Part:
+    def _start(self, name: str, start: PartSpec) -> ManagedProcess:
         forked = self._parts.fork(name, start.order(), tuple(start.inherits.values()))
         return forked or self._children.spawn(name, start.alone(os.environ))
 
@@ -365,7 +369,7 @@ class Keeper:
 
     # -- processes
 
-    def _left(self, part: Part) -> None:
+    def _left(self, part: ManagedProcess) -> None:
         """Tell of the loss of a member while the kernel takes down its ranks: gigabytes take it a while.
 
         They are killed and do nothing any more. Where there are GPUs the loss is told when they are gone:
@@ -378,7 +382,7 @@ class Keeper:
                 member.lost = True
                 self._tell()
 
-    def _ended(self, part: Part) -> None:
+    def _ended(self, part: ManagedProcess) -> None:
         if part is self._supervisor:
             self._supervisor = None
             self._watchdog = self._watchdog.died()
@@ -397,7 +401,7 @@ class Keeper:
                     self._put_off_members(part)
                 self._tell()
 
-    def _restart(self, part: Part) -> None:
+    def _restart(self, part: ManagedProcess) -> None:
         """Start a part again soon, later if it fails each time; then people hear of it."""
         left_s = self._restarts.died(part.name, part.born_s, time.monotonic(), _has_failed(part))
         if self._restarts.failures(part.name) == LOOP:
@@ -405,14 +409,14 @@ class Keeper:
             self._say_loop(part, part.name, left_s)
             self.news.append(f"the ranks train on without {part.name}, but meanwhile {without}")
 
-    def _put_off_members(self, launcher: Part) -> None:
+    def _put_off_members(self, launcher: ManagedProcess) -> None:
         """A member has failed: have the next one made soon, later if each fails; then people hear of it."""
         failures = self._restarts.failures(MEMBERS)
         left_s = self._restarts.died(MEMBERS, launcher.born_s, time.monotonic(), failed=True)
         if self._restarts.failures(MEMBERS) == LOOP > failures:
             self._say_loop(launcher, "a member's launcher", left_s)
 
-    def _say_loop(self, part: Part, what: str, left_s: float) -> None:
+    def _say_loop(self, part: ManagedProcess, what: str, left_s: float) -> None:
         code, log = part.process.returncode, self._children.log(part.name).name
         self.news.append(
             f"{what} has ended {LOOP} times in a row, last with code {code} (see logs/{log}):"
@@ -463,7 +467,7 @@ class Keeper:
                 part.process.send_signal(signal.SIGCONT)  # one that is stopped would not hear the first
             deadline = time.monotonic() + STOP_S
             while self._children.alive() and time.monotonic() < deadline and not self._hurry_to(signum):
-                self.turn(0.05)
+                self.poll(0.05)
         self._children.sweep()
         for thread in self._freeing:
             thread.join(FREE_S)
@@ -477,11 +481,11 @@ class Keeper:
         return self._hurry and signum != signal.SIGKILL
 
 
-def _is_frozen(member: Member) -> bool:
+def _is_frozen(member: LocalMember) -> bool:
     """True for a member whose launcher is stopped."""
     return member.launcher is not None and process_stats.is_stopped(member.launcher.process.pid)
 
 
-def _has_failed(part: Part) -> bool:
+def _has_failed(part: ManagedProcess) -> bool:
     """True for a part that has ended by itself, and by no signal from outside."""
     return part.process.returncode not in (-signal.SIGKILL, -signal.SIGTERM)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from holdfast.snapshot import member_directory
 from holdfast.snapshot.member_directory import OWNER
 
 HALF_MADE_S = 3600.0
@@ -98,7 +99,7 @@ def _prefix() -> str:
 
 def _remove_abandoned(root: Path, prefix: str) -> None:
     for old in root.glob(f"{prefix}*"):
-        if not in_use(old):
+        if member_directory.is_abandoned(old, without_owner=True):
             shutil.rmtree(old, ignore_errors=True)
     for half in root.glob(f".{prefix}*"):  # a run that was killed as it made its folder, or one that makes it
         with suppress(OSError):
@@ -122,20 +123,3 @@ def free(folder: Path, let_go: Callable[[], None] | None = None) -> threading.Th
     thread = threading.Thread(target=remove, daemon=True)
     thread.start()
     return thread
-
-
-def in_use(folder: Path) -> bool:
-    """True while the keeper that made `folder` lives."""
-    try:
-        descriptor = os.open(folder / OWNER, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True  # not ours to judge
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others may look at the same moment
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False

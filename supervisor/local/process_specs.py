@@ -29,7 +29,7 @@ _NO_TLS = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunSpec:
     """What a run and its members are made of."""
 
     command: tuple[str, ...]
@@ -57,7 +57,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ProcessSpec:
     """One process to be."""
 
     argv: tuple[str, ...]
@@ -66,7 +66,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class PartStart:
+class PartSpec:
     """One part of ours to be, started by itself or forked. `inherits`: descriptors, each by its variable."""
 
     words: tuple[str, ...]  # its name, and its arguments
@@ -76,21 +76,21 @@ class PartStart:
     def order(self) -> WorkerOrder:
         return WorkerOrder("part", argv=self.words, settings=self.settings, inherits=tuple(self.inherits))
 
-    def alone(self, base: Mapping[str, str]) -> Start:
+    def alone(self, base: Mapping[str, str]) -> ProcessSpec:
         told = {name: str(descriptor) for name, descriptor in self.inherits.items()}
         environment = {**base, **_NO_TLS, **self.settings, **told}
-        return Start(tuple(parts.command(*self.words)), environment, tuple(self.inherits.values()))
+        return ProcessSpec(tuple(parts.command(*self.words)), environment, tuple(self.inherits.values()))
 
 
-def launcher(plan: Plan, member: str, parent: int, base: Mapping[str, str]) -> Start:
+def launcher(plan: RunSpec, member: str, parent: int, base: Mapping[str, str]) -> ProcessSpec:
     """Return the launcher of `member`."""
     root = parts.import_root(plan.runtime / "import")
-    argv = (sys.executable, "-c", _LAUNCH, str(root), *launch_words(plan, member, parent))
+    argv = (sys.executable, "-c", _LAUNCH, str(root), *launcher_argv(plan, member, parent))
     kept = (plan.handed_down,) if plan.handed_down >= 0 else ()
-    return Start(argv, {**base, **gpus.dealt_out(base, plan.gpus)}, kept)
+    return ProcessSpec(argv, {**base, **gpus.dealt_out(base, plan.gpus)}, kept)
 
 
-def launch_words(plan: Plan, member: str, parent: int) -> tuple[str, ...]:
+def launcher_argv(plan: RunSpec, member: str, parent: int) -> tuple[str, ...]:
     """Return the options and the command of `holdfast launch` for `member`."""
     return (
         *("--directory", str(plan.directory(member)), "--logs", str(plan.logs)),
@@ -99,7 +99,9 @@ def launch_words(plan: Plan, member: str, parent: int) -> tuple[str, ...]:
     )
 
 
-def template(plan: Plan, parent: int, control: int, base: Mapping[str, str]) -> Start | None:
+def member_fork_server(
+    plan: RunSpec, parent: int, control: int, base: Mapping[str, str]
+) -> ProcessSpec | None:
     """Return the process that imports for all members; None where each must import for itself.
 
     With GPUs each does: an import that calls CUDA would leave it unusable in what is forked from there.
@@ -109,7 +111,7 @@ def template(plan: Plan, parent: int, control: int, base: Mapping[str, str]) -> 
     if plan.gpus or plan.warm not in ("auto", "park") or program.kind == "other":
         return None
     root = parts.import_root(plan.runtime / "import")
-    return Start(
+    return ProcessSpec(
         program.entered(holdfast_template.BOOT, root),
         {
             **base,
@@ -120,13 +122,13 @@ def template(plan: Plan, parent: int, control: int, base: Mapping[str, str]) -> 
     )
 
 
-def part_template(parent: int, control: int, base: Mapping[str, str]) -> Start:
+def part_fork_server(parent: int, control: int, base: Mapping[str, str]) -> ProcessSpec:
     """Return the process that imports for the supervisor and all sidecars."""
     argv = parts.template_command(parent, control, *_PART_MODULES)
-    return Start(tuple(argv), {**base, **_NO_TLS}, (control,))
+    return ProcessSpec(tuple(argv), {**base, **_NO_TLS}, (control,))
 
 
-def sidecar(plan: Plan, member: str, parent: int) -> PartStart:
+def sidecar(plan: RunSpec, member: str, parent: int) -> PartSpec:
     settings = {
         **plan.settings,
         "HOLDFAST_MEMBER": member,
@@ -135,12 +137,12 @@ def sidecar(plan: Plan, member: str, parent: int) -> PartStart:
         "HOLDFAST_DIRECTORY": str(plan.directory(member)),
         "HOLDFAST_PARENT": str(parent),
     }
-    return PartStart(("sidecar",), settings)
+    return PartSpec(("sidecar",), settings)
 
 
-def supervisor(plan: Plan, parent: int, keeper: int, api: int) -> PartStart:
+def supervisor(plan: RunSpec, parent: int, keeper: int, api: int) -> PartSpec:
     """Return the supervisor, which inherits its line to the keeper and the API's listening socket."""
-    return PartStart(
+    return PartSpec(
         ("supervisor", "serve", *plan.supervisor),
         {"HOLDFAST_PARENT": str(parent)},
         {"HOLDFAST_KEEPER_FD": keeper, "HOLDFAST_API_FD": api},

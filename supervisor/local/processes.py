@@ -16,12 +16,12 @@ from holdfast.process import linux, logs
 from holdfast.process import logs as logfile
 from holdfast.protocol import codec, rank_channel
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
-from supervisor.local.process_specs import Start
+from supervisor.local.process_specs import ProcessSpec
 
 GONE_S = 5.0  # for what was killed: to give gigabytes back takes the kernel a second and more
 
 
-class Adopted:
+class AdoptedProcess:
     """A process that another forked for us: our child all the same. Used as `subprocess.Popen` is."""
 
     def __init__(self, pid: int) -> None:
@@ -43,17 +43,17 @@ class Adopted:
 
 
 @dataclass(slots=True)
-class Part:
+class ManagedProcess:
     """One process that the keeper owns."""
 
     name: str
-    process: subprocess.Popen[bytes] | Adopted
+    process: subprocess.Popen[bytes] | AdoptedProcess
     pidfd: int
     born_s: float
 
 
 @dataclass(slots=True)
-class Children:
+class ProcessTable:
     """Calls `ended` once for each part, at its end, when nothing that it left behind is alive.
 
     And `left` before that: all of it is killed, but the kernel may not have taken it down yet.
@@ -61,12 +61,12 @@ class Children:
 
     logs: Path
     selector: selectors.BaseSelector
-    ended: Callable[[Part], None]
-    left: Callable[[Part], None] = lambda _: None
-    _parts: list[Part] = field(default_factory=list)
+    ended: Callable[[ManagedProcess], None]
+    left: Callable[[ManagedProcess], None] = lambda _: None
+    _parts: list[ManagedProcess] = field(default_factory=list)
     _held: set[int] = field(default_factory=set)  # killed, and not to be collected yet
 
-    def spawn(self, name: str, start: Start) -> Part:
+    def spawn(self, name: str, start: ProcessSpec) -> ManagedProcess:
         """Start a process. Raises `OSError`, and there is none."""
         with logfile.opened(self.log(name)) as log:
             process = subprocess.Popen(
@@ -80,7 +80,7 @@ class Children:
             )
         return self.watch(name, process)
 
-    def watch(self, name: str, process: subprocess.Popen[bytes] | Adopted) -> Part:
+    def watch(self, name: str, process: subprocess.Popen[bytes] | AdoptedProcess) -> ManagedProcess:
         """Watch `process`. Raises `OSError`, and it is ended."""
         try:
             pidfd = os.pidfd_open(process.pid)
@@ -89,7 +89,7 @@ class Children:
             linux.collect_killed(process.pid, GONE_S)
             _settle(process)
             raise
-        part = Part(name, process, pidfd, time.monotonic())
+        part = ManagedProcess(name, process, pidfd, time.monotonic())
         self._parts.append(part)
         self.selector.register(part.pidfd, selectors.EVENT_READ, lambda: self._end(part))
         return part
@@ -97,7 +97,7 @@ class Children:
     def log(self, name: str) -> Path:
         return self.logs / f"{name.replace(' ', '-')}.log"
 
-    def alive(self) -> list[Part]:
+    def alive(self) -> list[ManagedProcess]:
         return [part for part in self._parts if part.process.returncode is None]
 
     def sweep(self) -> None:
@@ -133,7 +133,7 @@ class Children:
         for pid in set(linux.children()) - mine:
             linux.kill_group(pid)
 
-    def _end(self, part: Part) -> None:
+    def _end(self, part: ManagedProcess) -> None:
         self.selector.unregister(part.pidfd)
         os.close(part.pidfd)
         self._parts.remove(part)
@@ -144,7 +144,7 @@ class Children:
         self.ended(part)
 
 
-def _settle(process: subprocess.Popen[bytes] | Adopted) -> None:
+def _settle(process: subprocess.Popen[bytes] | AdoptedProcess) -> None:
     """Take note of the end of a process, whoever else has to hear of it first."""
     if process.poll() is None:
         status = linux.status_of_dead(process.pid)
@@ -160,14 +160,14 @@ PARTS_S = 20.0  # what our own parts do: until then there is no supervisor
 BORN_S = 2.0  # a fork takes milliseconds, and the keeper waits for it
 
 
-class Template:
+class ForkServerClient:
     """One process that imports what many need. Without it each of them does that for itself.
 
     `settled` is called when `importing` is over: it may be forked now, or there is none.
     """
 
     def __init__(
-        self, name: str, children: Children, settled: Callable[[], None], import_s: float = IMPORT_S
+        self, name: str, children: ProcessTable, settled: Callable[[], None], import_s: float = IMPORT_S
     ) -> None:
         self.importing = False
         self._import_s = import_s
@@ -175,10 +175,10 @@ class Template:
         self._children = children
         self._settled = settled
         self._line: socket.socket | None = None
-        self._part: Part | None = None
+        self._part: ManagedProcess | None = None
         self._limit_s = 0.0
 
-    def start(self, begin: Callable[[int], Start | None], now_s: float) -> None:
+    def start(self, begin: Callable[[int], ProcessSpec | None], now_s: float) -> None:
         """Start what `begin` returns for its line's descriptor. Ends in `settled`, at once if it is None."""
         ours, theirs = rank_channel.pair()
         with theirs:
@@ -195,12 +195,12 @@ class Template:
         self._children.selector.register(ours, selectors.EVENT_READ, self._hear)
         return None
 
-    def turn(self, now_s: float) -> None:
+    def poll(self, now_s: float) -> None:
         """Give it up when it has imported for too long."""
         if self.importing and now_s > self._limit_s:
             self._drop()
 
-    def fork(self, name: str, order: WorkerOrder, descriptors: tuple[int, ...] = ()) -> Part | None:
+    def fork(self, name: str, order: WorkerOrder, descriptors: tuple[int, ...] = ()) -> ManagedProcess | None:
         """Return the process that `order` asks for, given `descriptors`; None where there is none to fork."""
         if self._line is None:
             return None
@@ -237,7 +237,7 @@ class Template:
             self._settled()
 
 
-def _forked(line: socket.socket, order: WorkerOrder, log: Path, descriptors: tuple[int, ...]) -> Adopted:
+def _forked(line: socket.socket, order: WorkerOrder, log: Path, descriptors: tuple[int, ...]) -> AdoptedProcess:
     """Return the process that was forked, or raise `Closed` when none has come in time."""
     ours, theirs = rank_channel.pair()
     ours.settimeout(BORN_S)
@@ -248,4 +248,4 @@ def _forked(line: socket.socket, order: WorkerOrder, log: Path, descriptors: tup
             born, _ = rank_channel.receive(ours, WorkerMessage)
         except (TimeoutError, codec.Malformed):  # it hangs, or the command is of 100 KB
             raise rank_channel.Closed from None
-    return Adopted(born.pid)
+    return AdoptedProcess(born.pid)

@@ -21,10 +21,10 @@ from holdfast.process.network import SERVER_BACKLOG, Door
 from holdfast.protocol import codec
 from supervisor.controller.api import application
 from supervisor.controller.job import Job
-from supervisor.controller.member_server import Connections
-from supervisor.local.backend import KeeperBackend
+from supervisor.controller.member_server import MemberServer
+from supervisor.local.backend import LocalBackend
 from supervisor.observability.metrics import Metrics
-from supervisor.observability.status import Records
+from supervisor.observability.status import StatusPublisher
 from supervisor.store import journal, leadership
 from supervisor.store.run_directory import RunDir
 from supervisor.view.model import Policy
@@ -68,8 +68,8 @@ async def serve(
         for job in wake:
             job.wake.set()
 
-    backend = KeeperBackend(keeper, changed)
-    connections = Connections(time.monotonic_ns, changed)
+    backend = LocalBackend(keeper, changed)
+    connections = MemberServer(time.monotonic_ns, changed)
     listening = asyncio.create_task(backend.run(), name="keeper")
     await asyncio.wait_for(backend.known.wait(), 30.0)
     lead = leadership.take(run.path / leadership.FILE)
@@ -77,7 +77,7 @@ async def serve(
     job = Job(
         settings.policy,
         run.path,
-        Records(run, measured.over_last_minute, settings.policy, lead),
+        StatusPublisher(run, measured.over_last_minute, settings.policy, lead),
         backend,
         connections,
         fresh,
@@ -102,7 +102,7 @@ async def serve(
         listening,
         asyncio.create_task(job.run(), name="job"),
         asyncio.create_task(_status(job, metrics), name="status"),
-        asyncio.create_task(job.storage.run(), name="storage"),
+        asyncio.create_task(job.checkpoints.run(), name="storage"),
         asyncio.create_task(backend.live(), name="signs of life"),
         asyncio.create_task(door.watch(), name="door"),
         asyncio.create_task(stop.wait(), name="signal"),
@@ -122,14 +122,14 @@ async def serve(
 
 async def _status(job: Job, metrics: Metrics) -> None:
     """Keep status.json and the metrics' counters up to date. Raises `Deposed` once another one does."""
-    while job.records.deposed is None:
-        status = job.records.status(job.view(), job.accounts)
-        metrics.take(status)
+    while job.publisher.deposed is None:
+        status = job.publisher.status(job.view(), job.bookkeeping)
+        metrics.update(status)
         last = status["last_incident"]
         if last is not None and not last["open"]:
             metrics.incident(last)
         await asyncio.sleep(seconds_to_next_tick(STATUS_S))
-    raise job.records.deposed
+    raise job.publisher.deposed
 
 
 def main(argv: Sequence[str]) -> int:

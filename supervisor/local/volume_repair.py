@@ -49,7 +49,7 @@ class _File:
 
 
 @dataclass(slots=True)
-class Tree:
+class RepairedFolder:
     """The files of one folder, held by descriptors, and whatever else is needed to make it again."""
 
     folder: Path
@@ -175,12 +175,12 @@ class Tree:
 
 
 @dataclass(slots=True)
-class Upkeep:
+class VolumeRepair:
     """A run's folder and those of its members. Looked at often, on one thread."""
 
     runtime: Path
-    _members: dict[str, Tree] = field(default_factory=dict)
-    _root: Tree = field(init=False)
+    _members: dict[str, RepairedFolder] = field(default_factory=dict)
+    _root: RepairedFolder = field(init=False)
     _owner: Identity | None = None  # of the lock by which others see that the run lives
     _lock: int = -1  # that lock's descriptor, if it was made again
     _kept: int = -1  # the folder's own descriptor, with a lock for those who remove what is old
@@ -190,7 +190,7 @@ class Upkeep:
     _failures: int = 0  # looks in a row in which not all could be put back
 
     def __post_init__(self) -> None:
-        self._root = Tree(self.runtime, _OF_A_RUN)
+        self._root = RepairedFolder(self.runtime, _OF_A_RUN)
 
     def begin(self) -> None:
         """Take what is there for the run's own. Raises `OSError`."""
@@ -204,7 +204,7 @@ class Upkeep:
 
     def add(self, member: str) -> None:
         """Look after the folder of a new member, which is there."""
-        self._members[member] = Tree(self.runtime / member)
+        self._members[member] = RepairedFolder(self.runtime / member)
 
     def look(self, now_s: float) -> list[str]:
         """Put back what was removed, and return lines for people about it. Never raises."""
@@ -317,7 +317,7 @@ _READ_BYTES = 1 << 16
 
 
 @dataclass(slots=True)
-class Removals:
+class RemovalWatcher:
     """`descriptor` is ready to be read when something was removed; -1 where that cannot be had."""
 
     descriptor: int = -1

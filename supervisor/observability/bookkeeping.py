@@ -16,7 +16,7 @@ from supervisor.view.model import JobState, OpenIncident, View
 _PAUSES = {"eval": Bucket.PRODUCTIVE, "checkpoint": Bucket.CHECKPOINT, "paused": Bucket.PAUSED}
 
 
-class Accounts:
+class Bookkeeping:
     """The ledger of one run."""
 
     def __init__(self, now_ns: int, held: Mapping[str, Any] | None) -> None:

@@ -78,7 +78,7 @@ class Metrics:
         for kind in KINDS:
             self._incidents.labels(kind)
 
-    def take(self, status: Mapping[str, Any]) -> None:
+    def update(self, status: Mapping[str, Any]) -> None:
         """Bring every metric to what `status` says. Counters only grow."""
         for bucket, seconds in status["buckets_s"].items():
             grown = seconds - self._booked[bucket]

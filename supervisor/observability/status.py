@@ -15,7 +15,7 @@ from holdfast.protocol.member_messages import MemberReport, RankProgress
 from supervisor.decision import remedy, resume_point
 from supervisor.hangs import detection
 from supervisor.observability import incident_record as incidents
-from supervisor.observability.bookkeeping import Accounts
+from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.store.leadership import Deposed, Lead
 from supervisor.store.run_directory import RunDir
 from supervisor.view import memory_needed, reports
@@ -31,7 +31,7 @@ _ENDING = ("saving", "stopping", "ended")
 MOST_UNWRITTEN = 64  # incidents that wait for room
 
 
-class Records:
+class StatusPublisher:
     """Writes are atomic and come behind, in a thread; a full disk costs the record, never the run."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Records:
             return False
         return True
 
-    def status(self, view: View, accounts: Accounts) -> dict[str, Any]:
+    def status(self, view: View, accounts: Bookkeeping) -> dict[str, Any]:
         """Return the status, and have it left in the run directory."""
         before = self.newest
         self._slow = find_stragglers(self._slow, view)
@@ -142,7 +142,7 @@ def _progress(view: View) -> list[RankProgress]:
 
 def build(
     view: View,
-    accounts: Accounts,
+    accounts: Bookkeeping,
     name: str,
     last: Mapping[str, Any] | None,
     slow: tuple[Straggler, ...] = (),

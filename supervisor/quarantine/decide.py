@@ -26,9 +26,9 @@ from supervisor.quarantine.model import (
     PREFER_NOT,
     Action,
     Drain,
-    Finding,
     Forget,
     Hold,
+    NodeFinding,
     NodePolicy,
     NodeView,
     PoolView,
@@ -36,17 +36,17 @@ from supervisor.quarantine.model import (
     Report,
     Taint,
 )
-from supervisor.quarantine.storms import Unrest
+from supervisor.quarantine.storms import StormState
 
 
 def decide(pool: PoolView, policy: NodePolicy) -> tuple[Action, ...]:
     """Return what is to be done now; the holds, which say why something is not done, come last."""
-    odd = _odd(pool, policy)
+    odd = _relevant(pool, policy)
     unrest = storms.read(pool, odd, policy)
     found: list[Action] = []
     wanted: list[tuple[NodeView, Taint]] = []
     for node in odd:
-        action = about(node, pool.now_s, unrest, policy)
+        action = node_action(node, pool.now_s, unrest, policy)
         if isinstance(action, Taint) and not _is_free(node, action):
             wanted.append((node, action))
         elif action is not None:
@@ -58,7 +58,7 @@ def decide(pool: PoolView, policy: NodePolicy) -> tuple[Action, ...]:
     return tuple(sorted(found, key=lambda each: isinstance(each, Hold)))
 
 
-def _odd(pool: PoolView, policy: NodePolicy) -> list[NodeView]:
+def _relevant(pool: PoolView, policy: NodePolicy) -> list[NodeView]:
     """Return the nodes about which there may be something to say: few of thousands."""
     stale_s, memory_s = policy.stale_s, policy.memory_s
     return [
@@ -112,7 +112,7 @@ def _severity(node: NodeView) -> tuple[bool, bool, int, float]:
 # What one node's own case asks for, the breaker apart. Pure.
 
 
-def about(node: NodeView, now_s: float, unrest: Unrest, policy: NodePolicy) -> Action | None:
+def node_action(node: NodeView, now_s: float, unrest: StormState, policy: NodePolicy) -> Action | None:
     """Return what is to be done about a node if there is room; None when there is nothing to say."""
     report = node.report
     if report is None:
@@ -123,12 +123,12 @@ def about(node: NodeView, now_s: float, unrest: Unrest, policy: NodePolicy) -> A
     held = node.quarantine
     if held is not None and held.effect == NO_NEW_WORK:
         if not bad:
-            return release.taken_out(node, report, held, now_s, policy)
+            return release.release_quarantined(node, report, held, now_s, policy)
         return _grown(node, report, held, unrest, policy) or _emptying(node, bad, held, now_s, unrest, policy)
     if bad:
         return _bad(node, report, now_s, unrest, policy)
     if held is not None:
-        return release.avoided(node, report, now_s, policy)
+        return release.release_avoided(node, report, now_s, policy)
     return _serving(node, report, now_s, unrest, policy)
 
 
@@ -143,21 +143,21 @@ def _has(node: NodeView, effect: str) -> bool:
     return node.quarantine is not None and node.quarantine.effect == effect
 
 
-def _live(node: NodeView, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
+def _live(node: NodeView, found: tuple[NodeFinding, ...]) -> tuple[NodeFinding, ...]:
     """Leave out what an operator has waived."""
     if node.waiver is None:
         return found
     return tuple(each for each in found if each.key not in node.waiver.evidence)
 
 
-def _sure(found: tuple[Finding, ...], policy: NodePolicy) -> tuple[Finding, ...]:
+def _sure(found: tuple[NodeFinding, ...], policy: NodePolicy) -> tuple[NodeFinding, ...]:
     return tuple(each for each in found if witness.unconfirmed_s((each,), policy) <= 0)
 
 
 # -- bad, and in service
 
 
-def _bad(node: NodeView, report: Report, now_s: float, unrest: Unrest, policy: NodePolicy) -> Action:
+def _bad(node: NodeView, report: Report, now_s: float, unrest: StormState, policy: NodePolicy) -> Action:
     live = _live(node, witness.unhealthy(report))
     if not live:
         return Hold(node.name, "an operator has let it back, and nothing else has been found since")
@@ -165,7 +165,7 @@ def _bad(node: NodeView, report: Report, now_s: float, unrest: Unrest, policy: N
         return Hold(node.name, "cordoned by somebody else: left to them")
     left_s = witness.unconfirmed_s(live, policy)
     if left_s > 0:
-        return Hold(node.name, f"{witness.told(live)}: to be confirmed", now_s + left_s)
+        return Hold(node.name, f"{witness.describe(live)}: to be confirmed", now_s + left_s)
     reason = unrest.about(node.name)
     if reason is not None:
         return Hold(node.name, reason.why, reason.until_s)
@@ -173,7 +173,7 @@ def _bad(node: NodeView, report: Report, now_s: float, unrest: Unrest, policy: N
     return _taint(node, report, _sure(witness.unhealthy(report), policy), NO_NEW_WORK)
 
 
-def _taint(node: NodeView, report: Report, found: tuple[Finding, ...], effect: str) -> Taint:
+def _taint(node: NodeView, report: Report, found: tuple[NodeFinding, ...], effect: str) -> Taint:
     return Taint(
         node.name,
         effect,
@@ -181,7 +181,7 @@ def _taint(node: NodeView, report: Report, found: tuple[Finding, ...], effect: s
         witness.dearest(found),
         witness.sources(found),
         report.boot_id,
-        witness.told(found),
+        witness.describe(found),
         node.version,
     )
 
@@ -190,7 +190,7 @@ def _taint(node: NodeView, report: Report, found: tuple[Finding, ...], effect: s
 
 
 def _grown(
-    node: NodeView, report: Report, held: Quarantine, unrest: Unrest, policy: NodePolicy
+    node: NodeView, report: Report, held: Quarantine, unrest: StormState, policy: NodePolicy
 ) -> Taint | None:
     """Write down what has been found since the node was taken out."""
     sure = _sure(witness.unhealthy(report), policy)
@@ -212,15 +212,15 @@ def _merged(new: tuple[str, ...], old: tuple[str, ...]) -> tuple[str, ...]:
 
 def _emptying(
     node: NodeView,
-    bad: tuple[Finding, ...],
+    bad: tuple[NodeFinding, ...],
     held: Quarantine,
     now_s: float,
-    unrest: Unrest,
+    unrest: StormState,
     policy: NodePolicy,
 ) -> Action:
     wanting = tuple(each for each in bad if witness.wants_drain(each, policy))
     if not node.busy or not wanting:
-        return Hold(node.name, f"out: {witness.told(bad)}")
+        return Hold(node.name, f"out: {witness.describe(bad)}")
     if held.drain_at_s is not None:
         return Hold(node.name, "what runs there is being ended")
     if node.cordoned:
@@ -230,24 +230,24 @@ def _emptying(
         return Hold(node.name, reason.why, reason.until_s)
     grounds = tuple(each for each in wanting if witness.may_drain(each, policy))
     if grounds:
-        return Drain(node.name, witness.told(grounds), node.version)
+        return Drain(node.name, witness.describe(grounds), node.version)
     seconded = tuple(each for each in wanting if witness.is_corroborated(each))
     if seconded:
         return Hold(
             node.name,
-            f"{witness.told(seconded)}: to be confirmed",
+            f"{witness.describe(seconded)}: to be confirmed",
             now_s + witness.unconfirmed_s(seconded, policy),
         )
-    return Hold(node.name, f"{witness.told(wanting)}: one witness keeps new work off, and ends none")
+    return Hold(node.name, f"{witness.describe(wanting)}: one witness keeps new work off, and ends none")
 
 
 # -- not unhealthy, and in service
 
 
 def _serving(
-    node: NodeView, report: Report, now_s: float, unrest: Unrest, policy: NodePolicy
+    node: NodeView, report: Report, now_s: float, unrest: StormState, policy: NodePolicy
 ) -> Action | None:
-    if node.waiver is not None and report.clean_s >= release.proof_s(node, now_s, policy):
+    if node.waiver is not None and report.clean_s >= release.required_health_s(node, now_s, policy):
         return Forget(node.name, "well for long enough: what was waived is over", node.version)
     if not policy.prefer_away or node.cordoned:
         return None
@@ -256,7 +256,7 @@ def _serving(
         return None
     left_s = policy.confirm_alone_s - max(each.held_s for each in found)
     if left_s > 0:
-        return Hold(node.name, f"{witness.told(found)}: to be confirmed", now_s + left_s)
+        return Hold(node.name, f"{witness.describe(found)}: to be confirmed", now_s + left_s)
     reason = unrest.about(node.name)
     if reason is not None:
         return Hold(node.name, reason.why, reason.until_s)

@@ -26,7 +26,7 @@ MAX_EVIDENCE = 32  # keys that a node keeps: an annotation must not grow without
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class NodeFinding:
     """One thing that is wrong with a node, as its agent says."""
 
     key: str  # the same for the same fault, whenever it comes: entity, check, code, action
@@ -42,7 +42,7 @@ class Finding:
 class Report:
     """What a node's agent said last."""
 
-    findings: tuple[Finding, ...] = ()  # worst first
+    findings: tuple[NodeFinding, ...] = ()  # worst first
     clean_s: float = 0.0  # for so long has nothing been unhealthy; 0 while something is
     quiet_s: float = 0.0  # for so long has there been no finding at all
     calmed_s: float = math.inf  # so long ago did the last that was unhealthy end; inf: none is known of

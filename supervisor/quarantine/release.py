@@ -18,9 +18,11 @@ from supervisor.quarantine.model import (
 )
 
 
-def taken_out(node: NodeView, report: Report, held: Quarantine, now_s: float, policy: NodePolicy) -> Action:
+def release_quarantined(
+    node: NodeView, report: Report, held: Quarantine, now_s: float, policy: NodePolicy
+) -> Action:
     """Let the node back once it has been well for long enough since we took it out."""
-    needed_s = proof_s(node, now_s, policy)
+    needed_s = required_health_s(node, now_s, policy)
     clean_s = min(report.clean_s, max(0.0, now_s - held.at_s))
     blind = sorted({*report.blind} & {*held.sources})
     if blind:
@@ -33,12 +35,12 @@ def taken_out(node: NodeView, report: Report, held: Quarantine, now_s: float, po
     return Release(node.name, f"well for {clean_s:.0f} s; lemon score {score:.1f}", node.version)
 
 
-def avoided(node: NodeView, report: Report, now_s: float, policy: NodePolicy) -> Action:
+def release_avoided(node: NodeView, report: Report, now_s: float, policy: NodePolicy) -> Action:
     """Take the weak taint off again."""
     if not policy.prefer_away:
         return Release(node.name, "degraded nodes are no longer avoided", node.version)
     if report.findings:
-        return Hold(node.name, f"avoided: {evidence.told(report.findings)}")
+        return Hold(node.name, f"avoided: {evidence.describe(report.findings)}")
     if report.quiet_s < policy.clean_s:
         until_s = now_s + policy.clean_s - report.quiet_s
         return Hold(node.name, f"well for {report.quiet_s:.0f} of {policy.clean_s:.0f} s", until_s)
@@ -64,7 +66,7 @@ def lemon_score(history: Sequence[Incident], now_s: float, policy: NodePolicy) -
     )
 
 
-def proof_s(node: NodeView, now_s: float, policy: NodePolicy) -> float:
+def required_health_s(node: NodeView, now_s: float, policy: NodePolicy) -> float:
     """Return how long a node must have been clean: it doubles with each incident, up to `max_clean_s`."""
     doublings = min(32.0, max(0.0, lemon_score(node.history, now_s, policy) - 1.0))
     needed_s = policy.clean_s * math.pow(2.0, doublings)

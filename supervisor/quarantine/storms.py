@@ -39,7 +39,7 @@ class _Trouble(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Unrest:
+class StormState:
     """`everywhere` holds for all nodes, `nodes` for those named.
 
     `crowd` are the bad ones that turned bad together with many others: they go out all, or none of them.
@@ -53,11 +53,11 @@ class Unrest:
         return self.everywhere or self.nodes.get(node)
 
 
-def read(pool: PoolView, odd: Sequence[NodeView], policy: NodePolicy) -> Unrest:
+def read(pool: PoolView, odd: Sequence[NodeView], policy: NodePolicy) -> StormState:
     """Return what is going on. `odd` must have every node with a finding, or with trouble of late."""
     troubles = sorted(_troubles(odd, policy), key=lambda each: (each.ago_s, each.node.name))
     if not troubles:
-        return Unrest()
+        return StormState()
     held = _suspects(pool, [each.node for each in troubles if each.is_bad], policy)
     troubles = [each for each in troubles if each.node.name not in held]
     crowds: list[_Trouble] = []
@@ -73,7 +73,9 @@ def read(pool: PoolView, odd: Sequence[NodeView], policy: NodePolicy) -> Unrest:
     need = max(policy.storm_nodes, int(policy.storm_share * len(pool.nodes)))
     together = _together(troubles, need, policy)
     everywhere = _storm(together, pool.now_s, policy, "the pool")
-    return Unrest(everywhere, held, frozenset(each.node.name for each in (*together, *crowds) if each.is_bad))
+    return StormState(
+        everywhere, held, frozenset(each.node.name for each in (*together, *crowds) if each.is_bad)
+    )
 
 
 def _troubles(odd: Iterable[NodeView], policy: NodePolicy) -> Iterable[_Trouble]:

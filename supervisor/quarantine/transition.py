@@ -22,7 +22,7 @@ from supervisor.quarantine.model import (
 )
 
 
-def apply(node: NodeView, action: Action, now_s: float, policy: NodePolicy) -> NodeView:
+def after(node: NodeView, action: Action, now_s: float, policy: NodePolicy) -> NodeView:
     """Return the node as it is after `action`, which must be about it. Twice is as once."""
     if isinstance(action, Taint):
         return _tainted(node, action, now_s, policy)
@@ -39,7 +39,7 @@ def apply(node: NodeView, action: Action, now_s: float, policy: NodePolicy) -> N
     return node
 
 
-def freed(node: NodeView, now_s: float) -> NodeView:
+def released_by_operator(node: NodeView, now_s: float) -> NodeView:
     """Return the node as it is after an operator has taken our taint off by hand."""
     held = node.quarantine
     if held is None:

@@ -40,7 +40,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LastEntry:
     """What the journal knows last. `decision` is None where all but the memory of its line is unreadable."""
 
     memory: JobState
@@ -144,10 +144,10 @@ class Journal:
             self._descriptor = -1
 
 
-def last(path: Path) -> Held | None:
+def last(path: Path) -> LastEntry | None:
     """Return what the newest line holds whose memory can be read; None when there is none."""
     unread: list[str] = []
-    held: Held | None = None
+    held: LastEntry | None = None
     try:
         for line in _backwards(path):
             found = _parse(line)
@@ -165,7 +165,7 @@ def last(path: Path) -> Held | None:
     return held
 
 
-def _held(found: dict[str, Any]) -> Held:
+def _held(found: dict[str, Any]) -> LastEntry:
     memory = codec.from_json(JobState, found["after"], lenient=True)
     try:
         decision = _decision(found)
@@ -173,7 +173,7 @@ def _held(found: dict[str, Any]) -> Held:
         log.warning("decision in the journal not read", extra={"error": str(error)})
         decision = None
     epoch = found.get("epoch")  # lines of earlier versions have none
-    return Held(memory, found.get("ledger"), decision, epoch if type(epoch) is int else 0)
+    return LastEntry(memory, found.get("ledger"), decision, epoch if type(epoch) is int else 0)
 
 
 def has_lines_since(path: Path, offset_bytes: int) -> bool:

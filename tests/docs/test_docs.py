@@ -19,7 +19,7 @@ from supervisor.cli.commands import DRILLS, RunOptions
 from supervisor.cli.option_table import COMMANDS
 from supervisor.observability import incident_record
 from supervisor.observability import status as records
-from supervisor.observability.bookkeeping import Accounts
+from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.ledger import Bucket
 from supervisor.observability.metrics import Metrics
 from supervisor.view.model import KINDS, PHASES, JobState, OpenIncident, View
@@ -123,7 +123,7 @@ def test_the_guide_has_every_drill() -> None:
 
 def test_the_guide_has_every_field_of_the_status() -> None:
     view = View(time.monotonic_ns(), time.time(), JobState(2, 1))
-    status = records.build(view, Accounts(view.now_ns, None), "run", None)
+    status = records.build(view, Bookkeeping(view.now_ns, None), "run", None)
     for field in status:
         assert f"`{field}`" in GUIDE, f"{field} of status.json"
     for phase in PHASES:

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.protocol.rank_channel import WorkerOrder
 from supervisor.local import process_specs
-from supervisor.local.processes import Children, Template
+from supervisor.local.processes import ForkServerClient, ProcessTable
 from tests.local.conftest import Start
 from tests.local.running import Json, Run
 from tests.local.waiting import GONE_S, until
@@ -160,13 +160,13 @@ def test_our_own_parts_are_forked_and_start_by_themselves_where_their_template_i
 
 def test_a_template_that_imports_for_too_long_is_given_up_and_ended(tmp_path: Path) -> None:
     selector, settled = selectors.DefaultSelector(), list[float]()
-    children = Children(tmp_path, selector, lambda _: None)
+    children = ProcessTable(tmp_path, selector, lambda _: None)
     now_s = 100.0
-    template = Template("slow", children, lambda: settled.append(now_s), 5.0)
-    forever = process_specs.Start((sys.executable, "-c", "import signal; signal.pause()"), os.environ)
+    template = ForkServerClient("slow", children, lambda: settled.append(now_s), 5.0)
+    forever = process_specs.ProcessSpec((sys.executable, "-c", "import signal; signal.pause()"), os.environ)
     template.start(lambda _: forever, now_s)
     for now_s in (104.9, 105.1, 200.0):
-        template.turn(now_s)
+        template.poll(now_s)
     assert settled == [105.1]
     assert not template.importing
     assert template.fork("a part", WorkerOrder("part", argv=("sidecar",))) is None

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from supervisor.observability.bookkeeping import Accounts
+from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.ledger import Bucket
 from supervisor.view.model import Policy
 from tests.simulation.world import World
@@ -23,7 +23,7 @@ def test_the_buckets_add_up_to_the_clock_in_every_history(
     given_cues = {place: (what, 1) for place, what in cues.items()}
     kills = frozenset() if supervised else frozenset({20, 40})
     world = World(policy, 8, cues=given_cues, kills=kills).run()
-    ledger = Accounts(0, world.ledger).ledger
+    ledger = Bookkeeping(0, world.ledger).ledger
     assert sum(ledger.buckets_ns().values()) + ledger.pending_ns == ledger.total_ns
     assert min(ledger.buckets_ns().values()) >= 0
     assert ledger.activity is Bucket.STOP

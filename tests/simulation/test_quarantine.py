@@ -13,9 +13,9 @@ from supervisor.quarantine.model import (
     NO_NEW_WORK,
     Action,
     Drain,
-    Finding,
     Forget,
     Incident,
+    NodeFinding,
     NodePolicy,
     NodeView,
     PoolView,
@@ -24,7 +24,7 @@ from supervisor.quarantine.model import (
     Taint,
     Waiver,
 )
-from supervisor.quarantine.transition import freed
+from supervisor.quarantine.transition import released_by_operator
 from tests.unit.supervisor.node_views import DAY_S, NOW_S, applied, asked, node_of
 
 POLICIES = st.builds(
@@ -39,7 +39,7 @@ POLICIES = st.builds(
 )
 AGES_S = st.sampled_from([0.0, 59.0, 61.0, 299.0, 301.0, 1700.0, 2000.0, 3 * DAY_S])
 FINDINGS = st.builds(
-    Finding,
+    NodeFinding,
     st.sampled_from(["gpu/0 xid 79", "gpu/0 xid 48", "port/0 down"]),
     st.sampled_from(["degraded", "unhealthy", "unhealthy"]),
     st.sampled_from(["none", "reset_gpu", "reboot_node", "contact_support"]),
@@ -100,7 +100,7 @@ def changed(pool: PoolView, changes: list[tuple[int, NodeView]], later_s: float,
             released_at_s=old.released_at_s,
         )
     if frees:
-        nodes[0] = freed(nodes[0], pool.now_s)
+        nodes[0] = released_by_operator(nodes[0], pool.now_s)
     return PoolView(pool.now_s + later_s, tuple(nodes))
 
 
@@ -184,7 +184,7 @@ def test_a_lemon_stays_out_longer_each_time_and_always_comes_back() -> None:
     """A node that turns bad a day after each release, for a year."""
     policy, ill = (
         NodePolicy(),
-        Finding("gpu/0 xid 79", "unhealthy", "reset_gpu", 90.0, ("kmsg", "nvml"), "", True),
+        NodeFinding("gpu/0 xid 79", "unhealthy", "reset_gpu", 90.0, ("kmsg", "nvml"), "", True),
     )
     pool, stays_s, now_s = fresh_pool(), [], NOW_S
     while now_s < NOW_S + 365 * DAY_S:

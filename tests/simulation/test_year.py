@@ -12,7 +12,7 @@ from bench.quarantine.simulated_pool import Pool
 from bench.text import all_met
 from supervisor.quarantine import evidence
 from supervisor.quarantine.model import NodePolicy
-from supervisor.quarantine.storms import Unrest
+from supervisor.quarantine.storms import StormState
 
 
 def a_month(**given: object) -> Pool:
@@ -41,5 +41,5 @@ def test_who_believes_one_sensor_evicts_healthy_nodes(monkeypatch: pytest.Monkey
 
 
 def test_who_fears_no_storm_evicts_healthy_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("supervisor.quarantine.storms.read", lambda *_: Unrest())
+    monkeypatch.setattr("supervisor.quarantine.storms.read", lambda *_: StormState())
     assert a_month(flapping=0).tally.evicted

@@ -1,6 +1,6 @@
 """A job in simulated time: members train, fail and vanish on cue, and the supervisor may die at any moment.
 
-The simulation drives the real `decide`, `transition.after`, `order_for` and `Accounts`; only the world is
+The simulation drives the real `decide`, `transition.after`, `order_for` and `Bookkeeping`; only the world is
 simulated. It has no randomness: the same script gives the same history. The invariants are checked at every
 decision.
 """
@@ -19,7 +19,7 @@ from supervisor.decision.decide import decide
 from supervisor.decision.durable_facts import with_durable_facts
 from supervisor.decision.transition import asked_to_stop, taken_over
 from supervisor.hangs import observation
-from supervisor.observability.bookkeeping import Accounts
+from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.view.model import Action, End, JobState, Policy, Secure, Settle, StallWatch, Start, View, Wait
 from tests.simulation.group import Group
 from tests.simulation.member import MS, Content, Member
@@ -70,7 +70,7 @@ class World:
     _events: int = 0
     _count: int = 0
     _memory: JobState | None = None  # the supervisor's; None while it is dead
-    _accounts: Accounts | None = None
+    _accounts: Bookkeeping | None = None
     ledger: dict[str, Any] | None = None  # as in the journal
     _want: tuple[int, tuple[str, ...]] | None = None
     _deadline_ns: int = 0
@@ -132,7 +132,7 @@ class World:
 
     def _start_supervisor(self) -> None:
         self._memory = taken_over(self.memory, self.now_ns)
-        self._accounts = Accounts(self.now_ns, self.ledger)
+        self._accounts = Bookkeeping(self.now_ns, self.ledger)
         self._existed = ()
         self.network.forget()
         if self._disk is not None:
@@ -191,7 +191,7 @@ class World:
         self._watch = observation.update(self._watch, seen)
         return replace(seen, memory=with_durable_facts(seen), watch=self._watch)
 
-    def _carry_out(self, view: View, action: Action, accounts: Accounts) -> None:
+    def _carry_out(self, view: View, action: Action, accounts: Bookkeeping) -> None:
         after = transition.after(view, action, self.policy)
         self._account(view, action, after, accounts)
         self._check(view, action, after)
@@ -214,7 +214,7 @@ class World:
         if after.phase == "ended":
             self.ended = next(a for _, a, _ in reversed(self.journal) if isinstance(a, End))
 
-    def _account(self, view: View, action: Action, after: JobState, accounts: Accounts) -> None:
+    def _account(self, view: View, action: Action, after: JobState, accounts: Bookkeeping) -> None:
         before, opened = view.memory, after.incident
         if isinstance(action, Secure) and opened is not None:
             if before.incident is None or before.incident.number != opened.number:

@@ -8,7 +8,7 @@ from typing import Any
 
 from supervisor.quarantine import transition
 from supervisor.quarantine.decide import decide
-from supervisor.quarantine.model import Action, Finding, Hold, NodePolicy, NodeView, PoolView, Report
+from supervisor.quarantine.model import Action, Hold, NodeFinding, NodePolicy, NodeView, PoolView, Report
 
 NOW_S = 1_800_000_000.0
 DAY_S = 86400.0
@@ -17,19 +17,19 @@ LONG_S = 30 * DAY_S
 WELL = Report((), LONG_S, LONG_S, boot_id="b1", agent="1")
 
 
-def finding(key: str = "gpu/0 xid 79", held_s: float = 90.0, **given: Any) -> Finding:
+def finding(key: str = "gpu/0 xid 79", held_s: float = 90.0, **given: Any) -> NodeFinding:
     """Return a confirmed finding of two sensors that only a reboot ends."""
-    made = Finding(key, "unhealthy", "reboot_node", held_s, ("kmsg", "nvml_events"), "", True)
+    made = NodeFinding(key, "unhealthy", "reboot_node", held_s, ("kmsg", "nvml_events"), "", True)
     return replace(made, **given)
 
 
-def alone(key: str = "port/0 down", held_s: float = 400.0, **given: Any) -> Finding:
+def alone(key: str = "port/0 down", held_s: float = 400.0, **given: Any) -> NodeFinding:
     return finding(
         key, held_s, **{"action": "contact_support", "sources": ("sysfs",), "lasting": False, **given}
     )
 
 
-def report(*findings: Finding, **given: Any) -> Report:
+def report(*findings: NodeFinding, **given: Any) -> Report:
     is_bad = any(each.level == "unhealthy" for each in findings)
     made = replace(WELL, findings=findings, quiet_s=0.0, clean_s=0.0 if is_bad else LONG_S)
     return replace(made, **given)
@@ -39,7 +39,7 @@ def well(name: str, **given: Any) -> NodeView:
     return replace(NodeView(name, WELL, 10.0, busy=True, version="7"), **given)
 
 
-def bad(name: str, *findings: Finding, **given: Any) -> NodeView:
+def bad(name: str, *findings: NodeFinding, **given: Any) -> NodeView:
     return well(name, **{"report": report(*(findings or (finding(),))), **given})
 
 
@@ -68,7 +68,7 @@ def applied(view: PoolView, actions: Iterable[Action], policy: NodePolicy = POLI
     nodes = {node.name: node for node in view.nodes}
     for each in actions:
         if not isinstance(each, Hold):
-            nodes[each.node] = transition.apply(nodes[each.node], each, view.now_s, policy)
+            nodes[each.node] = transition.after(nodes[each.node], each, view.now_s, policy)
     return replace(view, nodes=tuple(nodes.values()))
 
 

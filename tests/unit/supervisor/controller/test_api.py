@@ -12,9 +12,9 @@ from holdfast.process.network import Door
 from supervisor.controller import api
 from supervisor.controller.drills import Drills
 from supervisor.controller.job import Job
-from supervisor.controller.member_server import Connections
+from supervisor.controller.member_server import MemberServer
 from supervisor.observability.metrics import Metrics
-from supervisor.observability.status import Records
+from supervisor.observability.status import StatusPublisher
 from supervisor.store.run_directory import RunDir
 from supervisor.view.model import Policy
 from tests.unit.supervisor.controller.test_job import Backend
@@ -28,8 +28,8 @@ Serve = Callable[..., Awaitable[Any]]
 @pytest.fixture
 async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
     """Serve a job that forms its group; with drills or without."""
-    connections = Connections(time.monotonic_ns, lambda: None)
-    job = Job(Policy(), tmp_path, Records(RunDir(tmp_path)), Backend(), connections, True, 0)
+    connections = MemberServer(time.monotonic_ns, lambda: None)
+    job = Job(Policy(), tmp_path, StatusPublisher(RunDir(tmp_path)), Backend(), connections, True, 0)
     clients: list[Any] = []
 
     async def serving(drills: bool = True) -> Any:
@@ -41,7 +41,7 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
     yield serving
     for each in clients:
         await each.close()
-    job.records.files.do(lambda: None, 30.0)
+    job.publisher.files.do(lambda: None, 30.0)
     job.journal.close()
 
 

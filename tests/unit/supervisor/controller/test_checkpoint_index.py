@@ -11,7 +11,7 @@ import pytest
 from holdfast.checkpoint import writer
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import CheckpointReport
-from supervisor.controller.checkpoint_index import PATIENCE, Storage
+from supervisor.controller.checkpoint_index import PATIENCE, CheckpointIndex
 from supervisor.view.model import Checkpoint, StorageContents
 
 
@@ -43,11 +43,11 @@ def damage(durable: CheckpointReport) -> None:
     path.write_bytes(content)
 
 
-def steps(storage: Storage) -> list[int]:
+def steps(storage: CheckpointIndex) -> list[int]:
     return [each.step for each in storage.stored.checkpoints]
 
 
-def notes(storage: Storage) -> list[str]:
+def notes(storage: CheckpointIndex) -> list[str]:
     return [each.note for each in storage.stored.unusable]
 
 
@@ -60,7 +60,7 @@ class Watched:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.storage = Storage(self.root, self._looked)
+        self.storage = CheckpointIndex(self.root, self._looked)
 
     def _looked(self) -> None:
         self.looks += 1
@@ -74,8 +74,8 @@ class Watched:
 
 
 @pytest.fixture
-def storage(tmp_path: Path) -> Storage:
-    return Storage(tmp_path, lambda: None)
+def storage(tmp_path: Path) -> CheckpointIndex:
+    return CheckpointIndex(tmp_path, lambda: None)
 
 
 @pytest.fixture
@@ -88,38 +88,40 @@ async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
         await running
 
 
-async def test_before_the_first_look_it_is_not_known_what_is_there(storage: Storage) -> None:
+async def test_before_the_first_look_it_is_not_known_what_is_there(storage: CheckpointIndex) -> None:
     assert storage.stored.error == "it has not been read yet"
     assert storage.stored.looked_ns == 0
     assert storage.stored.failed_ns > 0, "it has its time to answer from now on"
-    await storage.look()
+    await storage.rescan()
     assert (storage.stored.error, steps(storage)) == ("", [])
     assert storage.stored.looked_ns > 0
 
 
 async def test_all_checkpoints_are_found_newest_first_and_why_others_are_none(
-    tmp_path: Path, storage: Storage
+    tmp_path: Path, storage: CheckpointIndex
 ) -> None:
     write(tmp_path, 3, skip=(2, "x"))
     write(tmp_path, 7, generation=2, known=(Lineage(2, 5),))
     write(tmp_path, 6)
     (tmp_path / "step-00000009").mkdir()
-    await storage.look()
+    await storage.rescan()
     assert steps(storage) == [7, 6, 3], "void ones as well: the lineage decides that, not storage"
     assert storage.stored.checkpoints[2] == Checkpoint(3, 1, 2, str(tmp_path / "step-00000003"), (2,))
     assert notes(storage) == ["checkpoint step-00000009 is not used: manifest.json is missing"]
     assert (storage.stored.lineage, storage.stored.generation) == ((Lineage(2, 5),), 2)
 
 
-async def test_the_newest_generation_is_also_known_from_a_lineage(tmp_path: Path, storage: Storage) -> None:
+async def test_the_newest_generation_is_also_known_from_a_lineage(
+    tmp_path: Path, storage: CheckpointIndex
+) -> None:
     write(tmp_path, 3, known=(Lineage(5, 3),))
-    await storage.look()
+    await storage.rescan()
     assert storage.stored.generation == 5
 
 
-async def test_a_look_reads_no_content(tmp_path: Path, storage: Storage) -> None:
+async def test_a_look_reads_no_content(tmp_path: Path, storage: CheckpointIndex) -> None:
     damage(write(tmp_path, 5))
-    await storage.look()
+    await storage.rescan()
     assert [(each.step, each.verified) for each in storage.stored.checkpoints] == [(5, False)]
 
 
@@ -144,22 +146,22 @@ async def test_what_was_found_damaged_is_not_believed_again_until_it_is_written_
     (found,) = (await watched.until(lambda seen: seen.looked_ns)).checkpoints
     watched.storage.verify(found)
     await watched.until(lambda seen: seen.unusable)
-    watched.storage.heard(told)
+    watched.storage.on_report(told)
     watched.storage.doubt()
     before = watched.looks
-    watched.storage.look_again()
+    watched.storage.request_rescan()
     await watched.until(lambda seen: watched.looks > before)
     assert steps(watched.storage) == []
-    watched.storage.heard(write(watched.root, 5, created=7.0))
+    watched.storage.on_report(write(watched.root, 5, created=7.0))
     assert (await watched.until(lambda seen: seen.checkpoints)).checkpoints[0].verified
 
 
 async def test_what_members_write_is_looked_for_whatever_its_generation(watched: Watched) -> None:
     """A journal was lost, and the generations of before are the newer ones."""
-    watched.storage.heard(write(watched.root, 6, generation=5))
+    watched.storage.on_report(write(watched.root, 6, generation=5))
     await watched.until(lambda seen: len(seen.checkpoints) == 1)
     told = write(watched.root, 9, generation=2)
-    watched.storage.heard(replace(told, asked=4))
+    watched.storage.on_report(replace(told, asked=4))
     seen = await watched.until(lambda seen: len(seen.checkpoints) == 2)
     assert [(each.step, each.verified) for each in seen.checkpoints] == [(9, True), (6, True)]
     assert seen.heard == 4
@@ -167,21 +169,21 @@ async def test_what_members_write_is_looked_for_whatever_its_generation(watched:
 
 async def test_what_is_told_again_costs_nothing(watched: Watched) -> None:
     told = write(watched.root, 6)
-    watched.storage.heard(told)
+    watched.storage.on_report(told)
     await watched.until(lambda seen: seen.checkpoints)
-    watched.storage.heard(told)
-    watched.storage.heard(CheckpointReport())
-    assert not watched.storage.is_asked
+    watched.storage.on_report(told)
+    watched.storage.on_report(CheckpointReport())
+    assert not watched.storage.rescan_requested
 
 
 async def test_what_is_told_and_not_there_is_not_taken(watched: Watched) -> None:
-    watched.storage.heard(CheckpointReport(7, 1, str(watched.root / "step-00000007"), asked=2))
+    watched.storage.on_report(CheckpointReport(7, 1, str(watched.root / "step-00000007"), asked=2))
     seen = await watched.until(lambda seen: seen.heard == 2)
     assert seen.checkpoints == ()
 
 
 async def test_after_a_restore_that_failed_nothing_is_believed(watched: Watched) -> None:
-    watched.storage.heard(write(watched.root, 6))
+    watched.storage.on_report(write(watched.root, 6))
     await watched.until(lambda seen: seen.checkpoints)
     watched.storage.doubt()
     assert not watched.storage.stored.checkpoints[0].verified
@@ -192,25 +194,25 @@ async def test_after_a_restore_that_failed_nothing_is_believed(watched: Watched)
 
 async def test_storage_that_is_away_leaves_what_is_known_and_says_so(tmp_path: Path) -> None:
     write(tmp_path / "here", 3)
-    storage = Storage(tmp_path / "here", lambda: None)
-    await storage.look()
+    storage = CheckpointIndex(tmp_path / "here", lambda: None)
+    await storage.rescan()
     (tmp_path / "here").rename(tmp_path / "there")
     (tmp_path / "here").symlink_to("here")
-    await storage.look()
+    await storage.rescan()
     assert steps(storage) == [3]
     assert "Too many levels of symbolic links" in storage.stored.error
     failed_ns = storage.stored.failed_ns
     assert failed_ns > storage.stored.looked_ns
-    await storage.look()
+    await storage.rescan()
     assert storage.stored.failed_ns == failed_ns, "that is since when it is away"
     (tmp_path / "here").unlink()
     (tmp_path / "there").rename(tmp_path / "here")
-    await storage.look()
+    await storage.rescan()
     assert (storage.stored.error, storage.stored.failed_ns) == ("", 0)
 
 
 async def test_a_checkpoint_that_cannot_be_read_is_no_damaged_one_at_once(
-    tmp_path: Path, storage: Storage
+    tmp_path: Path, storage: CheckpointIndex
 ) -> None:
     """Storage fails for a moment, and an older checkpoint would cost what is between them."""
     write(tmp_path, 3)
@@ -219,14 +221,14 @@ async def test_a_checkpoint_that_cannot_be_read_is_no_damaged_one_at_once(
     manifest.unlink()
     manifest.symlink_to(manifest)
     for _ in range(PATIENCE - 1):
-        await storage.look()
+        await storage.rescan()
         assert "step-00000005: manifest.json cannot be read" in storage.stored.error
         assert steps(storage) == []
     manifest.unlink()
     manifest.write_bytes(content)
-    await storage.look()
+    await storage.rescan()
     assert steps(storage) == [5, 3]
     manifest.unlink()
     manifest.symlink_to(manifest)
-    await storage.look()
+    await storage.rescan()
     assert (storage.stored.error, steps(storage)) == ("", [3]), "there is a bound to that"

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.process import event_loop
 from holdfast.protocol.launcher_messages import StartTimes
-from supervisor.controller import file_work
 from supervisor.controller.job import Job
-from supervisor.controller.member_server import Connections
+from supervisor.controller.member_server import MemberServer
 from supervisor.decision import resume_point
-from supervisor.observability.status import Records
+from supervisor.observability.status import StatusPublisher
 from supervisor.store import leadership
 from supervisor.store.journal import Journal, last
 from supervisor.store.run_directory import RunDir
@@ -49,8 +49,8 @@ class Backend:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    connections = Connections(time.monotonic_ns, lambda: None)
-    made = Job(Policy(), tmp_path, Records(RunDir(tmp_path)), Backend(), connections, True, 0)
+    connections = MemberServer(time.monotonic_ns, lambda: None)
+    made = Job(Policy(), tmp_path, StatusPublisher(RunDir(tmp_path)), Backend(), connections, True, 0)
     yield made
     made.journal.close()
 
@@ -63,11 +63,11 @@ def test_a_ledger_that_cannot_be_read_costs_the_ledger_and_not_the_memory(
     kept = Journal(tmp_path / "journal.jsonl")
     kept.write(before, Policy(), Wait(1), before.memory, ledger)
     kept.close()
-    connections = Connections(time.monotonic_ns, lambda: None)
-    job = Job(Policy(), tmp_path, Records(RunDir(tmp_path)), Backend(), connections, False, 5)
+    connections = MemberServer(time.monotonic_ns, lambda: None)
+    job = Job(Policy(), tmp_path, StatusPublisher(RunDir(tmp_path)), Backend(), connections, False, 5)
     job.journal.close()
     assert job.memory == replace(before.memory, since_ns=job.memory.since_ns)
-    assert job.accounts.ledger.at_ns == 5
+    assert job.bookkeeping.ledger.at_ns == 5
 
 
 def test_a_sidecar_that_says_nothing_is_asked_after_once_and_not_at_the_end(job: Job) -> None:
@@ -102,7 +102,7 @@ async def test_members_and_keeper_are_heard_while_the_journal_is_written(
     assert job.memory.phase == "forming", "what is decided is written down before it holds"
     heard.set()
     await running
-    assert (job.memory.phase, job.records.journal_error) == ("ended", "")
+    assert (job.memory.phase, job.publisher.journal_error) == ("ended", "")
 
 
 async def test_storage_that_does_not_answer_costs_the_journal_and_not_the_run(
@@ -121,10 +121,10 @@ async def test_storage_that_does_not_answer_costs_the_journal_and_not_the_run(
     job.backend = Leaving(stop="graceful")
     await job.run()
     assert job.backend.told == (130, "stopped before the first step")
-    assert "has not answered" in job.records.journal_error
+    assert "has not answered" in job.publisher.journal_error
     answers.set()
-    await file_work.answer(job.paper.submit(lambda: None), 30.0)
-    assert job.records.journal_error == ""
+    await event_loop.result_of(job.journal_thread.submit(lambda: None), 30.0)
+    assert job.publisher.journal_error == ""
     assert written == ["stopping", "ended"], "the newest line holds all again"
 
 
@@ -140,7 +140,7 @@ def seen(job: Job) -> list[tuple[str, bool]]:
 
 
 def test_a_sidecar_that_is_quicker_than_the_news_of_its_member_is_not_gone(job: Job) -> None:
-    job.connections.line("m0").report = report("m0", None)
+    job.member_server.connection("m0").report = report("m0", None)
     assert seen(job) == []
     job.backend = Backend({"m0": "running"})
     assert seen(job) == [("m0", True)]
@@ -163,16 +163,16 @@ def test_the_next_run_in_the_directory_knows_what_a_stop_cut_short(tmp_path: Pat
     kept = Journal(tmp_path / "journal.jsonl")
     kept.write(before, Policy(), Wait(1), before.memory, None)
     kept.close()
-    connections = Connections(time.monotonic_ns, lambda: None)
-    job = Job(Policy(), tmp_path, Records(RunDir(tmp_path)), Backend(), connections, True, 5)
+    connections = MemberServer(time.monotonic_ns, lambda: None)
+    job = Job(Policy(), tmp_path, StatusPublisher(RunDir(tmp_path)), Backend(), connections, True, 5)
     job.journal.close()
     assert (job.memory.phase, job.memory.missed) == ("forming", (UndoneWork(0, 1, 20),))
 
 
 def led(tmp_path: Path) -> Job:
     lead = leadership.take(tmp_path / leadership.FILE)
-    records = Records(RunDir(tmp_path), lead=lead)
-    connections = Connections(time.monotonic_ns, lambda: None)
+    records = StatusPublisher(RunDir(tmp_path), lead=lead)
+    connections = MemberServer(time.monotonic_ns, lambda: None)
     return Job(Policy(), tmp_path, records, Leaving(stop="graceful"), connections, True, 0, lead)
 
 
@@ -182,9 +182,9 @@ async def test_a_supervisor_that_was_replaced_ends_and_nothing_of_it_has_an_effe
     with pytest.raises(leadership.Deposed):
         await job.run()
     assert not hasattr(job.backend, "told"), "nobody hears of an end"
-    job.records.status(job.view(), job.accounts)
-    await file_work.answer(job.records.files.submit(lambda: None), 30.0)
-    assert job.records.deposed is not None
+    job.publisher.status(job.view(), job.bookkeeping)
+    await event_loop.result_of(job.publisher.files.submit(lambda: None), 30.0)
+    assert job.publisher.deposed is not None
     assert not (tmp_path / "status.json").exists()
     assert (tmp_path / "journal.jsonl").read_bytes() == b""
     job.journal.close()
@@ -194,11 +194,11 @@ async def test_a_supervisor_whose_epoch_is_below_what_a_member_obeys_takes_a_hig
     tmp_path: Path,
 ) -> None:
     job = led(tmp_path)
-    job.connections.line("m0").report = report("m0", None, epoch=6)
+    job.member_server.connection("m0").report = report("m0", None, epoch=6)
     await job._stay_ahead()
     assert job.lead.epoch == 7, "the file was lost: there is no other supervisor"
     other = leadership.take(tmp_path / leadership.FILE)
-    job.connections.line("m0").report = report("m0", None, epoch=other.epoch)
+    job.member_server.connection("m0").report = report("m0", None, epoch=other.epoch)
     with pytest.raises(leadership.Deposed):
         await job._stay_ahead()
     job.journal.close()
@@ -211,7 +211,7 @@ def test_orders_carry_the_epoch_and_a_next_supervisor_has_a_higher_one_than_the_
     job.backend = Backend({"m0": "running"})
     job.memory = replace(job.memory, phase="stopping", exit_code=0)
     job._give_orders(job.view())
-    order = job.connections.line("m0").order
+    order = job.member_server.connection("m0").order
     assert order is not None
     assert order.epoch == 1
     now = job.view()
@@ -239,17 +239,17 @@ def training(step: int) -> MemberView:
 
 async def test_that_a_state_is_held_is_in_the_journal_before_any_decision(tmp_path: Path) -> None:
     """Else a successor that hears of nobody would begin anew, as if nothing had ever been saved."""
-    connections = Connections(time.monotonic_ns, lambda: None)
-    job = Job(Policy(), tmp_path, Records(RunDir(tmp_path)), Making({"m0": ""}), connections, True, 0)
+    connections = MemberServer(time.monotonic_ns, lambda: None)
+    job = Job(Policy(), tmp_path, StatusPublisher(RunDir(tmp_path)), Making({"m0": ""}), connections, True, 0)
     path = tmp_path / "journal.jsonl"
     alone = memory(world_size=1, placement=("m0",), settled=True, since_ns=time.monotonic_ns())
     job.memory = alone
-    line = job.connections.line("m0")
+    line = job.member_server.connection("m0")
     line.connected = True
     for step, lines in ((1, 1), (9, 1), (10, 1)):
         line.report, line.heard_ns = training(step).report, time.monotonic_ns()
-        await job._round()
-        await file_work.answer(job.paper.submit(lambda: None), 30.0)
+        await job.reconcile()
+        await event_loop.result_of(job.journal_thread.submit(lambda: None), 30.0)
         assert len(path.read_bytes().splitlines()) == lines
     held = last(path)
     assert held is not None
@@ -266,11 +266,11 @@ def test_a_successor_knows_how_far_the_group_was_though_all_that_could_tell_it_a
     kept.close()
     ranks = [{"rank": number, "step": 147} for number in range(2)]
     RunDir(tmp_path).write_status({"generation": 7, "ranks": ranks, "snapshot_step": 128, "step": 147})
-    connections = Connections(time.monotonic_ns, lambda: None)
-    job = Job(Policy(), tmp_path, Records(RunDir(tmp_path)), Backend(), connections, False, 5)
+    connections = MemberServer(time.monotonic_ns, lambda: None)
+    job = Job(Policy(), tmp_path, StatusPublisher(RunDir(tmp_path)), Backend(), connections, False, 5)
     job.journal.close()
     assert (job.memory.reached, job.memory.held) == (147, 128)
-    assert job.records.status(job.view(), job.accounts)["step"] == 147
+    assert job.publisher.status(job.view(), job.bookkeeping)["step"] == 147
 
 
 async def test_what_could_not_be_written_is_tried_again_though_nothing_new_is_decided(
@@ -281,17 +281,17 @@ async def test_what_could_not_be_written_is_tried_again_though_nothing_new_is_de
     monkeypatch.setattr(job.journal, "write", _full)
     now = job.view()
     await job._write_down(now, Wait(1), now.memory)
-    await job._round()
-    await file_work.answer(job.paper.submit(lambda: None), 30.0)
+    await job.reconcile()
+    await event_loop.result_of(job.journal_thread.submit(lambda: None), 30.0)
     await asyncio.sleep(0)  # so that the loop hears of it
-    assert job.records.journal_error == "[Errno 28] no room"
-    assert last(job.records.run.journal) is None
+    assert job.publisher.journal_error == "[Errno 28] no room"
+    assert last(job.publisher.run.journal) is None
     monkeypatch.setattr(job.journal, "write", write)
-    await job._round()
-    await file_work.answer(job.paper.submit(lambda: None), 30.0)
+    await job.reconcile()
+    await event_loop.result_of(job.journal_thread.submit(lambda: None), 30.0)
     await asyncio.sleep(0)
-    assert job.records.journal_error == ""
-    assert last(job.records.run.journal) is not None
+    assert job.publisher.journal_error == ""
+    assert last(job.publisher.run.journal) is not None
 
 
 def _full(*_: object) -> None:
@@ -302,4 +302,4 @@ def test_the_status_says_why_the_members_memory_cannot_be_used_while_it_cannot(j
     for why in ("/dev/shm/x: in the way", ""):
         assert isinstance(job.backend, Backend)
         job.backend.volume_error = why
-        assert job.records.status(job.view(), job.accounts)["volume_error"] == why
+        assert job.publisher.status(job.view(), job.bookkeeping)["volume_error"] == why

@@ -13,21 +13,21 @@ from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import Ending
 from holdfast.protocol.member_messages import MemberOrder
 from supervisor.controller import member_server as lines_of
-from supervisor.controller.member_server import Connections
+from supervisor.controller.member_server import MemberServer
 from tests.unit.supervisor.job_views import launcher, rank, report
 
 LIMIT_S = 20.0
 RUN = MemberOrder("run", 3)
 
 
-def connections() -> Connections:
-    return Connections(lambda: 0, lambda: None)
+def connections() -> MemberServer:
+    return MemberServer(lambda: 0, lambda: None)
 
 
 def test_the_same_order_again_is_not_sent_again() -> None:
     made = connections()
     made.order("m0", RUN)
-    line = made.line("m0")
+    line = made.connection("m0")
     line.sent = line.order
     line.changed.clear()
     made.order("m0", MemberOrder("run", 3))
@@ -54,8 +54,8 @@ async def test_a_line_that_replaces_one_that_is_half_open_has_the_orders() -> No
 
 
 def test_what_a_member_of_another_host_tells_is_put_on_our_clock() -> None:
-    made = Connections(lambda: 5_000, lambda: None, "ours")
-    line = made.line("m0")
+    made = MemberServer(lambda: 5_000, lambda: None, "ours")
+    line = made.connection("m0")
     state = launcher(rank(0, Ending(90_100, 1)))
     made._take(line, report("m0", state, now_ns=90_500, clock="theirs"))
     assert line.report is not None
@@ -67,8 +67,8 @@ def test_what_a_member_of_another_host_tells_is_put_on_our_clock() -> None:
 
 def test_a_member_is_well_while_it_tells_of_a_launcher_that_answers() -> None:
     now_ns = [1_000]
-    made = Connections(lambda: now_ns[0], lambda: None)
-    line = made.line("m0")
+    made = MemberServer(lambda: now_ns[0], lambda: None)
+    line = made.connection("m0")
     told = report("m0", launcher(rank(0)))
     for at_ns, said, well_ns in (
         (2_000, report("m0", None), 0),

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from supervisor.controller.job import Job
-from supervisor.controller.member_server import Connections
+from supervisor.controller.member_server import MemberServer
 from supervisor.decision import transition
 from supervisor.decision.decide import decide
 from supervisor.decision.transition import taken_over
-from supervisor.observability.status import Records
+from supervisor.observability.status import StatusPublisher
 from supervisor.store.journal import Journal
 from supervisor.store.run_directory import RunDir
 from supervisor.view import faults as symptoms
@@ -116,8 +116,8 @@ def test_a_job_takes_over_with_the_time_of_now(tmp_path: Path) -> None:
     kept.write(before, Policy(), Wait(1), before.memory, None)
     kept.close()
     began_ns = time.monotonic_ns()
-    connections = Connections(time.monotonic_ns, lambda: None)
-    job = Job(Policy(), tmp_path, Records(RunDir(tmp_path)), Backend(), connections, False, 5)
+    connections = MemberServer(time.monotonic_ns, lambda: None)
+    job = Job(Policy(), tmp_path, StatusPublisher(RunDir(tmp_path)), Backend(), connections, False, 5)
     job.journal.close()
     assert job.memory.since_ns >= began_ns
     assert job.memory.incident == CRASH

@@ -19,15 +19,15 @@ import pytest
 from holdfast.inspection import process_stats
 from holdfast.process import event_loop, linux
 from supervisor.local import cluster, memory_volume
-from supervisor.local.cluster import Keeper, Member
-from supervisor.local.process_specs import Plan
-from supervisor.local.processes import Children, Part
+from supervisor.local.cluster import LocalCluster, LocalMember
+from supervisor.local.process_specs import RunSpec
+from supervisor.local.processes import ManagedProcess, ProcessTable
 from tests.local.waiting import until
 from tests.sandbox import memory_directory
 
 WAITS = "import threading; print(flush=True); threading.Event().wait()"
 POLLS = "import time\nprint(flush=True)\nwhile True: time.sleep(0.05)"
-Make = Callable[[str, str], Part]
+Make = Callable[[str, str], ManagedProcess]
 
 
 @pytest.fixture
@@ -35,12 +35,12 @@ def make() -> Iterator[Make]:
     """Make parts that were born long ago."""
     made: list[subprocess.Popen[bytes]] = []
 
-    def part(name: str, program: str) -> Part:
+    def part(name: str, program: str) -> ManagedProcess:
         process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
         assert process.stdout is not None
         process.stdout.readline()
         made.append(process)
-        return Part(name, process, -1, 0.0)
+        return ManagedProcess(name, process, -1, 0.0)
 
     yield part
     for each in made:
@@ -51,23 +51,23 @@ def make() -> Iterator[Make]:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Iterator[Keeper]:
-    plan = Plan(("train.py",), 1, 0, "auto", tmp_path, tmp_path, {}, ())
+def kept(tmp_path: Path) -> Iterator[LocalCluster]:
+    plan = RunSpec(("train.py",), 1, 0, "auto", tmp_path, tmp_path, {}, ())
     with socket.socket() as api:
-        yield Keeper(plan, api)
+        yield LocalCluster(plan, api)
 
 
-def is_killed(part: Part) -> bool:
+def is_killed(part: ManagedProcess) -> bool:
     assert isinstance(part.process, subprocess.Popen)
     return part.process.wait(30) == -signal.SIGKILL
 
 
-def stop(part: Part) -> None:
+def stop(part: ManagedProcess) -> None:
     os.kill(part.process.pid, signal.SIGSTOP)
     until(lambda: process_stats.is_stopped(part.process.pid) or None, "it is stopped", 30.0)
 
 
-def look(kept: Keeper, *times_s: float) -> None:
+def look(kept: LocalCluster, *times_s: float) -> None:
     for now_s in times_s:
         kept._look_at_sidecars(now_s)
 
@@ -78,7 +78,7 @@ def test_what_is_removed_of_the_run_s_memory_is_put_back_before_the_next_look(
     with memory_directory() as root, socket.socket() as api:
         monkeypatch.setattr(memory_volume, "_ROOTS", (root,))
         folder, owner = memory_volume.create()
-        kept = Keeper(Plan(("train.py",), 1, 0, "auto", folder, folder, {}, ()), api)
+        kept = LocalCluster(RunSpec(("train.py",), 1, 0, "auto", folder, folder, {}, ()), api)
         arena = folder / "m0" / "arena"
         arena.mkdir(parents=True, mode=0o700)
         (arena / "records").write_bytes(b"here")
@@ -99,9 +99,9 @@ def test_what_is_removed_of_the_run_s_memory_is_put_back_before_the_next_look(
         os.close(owner)
 
 
-def test_a_sidecar_that_stays_stopped_is_killed(kept: Keeper, make: Make) -> None:
+def test_a_sidecar_that_stays_stopped_is_killed(kept: LocalCluster, make: Make) -> None:
     part = make("sidecar m0", WAITS)
-    kept.members["m0"] = Member("m0", make("launcher m0", WAITS), part)
+    kept.members["m0"] = LocalMember("m0", make("launcher m0", WAITS), part)
     stop(part)
     look(kept, 100.0, 101.0)
     assert not kept.news, "a job that was stopped and continued as a whole is seen so for a moment"
@@ -110,8 +110,8 @@ def test_a_sidecar_that_stays_stopped_is_killed(kept: Keeper, make: Make) -> Non
     assert kept.news == ["sidecar m0 is killed and replaced: it is stopped. The ranks train on"]
 
 
-def test_a_member_of_which_all_is_stopped_is_a_host_that_does_not_run(kept: Keeper, make: Make) -> None:
-    member = Member("m0", make("launcher m0", WAITS), make("sidecar m0", WAITS))
+def test_a_member_of_which_all_is_stopped_is_a_host_that_does_not_run(kept: LocalCluster, make: Make) -> None:
+    member = LocalMember("m0", make("launcher m0", WAITS), make("sidecar m0", WAITS))
     kept.members["m0"] = member
     for part in (member.launcher, member.sidecar):
         assert part is not None
@@ -122,10 +122,10 @@ def test_a_member_of_which_all_is_stopped_is_a_host_that_does_not_run(kept: Keep
 
 @pytest.mark.parametrize(("program", "killed"), [(WAITS, True), (POLLS, False)])
 def test_a_mute_sidecar_is_killed_if_it_does_nothing_at_all(
-    kept: Keeper, make: Make, program: str, killed: bool
+    kept: LocalCluster, make: Make, program: str, killed: bool
 ) -> None:
     part = make("sidecar m0", program)
-    kept.members["m0"] = Member("m0", make("launcher m0", WAITS), part)
+    kept.members["m0"] = LocalMember("m0", make("launcher m0", WAITS), part)
     until(lambda: linux.state_of(part.process.pid)[0] == "S" or None, "it waits", 30.0)
     for name in ("m0", "m9"):
         kept._obey({"do": "renew", "name": name})
@@ -139,11 +139,11 @@ def test_a_mute_sidecar_is_killed_if_it_does_nothing_at_all(
 
 @pytest.mark.parametrize(("gpus", "told_first"), [(None, True), (0, True), (2, False)])
 def test_the_loss_of_a_member_is_told_before_the_kernel_has_taken_down_its_ranks(
-    kept: Keeper, make: Make, monkeypatch: pytest.MonkeyPatch, gpus: int | None, told_first: bool
+    kept: LocalCluster, make: Make, monkeypatch: pytest.MonkeyPatch, gpus: int | None, told_first: bool
 ) -> None:
     """They may hold gigabytes, for which that takes a while. A device must have its memory back first."""
     kept.plan = replace(kept.plan, gpus=gpus)
-    member = Member("m0", make("launcher m0", WAITS), make("sidecar m0", WAITS))
+    member = LocalMember("m0", make("launcher m0", WAITS), make("sidecar m0", WAITS))
     kept.members["m0"] = member
     assert member.launcher is not None
     assert member.sidecar is not None
@@ -157,18 +157,18 @@ def test_the_loss_of_a_member_is_told_before_the_kernel_has_taken_down_its_ranks
         except BlockingIOError:
             told.append(False)
 
-    monkeypatch.setattr(Children, "sweep", sweep)
-    monkeypatch.setattr(Children, "_kill_strays", lambda _: None)  # this process has children of others
+    monkeypatch.setattr(ProcessTable, "sweep", sweep)
+    monkeypatch.setattr(ProcessTable, "_kill_strays", lambda _: None)  # this process has children of others
     with ours, theirs:
         kept._line = ours
         part = kept._children.watch("launcher m0", member.launcher.process)
         member.launcher = part
         part.process.kill()
         while not member.gone:
-            kept.turn(0.1)
+            kept.poll(0.1)
         assert told[0] == told_first
         assert is_killed(member.sidecar)
 
 
-def _has_run(kept: Keeper, part: Part) -> bool:
+def _has_run(kept: LocalCluster, part: ManagedProcess) -> bool:
     return process_stats.sample(part.process.pid).cpu_s > kept._mute[part.process.pid][0]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.snapshot.member_directory import is_abandoned
 from supervisor.local import memory_volume
 
 
@@ -22,7 +23,7 @@ def test_the_folder_of_a_run_that_is_gone_is_removed_and_that_of_a_living_one_st
     assert not dead.exists()
     other, others = memory_volume.create()
     assert sorted(root.iterdir()) == sorted((alive, other))
-    assert memory_volume.in_use(alive)
+    assert not is_abandoned(alive)
     for each in (owner, others):
         os.close(each)
 
@@ -54,7 +55,7 @@ def test_a_run_that_starts_at_the_same_moment_takes_no_folder_for_abandoned(
     monkeypatch.undo()
     assert starts
     assert ours.is_dir()
-    assert memory_volume.in_use(ours)
+    assert not is_abandoned(ours)
     assert all(folder.is_dir() for folder, _ in starts)
     assert not list(root.glob(".*")), "nothing half made is left"
     for each in (owner, *(each for _, each in starts)):

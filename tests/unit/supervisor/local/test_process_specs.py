@@ -11,23 +11,23 @@ from holdfast.launcher.cli import parse_options
 from holdfast.worker import zygote
 from sidecar import config
 from supervisor.local import process_specs
-from supervisor.local.process_specs import Plan
+from supervisor.local.process_specs import RunSpec
 
 BASE = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Plan:
+def made(tmp_path: Path) -> RunSpec:
     settings = {
         "HOLDFAST_CHECKPOINTS": str(tmp_path / "run" / "checkpoints"),
         "HOLDFAST_SUPERVISOR": "http://127.0.0.1:9",
         "HOLDFAST_TOKEN_FILE": str(tmp_path / "run" / "token"),
     }
     command = ("python", "train.py", "--", "x")
-    return Plan(command, 2, 4, "park", tmp_path / "memory", tmp_path / "run", settings, ("run",))
+    return RunSpec(command, 2, 4, "park", tmp_path / "memory", tmp_path / "run", settings, ("run",))
 
 
-def test_a_launcher_is_told_all_that_it_asks_for_and_which_devices_there_are(made: Plan) -> None:
+def test_a_launcher_is_told_all_that_it_asks_for_and_which_devices_there_are(made: RunSpec) -> None:
     start = process_specs.launcher(made, "m1", 77, BASE)
     given = parse_options(list(start.argv[4:]))
     assert given.command == list(made.command)
@@ -39,7 +39,7 @@ def test_a_launcher_is_told_all_that_it_asks_for_and_which_devices_there_are(mad
     assert [each.name for each in Path(start.argv[3]).iterdir()] == ["holdfast"]
 
 
-def test_a_sidecar_is_told_all_that_it_asks_for(made: Plan) -> None:
+def test_a_sidecar_is_told_all_that_it_asks_for(made: RunSpec) -> None:
     start = process_specs.sidecar(made, "m1", 77).alone(BASE)
     found = config.from_environment(start.environment)
     assert (found.member, found.nproc, found.directory) == ("m1", 2, made.directory("m1"))
@@ -47,7 +47,7 @@ def test_a_sidecar_is_told_all_that_it_asks_for(made: Plan) -> None:
     assert start.environment["HOLDFAST_PARENT"] == "77"
 
 
-def test_a_supervisor_inherits_its_line_and_its_socket(made: Plan) -> None:
+def test_a_supervisor_inherits_its_line_and_its_socket(made: RunSpec) -> None:
     part = process_specs.supervisor(made, 77, 5, 6)
     start = part.alone(BASE)
     assert start.argv[-3:] == ("supervisor", "serve", "run")
@@ -62,11 +62,11 @@ def test_a_supervisor_inherits_its_line_and_its_socket(made: Plan) -> None:
     assert order.settings == {"HOLDFAST_PARENT": "77"}
 
 
-def test_a_template_imports_what_the_script_does_and_has_our_package_behind_its_own(made: Plan) -> None:
+def test_a_template_imports_what_the_script_does_and_has_our_package_behind_its_own(made: RunSpec) -> None:
     script = made.runtime.with_name("train.py")
     script.write_text("import json\n")
     plain = replace(made, gpus=None, command=("python", str(script)))
-    start = process_specs.template(plain, 77, 5, {**BASE, "PYTHONPATH": "/theirs"})
+    start = process_specs.member_fork_server(plain, 77, 5, {**BASE, "PYTHONPATH": "/theirs"})
     assert start is not None
     first, root = start.argv[-2:]
     assert (first, start.environment["PYTHONPATH"]) == (str(script.parent), f"/theirs:{root}")
@@ -80,9 +80,11 @@ def test_a_template_imports_what_the_script_does_and_has_our_package_behind_its_
     [{"gpus": 4}, {"warm": "spawn"}, {"warm": "cold"}, {"command": ("true",)}],
     ids=["devices of their own", "no forks", "nothing warm", "no Python"],
 )
-def test_there_is_no_template_where_members_cannot_share_imports(made: Plan, other: dict[str, Any]) -> None:
+def test_there_is_no_template_where_members_cannot_share_imports(
+    made: RunSpec, other: dict[str, Any]
+) -> None:
     script = made.runtime.with_name("train.py")
     script.write_text("")
     shared = replace(made, gpus=None, command=("python", str(script)))
-    assert process_specs.template(shared, 77, 5, BASE) is not None
-    assert process_specs.template(replace(shared, **other), 77, 5, BASE) is None
+    assert process_specs.member_fork_server(shared, 77, 5, BASE) is not None
+    assert process_specs.member_fork_server(replace(shared, **other), 77, 5, BASE) is None

@@ -12,10 +12,10 @@ import pytest
 
 from holdfast.fileio.safetensors import plan
 from holdfast.snapshot.arena import Arena
-from holdfast.snapshot.member_directory import OWNER, RESTORED
+from holdfast.snapshot.member_directory import OWNER, RESTORED, is_abandoned
 from holdfast.snapshot.private_store import PrivateReader, PrivateStore
 from supervisor.local import memory_volume
-from supervisor.local.volume_repair import AGAIN_S, FAILURES, Upkeep
+from supervisor.local.volume_repair import AGAIN_S, FAILURES, VolumeRepair
 from tests.sandbox import memory_directory
 
 LAYOUT = plan([("w", "F32", (1024,))], {})
@@ -31,9 +31,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def upkeep(run: Path) -> Iterator[Upkeep]:
+def upkeep(run: Path) -> Iterator[VolumeRepair]:
     (run / "m0" / "arena").mkdir(parents=True, mode=0o700)
-    found = Upkeep(run)
+    found = VolumeRepair(run)
     found.begin()
     found.add("m0")
     yield found
@@ -49,7 +49,7 @@ def snapshot(arena: Arena, step: int) -> None:
 
 
 def test_a_run_s_folder_that_was_removed_is_back_with_all_that_its_processes_still_write(
-    run: Path, upkeep: Upkeep
+    run: Path, upkeep: VolumeRepair
 ) -> None:
     folder = run / "m0" / "arena"
     arena, store = Arena(folder), PrivateStore(folder / "private-00000.bin", 0)
@@ -63,7 +63,7 @@ def test_a_run_s_folder_that_was_removed_is_back_with_all_that_its_processes_sti
     [said] = upkeep.look(1.0)
     assert said.startswith(f"{run}: ")
     assert "enable-linger" in said
-    assert memory_volume.in_use(run), "no other run takes it for an abandoned one"
+    assert not is_abandoned(run), "no other run takes it for an abandoned one"
     assert (run / "m0" / "obeyed.json").read_text() == "{}"
     newcomer = Arena(folder)
     assert [record.step for record in newcomer.records()] == [2, 1]
@@ -79,7 +79,7 @@ def test_a_run_s_folder_that_was_removed_is_back_with_all_that_its_processes_sti
     assert upkeep.look(2.0) == []
 
 
-def test_it_is_put_back_each_time_and_said_once_in_a_while(run: Path, upkeep: Upkeep) -> None:
+def test_it_is_put_back_each_time_and_said_once_in_a_while(run: Path, upkeep: VolumeRepair) -> None:
     page = run / "m0" / "page-0.bin"
     page.write_bytes(b"here")
     upkeep.look(0.0)
@@ -93,7 +93,9 @@ def test_it_is_put_back_each_time_and_said_once_in_a_while(run: Path, upkeep: Up
     assert upkeep.look(1.0 + AGAIN_S)
 
 
-def test_what_is_replaced_or_made_by_the_run_s_own_processes_is_left_alone(run: Path, upkeep: Upkeep) -> None:
+def test_what_is_replaced_or_made_by_the_run_s_own_processes_is_left_alone(
+    run: Path, upkeep: VolumeRepair
+) -> None:
     told, restored = run / "m0" / "told.json", run / "m0" / RESTORED
     restored.mkdir()
     told.write_text("1")
@@ -115,7 +117,7 @@ def test_what_is_replaced_or_made_by_the_run_s_own_processes_is_left_alone(run: 
     assert not spare.exists()
 
 
-def test_a_member_s_folder_whose_rights_were_taken_has_them_again(run: Path, upkeep: Upkeep) -> None:
+def test_a_member_s_folder_whose_rights_were_taken_has_them_again(run: Path, upkeep: VolumeRepair) -> None:
     page = run / "m0" / "page-0.bin"
     page.write_bytes(b"here")
     page.chmod(0)
@@ -126,7 +128,7 @@ def test_a_member_s_folder_whose_rights_were_taken_has_them_again(run: Path, upk
         assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
-def test_what_cannot_be_put_back_is_said_once_and_tried_again(run: Path, upkeep: Upkeep) -> None:
+def test_what_cannot_be_put_back_is_said_once_and_tried_again(run: Path, upkeep: VolumeRepair) -> None:
     page = run / "m0" / "page-0.bin"
     page.write_bytes(b"here")
     upkeep.look(0.0)
@@ -143,7 +145,9 @@ def test_what_cannot_be_put_back_is_said_once_and_tried_again(run: Path, upkeep:
     assert page.read_bytes() == b"here"
 
 
-def test_a_file_where_a_folder_was_keeps_nothing_else_from_being_put_back(run: Path, upkeep: Upkeep) -> None:
+def test_a_file_where_a_folder_was_keeps_nothing_else_from_being_put_back(
+    run: Path, upkeep: VolumeRepair
+) -> None:
     page, restored = run / "m0" / "page-0.bin", run / "m0" / RESTORED
     page.write_bytes(b"here")
     restored.mkdir()
@@ -160,7 +164,7 @@ def test_a_file_where_a_folder_was_keeps_nothing_else_from_being_put_back(run: P
     assert not restored.exists(), "it was nobody's"
 
 
-def test_the_memory_of_a_member_that_is_lost_is_given_back(run: Path, upkeep: Upkeep) -> None:
+def test_the_memory_of_a_member_that_is_lost_is_given_back(run: Path, upkeep: VolumeRepair) -> None:
     with (run / "m0" / "page-0.bin").open("w+b") as file:
         file.write(bytes(mmap.PAGESIZE))
     upkeep.look(0.0)
@@ -174,7 +178,7 @@ def test_the_memory_of_a_member_that_is_lost_is_given_back(run: Path, upkeep: Up
     assert upkeep.look(2.0) == []
 
 
-def test_who_removes_what_is_old_finds_the_folder_locked(run: Path, upkeep: Upkeep) -> None:
+def test_who_removes_what_is_old_finds_the_folder_locked(run: Path, upkeep: VolumeRepair) -> None:
     shutil.rmtree(run)
     upkeep.look(0.0)
     descriptor = os.open(run, os.O_RDONLY)
@@ -196,7 +200,7 @@ def _open_without_a_name(run: Path) -> int:
 
 
 def test_the_keeper_keeps_descriptors_for_other_things(
-    run: Path, upkeep: Upkeep, monkeypatch: pytest.MonkeyPatch
+    run: Path, upkeep: VolumeRepair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(3):
         (run / "m0" / f"page-{number}.bin").write_bytes(b"here")

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.protocol.launcher_messages import Restore, StartTimes
-from supervisor.observability.bookkeeping import Accounts
+from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.view.model import MemberView, OpenIncident, ResumePoint
 from tests.unit.supervisor.job_views import LAUNCH, S, fault, launcher, member, memory, progress, report, view
 
@@ -15,19 +15,19 @@ def trained(step: int, phase: str = "forward", name: str = "m0") -> MemberView:
     return member(name, report(name, launcher(), progress=(told,)))
 
 
-def begun() -> Accounts:
+def begun() -> Bookkeeping:
     """Return the accounts of a group of two that was formed at 0 s and did its first step at 10 s."""
-    accounts = Accounts(0, None)
+    accounts = Bookkeeping(0, None)
     accounts.closed(memory(), None, StartTimes(1 * S, 2 * S, 3 * S, 10 * S), 0.0)
     return accounts
 
 
-def look(accounts: Accounts, now_s: float, step: int, phase: str = "forward", **given: Any) -> None:
+def look(accounts: Bookkeeping, now_s: float, step: int, phase: str = "forward", **given: Any) -> None:
     both = trained(step, phase), trained(step, phase, "m1")
     accounts.observe(view(*both, now_s=now_s, settled=True, **given))
 
 
-def seconds(accounts: Accounts) -> dict[str, float]:
+def seconds(accounts: Bookkeeping) -> dict[str, float]:
     spent = {bucket.value: ns / S for bucket, ns in accounts.ledger.buckets_ns().items() if ns}
     assert sum(spent.values()) + accounts.ledger.pending_ns / S == accounts.ledger.total_ns / S
     return spent
@@ -91,7 +91,7 @@ def test_a_recovery_is_split_into_what_it_was_spent_on() -> None:
 
 
 def test_what_was_trained_beyond_the_resume_point_is_lost() -> None:
-    accounts = Accounts(0, None)
+    accounts = Bookkeeping(0, None)
     alone: dict[str, Any] = {"placement": ("m0",), "world_size": 1, "settled": True}
     accounts.closed(memory(), None, StartTimes(0, 0, 0, 1 * S), 0.0)
     accounts.observe(view(trained(10), now_s=10.0, **alone))
@@ -175,7 +175,7 @@ def test_a_run_that_stops_in_the_middle_of_an_incident_has_decided_until_then() 
 def test_a_new_supervisor_goes_on_with_the_books() -> None:
     accounts = begun()
     look(accounts, 30.0, 20)
-    again = Accounts(31 * S, accounts.ledger.snapshot())
+    again = Bookkeeping(31 * S, accounts.ledger.snapshot())
     look(again, 40.0, 30)
     assert again.ledger.total_ns == 40 * S
     assert seconds(again)["productive"] == 37.0

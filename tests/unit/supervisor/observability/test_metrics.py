@@ -20,10 +20,10 @@ def test_slow_ranks_have_a_ratio_and_all_have_their_own_time() -> None:
         return metrics.registry.get_sample_value(name, {"rank": str(number)})
 
     slow = rank(1, "m-1", own_s=0.084, slow=2.71)
-    metrics.take(status(ranks=[rank(0, "m-0"), slow]))
+    metrics.update(status(ranks=[rank(0, "m-0"), slow]))
     assert [value("holdfast_rank_own_seconds", number) for number in (0, 1)] == [0.031, 0.084]
     assert [value("holdfast_rank_slow_ratio", number) for number in (0, 1)] == [None, 2.71]
-    metrics.take(status(ranks=[rank(0, "m-0"), rank(1, "m-1", own_s=None)]))
+    metrics.update(status(ranks=[rank(0, "m-0"), rank(1, "m-1", own_s=None)]))
     assert [value("holdfast_rank_own_seconds", number) for number in (0, 1)] == [0.031, None]
     assert [value("holdfast_rank_slow_ratio", number) for number in (0, 1)] == [None, None]
 
@@ -75,7 +75,7 @@ def test_progress_that_is_not_known_is_not_there_rather_than_0(key: str) -> None
     metrics = Metrics()
     name = {"step_s": "holdfast_step_seconds"}.get(key, f"holdfast_{key}")
     for value in (None, 0.25, None, 0.0):
-        metrics.take(status(**{key: value}))
+        metrics.update(status(**{key: value}))
         assert metrics.registry.get_sample_value(name) == value
 
 
@@ -86,7 +86,7 @@ def test_a_checkpoint_that_there_is_not_has_no_step() -> None:
         ({"step": 12, "error": ""}, 12),
         ({"step": None, "error": "full"}, None),
     ):
-        metrics.take(status(checkpoint=saved))
+        metrics.update(status(checkpoint=saved))
         assert metrics.registry.get_sample_value("holdfast_checkpoint_step") == step
     assert metrics.registry.get_sample_value("holdfast_checkpoint_failing") == 1
 
@@ -98,5 +98,5 @@ def test_a_ratio_that_is_not_known_is_not_there_rather_than_0() -> None:
         return metrics.registry.get_sample_value("holdfast_ettr_ratio")
 
     for value in (0.9, None, None, 0.5):
-        metrics.take(status(ettr=value))
+        metrics.update(status(ettr=value))
         assert ratio() == value

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.protocol.launcher_messages import StartTimes
-from supervisor.observability.bookkeeping import Accounts
+from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.ledger import Bucket
-from supervisor.observability.status import Records
+from supervisor.observability.status import StatusPublisher
 from supervisor.store.run_directory import RunDir
 from supervisor.view.model import UNREAD, Checkpoint, OpenIncident, PastWarning, Policy, StorageContents, View
 from tests.unit.supervisor.hangs.test_detection import SLEEPS, WAITS, there
@@ -27,11 +27,11 @@ def seen(*owns_s: float) -> View:
 
 
 def test_the_status_says_which_ranks_are_slow_until_they_no_longer_are(tmp_path: Path) -> None:
-    records = Records(RunDir(tmp_path))
+    records = StatusPublisher(RunDir(tmp_path))
 
     def told(*owns_s: float) -> list[tuple[Any, ...]]:
         now = seen(*owns_s)
-        found = records.status(now, Accounts(now.now_ns, None))["ranks"]
+        found = records.status(now, Bookkeeping(now.now_ns, None))["ranks"]
         return [
             tuple(each[k] for k in ("own_s", "own_data_s", "slow", "slow_since", "peers_s")) for each in found
         ]
@@ -44,8 +44,8 @@ def test_the_status_says_which_ranks_are_slow_until_they_no_longer_are(tmp_path:
     assert told(0.03, 0.03) == [usual, usual]
 
 
-def told_by(records: Records, now: View) -> dict[str, Any]:
-    found = records.status(now, Accounts(now.now_ns, None))
+def told_by(records: StatusPublisher, now: View) -> dict[str, Any]:
+    found = records.status(now, Bookkeeping(now.now_ns, None))
     records.files.do(lambda: None, 30.0)  # it is written in a thread
     return found
 
@@ -67,18 +67,18 @@ def doing(*ranks: int, step: int = 9, **changed: Any) -> View:
 
 
 def test_the_loss_is_rank_0s_also_when_it_is_the_first_to_end(tmp_path: Path) -> None:
-    records = Records(RunDir(tmp_path))
+    records = StatusPublisher(RunDir(tmp_path))
     assert told_by(records, doing(0, 1))["loss"] == 0.5
     assert told_by(records, doing(1))["loss"] == 0.5, "rank 1's own passed for it"
     assert told_by(records, doing())["loss"] == 0.5
 
 
 def test_a_run_that_was_stopped_has_the_step_that_was_saved(tmp_path: Path) -> None:
-    records = Records(RunDir(tmp_path))
+    records = StatusPublisher(RunDir(tmp_path))
     assert told_by(records, doing(0, 1, step=9))["step"] == 9
     saving = doing(phase="saving", save_step=10)
     assert (told_by(records, saving)["step"], told_by(records, saving)["secured_step"]) == (10, 10)
-    assert told_by(Records(RunDir(tmp_path)), doing(phase="ended"))["step"] is None
+    assert told_by(StatusPublisher(RunDir(tmp_path)), doing(phase="ended"))["step"] is None
 
 
 def test_the_number_of_steps_to_do_is_what_the_ranks_of_this_generation_say(tmp_path: Path) -> None:
@@ -86,15 +86,18 @@ def test_the_number_of_steps_to_do_is_what_the_ranks_of_this_generation_say(tmp_
         ranks = [rank(n, generation=generation, marks=StartTimes(goal=goal)) for n, goal in enumerate(goals)]
         return view(member("m0", report("m0", launcher(*ranks))))
 
-    records = Records(RunDir(tmp_path))
+    records = StatusPublisher(RunDir(tmp_path))
     assert told_by(records, aiming(1, 0, 0))["total_steps"] is None
     assert told_by(records, aiming(1, 0, 500))["total_steps"] == 500
-    assert told_by(Records(RunDir(tmp_path)), aiming(7, 500))["total_steps"] is None
+    assert told_by(StatusPublisher(RunDir(tmp_path)), aiming(7, 500))["total_steps"] is None
 
 
 def test_before_the_first_group_no_member_stands_by(tmp_path: Path) -> None:
     forming = replace(doing(), memory=memory(phase="forming", placement=()))
-    assert [each["role"] for each in told_by(Records(RunDir(tmp_path)), forming)["members"]] == ["new", "new"]
+    assert [each["role"] for each in told_by(StatusPublisher(RunDir(tmp_path)), forming)["members"]] == [
+        "new",
+        "new",
+    ]
 
 
 def test_members_that_went_because_the_run_is_over_have_left(tmp_path: Path) -> None:
@@ -104,7 +107,7 @@ def test_members_that_went_because_the_run_is_over_have_left(tmp_path: Path) -> 
             for name in ("m0", "m1")
         ]
         seen = view(*members, **changed)
-        return [each["role"] for each in told_by(Records(RunDir(tmp_path)), seen)["members"]]
+        return [each["role"] for each in told_by(StatusPublisher(RunDir(tmp_path)), seen)["members"]]
 
     assert roles(phase="ended") == roles(phase="stopping") == ["left", "left"]
     assert roles(phase="stopping", gone=("m1",)) == ["active", "left"]
@@ -124,7 +127,7 @@ def test_a_start_says_what_it_waits_for(tmp_path: Path) -> None:
             for n, p in enumerate(parked)
         ]
         now = replace(view(*members), memory=memory(phase="forming", generation=0, placement=()))
-        return str(told_by(Records(RunDir(tmp_path)), now)["message"])
+        return str(told_by(StatusPublisher(RunDir(tmp_path)), now)["message"])
 
     assert starting(None, None).startswith("importing what the script imports")
     assert starting(0, None).startswith("importing what the script imports")
@@ -133,7 +136,7 @@ def test_a_start_says_what_it_waits_for(tmp_path: Path) -> None:
 
 
 def test_the_status_says_since_when_nothing_moves_and_what_it_waits_for(tmp_path: Path) -> None:
-    records = Records(RunDir(tmp_path), policy=Policy(members=2))
+    records = StatusPublisher(RunDir(tmp_path), policy=Policy(members=2))
     asleep = there(0, SLEEPS, late_s=30.0), there(1, WAITS, late_s=30.0)
     now = standing(*asleep, warned=(PastWarning("evaluate (train.py)", "look there"),))
     found = told_by(records, now)
@@ -148,7 +151,7 @@ def test_the_status_says_since_when_nothing_moves_and_what_it_waits_for(tmp_path
 def test_a_group_that_waits_for_storage_says_so(tmp_path: Path) -> None:
     def waiting(stored: StorageContents, **given: Any) -> str:
         now = replace(view(), memory=memory(**{"phase": "forming", "generation": 3, **given}), stored=stored)
-        return str(told_by(Records(RunDir(tmp_path)), now)["message"])
+        return str(told_by(StatusPublisher(RunDir(tmp_path)), now)["message"])
 
     assert waiting(StorageContents(error=UNREAD)).startswith("importing")
     away = StorageContents(error="Stale file handle")
@@ -166,7 +169,7 @@ def test_of_a_script_that_keeps_its_own_state_nothing_is_secured_and_a_restart_m
         told = replace(progress(0, step), snapshot_step=-1)
         return view(member("m0", report("m0", launcher(rank(0), joins=False), progress=(told,))))
 
-    records, accounts = Records(RunDir(tmp_path)), Accounts(0, None)
+    records, accounts = StatusPublisher(RunDir(tmp_path)), Bookkeeping(0, None)
     first = records.status(its_own(9), accounts)
     assert (first["own_state"], first["secured_step"], first["step"]) == (True, None, 9)
     assert first["ettr"] == first["ettr_hour"] == 0.0, "it is known until the first restart"
@@ -179,11 +182,11 @@ def test_of_a_script_that_keeps_its_own_state_nothing_is_secured_and_a_restart_m
 
 def test_an_incident_for_which_there_was_no_room_is_written_when_there_is(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    records = Records(run)
+    records = StatusPublisher(run)
     now = seen(0.0, 0.0)
 
     def turn() -> None:
-        records.status(now, Accounts(now.now_ns, None))
+        records.status(now, Bookkeeping(now.now_ns, None))
         records.files.do(lambda: None, 30.0)
 
     (tmp_path / "incidents").write_bytes(b"")  # not even root can make a file in a file

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from supervisor.quarantine.model import NO_NEW_WORK, PREFER_NOT, Drain, Forget, NodePolicy, Release, Taint
-from supervisor.quarantine.transition import freed
+from supervisor.quarantine.transition import released_by_operator
 from tests.unit.supervisor.node_views import (
     DAY_S,
     NOW_S,
@@ -167,7 +167,7 @@ def test_our_taint_goes_from_a_node_that_somebody_else_keeps_cordoned() -> None:
 
 def test_a_manual_release_is_respected_until_something_else_is_found() -> None:
     out = settled(pool(bad("a")))
-    node = freed(node_of(out, "a"), NOW_S + 60)
+    node = released_by_operator(node_of(out, "a"), NOW_S + 60)
     again = replace(node, report=report(finding(held_s=10 * DAY_S)))
     seen = at(out, NOW_S + 10 * DAY_S, again)
     assert asked(seen) == []
@@ -182,7 +182,7 @@ def test_a_manual_release_is_respected_until_something_else_is_found() -> None:
 
 def test_a_waiver_ends_when_the_node_has_been_well_for_long_enough() -> None:
     out = settled(pool(bad("a")))
-    node = freed(node_of(out, "a"), NOW_S)
+    node = released_by_operator(node_of(out, "a"), NOW_S)
     assert asked(at(out, NOW_S + 1000, recovered(node, 1000.0))) == []
     [forget] = asked(at(out, NOW_S + 4000, recovered(node, 3999.0)))
     assert isinstance(forget, Forget)
@@ -193,7 +193,7 @@ def test_a_waiver_ends_when_the_node_has_been_well_for_long_enough() -> None:
 
 def test_a_flap_within_the_time_of_proof_does_not_end_a_waiver() -> None:
     out = settled(pool(bad("a", alone())))
-    node = freed(node_of(out, "a"), NOW_S)
+    node = released_by_operator(node_of(out, "a"), NOW_S)
     for hour in range(1, 20):
         now_s = NOW_S + hour * 3600.0
         assert asked(at(out, now_s, recovered(node, 3000.0))) == []

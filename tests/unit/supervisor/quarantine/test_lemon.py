@@ -14,7 +14,7 @@ HISTORIES = st.lists(
 
 
 def proof_s(*history: Incident) -> float:
-    return release.proof_s(NodeView("a", history=history), NOW_S, POLICY)
+    return release.required_health_s(NodeView("a", history=history), NOW_S, POLICY)
 
 
 def test_the_first_time_takes_the_usual_proof() -> None:

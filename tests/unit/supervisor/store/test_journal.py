@@ -71,7 +71,7 @@ def test_every_decision_of_a_run_is_decided_and_applied_the_same_from_its_line(t
         assert (found.view, found.policy, found.action, found.after) == (seen, POLICY, action, after)
         assert decide(found.view, found.policy) == found.action
         assert transition.after(found.view, found.action, found.policy) == found.after
-    assert journal.last(path) == journal.Held(
+    assert journal.last(path) == journal.LastEntry(
         world.journal[-1][2], {"at": world.now_ns}, journal.Decision(*found_last(world))
     )
 
@@ -106,7 +106,7 @@ def test_a_line_with_any_action_there_is_is_read_back(kind: type[object], tmp_pa
     kept.write(seen, POLICY, EACH[kind], seen.memory, {"at": 1})
     kept.close()
     expected = journal.Decision(seen, POLICY, EACH[kind], seen.memory)
-    assert journal.last(path) == journal.Held(seen.memory, {"at": 1}, expected)
+    assert journal.last(path) == journal.LastEntry(seen.memory, {"at": 1}, expected)
     assert list(journal.decisions(path)) == [expected]
 
 
