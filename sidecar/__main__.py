@@ -15,8 +15,8 @@ from holdfast.process import event_loop, linux, logs
 from holdfast.process.network import SERVER_BACKLOG, Door
 from holdfast.snapshot import member_directory
 from sidecar import config
-from sidecar.reconciler import Member
-from sidecar.state import peers, sending
+from sidecar.reconciler import Sidecar
+from sidecar.state import peers, snapshot_send
 
 log = logging.getLogger("sidecar")
 
@@ -34,7 +34,7 @@ async def serve(settings: config.Config, told: threading.Event, measured: event_
         loop.add_signal_handler(signum, stop.set)
     if told.is_set():
         stop.set()
-    member = Member(settings, measured)
+    member = Sidecar(settings, measured)
     door = Door()
     runner = web.AppRunner(
         peers.application(member.holdings, settings.token, door),
@@ -46,7 +46,7 @@ async def serve(settings: config.Config, told: threading.Event, measured: event_
     server = runner.server
     assert server is not None  # since `setup`
     listening = await loop.create_server(
-        door.guarded(server), sock=sending.listener("127.0.0.1"), backlog=SERVER_BACKLOG
+        door.guarded(server), sock=snapshot_send.listener("127.0.0.1"), backlog=SERVER_BACKLOG
     )
     port = listening.sockets[0].getsockname()[1]
     member.peer_url = f"http://127.0.0.1:{port}"

@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"\d+")
 HEARTBEAT_S = 5.0  # pings that find a half-open connection
 
 
-class LauncherLink:
+class LauncherClient:
     """Holds the launcher's newest state; None while there is no launcher."""
 
     def __init__(self, path: Path, changed: Callable[[], None]) -> None:
@@ -90,7 +90,7 @@ class LauncherLink:
             self._writer.write(codec.encode(order))
 
 
-class SupervisorLink:
+class SupervisorClient:
     """Sends reports when there is something new, and hands orders over."""
 
     def __init__(

@@ -28,14 +28,14 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Standing:
+class OrderVersion:
     """The epoch of a supervisor, and a generation of its."""
 
     epoch: int = 0
     generation: int = 0
 
 
-class Obeyed:
+class OrderFence:
     """`newest` is what an order is compared with, `told` what the orders said of the run's history.
 
     Both lie in the member's own folder, in memory.
@@ -43,10 +43,10 @@ class Obeyed:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self.newest = _read(directory / FILE, Standing, _MAX_BYTES)
+        self.newest = _read(directory / FILE, OrderVersion, _MAX_BYTES)
         self.told = _read(directory / TOLD, KnownHistory, _MAX_TOLD_BYTES)
 
-    def refusal(self, asked: Standing) -> str:
+    def refusal(self, asked: OrderVersion) -> str:
         """Return why an order of `asked` must not be obeyed, "" when it may."""
         newest = self.newest
         if asked >= newest:
@@ -60,7 +60,7 @@ class Obeyed:
             f"order of generation {asked.generation} refused: generation {newest.generation} is here already"
         )
 
-    def take(self, asked: Standing) -> None:
+    def take(self, asked: OrderVersion) -> None:
         """Obey nothing older than `asked` from now on, also after a restart."""
         if asked <= self.newest:
             return
@@ -112,7 +112,7 @@ DRILLS_FILE = "drilled"
 _MAX_DRILLS_BYTES = 32
 
 
-class Drilled:
+class CompletedDrills:
     """`newest` is the number of the newest one. It lies in the member's own folder, in memory."""
 
     def __init__(self, directory: Path) -> None:

@@ -32,17 +32,17 @@ from holdfast.protocol.member_messages import (
 from holdfast.protocol.progress import tail_began_ns
 from holdfast.snapshot import member_directory
 from holdfast.snapshot.commit_records import Record
-from sidecar.clients import LauncherLink, SupervisorLink
+from sidecar.clients import LauncherClient, SupervisorClient
 from sidecar.config import Config
-from sidecar.fencing import Drilled, Obeyed, Standing
+from sidecar.fencing import CompletedDrills, OrderFence, OrderVersion
 from sidecar.state import memory_limits
-from sidecar.state.checkpointing import Checkpoints, Retention, Saver
+from sidecar.state.checkpointing import CheckpointSaver, CheckpointSchedule, Retention
 from sidecar.state.holdings import Holdings
-from sidecar.state.peers import Fetcher
-from sidecar.state.restore import Occupied, Preparer, Unprepared, Untaken
-from sidecar.state.sealing import Sealing
-from sidecar.watch.hang_detector import Closely, HangPolicy, Starts
-from sidecar.watch.progress_monitor import Pages
+from sidecar.state.peers import PeerClient
+from sidecar.state.restore import NoFreeSlot, Restorer, StateUnavailable, VolumeRefused
+from sidecar.state.sealing import SnapshotSealer
+from sidecar.watch.hang_detector import HangPolicy, LookSchedule, StartMonitor
+from sidecar.watch.progress_monitor import ProgressMonitor
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ AGAIN_S = 1.0  # until something is tried again that should not have failed
 SAVE_LOOK_S = 0.25  # at whether the interval between checkpoints is over
 
 
-class Member:
+class Sidecar:
     """One per process."""
 
     def __init__(self, config: Config, measured: event_loop.Lag | None = None) -> None:
@@ -61,32 +61,34 @@ class Member:
         self.config = config
         self._lag = measured
         self.holdings = Holdings(config.arena, config.directory / member_directory.RESTORED)
-        self.fetcher = Fetcher(self.holdings, config.token)
+        self.fetcher = PeerClient(self.holdings, config.token)
         policy = HangPolicy(
             factor=config.hang_factor,
             floor_s=config.hang_floor_s,
             first_step_s=config.first_step_s,
             pause_s=config.pause_s,
         )
-        self.pages = Pages(config.directory, config.nproc, policy)
-        self.launcher = LauncherLink(config.directory / "launcher.sock", self._changed)
-        self.supervisor = SupervisorLink(
+        self.pages = ProgressMonitor(config.directory, config.nproc, policy)
+        self.launcher = LauncherClient(config.directory / "launcher.sock", self._changed)
+        self.supervisor = SupervisorClient(
             config.supervisor_url, config.token, self.report, self.obey, config.report_s
         )
-        self.preparer = Preparer(self.holdings, self.fetcher, config.checkpoints)
-        self.saver = Saver(self.holdings, self.fetcher, config.checkpoints)
-        self.sealing = Sealing(self.holdings.arena, self._pace, self._is_final)
-        self.checkpoints = Checkpoints(config.member, self.holdings, self.pages, self.saver, self._changed)
+        self.preparer = Restorer(self.holdings, self.fetcher, config.checkpoints)
+        self.saver = CheckpointSaver(self.holdings, self.fetcher, config.checkpoints)
+        self.sealing = SnapshotSealer(self.holdings.arena, self._pace, self._is_final)
+        self.checkpoints = CheckpointSchedule(
+            config.member, self.holdings, self.pages, self.saver, self._changed
+        )
         self.peer_url = ""
         self.order = MemberOrder("idle", 0)
-        self.obeyed = Obeyed(config.directory)
+        self.obeyed = OrderFence(config.directory)
         self._clock = clock.identity()
         self._stop_grace_s = math.inf  # of the last order to stop that was passed on
         self.refused = ""  # why the last order that was refused was
         self.stalls: tuple[RankStall, ...] = ()
         self._stalled_ns = 0  # when the stalls were found
-        self._closely = Closely()
-        self._starts = Starts(config.first_step_s)
+        self._closely = LookSchedule()
+        self._starts = StartMonitor(config.first_step_s)
         self.secured_for = 0
         self._followed = 0  # generation whose work after commits was followed to its end
         self.unusable: tuple[HeldSnapshot, ...] = ()
@@ -103,7 +105,7 @@ class Member:
         self._room_bytes = 0  # of the snapshot that there is room for
         self._wake = asyncio.Event()
         self._busy: dict[str, asyncio.Task[None]] = {}
-        self._drilled = Drilled(config.directory)
+        self._drilled = CompletedDrills(config.directory)
 
     # -- telling
 
@@ -166,7 +168,7 @@ class Member:
         if (
             state is not None and state.epoch > self.obeyed.newest.epoch
         ):  # what this sidecar's folder has lost
-            self.obeyed.take(Standing(state.epoch, 0))
+            self.obeyed.take(OrderVersion(state.epoch, 0))
         self.supervisor.dirty.set()
         self._wake.set()
 
@@ -174,7 +176,7 @@ class Member:
 
     async def obey(self, order: MemberOrder) -> None:
         """Take `order` as the wish to pursue, unless it is older than what was obeyed before."""
-        asked = Standing(order.epoch, order.generation)
+        asked = OrderVersion(order.epoch, order.generation)
         why = self.obeyed.refusal(asked)
         if why:
             self._refuse(why)
@@ -265,13 +267,13 @@ class Member:
         try:
             make_room = partial(self._end_ranks_before, order.generation)
             launch, ranks = await self.preparer.prepare(order, make_room)
-        except Unprepared as error:
+        except StateUnavailable as error:
             if error.slot is not None:
                 self.unusable = (*self.unusable, error.slot)
             if self.order.generation == order.generation:
                 self.prepare_error, self.prepare_generation = str(error), order.generation
-                self.prepare_volume = isinstance(error, Untaken)
-                self.prepare_occupied = isinstance(error, (Occupied, Untaken))
+                self.prepare_volume = isinstance(error, VolumeRefused)
+                self.prepare_occupied = isinstance(error, (NoFreeSlot, VolumeRefused))
             return
         if self.order.generation == order.generation and self.order.do == "run":
             self.stalls = ()

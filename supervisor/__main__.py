@@ -1,10 +1,11 @@
-"""The `holdfast` commands, but for `launch`: `python -m supervisor`."""
+"""The `holdfast` commands other than `launch` and `node`: `python -m supervisor`."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from holdfast.errors import BadInput
 from supervisor.cli import commands
@@ -12,7 +13,7 @@ from supervisor.display import screen
 
 
 def main(argv: Sequence[str]) -> int:
-    """Obey one command line and return the exit code; 2, and one line, for bad input."""
+    """Carry out one command line and return the exit code; 2, after one line on stderr, for bad input."""
     if argv[:1] == ["serve"]:
         from supervisor.local import serve
 
@@ -20,19 +21,27 @@ def main(argv: Sequence[str]) -> int:
     from supervisor.cli import parser
 
     try:
-        return _obey(parser.parse(argv))
+        return obey(parser.parse(argv))
     except BadInput as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return 2
     except screen.Unwritable as error:
         print(f"holdfast: {error}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter tries the rest again
+        _discard_output()
         return 120  # Python's own code for that
     except BrokenPipeError:
-        return 141  # the reader of our output has left, as 128 + SIGPIPE says
+        _discard_output()
+        return 141  # the reader of our output has left: 128 + SIGPIPE
 
 
-def _obey(command: commands.Command) -> int:
+def obey(command: commands.Command) -> int:
+    """Carry out one command and return the exit code. Each command imports only what it needs.
+
+    Raises:
+        BadInput: It cannot be carried out; the message is one line.
+        BrokenPipeError: The reader of our output has left.
+        Unwritable: The output cannot be written.
+    """
     if isinstance(command, commands.RunOptions):
         from supervisor.cli import run
 
@@ -41,9 +50,42 @@ def _obey(command: commands.Command) -> int:
         from supervisor.cli import demo
 
         return demo.run(command)
-    from supervisor.cli import queries
+    if isinstance(command, commands.Show):
+        screen.say(command.text)
+        return 0
+    if isinstance(command, commands.Stop | commands.Inject):
+        return _control(command)
+    return _look(command)
 
-    return queries.obey(command)
+
+def _control(command: commands.Stop | commands.Inject) -> int:
+    from supervisor.cli import control
+    from supervisor.store import run_directory
+
+    if isinstance(command, commands.Stop):
+        words = "stop --now" if command.now else "stop"
+        return control.stop(run_directory.find_living(command.run_dir, Path.cwd(), words), command)
+    words = f"inject {command.kind} --rank {command.rank}"
+    return control.inject(run_directory.find_living(command.run_dir, Path.cwd(), words), command)
+
+
+def _look(command: commands.Reading) -> int:
+    from supervisor.cli import checkpoints, incidents, status
+    from supervisor.store import run_directory
+
+    found = run_directory.find(command.run_dir, Path.cwd())
+    if isinstance(command, commands.Status):
+        return status.show(found, command)
+    if isinstance(command, commands.Incidents):
+        return incidents.show(found, command)
+    if isinstance(command, commands.Explain):
+        return incidents.explain(found, command)
+    return checkpoints.show(found, command)
+
+
+def _discard_output() -> None:
+    """Let the interpreter flush into /dev/null at its end: it would try the rest again and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 if __name__ == "__main__":

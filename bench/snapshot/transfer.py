@@ -36,7 +36,7 @@ from bench.text import Verdict, all_met, seconds, size, size_of, table
 from holdfast.process import event_loop
 from holdfast.protocol.member_messages import StateSource
 from sidecar.state.holdings import Holdings
-from sidecar.state.peers import Fetcher
+from sidecar.state.peers import PeerClient
 
 PLAIN, UNPACED = "plain socket copy", "the same, unpaced"
 FRESH, READY = "into a fresh slot", "into an existing slot"
@@ -156,7 +156,7 @@ def _fetched(folder: Path, urls: list[str], step: int) -> tuple[float, float]:
         held.arena.forget(record)
 
     async def fetch(measured: event_loop.Lag) -> tuple[float, float]:
-        fetcher = Fetcher(held, TOKEN)
+        fetcher = PeerClient(held, TOKEN)
         began = time.perf_counter()
         record = await fetcher.snapshot(*[StateSource(url, -1, 1, 1) for url in urls])
         took_s = time.perf_counter() - began

@@ -20,7 +20,7 @@ from holdfast.fileio.safetensors import plan
 from holdfast.process import event_loop
 from holdfast.process.network import Door
 from holdfast.snapshot.arena import Arena
-from sidecar.state import peers, sending
+from sidecar.state import peers, snapshot_send
 from sidecar.state.holdings import Holdings
 
 TOKEN = "bench"
@@ -43,7 +43,7 @@ def fill(folder: Path, total: int) -> None:
 
 def main(folder: Path) -> None:
     path = Arena(folder / "arena").records()[0].path
-    plain = [socket.create_server(("127.0.0.1", 0)), sending.listener("127.0.0.1")]
+    plain = [socket.create_server(("127.0.0.1", 0)), snapshot_send.listener("127.0.0.1")]
     for each in plain:
         threading.Thread(target=_give_plainly, args=(each, path), daemon=True).start()
     ports = [each.getsockname()[1] for each in plain]
@@ -62,7 +62,7 @@ async def _serve(measured: event_loop.Lag, folder: Path, plain: list[int]) -> No
     held = Holdings(folder / "arena", folder / "restore")
     runner = web.AppRunner(peers.application(held, TOKEN, Door()), access_log=None, handle_signals=False)
     await runner.setup()
-    await web.SockSite(runner, sending.listener("127.0.0.1")).start()
+    await web.SockSite(runner, snapshot_send.listener("127.0.0.1")).start()
     say(" ".join(map(str, [runner.addresses[0][1], *plain])))
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     say(f"{measured.over_last_minute()[0]:.6f}")

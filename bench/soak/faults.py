@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.harness import processes
 from bench.harness.watch import Watch
-from supervisor.cli.api_client import Refused, Unreachable, api_of
+from supervisor.cli.api_client import RequestRefused, Unreachable, api_of
 
 KINDS = (
     "kill", "stop", "hang", "spin", "nan", "exit", "member", "launcher", "sidecar", "supervisor",
@@ -112,7 +112,7 @@ def _hit(watch: Watch, kind: str, rank: int) -> str:
         return "the run has no API"
     try:
         api.post("/v1/inject", {"what": kind, "rank": rank})
-    except Refused as error:
+    except RequestRefused as error:
         return str(error)
     except Unreachable as error:
         return "" if error.sent else str(error)

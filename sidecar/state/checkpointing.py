@@ -15,24 +15,24 @@ from holdfast.protocol.member_messages import CheckpointReport, MemberOrder, Sta
 from holdfast.snapshot.arena import Gone
 from holdfast.snapshot.commit_records import Record
 from sidecar.state import sealing
-from sidecar.state.gathering import Unfetched
 from sidecar.state.holdings import Holdings
-from sidecar.state.peers import Fetcher
-from sidecar.watch.progress_monitor import Pages
+from sidecar.state.peers import PeerClient
+from sidecar.state.snapshot_fetch import FetchFailed
+from sidecar.watch.progress_monitor import ProgressMonitor
 
 RETRY_S = 5.0  # after storage failed, or the supervisor did not answer; training goes on meanwhile
 ANSWER_S = 5.0  # for the supervisor to say whether a snapshot is good: it hears of all ranks each second
 
 
-class Checkpoints:
+class CheckpointSchedule:
     """Decides what `saver` writes. What came of it is in `saver.durable`."""
 
     def __init__(
         self,
         member: str,
         holdings: Holdings,
-        pages: Pages,
-        saver: Saver,
+        pages: ProgressMonitor,
+        saver: CheckpointSaver,
         ask: Callable[[], None] = lambda: None,
     ) -> None:
         """`ask` is called when `publishing` has changed, which the supervisor answers: see `answered`."""
@@ -171,13 +171,13 @@ class Retention:
     epoch: int = 0  # of the supervisor whose orders these are: a newer one's checkpoints are not ours
 
 
-class Saver:
+class CheckpointSaver:
     """One checkpoint at a time. `durable` is what the supervisor is told.
 
     `retention` may change while one is written: what holds at the end of that counts.
     """
 
-    def __init__(self, holdings: Holdings, fetcher: Fetcher, root: Path) -> None:
+    def __init__(self, holdings: Holdings, fetcher: PeerClient, root: Path) -> None:
         self._holdings = holdings
         self._fetcher = fetcher
         self._root = root
@@ -227,7 +227,7 @@ class Saver:
             self._refuse_void(record)
             path = await sealing.run_in_background(self._write, record, privates, dict(meta))
             self._refuse_void(record)
-        except (OSError, ValueError, Gone, Unfetched) as error:
+        except (OSError, ValueError, Gone, FetchFailed) as error:
             log.warning("checkpoint failed", extra={"step": record.step, "error": str(error)})
             last = self.durable
             self.durable = CheckpointReport(
@@ -252,7 +252,7 @@ class Saver:
                 rank, record, mine
             )
             if blob is None:
-                raise Unfetched(f"no private state of rank {rank} for step {record.step}")
+                raise FetchFailed(f"no private state of rank {rank} for step {record.step}")
             found[f"rank-{rank:05d}.bin"] = blob
         return found
 
@@ -269,7 +269,7 @@ class Saver:
             wanted = StateSource(source.url, rank, _generation(source, record), record.step)
             try:
                 return await self._fetcher.private(wanted)
-            except Unfetched as error:
+            except FetchFailed as error:
                 log.info("peer did not help", extra={"error": str(error)})
         return None
 

@@ -35,7 +35,7 @@ def measure(directory: Path, state_bytes: int) -> MemoryUse:
         found = os.statvfs(directory)
         volume, free = f"{socket.gethostname()}:{directory.stat().st_dev}", found.f_bavail * found.f_frsize
     available, limit = _meminfo("MemAvailable", 2**63 - 1), 0
-    allowed = allowance()
+    allowed = cgroup_limit()
     if allowed is not None:
         left = allowed.left_bytes + _meminfo(
             "SwapFree", 0
@@ -69,14 +69,14 @@ _RECLAIMED_1 = ("total_inactive_file", "total_active_file")
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
+class CgroupLimit:
     """What the tightest group can still give, and its limit."""
 
     left_bytes: int
     limit_bytes: int
 
 
-def allowance(membership: Path = _MEMBERSHIP, mount: Path = _MOUNT) -> Allowance | None:
+def cgroup_limit(membership: Path = _MEMBERSHIP, mount: Path = _MOUNT) -> CgroupLimit | None:
     """Return what the memory cgroups of this process leave it; None where no limit can be read."""
     found = [each for group in _groups(membership, mount) if (each := _of(group)) is not None]
     return min(found, key=lambda each: each.left_bytes, default=None)
@@ -101,7 +101,7 @@ def _groups(membership: Path, mount: Path) -> Iterator[Path]:
             yield from (root.joinpath(*below.split("/")[:depth]) for depth in range(1, below.count("/") + 2))
 
 
-def _of(group: Path) -> Allowance | None:
+def _of(group: Path) -> CgroupLimit | None:
     for names in (
         ("memory.max", "memory.current", _RECLAIMED),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", _RECLAIMED_1),
@@ -110,7 +110,7 @@ def _of(group: Path) -> Allowance | None:
         if limit_bytes is None or used_bytes is None or limit_bytes >= UNLIMITED_BYTES:
             continue
         left_bytes = limit_bytes - used_bytes + _sum(group / "memory.stat", names[2])
-        return Allowance(max(0, min(left_bytes, limit_bytes)), limit_bytes)
+        return CgroupLimit(max(0, min(left_bytes, limit_bytes)), limit_bytes)
     return None
 
 

@@ -1,7 +1,7 @@
 """Give other members what this one holds, and fetch what they hold: snapshots and private states.
 
-A snapshot goes past the event loop on both sides: `sidecar.state.sending` and `sidecar.state.gathering`, in
-threads.
+A snapshot goes past the event loop on both sides: `sidecar.state.snapshot_send` and
+`sidecar.state.snapshot_fetch`, in threads.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ from holdfast.protocol.member_messages import StateSource
 from holdfast.snapshot.arena import Corrupt, Gone
 from holdfast.snapshot.commit_records import Record
 from holdfast.snapshot.private_store import MAX_CAPACITY_BYTES
-from sidecar.state import gathering, sending
-from sidecar.state.gathering import MAX_WHY_BYTES, Unfetched
+from sidecar.state import snapshot_fetch, snapshot_send
 from sidecar.state.holdings import Holdings
-from sidecar.state.sending import PATIENCE_S, SLOWEST_BYTES_S, Range, Unaligned
+from sidecar.state.snapshot_fetch import MAX_WHY_BYTES, FetchFailed
+from sidecar.state.snapshot_send import PATIENCE_S, SLOWEST_BYTES_S, ChunkRange, UnalignedRange
 
 log = logging.getLogger(__name__)
-
-__all__ = ["Fetcher", "Unfetched", "application"]
 
 SILENCE_S = 10.0  # a peer that sends nothing for this long is gone
 PIECE_BYTES = 1 << 20
@@ -93,8 +91,8 @@ async def _send_slot(
     One who takes nothing for `silence_s` is given up: the slot is needed for the next snapshot.
     """
     try:
-        part = Range.parse(request.headers.get("Range", "bytes=0-"), record.total_bytes)
-    except Unaligned as error:
+        part = ChunkRange.parse(request.headers.get("Range", "bytes=0-"), record.total_bytes)
+    except UnalignedRange as error:
         raise web.HTTPBadRequest(text=str(error)) from None
     transport = request.transport
     line = None if transport is None else transport.get_extra_info("socket")
@@ -104,10 +102,12 @@ async def _send_slot(
         seal = holdings.arena.checksum(record)
         if transport.get_extra_info("ssl_object") is not None:
             return await _send_through(request, path, record, part, seal, silence_s)
-        first = sending.head(record, part, seal)
+        first = snapshot_send.head(record, part, seal)
         transport.pause_reading()  # from here on nobody but the thread uses the socket
         try:
-            work = partial(sending.pour, os.dup(line.fileno()), path, first, part, seal is None, silence_s)
+            work = partial(
+                snapshot_send.pour, os.dup(line.fileno()), path, first, part, seal is None, silence_s
+            )
             await asyncio.get_running_loop().run_in_executor(_senders, work)
         except OSError as error:  # it may have no room, or enough of it, and asks again
             log.debug("range not sent", extra={"step": record.step, "error": str(error)})
@@ -117,15 +117,17 @@ async def _send_slot(
 
 
 async def _send_through(
-    request: web.Request, path: Path, record: Record, part: Range, seal: int | None, silence_s: float
+    request: web.Request, path: Path, record: Record, part: ChunkRange, seal: int | None, silence_s: float
 ) -> web.StreamResponse:
     """Give a range through the transport, which encrypts it, a piece at a time."""
-    response = web.StreamResponse(status=206, headers=dict(sending.fields(record, part, seal)))
+    response = web.StreamResponse(status=206, headers=dict(snapshot_send.fields(record, part, seal)))
     loop = asyncio.get_running_loop()
     try:
         await asyncio.wait_for(response.prepare(request), silence_s)
         for chunk in part.chunks:
-            content = await loop.run_in_executor(_senders, sending.read, path, part, chunk, seal is None)
+            content = await loop.run_in_executor(
+                _senders, snapshot_send.read, path, part, chunk, seal is None
+            )
             for at in range(0, len(content), PIECE_BYTES):
                 await asyncio.wait_for(response.write(content[at : at + PIECE_BYTES]), silence_s)
         await asyncio.wait_for(response.write_eof(), silence_s)
@@ -157,7 +159,7 @@ async def _send_private(
     return response
 
 
-class Fetcher:
+class PeerClient:
     """The other side: one HTTP session for the life of the sidecar."""
 
     def __init__(
@@ -179,11 +181,11 @@ class Fetcher:
     ) -> Record:
         """Take the snapshot that these peers hold into our arena. `keep` is what stays: see `Arena.begin`.
 
-        Raises `Unfetched`, `Busy` when no slot is free, or `OSError` when there is no room for it.
+        Raises `FetchFailed`, `Busy` when no slot is free, or `OSError` when there is no room for it.
         """
         arena, sources = self._holdings.arena, (source, *others)
         began_s = time.monotonic()
-        work = partial(gathering.gather, arena, sources, self._token, self._silence_s, self._tls, keep)
+        work = partial(snapshot_fetch.fetch, arena, sources, self._token, self._silence_s, self._tls, keep)
         record = await asyncio.get_running_loop().run_in_executor(_gatherers, work)
         took_s = round(time.monotonic() - began_s, 3)
         log.info(
@@ -192,7 +194,7 @@ class Fetcher:
         return record
 
     async def private(self, source: StateSource) -> bytes:
-        """Return a peer's copy of a rank's private state. Raises `Unfetched`."""
+        """Return a peer's copy of a rank's private state. Raises `FetchFailed`."""
         url = f"{source.url}/v1/private/{source.rank}/{source.generation}/{source.step}"
         try:
             async with self._client().get(url, allow_redirects=False) as response:
@@ -204,9 +206,9 @@ class Fetcher:
                     raise Corrupt(f"checksum {crc:08x}, announced was {response.headers.get(_CRC)}")
                 return found
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            raise Unfetched(f"{url}: {error!r}") from None
+            raise FetchFailed(f"{url}: {error!r}") from None
         except Corrupt as error:
-            raise Unfetched(f"{url}: {error}") from None
+            raise FetchFailed(f"{url}: {error}") from None
 
     async def close(self) -> None:
         if self._session is not None:
@@ -225,7 +227,7 @@ class Fetcher:
 async def _check(url: str, response: aiohttp.ClientResponse) -> None:
     if response.status != 200:
         why = (await response.content.read(MAX_WHY_BYTES)).decode(errors="replace")
-        raise Unfetched(f"{url}: {response.status} {why}")
+        raise FetchFailed(f"{url}: {response.status} {why}")
 
 
 async def _read_bounded(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:

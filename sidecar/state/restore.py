@@ -19,9 +19,9 @@ from holdfast.protocol.lineage import valid
 from holdfast.protocol.member_messages import HeldSnapshot, MemberOrder, StateSource
 from holdfast.snapshot.arena import Busy
 from sidecar.state import sealing
-from sidecar.state.gathering import Unfetched
 from sidecar.state.holdings import Holdings
-from sidecar.state.peers import Fetcher
+from sidecar.state.peers import PeerClient
+from sidecar.state.snapshot_fetch import FetchFailed
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +31,10 @@ VOLUME_S = 5.0  # for a memory volume that is full: a lost member's memory may b
 VOLUME_LOOK_S = 0.25
 
 
-Prepared: TypeAlias = "tuple[Launch, tuple[RankStart, ...]]"
+LocalStart: TypeAlias = "tuple[Launch, tuple[RankStart, ...]]"
 
 
-class Unprepared(Exception):
+class StateUnavailable(Exception):
     """The state cannot be had here; `slot` is ours and damaged, when that is why."""
 
     def __init__(self, why: str, slot: HeldSnapshot | None = None) -> None:
@@ -42,34 +42,34 @@ class Unprepared(Exception):
         self.slot = slot
 
 
-class Occupied(Unprepared):
+class NoFreeSlot(StateUnavailable):
     """No slot was free for the state. That says nothing against the state."""
 
 
-class Untaken(Unprepared):
+class VolumeRefused(StateUnavailable):
     """The memory volume did not take the state. That says nothing against the state either."""
 
 
-class Preparer:
+class Restorer:
     """Turns an order to run into a launch whose paths exist on this member."""
 
-    def __init__(self, holdings: Holdings, fetcher: Fetcher, checkpoints: Path) -> None:
+    def __init__(self, holdings: Holdings, fetcher: PeerClient, checkpoints: Path) -> None:
         """`checkpoints` is where this member has what the supervisor may have under another path."""
         self._checkpoints = checkpoints
         self._holdings = holdings
         self._fetcher = fetcher
         self._newest = 0  # generation that was asked for
 
-    async def prepare(self, order: MemberOrder, make_room: Callable[[], object]) -> Prepared:
-        """Return launch and ranks with local paths. Raises `Unprepared`; safe to repeat.
+    async def prepare(self, order: MemberOrder, make_room: Callable[[], object]) -> LocalStart:
+        """Return launch and ranks with local paths. Raises `StateUnavailable`; safe to repeat.
 
         While somebody holds the slot that is needed, `make_room` is called: a rank of the generation before
         that is stopped within a copy, or gets no further with it, would hold it for ever. The slot that a
         checkpoint is written from stays for as long as storage takes; then the newer one is overwritten: see
-        `_stays`. Raises `Occupied` when neither can be had.
+        `_stays`. Raises `NoFreeSlot` when neither can be had.
 
-        A memory volume that is full gets back what no start needs any more, and some time. Raises `Untaken`
-        when it still refuses, with what it has free.
+        When the memory volume is full, files that no start needs are removed and the fetch is retried for a
+        while. Raises `VolumeRefused`, with the free space, when the volume still refuses.
         """
         give_up_at, refused_until, keep = math.inf, math.inf, None
         while True:
@@ -78,17 +78,17 @@ class Preparer:
             except Busy as error:
                 late = time.monotonic() > give_up_at
                 if late and keep is not None:
-                    raise Occupied(str(error)) from None
+                    raise NoFreeSlot(str(error)) from None
                 # From the first refusal on: what came before it may have taken long.
                 give_up_at = min(give_up_at, time.monotonic() + ROOM_S)
                 keep = self._stays(order, late)
                 if late and keep is None:
-                    raise Occupied(str(error)) from None
+                    raise NoFreeSlot(str(error)) from None
                 again_s = ROOM_LOOK_S
             except OSError as error:
                 refused_until = min(refused_until, time.monotonic() + VOLUME_S)
                 if time.monotonic() > refused_until:
-                    raise Untaken(self._refused(error)) from None
+                    raise VolumeRefused(self._refused(error)) from None
                 with suppress(OSError):  # what gives way may be the room that is needed
                     await self._forget(order)
                 again_s = VOLUME_LOOK_S
@@ -130,7 +130,7 @@ class Preparer:
                 log.info("no room ahead", extra={"bytes": total_bytes, "error": str(error)})
                 return
 
-    async def _prepare(self, order: MemberOrder, keep: frozenset[tuple[int, int]] | None) -> Prepared:
+    async def _prepare(self, order: MemberOrder, keep: frozenset[tuple[int, int]] | None) -> LocalStart:
         launch = order.launch
         assert launch is not None
         self._newest = max(self._newest, launch.generation)
@@ -148,7 +148,7 @@ class Preparer:
 
     def _refuse_older(self, launch: Launch) -> None:
         if launch.generation < self._newest:
-            raise Unprepared(f"generation {self._newest} was asked for meanwhile")
+            raise StateUnavailable(f"generation {self._newest} was asked for meanwhile")
 
     async def _forget(self, order: MemberOrder) -> None:
         """Remove the files that no start needs, in a thread: the kernel takes 0.25 s for each gigabyte."""
@@ -187,9 +187,9 @@ class Preparer:
         if holders:
             try:
                 return (await self._fetcher.snapshot(*holders, keep=keep)).path
-            except Unfetched as error:
+            except FetchFailed as error:
                 why = why if damaged else str(error)
-        raise Unprepared(why, damaged)
+        raise StateUnavailable(why, damaged)
 
     async def _private(self, rank: RankStart, order: MemberOrder) -> str:
         assert order.launch is not None
@@ -204,13 +204,13 @@ class Preparer:
             found = await loop.run_in_executor(None, self._holdings.private, *key)
             try:
                 data = found.data if found else await self._fetcher.private(source)
-            except Unfetched as error:
+            except FetchFailed as error:
                 why = str(error)
                 continue
             return str(await loop.run_in_executor(None, self._holdings.keep_restored, *key, data))
-        raise Unprepared(why)
+        raise StateUnavailable(why)
 
-    async def _from_checkpoint(self, launch: Launch, ranks: tuple[RankStart, ...]) -> Prepared:
+    async def _from_checkpoint(self, launch: Launch, ranks: tuple[RankStart, ...]) -> LocalStart:
         """Check a checkpoint whole, and point each rank at its own file of it."""
         wanted = launch.restore
         assert wanted is not None
@@ -228,7 +228,7 @@ class Preparer:
         except (OSError, ValueError) as error:
             wrong = str(error)
         if wrong:
-            raise Unprepared(f"checkpoint {path.name}: {wrong}")
+            raise StateUnavailable(f"checkpoint {path.name}: {wrong}")
         files = tuple(replace(r, private=str(path / f"rank-{r.rank:05d}.bin")) for r in ranks)
         return replace(launch, restore=replace(wanted, path=str(path))), files
 

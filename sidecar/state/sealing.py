@@ -32,7 +32,7 @@ KEPT = 8  # seals told
 MOST = 1 << 20
 
 
-class Sealing:
+class SnapshotSealer:
     """One member's. `seals` are the last of the newest generation, oldest first."""
 
     def __init__(

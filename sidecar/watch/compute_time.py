@@ -20,7 +20,7 @@ BLOCK_S = 0.5  # what holds a core for a moment is a whole window of steps of a 
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class StepBlock:
     """What a rank did in some steps in a row."""
 
     steps: int
@@ -29,7 +29,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnTime:
+class ComputeTime:
     """The last blocks of one rank in one generation. The first step, which is no usual one, is in none."""
 
     generation: int = 0
@@ -37,18 +37,18 @@ class OwnTime:
     began_ns: int = 0
     data_ns: int = 0
     own_ns: int = 0
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[StepBlock, ...] = ()
 
-    def later(self, found: Progress, now_ns: int) -> OwnTime:
+    def later(self, found: Progress, now_ns: int) -> ComputeTime:
         """Return what is known after a look at the page."""
         data_ns, own_ns = found.data_ns, found.data_ns + found.forward_ns
-        begun = OwnTime(found.generation, found.steps_done, now_ns, data_ns, own_ns)
+        begun = ComputeTime(found.generation, found.steps_done, now_ns, data_ns, own_ns)
         if found.generation != self.generation or not 0 < self.steps <= found.steps_done:
             return begun
         steps = found.steps_done - self.steps
         if steps < BLOCK_STEPS or now_ns - self.began_ns < BLOCK_S * 1e9:
             return self
-        block = Block(steps, (data_ns - self.data_ns) / 1e9, (own_ns - self.own_ns) / 1e9)
+        block = StepBlock(steps, (data_ns - self.data_ns) / 1e9, (own_ns - self.own_ns) / 1e9)
         return replace(begun, blocks=(*self.blocks, block)[-BLOCKS:])
 
     @property

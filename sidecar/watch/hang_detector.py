@@ -184,7 +184,7 @@ DENSE_S = 1.0  # while gaps are shorter, one that the supervisor needs for a pro
 
 
 @dataclass(slots=True)
-class Closely:
+class LookSchedule:
     """Numbers the looks, and spaces them: dense at first, to tell a hang from work, then seldom."""
 
     _asked: int = 0
@@ -225,7 +225,7 @@ LATE_S = 3.0  # a parked process begins within milliseconds: beyond this it is l
 
 
 @dataclass(slots=True)
-class Starts:
+class StartMonitor:
     """Since when each process of the generation has been released without a sign of it."""
 
     first_step_s: float

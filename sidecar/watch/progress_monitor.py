@@ -16,7 +16,7 @@ from holdfast.process import linux
 from holdfast.protocol import member_messages
 from holdfast.protocol import progress as pages
 from holdfast.protocol.progress import Phase
-from sidecar.watch.compute_time import OwnTime
+from sidecar.watch.compute_time import ComputeTime
 from sidecar.watch.hang_detector import PAUSES, HangPolicy, StepStats, activity, left_s, since_ns, stalled
 
 _NOBODY: Mapping[int, int] = MappingProxyType({})
@@ -27,24 +27,24 @@ KNOWN = 8  # steps after which it is known how long the script usually works bef
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class UncommittedWork:
     """Work before a commit that was seen at several moments at which the process could do it."""
 
     since_ns: int = 0
     until_ns: int = 0
     worked_s: float = 0.0
 
-    def later(self, since_ns: int, now_ns: int, is_able: bool) -> Seen:
+    def later(self, since_ns: int, now_ns: int, is_able: bool) -> UncommittedWork:
         """Return what is known at `now_ns` of the work that began at `since_ns`."""
-        before = self if since_ns == self.since_ns else Seen(since_ns, since_ns)
+        before = self if since_ns == self.since_ns else UncommittedWork(since_ns, since_ns)
         if now_ns <= before.until_ns:
             return before
         more_s = min((now_ns - before.until_ns) / 1e9, MOST_BETWEEN_S) if is_able else 0.0
-        return Seen(since_ns, now_ns, before.worked_s + more_s)
+        return UncommittedWork(since_ns, now_ns, before.worked_s + more_s)
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class StoppedTime:
     """For how long the process was seen to be stopped, in work after a commit: it did none then."""
 
     began_ns: int = 0  # when that work began
@@ -52,15 +52,15 @@ class Stopped:
     is_stopped: bool = False  # then
     seconds: float = 0.0
 
-    def later(self, began_ns: int, now_ns: int, is_stopped: bool) -> Stopped:
+    def later(self, began_ns: int, now_ns: int, is_stopped: bool) -> StoppedTime:
         """Return what is known at `now_ns` of the work that began at `began_ns`."""
-        before = self if began_ns == self.began_ns else Stopped(began_ns, began_ns)
+        before = self if began_ns == self.began_ns else StoppedTime(began_ns, began_ns)
         if now_ns <= before.until_ns:
             return before
         more_s = (now_ns - before.until_ns) / 1e9 if is_stopped else 0.0
         if not before.is_stopped:  # it was stopped at some time since then
             more_s = min(more_s, MOST_BETWEEN_S)
-        return Stopped(began_ns, now_ns, is_stopped, before.seconds + more_s)
+        return StoppedTime(began_ns, now_ns, is_stopped, before.seconds + more_s)
 
     def by(self, began_ns: int, now_ns: int) -> float:
         """Return how long it was stopped of the work that began at `began_ns`, until `now_ns`."""
@@ -70,27 +70,27 @@ class Stopped:
 
 
 @dataclass(slots=True)
-class Watched:
+class MonitoredRank:
     """One local rank's page, its step times over the generations, and our own lateness meanwhile."""
 
     memory: mmap.mmap | None = None
     inode: int = 0
     stats: StepStats = field(default_factory=StepStats)
-    own: OwnTime = field(default_factory=OwnTime)
+    own: ComputeTime = field(default_factory=ComputeTime)
     seen_times: int = -1
     begun_ns: int = 0
     lateness_s: float = 0.0
     last: pages.Progress | None = None
-    early: Seen = field(default_factory=lambda: Seen())
-    stopped: Stopped = field(default_factory=Stopped)
+    early: UncommittedWork = field(default_factory=lambda: UncommittedWork())
+    stopped: StoppedTime = field(default_factory=StoppedTime)
 
 
-class Pages:
+class ProgressMonitor:
     """All pages of a member. `poll` is cheap: some 50 microseconds a rank."""
 
     def __init__(self, directory: Path, nproc: int, policy: HangPolicy) -> None:
         self._paths = [str(directory / f"page-{local_rank}.bin") for local_rank in range(nproc)]
-        self._watched = [Watched() for _ in range(nproc)]
+        self._watched = [MonitoredRank() for _ in range(nproc)]
         self.policy = policy
         self.left_s = math.inf  # from the last poll until the next is due: the first rank may have stalled
 
@@ -172,7 +172,7 @@ class Pages:
                 found.append(last)
         return tuple(found)
 
-    def _read(self, local_rank: int, watched: Watched) -> pages.Progress | None:
+    def _read(self, local_rank: int, watched: MonitoredRank) -> pages.Progress | None:
         path = self._paths[local_rank]
         try:
             inode = os.stat(path).st_ino  # noqa: PTH116  # in every poll: pathlib takes five times as long
@@ -189,14 +189,14 @@ class Pages:
         watched.last = found or watched.last
         return found
 
-    def _excuse(self, watched: Watched, begun_ns: int, now_ns: int, own_lateness_s: float) -> None:
+    def _excuse(self, watched: MonitoredRank, begun_ns: int, now_ns: int, own_lateness_s: float) -> None:
         """Sum up our lateness since what the rank does now has begun; what came before is no excuse."""
         late_s = max(0.0, min(own_lateness_s, (now_ns - begun_ns) / 1e9))
         if begun_ns != watched.begun_ns:
             watched.begun_ns, watched.lateness_s = begun_ns, 0.0
         watched.lateness_s += late_s
 
-    def _learn(self, watched: Watched, found: pages.Progress) -> None:
+    def _learn(self, watched: MonitoredRank, found: pages.Progress) -> None:
         """Take the step times that are new since the last poll."""
         assert watched.memory is not None
         if found.times_written == watched.seen_times:
@@ -209,10 +209,10 @@ class Pages:
         watched.stats = watched.stats.extended(times_s or ())
 
 
-def _message(watched: Watched, found: pages.Progress, now_ns: int) -> member_messages.RankProgress:
+def _message(watched: MonitoredRank, found: pages.Progress, now_ns: int) -> member_messages.RankProgress:
     stats, own = watched.stats, watched.own
     recent = stats.times_s[-RECENT:]
-    own = own if own.generation == found.generation else OwnTime()
+    own = own if own.generation == found.generation else ComputeTime()
     tail_s, usual_s, left_s = _tail(watched, found, now_ns)
     return member_messages.RankProgress(
         rank=found.rank,
@@ -243,7 +243,7 @@ def _message(watched: Watched, found: pages.Progress, now_ns: int) -> member_mes
     )
 
 
-def _see(watched: Watched, found: pages.Progress, now_ns: int) -> bool:
+def _see(watched: MonitoredRank, found: pages.Progress, now_ns: int) -> bool:
     """Note whether a rank is at work before its commit now; a plain step is over before it is seen twice."""
     since_ns = pages.uncommitted_since_ns(found)
     if since_ns:
@@ -251,7 +251,7 @@ def _see(watched: Watched, found: pages.Progress, now_ns: int) -> bool:
     return since_ns > 0
 
 
-def _see_stopped(watched: Watched, found: pages.Progress, now_ns: int) -> None:
+def _see_stopped(watched: MonitoredRank, found: pages.Progress, now_ns: int) -> None:
     """Note whether a rank that is at work after its commit is stopped now; most such work is over at once."""
     began_ns = pages.tail_began_ns(found)
     at_work = began_ns > 0 and found.tail_since_ns >= 0 and found.phase is not Phase.SNAPSHOT
@@ -259,7 +259,7 @@ def _see_stopped(watched: Watched, found: pages.Progress, now_ns: int) -> None:
         watched.stopped = watched.stopped.later(began_ns, now_ns, process_stats.is_stopped(found.pid))
 
 
-def _early(watched: Watched, found: pages.Progress, now_ns: int) -> member_messages.UncommittedWork | None:
+def _early(watched: MonitoredRank, found: pages.Progress, now_ns: int) -> member_messages.UncommittedWork | None:
     """Return how long a rank works before its commit; None when it does not, or may only seem to.
 
     A large process takes half a second to end, and its page stands still meanwhile. So what is not declared
@@ -280,7 +280,7 @@ def _early(watched: Watched, found: pages.Progress, now_ns: int) -> member_messa
     return member_messages.UncommittedWork(round(seen.worked_s, 6), usual_s)
 
 
-def _tail(watched: Watched, found: pages.Progress, now_ns: int) -> tuple[float, float, float]:
+def _tail(watched: MonitoredRank, found: pages.Progress, now_ns: int) -> tuple[float, float, float]:
     """Return how long a rank works after its commit, how long it usually does, and a pause's time left."""
     began_ns = pages.tail_began_ns(found)
     if not began_ns or watched.memory is None:

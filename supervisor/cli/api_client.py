@@ -24,12 +24,12 @@ class Unreachable(Exception):
         self.sent = sent
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The supervisor said no; the message is its own, one line."""
 
 
 @dataclass(frozen=True, slots=True)
-class Api:
+class ApiClient:
     """The address of one supervisor, and the run's secret."""
 
     url: str
@@ -62,7 +62,7 @@ class Api:
         except urllib.error.HTTPError as error:
             with error:
                 said = error.read(4096).decode(errors="replace")
-            raise Refused(" ".join(said.split()) or f"HTTP {error.code}") from None
+            raise RequestRefused(" ".join(said.split()) or f"HTTP {error.code}") from None
         except urllib.error.URLError as error:
             refused = isinstance(error.reason, ConnectionRefusedError)
             raise Unreachable(str(error.reason), sent=not refused) from None
@@ -74,12 +74,29 @@ class Api:
             raise Unreachable("the answer is not JSON") from None
 
 
-def api_of(run: RunDir) -> Api | None:
+def api_of(run: RunDir) -> ApiClient | None:
     """Return the API that the run's directory names; None when it names none."""
     url = (run.run() or {}).get("api")
     if not isinstance(url, str) or not url.startswith("http://"):
         return None
     try:
-        return Api(url.rstrip("/"), run.token())
+        return ApiClient(url.rstrip("/"), run.token())
     except OSError:
         return None
+
+
+def newest_status(run: RunDir) -> tuple[dict[str, Any] | None, bool, bool]:
+    """Return a run's newest status, whether the run is alive, and whether its supervisor answered now.
+
+    While the supervisor is being restarted, the status is the last one that it wrote.
+    """
+    alive = run.is_in_use()
+    api = api_of(run) if alive else None
+    if api is not None:
+        try:
+            found = api.get("/v1/status")
+        except (Unreachable, RequestRefused):
+            found = None
+        if isinstance(found, dict):
+            return found, True, True
+    return run.status(), alive, False

@@ -1,20 +1,27 @@
-"""The checkpoints of a run, which of them are whole, and how that is shown."""
+"""`holdfast checkpoints`: the checkpoints of a run on storage, and which of them are intact."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint import catalog
+from holdfast.errors import BadInput
 from holdfast.protocol.lineage import Lineage, merged, valid
+from supervisor.cli import commands
+from supervisor.display.screen import say_all, say_json
 from supervisor.observability.incident_record import SCHEMA
+from supervisor.store import journal
+from supervisor.store.run_directory import RunDir
 from supervisor.wording import seconds, size, table
 
 
 @dataclass(frozen=True, slots=True)
-class Surveyed:
+class CheckpointSummary:
     """A directory named as a checkpoint. `fault` is "" when nothing wrong was found in it."""
 
     name: str
@@ -33,9 +40,31 @@ class Surveyed:
         return {"schema": SCHEMA, **asdict(self)}
 
 
+def show(run: RunDir, command: commands.Checkpoints) -> int:
+    try:
+        held = journal.last(run.journal)
+        known = held.memory.lineage if held is not None else ()
+        found = survey(run.checkpoints, verify=command.verify, told=_read_now, known=known)
+    except OSError as error:
+        raise BadInput(f"{run.checkpoints} cannot be read: {error.strerror}") from None
+    _read_now("")
+    if command.json:
+        say_json([each.as_json() for each in found])
+    else:
+        say_all(lines(found, time.time(), verified=command.verify))
+    return 1 if any(each.fault for each in found) else 0
+
+
+def _read_now(name: str) -> None:
+    """Tell which checkpoint is being read, on a line that goes away."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{'reading ' * bool(name)}{name}")
+        sys.stderr.flush()
+
+
 def survey(
     root: Path, *, verify: bool, told: Callable[[str], None], known: tuple[Lineage, ...] = ()
-) -> list[Surveyed]:
+) -> list[CheckpointSummary]:
     """Return the checkpoints in `root`, newest first.
 
     Args:
@@ -47,14 +76,14 @@ def survey(
     Raises:
         OSError: `root` cannot be read.
     """
-    surveyed: list[Surveyed] = []
+    surveyed: list[CheckpointSummary] = []
     have_whole = False
     looked = tuple(catalog.look(root))
     lineages = (found.lineage for _, found in looked if isinstance(found, catalog.Found))
     known = merged(known, *lineages)
     for path, found in looked:
         if not isinstance(found, catalog.Found):
-            surveyed.append(Surveyed(path.name, str(path), str(found), verify))
+            surveyed.append(CheckpointSummary(path.name, str(path), str(found), verify))
             continue
         if verify:
             told(path.name)
@@ -63,7 +92,7 @@ def survey(
         newest = not fault and not void and not have_whole
         have_whole = have_whole or newest
         surveyed.append(
-            Surveyed(
+            CheckpointSummary(
                 path.name,
                 str(path),
                 fault,
@@ -80,7 +109,7 @@ def survey(
     return surveyed
 
 
-def lines(surveyed: list[Surveyed], now_s: float, *, verified: bool) -> list[str]:
+def lines(surveyed: list[CheckpointSummary], now_s: float, *, verified: bool) -> list[str]:
     """Return what `holdfast checkpoints` shows. `now_s`: seconds since the epoch."""
     if not surveyed:
         return ["no checkpoints"]
@@ -106,7 +135,7 @@ def lines(surveyed: list[Surveyed], now_s: float, *, verified: bool) -> list[str
     return [*table(head, rows, frozenset({1, 2, 3, 4})), "", newest, *hint]
 
 
-def _verdict(each: Surveyed) -> str:
+def _verdict(each: CheckpointSummary) -> str:
     if each.fault:
         return f"damaged: {each.fault}"
     void = ", void: the run went back to before it" if each.void else ""

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.errors import BadInput
 from supervisor.cli import commands
-from supervisor.cli.api_client import Api, Refused, Unreachable, api_of
+from supervisor.cli.api_client import ApiClient, RequestRefused, Unreachable, api_of
 from supervisor.controller.drills import LIMIT_S
 from supervisor.display import frame
 from supervisor.display.screen import say, say_json
@@ -88,14 +88,14 @@ def _ended(run: RunDir) -> str:
     return f" (it ended with exit code {code})" if code is not None else ""
 
 
-def _once(api: Api, what: str, body: dict[str, object]) -> dict[str, Any]:
+def _once(api: ApiClient, what: str, body: dict[str, object]) -> dict[str, Any]:
     try:
         answer = api.post(f"/v1/{what}", body, LIMIT_S if what == "inject" else 0.0)
     except Unreachable as error:
         if error.sent and body.get("what") == "supervisor":
             return {}  # it died of it before it could answer
         raise
-    except Refused as error:
+    except RequestRefused as error:
         raise BadInput(f"{what} was refused: {error}") from None
     return answer if isinstance(answer, dict) else {}
 

@@ -20,8 +20,7 @@ from holdfast import parts
 from holdfast.errors import BadInput
 from supervisor.cli import commands, control
 from supervisor.display.ansi import Style
-from supervisor.display.live import style_of
-from supervisor.display.screen import say
+from supervisor.display.screen import say, style_of
 from supervisor.store.run_directory import RunDir
 from supervisor.wording import count, outcome, percent, seconds, what
 
@@ -33,7 +32,7 @@ _BAR = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Drill:
+class DemoFault:
     """One way to break a run, and what it stands for."""
 
     what: str
@@ -41,32 +40,32 @@ class Drill:
     words: str
 
 
-DRILLS = (
-    Drill("kill", 1, "kill -9 of rank 1 (out of memory, a segfault, a node's kernel)"),
-    Drill("stop", 0, "SIGSTOP of rank 0 (a process that is there and does nothing)"),
-    Drill("hang", 1, "rank 1 never enters the next collective"),
-    Drill("nan", 0, "rank 0 computes a NaN, and every gradient is spoiled"),
-    Drill("exit", 1, "rank 1 leaves without a word (exit code 17)"),
-    Drill("member", 1, "the whole member of rank 1 is gone: processes, sockets and memory"),
-    Drill("sidecar", 0, "kill -9 of our own sidecar"),
-    Drill("supervisor", 0, "kill -9 of our own supervisor"),
-    Drill("kill", 0, "kill -9 of rank 0, on a supervisor that has just come back"),
+FAULTS = (
+    DemoFault("kill", 1, "kill -9 of rank 1 (out of memory, a segfault, a node's kernel)"),
+    DemoFault("stop", 0, "SIGSTOP of rank 0 (a process that is there and does nothing)"),
+    DemoFault("hang", 1, "rank 1 never enters the next collective"),
+    DemoFault("nan", 0, "rank 0 computes a NaN, and every gradient is spoiled"),
+    DemoFault("exit", 1, "rank 1 leaves without a word (exit code 17)"),
+    DemoFault("member", 1, "the whole member of rank 1 is gone: processes, sockets and memory"),
+    DemoFault("sidecar", 0, "kill -9 of our own sidecar"),
+    DemoFault("supervisor", 0, "kill -9 of our own supervisor"),
+    DemoFault("kill", 0, "kill -9 of rank 0, on a supervisor that has just come back"),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Show:
+class Scenario:
     """What is trained, for how long, and how it is broken."""
 
     steps: int
     pace_s: float  # of a step of the broken run: on a fast machine it would end before the faults have come
     train: tuple[str, ...]
-    drills: tuple[Drill, ...]
+    drills: tuple[DemoFault, ...]
 
 
 _TINY = (*TRAIN, "--tiny", "--context", "128", "--batch", "8")
-WHOLE = Show(450, 0.12, TRAIN, DRILLS)
-QUICK = Show(240, 0.06, _TINY, (DRILLS[0], DRILLS[3], DRILLS[5]))
+WHOLE = Scenario(450, 0.12, TRAIN, FAULTS)
+QUICK = Scenario(240, 0.06, _TINY, (FAULTS[0], FAULTS[3], FAULTS[5]))
 
 
 def run(command: commands.Demo) -> int:
@@ -111,7 +110,7 @@ def _missing() -> str | None:
     return f"holdfast demo needs torch and numpy: {sys.executable} -m pip install torch numpy"
 
 
-def _demo(folder: Path, style: Style, show: Show) -> bool:
+def _demo(folder: Path, style: Style, show: Scenario) -> bool:
     what = f"a GPT of bytes, 2 members and a standby, {show.steps} steps"
     say(f"{style.paint('holdfast demo', '1')}: {what}")
     say("", style.paint("1  The undisturbed run", "1"))
@@ -138,7 +137,7 @@ class _Run:
         self.steps = steps
         self.run = run
         self.log = log
-        self.watch = Watch(run, process, style)
+        self.watch = DemoRun(run, process, style)
 
     def wait(self) -> int:
         """Show the progress until the run has ended, and return its exit code."""
@@ -149,7 +148,7 @@ def _start(
     folder: Path,
     name: str,
     style: Style,
-    show: Show,
+    show: Scenario,
     options: tuple[str, ...] = (),
     more: tuple[str, ...] = (),
 ) -> _Run:
@@ -168,7 +167,7 @@ def _start(
     return _Run(process, RunDir(path), log, style, show.steps)
 
 
-def _break(broken: _Run, style: Style, show: Show) -> bool:
+def _break(broken: _Run, style: Style, show: Scenario) -> bool:
     """Inject every drill, spread over the run, and show what came of each."""
     every = (show.steps - 60) // len(show.drills)
     for number, drill in enumerate(show.drills):
@@ -233,7 +232,7 @@ DRILL_S = 60.0
 OURS = ("sidecar", "supervisor")
 
 
-class Watch:
+class DemoRun:
     """One run, from its start to its end."""
 
     def __init__(self, run: RunDir, process: subprocess.Popen[bytes], style: Style) -> None:

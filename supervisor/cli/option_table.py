@@ -143,7 +143,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class TorchrunOption:
     """An option of others that has no effect here. `check` may refuse a value, with a reason."""
 
     names: tuple[str, ...]
@@ -170,30 +170,30 @@ def _first_node(text: str) -> str:
 
 _GROUP = "holdfast forms the group and picks address and port itself"
 _OUTPUT = "all output is in files under the run directory and, prefixed with its rank, shown"
-FOREIGN = (
-    Foreign(("--standalone",), False, ""),
-    Foreign(("--no-python",), False, ""),  # a program that is not Python is started as it stands
-    Foreign(("--rdzv-backend",), True, _GROUP),
-    Foreign(("--rdzv-endpoint",), True, _GROUP, _local),
-    Foreign(("--rdzv-id",), True, _GROUP),
-    Foreign(("--rdzv-conf",), True, _GROUP),
-    Foreign(("--node-rank",), True, _GROUP, _first_node),
-    Foreign(("--master-addr",), True, _GROUP, _local),
-    Foreign(("--master-port",), True, _GROUP),
-    Foreign(("--local-addr",), True, _GROUP, _local),
-    Foreign(("--log-dir",), True, "logs are in the run directory: choose it with --run-dir"),
-    Foreign(("--redirects", "-r"), True, _OUTPUT),
-    Foreign(("--tee", "-t"), True, _OUTPUT),
-    Foreign(("--local-ranks-filter",), True, _OUTPUT),
-    Foreign(("--log-line-prefix-template",), True, _OUTPUT),
-    Foreign(("--logs-specs",), True, _OUTPUT),
-    Foreign(("--run-path",), False, "a script is always run as __main__"),
-    Foreign(("--monitor-interval",), True, "an exit is seen at once, not at an interval"),
-    Foreign(("--start-method",), True, "holdfast starts warm processes: see --warm"),
-    Foreign(("--role",), True, "roles have no meaning here"),
-    Foreign(("--event-log-handler",), True, "events are in the run directory's journal"),
-    Foreign(("--signals-to-handle",), True, "SIGINT and SIGTERM end the run cleanly"),
-    Foreign(("--shutdown-timeout",), True, "how long the end may take is --grace"),
+TORCHRUN_OPTIONS = (
+    TorchrunOption(("--standalone",), False, ""),
+    TorchrunOption(("--no-python",), False, ""),  # a program that is not Python is started as it stands
+    TorchrunOption(("--rdzv-backend",), True, _GROUP),
+    TorchrunOption(("--rdzv-endpoint",), True, _GROUP, _local),
+    TorchrunOption(("--rdzv-id",), True, _GROUP),
+    TorchrunOption(("--rdzv-conf",), True, _GROUP),
+    TorchrunOption(("--node-rank",), True, _GROUP, _first_node),
+    TorchrunOption(("--master-addr",), True, _GROUP, _local),
+    TorchrunOption(("--master-port",), True, _GROUP),
+    TorchrunOption(("--local-addr",), True, _GROUP, _local),
+    TorchrunOption(("--log-dir",), True, "logs are in the run directory: choose it with --run-dir"),
+    TorchrunOption(("--redirects", "-r"), True, _OUTPUT),
+    TorchrunOption(("--tee", "-t"), True, _OUTPUT),
+    TorchrunOption(("--local-ranks-filter",), True, _OUTPUT),
+    TorchrunOption(("--log-line-prefix-template",), True, _OUTPUT),
+    TorchrunOption(("--logs-specs",), True, _OUTPUT),
+    TorchrunOption(("--run-path",), False, "a script is always run as __main__"),
+    TorchrunOption(("--monitor-interval",), True, "an exit is seen at once, not at an interval"),
+    TorchrunOption(("--start-method",), True, "holdfast starts warm processes: see --warm"),
+    TorchrunOption(("--role",), True, "roles have no meaning here"),
+    TorchrunOption(("--event-log-handler",), True, "events are in the run directory's journal"),
+    TorchrunOption(("--signals-to-handle",), True, "SIGINT and SIGTERM end the run cleanly"),
+    TorchrunOption(("--shutdown-timeout",), True, "how long the end may take is --grace"),
 )
 
 _LONG = duration(1, 7 * 86_400)
@@ -269,7 +269,7 @@ _WHERE = Option(("--run-dir",), "run_dir", directory, "DIR", "Options",
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CommandSpec:
     """One command: its options, its arguments as (name, dataclass field, reader), and its help."""
 
     summary: str
@@ -277,7 +277,7 @@ class Entry:
     examples: tuple[tuple[str, str], ...]  # command line, what it does
     arguments: tuple[tuple[str, str, Reader], ...] = ()
     about: str = ""
-    foreign: tuple[Foreign, ...] = ()
+    foreign: tuple[TorchrunOption, ...] = ()
 
 
 _RUN_ABOUT = """\
@@ -301,9 +301,9 @@ NEIGHBOURS: Mapping[str, str] = MappingProxyType(
     {"node": "watch this node's GPUs and host, and say what to do about what goes bad"}
 )
 
-COMMANDS: Mapping[str, Entry] = MappingProxyType(
+COMMANDS: Mapping[str, CommandSpec] = MappingProxyType(
     {
-        "run": Entry(
+        "run": CommandSpec(
             "train under supervision: like torchrun, but it survives faults",
             RUN,
             (
@@ -315,44 +315,44 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
             ),
             (),
             _RUN_ABOUT,
-            FOREIGN,
+            TORCHRUN_OPTIONS,
         ),
-        "status": Entry(
+        "status": CommandSpec(
             "what the run is doing now", (_DIR, _JSON), (("holdfast status", "the newest run"),)
         ),
-        "incidents": Entry(
+        "incidents": CommandSpec(
             "the faults so far, one line each",
             (_DIR, _JSON),
             (("holdfast incidents --json | jq '.[].recovered_s'", "the time each recovery took"),),
         ),
-        "explain": Entry(
+        "explain": CommandSpec(
             "one fault in full: evidence, decision, timeline, stacks",
             (_DIR, _JSON),
             (("holdfast explain i-0003", "an incident by its id"),
              ("holdfast explain last", "the newest")),
             (("ID", "incident", str),),
         ),
-        "checkpoints": Entry(
+        "checkpoints": CommandSpec(
             "the checkpoints on storage, and whether they are whole",
             (_VERIFY, _DIR, _JSON),
             (("holdfast checkpoints --verify", "reads every byte"),),
             (),
             "The exit code is 1 when one of them is damaged.",
         ),
-        "stop": Entry(
+        "stop": CommandSpec(
             "save a checkpoint and end the run",
             (_NOW, _DIR, _JSON),
             (("holdfast stop", "waits until the run has ended"),),
         ),
-        "inject": Entry(
+        "inject": CommandSpec(
             "break something on purpose, as a drill",
             (_RANK, _DIR, _JSON),
             (("holdfast inject kill --rank 1", "SIGKILL to rank 1"),),
             (("KIND", "kind", choice(*DRILLS)),),
             _DRILLS,
-            (Foreign(("--member", "--members"), True, "", _by_rank),),
+            (TorchrunOption(("--member", "--members"), True, "", _by_rank),),
         ),
-        "demo": Entry(
+        "demo": CommandSpec(
             "train a small GPT and break it nine times",
             (_WHERE, _KEEP, _QUICK),
             (("holdfast demo", "takes a few minutes"),),

@@ -14,7 +14,7 @@ from holdfast.errors import BadInput
 from holdfast.version import __version__
 from supervisor.cli import commands, run_validation
 from supervisor.cli.commands import Command, Show
-from supervisor.cli.option_table import COMMANDS, NEIGHBOURS, Entry, Foreign, Option
+from supervisor.cli.option_table import COMMANDS, NEIGHBOURS, CommandSpec, Option, TorchrunOption
 
 _MADE = {
     "status": commands.Status,
@@ -125,7 +125,7 @@ def _misplaced(word: str, rest: Sequence[str]) -> str:
     return f"option {word!r} comes before the command: write it after it, as in `holdfast {meant} {word} ...`"
 
 
-def _scan(words: list[str], entry: Entry, *, whole_command: bool) -> _Read:
+def _scan(words: list[str], entry: CommandSpec, *, whole_command: bool) -> _Read:
     """Read options; with `whole_command`, up to the first word that is none."""
     read, everything = _Read(), tuple(words)
     while words:
@@ -160,25 +160,25 @@ def _after_the_script(words: Sequence[str]) -> list[str]:
     ]
 
 
-def _option(word: str, rest: list[str], entry: Entry, read: _Read) -> None:
+def _option(word: str, rest: list[str], entry: CommandSpec, read: _Read) -> None:
     name, equals, inline = word.partition("=")
     option = _find(name, entry)
     if option is None:
         raise BadInput(_unknown(name, entry))
     read.given.add(option.names[0])
-    takes_value = option.takes_value if isinstance(option, Foreign) else option.read is not None
+    takes_value = option.takes_value if isinstance(option, TorchrunOption) else option.read is not None
     if not takes_value and equals:
         raise BadInput(f"{name}={inline}: {name} takes no value")
     if takes_value and not equals and not rest:
         raise BadInput(f"{name} needs a value{_expected(option)}")
     value = "" if not takes_value else inline if equals else rest.pop(0)
-    if isinstance(option, Foreign):
+    if isinstance(option, TorchrunOption):
         _foreign(name, value, option, read)
     else:
         read.values[option.field] = _value(name, value, option)
 
 
-def _take_torchruns(environment: Mapping[str, str], entry: Entry, read: _Read) -> None:
+def _take_torchruns(environment: Mapping[str, str], entry: CommandSpec, read: _Read) -> None:
     """Let torchrun's own variables (PET_NNODES, ...) stand for options that were not given, as torchrun does.
 
     Operators of clusters set them for it. They are judged as the options are, and each is noted.
@@ -188,7 +188,7 @@ def _take_torchruns(environment: Mapping[str, str], entry: Entry, read: _Read) -
         value, option = environment[variable], _find(name, entry)
         if not variable.startswith("PET_") or not value or option is None or option.names[0] in read.given:
             continue
-        if isinstance(option, Foreign):
+        if isinstance(option, TorchrunOption):
             if option.takes_value:
                 _foreign(variable, value, option, read)
         elif name in _TORCHRUNS_OWN:
@@ -205,8 +205,8 @@ def _value(name: str, text: str, option: Option) -> object:
         raise BadInput(f"{name} {text!r}: expected {error}") from None
 
 
-def _expected(option: Option | Foreign) -> str:
-    if isinstance(option, Foreign) or option.read is None:
+def _expected(option: Option | TorchrunOption) -> str:
+    if isinstance(option, TorchrunOption) or option.read is None:
         return ""
     try:
         option.read("")
@@ -215,7 +215,7 @@ def _expected(option: Option | Foreign) -> str:
     return ""
 
 
-def _foreign(name: str, value: str, option: Foreign, read: _Read) -> None:
+def _foreign(name: str, value: str, option: TorchrunOption, read: _Read) -> None:
     refused = option.check(value)
     if refused:
         raise BadInput(f"{name} {value!r}: holdfast {refused}")
@@ -223,9 +223,9 @@ def _foreign(name: str, value: str, option: Foreign, read: _Read) -> None:
         read.notes.append(f"{name} has no effect: {option.note}")
 
 
-def _find(name: str, entry: Entry) -> Option | Foreign | None:
+def _find(name: str, entry: CommandSpec) -> Option | TorchrunOption | None:
     plain = _plain(name)
-    known: tuple[Option | Foreign, ...] = (*entry.options, *entry.foreign)
+    known: tuple[Option | TorchrunOption, ...] = (*entry.options, *entry.foreign)
     return next((option for option in known if plain in option.names), None)
 
 
@@ -234,7 +234,7 @@ def _plain(name: str) -> str:
     return name if not name.startswith("--") else "--" + name[2:].replace("_", "-")
 
 
-def _unknown(name: str, entry: Entry) -> str:
+def _unknown(name: str, entry: CommandSpec) -> str:
     known = [each for option in entry.options for each in option.names]
     known += [*(each for option in entry.foreign for each in option.names), "--help"]
     meant = _MEANT.get(name, "")
@@ -261,7 +261,7 @@ def _near(name: str, known: Sequence[str]) -> str:
     return next(iter([*begun, *close, *alike, *loose]), "")
 
 
-def _arguments(name: str, entry: Entry, read: _Read, directory: Path) -> None:
+def _arguments(name: str, entry: CommandSpec, read: _Read, directory: Path) -> None:
     """Move the words into the fields of their arguments."""
     for position, (metavar, target, reader) in enumerate(entry.arguments):
         if position >= len(read.words):
@@ -331,7 +331,7 @@ def of(name: str) -> str:
     return "\n".join(parts)
 
 
-def _usage(name: str, entry: Entry) -> str:
+def _usage(name: str, entry: CommandSpec) -> str:
     if name == "run":
         return "holdfast run [OPTIONS] [--] COMMAND..."
     words = [f"[{_spelled(option)}]" for option in entry.options]
@@ -351,7 +351,7 @@ def _line(option: Option) -> str:
     return f"  {_spelled(option) + also:27}  {option.help}\n"
 
 
-def _examples(entry: Entry) -> str:
+def _examples(entry: CommandSpec) -> str:
     width = max(len(line) for line, _ in entry.examples)
     if width > 60:
         return "".join(f"  {line}\n      {what}\n" for line, what in entry.examples)

@@ -23,8 +23,8 @@ from holdfast.worker import program as command
 from holdfast.worker import script_source
 from supervisor.cli.commands import RunOptions
 from supervisor.decision.closing import FINISHED
-from supervisor.display.live import Display, Incidents, display
-from supervisor.display.run_follower import Following
+from supervisor.display.live import Display, IncidentRecords, display
+from supervisor.display.run_follower import RunFollower
 from supervisor.local import gpus, memory_volume
 from supervisor.local.cluster import Finished, LocalCluster
 from supervisor.local.process_specs import RunSpec
@@ -70,7 +70,7 @@ def run(options: RunOptions) -> int:
     run_dir.name_latest(Path.cwd())
     keeper = LocalCluster(_plan(options, run_dir, runtime, api, kept), api)
     try:
-        return _Watch(keeper, run_dir, options).until_end()
+        return RunConsole(keeper, run_dir, options).until_end()
     finally:
         keeper.close()
         os.close(owner)
@@ -168,7 +168,7 @@ def _plan(
     )
 
 
-class _Watch:
+class RunConsole:
     """What a person sees of a run, and how they stop it."""
 
     def __init__(self, keeper: LocalCluster, run_dir: RunDir, options: RunOptions) -> None:
@@ -176,8 +176,8 @@ class _Watch:
         self.run_dir = run_dir
         self.notes = () if options.quiet else options.notes
         self.options = options
-        self.following = Following(run_dir)
-        known = Incidents(self.following.incident, run_dir.newest_incident())
+        self.following = RunFollower(run_dir)
+        known = IncidentRecords(self.following.incident, run_dir.newest_incident())
         self.view: Display = display(sys.stdout, known, plain=options.plain, quiet=options.quiet)
         self.interrupts = 0
         self.announced = False  # the end was asked for by a signal that SIGTERM follows

@@ -1,26 +1,21 @@
-"""What `status` and `incidents` show of a run. Pure."""
+"""`holdfast status`: what a run is doing, what is safe, and where its time went."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from supervisor.cli import commands
+from supervisor.cli.api_client import newest_status
 from supervisor.display import frame
 from supervisor.display.frame import phase
-from supervisor.wording import (
-    is_cost_unknown,
-    number,
-    part,
-    percent,
-    seconds,
-    sentence,
-    slowness,
-    table,
-    what,
-)
+from supervisor.display.screen import say, say_all, say_json
+from supervisor.observability.incident_record import SCHEMA
+from supervisor.store.run_directory import RunDir
+from supervisor.wording import number, part, percent, seconds, sentence, slowness, table, what
 
-_RIGHT = frozenset({2, 3, 4, 5, 6})
 MAX_SLOW = 5  # that are told one by one
 _WASTE = {
     "lost": "lost (trained, then rolled back)",
@@ -38,9 +33,28 @@ _WASTE = {
 }
 
 
-def status(found: Mapping[str, Any], *, alive: bool, live: bool, now_s: float, path: Path) -> list[str]:
+def show(run: RunDir, command: commands.Status) -> int:
+    found, alive, live = newest_status(run)
+    unreadable = found is None and run.has_status()
+    if command.json:
+        say_json({"schema": SCHEMA, **(found or {}), "alive": alive})
+        return 1 if unreadable else 0
+    if found is None:
+        say(f"run {run.path.name} {_without_status(run, alive)}")
+        return 1 if unreadable else 0
+    say_all(lines(found, alive=alive, live=live, now_s=time.time(), path=run.path))
+    return 0
+
+
+def _without_status(run: RunDir, alive: bool) -> str:
+    if run.has_status():
+        return f"has a status that cannot be read: {run.path / 'status.json'}"
+    return "is starting: it has no status yet" if alive else "ended before it had a status"
+
+
+def lines(found: Mapping[str, Any], *, alive: bool, live: bool, now_s: float, path: Path) -> list[str]:
     """Return what `holdfast status` shows."""
-    lines = [f"run {found.get('run') or path.name}: {_state(found, alive, live, now_s)}", ""]
+    shown = [f"run {found.get('run') or path.name}: {_state(found, alive, live, now_s)}", ""]
     rows = [
         ("progress", _progress(found)),
         ("state", _safety(found)),
@@ -54,13 +68,13 @@ def status(found: Mapping[str, Any], *, alive: bool, live: bool, now_s: float, p
         ("message", " ".join(str(found.get("message") or "").split())),
         ("directory", str(path)),
     ]
-    lines += [f"  {name:10}  {text}" for name, text in rows if text]
+    shown += [f"  {name:10}  {text}" for name, text in rows if text]
     ranks = _ranks(found)
     ledger = _ledger(found)
     for title, section in (("Ranks", ranks), ("Where the time went", ledger)):
         if section:
-            lines += ["", title, *(f"  {line}" for line in section)]
-    return lines
+            shown += ["", title, *(f"  {line}" for line in section)]
+    return shown
 
 
 def _journal(found: Mapping[str, Any]) -> str:
@@ -184,47 +198,3 @@ def _ledger(found: Mapping[str, Any]) -> list[str]:
     ]
     width = max(len(name) for name, _ in rows)
     return [f"{name:{width}}  {seconds(s):>10}  {part(s / total_s):>8}" for name, s in rows]
-
-
-def incidents(found: list[dict[str, Any]]) -> list[str]:
-    """Return what `holdfast incidents` shows."""
-    if not found:
-        return ["no incidents"]
-    rows = [
-        (
-            str(each.get("id")),
-            str(each.get("kind") or "-"),
-            _rank(each),
-            _step(each),
-            _time(each.get("detected_s")),
-            _time(each.get("recovered_s")),
-            _lost(each),
-            str(each.get("remedy") or "-"),
-            what(each, with_step=False),
-        )
-        for each in found
-    ]
-    head = ("ID", "KIND", "RANK", "STEP", "NOTICED", "BACK IN", "LOST", "REMEDY", "WHAT HAPPENED")
-    return table(head, rows, _RIGHT)
-
-
-def _rank(incident: Mapping[str, Any]) -> str:
-    rank = incident.get("rank")
-    return str(rank) if isinstance(rank, int) and rank >= 0 else "-"
-
-
-def _step(incident: Mapping[str, Any]) -> str:
-    step = incident.get("step")
-    if not isinstance(step, int) or step < 0:  # -1: nobody knows it
-        return "?" if is_cost_unknown(incident) else "-"
-    return str(step)
-
-
-def _lost(incident: Mapping[str, Any]) -> str:
-    lost = incident.get("lost_steps")
-    more = "+" if incident.get("lost_at_least") else ""
-    return f"{lost}{more}" if lost is not None else "?" if is_cost_unknown(incident) else "-"
-
-
-def _time(value: object) -> str:
-    return seconds(float(value)) if isinstance(value, int | float) else "-"

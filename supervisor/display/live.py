@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, Protocol, TextIO, cast
 
 from holdfast.protocol.foreign_text import harmless
 from supervisor.display import frame as rendering
-from supervisor.display.ansi import DIM, RANKS, Style, style_for, width_of
+from supervisor.display.ansi import DIM, RANKS, Style, width_of
 from supervisor.display.screen import BUSY_BYTES, FULL_BYTES, Screen
 from supervisor.wording import count, sentence, slowness, what
 
@@ -27,7 +26,7 @@ _MAX_MISSED = 20  # incidents that came between two looks
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # shown all at once, where the terminal knows that
 
 
-class Output(Protocol):
+class TextOutput(Protocol):
     """What a display writes to. `Screen` is one."""
 
     style: Style
@@ -62,7 +61,7 @@ class Display(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Incidents:
+class IncidentRecords:
     """The run's records: a status has only the newest incident, and there may have been more since the last.
 
     `recall` gives the record of an incident's number, None when there is none that can be read; those up to
@@ -73,26 +72,21 @@ class Incidents:
     before: int = 0
 
 
-NO_INCIDENTS = Incidents()
+NO_RECORDS = IncidentRecords()
 
 
 def display(
-    stream: TextIO, incidents: Incidents = NO_INCIDENTS, *, plain: bool = False, quiet: bool = False
+    stream: TextIO, incidents: IncidentRecords = NO_RECORDS, *, plain: bool = False, quiet: bool = False
 ) -> Display:
     """Return the display that suits `stream`."""
     screen = Screen(stream)
     if screen.is_terminal and not plain and not quiet:
-        return Live(screen, incidents)
-    return Plain(screen, incidents, quiet=quiet)
+        return LiveDisplay(screen, incidents)
+    return PlainDisplay(screen, incidents, quiet=quiet)
 
 
-def style_of(stream: TextIO) -> Style:
-    """Return what can be shown on `stream`."""
-    return style_for(terminal=stream.isatty(), encoding=stream.encoding, environment=os.environ)
-
-
-def _output(out: TextIO | Output) -> Output:
-    return Screen(out) if isinstance(out, io.TextIOBase) else cast("Output", out)
+def _output(out: TextIO | TextOutput) -> TextOutput:
+    return Screen(out) if isinstance(out, io.TextIOBase) else cast("TextOutput", out)
 
 
 class _Lines:
@@ -199,7 +193,7 @@ class _News:
     """What was not shown yet: incidents when they begin and when they are over, checkpoints not used or not
     written, slow ranks."""
 
-    def __init__(self, incidents: Incidents) -> None:
+    def __init__(self, incidents: IncidentRecords) -> None:
         self._incidents = incidents
         self._over = incidents.before  # the newest incident that was shown as over
         self._told: set[tuple[object, object]] = set()
@@ -276,10 +270,10 @@ def _traceback(incident: Mapping[str, Any]) -> list[str]:
     return str(incident.get("message") or "").strip("\n").splitlines()[-_TRACEBACK_LINES:]
 
 
-class Live:
+class LiveDisplay:
     """A few lines at the bottom of a terminal; what ranks print scrolls by above them."""
 
-    def __init__(self, out: TextIO | Output, incidents: Incidents = NO_INCIDENTS) -> None:
+    def __init__(self, out: TextIO | TextOutput, incidents: IncidentRecords = NO_RECORDS) -> None:
         self._out = _output(out)
         self._lines = _Lines(self._out.style, LIVE_BYTES)
         self._news = _News(incidents)
@@ -342,14 +336,14 @@ def _rows(lines: list[str], columns: int) -> int:
     return sum(max(1, -(-width_of(line) // max(1, columns))) for line in lines)
 
 
-class Plain:
+class PlainDisplay:
     """Lines for a log: when something changes, and otherwise every ten seconds.
 
     With `quiet` only what ranks print and what is said.
     """
 
     def __init__(
-        self, out: TextIO | Output, incidents: Incidents = NO_INCIDENTS, quiet: bool = False
+        self, out: TextIO | TextOutput, incidents: IncidentRecords = NO_RECORDS, quiet: bool = False
     ) -> None:
         self._out = _output(out)
         self._quiet = quiet

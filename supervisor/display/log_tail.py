@@ -29,7 +29,7 @@ class _Tail:
     over: bool = False  # the rank has a newer file: its writer is dead
 
 
-class Tails:
+class LogTails:
     """Follows the logs of one run, generation after generation.
 
     With `skip`, what is there already is passed over: an earlier run of the directory left it.

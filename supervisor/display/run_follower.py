@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.fileio.storage_thread import FileWork
-from supervisor.display.log_tail import Tails
+from supervisor.display.log_tail import LogTails
 from supervisor.store.json_file import Follower
 from supervisor.store.run_directory import RunDir
 
@@ -30,7 +30,7 @@ _WARNS = re.compile(r"holdfast: (?:(?P<of>warning: )(?:rank \d+: )?|rank \d+: )(
 _NUMBER = re.compile(r"\d+")
 
 
-class Warned:
+class WarningFilter:
     """Which warnings of Holdfast were shown: each rank gives them, and gives them again after a restart.
 
     What concerns the script may differ in its numbers (the step, a time). What concerns a number of the
@@ -53,14 +53,14 @@ class Warned:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Reading:
     lines: list[Line]
     status: Mapping[str, Any]
     gone: bool
     refused: str = ""  # why nothing can be written
 
 
-class Following:
+class RunFollower:
     """Reads what is new. Nothing here waits for longer than its limit, or raises."""
 
     def __init__(self, run: RunDir) -> None:
@@ -68,9 +68,9 @@ class Following:
         self._run = run
         self._files = FileWork("run directory")
         self._follower = Follower(run.path / "status.json")
-        self._tails = Tails(run.logs, skip=True)
-        self._warned = Warned()
-        self._looking: Future[_Seen] | None = None
+        self._tails = LogTails(run.logs, skip=True)
+        self._warned = WarningFilter()
+        self._looking: Future[_Reading] | None = None
         self._since_s = 0.0
         self._gone = False
         self._refused = ""
@@ -121,7 +121,7 @@ class Following:
     def close(self) -> list[Line]:
         """Return the last lines, and renew `status`. A `poll` that follows gives nothing of that again."""
         lines: list[Line] = []
-        last: _Seen | None = None
+        last: _Reading | None = None
         with suppress(OSError):
             if self._looking is not None:
                 wait([self._looking], END_S)
@@ -134,13 +134,13 @@ class Following:
             lines += self._take(last)
         return lines
 
-    def _take(self, seen: _Seen) -> list[Line]:
+    def _take(self, seen: _Reading) -> list[Line]:
         self.status, self._gone, self._refused = seen.status, seen.gone, seen.refused
         return [line for line in seen.lines if self._warned.new(line[1])]
 
-    def _look(self) -> _Seen:
+    def _look(self) -> _Reading:
         lines, status, gone = self._tails.poll(), self._follower.read(), not self._run.path.exists()
-        return _Seen(lines, status or {}, gone, "" if gone else self._refusal(status, time.monotonic()))
+        return _Reading(lines, status or {}, gone, "" if gone else self._refusal(status, time.monotonic()))
 
     def _refusal(self, status: object, now_s: float) -> str:
         """Return why nothing can be written: looked into where a status has not been renewed for a while."""
@@ -156,5 +156,5 @@ class Following:
                 self._probed = error.strerror or str(error)
         return self._probed
 
-    def _look_last(self) -> _Seen:
-        return _Seen(self._tails.close(), self._follower.read() or {}, not self._run.path.exists())
+    def _look_last(self) -> _Reading:
+        return _Reading(self._tails.close(), self._follower.read() or {}, not self._run.path.exists())

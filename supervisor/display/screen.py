@@ -38,6 +38,11 @@ _LOOK_MS = 100  # while a pipe is full
 _GONE = (errno.EPIPE, errno.EIO)  # the reader has left, or the terminal is closed
 
 
+def style_of(stream: TextIO) -> Style:
+    """Return what can be shown on `stream`."""
+    return style_for(terminal=stream.isatty(), encoding=stream.encoding, environment=os.environ)
+
+
 class Screen:
     """One output. Its reader may be gone; that is no error.
 

@@ -142,7 +142,7 @@ def test_the_guide_has_every_kind_of_fault() -> None:
 
 
 def test_the_guide_has_every_field_of_a_checkpoint() -> None:
-    for field in checkpoints.Surveyed("name", "path", "", False).as_json():
+    for field in checkpoints.CheckpointSummary("name", "path", "", False).as_json():
         assert f"`{field}`" in GUIDE, f"{field} of checkpoints --json"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.__main__ import main
 from holdfast.version import __version__
-from supervisor.cli import queries
+from supervisor.cli import commands
 from supervisor.store.run_directory import open_for_run
 from tests.local.test_parts import installation, python
 from tests.unit.supervisor.status_samples import incident
@@ -53,14 +53,10 @@ def test_a_reader_that_leaves_early_is_no_traceback(tmp_path: Path, monkeypatch:
     run = open_for_run(None, 0.0)
     for number in range(50):
         run.write_incident(incident(number, message="x" * 4000))
-    script = (
-        "import sys; from supervisor.cli import commands; from supervisor.cli import queries as reading\n"
-        "try: reading.obey(commands.Incidents(json=True))\n"
-        "except BrokenPipeError: sys.exit(141)\n"
-    )
+    script = "import sys; from supervisor.__main__ import main\nsys.exit(main(['incidents', '--json']))\n"
     ours, theirs = os.pipe()
     os.close(ours)
-    root = Path(queries.__file__).parents[2]
+    root = Path(commands.__file__).parents[2]
     ended = subprocess.run(
         [sys.executable, "-c", script],
         stdout=theirs,

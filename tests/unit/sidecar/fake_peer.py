@@ -11,8 +11,8 @@ from pathlib import Path
 from aiohttp import web
 
 from holdfast.process.network import Door
-from sidecar.state import peers, sending
-from sidecar.state.peers import Fetcher
+from sidecar.state import peers, snapshot_send
+from sidecar.state.peers import PeerClient
 from tests.unit.sidecar.memory import holdings
 
 TOKEN = "secret"
@@ -27,7 +27,7 @@ async def serving(
         peers.application(holdings(path), TOKEN, Door(), silence_s), access_log=None, handle_signals=False
     )
     await runner.setup()
-    site = web.SockSite(runner, sending.listener("127.0.0.1"), ssl_context=tls)
+    site = web.SockSite(runner, snapshot_send.listener("127.0.0.1"), ssl_context=tls)
     await site.start()
     try:
         scheme = "http" if tls is None else "https"
@@ -39,8 +39,8 @@ async def serving(
 @asynccontextmanager
 async def fetching(
     path: Path, token: str = TOKEN, silence_s: float = 5.0, tls: ssl.SSLContext | None = None
-) -> AsyncIterator[Fetcher]:
-    fetcher = Fetcher(holdings(path), token, silence_s, tls)
+) -> AsyncIterator[PeerClient]:
+    fetcher = PeerClient(holdings(path), token, silence_s, tls)
     try:
         yield fetcher
     finally:

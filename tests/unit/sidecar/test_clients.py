@@ -14,14 +14,14 @@ from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
 from holdfast.protocol.member_messages import MemberOrder, MemberReport
 from sidecar import clients
-from sidecar.clients import LauncherLink, SupervisorLink
+from sidecar.clients import LauncherClient, SupervisorClient
 from tests.sandbox import memory_directory
 from tests.unit.sidecar.fake_launcher import LIMIT_S, Launcher
 from tests.unit.supervisor.job_views import launcher, report
 
 
 @asynccontextmanager
-async def running(link: LauncherLink | SupervisorLink) -> AsyncIterator[asyncio.Task[None]]:
+async def running(link: LauncherClient | SupervisorClient) -> AsyncIterator[asyncio.Task[None]]:
     task = asyncio.create_task(link.run())
     try:
         yield task
@@ -42,7 +42,7 @@ class Known:
     """What a link tells its owner."""
 
     def __init__(self, path: Path) -> None:
-        self.link = LauncherLink(path, self._changed)
+        self.link = LauncherClient(path, self._changed)
         self.states: asyncio.Queue[LauncherState | None] = asyncio.Queue()
 
     def _changed(self) -> None:
@@ -122,7 +122,7 @@ async def test_a_sign_of_life_is_heard_and_is_no_news(here: Path) -> None:
 
 
 def test_an_order_without_a_launcher_is_lost_quietly(here: Path) -> None:
-    link = LauncherLink(here / "launcher.sock", lambda: None)
+    link = LauncherClient(here / "launcher.sock", lambda: None)
     link.send(LauncherOrder("settle"))
     assert link.state is None
 
@@ -181,7 +181,7 @@ class Speaker:
         self.fails = False
         self.orders: asyncio.Queue[MemberOrder] = asyncio.Queue()
         url = f"http://127.0.0.1:{port}"
-        self.link = SupervisorLink(url, "secret", self.tell, self.orders.put, interval_s)
+        self.link = SupervisorClient(url, "secret", self.tell, self.orders.put, interval_s)
 
     def tell(self) -> MemberReport:
         self.sequence += 1 // (not self.fails)

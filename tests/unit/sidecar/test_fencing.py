@@ -7,32 +7,34 @@ import pytest
 from holdfast.protocol.launcher_messages import Launch
 from holdfast.protocol.lineage import MOST, Lineage
 from holdfast.protocol.member_messages import KnownHistory, MemberOrder
-from sidecar.fencing import FILE, TOLD, Obeyed, Standing
+from sidecar.fencing import FILE, TOLD, OrderFence, OrderVersion
 
 
 def test_what_is_older_than_anything_obeyed_before_is_refused_also_after_a_restart(tmp_path: Path) -> None:
-    obeyed = Obeyed(tmp_path)
-    assert obeyed.refusal(Standing()) == ""
-    obeyed.take(Standing(2, 5))
-    obeyed.take(Standing(1, 9))  # never a step back
-    for each in (obeyed, Obeyed(tmp_path)):
-        assert each.newest == Standing(2, 5)
-        assert "a supervisor of epoch 2 has taken the run over" in each.refusal(Standing(1, 9))
-        assert "generation 5 is here already" in each.refusal(Standing(2, 4))
-        assert not any(each.refusal(at) for at in (Standing(2, 5), Standing(2, 6), Standing(3, 0)))
+    obeyed = OrderFence(tmp_path)
+    assert obeyed.refusal(OrderVersion()) == ""
+    obeyed.take(OrderVersion(2, 5))
+    obeyed.take(OrderVersion(1, 9))  # never a step back
+    for each in (obeyed, OrderFence(tmp_path)):
+        assert each.newest == OrderVersion(2, 5)
+        assert "a supervisor of epoch 2 has taken the run over" in each.refusal(OrderVersion(1, 9))
+        assert "generation 5 is here already" in each.refusal(OrderVersion(2, 4))
+        assert not any(
+            each.refusal(at) for at in (OrderVersion(2, 5), OrderVersion(2, 6), OrderVersion(3, 0))
+        )
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"epoch": "3"}', '{"epoch": 1, "more": 2}', "9" * 9000])
 def test_a_damaged_file_costs_what_was_in_it(content: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(content)
-    assert Obeyed(tmp_path).newest == Standing()
+    assert OrderFence(tmp_path).newest == OrderVersion()
 
 
 def test_a_folder_that_cannot_be_written_does_not_keep_an_order_from_being_obeyed(tmp_path: Path) -> None:
-    obeyed = Obeyed(tmp_path / "missing")
-    obeyed.take(Standing(3, 1))
-    assert obeyed.newest == Standing(3, 1)
+    obeyed = OrderFence(tmp_path / "missing")
+    obeyed.take(OrderVersion(3, 1))
+    assert obeyed.newest == OrderVersion(3, 1)
 
 
 def test_what_orders_told_of_the_runs_history_outlives_the_sidecar_and_a_supervisor_that_knows_less(
@@ -40,13 +42,13 @@ def test_what_orders_told_of_the_runs_history_outlives_the_sidecar_and_a_supervi
 ) -> None:
     began, anew = (Lineage(1, 0),), (Lineage(2, 0),)
     launch = Launch(2, 1, 1, "", 0, 0, 0.0, skip=(7,))
-    obeyed = Obeyed(tmp_path)
+    obeyed = OrderFence(tmp_path)
     assert obeyed.told == KnownHistory()
     assert obeyed.learn(MemberOrder("run", 1, lineage=began)) == began
     assert obeyed.learn(MemberOrder("run", 2, launch, lineage=anew)) == anew
     assert obeyed.learn(MemberOrder("secure", 1, lineage=began)) == anew, "it lost track"
     assert obeyed.learn(MemberOrder("secure", 2, lineage=anew)) == anew
-    for each in (obeyed, Obeyed(tmp_path)):
+    for each in (obeyed, OrderFence(tmp_path)):
         assert each.told == KnownHistory(2, anew, (7,))
     back = (*began, Lineage(3, 9))
     assert obeyed.learn(MemberOrder("idle", 3, lineage=back)) == back, "a start that failed is taken back"
@@ -55,7 +57,7 @@ def test_what_orders_told_of_the_runs_history_outlives_the_sidecar_and_a_supervi
 
 def test_the_longest_history_there_is_is_read_back(tmp_path: Path) -> None:
     longest = tuple(Lineage(1_000_000 + n, 1_000_000_000 + n) for n in range(MOST))
-    Obeyed(tmp_path).learn(MemberOrder("idle", 1_000_300, lineage=longest))
-    assert Obeyed(tmp_path).told.lineage == longest
+    OrderFence(tmp_path).learn(MemberOrder("idle", 1_000_300, lineage=longest))
+    assert OrderFence(tmp_path).told.lineage == longest
     (tmp_path / TOLD).write_text("{")
-    assert Obeyed(tmp_path).told == KnownHistory()
+    assert OrderFence(tmp_path).told == KnownHistory()

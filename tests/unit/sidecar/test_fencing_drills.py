@@ -4,23 +4,23 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.fencing import DRILLS_FILE, Drilled
+from sidecar.fencing import DRILLS_FILE, CompletedDrills
 
 
 def test_the_next_sidecar_knows_what_was_carried_out(tmp_path: Path) -> None:
-    assert Drilled(tmp_path).newest == 0
-    Drilled(tmp_path).take(1_234_567_890_123_456)
-    assert Drilled(tmp_path).newest == 1_234_567_890_123_456
+    assert CompletedDrills(tmp_path).newest == 0
+    CompletedDrills(tmp_path).take(1_234_567_890_123_456)
+    assert CompletedDrills(tmp_path).newest == 1_234_567_890_123_456
     assert [each.name for each in tmp_path.iterdir()] == [DRILLS_FILE]
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"-7", b"1" * 99_999, b"\xff"])
 def test_what_cannot_be_read_is_no_number(content: bytes, tmp_path: Path) -> None:
     (tmp_path / DRILLS_FILE).write_bytes(content)
-    assert 0 <= Drilled(tmp_path).newest < 10**40
+    assert 0 <= CompletedDrills(tmp_path).newest < 10**40
 
 
 def test_a_folder_that_is_gone_costs_the_memory_and_not_the_drill(tmp_path: Path) -> None:
-    made = Drilled(tmp_path / "gone")
+    made = CompletedDrills(tmp_path / "gone")
     made.take(5)
     assert made.newest == 5

@@ -32,7 +32,7 @@ from holdfast.protocol.member_messages import (
 )
 from holdfast.protocol.progress_writer import Page
 from sidecar.config import Config
-from sidecar.reconciler import LATE_S, SOONEST_S, Member
+from sidecar.reconciler import LATE_S, SOONEST_S, Sidecar
 from tests.unit.sidecar.fake_launcher import LIMIT_S, Launcher
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
 from tests.unit.supervisor.job_views import launcher, rank
@@ -52,7 +52,7 @@ def here() -> Iterator[Path]:
 class Place:
     """A sidecar at work, and the launcher that it talks to."""
 
-    sidecar: Member
+    sidecar: Sidecar
     there: Launcher
     writer: asyncio.StreamWriter
 
@@ -81,7 +81,7 @@ async def at_work(here: Path) -> AsyncIterator[Place]:
     token = here / "token"
     token.write_text("secret\n")
     config = Config("m0", "n0", 1, here, here / "checkpoints", "http://127.0.0.1:9", token)
-    sidecar, there = Member(config), Launcher(here / "launcher.sock")
+    sidecar, there = Sidecar(config), Launcher(here / "launcher.sock")
     async with there.listening():
         services = [asyncio.create_task(work()) for work in (sidecar.launcher.run, sidecar.pursue)]
         try:
@@ -393,7 +393,7 @@ def test_the_watch_is_late_only_by_what_it_was_kept_from(
     token = here / "token"
     token.write_text("secret\n")
     config = Config("m0", "n0", 1, here, here / "checkpoints", "", token, poll_s=POLL_S)
-    sidecar = Member(config)
+    sidecar = Sidecar(config)
     sidecar.pages.left_s = left_s
     clock = iter((100.0, 100.0, 100.0 + waits_s + LATE_S, 200.0, 200.0, 200.0 + waits_s + LATE_S + 0.3))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))

@@ -14,8 +14,8 @@ import pytest
 from holdfast.protocol.member_messages import StateSource
 from holdfast.snapshot import arena as arenas
 from holdfast.snapshot.commit_records import Record
-from sidecar.state import gathering, peers, sending
-from sidecar.state.gathering import Unfetched
+from sidecar.state import peers, snapshot_fetch, snapshot_send
+from sidecar.state.snapshot_fetch import FetchFailed
 from tests.unit.sidecar.fake_peer import fetching, serving
 from tests.unit.sidecar.memory import holdings, member, private, snapshot
 
@@ -54,9 +54,9 @@ def client(certificate: Path) -> ssl.SSLContext:
 
 @pytest.fixture
 def folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, ...]]:
-    for module in (gathering, sending, arenas):
+    for module in (snapshot_fetch, snapshot_send, arenas):
         monkeypatch.setattr(module, "CHUNK_BYTES", CHUNK_BYTES)
-    monkeypatch.setattr(gathering, "LEAST_BYTES", 2 * CHUNK_BYTES)
+    monkeypatch.setattr(snapshot_fetch, "LEAST_BYTES", 2 * CHUNK_BYTES)
     monkeypatch.setattr(peers, "PIECE_BYTES", 40_000)
     with ExitStack() as stack:
         yield tuple(stack.enter_context(member()) for _ in range(3))
@@ -92,7 +92,7 @@ async def test_nothing_goes_in_clear_past_tls(
     def poured(*_: object) -> None:
         raise AssertionError("a thread writes to the socket of a connection that is encrypted")
 
-    monkeypatch.setattr(sending, "pour", poured)
+    monkeypatch.setattr(snapshot_send, "pour", poured)
     here, there, _ = folders
     held = snapshot(there, 2, 7, size=SIZE)
     async with serving(there, tls=server) as url, fetching(here, tls=client) as fetcher:
@@ -106,9 +106,9 @@ async def test_a_peer_whose_certificate_is_not_known_gives_nothing(
     snapshot(there, 2, 7)
     private(there, 1, 2, 7)
     async with serving(there, tls=server) as url, fetching(here) as fetcher:
-        with pytest.raises(Unfetched, match="CERTIFICATE_VERIFY_FAILED"):
+        with pytest.raises(FetchFailed, match="CERTIFICATE_VERIFY_FAILED"):
             await fetcher.snapshot(StateSource(url, -1, 2, 7))
-        with pytest.raises(Unfetched, match="CERTIFICATE_VERIFY_FAILED"):
+        with pytest.raises(FetchFailed, match="CERTIFICATE_VERIFY_FAILED"):
             await fetcher.private(StateSource(url, 1, 2, 7))
     assert holdings(here).slots() == ()
 
@@ -119,5 +119,5 @@ async def test_a_peer_in_clear_is_not_taken_for_one_with_tls(
     here, there, _ = folders
     snapshot(there, 2, 7)
     async with serving(there) as url, fetching(here, tls=client) as fetcher:
-        with pytest.raises(Unfetched):
+        with pytest.raises(FetchFailed):
             await fetcher.snapshot(StateSource(url.replace("http:", "https:"), -1, 2, 7))

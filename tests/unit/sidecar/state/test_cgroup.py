@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.state.memory_limits import Allowance, allowance
+from sidecar.state.memory_limits import CgroupLimit, cgroup_limit
 
 GB = 1_000_000_000
 NO_LIMIT = (1 << 63) - 4096  # as version 1 says it
@@ -40,43 +40,43 @@ def second(folder: Path, limit: object, used: int, stat: str = "") -> None:
 def test_what_files_have_in_the_cache_is_free_and_tmpfs_is_not(mount: Path) -> None:
     stat = f"anon 5\nfile {3 * GB}\nshmem {GB}\ninactive_file {GB}\nactive_file 7\nslab_reclaimable 3\n"
     second(mount / "pod" / "one", 8 * GB, 5 * GB, stat)
-    assert allowance(belongs(mount, "0::/pod/one"), mount) == Allowance(4 * GB + 10, 8 * GB)
+    assert cgroup_limit(belongs(mount, "0::/pod/one"), mount) == CgroupLimit(4 * GB + 10, 8 * GB)
     told = f"inactive_file 1\ntotal_inactive_file {GB}\ntotal_active_file 7\ntotal_shmem {GB}\n"
     first(mount / "memory" / "docker" / "x", 4 * GB, 3 * GB, told)
     member = belongs(mount, "5:cpu,cpuacct:/", "4:memory:/docker/x", "0::/")
-    assert allowance(member, mount) == Allowance(2 * GB + 7, 4 * GB)
+    assert cgroup_limit(member, mount) == CgroupLimit(2 * GB + 7, 4 * GB)
 
 
 def test_the_tightest_of_all_groups_above_counts(mount: Path) -> None:
     second(mount / "pods" / "a" / "own", "max", 1)
     second(mount / "pods" / "a", 6 * GB, 5 * GB)
     second(mount / "pods", 99 * GB, 7 * GB)
-    assert allowance(belongs(mount, "0::/pods/a/own"), mount) == Allowance(GB, 6 * GB)
+    assert cgroup_limit(belongs(mount, "0::/pods/a/own"), mount) == CgroupLimit(GB, 6 * GB)
 
 
 def test_a_container_sees_its_own_group_at_the_root(mount: Path) -> None:
     second(mount, 2 * GB, GB)
-    assert allowance(belongs(mount, "0::/"), mount) == Allowance(GB, 2 * GB)
+    assert cgroup_limit(belongs(mount, "0::/"), mount) == CgroupLimit(GB, 2 * GB)
     first(mount / "memory", GB, GB // 2)
     member = belongs(mount, "4:memory:/docker/4f5", "0::/")
-    assert allowance(member, mount) == Allowance(GB // 2, GB)
+    assert cgroup_limit(member, mount) == CgroupLimit(GB // 2, GB)
 
 
 def test_a_hybrid_mount_has_version_2_aside(mount: Path) -> None:
     second(mount / "unified" / "one", 2 * GB, GB)
-    assert allowance(belongs(mount, "0::/one"), mount) == Allowance(GB, 2 * GB)
+    assert cgroup_limit(belongs(mount, "0::/one"), mount) == CgroupLimit(GB, 2 * GB)
 
 
 def test_a_group_beyond_its_limit_leaves_nothing(mount: Path) -> None:
     second(mount, GB, 2 * GB)
-    assert allowance(belongs(mount, "0::/"), mount) == Allowance(0, GB)
+    assert cgroup_limit(belongs(mount, "0::/"), mount) == CgroupLimit(0, GB)
 
 
 def test_without_a_limit_that_can_be_read_nobody_is_held_to_one(mount: Path) -> None:
-    assert allowance(mount / "none", mount) is None
+    assert cgroup_limit(mount / "none", mount) is None
     first(mount / "memory", NO_LIMIT, 5)
     second(mount, "max", 5)
     member = belongs(mount, "4:memory:/", "0::/", "damaged", "0::/../other", "")
-    assert allowance(member, mount) is None
+    assert cgroup_limit(member, mount) is None
     (mount / "memory" / "memory.limit_in_bytes").write_bytes(b"\xff\xfe")
-    assert allowance(member, mount) is None
+    assert cgroup_limit(member, mount) is None

@@ -13,9 +13,9 @@ from holdfast.protocol.launcher_messages import Launch
 from holdfast.protocol.member_messages import MemberOrder
 from holdfast.protocol.progress_writer import Page
 from sidecar.state import checkpointing
-from sidecar.state.checkpointing import RETRY_S, Checkpoints, Saver
+from sidecar.state.checkpointing import RETRY_S, CheckpointSaver, CheckpointSchedule
 from sidecar.watch.hang_detector import HangPolicy
-from sidecar.watch.progress_monitor import Pages
+from sidecar.watch.progress_monitor import ProgressMonitor
 from tests.unit.sidecar.fake_peer import fetching
 from tests.unit.sidecar.memory import holdings, member, private, snapshot
 
@@ -25,8 +25,8 @@ STEPS = 8  # that the group has done
 
 @dataclass
 class Place:
-    checkpoints: Checkpoints
-    saver: Saver
+    checkpoints: CheckpointSchedule
+    saver: CheckpointSaver
     root: Path
     asked: list[int]
 
@@ -50,8 +50,8 @@ async def saving(
 ) -> AsyncIterator[Place]:
     """The supervisor answers that nothing but `void` is void, unless it is `silent`."""
     async with fetching(here) as fetcher:
-        saver = Saver(holdings(here), fetcher, root)
-        pages = Pages(here, ranks, HangPolicy())
+        saver = CheckpointSaver(holdings(here), fetcher, root)
+        pages = ProgressMonitor(here, ranks, HangPolicy())
         asked: list[int] = []
 
         def answer() -> None:
@@ -60,7 +60,7 @@ async def saving(
                 order = replace(RUN, void=void, good=-1 if asked[-1] in void else asked[-1])
                 place.checkpoints.answered(order)
 
-        place = Place(Checkpoints("m0", holdings(here), pages, saver, answer), saver, root, asked)
+        place = Place(CheckpointSchedule("m0", holdings(here), pages, saver, answer), saver, root, asked)
         yield place
 
 

@@ -5,7 +5,7 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.state.sending import crc32
+from sidecar.state.snapshot_send import crc32
 
 
 @given(st.binary(max_size=4000), st.integers(0, 2**32 - 1))

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from sidecar.state import memory_limits
-from sidecar.state.memory_limits import Allowance
-from sidecar.state.peers import Fetcher
-from sidecar.state.restore import Preparer
+from sidecar.state.memory_limits import CgroupLimit
+from sidecar.state.peers import PeerClient
+from sidecar.state.restore import Restorer
 from tests.unit.sidecar.memory import holdings, member, private, snapshot
 
 SIZE = 5 << 20
@@ -41,8 +41,8 @@ def test_a_directory_that_is_not_there_refuses_nobody(tmp_path: Path) -> None:
 def test_a_container_has_no_more_memory_than_its_cgroup_leaves(
     here: Path, monkeypatch: pytest.MonkeyPatch, left: int | None, limit: int
 ) -> None:
-    allowed = None if left is None else Allowance(left, 1 << 30)
-    monkeypatch.setattr("sidecar.state.memory_limits.allowance", lambda: allowed)
+    allowed = None if left is None else CgroupLimit(left, 1 << 30)
+    monkeypatch.setattr("sidecar.state.memory_limits.cgroup_limit", lambda: allowed)
     monkeypatch.setattr(
         "sidecar.state.memory_limits._meminfo", lambda name, _: {"MemAvailable": 1 << 40, "SwapFree": 0}[name]
     )
@@ -55,7 +55,7 @@ async def test_a_standby_has_memory_for_what_it_may_fetch(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.snapshot.arena.BACKED_BYTES", 1 << 20)
-    preparer = Preparer(holdings(here), Fetcher(holdings(here), "token"), here)
+    preparer = Restorer(holdings(here), PeerClient(holdings(here), "token"), here)
     await preparer.make_room(SIZE, lambda: True)
     assert memory_limits.measure(here, 0).slots_bytes >= SIZE
     assert holdings(here).slots() == ()
@@ -66,13 +66,13 @@ async def test_a_standby_has_memory_for_what_it_may_fetch(
 async def test_room_is_made_only_as_long_as_it_is_wanted(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.snapshot.arena.BACKED_BYTES", 1 << 20)
     answers = iter([True, True, False])
-    preparer = Preparer(holdings(here), Fetcher(holdings(here), "token"), here)
+    preparer = Restorer(holdings(here), PeerClient(holdings(here), "token"), here)
     await preparer.make_room(SIZE, lambda: next(answers))
     assert memory_limits.measure(here, 0).slots_bytes < SIZE
 
 
 async def test_a_slot_with_a_snapshot_is_left_alone(here: Path) -> None:
     records = [snapshot(here, 1, step, size=1000) for step in (1, 2)]
-    preparer = Preparer(holdings(here), Fetcher(holdings(here), "token"), here)
+    preparer = Restorer(holdings(here), PeerClient(holdings(here), "token"), here)
     await preparer.make_room(SIZE, lambda: True)
     assert {slot.step for slot in holdings(here).slots()} == {record.step for record in records}

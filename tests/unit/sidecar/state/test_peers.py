@@ -16,7 +16,7 @@ from holdfast.protocol.member_messages import StateSource
 from holdfast.snapshot import arena as arenas
 from holdfast.snapshot.arena import Busy
 from sidecar.state import peers
-from sidecar.state.gathering import Unfetched
+from sidecar.state.snapshot_fetch import FetchFailed
 from tests.unit.sidecar.fake_peer import TOKEN, answering, fetching, serving
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
 
@@ -60,7 +60,7 @@ def announced(total: int, *, world_size: bytes = b"2", seal: bytes = b"none", re
 async def test_a_snapshot_without_its_checksum_is_not_taken(there: Path, here: Path, tail: bytes) -> None:
     content = snapshot(there, 2, 7).path.read_bytes()
     async with answering(announced(len(content)), content, tail) as url, fetching(here) as fetcher:
-        with pytest.raises(Unfetched):
+        with pytest.raises(FetchFailed):
             await fetcher.snapshot(StateSource(url, -1, 2, 7))
     assert holdings(here).slots() == ()
 
@@ -76,9 +76,9 @@ async def test_without_the_runs_token_nothing_is_given(there: Path, here: Path, 
     snapshot(there, 2, 7)
     private(there, 1, 2, 7)
     async with serving(there) as url, fetching(here, token) as fetcher:
-        with pytest.raises(Unfetched, match="401 the run's token is needed"):
+        with pytest.raises(FetchFailed, match="401 the run's token is needed"):
             await fetcher.snapshot(StateSource(url, -1, 2, 7))
-        with pytest.raises(Unfetched, match="401"):
+        with pytest.raises(FetchFailed, match="401"):
             await fetcher.private(StateSource(url, 1, 2, 7))
     assert holdings(here).slots() == ()
 
@@ -94,9 +94,9 @@ async def test_nothing_else_can_be_asked_for(there: Path, path: str) -> None:
 
 async def test_what_a_peer_does_not_hold_is_said(there: Path, here: Path) -> None:
     async with serving(there) as url, fetching(here) as fetcher:
-        with pytest.raises(Unfetched, match="404 no snapshot of generation 2, step 7"):
+        with pytest.raises(FetchFailed, match="404 no snapshot of generation 2, step 7"):
             await fetcher.snapshot(StateSource(url, -1, 2, 7))
-        with pytest.raises(Unfetched, match="404 no private state of rank 1, step 7"):
+        with pytest.raises(FetchFailed, match="404 no private state of rank 1, step 7"):
             await fetcher.private(StateSource(url, 1, 2, 7))
 
 
@@ -105,7 +105,7 @@ async def test_a_snapshot_that_was_damaged_there_is_not_taken(there: Path, here:
     holdings(there).arena.seal(record)
     flip(record)
     async with serving(there) as url, fetching(here) as fetcher:
-        with pytest.raises(Unfetched, match=r"checksum [0-9a-f]{8}, announced was"):
+        with pytest.raises(FetchFailed, match=r"checksum [0-9a-f]{8}, announced was"):
             await fetcher.snapshot(StateSource(url, -1, 2, 7))
     assert holdings(here).slots() == ()
 
@@ -147,7 +147,7 @@ async def test_without_room_for_it_nothing_is_taken(there: Path, here: Path) -> 
 async def test_a_hostile_answer_changes_nothing(here: Path, answer: bytes) -> None:
     snapshot(here, 1, 1)
     async with answering(answer) as url, fetching(here) as fetcher:
-        with pytest.raises((Unfetched, OSError)) as caught:
+        with pytest.raises((FetchFailed, OSError)) as caught:
             await fetcher.snapshot(StateSource(url, -1, 2, 7))
         assert len(str(caught.value)) < 1000
     assert [slot.step for slot in holdings(here).slots()] == [1]
@@ -160,7 +160,7 @@ async def test_more_than_a_private_state_may_have_is_refused(
     head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
     async with fetching(here) as fetcher:
         async with answering(head, b"x" * 1001) as url:
-            with pytest.raises(Unfetched, match="more than 1000 bytes"):
+            with pytest.raises(FetchFailed, match="more than 1000 bytes"):
                 await fetcher.private(StateSource(url, 0, 1, 1))
         sound = head[:-2] + b"X-Holdfast-Crc32: %08x\r\n\r\n" % zlib.crc32(b"x" * 1000)
         async with answering(sound, b"x" * 1000) as url:
@@ -171,7 +171,7 @@ async def test_more_than_a_private_state_may_have_is_refused(
 async def test_a_private_state_that_is_not_what_was_announced_is_not_taken(here: Path, crc: bytes) -> None:
     head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + crc + b"\r\n"
     async with fetching(here) as fetcher, answering(head, b"x" * 1000) as url:
-        with pytest.raises(Unfetched, match="checksum"):
+        with pytest.raises(FetchFailed, match="checksum"):
             await fetcher.private(StateSource(url, 0, 1, 1))
 
 
@@ -179,7 +179,7 @@ async def test_a_private_state_that_is_not_what_was_announced_is_not_taken(here:
 async def test_a_peer_that_falls_silent_is_given_up(here: Path, pieces: tuple[bytes, ...]) -> None:
     async with answering(*pieces, then="silence") as url, fetching(here, silence_s=0.02) as fetcher:
         for ask in (fetcher.snapshot(StateSource(url, -1, 2, 7)), fetcher.private(StateSource(url, 1, 2, 7))):
-            with pytest.raises(Unfetched):
+            with pytest.raises(FetchFailed):
                 await ask
     assert holdings(here).slots() == ()
     assert snapshot(here, 1, 1).step == 1  # the slot is free again
@@ -190,7 +190,7 @@ async def test_a_peer_that_is_not_there_is_named(here: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         async with fetching(here) as fetcher:
-            with pytest.raises(Unfetched, match=url):
+            with pytest.raises(FetchFailed, match=url):
                 await fetcher.private(StateSource(url, 1, 2, 7))
 
 

@@ -16,7 +16,7 @@ from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import HeldSnapshot, MemberOrder, StateSource
 from sidecar.state import restore
 from sidecar.state.holdings import Holdings
-from sidecar.state.restore import Occupied, Preparer, Unprepared, Untaken
+from sidecar.state.restore import NoFreeSlot, Restorer, StateUnavailable, VolumeRefused
 from tests.sandbox import in_child, limit_file_size
 from tests.unit.sidecar.fake_peer import fetching, serving
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
@@ -48,7 +48,7 @@ async def prepared(
     storage: Path = Path("/nowhere"),
 ) -> tuple[Launch, tuple[RankStart, ...]]:
     async with fetching(here) as fetcher:
-        return await Preparer(holdings(here), fetcher, storage).prepare(wanted, make_room)
+        return await Restorer(holdings(here), fetcher, storage).prepare(wanted, make_room)
 
 
 async def test_a_start_from_the_beginning_needs_nothing(here: Path) -> None:
@@ -92,7 +92,11 @@ async def test_slots_that_nobody_lets_go_of_are_told_and_nothing_is_said_against
     mine, asked = holdings(here).arena, list[None]()
     newest, older = mine.records()
     async with serving(there) as url:
-        with mine.pin(older), mine.pin(newest), pytest.raises(Occupied, match="no slot of the arena is free"):
+        with (
+            mine.pin(older),
+            mine.pin(newest),
+            pytest.raises(NoFreeSlot, match="no slot of the arena is free"),
+        ):
             await prepared(here, order(StateSource(url, -1, 2, 7)), lambda: asked.append(None))
     assert asked
     assert mine.records() == (newest, older)
@@ -192,19 +196,19 @@ async def test_a_damaged_snapshot_that_nobody_else_has_is_told(here: Path) -> No
     record = snapshot(here, 2, 7)
     holdings(here).arena.seal(record)
     flip(record)
-    with pytest.raises(Unprepared, match="the snapshot of step 7 here fails its checksum") as caught:
+    with pytest.raises(StateUnavailable, match="the snapshot of step 7 here fails its checksum") as caught:
         await prepared(here, order(StateSource("http://127.0.0.1:9", -1, 2, 7)))
     assert caught.value.slot == HeldSnapshot(2, 7, record.total_bytes)
     assert holdings(here).slots() == ()
 
 
 async def test_what_nobody_has_is_named(here: Path) -> None:
-    with pytest.raises(Unprepared, match="no member has the snapshot of step 7"):
+    with pytest.raises(StateUnavailable, match="no member has the snapshot of step 7"):
         await prepared(here, order())
     snapshot(here, 2, 7)
-    with pytest.raises(Unprepared, match="no member has the private state of rank 0"):
+    with pytest.raises(StateUnavailable, match="no member has the private state of rank 0"):
         await prepared(here, order(StateSource("", 1, 2, 7), StateSource("", 0, 2, 6)))
-    with pytest.raises(Unprepared, match=r"127\.0\.0\.1:9"):
+    with pytest.raises(StateUnavailable, match=r"127\.0\.0\.1:9"):
         await prepared(here, order(StateSource("http://127.0.0.1:9", 0, 2, 7)))
 
 
@@ -258,7 +262,7 @@ async def test_a_damaged_checkpoint_is_told(
     else:
         (path / name).write_bytes(content)
     launch = replace(LAUNCH, restore=Restore(7, 2, "checkpoint", str(path)))
-    with pytest.raises(Unprepared, match="checkpoint step-00000007: ") as caught:
+    with pytest.raises(StateUnavailable, match="checkpoint step-00000007: ") as caught:
         await prepared(here, order(launch=launch), storage=tmp_path)
     assert why in str(caught.value)
     assert caught.value.slot is None
@@ -268,7 +272,7 @@ async def test_a_checkpoint_of_the_same_step_that_another_generation_wrote_is_an
     here: Path, tmp_path: Path
 ) -> None:
     launch = replace(LAUNCH, restore=Restore(7, 1, "checkpoint", str(written(tmp_path))))
-    with pytest.raises(Unprepared, match="it is of generation 2, expected 1"):
+    with pytest.raises(StateUnavailable, match="it is of generation 2, expected 1"):
         await prepared(here, order(launch=launch), storage=tmp_path)
 
 
@@ -344,10 +348,10 @@ async def test_a_preparation_that_another_has_overtaken_removes_nothing(here: Pa
     snapshot(here, 2, 7)
     private(here, 0, 2, 7, b"mine")
     async with fetching(here) as fetcher:
-        preparer = Preparer(holdings(here), fetcher, there)
+        preparer = Restorer(holdings(here), fetcher, there)
         newer = replace(LAUNCH, generation=5)
         _, [rank] = await preparer.prepare(order(StateSource("", 0, 2, 7), launch=newer), lambda: None)
-        with pytest.raises(Unprepared, match="generation 5 was asked for"):
+        with pytest.raises(StateUnavailable, match="generation 5 was asked for"):
             await preparer.prepare(order(StateSource("", 0, 1, 3)), lambda: None)
     assert Path(rank.private).read_bytes() == b"mine"
 
@@ -365,7 +369,9 @@ def test_a_volume_that_takes_nothing_is_named_with_what_it_has_and_what_is_neede
 
     def child() -> None:
         limit_file_size(1000)
-        with pytest.raises(Untaken, match=r"2,000 bytes are needed for the private state of rank 0; .* free"):
+        with pytest.raises(
+            VolumeRefused, match=r"2,000 bytes are needed for the private state of rank 0; .* free"
+        ):
             asyncio.run(prepared(here, order(StateSource("", 0, 2, 7))))
 
     assert in_child(child) == 0

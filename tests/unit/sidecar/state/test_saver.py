@@ -13,7 +13,7 @@ from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import StateSource
 from holdfast.snapshot.commit_records import Record
 from holdfast.snapshot.private_store import Blob
-from sidecar.state.checkpointing import Retention, Saver
+from sidecar.state.checkpointing import CheckpointSaver, Retention
 from sidecar.state.holdings import Holdings
 from tests.unit.sidecar.fake_peer import fetching, serving
 from tests.unit.sidecar.memory import flip, holdings, member, private, snapshot
@@ -40,9 +40,9 @@ async def saved(
     *sources: StateSource,
     asked: int = 1,
     retention: Retention = DEFAULT,
-) -> Saver:
+) -> CheckpointSaver:
     async with fetching(here) as fetcher:
-        saver = Saver(holdings(here), fetcher, root)
+        saver = CheckpointSaver(holdings(here), fetcher, root)
         saver.retention = retention
         await saver.save(record, sources, {"skip": [3]}, asked=asked)
         return saver
@@ -76,7 +76,7 @@ async def test_it_says_for_how_long_storage_has_taken_nothing(
 ) -> None:
     record, fsync = ready(here), os.fsync
     async with fetching(here) as fetcher:
-        saver = Saver(holdings(here), fetcher, tmp_path)
+        saver = CheckpointSaver(holdings(here), fetcher, tmp_path)
         seen = list[float]()
 
         def seen_before(descriptor: int) -> None:
@@ -142,7 +142,7 @@ async def test_a_snapshot_that_was_overwritten_meanwhile_is_told(here: Path, tmp
 async def test_storage_that_is_away_is_told_and_what_was_durable_stays_so(here: Path, tmp_path: Path) -> None:
     root = tmp_path / "storage"
     async with fetching(here) as fetcher:
-        saver = Saver(holdings(here), fetcher, root)
+        saver = CheckpointSaver(holdings(here), fetcher, root)
         await saver.save(ready(here), (), {}, asked=1)
         root.rename(tmp_path / "away")
         root.write_bytes(b"no directory any more")
@@ -158,7 +158,7 @@ async def test_storage_that_is_away_is_told_and_what_was_durable_stays_so(here: 
 
 async def test_the_oldest_beyond_the_count_are_deleted(here: Path, tmp_path: Path) -> None:
     async with fetching(here) as fetcher:
-        saver = Saver(holdings(here), fetcher, tmp_path)
+        saver = CheckpointSaver(holdings(here), fetcher, tmp_path)
         saver.retention = Retention(2)
         for step in range(1, 5):
             await saver.save(ready(here, step), (), {}, asked=0)
@@ -187,7 +187,7 @@ async def test_saving_the_same_step_again_leaves_it_as_it_is(here: Path, tmp_pat
 async def test_one_checkpoint_is_written_at_a_time(here: Path, tmp_path: Path) -> None:
     records = ready(here, 1), ready(here, 2)
     async with fetching(here) as fetcher:
-        saver = Saver(holdings(here), fetcher, tmp_path)
+        saver = CheckpointSaver(holdings(here), fetcher, tmp_path)
         await asyncio.gather(*(saver.save(each, (), {}, asked=n) for n, each in enumerate(records, 1)))
     assert (saver.durable.step, saver.durable.asked, saver.durable.error) == (2, 2, "")
     assert [each.step for each in writer.scan(tmp_path)] == [2, 1]
@@ -222,7 +222,7 @@ async def test_one_that_newer_ones_leave_no_place_for_is_not_told_as_durable(
     here: Path, tmp_path: Path
 ) -> None:
     async with fetching(here) as fetcher:
-        saver = Saver(holdings(here), fetcher, tmp_path)
+        saver = CheckpointSaver(holdings(here), fetcher, tmp_path)
         saver.retention = Retention(1)
         await saver.save(ready(here, 9), (), {}, asked=1)
         await saver.save(ready(here, 5), (), {}, asked=2)
@@ -238,7 +238,7 @@ async def test_what_holds_when_it_is_written_decides_what_is_deleted(
     for step in (60, 80):
         await saved(here, tmp_path, ready(here, step))
     async with fetching(here) as fetcher:
-        saver = Saver(holdings(here), fetcher, tmp_path)
+        saver = CheckpointSaver(holdings(here), fetcher, tmp_path)
         saver.retention = Retention(1)
         good = Holdings.good
 

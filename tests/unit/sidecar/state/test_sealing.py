@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.fileio.checksum import CHUNK_BYTES
 from holdfast.snapshot.arena import Arena
-from sidecar.state.sealing import KEPT, LINGER_S, SHARE, Sealing
+from sidecar.state.sealing import KEPT, LINGER_S, SHARE, SnapshotSealer
 from tests.unit.sidecar.memory import flip, holdings, member, snapshot
 
 
@@ -24,15 +24,15 @@ def arena(here: Path) -> Arena:
     return holdings(here).arena
 
 
-def slow(arena: Arena, every: int, unit: int = 0) -> Sealing:
+def slow(arena: Arena, every: int, unit: int = 0) -> SnapshotSealer:
     """Return one for which sealing takes so long that it may do so every `every` steps."""
-    sealing = Sealing(arena, lambda: (unit, 0.1))
+    sealing = SnapshotSealer(arena, lambda: (unit, 0.1))
     sealing._took_s = SHARE * 0.1 * every
     return sealing
 
 
 async def test_at_first_the_newest_is_sealed_once_and_told(here: Path, arena: Arena) -> None:
-    sealing = Sealing(arena, lambda: (0, 0.1))
+    sealing = SnapshotSealer(arena, lambda: (0, 0.1))
     await sealing.look(0.0)
     assert not sealing.seals
     older, newest = snapshot(here, 1, 5), snapshot(here, 1, 6)
@@ -48,7 +48,7 @@ async def test_equal_states_have_equal_seals_on_every_member(here: Path) -> None
         told = []
         for path in (here, there):
             snapshot(path, 1, 8)
-            sealing = Sealing(holdings(path).arena, lambda: (0, 0.1))
+            sealing = SnapshotSealer(holdings(path).arena, lambda: (0, 0.1))
             await sealing.look(0.0)
             told.append(sealing.seals)
         assert told[0] == told[1] != ()
@@ -82,7 +82,7 @@ async def test_a_new_snapshot_has_its_own_time(here: Path, arena: Arena) -> None
 
 
 async def test_all_that_a_seal_takes_counts_whatever_the_size_of_the_state(here: Path, arena: Arena) -> None:
-    sealing = Sealing(arena, lambda: (0, 0.1))
+    sealing = SnapshotSealer(arena, lambda: (0, 0.1))
     record = snapshot(here, 1, 5, size=2 * CHUNK_BYTES)
     began = time.thread_time()
     zlib.crc32(record.path.read_bytes())
@@ -98,7 +98,7 @@ def test_members_of_any_pace_meet(arena: Arena) -> None:
 
 
 async def test_the_last_seals_of_the_newest_generation_are_told(here: Path, arena: Arena) -> None:
-    sealing = Sealing(arena, lambda: (0, 0.0))
+    sealing = SnapshotSealer(arena, lambda: (0, 0.0))
     for step in range(1, KEPT + 3):
         snapshot(here, 1, step)
         await sealing.look(0.0)
@@ -110,7 +110,7 @@ async def test_the_last_seals_of_the_newest_generation_are_told(here: Path, aren
 
 async def test_what_is_sealed_is_known_when_it_changes(here: Path, arena: Arena) -> None:
     record = snapshot(here, 1, 5)
-    await Sealing(arena, lambda: (0, 0.1)).look(0.0)
+    await SnapshotSealer(arena, lambda: (0, 0.1)).look(0.0)
     assert holdings(here).good(record)
     flip(record)
     assert not holdings(here).good(record)
@@ -118,7 +118,7 @@ async def test_what_is_sealed_is_known_when_it_changes(here: Path, arena: Arena)
 
 async def test_a_snapshot_that_the_script_may_yet_change_is_not_sealed(here: Path, arena: Arena) -> None:
     changing = {8}
-    sealing = Sealing(arena, lambda: (8, 0.1), lambda record: record.step not in changing)
+    sealing = SnapshotSealer(arena, lambda: (8, 0.1), lambda record: record.step not in changing)
     newest = snapshot(here, 1, 8)
     await sealing.look(0.0)
     assert not arena.sealed(newest)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from holdfast.protocol.progress import Phase, Progress, read
 from holdfast.protocol.progress_writer import Page
-from sidecar.watch.compute_time import BLOCKS, OwnTime
+from sidecar.watch.compute_time import BLOCKS, ComputeTime
 from tests.sandbox import memory_directory
 
 S = 1_000_000_000
@@ -33,7 +33,7 @@ class Rank:
     """A rank that is looked at ten times a second."""
 
     def __init__(self) -> None:
-        self.page, self.own, self.now_s, self.looked_s = START, OwnTime(), 0.0, 0.0
+        self.page, self.own, self.now_s, self.looked_s = START, ComputeTime(), 0.0, 0.0
 
     def does(self, step_s: float, data_s: float, forward_s: float) -> None:
         self.now_s += step_s

@@ -13,7 +13,7 @@ from holdfast.protocol.member_messages import UncommittedWork
 from holdfast.protocol.progress import Phase
 from holdfast.protocol.progress_writer import Page
 from sidecar.watch.hang_detector import HangPolicy
-from sidecar.watch.progress_monitor import SOON_S, Pages
+from sidecar.watch.progress_monitor import SOON_S, ProgressMonitor
 from tests.sandbox import memory_directory
 
 POLICY = HangPolicy(floor_s=0.5, few_floor_s=0.5, few_factor=1.0, first_step_s=2.0)
@@ -40,7 +40,7 @@ class Rank:
 
 
 def test_what_is_told_is_what_the_page_says_at_that_moment(here: Path) -> None:
-    pages = Pages(here, 2, POLICY)
+    pages = ProgressMonitor(here, 2, POLICY)
     assert pages.progress(1) == ()
     rank = Rank(here)
     pages.poll(1, 0, 0.0)
@@ -53,7 +53,7 @@ def test_what_is_told_is_what_the_page_says_at_that_moment(here: Path) -> None:
 
 
 def test_the_label_of_a_pause_is_told_in_the_pause_only(here: Path) -> None:
-    rank, pages = Rank(here), Pages(here, 2, POLICY)
+    rank, pages = Rank(here), ProgressMonitor(here, 2, POLICY)
     rank.does(1)
     rank.page.pause(Phase.EVAL, "validation")
     pages.poll(1, rank.now_ns, 0.0)
@@ -64,7 +64,7 @@ def test_the_label_of_a_pause_is_told_in_the_pause_only(here: Path) -> None:
 
 
 def test_the_next_look_is_due_when_the_time_of_the_first_rank_is_over(here: Path) -> None:
-    rank, pages = Rank(here), Pages(here, 2, POLICY)
+    rank, pages = Rank(here), ProgressMonitor(here, 2, POLICY)
     assert pages.left_s == math.inf
     rank.does(1)
     pages.poll(1, rank.now_ns + S // 2, 0.0)
@@ -82,7 +82,7 @@ def test_the_next_look_is_due_when_the_time_of_the_first_rank_is_over(here: Path
 
 
 def test_what_is_told_has_the_rank_s_own_time_once_there_is_a_window_of_it(here: Path) -> None:
-    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     for step in range(1, 70):
         rank.page.phase(Phase.FORWARD)
         rank.now_ns += S // 50
@@ -100,7 +100,7 @@ def test_what_is_told_has_the_rank_s_own_time_once_there_is_a_window_of_it(here:
 
 
 def test_a_page_that_is_replaced_is_read_anew(here: Path) -> None:
-    pages = Pages(here, 1, POLICY)
+    pages = ProgressMonitor(here, 1, POLICY)
     Rank(here).does(5)
     pages.poll(1, 0, 0.0)
     (here / "page-0.bin").unlink()
@@ -110,7 +110,7 @@ def test_a_page_that_is_replaced_is_read_anew(here: Path) -> None:
 
 def test_a_page_in_the_middle_of_a_write_keeps_what_it_said_before(here: Path) -> None:
     Rank(here).does(3)
-    pages = Pages(here, 1, POLICY)
+    pages = ProgressMonitor(here, 1, POLICY)
     assert [each.step for each in pages.progress(1)] == [3]
     with (here / "page-0.bin").open("r+b") as file:
         file.seek(16)
@@ -123,14 +123,14 @@ def test_a_page_in_the_middle_of_a_write_keeps_what_it_said_before(here: Path) -
 @pytest.mark.parametrize("content", [b"", b"x" * 4096, b"holdfast" + bytes(4088)])
 def test_files_that_are_no_pages_say_nothing(here: Path, content: bytes) -> None:
     (here / "page-0.bin").write_bytes(content)
-    pages = Pages(here, 1, POLICY)
+    pages = ProgressMonitor(here, 1, POLICY)
     assert pages.poll(1, 0, 0.0) == []
     assert pages.progress(1) == ()
     assert pages.raw(1) == ()
 
 
 def test_a_rank_that_stops_is_told_with_what_it_was_doing(here: Path) -> None:
-    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     for step in range(1, 5):
         rank.does(step)
     rank.page.phase(Phase.BACKWARD)
@@ -144,7 +144,7 @@ def test_a_rank_that_stops_is_told_with_what_it_was_doing(here: Path) -> None:
 
 
 def test_a_declared_pause_has_its_own_limit_and_name(here: Path) -> None:
-    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     rank.does(1)
     rank.page.pause(Phase.EVAL, "validation", 30.0)
     assert pages.poll(1, rank.now_ns + 29 * S, 0.0) == []
@@ -153,7 +153,7 @@ def test_a_declared_pause_has_its_own_limit_and_name(here: Path) -> None:
 
 
 def test_our_own_lateness_is_not_the_ranks(here: Path) -> None:
-    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     for step in range(1, 5):
         rank.does(step)
     assert pages.poll(1, rank.now_ns + S // 10, 0.0) == []
@@ -166,7 +166,7 @@ def test_our_own_lateness_is_not_the_ranks(here: Path) -> None:
 
 
 def test_our_own_lateness_is_no_rank_s_also_when_it_moved_on_just_before(here: Path) -> None:
-    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     for step in range(1, 5):
         rank.does(step)
     assert pages.poll(1, rank.now_ns + S // 20, 0.0) == []
@@ -178,7 +178,7 @@ def test_our_own_lateness_is_no_rank_s_also_when_it_moved_on_just_before(here: P
 
 
 def test_lateness_from_before_a_step_does_not_excuse_it(here: Path) -> None:
-    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     for step in range(1, 5):
         rank.does(step)
     assert pages.poll(1, rank.now_ns + S // 2, own_lateness_s=60.0) == []
@@ -187,7 +187,7 @@ def test_lateness_from_before_a_step_does_not_excuse_it(here: Path) -> None:
 
 def test_what_is_seen_of_a_rank_at_work_before_its_commit(here: Path) -> None:
     """Of a process that is on its way out, or stopped, the page says the same as of one at work."""
-    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     asleep = subprocess.Popen(["sleep", "600"])
     try:
         rank.page.begin(1, 0, 0, asleep.pid, 0)
@@ -218,7 +218,7 @@ def test_what_is_seen_of_a_rank_at_work_before_its_commit(here: Path) -> None:
 
 
 def test_a_pause_in_a_step_is_told_with_its_limit(here: Path) -> None:
-    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     works(rank, 1)
     works(rank, 2)
     rank.page.phase(Phase.DATA)
@@ -259,14 +259,14 @@ def works(rank: Rank, step: int) -> None:
     rank.page.commit(step, 0.5, 0.5, 8, 64, 0.0, 0)
 
 
-def seen(rank: Rank, pages: Pages, times: int) -> None:
+def seen(rank: Rank, pages: ProgressMonitor, times: int) -> None:
     for _ in range(times):
         rank.now_ns += S // 20
         pages.poll(1, rank.now_ns, 0.0)
 
 
 def test_step_times_are_learned_once_each_and_over_generations(here: Path) -> None:
-    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     for step in range(1, 6):
         rank.does(step)
         pages.poll(1, 0, 0.0)
@@ -281,7 +281,7 @@ def test_step_times_are_learned_once_each_and_over_generations(here: Path) -> No
 
 def test_a_copy_of_ours_is_no_work_after_a_commit(here: Path) -> None:
     """A rank that is killed within one leaves nothing of the script's undone."""
-    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     rank.page.commit(1, 0.5, 0.5, 8, 64, 0.0, 0, -1, Phase.TAIL)
     rank.now_ns += S
     rank.page.pause(Phase.EVAL, "eval", 60.0)
@@ -296,7 +296,7 @@ def test_a_copy_of_ours_is_no_work_after_a_commit(here: Path) -> None:
 
 
 def test_what_is_told_of_a_pause_after_a_commit_is_whether_the_rank_has_left_it(here: Path) -> None:
-    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
 
     def told() -> tuple[bool, bool]:
         """Return whether it is at work there, and whether that is declared."""
@@ -328,7 +328,7 @@ def test_what_is_told_of_a_pause_after_a_commit_is_whether_the_rank_has_left_it(
 
 def test_only_what_the_script_does_after_a_commit_counts_as_its_work(here: Path) -> None:
     """A large process that is killed there takes long to end, and its page stands still meanwhile."""
-    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
 
     def tail_s() -> float:
         """Return what is said of a rank that was killed just now and whose end is noticed a second later."""
@@ -350,7 +350,7 @@ def test_only_what_the_script_does_after_a_commit_counts_as_its_work(here: Path)
 
 
 def test_the_time_in_which_a_rank_is_stopped_is_no_work_after_its_commit(here: Path) -> None:
-    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     asleep = subprocess.Popen(["sleep", "600"])
 
     def tail_s() -> float:
@@ -387,7 +387,7 @@ def test_the_time_in_which_a_rank_is_stopped_is_no_work_after_its_commit(here: P
 
 
 def test_a_page_that_somebody_has_removed_is_read_as_long_as_its_rank_writes_it(here: Path) -> None:
-    rank, pages = Rank(here), Pages(here, 1, POLICY)
+    rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     rank.does(1)
     pages.poll(1, 0, 0.0)
     (here / "page-0.bin").unlink()

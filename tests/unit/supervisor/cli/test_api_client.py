@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.cli import api_client
-from supervisor.cli.api_client import Api, Refused, Unreachable, api_of
+from supervisor.cli.api_client import ApiClient, RequestRefused, Unreachable, api_of
 from supervisor.store.run_directory import RunDir
 from tests.unit.supervisor.api_stub import api
 
@@ -30,7 +30,7 @@ def test_the_token_and_the_body_go_along_and_json_comes_back() -> None:
         return 200, answers[path]
 
     with api(answer) as url:
-        there = Api(url, "secret")
+        there = ApiClient(url, "secret")
         assert there.get("/v1/status") == {"step": 7}
         assert there.post("/v1/stop", {"now": False}) == {"asked": True}
     assert asked == [
@@ -40,38 +40,38 @@ def test_the_token_and_the_body_go_along_and_json_comes_back() -> None:
 
 
 def test_a_no_comes_with_the_supervisors_own_words_on_one_line() -> None:
-    refusal = pytest.raises(Refused, match=r"^rank 9: there are 2 ranks$")
+    refusal = pytest.raises(RequestRefused, match=r"^rank 9: there are 2 ranks$")
     with api(lambda *_: (409, b"rank 9: there are\n2 ranks")) as url, refusal:
-        Api(url, "").post("/v1/inject", {})
-    with api(lambda *_: (500, b"")) as url, pytest.raises(Refused, match="HTTP 500"):
-        Api(url, "").get("/v1/status")
+        ApiClient(url, "").post("/v1/inject", {})
+    with api(lambda *_: (500, b"")) as url, pytest.raises(RequestRefused, match="HTTP 500"):
+        ApiClient(url, "").get("/v1/status")
 
 
 def test_where_nobody_listens_nothing_was_sent(nobody: str) -> None:
     with pytest.raises(Unreachable) as error:
-        Api(nobody, "").post("/v1/inject", {})
+        ApiClient(nobody, "").post("/v1/inject", {})
     assert not error.value.sent
 
 
 def test_who_hangs_up_or_never_answers_may_have_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_client, "TIMEOUT_S", 0.05)
     with api(lambda *_: None) as url, pytest.raises(Unreachable) as error:
-        Api(url, "").get("/v1/status")
+        ApiClient(url, "").get("/v1/status")
     assert error.value.sent
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Unreachable) as error:
-        Api(f"http://127.0.0.1:{silent.getsockname()[1]}", "").get("/v1/status")
+        ApiClient(f"http://127.0.0.1:{silent.getsockname()[1]}", "").get("/v1/status")
     assert error.value.sent
 
 
 def test_an_answer_that_is_not_json_is_nobody() -> None:
     with api(lambda *_: (200, b"<html>")) as url, pytest.raises(Unreachable, match="not JSON"):
-        Api(url, "").get("/")
+        ApiClient(url, "").get("/")
 
 
 def test_a_proxy_is_not_asked(monkeypatch: pytest.MonkeyPatch, nobody: str) -> None:
     monkeypatch.setenv("http_proxy", nobody)
     with api(lambda *_: (200, b"1")) as url:
-        assert Api(url, "").get("/") == 1
+        assert ApiClient(url, "").get("/") == 1
 
 
 @pytest.mark.parametrize("said", [None, 7, "file:///etc/passwd", "https://x"])
@@ -87,4 +87,4 @@ def test_the_address_and_the_token_are_the_runs(tmp_path: Path) -> None:
     run.write_run({"api": "http://127.0.0.1:1/"})
     assert api_of(run) is None
     run.token_file.write_text("secret\n")
-    assert api_of(run) == Api("http://127.0.0.1:1", "secret")
+    assert api_of(run) == ApiClient("http://127.0.0.1:1", "secret")

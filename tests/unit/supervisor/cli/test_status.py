@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.cli import status as listing
+from supervisor.cli import incidents
+from supervisor.cli.status import lines
 from tests.unit.supervisor.status_samples import incident, member, opened, rank, status
 
 HERE = Path("runs/a")
@@ -13,7 +14,7 @@ HERE = Path("runs/a")
 
 def page(*, alive: bool = True, live: bool = True, age_s: float = 0.0, **changed: Any) -> list[str]:
     found = status(**changed)
-    return listing.status(found, alive=alive, live=live, now_s=1_000_000.0 + age_s, path=HERE)
+    return lines(found, alive=alive, live=live, now_s=1_000_000.0 + age_s, path=HERE)
 
 
 def test_nothing_of_the_memory_is_safe_after_the_end() -> None:
@@ -87,8 +88,8 @@ def test_slow_ranks_are_told_the_slowest_first_and_a_few_only() -> None:
 
 def test_a_run_that_has_only_begun_has_a_short_page() -> None:
     found = {"phase": "forming", "message": "1 of 2 members are ready", "members": [member("m", [])]}
-    lines = listing.status(found, alive=True, live=True, now_s=0.0, path=HERE)
-    assert lines[:5] == [
+    shown = lines(found, alive=True, live=True, now_s=0.0, path=HERE)
+    assert shown[:5] == [
         "run a: starting",
         "",
         "  incidents   0",
@@ -100,12 +101,12 @@ def test_a_run_that_has_only_begun_has_a_short_page() -> None:
 def test_incidents_are_a_table() -> None:
     lost = incident(2, kind="member_lost", rank=-1, step=None, recovered_s=None, lost_steps=None)
     lost["faults"] = [{"kind": "member_lost", "rank": -1, "detail": "member m-1 is lost"}]
-    assert listing.incidents([incident(), lost]) == [
+    assert incidents.lines([incident(), lost]) == [
         "ID      KIND         RANK  STEP  NOTICED  BACK IN  LOST  REMEDY   WHAT HAPPENED",
         "i-0001  crash           1   812     3 ms   0.13 s     0  restart  rank 1 was killed by SIGKILL",
         "i-0002  member_lost     -     -     3 ms        -     -  restart  member m-1 is lost",
     ]
-    assert listing.incidents([]) == ["no incidents"]
+    assert incidents.lines([]) == ["no incidents"]
 
 
 def test_what_is_not_known_of_a_script_that_keeps_its_own_state_is_said() -> None:
@@ -124,13 +125,13 @@ def test_what_a_restart_of_a_script_that_keeps_its_own_state_cost_is_a_question_
     old = incident(lost_steps=None, resume=resume)  # as of a version that did not say whose state it is
     new = incident(lost_steps=None, resume={**resume, "source": "checkpoint"}, own_state=True)
     ended = incident(lost_steps=None, resume=None, remedy="stop", own_state=True)
-    rows = listing.incidents([old, new, ended])[1:]
+    rows = incidents.lines([old, new, ended])[1:]
     assert [row[row.index("0.13 s") :].split()[2] for row in rows] == ["?", "?", "-"]
 
 
 def test_what_a_loss_cost_that_nobody_survived_is_a_question_mark() -> None:
     resume = {"step": 128, "source": "checkpoint", "generation": 1}
-    [row] = listing.incidents([incident(lost_steps=None, step=-1, rank=0, resume=resume)])[1:]
+    [row] = incidents.lines([incident(lost_steps=None, step=-1, rank=0, resume=resume)])[1:]
     cells = row.split()
     assert (cells[3], cells[cells.index("restart") - 1]) == ("?", "?")
     ettr = [line for line in page(ettr=None, ettr_hour=None) if line.startswith("  ETTR")]

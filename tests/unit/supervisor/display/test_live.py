@@ -8,7 +8,7 @@ import pytest
 from supervisor.display import live as terminal
 from supervisor.display import screen as screens
 from supervisor.display.ansi import Style
-from supervisor.display.live import Incidents, Live, Plain
+from supervisor.display.live import IncidentRecords, LiveDisplay, PlainDisplay
 from tests.unit.supervisor.status_samples import Terminal, incident, opened, rank, status
 
 PLAIN = Style(False, True)
@@ -30,7 +30,7 @@ def frame_of(shown: list[str]) -> list[str]:
 
 def test_the_frame_is_drawn_in_place() -> None:
     screen = Terminal()
-    live = Live(screen)
+    live = LiveDisplay(screen)
     for step in range(50):
         live.update(status(step=step), step * 1.0)
     frame = frame_of(screen.shown())
@@ -40,7 +40,7 @@ def test_the_frame_is_drawn_in_place() -> None:
 
 def test_what_ranks_print_scrolls_by_above_the_frame() -> None:
     screen = Terminal(lines=10)
-    live = Live(screen)
+    live = LiveDisplay(screen)
     for step in range(30):
         live.line(step % 2, f"line {step}")
         live.update(status(step=step, last_incident=None), step * 1.0)
@@ -51,7 +51,7 @@ def test_what_ranks_print_scrolls_by_above_the_frame() -> None:
 
 def test_lines_longer_than_the_terminal_wrap_and_are_whole() -> None:
     screen = Terminal(columns=40)
-    live = Live(screen)
+    live = LiveDisplay(screen)
     live.update(status(last_incident=None), 0.0)
     live.line(0, "x" * 100)
     live.update(status(last_incident=None), 0.1)
@@ -62,7 +62,7 @@ def test_lines_longer_than_the_terminal_wrap_and_are_whole() -> None:
 
 def test_it_is_drawn_five_times_a_second_at_most_and_not_at_all_without_change() -> None:
     screen = Terminal()
-    live = Live(screen)
+    live = LiveDisplay(screen)
     for tick in range(100):
         live.update(status(step=tick, last_incident=None), tick * 0.01)
     assert len(screen.writes) == 5
@@ -73,7 +73,7 @@ def test_it_is_drawn_five_times_a_second_at_most_and_not_at_all_without_change()
 
 def test_every_write_is_one_piece_that_a_terminal_shows_at_once() -> None:
     screen = Terminal()
-    live = Live(screen)
+    live = LiveDisplay(screen)
     live.line(0, "hello")
     live.update(status(), 0.0)
     live.close()
@@ -82,7 +82,7 @@ def test_every_write_is_one_piece_that_a_terminal_shows_at_once() -> None:
 
 def test_a_terminal_that_becomes_narrower_leaves_no_remains() -> None:
     screen = Terminal(columns=100)
-    live = Live(screen)
+    live = LiveDisplay(screen)
     live.update(status(), 0.0)
     wide = screen.shown()
     screen = Terminal(columns=50)
@@ -95,7 +95,7 @@ def test_a_terminal_that_becomes_narrower_leaves_no_remains() -> None:
 
 def test_a_low_terminal_shows_as_much_as_it_has_lines_for() -> None:
     screen = Terminal(lines=4)
-    live = Live(screen)
+    live = LiveDisplay(screen)
     for step in range(5):
         live.update(status(step=step, last_incident=None), step * 1.0)
     assert len(screen.shown()) == 2
@@ -103,7 +103,7 @@ def test_a_low_terminal_shows_as_much_as_it_has_lines_for() -> None:
 
 def test_our_own_words_are_shown_at_once_and_above() -> None:
     screen = Terminal()
-    live = Live(screen)
+    live = LiveDisplay(screen)
     live.say("run directory d")
     assert screen.shown() == ["run directory d"]
     live.update(status(last_incident=None), 0.0)
@@ -114,13 +114,13 @@ def test_our_own_words_are_shown_at_once_and_above() -> None:
 
 def test_before_the_first_status_ranks_are_shown_at_once() -> None:
     screen = Terminal()
-    Live(screen).line(3, "early")
+    LiveDisplay(screen).line(3, "early")
     assert screen.shown() == ["[rank 3] early"]
 
 
 def test_an_incident_leaves_a_line_that_stays() -> None:
     screen = Terminal(columns=100)
-    live = Live(screen)
+    live = LiveDisplay(screen)
     live.update(status(last_incident=None), 0.0)
     live.update(status(last_incident=None, open_incident=opened()), 1.0)
     live.update(status(last_incident=incident()), 2.0)
@@ -149,7 +149,7 @@ def told(shown: list[str]) -> list[str]:
 
 def test_a_slow_rank_leaves_a_line_when_it_becomes_so_and_one_when_it_is_over() -> None:
     screen = Terminal(columns=160)
-    plain = Plain(screen)
+    plain = PlainDisplay(screen)
     for ranks in ([rank(0, "m-0"), rank(1, "m-1")], [slow()], [slow()], [], [slow()], [rank(1, "m-1")]):
         plain.update(status(ranks=ranks), 0.0)
     assert told(screen.shown()) == [SLOW, "rank 1 is no longer slow"]
@@ -158,7 +158,7 @@ def test_a_slow_rank_leaves_a_line_when_it_becomes_so_and_one_when_it_is_over() 
 @pytest.mark.parametrize("later", [{"supervisor_pid": 78}, {"generation": 4}])
 def test_another_supervisor_or_generation_begins_with_no_slow_rank(later: dict[str, int]) -> None:
     screen = Terminal(columns=160)
-    plain = Plain(screen)
+    plain = PlainDisplay(screen)
     plain.update(status(ranks=[slow()]), 0.0)
     plain.update(status(ranks=[rank(1, "m-1")], **later), 1.0)
     plain.update(status(ranks=[slow()], **later), 2.0)
@@ -186,7 +186,7 @@ RUNS = "holdfast: generation 3 runs: 2 ranks on 2 members, from step 40 (checkpo
 )
 def test_a_group_whose_run_is_over_before_anybody_saw_it_is_named_once(seen: list[dict[str, Any]]) -> None:
     screen = Terminal(columns=160)
-    plain = Plain(screen)
+    plain = PlainDisplay(screen)
     for second, changed in enumerate(seen):
         resumed = {"step": 40, "source": "checkpoint"}
         plain.update(status(resumed=resumed, last_incident=None, **changed), 1.0 * second)
@@ -203,13 +203,13 @@ def test_a_group_whose_run_is_over_before_anybody_saw_it_is_named_once(seen: lis
 )
 def test_a_group_that_did_not_run_or_has_failed_is_not_named_at_the_end(changed: dict[str, Any]) -> None:
     screen = Terminal(columns=160)
-    Plain(screen).update(status(**{"last_incident": None, **changed}), 0.0)
+    PlainDisplay(screen).update(status(**{"last_incident": None, **changed}), 0.0)
     assert not [line for line in screen.shown() if "generation 3 runs" in line]
 
 
 def test_the_last_state_stays_when_it_is_closed() -> None:
     screen = Terminal()
-    live = Live(screen)
+    live = LiveDisplay(screen)
     live.update(status(step=1), 0.0)
     live.update(status(step=2, last_incident=None), 0.01)
     live.line(0, "the end")
@@ -221,7 +221,7 @@ def test_the_last_state_stays_when_it_is_closed() -> None:
 
 def test_a_supervisor_that_says_nothing_new_is_told_as_silent() -> None:
     screen = Terminal(columns=110)
-    live = Live(screen)
+    live = LiveDisplay(screen)
     for second in range(6):
         live.update(status(updated=7.0), 100.0 + second)
     assert "no word from the supervisor for 5.0 s" in frame_of(screen.shown())[0]
@@ -234,7 +234,7 @@ def test_while_the_reader_is_behind_nothing_is_drawn_and_lines_are_bounded(
 ) -> None:
     monkeypatch.setattr(terminal, "LIVE_BYTES", 20 * len("[rank 0] line 00\n"))
     screen = Terminal()
-    live = Live(screen)
+    live = LiveDisplay(screen)
     screen.busy = True
     for number in range(10, 40):
         live.line(0, f"line {number}")
@@ -249,7 +249,7 @@ def test_while_the_reader_is_behind_nothing_is_drawn_and_lines_are_bounded(
 
 def test_a_file_or_a_pipe_that_keeps_up_gets_every_line_of_a_burst() -> None:
     screen = Pipe(style=PLAIN)
-    plain = Plain(screen)
+    plain = PlainDisplay(screen)
     lines = [f"{number:06d} {'x' * 100}" for number in range(20_000)]
     for number, line in enumerate(lines):
         screen.busy = number % 3 == 0
@@ -262,7 +262,7 @@ def test_a_file_or_a_pipe_that_keeps_up_gets_every_line_of_a_burst() -> None:
 
 def test_a_pipe_that_nobody_reads_gets_what_there_is_room_for_and_how_much_is_missing() -> None:
     screen = Pipe(style=PLAIN)
-    plain = Plain(screen)
+    plain = PlainDisplay(screen)
     screen.busy = True
     line = "[rank 0] " + "é" * 1000
     for _ in range(terminal.PLAIN_BYTES // len(line.encode()) + 100):
@@ -276,19 +276,19 @@ def test_a_pipe_that_nobody_reads_gets_what_there_is_room_for_and_how_much_is_mi
 
 def test_ranks_have_colours_of_their_own_and_none_without_colour() -> None:
     screen = Terminal()
-    live = Live(screen)
+    live = LiveDisplay(screen)
     live.line(0, "a")
     live.line(1, "b")
     first, second = (text.partition("[rank")[0][-5:] for text in screen.writes)
     assert first != second
     bare = Terminal(style=PLAIN)
-    Live(bare).line(0, "\x1b[31mred\x1b[0m")
+    LiveDisplay(bare).line(0, "\x1b[31mred\x1b[0m")
     assert "\x1b[31m" not in bare.writes[0]
 
 
 def test_a_log_gets_a_line_per_change_and_one_every_ten_seconds() -> None:
     screen = Terminal(columns=200, style=Style())
-    plain = Plain(screen)
+    plain = PlainDisplay(screen)
     plain.update({"phase": "forming", "message": "0 of 2 members are ready"}, 0.0)
     plain.update({"phase": "forming", "message": "1 of 2 members are ready"}, 1.0)
     for second in range(2, 23):
@@ -303,7 +303,7 @@ def test_a_log_gets_a_line_per_change_and_one_every_ten_seconds() -> None:
 
 def test_a_log_tells_an_incident_when_it_begins_and_when_it_is_over() -> None:
     screen = Terminal(columns=200, style=Style())
-    plain = Plain(screen)
+    plain = PlainDisplay(screen)
     plain.update(status(last_incident=None, generation=1), 0.0)
     plain.update(status(phase="securing", open_incident=opened(), last_incident=None), 1.0)
     plain.update(status(open_incident=opened(), last_incident=None, generation=2), 2.0)
@@ -329,7 +329,7 @@ def test_ranks_that_lost_their_peers_without_a_cause_are_shown_with_the_first_on
     message = 'Traceback:\n  File "train.py", line 7\nRuntimeError: Timed out waiting\n'
     found = {**incident(), "kind": "victim", "message": message, **changed}
     screen = Pipe()
-    log = Plain(screen)
+    log = PlainDisplay(screen)
     log.update(status(last_incident=found), 0.0)
     log.close()
     told = "".join(screen.writes).splitlines()
@@ -339,7 +339,7 @@ def test_ranks_that_lost_their_peers_without_a_cause_are_shown_with_the_first_on
 
 def test_a_log_tells_when_checkpoints_fail_and_when_they_no_longer_do() -> None:
     screen = Terminal(columns=200, style=Style())
-    plain = Plain(screen)
+    plain = PlainDisplay(screen)
     for second, error in enumerate(
         ("", "No space left on device: 8 bytes", "No space left: 9 bytes", "", "")
     ):
@@ -355,7 +355,7 @@ def test_a_log_tells_when_checkpoints_fail_and_when_they_no_longer_do() -> None:
 
 def test_an_incident_that_was_over_between_two_looks_is_one_line() -> None:
     screen = Terminal(columns=200, style=Style())
-    plain = Plain(screen)
+    plain = PlainDisplay(screen)
     plain.update(status(last_incident=None), 0.0)
     plain.update(status(last_incident=incident(7), generation=4), 0.2)
     assert len([line for line in screen.shown() if "i-0007" in line]) == 1
@@ -367,7 +367,7 @@ def ids(screen: Terminal) -> list[str]:
 
 def test_an_incident_that_is_over_is_not_told_as_open_again() -> None:
     screen = Terminal(columns=200, style=Style())
-    plain = Plain(screen)
+    plain = PlainDisplay(screen)
     plain.update(status(phase="running", last_incident=None), 0.0)
     over = incident(1, remedy="stop", recovered_s=None)
     plain.update(status(phase="saving", last_incident=over, open_incident=opened(1)), 1.0)
@@ -378,7 +378,7 @@ def test_an_incident_that_is_over_is_not_told_as_open_again() -> None:
 def test_an_incident_that_begins_is_told_after_those_that_were_over_before() -> None:
     screen = Terminal(columns=200, style=Style())
     held = {1: incident(1), 2: incident(2), 3: incident(3, open=True)}
-    plain = Plain(screen, Incidents(held.get))
+    plain = PlainDisplay(screen, IncidentRecords(held.get))
     plain.update(status(last_incident=None), 0.0)
     plain.update(status(last_incident=None, open_incident=opened(3)), 1.0)
     assert ids(screen) == ["i-0001:", "i-0002:", "i-0003:"]
@@ -392,7 +392,7 @@ def test_incidents_that_came_and_went_between_two_looks_are_told_in_order() -> N
     screen = Terminal(columns=200, style=Style())
     held = {number: incident(number) for number in range(1, 6)}
     del held[4]
-    plain = Plain(screen, Incidents(held.get, before=2))
+    plain = PlainDisplay(screen, IncidentRecords(held.get, before=2))
     plain.update(status(last_incident=None), 0.0)
     plain.update(status(last_incident=incident(5), open_incident=opened(6)), 1.0)
     assert ids(screen) == ["i-0003:", "i-0005:", "i-0006:"]
@@ -400,13 +400,13 @@ def test_incidents_that_came_and_went_between_two_looks_are_told_in_order() -> N
 
 def test_the_end_is_left_to_those_who_know_the_exit_code() -> None:
     screen = Terminal(style=Style())
-    Plain(screen).update(status(phase="ended", last_incident=None), 0.0)
+    PlainDisplay(screen).update(status(phase="ended", last_incident=None), 0.0)
     assert screen.shown() == []
 
 
 def test_a_quiet_log_has_only_what_ranks_print_and_what_is_said() -> None:
     screen = Terminal(style=Style())
-    plain = Plain(screen, quiet=True)
+    plain = PlainDisplay(screen, quiet=True)
     plain.line(0, "loss 1")
     plain.update(status(), 0.0)
     plain.say("the end")
@@ -419,7 +419,7 @@ def test_a_quiet_log_has_only_what_ranks_print_and_what_is_said() -> None:
 def test_a_log_that_is_not_read_does_not_hold_us_up(busy: bool) -> None:
     screen = Terminal(style=Style())
     screen.busy = busy
-    plain = Plain(screen)
+    plain = PlainDisplay(screen)
     for number in range(100):
         plain.line(0, str(number))
     plain.update({}, 0.0)
@@ -431,7 +431,7 @@ def test_no_message_of_a_script_reaches_the_frame_with_its_escape_codes() -> Non
     for shown in (opened(1, why=hostile, message=hostile), None):
         screen = Terminal()
         last = incident(1, why=hostile, message=hostile)
-        Live(screen).update(status(open_incident=shown, last_incident=last, message=hostile), 1.0)
+        LiveDisplay(screen).update(status(open_incident=shown, last_incident=last, message=hostile), 1.0)
         written = "".join(screen.writes)
         assert "\x1b]" not in written
         assert "\x1b[2J" not in written
@@ -439,7 +439,7 @@ def test_no_message_of_a_script_reaches_the_frame_with_its_escape_codes() -> Non
 
 def test_warm_processes_that_cannot_be_made_are_told_once_and_when_they_are_again() -> None:
     out = Pipe()
-    plain = Plain(out)
+    plain = PlainDisplay(out)
     why = "warm processes for member m0 cannot be made: one raised OSError; a fault now costs"
     other = why.replace("OSError", "another OSError")
     need = "warm processes for member m0 cannot be made: one raised OSError; the ranks wait for them"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.display import log_tail
-from supervisor.display.log_tail import Tails
+from supervisor.display.log_tail import LogTails
 
 
 def write(logs: Path, generation: int, rank: int, content: bytes) -> Path:
@@ -21,7 +21,7 @@ def write(logs: Path, generation: int, rank: int, content: bytes) -> Path:
 
 
 def test_lines_are_given_once_with_their_rank_as_files_appear_and_grow(tmp_path: Path) -> None:
-    following = Tails(tmp_path / "logs")
+    following = LogTails(tmp_path / "logs")
     assert following.poll() == []
     write(tmp_path / "logs", 1, 0, b"one\ntwo\n")
     assert following.poll() == [(0, "one"), (0, "two")]
@@ -32,7 +32,7 @@ def test_lines_are_given_once_with_their_rank_as_files_appear_and_grow(tmp_path:
 
 
 def test_a_line_that_is_not_complete_is_held_until_it_is_or_the_end(tmp_path: Path) -> None:
-    following = Tails(tmp_path)
+    following = LogTails(tmp_path)
     write(tmp_path, 1, 0, b"half")
     assert following.poll() == []
     write(tmp_path, 1, 0, b" a line\nanother")
@@ -42,7 +42,7 @@ def test_a_line_that_is_not_complete_is_held_until_it_is_or_the_end(tmp_path: Pa
 
 
 def test_a_file_that_is_renamed_into_place_is_read_from_its_beginning(tmp_path: Path) -> None:
-    following = Tails(tmp_path)
+    following = LogTails(tmp_path)
     write(tmp_path, 1, 0, b"")
     warm = tmp_path / "warm" / "m-0-0.log"
     warm.parent.mkdir()
@@ -57,7 +57,7 @@ def test_a_file_that_is_renamed_into_place_is_read_from_its_beginning(tmp_path: 
 
 
 def test_a_new_file_of_the_same_name_is_another_file(tmp_path: Path) -> None:
-    following = Tails(tmp_path)
+    following = LogTails(tmp_path)
     write(tmp_path, 1, 0, b"old line\nand a half")
     assert following.poll() == [(0, "old line")]
     new = tmp_path / "new"
@@ -67,7 +67,7 @@ def test_a_new_file_of_the_same_name_is_another_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_cut_is_read_again_from_its_beginning(tmp_path: Path) -> None:
-    following = Tails(tmp_path)
+    following = LogTails(tmp_path)
     path = write(tmp_path, 1, 0, b"long line\n")
     following.poll()
     path.write_bytes(b"new\n")
@@ -77,7 +77,7 @@ def test_a_file_that_was_cut_is_read_again_from_its_beginning(tmp_path: Path) ->
 def test_the_last_words_of_a_dead_rank_are_given_when_its_next_process_starts(
     tmp_path: Path,
 ) -> None:
-    following = Tails(tmp_path)
+    following = LogTails(tmp_path)
     write(tmp_path, 1, 0, b"killed in the mid")
     assert following.poll() == []
     write(tmp_path, 2, 0, b"again\n")
@@ -86,7 +86,7 @@ def test_the_last_words_of_a_dead_rank_are_given_when_its_next_process_starts(
 
 def test_what_is_there_already_can_be_passed_over(tmp_path: Path) -> None:
     write(tmp_path, 1, 0, b"yesterday\nhal")
-    following = Tails(tmp_path, skip=True)
+    following = LogTails(tmp_path, skip=True)
     assert following.poll() == []
     write(tmp_path, 1, 0, b"f\ntoday\n")
     write(tmp_path, 2, 0, b"new\n")
@@ -102,7 +102,7 @@ def test_what_is_there_already_can_be_passed_over(tmp_path: Path) -> None:
     ],
 )
 def test_lines_are_what_a_terminal_would_show(tmp_path: Path, written: bytes, shown: str) -> None:
-    following = Tails(tmp_path)
+    following = LogTails(tmp_path)
     for byte in written:
         write(tmp_path, 1, 0, bytes([byte]))
         given_now = following.poll()
@@ -110,7 +110,7 @@ def test_lines_are_what_a_terminal_would_show(tmp_path: Path, written: bytes, sh
 
 
 def test_a_progress_bar_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:
-    following = Tails(tmp_path)
+    following = LogTails(tmp_path)
     path = write(tmp_path, 1, 0, b"")
     for _ in range(50):
         with open(path, "ab") as file:
@@ -120,14 +120,14 @@ def test_a_progress_bar_without_end_does_not_fill_the_memory(tmp_path: Path) -> 
 
 
 def test_a_line_without_end_is_given_in_pieces(tmp_path: Path) -> None:
-    following = Tails(tmp_path)
+    following = LogTails(tmp_path)
     write(tmp_path, 1, 0, b"x" * (log_tail.LINE_BYTES * 3 + 5) + b"\n")
     pieces = [line for _ in range(3) for _, line in following.poll()]
     assert [len(piece) for piece in pieces] == [log_tail.LINE_BYTES] * 3 + [5]
 
 
 def test_a_poll_is_bounded_and_no_rank_starves(tmp_path: Path) -> None:
-    following = Tails(tmp_path)
+    following = LogTails(tmp_path)
     line = b"y" * 1023 + b"\n"
     for rank in range(2):
         write(tmp_path, 1, rank, line * 3000)
@@ -139,7 +139,7 @@ def test_a_poll_is_bounded_and_no_rank_starves(tmp_path: Path) -> None:
 
 
 def test_a_reader_far_behind_skips_and_says_how_much(tmp_path: Path) -> None:
-    following = Tails(tmp_path)
+    following = LogTails(tmp_path)
     path = write(tmp_path, 1, 0, b"")
     os.truncate(path, 100 << 20)
     write(tmp_path, 1, 0, b"\nnewest\n")
@@ -149,7 +149,7 @@ def test_a_reader_far_behind_skips_and_says_how_much(tmp_path: Path) -> None:
 
 
 def test_foreign_names_and_vanished_files_are_passed_over(tmp_path: Path) -> None:
-    following = Tails(tmp_path)
+    following = LogTails(tmp_path)
     path = write(tmp_path, 1, 0, b"here\n")
     (tmp_path / "gen-0001" / "rank-x.log").write_text("no\n")
     (tmp_path / "gen-0001" / "rank-1.log").mkdir()
@@ -161,7 +161,7 @@ def test_foreign_names_and_vanished_files_are_passed_over(tmp_path: Path) -> Non
 
 
 def test_folders_of_old_generations_are_not_read_again(tmp_path: Path) -> None:
-    following = Tails(tmp_path)
+    following = LogTails(tmp_path)
     for generation in range(1, 8):
         folder = write(tmp_path, generation, 0, b"line\n").parent
         os.utime(folder, ns=(generation, generation))
@@ -175,7 +175,7 @@ def test_folders_of_old_generations_are_not_read_again(tmp_path: Path) -> None:
 
 
 def test_the_newest_generation_is_followed_though_the_wall_clock_was_set_back(tmp_path: Path) -> None:
-    following = Tails(tmp_path)
+    following = LogTails(tmp_path)
     for generation in range(1, 6):
         folder = write(tmp_path, generation, 0, b"line\n").parent
         os.utime(folder, (1e9 - generation, 1e9 - generation))
@@ -193,7 +193,7 @@ def test_however_it_is_cut_every_line_is_given_once_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, cuts: list[int]
 ) -> None:
     logs = tmp_path_factory.mktemp("logs")
-    following = Tails(logs)
+    following = LogTails(logs)
     lines: list[str] = []
     edges = [0, *sorted(min(cut, len(content)) for cut in cuts), len(content)]
     for begin, end in pairwise(edges):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.display.run_follower import HANGS_S, OLD_S, Following, Warned
+from supervisor.display.run_follower import HANGS_S, OLD_S, RunFollower, WarningFilter
 from supervisor.store.run_directory import RunDir, open_for_run
 
 
@@ -26,7 +26,7 @@ def printed(run: RunDir, text: str) -> None:
         log.write(text)
 
 
-def polled(following: Following) -> list[tuple[int, str]]:
+def polled(following: RunFollower) -> list[tuple[int, str]]:
     """Poll, and wait for the thread if it is slow."""
     lines = following.poll(0.0)
     following._files.do(lambda: None, 30.0)
@@ -34,7 +34,7 @@ def polled(following: Following) -> list[tuple[int, str]]:
 
 
 def test_lines_status_and_incidents_come_as_they_are_written(run: RunDir) -> None:
-    following = Following(run)
+    following = RunFollower(run)
     assert (polled(following), following.status, following.news(0.0)) == ([], {}, "")
     printed(run, "one\ntwo")
     run.write_status({"step": 3})
@@ -53,7 +53,7 @@ def test_storage_that_does_not_answer_holds_up_nobody_and_is_told_once(
 ) -> None:
     for name in ("END_S", "READ_S"):
         monkeypatch.setattr(f"supervisor.display.run_follower.{name}", 0.02)
-    following, answers = Following(run), threading.Event()
+    following, answers = RunFollower(run), threading.Event()
     run.write_status({"step": 3})
     polled(following)
     usual = following._tails.poll
@@ -75,7 +75,7 @@ def test_storage_that_does_not_answer_holds_up_nobody_and_is_told_once(
 def test_what_a_slow_look_has_found_is_given_once_and_before_the_last_lines(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    following, reads, goes_on = Following(run), threading.Event(), threading.Event()
+    following, reads, goes_on = RunFollower(run), threading.Event(), threading.Event()
     polled(following)
     printed(run, "one\n")
     run.write_status({"step": 3})
@@ -99,7 +99,7 @@ def test_what_a_slow_look_has_found_is_given_once_and_before_the_last_lines(
 
 
 def test_a_run_directory_that_is_removed_is_told_once(run: RunDir) -> None:
-    following = Following(run)
+    following = RunFollower(run)
     polled(following)
     shutil.rmtree(run.path)
     polled(following)
@@ -112,7 +112,7 @@ LATE = "holdfast: rank {}: model.0.weight was written after the commit of step {
 
 
 def test_a_warning_that_another_rank_or_generation_gave_is_not_shown_again() -> None:
-    warned = Warned()
+    warned = WarningFilter()
     shown = [LATE.format(0, 1), "holdfast: warning: AdamW steps but is not protected", "loss 3 at step 4"]
     jumps = [f"holdfast: warning: rank 0: loss {loss} at step 9" for loss in (50, 60)]
     assert [line for line in (*shown, *jumps) if warned.new(line)] == [*shown, *jumps]
@@ -124,7 +124,7 @@ def test_a_warning_that_another_rank_or_generation_gave_is_not_shown_again() -> 
 
 
 def test_a_directory_that_takes_no_file_any_more_is_told_and_that_it_does_again(run: RunDir) -> None:
-    following = Following(run)
+    following = RunFollower(run)
     run.write_status({"step": 3})
     at_s = 100.0
     assert following._refusal(following._follower.read(), at_s) == ""
@@ -144,7 +144,7 @@ def test_a_directory_that_takes_no_file_any_more_is_told_and_that_it_does_again(
 
 
 def test_what_is_said_of_a_directory_that_takes_nothing(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    following = Following(run)
+    following = RunFollower(run)
     monkeypatch.setattr(following, "_refusal", lambda *_: "No space left on device")
     polled(following)
     assert "No space left on device. The ranks train on" in following.news(0.0)
@@ -155,7 +155,7 @@ def test_what_is_said_of_a_directory_that_takes_nothing(run: RunDir, monkeypatch
 
 
 def test_a_status_that_is_old_says_nothing_of_a_directory_that_can_be_written(run: RunDir) -> None:
-    following = Following(run)
+    following = RunFollower(run)
     run.write_status({"step": 3})
     for at_s in (0.0, OLD_S + 1.0, 3 * OLD_S):
         assert following._refusal(following._follower.read(), at_s) == ""

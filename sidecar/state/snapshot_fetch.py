@@ -25,7 +25,7 @@ from holdfast.fileio.safetensors import Malformed
 from holdfast.protocol.member_messages import StateSource
 from holdfast.snapshot.arena import Arena, Corrupt, Incoming
 from holdfast.snapshot.commit_records import Record
-from sidecar.state.sending import PATIENCE_S, SLOWEST_BYTES_S, SUM, crc32
+from sidecar.state.snapshot_send import PATIENCE_S, SLOWEST_BYTES_S, SUM, crc32
 
 STREAMS = max(2, min(4, os.cpu_count() or 1))
 MAX_SLOT_BYTES = 1 << 42
@@ -38,10 +38,10 @@ STALLED_S = 1.0  # without a byte: its part goes to the others, if there are any
 LEAST_BYTES = 4 * CHUNK_BYTES  # of a part that is worth a connection of its own
 
 
-_Asker: TypeAlias = "Callable[[StateSource, int, int, float], _Line]"  # _ask
+_Asker: TypeAlias = "Callable[[StateSource, int, int, float], _Connection]"  # _ask
 
 
-class Unfetched(Exception):
+class FetchFailed(Exception):
     """A peer did not give what it should; the message says what and why."""
 
 
@@ -51,12 +51,12 @@ class _Part:
 
     at: int
     end: int
-    line: _Line | None = None
+    line: _Connection | None = None
     moved_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
+class _Connection:
     """A connection whose answer has begun: the bytes from `begin` on follow."""
 
     source: StateSource
@@ -70,7 +70,7 @@ class _Line:
         self.socket.close()
 
 
-def gather(
+def fetch(
     arena: Arena,
     sources: Sequence[StateSource],
     token: str,
@@ -84,7 +84,7 @@ def gather(
 
     Raises:
         Busy: no slot of the arena is free.
-        Unfetched: nobody has given it.
+        FetchFailed: nobody has given it.
         OSError: there is no room for it.
     """
     left = list(sources)
@@ -93,7 +93,7 @@ def gather(
         first = _first(left, ask, silence_s)
         try:
             return _from(first, arena, left, ask, silence_s, keep)
-        except Unfetched:
+        except FetchFailed:
             # Another holder may have been slow to answer only, or, without a seal, not been asked: nothing
             # tells then whether it has the same, and it is taken whole or not.
             left = [each for each in left if each is not first.source]
@@ -102,7 +102,7 @@ def gather(
 
 
 def _from(
-    first: _Line,
+    first: _Connection,
     arena: Arena,
     sources: Sequence[StateSource],
     ask: _Asker,
@@ -115,15 +115,15 @@ def _from(
         incoming = arena.receive(wanted.generation, wanted.step, first.world_size, first.total_bytes, keep)
     except Corrupt as error:
         first.close()
-        raise Unfetched(f"{first.url}: {error}") from None
+        raise FetchFailed(f"{first.url}: {error}") from None
     except BaseException:
         first.close()
         raise
     holders = sources if first.seal is not None else (wanted,)
     try:
-        return _Gathering(incoming, first, holders, ask, silence_s).run()
+        return _Transfer(incoming, first, holders, ask, silence_s).run()
     except (Corrupt, Malformed) as error:
-        raise Unfetched(f"{first.url}: {error}") from None
+        raise FetchFailed(f"{first.url}: {error}") from None
     except OSError as error:
         needed = f"{first.total_bytes:,} bytes are needed for the snapshot of step {wanted.step}"
         raise OSError(error.errno, f"{error.strerror or error}: {needed}") from None
@@ -131,22 +131,22 @@ def _from(
         incoming.abandon()
 
 
-def _first(sources: Sequence[StateSource], ask: _Asker, silence_s: float) -> _Line:
-    why = Unfetched("nobody holds it")
+def _first(sources: Sequence[StateSource], ask: _Asker, silence_s: float) -> _Connection:
+    why = FetchFailed("nobody holds it")
     for number, source in enumerate(sources):
         limit_s = silence_s if number == len(sources) - 1 else min(HEAD_S, silence_s)
         try:
             return ask(source, 0, 0, limit_s)
-        except Unfetched as error:
+        except FetchFailed as error:
             why = error
     raise why
 
 
-class _Gathering:
+class _Transfer:
     """One snapshot on its way to us."""
 
     def __init__(
-        self, incoming: Incoming, first: _Line, sources: Sequence[StateSource], ask: _Asker, silence_s: float
+        self, incoming: Incoming, first: _Connection, sources: Sequence[StateSource], ask: _Asker, silence_s: float
     ) -> None:
         self._incoming = incoming
         self._first = first
@@ -161,10 +161,10 @@ class _Gathering:
         self._left: list[_Part] = []  # nobody is at it
         self._active: list[_Part] = [whole]
         self._broken: OSError | None = None  # ours, not a peer's
-        self._why: Unfetched = Unfetched(f"{first.url}: nothing came")
+        self._why: FetchFailed = FetchFailed(f"{first.url}: nothing came")
 
     def run(self) -> Record:
-        """Return the snapshot, committed and sealed. Raises Corrupt, Malformed, Unfetched, OSError."""
+        """Return the snapshot, committed and sealed. Raises Corrupt, Malformed, FetchFailed, OSError."""
         count = min(max(STREAMS, len(self._sources)), max(1, self._first.total_bytes // LEAST_BYTES))
         holders = sorted(self._sources, key=lambda source: source is not self._first.source)
         streams = [
@@ -193,7 +193,7 @@ class _Gathering:
                     self._change.wait(STALLED_S / 4)
                 now_s = time.monotonic()
                 if now_s > self._give_up_at:
-                    self._why = Unfetched(f"{self._first.url}: too slow")
+                    self._why = FetchFailed(f"{self._first.url}: too slow")
                     return
                 idle = len(self._active) < sum(each.is_alive() for each in streams)
                 for part in self._active:
@@ -218,11 +218,11 @@ class _Gathering:
         while part is not None:
             try:
                 self._bring(part, holder)
-            except Unfetched as error:
+            except FetchFailed as error:
                 self._give_back(part, error)
                 return
             except (OSError, ValueError) as error:
-                self._give_back(part, Unfetched(f"{holder.url}: {error!r}"))
+                self._give_back(part, FetchFailed(f"{holder.url}: {error!r}"))
                 return
             self._end(part)
             part = self._next()
@@ -250,7 +250,7 @@ class _Gathering:
         most.end = middle
         return part
 
-    def _give_back(self, part: _Part, why: Unfetched) -> None:
+    def _give_back(self, part: _Part, why: FetchFailed) -> None:
         with self._change:
             self._active.remove(part)
             if part.at < part.end:
@@ -268,13 +268,13 @@ class _Gathering:
             part.line.close()
 
     def _bring(self, part: _Part, holder: StateSource) -> None:
-        """Receive what is left of a part. Raises Unfetched, OSError, Corrupt."""
+        """Receive what is left of a part. Raises FetchFailed, OSError, Corrupt."""
         if part.line is None:
             line = self._ask(holder, part.at, part.end, min(HEAD_S, self._silence_s))
             first = self._first
             if (line.total_bytes, line.seal) != (first.total_bytes, first.seal):
                 line.close()
-                raise Unfetched(
+                raise FetchFailed(
                     f"{line.url}: its snapshot of step {holder.step} is another than {first.url}'s"
                 )
             part.line = line
@@ -296,13 +296,13 @@ class _Gathering:
             self._broken = error
             raise
 
-    def _take_chunk(self, part: _Part, line: _Line, chunk: memoryview) -> int:
+    def _take_chunk(self, part: _Part, line: _Connection, chunk: memoryview) -> int:
         at, crc = 0, 0
         while at < len(chunk):
             with chunk[at : at + PIECE_BYTES] as piece:
                 count = line.socket.recv_into(piece)
                 if not count:
-                    raise Unfetched(f"{line.url}: the connection was closed at byte {part.at + at}")
+                    raise FetchFailed(f"{line.url}: the connection was closed at byte {part.at + at}")
                 with piece[:count] as come:
                     crc = crc32(come, crc)
             at += count
@@ -310,14 +310,14 @@ class _Gathering:
         if line.seal is None:
             (told,) = SUM.unpack(_exactly(line.socket, SUM.size))
             if told != crc:
-                raise Unfetched(f"{line.url}: checksum {crc:08x}, announced was {told:08x}")
+                raise FetchFailed(f"{line.url}: checksum {crc:08x}, announced was {told:08x}")
         return crc
 
 
 def _ask(
     source: StateSource, begin: int, end: int, limit_s: float, *, token: str, tls: ssl.SSLContext | None
-) -> _Line:
-    """Return a connection on which the snapshot's bytes from `begin` follow. Raises Unfetched."""
+) -> _Connection:
+    """Return a connection on which the snapshot's bytes from `begin` follow. Raises FetchFailed."""
     url = f"{source.url}/v1/slot/{source.generation}/{source.step}"
     place = urlsplit(source.url)
     last = str(end - 1) if end else ""
@@ -328,7 +328,7 @@ def _ask(
     try:
         line = socket.create_connection((place.hostname or "", place.port or 80), min(CONNECT_S, limit_s))
     except (OSError, ValueError) as error:
-        raise Unfetched(f"{url}: {error!r}") from None
+        raise FetchFailed(f"{url}: {error!r}") from None
     try:
         line.settimeout(limit_s)
         if place.scheme == "https":
@@ -337,14 +337,14 @@ def _ask(
         return _begun(source, url, line, begin)
     except (OSError, ValueError, KeyError) as error:
         line.close()
-        raise Unfetched(f"{url}: {error!r}") from None
+        raise FetchFailed(f"{url}: {error!r}") from None
     except BaseException:
         line.close()
         raise
 
 
-def _begun(source: StateSource, url: str, line: socket.socket, begin: int) -> _Line:
-    """Read the first lines of an answer. Raises Unfetched, OSError, ValueError, KeyError."""
+def _begun(source: StateSource, url: str, line: socket.socket, begin: int) -> _Connection:
+    """Read the first lines of an answer. Raises FetchFailed, OSError, ValueError, KeyError."""
     raw = b""
     while not raw.endswith(b"\r\n\r\n"):  # byte by byte at the end: what follows goes into the slot
         room = 1 if raw.endswith(b"\r\n\r") or len(raw) >= MAX_HEAD_BYTES else _until_end(line)
@@ -356,14 +356,14 @@ def _begun(source: StateSource, url: str, line: socket.socket, begin: int) -> _L
     status = first.split(" ", 2)[1]
     if status != "206":
         why = line.recv(MAX_WHY_BYTES).decode(errors="replace")
-        raise Unfetched(f"{url}: {status[:3]} {why}")
+        raise FetchFailed(f"{url}: {status[:3]} {why}")
     fields = {name.lower(): value.strip() for name, _, value in (each.partition(":") for each in rest)}
     offset, _, total = fields["content-range"].removeprefix("bytes ").partition("/")
     if int(offset.partition("-")[0]) != begin or not 0 < int(total) <= MAX_SLOT_BYTES:
         raise ValueError(f"a snapshot of {total[:20]} bytes from {offset[:40]} was announced")
     seal = fields["x-holdfast-seal"]
     world_size = int(fields["x-holdfast-world-size"])
-    return _Line(source, url, line, int(total), world_size, None if seal == "none" else int(seal, 16))
+    return _Connection(source, url, line, int(total), world_size, None if seal == "none" else int(seal, 16))
 
 
 def _until_end(line: socket.socket) -> int:
@@ -382,12 +382,12 @@ def _exactly(line: socket.socket, size: int) -> bytes:
     while len(raw) < size:
         piece = line.recv(size - len(raw))
         if not piece:
-            raise Unfetched("the connection was closed")
+            raise FetchFailed("the connection was closed")
         raw += piece
     return raw
 
 
-def _hang_up(line: _Line) -> None:
+def _hang_up(line: _Connection) -> None:
     try:
         # Of the plain socket: TLS would end first, and what is encrypted be taken for content.
         socket.socket.shutdown(line.socket, socket.SHUT_RDWR)

@@ -40,12 +40,12 @@ def listener(host: str) -> socket.socket:
     return found
 
 
-class Unaligned(ValueError):
+class UnalignedRange(ValueError):
     """A range that does not begin and end where chunks do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ChunkRange:
     """Bytes `begin` to `end` of a snapshot of `total_bytes`: whole chunks, the last one as it is."""
 
     begin: int
@@ -53,17 +53,19 @@ class Range:
     total_bytes: int
 
     @classmethod
-    def parse(cls, text: str, total_bytes: int) -> Range:
-        """Read a Range header, such as "bytes=8388608-". Raises `Unaligned`."""
+    def parse(cls, text: str, total_bytes: int) -> ChunkRange:
+        """Read a Range header, such as "bytes=8388608-". Raises `UnalignedRange`."""
         first, dash, last = text.removeprefix("bytes=").partition("-")
         if not (text.startswith("bytes=") and dash and first.isdecimal() and len(text) < 64):
-            raise Unaligned(f"range {text[:64]!r}: expected bytes=FIRST-LAST")
+            raise UnalignedRange(f"range {text[:64]!r}: expected bytes=FIRST-LAST")
         if last and not last.isdecimal():
-            raise Unaligned(f"range {text[:64]!r}: expected bytes=FIRST-LAST")
+            raise UnalignedRange(f"range {text[:64]!r}: expected bytes=FIRST-LAST")
         found = cls(int(first), min(int(last) + 1, total_bytes) if last else total_bytes, total_bytes)
         whole = found.begin % CHUNK_BYTES == 0 and (found.end % CHUNK_BYTES == 0 or found.end == total_bytes)
         if not whole or not found.begin < found.end:
-            raise Unaligned(f"range {text[:64]!r} of {total_bytes} bytes: expected chunks of {CHUNK_BYTES}")
+            raise UnalignedRange(
+                f"range {text[:64]!r} of {total_bytes} bytes: expected chunks of {CHUNK_BYTES}"
+            )
         return found
 
     @property
@@ -72,7 +74,7 @@ class Range:
         return range(self.begin // CHUNK_BYTES, -(-self.end // CHUNK_BYTES))
 
 
-def head(record: Record, part: Range, seal: int | None) -> bytes:
+def head(record: Record, part: ChunkRange, seal: int | None) -> bytes:
     """Return the answer's first lines. Without a seal the sums of the chunks follow them."""
     lines = (
         "HTTP/1.1 206 Partial Content",
@@ -81,7 +83,7 @@ def head(record: Record, part: Range, seal: int | None) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-def fields(record: Record, part: Range, seal: int | None) -> tuple[tuple[str, str], ...]:
+def fields(record: Record, part: ChunkRange, seal: int | None) -> tuple[tuple[str, str], ...]:
     """Return the answer's fields, by name."""
     size = part.end - part.begin + (0 if seal is not None else SUM.size * len(part.chunks))
     return (
@@ -93,7 +95,7 @@ def fields(record: Record, part: Range, seal: int | None) -> tuple[tuple[str, st
     )
 
 
-def read(path: Path, part: Range, chunk: int, sums: bool) -> bytes:
+def read(path: Path, part: ChunkRange, chunk: int, sums: bool) -> bytes:
     """Return a chunk of the range, and its sum behind it if those are wanted. Raises `OSError`."""
     at, end = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, part.end)
     with path.open("rb") as file:
@@ -103,7 +105,7 @@ def read(path: Path, part: Range, chunk: int, sums: bool) -> bytes:
     return content + SUM.pack(crc32(content)) if sums else content
 
 
-def pour(descriptor: int, path: Path, first: bytes, part: Range, sums: bool, silence_s: float) -> None:
+def pour(descriptor: int, path: Path, first: bytes, part: ChunkRange, sums: bool, silence_s: float) -> None:
     """Write `first` and the range of the file at `path` to a connected socket, and close `descriptor`.
 
     The caller pins the snapshot. Raises `OSError`: the peer is gone, or takes nothing for `silence_s`.

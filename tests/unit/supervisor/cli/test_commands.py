@@ -8,7 +8,8 @@ import pytest
 
 from holdfast.checkpoint import writer
 from holdfast.errors import BadInput
-from supervisor.cli import commands, queries
+from supervisor.__main__ import obey
+from supervisor.cli import commands
 from supervisor.store.run_directory import RunDir, open_for_run
 from tests.unit.supervisor.api_stub import api
 from tests.unit.supervisor.status_samples import incident, opened, status
@@ -25,8 +26,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDir]:
     made.close()
 
 
-def shown(printed: Printed, command: queries.Obeyed, code: int = 0) -> str:
-    assert queries.obey(command) == code
+def shown(printed: Printed, command: commands.Command, code: int = 0) -> str:
+    assert obey(command) == code
     return printed.readouterr().out
 
 
@@ -92,13 +93,13 @@ def test_an_incident_is_named_by_id_number_or_as_the_last(run: RunDir, capsys: P
 
 def test_an_unknown_incident_names_the_near_ones(run: RunDir) -> None:
     with pytest.raises(BadInput, match="incident 'i-0001': this run has had none"):
-        queries.obey(commands.Explain("i-0001"))
+        obey(commands.Explain("i-0001"))
     for number in (1, 2, 13):
         run.write_incident(incident(number))
     with pytest.raises(BadInput, match=r"'i-0003' is unknown: choose from .*i-0013.*, last$"):
-        queries.obey(commands.Explain("i-0003"))
+        obey(commands.Explain("i-0003"))
     with pytest.raises(BadInput, match=r"'x' is not the id of an incident: .* such as 3 or i-0003, or last$"):
-        queries.obey(commands.Explain("x"))
+        obey(commands.Explain("x"))
 
 
 def test_checkpoints_are_listed_and_damage_is_found_on_request(run: RunDir, capsys: Printed) -> None:
@@ -125,7 +126,7 @@ def test_what_cannot_be_read_is_said_to_be_unreadable(run: RunDir, capsys: Print
     run.write_incident(incident(1))
     (run.path / "incidents" / "i-0002.json").write_text("{")
     (run.path / "status.json").write_text("{")
-    assert queries.obey(commands.Incidents()) == 0
+    assert obey(commands.Incidents()) == 0
     printed = capsys.readouterr()
     assert "i-0001" in printed.out
     assert "i-0002.json cannot be read" in printed.err
@@ -150,7 +151,7 @@ def test_stop_and_inject_find_the_newest_run_too(run: RunDir) -> None:
     run.close()
     for command in (commands.Stop(), commands.Inject("kill")):
         with pytest.raises(BadInput, match="is not running"):
-            queries.obey(command)
+            obey(command)
 
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x1b[1;1Hboom"

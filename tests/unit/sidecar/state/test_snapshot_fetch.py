@@ -17,9 +17,9 @@ from holdfast.protocol.member_messages import StateSource
 from holdfast.snapshot import arena as arenas
 from holdfast.snapshot.arena import Arena
 from holdfast.snapshot.commit_records import Record
-from sidecar.state import gathering, sending
-from sidecar.state.gathering import Unfetched
-from sidecar.state.sending import Range, Unaligned
+from sidecar.state import snapshot_fetch, snapshot_send
+from sidecar.state.snapshot_fetch import FetchFailed
+from sidecar.state.snapshot_send import ChunkRange, UnalignedRange
 from tests.unit.sidecar.fake_peer import fetching, serving
 from tests.unit.sidecar.memory import WORLD_SIZE, flip, holdings, member
 
@@ -39,12 +39,12 @@ def folders() -> Iterator[list[Path]]:
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Share out parts of a few small chunks, and soon give up who says nothing."""
-    for module in (gathering, sending, arenas):
+    for module in (snapshot_fetch, snapshot_send, arenas):
         monkeypatch.setattr(module, "CHUNK_BYTES", CHUNK_BYTES)
-    monkeypatch.setattr(gathering, "PIECE_BYTES", 16 << 10)
-    monkeypatch.setattr(gathering, "LEAST_BYTES", 2 * CHUNK_BYTES)
-    monkeypatch.setattr(gathering, "STALLED_S", 0.2)
-    monkeypatch.setattr(gathering, "HEAD_S", 0.2)
+    monkeypatch.setattr(snapshot_fetch, "PIECE_BYTES", 16 << 10)
+    monkeypatch.setattr(snapshot_fetch, "LEAST_BYTES", 2 * CHUNK_BYTES)
+    monkeypatch.setattr(snapshot_fetch, "STALLED_S", 0.2)
+    monkeypatch.setattr(snapshot_fetch, "HEAD_S", 0.2)
 
 
 def made(path: Path, seed: int = 0) -> Record:
@@ -204,7 +204,7 @@ async def test_without_another_holder_it_is_not_taken_and_the_slot_is_free(folde
     one, _, here = folders
     made(one)
     async with serving(one) as url, cut(url, 5 * CHUNK_BYTES, False) as broken, fetching(here) as fetcher:
-        with pytest.raises(Unfetched, match="closed"):
+        with pytest.raises(FetchFailed, match="closed"):
             await fetcher.snapshot(*sources(broken))
     assert holdings(here).slots() == ()
     assert made(here).step == 7
@@ -234,7 +234,7 @@ async def test_memory_that_changed_after_the_seal_is_found(folders: list[Path]) 
     holdings(one).arena.seal(record)
     flip(record)
     async with serving(one) as url, fetching(here) as fetcher:
-        with pytest.raises(Unfetched, match=r"checksum [0-9a-f]{8}, announced was"):
+        with pytest.raises(FetchFailed, match=r"checksum [0-9a-f]{8}, announced was"):
             await fetcher.snapshot(*sources(url))
     assert holdings(here).slots() == ()
 
@@ -254,10 +254,10 @@ async def test_a_slot_that_has_memory_already_is_used_as_it_is(folders: list[Pat
     "text", ["", "bytes=", "bytes=5-", "bytes=-5", "bytes=0-5", "bytes=x-", "bytes=0-" + "9" * 99]
 )
 def test_only_whole_chunks_can_be_asked_for(text: str) -> None:
-    with pytest.raises(Unaligned, match="expected"):
-        Range.parse(text, SIZE)
+    with pytest.raises(UnalignedRange, match="expected"):
+        ChunkRange.parse(text, SIZE)
 
 
 def test_the_last_chunk_is_as_it_is() -> None:
-    found = Range.parse(f"bytes={20 * CHUNK_BYTES}-", SIZE)
+    found = ChunkRange.parse(f"bytes={20 * CHUNK_BYTES}-", SIZE)
     assert (found.begin, found.end, list(found.chunks)) == (20 * CHUNK_BYTES, SIZE, [20])

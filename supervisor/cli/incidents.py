@@ -1,15 +1,26 @@
-"""Explain one incident: what was seen, what was decided and why, and where the time went. Pure."""
+"""`holdfast incidents` and `holdfast explain`: the faults of a run as a table, and one of them in full."""
 
 from __future__ import annotations
 
+import difflib
+import re
+import sys
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from holdfast.errors import BadInput
 from holdfast.protocol.foreign_text import harmless
+from supervisor.cli import commands
+from supervisor.cli.api_client import newest_status
 from supervisor.display.ansi import BOLD, CYAN, DIM, Style
-from supervisor.wording import detail, is_cost_unknown, lost_in_words, outcome, place, what
+from supervisor.display.screen import say_all, say_json, style_of
+from supervisor.observability.incident_record import SCHEMA
+from supervisor.store.run_directory import RunDir
+from supervisor.wording import detail, is_cost_unknown, lost_in_words, outcome, place, seconds, table, what
 
+_RIGHT = frozenset({2, 3, 4, 5, 6})
+_SINCE_ADDED: dict[str, Any] = {"schema": SCHEMA, "overtaken_by": None}  # records of before lack these
 _BAR = 40  # columns for the time from the fault to the first new step
 _SOURCES = {
     "slot": "a snapshot in memory",
@@ -29,7 +40,96 @@ _MEANING = {
 }
 
 
-def explain(incident: Mapping[str, Any], style: Style) -> list[str]:
+def show(run: RunDir, command: commands.Incidents) -> int:
+    found = _known(run)
+    for name in run.unreadable_incidents():
+        sys.stderr.write(f"holdfast: {run.path / 'incidents' / name} cannot be read, and is not shown\n")
+    if command.json:
+        say_json(found)
+    else:
+        say_all(lines(found))
+    return 0
+
+
+def explain(run: RunDir, command: commands.Explain) -> int:
+    chosen = _choose(_known(run), command.incident)
+    if command.json:
+        say_json(chosen)
+    else:
+        say_all(explanation(chosen, style_of(sys.stdout)))
+    return 0
+
+
+def _known(run: RunDir) -> list[dict[str, Any]]:
+    """Return all incidents, the open one too."""
+    found = {str(each["id"]): {**_SINCE_ADDED, **each} for each in run.incidents()}
+    status, alive, _ = newest_status(run)
+    opened = (status or {}).get("open_incident")
+    if alive and isinstance(opened, dict) and opened.get("id"):
+        found.setdefault(str(opened["id"]), opened)
+    return list(found.values())
+
+
+def _choose(found: list[dict[str, Any]], word: str) -> dict[str, Any]:
+    """Return the incident that `word` means: i-0003, 3 or last."""
+    names = [str(each["id"]) for each in found]
+    if not names:
+        raise BadInput(f"incident {word!r}: this run has had none")
+    wanted = names[-1] if word == "last" else f"i-{int(word):04d}" if word.isdecimal() else word
+    if wanted in names:
+        return found[names.index(wanted)]
+    if not re.fullmatch(r"i-\d+", wanted):
+        listed = "one that `holdfast incidents` lists, such as 3 or i-0003, or last"
+        raise BadInput(f"{word!r} is not the id of an incident: expected {listed}")
+    near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5) or names[-3:]
+    raise BadInput(f"incident {word!r} is unknown: choose from {', '.join(sorted(near))}, last")
+
+
+def lines(found: list[dict[str, Any]]) -> list[str]:
+    """Return what `holdfast incidents` shows."""
+    if not found:
+        return ["no incidents"]
+    rows = [
+        (
+            str(each.get("id")),
+            str(each.get("kind") or "-"),
+            _rank(each),
+            _step(each),
+            _time(each.get("detected_s")),
+            _time(each.get("recovered_s")),
+            _lost(each),
+            str(each.get("remedy") or "-"),
+            what(each, with_step=False),
+        )
+        for each in found
+    ]
+    head = ("ID", "KIND", "RANK", "STEP", "NOTICED", "BACK IN", "LOST", "REMEDY", "WHAT HAPPENED")
+    return table(head, rows, _RIGHT)
+
+
+def _rank(incident: Mapping[str, Any]) -> str:
+    rank = incident.get("rank")
+    return str(rank) if isinstance(rank, int) and rank >= 0 else "-"
+
+
+def _step(incident: Mapping[str, Any]) -> str:
+    step = incident.get("step")
+    if not isinstance(step, int) or step < 0:  # -1: nobody knows it
+        return "?" if is_cost_unknown(incident) else "-"
+    return str(step)
+
+
+def _lost(incident: Mapping[str, Any]) -> str:
+    lost = incident.get("lost_steps")
+    more = "+" if incident.get("lost_at_least") else ""
+    return f"{lost}{more}" if lost is not None else "?" if is_cost_unknown(incident) else "-"
+
+
+def _time(value: object) -> str:
+    return seconds(float(value)) if isinstance(value, int | float) else "-"
+
+
+def explanation(incident: Mapping[str, Any], style: Style) -> list[str]:
     """Return the lines that explain `incident`."""
     parts = [
         _head(incident, style),

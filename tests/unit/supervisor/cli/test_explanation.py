@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from supervisor.cli.explain import explain
+from supervisor.cli.incidents import explanation
 from supervisor.display.ansi import Style
 from tests.unit.supervisor.status_samples import incident, opened
 
@@ -14,7 +14,7 @@ def section(lines: list[str], title: str) -> list[str]:
 
 
 def test_an_incident_is_explained_from_evidence_to_the_first_new_step() -> None:
-    lines = explain(incident(), PLAIN)
+    lines = explanation(incident(), PLAIN)
     assert lines[0] == "i-0001  rank 1 was killed by SIGKILL at step 812"
     assert lines[1].endswith("back in 0.13 s, 0 steps lost")
     assert section(lines, "What was seen") == [
@@ -30,7 +30,7 @@ def test_an_incident_is_explained_from_evidence_to_the_first_new_step() -> None:
 
 def test_a_state_from_before_the_group_that_failed_is_told_apart_from_that() -> None:
     older = {**incident()["resume"], "generation": 1}
-    assert section(explain(incident(resume=older), PLAIN), "What was decided")[1] == (
+    assert section(explanation(incident(resume=older), PLAIN), "What was decided")[1] == (
         "resumed at step 812, from a snapshot in memory, taken by an earlier group"
         " (generation 1; the one that failed is 2)"
     )
@@ -39,7 +39,7 @@ def test_a_state_from_before_the_group_that_failed_is_told_apart_from_that() -> 
 def test_the_cause_is_told_before_its_victims() -> None:
     victim = {"kind": "victim", "rank": 0, "detail": "rank 0 lost its peers (connection closed by peer)"}
     found = incident(faults=[victim, *incident()["faults"]])
-    assert section(explain(found, PLAIN), "What was seen")[:2] == [
+    assert section(explanation(found, PLAIN), "What was seen")[:2] == [
         "rank 1 was killed by SIGKILL",
         "rank 0 lost its peers (rank 1 ended)",
     ]
@@ -59,7 +59,7 @@ ValueError: no such shard
 def test_an_exception_is_named_with_the_line_of_the_script_that_raised_it() -> None:
     fault = {"kind": "exception", "rank": 1, "detail": "rank 1 raised ValueError: no", "message": RAISED}
     victim = {"kind": "victim", "rank": 0, "detail": "rank 0 lost its peers", "message": RAISED}
-    lines = explain(incident(kind="exception", faults=[victim, fault], message=RAISED), PLAIN)
+    lines = explanation(incident(kind="exception", faults=[victim, fault], message=RAISED), PLAIN)
     assert lines[0] == "i-0001  rank 1 raised ValueError: no at step 812 (data.py, line 17)"
     assert section(lines, "What was seen")[:2] == [
         "rank 1 raised ValueError: no (data.py, line 17)",
@@ -68,7 +68,7 @@ def test_an_exception_is_named_with_the_line_of_the_script_that_raised_it() -> N
 
 
 def test_the_timeline_shows_where_the_time_went() -> None:
-    lines = explain(incident(), PLAIN)
+    lines = explanation(incident(), PLAIN)
     assert section(lines, "From the fault to the first new step") == [
         "the fault             0.0 ms",
         "noticed               3.0 ms  █",
@@ -78,7 +78,7 @@ def test_the_timeline_shows_where_the_time_went() -> None:
 
 
 def test_equal_stacks_are_shown_once_with_their_ranks() -> None:
-    lines = explain(incident(), PLAIN)
+    lines = explanation(incident(), PLAIN)
     assert section(lines, "Where ranks 0, 2-3 stood") == [
         'Thread "MainThread"',
         "all_reduce (dist.py)",
@@ -87,51 +87,51 @@ def test_equal_stacks_are_shown_once_with_their_ranks() -> None:
 
 
 def test_the_ranks_last_words_are_whole() -> None:
-    lines = explain(incident(message="Traceback\n  File\nValueError: x\n"), PLAIN)
+    lines = explanation(incident(message="Traceback\n  File\nValueError: x\n"), PLAIN)
     assert lines[-3:] == ["  Traceback", "    File", "  ValueError: x"]
 
 
 def test_a_run_that_began_again_says_so() -> None:
     resume = {"step": 0, "source": "none", "generation": 0}
-    lines = explain(incident(resume=resume, lost_steps=812), PLAIN)
+    lines = explanation(incident(resume=resume, lost_steps=812), PLAIN)
     assert "  resumed from the beginning: no usable state was left" in lines
     assert "  812 steps lost" in lines
 
 
 def test_an_open_incident_is_explained_as_far_as_it_has_come() -> None:
     found = opened(resume=None, timeline=[], stacks=[], decision=None, why="", evidence=None)
-    lines = explain(found, PLAIN)
+    lines = explanation(found, PLAIN)
     assert lines[1].endswith("not recovered yet")
     assert "What was decided" not in lines
     assert "From the fault to the first new step" not in lines
 
 
 def test_an_incident_of_which_little_is_known_is_still_explained() -> None:
-    assert explain({"id": "i-0009", "at": float("inf")}, PLAIN)[0] == "i-0009  a rank failed"
+    assert explanation({"id": "i-0009", "at": float("inf")}, PLAIN)[0] == "i-0009  a rank failed"
 
 
 def test_what_a_script_prints_cannot_move_the_cursor() -> None:
     found = incident(message="\x1b[2Jboo", stacks=[{"ranks": [0], "stack": "\x1b]0;t\x07x"}])
-    text = "".join(explain(found, PLAIN))
+    text = "".join(explanation(found, PLAIN))
     assert "\x1b" not in text
     assert "boo" in text
 
 
 def test_titles_are_bold_where_there_is_colour() -> None:
-    assert "\x1b[1mWhat was seen\x1b[0m" in "\n".join(explain(incident(), Style(True, True)))
+    assert "\x1b[1mWhat was seen\x1b[0m" in "\n".join(explanation(incident(), Style(True, True)))
 
 
 def test_a_script_that_keeps_its_own_state_is_said_to_begin_again_with_it() -> None:
     resume = {"step": 0, "source": "none", "generation": 0}
     timeline = [{"what": what, "at_s": 0.01} for what in ("fault", "secured", "decided")]
     found = incident(resume=resume, lost_steps=None, own_state=True, timeline=timeline)
-    lines = explain(found, PLAIN)
+    lines = explanation(found, PLAIN)
     assert "secured" not in "".join(lines)
     began = "started the script from its first line: it keeps its own state"
     assert f"  {began}; how many steps it does again is not known" in lines
 
 
 def test_steps_that_nobody_can_count_are_said_to_be_unknown() -> None:
-    lines = explain(incident(lost_steps=None), PLAIN)
+    lines = explanation(incident(lost_steps=None), PLAIN)
     assert lines[1].endswith("back in 0.13 s, steps lost not known")
     assert "  how many steps are lost is not known: whoever knew it died with the group" in lines

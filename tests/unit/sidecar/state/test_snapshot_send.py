@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from sidecar.state import sending
+from sidecar.state import snapshot_send
 
 ROOM = 16  # of a congestion control's name
 
@@ -22,10 +22,10 @@ def accepted(listener: socket.socket) -> bytes:
 
 
 def test_what_is_sent_to_a_peer_of_the_same_host_is_not_paced() -> None:
-    with sending.listener("127.0.0.1") as listener:
+    with snapshot_send.listener("127.0.0.1") as listener:
         assert accepted(listener) == b"reno"
 
 
 def test_beyond_one_host_the_systems_congestion_control_stays() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as plain, sending.listener("0.0.0.0") as listener:
+    with socket.create_server(("127.0.0.1", 0)) as plain, snapshot_send.listener("0.0.0.0") as listener:
         assert accepted(listener) == accepted(plain)

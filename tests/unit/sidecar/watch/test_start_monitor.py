@@ -3,14 +3,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.protocol.launcher_messages import StartTimes
-from sidecar.watch.hang_detector import LATE_S, Starts
+from sidecar.watch.hang_detector import LATE_S, StartMonitor
 from tests.unit.supervisor.job_views import S, launcher, rank
 
 RELEASED = launcher(rank(0, state="starting"))
 
 
 def test_a_process_that_was_released_and_never_begins_is_late_and_then_over_its_limit() -> None:
-    starts = Starts(10.0)
+    starts = StartMonitor(10.0)
     assert starts.late(RELEASED, 100 * S, 0.0) == ()
     assert starts.late(RELEASED, int((100 + LATE_S) * S), 0.0) == ()
     [late] = starts.late(RELEASED, 105 * S, 0.0)
@@ -20,7 +20,7 @@ def test_a_process_that_was_released_and_never_begins_is_late_and_then_over_its_
 
 
 def test_each_process_is_timed_by_itself_and_our_own_lateness_is_no_fault_of_it() -> None:
-    starts = Starts(10.0)
+    starts = StartMonitor(10.0)
     starts.late(RELEASED, 100 * S, 0.0)
     another = launcher(rank(0, state="starting", pid=7))
     assert starts.late(another, 105 * S, 0.0) == ()
@@ -33,6 +33,6 @@ def test_who_has_begun_or_has_no_process_or_has_yet_to_import_is_not_timed() -> 
         launcher(rank(0, state="starting", pid=0)),
         replace(RELEASED, strategy="cold"),
     ):
-        starts = Starts(10.0)
+        starts = StartMonitor(10.0)
         starts.late(state, 100 * S, 0.0)
         assert starts.late(state, 200 * S, 0.0) == ()

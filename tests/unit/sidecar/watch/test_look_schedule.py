@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from sidecar.watch.hang_detector import ANSWER_S, FIRST_S, LAST_S, Closely
+from sidecar.watch.hang_detector import ANSWER_S, FIRST_S, LAST_S, LookSchedule
 
 
 def test_looks_come_one_after_the_other_and_ever_more_seldom() -> None:
-    closely, now_s, gaps, answered = Closely(), 0.0, [], 0
+    closely, now_s, gaps, answered = LookSchedule(), 0.0, [], 0
     for _ in range(12):
         while not (number := closely.due(True, answered, now_s)):
             now_s += 0.01
@@ -22,7 +22,7 @@ def test_looks_come_one_after_the_other_and_ever_more_seldom() -> None:
 
 
 def test_a_look_that_a_proof_needs_is_taken_at_once_while_looks_are_dense() -> None:
-    closely = Closely()
+    closely = LookSchedule()
     assert closely.due(True, 0, 0.0, 1) == 1
     assert closely.due(True, 0, 0.1, 77) == 0, "the first is not answered yet"
     assert closely.due(True, 1, 0.2, 77) == 2
@@ -35,14 +35,14 @@ def test_a_look_that_a_proof_needs_is_taken_at_once_while_looks_are_dense() -> N
 
 
 def test_a_look_that_is_lost_is_asked_for_again_and_numbers_never_fall() -> None:
-    closely = Closely()
+    closely = LookSchedule()
     assert closely.due(True, 41, 0.0) == 42, "another sidecar has asked before"
     assert closely.due(True, 41, ANSWER_S - 0.1) == 0
     assert closely.due(True, 41, ANSWER_S) == 43
 
 
 def test_when_nobody_is_late_any_more_the_next_stall_is_looked_at_at_once() -> None:
-    closely = Closely()
+    closely = LookSchedule()
     assert closely.due(True, 0, 0.0) == 1
     assert closely.due(False, 1, 0.5) == 0
     assert closely.due(True, 1, 0.51) == 2
