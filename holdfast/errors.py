@@ -27,7 +27,7 @@ class PeerLost(HoldfastError, ConnectionError):
     """Another rank is gone in the middle of an exchange: this one is its victim."""
 
 
-def kind_of(value: object) -> str:
+def type_with_article(value: object) -> str:
     """Return the type of `value` with its article, for a message: "a Linear", "an int64", "an SGD"."""
     return with_article(type(value).__name__)
 
@@ -37,7 +37,7 @@ def with_article(name: str) -> str:
     return f"an {name}" if spelt or name[:1].lower() in ("a", "e", "i", "o") else f"a {name}"
 
 
-def grouped(error: BaseException) -> tuple[BaseException, ...]:
+def members_of_group(error: BaseException) -> tuple[BaseException, ...]:
     """Return what an exception group holds, nothing for other exceptions.
 
     It is known by what it has: before Python 3.11 the class is that of a package.

@@ -19,7 +19,7 @@ from holdfast.protocol.launcher_messages import Launch, RankStart, SecureAnswer
 from holdfast.protocol.progress_writer import Page
 from holdfast.training.session import Session
 from holdfast.training.state import State
-from holdfast.worker.launcher_channel import Runtime
+from holdfast.worker.launcher_channel import LauncherChannel
 
 GENERATION = 1
 LAUNCH = Launch(GENERATION, 1, 1, "", 0, 0, 0.0)
@@ -39,7 +39,7 @@ class Training:
         control.close()  # as if the launcher had ended
         folder.mkdir(exist_ok=True)
         session = Session(
-            replace(LAUNCH, snapshot_every=every), RankStart(0, 0), Runtime(control, folder, 0, 1)
+            replace(LAUNCH, snapshot_every=every), RankStart(0, 0), LauncherChannel(control, folder, 0, 1)
         )
         session.page = Page.create(folder / "page-0.bin")
         session.page.begin(GENERATION, 0, 0, 1, 0)

@@ -26,9 +26,9 @@ def watch() -> Stopwatch:
     from holdfast.snapshot.private_store import PrivateStore
     from holdfast.state.private_state import PrivateState
     from holdfast.training import state
-    from holdfast.training.private_exchange import Beside, Exchange
-    from holdfast.training.protection import Keeping
-    from holdfast.training.snapshot_writer import Snapshots
+    from holdfast.training.private_exchange import LocalPrivateState, PrivateStateRing
+    from holdfast.training.rank_protection import Protection
+    from holdfast.training.snapshot_writer import SnapshotWriter
 
     watch = Stopwatch()
     for owner, attribute, name in (
@@ -36,14 +36,14 @@ def watch() -> Stopwatch:
         (state.State, "commit", "commit"),
         (state.State, "forward", "forward hook"),
         (state.State, "backward", "backward hook"),
-        (Keeping, "throttle", "step begin"),
+        (Protection, "throttle", "step begin"),
         (PrivateState, "core", "collect private state"),
         (PrivateState, "random", "random states"),
         (PrivateStore, "put", "store private state"),
-        (Exchange, "start", "exchange with a peer, start"),
-        (Exchange, "finish", "exchange with a peer, finish (waits for it)"),
-        (Beside, "finish", "read a peer's state in the same memory"),
-        (Snapshots, "write", "snapshot"),
+        (PrivateStateRing, "start", "exchange with a peer, start"),
+        (PrivateStateRing, "finish", "exchange with a peer, finish (waits for it)"),
+        (LocalPrivateState, "finish", "read a peer's state in the same memory"),
+        (SnapshotWriter, "write", "snapshot"),
         (Page, "commit", "progress write"),
         (Page, "phase", "phase write"),
     ):
@@ -108,7 +108,7 @@ def take_out() -> None:
 
 
 def run() -> None:
-    if os.environ.get("TORCHELASTIC_RUN_ID") and launcher_channel.current is None:
+    if os.environ.get("TORCHELASTIC_RUN_ID") and launcher_channel.current_channel is None:
         take_out()
     take_turns()
     stopwatch = watch()

@@ -17,7 +17,7 @@ from bench.snapshot.report import ANONYMOUS, BY_TENSOR, SHARED
 from bench.text import size
 from holdfast.snapshot import tensor_copy
 from holdfast.state import capture
-from holdfast.training.snapshot_writer import Snapshots
+from holdfast.training.snapshot_writer import SnapshotWriter
 from trainer.gpt.__main__ import build
 from trainer.gpt.options import make_parser, read
 
@@ -62,7 +62,7 @@ def _held(title: str, objects: dict[str, Any]) -> Held:
 
 def snapshotter(held: Held, folder: Path) -> Callable[[], float | None]:
     """Return a call that takes a whole snapshot as a rank does and returns its seconds."""
-    snapshots = Snapshots(folder, held.objects, 1)
+    snapshots = SnapshotWriter(folder, held.objects, 1)
     steps = iter(range(1 << 60))
 
     def take() -> float | None:

@@ -35,7 +35,7 @@ from bench.snapshot.frozen_training import BYTES, COPIES, STEP_S, Beside
 from bench.snapshot.snapshot import MEMORY
 from bench.text import Verdict, all_met, number, ratio, seconds, size, size_of, summary, table
 from holdfast.snapshot import written_pages
-from holdfast.training.snapshot_writer import Snapshots
+from holdfast.training.snapshot_writer import SnapshotWriter
 
 ALONE, ASKED, COMPARED, COPIED = (
     "the small model alone",
@@ -88,7 +88,7 @@ def _in_turns(frozen_bytes: int, options: argparse.Namespace) -> dict[str, list[
         with _not_asked():
             calls[COMPARED] = _snapshotter(Path(folder) / "compared", large)
         took = take_turns(calls, options.repeats, copying.elsewhere(options.evict))
-        whole = Snapshots(Path(folder) / "compared", large, 1)
+        whole = SnapshotWriter(Path(folder) / "compared", large, 1)
         whole.frozen.distrust()
         copied = [whole.write(2, step) for step in range(options.repeats)]
         return {**took, COPIED: [each for each in copied if each is not None]}
@@ -106,7 +106,7 @@ def _objects(frozen_bytes: int) -> dict[str, Any]:
 
 def _snapshotter(folder: Path, objects: dict[str, Any]) -> Callable[[], float | None]:
     """Take the first snapshots; return a call that takes a later one."""
-    snapshots = Snapshots(folder, objects, 1)
+    snapshots = SnapshotWriter(folder, objects, 1)
     steps = iter(range(1 << 60))
     for _ in range(FIRST + 1):
         snapshots.write(1, next(steps))

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import holdfast
 from bench.harness.ticks import Ticker
 from bench.workloads import network
-from holdfast.training.snapshot_writer import Snapshots
+from holdfast.training.snapshot_writer import SnapshotWriter
 
 BYTES, STEP_S, COPIES = (f"HOLDFAST_BENCH_FROZEN_{name}" for name in ("BYTES", "STEP_S", "COPIES"))
 TENSORS = 16
@@ -39,16 +39,16 @@ class Beside(nn.Module):
 
 
 def _timed(path: str, rank: int) -> None:
-    write = Snapshots.write
+    write = SnapshotWriter.write
 
-    def timed(self: Snapshots, *given: Any, **named: Any) -> float | None:
+    def timed(self: SnapshotWriter, *given: Any, **named: Any) -> float | None:
         cost_s = write(self, *given, **named)
         if cost_s is not None:
             with open(path, "a") as file:
                 file.write(f"{rank} {self.was_read} {cost_s}\n")
         return cost_s
 
-    setattr(Snapshots, "write", timed)  # noqa: B010 - a method
+    setattr(SnapshotWriter, "write", timed)  # noqa: B010 - a method
 
 
 def main() -> None:

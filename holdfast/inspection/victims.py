@@ -15,7 +15,7 @@ import re
 from opcode import opmap
 from types import TracebackType
 
-from holdfast.errors import BadInput, PeerLost, grouped
+from holdfast.errors import BadInput, PeerLost, members_of_group
 
 SIGNS = (
     "Connection closed by peer",
@@ -129,7 +129,7 @@ def _is_loss(error: BaseException, nested: int) -> bool:
         return True
     if isinstance(error, BadInput):  # whatever it quotes
         return False
-    parts = grouped(error)
+    parts = members_of_group(error)
     if parts:
         return nested < _NESTED and all(is_victim(each, nested + 1) for each in parts)
     if any(_is_torchs(each) for each in type(error).__mro__):

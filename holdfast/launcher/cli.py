@@ -18,7 +18,7 @@ from holdfast.launcher.worker_group import WorkerGroup
 from holdfast.process import linux
 from holdfast.snapshot import member_directory
 from holdfast.worker import program, script_source
-from holdfast.worker.script_source import Sources
+from holdfast.worker.script_source import ProgramSources
 from holdfast.worker.zygote import Zygote
 
 _ABOUT = """\
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return serve(parse_options(list(sys.argv[1:] if argv is None else argv)))
 
 
-def serve(options: argparse.Namespace, zygote: Zygote | None = None, kept: Sources | None = None) -> int:
+def serve(options: argparse.Namespace, zygote: Zygote | None = None, kept: ProgramSources | None = None) -> int:
     """Serve one member, with the zygote and the sources that there are already, if any. Returns as `main`."""
     linux.adopt_orphans()
     try:
@@ -56,14 +56,14 @@ def serve(options: argparse.Namespace, zygote: Zygote | None = None, kept: Sourc
     return 0
 
 
-def _load_sources(options: argparse.Namespace) -> Sources:
+def _load_sources(options: argparse.Namespace) -> ProgramSources:
     """Return the run's sources: those handed down, or of now. Raises `BadInput`, `OSError`."""
     if options.kept >= 0:
         return script_source.load(options.kept)
-    return script_source.keep(program.parse(options.command, Path.cwd()))
+    return script_source.read_sources(program.parse(options.command, Path.cwd()))
 
 
-def _serve(kept: Sources, home: MemberSettings, strategy: str, zygote: Zygote | None) -> None:
+def _serve(kept: ProgramSources, home: MemberSettings, strategy: str, zygote: Zygote | None) -> None:
     selector = selectors.DefaultSelector()
     crew = WorkerGroup(home)
     launcher: Launcher | None = None

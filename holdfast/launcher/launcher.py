@@ -36,7 +36,7 @@ from holdfast.protocol import progress
 from holdfast.protocol.launcher_messages import Ending, LauncherOrder, LauncherState, RankInspection
 from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.worker import nested_scripts
-from holdfast.worker.script_source import Changes
+from holdfast.worker.script_source import SourceChanges
 
 HEARTBEAT_S = 1.0  # between signs of life: its sidecar misses five before it gives us up
 AGAIN_S = 0.05  # between two looks at what is left at the end
@@ -71,7 +71,7 @@ class Launcher:
         self._began: dict[int, int] = {}  # when those began that have ended, in ticks, by pid
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._looker = RankInspector(self._has_looked)
-        self._changes = Changes(warm.kept) if warm.kept is not None else None
+        self._changes = SourceChanges(warm.kept) if warm.kept is not None else None
         self._seen: deque[tuple[int, int, tuple[RankInspection, ...]]] = (
             deque()
         )  # what the looker's thread has for us
@@ -357,7 +357,7 @@ class Launcher:
             if not self.stopping:
                 printed = logs.tail(process.log, UNJOINED_BYTES)
                 took_s = 0.0 if process.parked else time.monotonic() - process.made_s
-                refused = nested_scripts.refused(self.crew.home.directory, process.local_rank)
+                refused = nested_scripts.was_refused(self.crew.home.directory, process.local_rank)
                 ending = warm_pool.unjoined_ending(ended, printed, refused=refused)
                 changed = self._changes.look_at_once() if self._changes is not None else ()
                 said = "\n".join(

@@ -22,16 +22,16 @@ from holdfast.worker import script_source
 from holdfast.worker import zygote as warm
 from holdfast.worker.program import Program
 
-BOOT = warm.boot("holdfast.launcher.member_template")
+BOOT = warm.boot_code("holdfast.launcher.member_template")
 
 
 def main() -> None:
     """Serve orders for members until the keeper is gone."""
-    given = json.loads(os.environ.pop(warm.SPEC))
+    given = json.loads(os.environ.pop(warm.SPEC_VARIABLE))
     program = codec.from_json(Program, given["program"])
     linux.end_with_parent(given["parent"])
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    kept = script_source.load(given["kept"]) if given["kept"] >= 0 else script_source.Sources(program)
+    kept = script_source.load(given["kept"]) if given["kept"] >= 0 else script_source.ProgramSources(program)
     warm.preload(program)
     keeper = given["parent"]
     for order, birth, log, _ in fork_server.forks(socket.socket(fileno=given["control"]), "member", keeper):
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _be_member(
-    kept: script_source.Sources, keeper: int, argv: tuple[str, ...], birth: socket.socket, log: int
+    kept: script_source.ProgramSources, keeper: int, argv: tuple[str, ...], birth: socket.socket, log: int
 ) -> None:
     """Become a launcher that has its zygote already. Only the zygote's ranks return, and by an exception."""
     os.setsid()

@@ -23,7 +23,7 @@ from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.worker import cold_start, nested_scripts, script_source
 from holdfast.worker import zygote as warm
 from holdfast.worker.program import Program
-from holdfast.worker.script_source import Sources
+from holdfast.worker.script_source import ProgramSources
 from holdfast.worker.zygote import Zygote
 
 UNJOINED_BYTES = 16_000  # of what one printed that ended before it joined: nobody has seen that
@@ -67,7 +67,7 @@ class WarmPool:
     tries: int = 0
     last_ending: Ending | None = None
     zygote: Zygote | None = None
-    kept: Sources | None = None  # the program's sources, as the run began
+    kept: ProgramSources | None = None  # the program's sources, as the run began
     _forkable: bool = True
     _count: int = 0
     _closed: bool = False
@@ -155,12 +155,12 @@ class WarmPool:
         """
         ours, theirs = rank_channel.pair()
         process = self._process(local_rank, ours)
-        mark = nested_scripts.mark(self.home.directory, local_rank)
+        mark = nested_scripts.rank_variables(self.home.directory, local_rank)
         environment = {**environment, **mark, "HOLDFAST_CONTROL": str(theirs.fileno())}
         passed = [theirs.fileno()]
-        if self.kept is not None and self.kept.main is not None and script_source.fate(self.kept.files[0]):
-            argv = self.program.entered(cold_start.BOOT, self.home.import_root)
-            environment[cold_start.SOURCES] = str(self.kept.descriptor)
+        if self.kept is not None and self.kept.main is not None and script_source.change_of(self.kept.files[0]):
+            argv = self.program.entered(cold_start.BOOT_CODE, self.home.import_root)
+            environment[cold_start.SOURCES_VARIABLE] = str(self.kept.descriptor)
             passed.append(self.kept.descriptor)
         try:
             with theirs, logs.opened(process.log) as log:
@@ -231,7 +231,7 @@ class WarmPool:
         with logs.opened(log) as out:
             number = os.dup(out.fileno())
             kept = self.kept.descriptor if self.kept is not None else -1
-            given = warm.spec(
+            given = warm.zygote_spec(
                 self.program,
                 parent=os.getpid(),
                 tracer=self.home.tracer,
@@ -245,8 +245,8 @@ class WarmPool:
             )
             try:
                 return self._started(
-                    self.program.entered(warm.BOOT, self.home.import_root),
-                    env={**os.environ, warm.SPEC: given},
+                    self.program.entered(warm.BOOT_CODE, self.home.import_root),
+                    env={**os.environ, warm.SPEC_VARIABLE: given},
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=out,
@@ -273,7 +273,7 @@ class WarmPool:
 
     def _process(self, local_rank: int, ours: socket.socket) -> WorkerProcess:
         process = WorkerProcess(local_rank, ours, self._new_log(str(local_rank)))
-        nested_scripts.begin(self.home.directory, local_rank)
+        nested_scripts.clear(self.home.directory, local_rank)
         self.selector.register(ours, selectors.EVENT_READ, lambda: self._on_rank(process))
         return process
 
@@ -397,6 +397,6 @@ def unjoined_ending(ended: Ending, printed: str, *, refused: bool) -> Ending:
     Then it is no good end, whatever its exit code says: nothing is trained.
     """
     if refused and ended.signal is None:
-        said = printed if nested_scripts.STANDS_BETWEEN in printed else f"{printed}{nested_scripts.UNSEEN}"
+        said = printed if nested_scripts.LAUNCHED_INDIRECTLY in printed else f"{printed}{nested_scripts.REFUSED_BELOW}"
         return replace(ended, code=2, fail="bad_input", message=said)
     return replace(ended, message=printed or ended.message)  # nobody has seen that: it says more

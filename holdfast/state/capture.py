@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import BadInput, kind_of
+from holdfast.errors import BadInput, type_with_article
 from holdfast.fileio.safetensors import Entry, Layout, plan
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ def flatten(name: str, value: Any, tree: Tree, beside: torch.device | None = Non
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise BadInput(
-        f"{name}: {kind_of(value)} cannot be kept in a snapshot: "
+        f"{name}: {type_with_article(value)} cannot be kept in a snapshot: "
         "a state may hold tensors, numbers, texts, lists and mappings of them"
     )
 
@@ -428,14 +428,14 @@ def refuse_tensor(name: str, tensor: torch.Tensor) -> None:
             raise BadInput(f"{name} is on the device meta and has no content: materialize it before protect")
         return
     if any(each.startswith(_TENSORS) for each in _descent(tensor)):
-        raise BadInput(f"{name} is {kind_of(tensor)}, of which each rank has a part: {_ADVICE}")
+        raise BadInput(f"{name} is {type_with_article(tensor)}, of which each rank has a part: {_ADVICE}")
     if is_lazy(tensor):
         raise BadInput(f"{name} has no shape yet: run one forward pass of the module before protect")
     if tensor.layout != torch.strided:
         raise BadInput(f"{name} is a sparse tensor ({tensor.layout}): only dense ones can be kept")
     if is_traceable_wrapper_subclass(tensor):
         raise BadInput(
-            f"{name} is {kind_of(tensor)}, a tensor made of others: only plain tensors can be kept"
+            f"{name} is {type_with_article(tensor)}, a tensor made of others: only plain tensors can be kept"
         )
 
 
@@ -443,7 +443,7 @@ def _refuse_class(name: str, part: Any) -> None:
     for descent in _descent(part):
         for start, what in _CLASSES:
             if descent.startswith(start):
-                raise BadInput(f"protect({name}=...): {kind_of(part)} {what}: {_ADVICE}")
+                raise BadInput(f"protect({name}=...): {type_with_article(part)} {what}: {_ADVICE}")
 
 
 def _descent(value: object) -> Iterator[str]:

@@ -16,7 +16,7 @@ from functools import partial, wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast.errors import BadInput, Uncommitted, kind_of
+from holdfast.errors import BadInput, Uncommitted, type_with_article
 from holdfast.state import capture
 from holdfast.state.device import Brought, Device
 from holdfast.state.random_state import is_state
@@ -253,7 +253,7 @@ def not_json(states: Mapping[str, Any]) -> str:
         if found is not None:
             path, value = found
             return (
-                f"{path} is {kind_of(value)}: state that is private to a rank must be JSON "
+                f"{path} is {type_with_article(value)}: state that is private to a rank must be JSON "
                 "(numbers, texts, lists, dicts). Let state_dict() give a list, or None, in its place"
             )
     return "state that is private to a rank must be JSON"

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import BadInput, kind_of
+from holdfast.errors import BadInput, type_with_article
 from holdfast.snapshot import tensor_copy
 from holdfast.state import capture, misuse
 from holdfast.state.capture import PAIRS, TUPLE
@@ -315,7 +315,7 @@ class PrivateState:
             try:
                 value.load_state_dict(state[name])
             except Exception as error:  # whatever a class makes of a state that is not its own
-                raise BadInput(f"{name}: {kind_of(value)} cannot take this state: {error!r}") from error
+                raise BadInput(f"{name}: {type_with_article(value)} cannot take this state: {error!r}") from error
 
     def _restore_guard(self, sections: Mapping[str, bytes]) -> None:
         if self._guard is None:

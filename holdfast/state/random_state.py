@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import BadInput, kind_of
+from holdfast.errors import BadInput, type_with_article
 
 if TYPE_CHECKING:
     import torch
@@ -253,7 +253,7 @@ def _described(numpy: Any) -> bytes:
         if isinstance(found, numpy.ndarray) and str(found.dtype) in _ARRAYS:
             return {str(found.dtype): found.tolist()}
         where = f"NumPy's global generator {state.get('bit_generator')!r}"
-        raise BadInput(f"private state: {where} has {kind_of(found)} in its state, not numbers alone")
+        raise BadInput(f"private state: {where} has {type_with_article(found)} in its state, not numbers alone")
 
     return json.dumps(state, default=plain).encode()
 

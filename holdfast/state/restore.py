@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import BadInput, kind_of, with_article
+from holdfast.errors import BadInput, type_with_article, with_article
 from holdfast.fileio.safetensors import Layout
 from holdfast.snapshot import tensor_copy
 from holdfast.state import capture, misuse
@@ -83,7 +83,7 @@ def _restored(name: str, value: Any, saved: Any, held: _Held) -> list[str]:
     except BadInput:
         raise
     except Exception as error:  # whatever a class makes of a state that is not its own
-        raise BadInput(f"{name}: {kind_of(value)} cannot take this state: {error!r}") from error
+        raise BadInput(f"{name}: {type_with_article(value)} cannot take this state: {error!r}") from error
 
 
 class _Held:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from holdfast.training.session import Session
     from holdfast.training.state import State
 
-_OURS = ("sampler", "batch_sampler", "shuffle", "generator")
-_ONE = (
+_OWN_OPTIONS = ("sampler", "batch_sampler", "shuffle", "generator")
+_SECOND_BATCH = (
     "Batches: a second batch was asked for in one step, and each step has one batch. To accumulate gradients "
     "over k batches, use a batch_size k times as large and x.chunk(k); to evaluate, use a DataLoader"
 )
@@ -60,7 +60,7 @@ class Batches:
         self.session, self.state, self.seed, self.shuffle = session, state, seed, shuffle
         self._options = options
         _check_names(options)
-        given = [name for name in _OURS if name in options]
+        given = [name for name in _OWN_OPTIONS if name in options]
         if given:
             raise BadInput(
                 f"Batches({given[0]}=...): Batches itself says which sample comes when; leave it out"
@@ -76,7 +76,7 @@ class Batches:
         self._epoch = -1
         self._order: Sequence[int] = ()
         try:  # what torch refuses, it refuses here, and not in the first step
-            self._loader(_Plan(self, 0, 0))
+            self._loader(_SamplePlan(self, 0, 0))
         except (TypeError, ValueError) as error:
             raise BadInput(f"Batches({', '.join(f'{name}=...' for name in options)}): {error}") from None
 
@@ -109,7 +109,7 @@ class Batches:
 
         A step that is yielded again, because it was not committed, has the same batch again.
         """
-        feed = _Feed(self, operator.index(count))
+        feed = _BatchFeed(self, operator.index(count))
         for step in self.state.steps(count):
             yield step, feed.batch(step)
 
@@ -121,10 +121,10 @@ class Batches:
         Raises:
             BadInput: a second batch is asked for in a step.
         """
-        feed, drawn = _Feed(self, sys.maxsize), -1
+        feed, drawn = _BatchFeed(self, sys.maxsize), -1
         while True:
             if self.state.turn == drawn:
-                raise BadInput(_ONE)
+                raise BadInput(_SECOND_BATCH)
             drawn = self.state.turn
             yield feed.batch(self.following(self.state.step))
 
@@ -145,18 +145,18 @@ class Batches:
 
     def load(self, first: int, count: int) -> Iterator[Any]:
         """Yield the batches of the steps from `first` to below `count` that are not skipped."""
-        return iter(self._loader(_Plan(self, first, count)))
+        return iter(self._loader(_SamplePlan(self, first, count)))
 
-    def _loader(self, plan: _Plan) -> Any:
+    def _loader(self, plan: _SamplePlan) -> Any:
         import torch
         from torch.utils.data import DataLoader
 
         options = dict(self._options)
-        source = _Seeded(self.dataset, options.pop("collate_fn", None), self.seed, self.session.rank)
+        source = _SeededDataset(self.dataset, options.pop("collate_fn", None), self.seed, self.session.rank)
         return DataLoader(
             source,  # type: ignore[arg-type]  # it has what a loader of lists of keys asks for
             batch_sampler=plan,
-            collate_fn=_as_it_is,
+            collate_fn=_identity,
             generator=torch.Generator(),  # else each iterator would draw from the training's own
             **options,
         )
@@ -173,7 +173,7 @@ def _check_names(options: Mapping[str, Any]) -> None:
             raise BadInput(f"Batches({name}=...): neither Batches nor torch's DataLoader has this{meant}")
 
 
-class _Feed:
+class _BatchFeed:
     """The batches of the steps that a loop asks for, loaded ahead in their order."""
 
     def __init__(self, batches: Batches, count: int) -> None:
@@ -192,7 +192,7 @@ class _Feed:
         return self._batch
 
 
-class _Plan:
+class _SamplePlan:
     """The keys of the batches from a step on: of each step that is not to be skipped."""
 
     def __init__(self, batches: Batches, first: int, count: int) -> None:
@@ -204,7 +204,7 @@ class _Plan:
                 yield [(step, self._batches.indices(step))]
 
 
-class _Seeded:
+class _SeededDataset:
     """Loads whole batches, with random generators that are seeded for each. It travels to the workers."""
 
     def __init__(
@@ -219,7 +219,7 @@ class _Seeded:
         if get_worker_info() is not None:
             self._sow(step)
             return self._load(indices)
-        with _Untouched():
+        with _RandomStateKept():
             self._sow(step)
             return self._load(indices)
 
@@ -243,7 +243,7 @@ class _Seeded:
             numpy.random.seed(seed & 0xFFFFFFFF)
 
 
-class _Untouched:
+class _RandomStateKept:
     """What happens in it leaves the random generators of the training as they are."""
 
     def __enter__(self) -> None:
@@ -262,7 +262,7 @@ class _Untouched:
             sys.modules["numpy"].random.set_state(self._numpy)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch
 
 

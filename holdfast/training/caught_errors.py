@@ -23,18 +23,18 @@ from typing import Any
 from holdfast.errors import PeerLost
 
 HOLD_S = 20.0  # for the group to be stopped when a connection is gone and nothing was seen to fail
-LOOK_S = 0.01
+POLL_S = 0.01
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
-class Connections:
+class PeerConnections:
     """Sockets that lead to the peers as long as they live. None are read or held open."""
 
     def __init__(self, inodes: dict[int, int]) -> None:
         self._inodes = inodes  # by descriptor, which may be another file's later
 
     @classmethod
-    def since(cls, before: Iterable[int]) -> Connections:
+    def since(cls, before: Iterable[int]) -> PeerConnections:
         """Return the sockets of this process that were not open `before`, when `open_sockets` told them."""
         known = set(before)
         return cls({fd: inode for fd, inode in open_sockets().items() if fd not in known})
@@ -53,7 +53,7 @@ class Connections:
         for fd in self._inodes:
             poller.register(fd, select.POLLRDHUP)
         found = {fd for fd, events in poller.poll(0) if events & _GONE}
-        return found | {fd for fd, inode in self._inodes.items() if _socket(fd) != inode}
+        return found | {fd for fd, inode in self._inodes.items() if _socket_inode(fd) != inode}
 
 
 def open_sockets() -> dict[int, int]:
@@ -62,10 +62,10 @@ def open_sockets() -> dict[int, int]:
         fds = [int(each.name) for each in Path("/proc/self/fd").iterdir()]
     except OSError:
         return {}
-    return {fd: inode for fd in fds if (inode := _socket(fd)) is not None}
+    return {fd: inode for fd in fds if (inode := _socket_inode(fd)) is not None}
 
 
-def _socket(fd: int) -> int | None:
+def _socket_inode(fd: int) -> int | None:
     try:
         found = os.fstat(fd)
     except OSError:
@@ -73,7 +73,7 @@ def _socket(fd: int) -> int | None:
     return found.st_ino if stat.S_ISSOCK(found.st_mode) else None
 
 
-class _Seen:
+class _TorchActivity:
     """What this process has done and failed to do since `watch` was first called: counts that only grow."""
 
     def __init__(self) -> None:
@@ -117,27 +117,27 @@ class _Seen:
             logger.addHandler(Handler(logging.DEBUG))
 
 
-_seen = _Seen()
+_activity = _TorchActivity()
 
 
-class Caught:
+class CaughtErrorCheck:
     """One rank's steps. `peers` are looked at only in a step that is doubted.
 
     `frozen` says whether the group has been stopped. Where nothing was seen to fail, that is waited for: the
     connection may be none to a peer, or to one that has done its last step and gone.
     """
 
-    def __init__(self, peers: Connections, frozen: Callable[[], bool], hold_s: float = HOLD_S) -> None:
+    def __init__(self, peers: PeerConnections, frozen: Callable[[], bool], hold_s: float = HOLD_S) -> None:
         self._peers, self._frozen, self._hold_s = peers, frozen, hold_s
         self._peers.settle()
-        _seen.watch()
+        _activity.watch()
         self._usual = 0  # backward passes of the step before
         self._count()
 
     def writes(self, step: int) -> None:
         """An optimizer is about to write. Raises `PeerLost`."""
-        failed = self._pass_failed() or _seen.failed != self._failed
-        if failed or _seen.ended - self._ended < self._usual:
+        failed = self._pass_failed() or _activity.failed != self._failed
+        if failed or _activity.ended - self._ended < self._usual:
             self._doubt(
                 failed, f"step {step}: its optimizer would write without the gradients of a lost peer"
             )
@@ -147,7 +147,7 @@ class Caught:
 
         A collective that failed after the optimizer has written may have had to do with the numbers alone.
         """
-        failed = self._pass_failed() or (not written and _seen.failed != self._failed)
+        failed = self._pass_failed() or (not written and _activity.failed != self._failed)
         if failed or not written:
             self._doubt(
                 failed, f"step {step}: it would be counted without its update, for want of a lost peer"
@@ -155,15 +155,15 @@ class Caught:
 
     def committed(self) -> None:
         """The step is counted, and another one may begin."""
-        self._usual = _seen.ended - self._ended
+        self._usual = _activity.ended - self._ended
         self._count()
 
     def _count(self) -> None:
-        self._begun, self._ended, self._failed = _seen.begun, _seen.ended, _seen.failed
+        self._begun, self._ended, self._failed = _activity.begun, _activity.ended, _activity.failed
 
     def _pass_failed(self) -> bool:
         """True when a backward pass of this step has not come to its end."""
-        return _seen.begun - self._begun != _seen.ended - self._ended
+        return _activity.begun - self._begun != _activity.ended - self._ended
 
     def _doubt(self, failed: bool, what: str) -> None:
         if not self._peers.lost():
@@ -172,5 +172,5 @@ class Caught:
             raise PeerLost(f"{what}; the script has caught what that raised")
         give_up_at = time.monotonic() + self._hold_s
         while not self._frozen() and time.monotonic() < give_up_at:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         self._peers.settle()

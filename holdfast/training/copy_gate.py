@@ -18,11 +18,11 @@ from typing import Any
 
 from holdfast.state.device import Device, Mark
 
-LOOK_S = 0.001  # between two looks while nothing is whole
+POLL_S = 0.001  # between two looks while nothing is whole
 
 
 @dataclass(slots=True)
-class _Writes:
+class _QueuedWrites:
     """Those that make `step + 1` out of `step`."""
 
     step: int
@@ -33,7 +33,7 @@ class _Writes:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class WholeState:
     """A state that is whole on the device.
 
     `part` is what the host kept of that step; None while the host's own objects are still of it.
@@ -41,17 +41,17 @@ class Whole:
 
     step: int
     part: Any
-    _writes: _Writes | None  # what will be the end of it, if anything is queued
+    _writes: _QueuedWrites | None  # what will be the end of it, if anything is queued
     _count: int
 
 
-class Gate:
+class WriteGate:
     """One thread writes (the script's), others look. `device` is asked where it is."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._step = 0
-        self._queued: deque[_Writes] = deque()
+        self._queued: deque[_QueuedWrites] = deque()
         self._count = 0  # writes ever begun
         self._looking = threading.Lock()
         self._may_write = threading.Lock()
@@ -78,7 +78,7 @@ class Gate:
             mark = self._device.mark()
             with self._looking:
                 self._count += 1
-                self._queued.append(_Writes(step, [mark], part))
+                self._queued.append(_QueuedWrites(step, [mark], part))
                 self.writing = True
 
     def before_more(self) -> None:
@@ -140,27 +140,27 @@ class Gate:
         self._is_frozen = False
         self._may_write.release()
 
-    def look(self) -> Whole | None:
+    def look(self) -> WholeState | None:
         """Return the state that is whole at this instant, None if none is."""
         with self._looking:
             self._advance()
             if not self._queued:
-                return Whole(self._step, None, None, self._count)
+                return WholeState(self._step, None, None, self._count)
             first = self._queued[0]
             # On the host the objects are being written already; without a part they are not known.
             known = self._device.queues and first.part is not None
             if known and not self._begun(first):
-                return Whole(first.step, first.part, first, self._count)
+                return WholeState(first.step, first.part, first, self._count)
             return None
 
-    def whole(self, limit_s: float) -> Whole | None:
+    def whole(self, limit_s: float) -> WholeState | None:
         """Return the state that is whole, waiting for one up to `limit_s`."""
         give_up_at = time.monotonic() + limit_s
         while (found := self.look()) is None and time.monotonic() < give_up_at:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         return found
 
-    def still(self, found: Whole) -> bool:
+    def still(self, found: WholeState) -> bool:
         """Say whether a state that was whole has been so all the time until now.
 
         To be asked when a copy has ended: if the first write had begun before that, its mark was reached
@@ -171,7 +171,7 @@ class Gate:
                 return not self._begun(found._writes)
             return found._count == self._count
 
-    def _begun(self, writes: _Writes) -> bool:
+    def _begun(self, writes: _QueuedWrites) -> bool:
         """Say whether the device may have begun with some of them."""
         return any(map(self._device.reached, writes.before))
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     import torch
 
 Tensors = list[tuple[str, "torch.Tensor"]]
-KEPT_BYTES = 4 << 20  # of the host's part; more is not copied in every step
+MAX_KEPT_BYTES = 4 << 20  # of the host's part; more is not copied in every step
 
 
-class Division:
+class TensorSplit:
     """Which of the collected tensors are the device's, and which the host's."""
 
     def __init__(self, tensors: Tensors, device: Device) -> None:
@@ -37,11 +37,11 @@ class Division:
         self._lying = all(self.tensors[at][1].is_contiguous() for at, on in enumerate(held) if not on)
         self._flat: dict[torch.dtype, list[torch.Tensor]] = {}  # views, if they can be that
 
-    def keep(self, text: str) -> Part | None:
+    def keep(self, text: str) -> HostPart | None:
         """Return the host's part as it is now; None if it is too large to be copied in every step."""
         import torch
 
-        if self.host_bytes > KEPT_BYTES:
+        if self.host_bytes > MAX_KEPT_BYTES:
             return None
         with torch.no_grad():
             if not self._flat or not self._lying:
@@ -50,9 +50,9 @@ class Division:
                     for kind, places in self._on_host.items()
                 }
             kept = {kind: torch.cat(flat) for kind, flat in self._flat.items()}
-        return Part(self, text, kept)
+        return HostPart(self, text, kept)
 
-    def host(self, part: Part | None) -> list[tuple[int, torch.Tensor]]:
+    def host(self, part: HostPart | None) -> list[tuple[int, torch.Tensor]]:
         """Return the host's tensors with their places: those of `part`, or the live ones."""
         if part is None:
             return [(at, self.tensors[at][1]) for places in self._on_host.values() for at in places]
@@ -64,19 +64,19 @@ class Division:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class HostPart:
     """The host's part of one step, as it was."""
 
-    division: Division
+    division: TensorSplit
     text: str
     kept: dict[torch.dtype, torch.Tensor]
 
 
-class Offload:
+class AsyncCopy:
     """A copy that goes on while the host does: begun here, over when the last of `copy.marks` is reached."""
 
     def __init__(
-        self, device: Device, division: Division, part: Part | None, targets: Sequence[torch.Tensor]
+        self, device: Device, division: TensorSplit, part: HostPart | None, targets: Sequence[torch.Tensor]
     ) -> None:
         """`targets` are contiguous, on the host, one for each tensor of the division."""
         import torch

@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
     from holdfast.snapshot.commit_records import Record
 
-LEAST_BYTES = 64 << 10  # of a tensor: less is copied in the time that it takes to look
-LOOKS = 32  # bytes of each tensor that are looked at
+MIN_TENSOR_BYTES = 64 << 10  # of a tensor: less is copied in the time that it takes to look
+SAMPLED_BYTES = 32  # bytes of each tensor that are looked at
 
 Tensors = Sequence[tuple[str, "torch.Tensor"]]
-_Look = tuple[int, int, tuple[int, ...]]  # version, place, some bytes
+_Fingerprint = tuple[int, int, tuple[int, ...]]  # version, place, some bytes
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _SlotContent:
     """What a slot has of this process."""
 
     record: Record
     header: bytes
-    looks: dict[str, _Look]
+    looks: dict[str, _Fingerprint]
     watch: written_pages.Watch | None  # which had begun before the slot was filled
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class SkippedTensors:
     """What need not be copied, and what of it must be compared with what the slot has."""
 
     places: frozenset[int] = frozenset()  # in the list of tensors
@@ -54,21 +54,21 @@ class LeftOut:
 
 
 @dataclass(slots=True)
-class Frozen:
+class FrozenTensors:
     """The frozen ones among the tensors of `objects`, and what the slots hold of them."""
 
     objects: Mapping[str, Any]
     share: float = 1.0  # of the state's bytes that the next copies write without comparing
     coming: float = 1.0  # of the state's bytes that copies read, once all slots have been filled
-    _slots: dict[int, _Held] = field(default_factory=dict)
-    _known: dict[str, _Look] = field(default_factory=dict)  # at the last look
+    _slots: dict[int, _SlotContent] = field(default_factory=dict)
+    _known: dict[str, _Fingerprint] = field(default_factory=dict)  # at the last look
     _of: Tensors | None = None
     _candidates: list[int] = field(default_factory=list)  # places in `_of`
     _distrusted: bool = False
     _watch: written_pages.Watch | None = None
     _asked: bool = False  # for a watch of `_of`: once
 
-    def left_out(self, tensors: Tensors, before: Record | None, header: bytes) -> LeftOut:
+    def left_out(self, tensors: Tensors, before: Record | None, header: bytes) -> SkippedTensors:
         """Return which of `tensors` a slot should hold already. To be called before any of them is copied.
 
         `before` is the snapshot that it had until now, None for none; `header` what its file begins with.
@@ -77,12 +77,12 @@ class Frozen:
         looks = self._look(tensors)
         written = self._written(tensors)
         if held is None or held.record != before or held.header != header or self._distrusted:
-            return LeftOut()
+            return SkippedTensors()
         same = {name for name, look in looks.items() if held.looks.get(name) == look}
         places = [n for n in self._candidates if tensors[n][0] in same]
         if held.watch is None or held.watch is not self._watch:
-            return LeftOut(frozenset(places), tuple((n, 0, tensors[n][1].nbytes) for n in places))
-        return LeftOut(frozenset(places), tuple((n, *each) for n in places for each in written[n]))
+            return SkippedTensors(frozenset(places), tuple((n, 0, tensors[n][1].nbytes) for n in places))
+        return SkippedTensors(frozenset(places), tuple((n, *each) for n in places for each in written[n]))
 
     def distrust(self) -> None:
         """What was left out was not as the slot had it: from now on everything is copied, always."""
@@ -103,17 +103,17 @@ class Frozen:
         self, tensors: Tensors, record: Record, header: bytes, watch: written_pages.Watch | None
     ) -> None:
         if not self._distrusted and self._candidates and self._of is tensors:
-            self._slots[record.slot] = _Held(record, header, self._known, watch)
+            self._slots[record.slot] = _SlotContent(record, header, self._known, watch)
 
-    def _look(self, tensors: Tensors) -> dict[str, _Look]:
+    def _look(self, tensors: Tensors) -> dict[str, _Fingerprint]:
         """Look at the candidates; what is as it was the last time counts as what will not be copied again."""
         if self._of is not tensors:
             self._of, self._candidates, self._asked = tensors, _candidates(self.objects, tensors), False
             self._watch_anew(None)
-        looks = {tensors[n][0]: _look_at(tensors[n][1]) for n in self._candidates}
+        looks = {tensors[n][0]: _fingerprint(tensors[n][1]) for n in self._candidates}
         same = [tensors[n][1] for n in self._candidates if self._same(tensors[n][0], looks)]
         still = sum(each.nbytes for each in same)
-        if still and not self._asked and not self._distrusted and _known_writers():
+        if still and not self._asked and not self._distrusted and _writes_are_tracked():
             self._asked = True
             self._watch_anew(written_pages.watch([(each.data_ptr(), each.nbytes) for each in same]))
         total = sum(tensor.nbytes for _, tensor in tensors)
@@ -139,11 +139,11 @@ class Frozen:
             self._watch.close()
         self._watch = watch
 
-    def _same(self, name: str, looks: Mapping[str, _Look]) -> bool:
+    def _same(self, name: str, looks: Mapping[str, _Fingerprint]) -> bool:
         return self._known.get(name) == looks[name]
 
 
-def _known_writers() -> bool:
+def _writes_are_tracked() -> bool:
     """True without a GPU in use: its driver writes to host memory past the kernel's notice."""
     import torch
 
@@ -156,7 +156,7 @@ def _candidates(objects: Mapping[str, Any], tensors: Tensors) -> list[int]:
     values = [capture.unwrap(value) for value in objects.values()]
     optimizers = [value for value in values if isinstance(value, torch.optim.Optimizer)]
     trained = {
-        id(p) for optimizer in optimizers for each in _all(optimizer) for p in capture.parameters(each)
+        id(p) for optimizer in optimizers for each in _with_inner(optimizer) for p in capture.parameters(each)
     }
     modules = [value for value in values if isinstance(value, torch.nn.Module)]
     mine = {id(p) for module in modules for p in module.parameters()} - trained
@@ -164,22 +164,22 @@ def _candidates(objects: Mapping[str, Any], tensors: Tensors) -> list[int]:
         n
         for n, (_, tensor) in enumerate(tensors)
         if id(tensor) in mine
-        and tensor.nbytes >= LEAST_BYTES
+        and tensor.nbytes >= MIN_TENSOR_BYTES
         and tensor.device.type == "cpu"
         and tensor.is_contiguous()
         and not tensor.requires_grad
     ]
 
 
-def _all(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
+def _with_inner(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
     yield optimizer
     yield from capture.within(optimizer).values()
 
 
-def _look_at(tensor: torch.Tensor) -> _Look:
+def _fingerprint(tensor: torch.Tensor) -> _Fingerprint:
     """Look at bytes all over the tensor, the last ones of its elements' as well as the first ones."""
     if tensor.requires_grad:  # trained from now on
         return -1, 0, ()
     address = tensor.data_ptr()
-    step = tensor.nbytes // LOOKS + 1  # and so each is another one of its element's bytes
+    step = tensor.nbytes // SAMPLED_BYTES + 1  # and so each is another one of its element's bytes
     return capture.version(tensor) or 0, address, tuple(tensor_copy.sampled(address, tensor.nbytes, step))

@@ -27,7 +27,7 @@ from pathlib import Path
 from holdfast.errors import PeerLost
 from holdfast.snapshot.private_store import MAX_CAPACITY_BYTES, PrivateReader
 
-STRANGERS = 16  # that have connected and said nothing: the oldest makes room
+MAX_UNIDENTIFIED = 16  # that have connected and said nothing: the oldest makes room
 LIMIT_S = 86_400.0  # for a peer whose process lives, unless said otherwise; a group that is broken is ended
 _HEADER = struct.Struct("<qqq")  # step, bytes that follow, kind
 _FINAL, _LATE, _AGAIN = 0, 1, 2  # kinds; late: it may change after all; again: it is what has come of that
@@ -35,7 +35,7 @@ _ADDRESS = struct.Struct("<46sH16s")  # host, port, secret
 _PIECE_BYTES = 64 << 10  # more than most states have
 
 
-class Exchange:
+class PrivateStateRing:
     """One rank's side. All ranks must begin equally many exchanges, in the same order; when is up to each."""
 
     def __init__(
@@ -68,14 +68,14 @@ class Exchange:
         """
         if self._out is not None:
             return
-        host, secret = _own_address(towards), os.urandom(16)
+        host, secret = _address_towards(towards), os.urandom(16)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         deadline = time.monotonic() + self._limit_s
         try:
             with socket.create_server((host, 0), family=family) as listener:
                 listener.settimeout(self._limit_s)
                 mine = _ADDRESS.pack(host.encode(), listener.getsockname()[1], secret)
-                raw, port, theirs = _ADDRESS.unpack(_everyones(mine, self._world_size)[self.to])
+                raw, port, theirs = _ADDRESS.unpack(_gather(mine, self._world_size)[self.to])
                 self._out = socket.create_connection((raw.rstrip(b"\0").decode(), port), self._limit_s)
                 self._out.sendall(theirs)
                 self._in = _accept(listener, secret, deadline)
@@ -207,7 +207,7 @@ class Exchange:
             raise PeerLost(f"rank {self.source} or {self.to}: silent for {self._limit_s:.0f} s")
 
 
-def _own_address(towards: str) -> str:
+def _address_towards(towards: str) -> str:
     """Return this machine's address on the way to a host; nothing is sent."""
     family, kind, protocol, _, address = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
@@ -215,7 +215,7 @@ def _own_address(towards: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _everyones(mine: bytes, world_size: int) -> list[bytes]:
+def _gather(mine: bytes, world_size: int) -> list[bytes]:
     """Return what each rank gives, by rank. Collective."""
     import torch
     import torch.distributed as dist
@@ -235,16 +235,16 @@ def _accept(listener: socket.socket, secret: bytes, deadline: float) -> socket.s
             while time.monotonic() < deadline:
                 for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
                     if key.fileobj is listener:
-                        came = _come(listener)
+                        came = _accept_one(listener)
                         heard[came] = b""
                         selector.register(came, selectors.EVENT_READ)
                         continue
                     [speaker] = [each for each in heard if each is key.fileobj]
-                    heard[speaker] += _said(speaker, len(secret) - len(heard[speaker]))
+                    heard[speaker] += _receive_some(speaker, len(secret) - len(heard[speaker]))
                     if heard[speaker] == secret:
                         del heard[speaker]
                         return speaker
-                for stranger in _strangers(heard, secret):
+                for stranger in _to_be_closed(heard, secret):
                     del heard[stranger]
                     selector.unregister(stranger)
                     stranger.close()
@@ -254,13 +254,13 @@ def _accept(listener: socket.socket, secret: bytes, deadline: float) -> socket.s
     raise TimeoutError("nobody came in time")
 
 
-def _come(listener: socket.socket) -> socket.socket:
+def _accept_one(listener: socket.socket) -> socket.socket:
     came, _ = listener.accept()
     came.setblocking(False)
     return came
 
 
-def _said(speaker: socket.socket, most: int) -> bytes:
+def _receive_some(speaker: socket.socket, most: int) -> bytes:
     """Return what it says next; at its end something that is in no secret of this length."""
     try:
         return speaker.recv(most) or bytes(most + 1)
@@ -270,11 +270,11 @@ def _said(speaker: socket.socket, most: int) -> bytes:
         return bytes(most + 1)
 
 
-def _strangers(heard: Mapping[socket.socket, bytes], secret: bytes) -> list[socket.socket]:
+def _to_be_closed(heard: Mapping[socket.socket, bytes], secret: bytes) -> list[socket.socket]:
     """Return those who have said something else, and the oldest of too many who have said too little."""
     wrong = [each for each, said in heard.items() if not secret.startswith(said)]
     slow = [each for each in heard if each not in wrong]
-    return wrong + slow[: max(0, len(slow) - STRANGERS)]
+    return wrong + slow[: max(0, len(slow) - MAX_UNIDENTIFIED)]
 
 
 # The private state of a rank whose store lies beside ours, in the memory of the same member.
@@ -287,7 +287,7 @@ def _strangers(heard: Mapping[socket.socket, bytes], secret: bytes) -> list[sock
 _PAUSE_S = 50e-6
 
 
-class Beside:
+class LocalPrivateState:
     """Looks into the store of rank `source`, at `path`."""
 
     def __init__(self, path: Path, source: int, generation: int, limit_s: float = LIMIT_S) -> None:
@@ -330,10 +330,10 @@ class Beside:
 # it.
 
 
-WATCHED = 4  # steps
+LEARNING_STEPS = 4  # steps
 
 
-class Early:
+class SendTiming:
     """One generation's lesson."""
 
     def __init__(self) -> None:
@@ -354,7 +354,7 @@ class Early:
     @property
     def known(self) -> bool:
         """True when the state may be sent before the optimizer's first write."""
-        return self._alike >= WATCHED and not self._never
+        return self._alike >= LEARNING_STEPS and not self._never
 
     def found(self, final: bool) -> None:
         """Learn, before the optimizer's first write, whether the state after the last pass was final."""

@@ -24,20 +24,20 @@ from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.state import misuse
 from holdfast.training import caught_errors
 from holdfast.training.rehearsal import rehearse
-from holdfast.training.snapshot_writer import copying_s
+from holdfast.training.snapshot_writer import copy_limit_s
 from holdfast.training.state import State
 from holdfast.worker import launcher_channel, nested_scripts
-from holdfast.worker.ending_exception import Lookout, Unwinding
+from holdfast.worker.ending_exception import ExceptionWatcher, UnwindingException
 from holdfast.worker.thread_frames import whereabouts
 
 if TYPE_CHECKING:
     import torch
 
     from holdfast.state.device import Device
-    from holdfast.training.protection import Keeping
+    from holdfast.training.rank_protection import Protection
 
-NOTE = 500  # characters of a warning that the status shows
-GIVE_WAY_S = 0.3  # to be ended by the roll back that another rank's flag brings about
+NOTE_CHARACTERS = 500  # characters of a warning that the status shows
+YIELD_S = 0.3  # to be ended by the roll back that another rank's flag brings about
 _COLD = (
     "the script used a GPU before holdfast.join(), so no process is kept warm and restarts are slow: build "
     "the model on the CPU, and move it to session.device after join()"
@@ -47,8 +47,8 @@ FLAG_WAIT_S = 600.0  # for the supervisor's answer to a bad number; then the scr
 
 def local_rank() -> int:
     """Return this process's place on its machine; known before `join`."""
-    if launcher_channel.current is not None:
-        return launcher_channel.current.local_rank
+    if launcher_channel.current_channel is not None:
+        return launcher_channel.current_channel.local_rank
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
@@ -64,7 +64,7 @@ def device() -> torch.device:
 class Session:
     """One process's membership in one generation of the group."""
 
-    def __init__(self, launch: Launch, rank: RankStart, mine: launcher_channel.Runtime | None) -> None:
+    def __init__(self, launch: Launch, rank: RankStart, mine: launcher_channel.LauncherChannel | None) -> None:
         self.rank = rank.rank
         self.local_rank = rank.local_rank
         self.world_size = launch.world_size
@@ -75,10 +75,10 @@ class Session:
         self._jumped = frozenset((each.step, each.loss) for each in launch.jumped)
         self.page: progress_writer.Page | None = None
         self.accelerator: Device | None = None  # None: as the state's tensors lie
-        self.peers = caught_errors.Connections({})
+        self.peers = caught_errors.PeerConnections({})
         self._launch, self._order, self._runtime = launch, rank, mine
         self._marks = StartTimes()
-        self._keeping: Keeping | None = None
+        self._keeping: Protection | None = None
         self._is_over = False  # the generation was secured before there was a state
         self._state: State | None = None
         self._drill = ""
@@ -103,13 +103,13 @@ class Session:
 
     # -- what the state needs of us
 
-    def keeping(self, state: State, replicated: Mapping[str, Any]) -> Keeping | None:
+    def keeping(self, state: State, replicated: Mapping[str, Any]) -> Protection | None:
         if self._runtime is None:
             return None
-        from holdfast.training.protection import Keeping
+        from holdfast.training.rank_protection import Protection
 
         arena = self._runtime.arena_path
-        self._keeping = Keeping(state, replicated, self._launch, self._order, arena)
+        self._keeping = Protection(state, replicated, self._launch, self._order, arena)
         if self._is_over:
             state.gate.freeze(0.0)
         self._runtime.on_failing = self._keeping.secure_failing
@@ -124,7 +124,7 @@ class Session:
             return
         why = self._keeping.leaving()
         if why:
-            self._runtime.say(WorkerMessage("left", note=why[:NOTE]))
+            self._runtime.say(WorkerMessage("left", note=why[:NOTE_CHARACTERS]))
         elif self.page is not None:
             self.page.phase(Phase.DONE)
 
@@ -147,7 +147,7 @@ class Session:
     def copy_begins(self, total_bytes: int) -> None:
         """A snapshot begins: it is Holdfast's work, and no part of the rank's step."""
         if self.page is not None:
-            self.page.copy_begins(copying_s(total_bytes))
+            self.page.copy_begins(copy_limit_s(total_bytes))
 
     def copy_ends(self) -> None:
         if self.page is not None:
@@ -170,7 +170,7 @@ class Session:
     def give_way(self) -> None:
         """Let the rank whose own number is bad report it first: it knows the batch."""
         if self._runtime is not None:
-            threading.Event().wait(GIVE_WAY_S)
+            threading.Event().wait(YIELD_S)
 
     def flag(self, kind: str, step: int, loss: float, position: int, why: str = "") -> None:
         """Report a bad number, and wait to be rolled back. Returns only when nobody answers."""
@@ -197,13 +197,13 @@ class Session:
         """Warn of something, in the rank's own output and in the status."""
         misuse.warn(0, f"rank {self.rank}: {text}")
         if self._runtime is not None:
-            self._runtime.say(WorkerMessage("note", note=text[:NOTE]))
+            self._runtime.say(WorkerMessage("note", note=text[:NOTE_CHARACTERS]))
 
-    def _tell_unwinding(self, found: Unwinding, since_ns: int, overdue: bool) -> None:
+    def _tell_unwinding(self, found: UnwindingException, since_ns: int, overdue: bool) -> None:
         """Hint at an exception before the script's `finally` blocks are done: the peers wait already."""
         from holdfast.worker import script
 
-        said = script.of(found.error, since_ns, found.text)
+        said = script.ending_of(found.error, since_ns, found.text)
         if self._runtime is not None and said is not None:
             step = self.page.step if self.page is not None else -1
             hint = replace(said, unwinding=True, overdue=overdue, step=step)
@@ -214,11 +214,11 @@ class Session:
         if self._runtime is not None:
             self._runtime.say(WorkerMessage("withdrawn", os.getpid()))
 
-    def _lookout(self) -> Lookout:
+    def _lookout(self) -> ExceptionWatcher:
         def place() -> object:
             return self.page.place if self.page is not None else None
 
-        return Lookout(self._tell_unwinding, self._withdraw_unwinding, place)
+        return ExceptionWatcher(self._tell_unwinding, self._withdraw_unwinding, place)
 
     def drill_point(self) -> None:
         """Where a drill makes this rank hang, as a rank that never enters the next collective."""
@@ -256,7 +256,7 @@ class Session:
         self._form_group()
         self._marks = replace(self._marks, joined_ns=time.monotonic_ns())
 
-    def _open_page(self, mine: launcher_channel.Runtime) -> None:
+    def _open_page(self, mine: launcher_channel.LauncherChannel) -> None:
         self._marks = StartTimes(started_ns=time.monotonic_ns())
         restored = self._launch.restore.step if self._launch.restore else 0
         try:
@@ -295,7 +295,7 @@ class Session:
         dist.init_process_group(
             backend, store=prefixed, rank=self.rank, world_size=self.world_size, timeout=limit
         )
-        self.peers = caught_errors.Connections.since(before)
+        self.peers = caught_errors.PeerConnections.since(before)
         sys.excepthook = hook  # torch's names the rank before each line, which the launcher's log does
 
     # -- listening
@@ -321,7 +321,7 @@ class Session:
         elif order.what == "drill":
             self._obey_drill(order.drill)
 
-    def _secure(self, mine: launcher_channel.Runtime, generation: int) -> None:
+    def _secure(self, mine: launcher_channel.LauncherChannel, generation: int) -> None:
         self._is_over = self._is_over or generation == self.generation  # first: a state may just come
         if self._keeping is None:
             answer = SecureAnswer(self.rank, -1, False, "nothing is protected yet")
@@ -331,7 +331,7 @@ class Session:
             except Exception as error:
                 # Whatever torch, a driver or the file system makes of a copy: without an answer, all would
                 # wait for this rank, and nothing that comes later would be heard.
-                why = f"{type(error).__name__}: {error}"[:NOTE]
+                why = f"{type(error).__name__}: {error}"[:NOTE_CHARACTERS]
                 answer = SecureAnswer(self.rank, -1, False, why)
         mine.say(WorkerMessage("secured", secured=answer))
 
@@ -377,12 +377,12 @@ def join() -> Session:
     global _joined
     if _joined is not None and _joined.process == os.getpid():
         return _joined.session
-    mine = launcher_channel.current or _from_environment()
+    mine = launcher_channel.current_channel or _from_environment()
     if mine is not None and not mine.is_ours:
         raise BadInput("join() in a process that the script forked: only the script itself is a rank")
     if mine is None:
-        nested_scripts.refuse(os.environ)
-        launch, rank = _plain()
+        nested_scripts.refuse_below_rank(os.environ)
+        launch, rank = _place_without_launcher()
     else:
         if mine.start is None:
             _park(mine)
@@ -390,7 +390,7 @@ def join() -> Session:
         if order.launch is None or order.rank is None:
             raise Fenced("the launcher's order to start names no rank")
         launch, rank = order.launch, order.rank
-        if rank.rank == 0 and _is_fixed() and not mine.parked:
+        if rank.rank == 0 and _has_used_gpu() and not mine.parked:
             sys.stderr.write(f"holdfast: {_COLD}\n")
     session = Session(launch, rank, mine)
     session.enter()
@@ -398,18 +398,18 @@ def join() -> Session:
     return session
 
 
-def _park(mine: launcher_channel.Runtime) -> None:
+def _park(mine: launcher_channel.LauncherChannel) -> None:
     """Get ready to be given a rank, at once when that comes.
 
     Without a GPU: whose it will be is not known yet, and until then its memory is another's.
     """
     if device().type == "cpu":
         rehearse(device())
-    mine.parked = not _is_fixed()
+    mine.parked = not _has_used_gpu()
     mine.say(WorkerMessage("parked" if mine.parked else "unparkable", os.getpid()))
 
 
-def _is_fixed() -> bool:
+def _has_used_gpu() -> bool:
     """Say whether this process sees GPUs that it was not told to: it has looked before it could know."""
     return gpu_assignment.VARIABLE in os.environ and gpu_assignment.uses_cuda()
 
@@ -417,7 +417,7 @@ def _is_fixed() -> bool:
 _LAUNCHERS = {"HOLDFAST_CONTROL", "HOLDFAST_DIRECTORY", "HOLDFAST_NPROC"}
 
 
-def _plain() -> tuple[Launch, RankStart]:
+def _place_without_launcher() -> tuple[Launch, RankStart]:
     """Read torchrun's variables; without them, a group of one."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     nproc = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
@@ -426,7 +426,7 @@ def _plain() -> tuple[Launch, RankStart]:
     return launch, RankStart(int(os.environ.get("RANK", "0")), local_rank())
 
 
-def _from_environment() -> launcher_channel.Runtime | None:
+def _from_environment() -> launcher_channel.LauncherChannel | None:
     """Find a launcher that started us without a warm process (`--warm cold`, a shell in between)."""
     from holdfast.worker import script
 
@@ -435,17 +435,17 @@ def _from_environment() -> launcher_channel.Runtime | None:
         return None
     if not os.environ.keys() >= _LAUNCHERS:  # left over in somebody's shell: no launcher started us
         return None
-    control = _control(os.environ["HOLDFAST_CONTROL"])
+    control = _inherited_control(os.environ["HOLDFAST_CONTROL"])
     order = codec.from_json(WorkerOrder, json.loads(given))
     directory, nproc = Path(os.environ["HOLDFAST_DIRECTORY"]), int(os.environ["HOLDFAST_NPROC"])
-    mine = launcher_channel.Runtime(control, directory, order.local_rank, nproc, start=order)
-    launcher_channel.install(mine)
+    mine = launcher_channel.LauncherChannel(control, directory, order.local_rank, nproc, start=order)
+    launcher_channel.set_current(mine)
     mine.say(WorkerMessage("born", os.getpid()))
-    script.keep_at_exit(mine)
+    script.keep_last_state_at_exit(mine)
     return mine
 
 
-def _control(number: str) -> socket.socket:
+def _inherited_control(number: str) -> socket.socket:
     """Return the line to the launcher that was handed down to us as a descriptor."""
     try:
         control = socket.socket(fileno=int(number))

@@ -15,8 +15,8 @@ from holdfast.state import capture
 from holdfast.state.cached_capture import Standing
 from holdfast.state.capture import JSON_ENTRY
 from holdfast.state.device import Broken, Device, Host, Pinned
-from holdfast.training.device_copy import Division, Offload, Part
-from holdfast.training.frozen_tensors import Frozen, LeftOut
+from holdfast.training.device_copy import TensorSplit, AsyncCopy, HostPart
+from holdfast.training.frozen_tensors import FrozenTensors, SkippedTensors
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MIN_SAMPLES = 8  # steps before the automatic interval is trusted
 MAX_INTERVAL = 1 << 14
-SELDOM_S = 1.0
+MIN_INTERVAL_S = 1.0
 PATIENCE_S = 0.3  # for a slot that somebody reads: a recovery waits for this copy
 PAUSE_S = 0.002
 COPY_LIMIT_S = 10.0  # for a piece of a copy from a device, which waits for nothing: longer, and it never ends
@@ -37,7 +37,7 @@ COPY_S, COPY_BYTES_PER_S = 20.0, 50e6  # what a snapshot may take, at memory tha
 Tensors = list[tuple[str, "torch.Tensor"]]
 
 
-class Torn(Exception):
+class WrittenDuringCopy(Exception):
     """What was copied has been written meanwhile."""
 
 
@@ -49,20 +49,20 @@ class _Targets:
     layout: Layout
     views: list[torch.Tensor]
     copying: tensor_copy.Copying | None  # None: from a device
-    part: tuple[LeftOut, tensor_copy.Copying, tensor_copy.Copying] | None = None  # compared; copied
+    part: tuple[SkippedTensors, tensor_copy.Copying, tensor_copy.Copying] | None = None  # compared; copied
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class PendingSnapshot:
     """A copy from the device that goes on. Its slot is held until it is finished."""
 
     generation: int
     step: int
-    offload: Offload
+    offload: AsyncCopy
     draft: Draft
 
 
-class Snapshots:
+class SnapshotWriter:
     """The rank's hand on its member's arena."""
 
     def __init__(
@@ -86,12 +86,12 @@ class Snapshots:
         document has beside the objects.
         """
         self.arena = Arena(directory)
-        self._moved = moved or _nothing
+        self._moved = moved or _no_progress
         self._void = void
         self._base = base
         self._other = other
         self._standing = Standing(objects, more)
-        self.frozen = Frozen(objects)
+        self.frozen = FrozenTensors(objects)
         self.was_whole = True  # the last copy left nothing out
         self.was_read = 1.0  # of the state's bytes, by the last copy: copied or compared
         self._world_size = world_size
@@ -99,7 +99,7 @@ class Snapshots:
         self._targets: dict[int, _Targets] = {}
         self._json_bytes = 0
         self._layout: tuple[Tensors, int, Layout] | None = None
-        self._division: Division | None = None
+        self._division: TensorSplit | None = None
         self._pinned: dict[int, tuple[memoryview, Pinned | None]] = {}
         self._peers_failed = False
         self.extra: tuple[int, int] | None = None  # one that is overwritten before any other
@@ -113,7 +113,7 @@ class Snapshots:
         generation: int,
         step: int,
         keep: frozenset[tuple[int, int]] | None = None,
-        part: Part | None = None,
+        part: HostPart | None = None,
         still: Callable[[], bool] = lambda: True,
     ) -> float | None:
         """Copy the present state into the free slot as that of `step`, or into one not in `keep`.
@@ -135,7 +135,7 @@ class Snapshots:
         with draft:
             whole = self._copy(tensors, draft)
             if not still():
-                raise Torn(f"step {step}")
+                raise WrittenDuringCopy(f"step {step}")
             self.frozen.wrote(tensors, draft.commit(), draft.layout.header)
         cost_s = time.perf_counter() - began
         self.was_whole = whole
@@ -155,7 +155,7 @@ class Snapshots:
             targets.copying.run(self._moved)
             return True
         if targets.part is None or targets.part[0] != left_out:
-            targets.part = left_out, *_parted(left_out, targets.views, [tensor for _, tensor in tensors])
+            targets.part = left_out, *_split_copies(left_out, targets.views, [tensor for _, tensor in tensors])
         _, comparing, copying = targets.part
         comparing.run(self._moved)
         copying.run(self._moved)
@@ -175,8 +175,8 @@ class Snapshots:
         generation: int,
         step: int,
         keep: frozenset[tuple[int, int]] | None = None,
-        part: Part | None = None,
-    ) -> Transfer | None:
+        part: HostPart | None = None,
+    ) -> PendingSnapshot | None:
         """Begin to copy the device's state, which is whole; see `write`. The host's part is copied on return.
 
         A copy can be waited for as long as the device works, for it waits for nothing itself.
@@ -189,12 +189,12 @@ class Snapshots:
             targets = self._targets_of(division.of, draft)
             if not self._peers_failed:
                 self._pin(draft)
-            return Transfer(generation, step, Offload(self._device, division, part, targets.views), draft)
+            return PendingSnapshot(generation, step, AsyncCopy(self._device, division, part, targets.views), draft)
         except BaseException:
             draft.abandon()
             raise
 
-    def finish(self, transfer: Transfer, still: Callable[[], bool] = lambda: True) -> float:
+    def finish(self, transfer: PendingSnapshot, still: Callable[[], bool] = lambda: True) -> float:
         """Make a snapshot of a copy, when it has ended; see `write`. Returns what it took in seconds.
 
         Raises `Torn`; `Broken` when it does not end. Then its slot stays held: the device may write into it
@@ -206,21 +206,21 @@ class Snapshots:
             self._moved()
         with transfer.draft as draft:
             if not still():
-                raise Torn(f"step {transfer.step}")
+                raise WrittenDuringCopy(f"step {transfer.step}")
             cost_s = transfer.offload.finish()
             draft.commit()
         self.arena.note_cost(draft.layout.total_bytes, cost_s)
         return cost_s
 
-    def keep(self) -> Part | None:
+    def keep(self) -> HostPart | None:
         """Return the host's part of the present state; None if it is too large to be copied in each step."""
         division, text = self._divided()
         return division.keep(text)
 
-    def _divided(self) -> tuple[Division, str]:
+    def _divided(self) -> tuple[TensorSplit, str]:
         tensors, text = self._standing.collect()
         if self._division is None or self._division.of is not tensors:
-            self._division = Division(tensors, self._device)
+            self._division = TensorSplit(tensors, self._device)
         return self._division, text
 
     def _draft(
@@ -290,7 +290,7 @@ class Snapshots:
         self,
         generation: int,
         step: int,
-        part: Part | None = None,
+        part: HostPart | None = None,
         still: Callable[[], bool] = lambda: True,
     ) -> float | None:
         """Like `write`, but wait for nothing that a dead peer could keep from ending.
@@ -348,8 +348,8 @@ class Snapshots:
         self._pinned[slot] = draft.data, self._device.pin(draft.data)
 
 
-def _parted(
-    left_out: LeftOut, targets: list[torch.Tensor], sources: list[torch.Tensor]
+def _split_copies(
+    left_out: SkippedTensors, targets: list[torch.Tensor], sources: list[torch.Tensor]
 ) -> tuple[tensor_copy.Copying, tensor_copy.Copying]:
     """Return what compares the stretches that may differ, and what copies the rest."""
     ours, theirs = (
@@ -363,16 +363,16 @@ def _parted(
     )
 
 
-def copying_s(total_bytes: int) -> float:
+def copy_limit_s(total_bytes: int) -> float:
     """Return for how long a copy of so many bytes is waited for, and not called a hang."""
     return COPY_S + total_bytes / COPY_BYTES_PER_S
 
 
-def _nothing() -> None:
+def _no_progress() -> None:
     """Do nothing, for nobody who looks on."""
 
 
-def interval(cost_s: float, step_s: float, budget: float, seldom_s: float = SELDOM_S) -> int:
+def snapshot_interval(cost_s: float, step_s: float, budget: float, seldom_s: float = MIN_INTERVAL_S) -> int:
     """Return the power of two K for which a copy every K steps stays within `budget` of the time.
 
     Not more often than every `seldom_s`: just-in-time copies bound what a fault costs, and a checkpoint
@@ -405,10 +405,10 @@ def interval(cost_s: float, step_s: float, budget: float, seldom_s: float = SELD
 
 
 _GOLDEN = 0.618  # multiples of it are spread evenly between whole numbers
-SOON = 4  # steps after the start of a generation in which it takes its first own snapshot
+FIRST_AFTER_STEPS = 4  # steps after the start of a generation in which it takes its first own snapshot
 
 
-class Retake:
+class SnapshotReplacement:
     """One member's, in its first rank, for one generation."""
 
     def __init__(self, near: bool) -> None:
@@ -447,7 +447,7 @@ class Retake:
             return
         self._meet(step - 1, every)
         if self._near and self._from < 0:
-            self._from = step + _wait(self._losses, max(every, SOON))
+            self._from = step + _steps_to_wait(self._losses, max(every, FIRST_AFTER_STEPS))
             self._losses += 1
 
     def is_due(self, step: int) -> bool:
@@ -476,11 +476,11 @@ class Retake:
 
     def _meet(self, step: int, every: int) -> None:
         if not self._near:
-            unit = 1 << max(every // 2, 1).bit_length() - 1 if every else SOON
+            unit = 1 << max(every // 2, 1).bit_length() - 1 if every else FIRST_AFTER_STEPS
             self._meeting = (step // unit + 1) * unit
 
 
-def _wait(losses: int, most: int) -> int:
+def _steps_to_wait(losses: int, most: int) -> int:
     """Return for how many steps to wait after so many losses in a row, the present one apart."""
     bound = min((1 << min(losses, most.bit_length())) - 1, most)
     return int(bound * (0.5 + 0.5 * (losses * _GOLDEN % 1.0)))

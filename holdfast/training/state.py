@@ -34,15 +34,15 @@ from holdfast.state.gradients import Gradients, Numbers
 from holdfast.state.loss_guard import LossGuard
 from holdfast.state.module_flags import Flags
 from holdfast.state.private_state import PrivateState
-from holdfast.training.caught_errors import Caught
-from holdfast.training.copy_gate import Gate
+from holdfast.training.caught_errors import CaughtErrorCheck
+from holdfast.training.copy_gate import WriteGate
 from holdfast.worker import pauses
-from holdfast.worker.thread_frames import Threads
+from holdfast.worker.thread_frames import BackgroundThreads
 
 if TYPE_CHECKING:
     import torch
 
-    from holdfast.training.protection import Keeping
+    from holdfast.training.rank_protection import Protection
     from holdfast.training.session import Session
 
 
@@ -69,7 +69,7 @@ class State:
         moved = {name: each for name, each in replicated.items() if torch_hooks.schedules(each, objects)}
         self.private = PrivateState(modules, private, session.device, self.guard, moved)
         self.device = session.accelerator or device.of(modules.values())
-        self.gate = Gate(self.device)
+        self.gate = WriteGate(self.device)
         self._pausing = False
         self._pauses: list[tuple[str, float, float]] = []  # those within each other: label, limit, begin
         self._unused: set[str] = set()  # warnings of pauses that were no `with`
@@ -95,23 +95,23 @@ class State:
         self._accumulated = misuse.Accumulated(
             modules.values(), self.device, lambda text: misuse.warn(session.rank, text)
         )
-        self.keeping: Keeping | None = session.keeping(self, replicated)
+        self.keeping: Protection | None = session.keeping(self, replicated)
         torch_hooks.attach(modules, self._optimizers, self, self._after_write)
-        self._caught: Caught | None = None
+        self._caught: CaughtErrorCheck | None = None
         if self.keeping is not None:
-            self._caught = Caught(session.peers, lambda: self.gate.frozen)
+            self._caught = CaughtErrorCheck(session.peers, lambda: self.gate.frozen)
             capture.refuse_kinds(replicated)
             self.step, self._random = self.keeping.restore()
             self.keeping.mark(self.step)
             session.restored(self.step)
-        self._loops = Loops(self.step, lambda text: misuse.warn(session.rank, text))
+        self._loops = LoopHistory(self.step, lambda text: misuse.warn(session.rank, text))
         self._added = misuse.Added(
             self._modules, self._optimizers, lambda text: misuse.warn(session.rank, text)
         )
         self._unscheduled = rates.Unscheduled(
             self._optimizers, objects, lambda text: misuse.warn(session.rank, text)
         )
-        self._threads = Threads(lambda text: misuse.warn(0, text))  # on any rank: one may save alone
+        self._threads = BackgroundThreads(lambda text: misuse.warn(0, text))  # on any rank: one may save alone
         self.gate.start(self.step)
         self._asked = False
 
@@ -142,7 +142,7 @@ class State:
         """
         return self._steps(count, line_of_script())
 
-    def _steps(self, count: int, line: Line) -> Iterator[int]:
+    def _steps(self, count: int, line: SourceLine) -> Iterator[int]:
         count = misuse.count_of(count)
         self._order.enter()
         begun = self._step  # what the script has read of it, `_loop` looks at
@@ -312,7 +312,7 @@ class State:
             with self._kept_still(label):
                 yield
         except BaseException as error:
-            pauses.leaves(error, self.step)
+            pauses.mark_left_pause(error, self.step)
             raise
         finally:
             self.private.restore_random(random)
@@ -524,7 +524,7 @@ class State:
             self._page.commit(self.step, loss, shown, 0, 0, 0.0, flags, numbers.position)
         self.session.flag(verdict, numbers.step, loss, numbers.position, why)
         where = f"(batch position {numbers.position})"
-        raise NumericFault(f"step {numbers.step}: loss {loss:g} is {_name(verdict)} {where}")
+        raise NumericFault(f"step {numbers.step}: loss {loss:g} is {_in_words(verdict)} {where}")
 
     def _is_spoilt(self) -> bool:
         """Say whether bad gradients have reached the state. Waits for all that is queued."""
@@ -550,7 +550,7 @@ class State:
             self._page.phase(phase)
 
 
-def _name(verdict: str) -> str:
+def _in_words(verdict: str) -> str:
     return {"nan": "not a number", "inf": "infinite", "jump": "far above the recent ones"}[verdict]
 
 
@@ -565,21 +565,21 @@ def _name(verdict: str) -> str:
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _STDLIB = str(Path(os.__file__).parent) + os.sep
 
-Line = tuple[str, int]
+SourceLine = tuple[str, int]
 
 
-class Loops:
+class LoopHistory:
     """What the loops of this process have asked for and done."""
 
     def __init__(self, resumed: int, say: Callable[[str], None]) -> None:
         self._resumed = resumed  # steps that were done before this process
         self._say = say
         self._passed: int | None = None  # the loop that was, as far as it matters
-        self._asked: dict[Line, set[int]] = {}
-        self._trained: dict[Line, int] = {}  # how many loops at a line have done steps
+        self._asked: dict[SourceLine, set[int]] = {}
+        self._trained: dict[SourceLine, int] = {}  # how many loops at a line have done steps
         self._told = False
 
-    def begin(self, count: int, step: int, line: Line) -> None:
+    def begin(self, count: int, step: int, line: SourceLine) -> None:
         """Judge a loop over `steps(count)` that begins at `line`, with the state of `step`.
 
         Raises:
@@ -591,12 +591,12 @@ class Loops:
         asked.add(count)
         self._tell_passed(count, step)
 
-    def ended(self, did: int, line: Line) -> None:
+    def ended(self, did: int, line: SourceLine) -> None:
         """A loop that was begun at `line` is over, or was left, after `did` steps."""
         if did > 0:
             self._trained[line] = self._trained.get(line, 0) + 1
 
-    def _nothing_left(self, count: int, step: int, line: Line) -> None:
+    def _nothing_left(self, count: int, step: int, line: SourceLine) -> None:
         """Refuse what can only be a mistake; else warn, once.
 
         One line that trains several times with the same count (`zip` with a loader that ends first, `break`)
@@ -633,10 +633,10 @@ class Loops:
             )
 
 
-def line_of_script() -> Line:
+def line_of_script() -> SourceLine:
     """Return where the script is: the innermost frame that is neither ours nor a library's."""
     frame: FrameType | None = sys._getframe(1)
-    first: Line = ("", 0)
+    first: SourceLine = ("", 0)
     while frame is not None:
         name = frame.f_code.co_filename
         line = (name, frame.f_lineno)

@@ -6,13 +6,13 @@ import os
 
 from holdfast.worker import script, script_source, zygote
 
-BOOT = zygote.boot("holdfast.worker.cold_start")
-SOURCES = "HOLDFAST_SOURCES"  # the variable with the descriptor of what the run keeps
+BOOT_CODE = zygote.boot_code("holdfast.worker.cold_start")
+SOURCES_VARIABLE = "HOLDFAST_SOURCES"  # the variable with the descriptor of what the run keeps
 
 
 def main() -> None:
     """Run the script as it was. What it raises is the interpreter's to print."""
-    descriptor = int(os.environ.pop(SOURCES))
+    descriptor = int(os.environ.pop(SOURCES_VARIABLE))
     kept = script_source.load(descriptor)
     os.close(descriptor)
-    script.enter(kept.program, kept.main)
+    script.run_unsupervised(kept.program, kept.main)

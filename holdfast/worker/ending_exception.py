@@ -25,7 +25,7 @@ from holdfast.worker import script_source, thread_frames
 TICK_S = 0.25  # an exception that is out sooner needs no word before
 
 
-def _folder() -> str:
+def _working_directory() -> str:
     """Return the working directory, "" where it is gone."""
     try:
         return str(Path.cwd())
@@ -34,8 +34,8 @@ def _folder() -> str:
 
 
 LIMIT_S = 30.0  # for the `finally` blocks of a script that an exception ends
-_END = "_run_main"  # of holdfast.worker.script: what is further out is ours
-_HERE = _folder()  # what the relative names of a script's files are relative to
+_RUNS_SCRIPT = "_run_main"  # of holdfast.worker.script: what is further out is ours
+_START_DIRECTORY = _working_directory()  # what the relative names of a script's files are relative to
 _FLOW = (GeneratorExit, StopIteration, StopAsyncIteration)  # whoever closes or iterates catches them
 _HARMLESS = frozenset({"open", "torch.no_grad", "torch.enable_grad", "torch.inference_mode"})
 _HARMLESS_METHODS = frozenset({"pause", "no_sync"})
@@ -44,14 +44,14 @@ _LEAVES = (ast.Return, ast.Break, ast.Continue)
 
 
 @dataclass(frozen=True, slots=True)
-class Unwinding:
+class UnwindingException:
     """An exception on its way out. `text` is the traceback as it will be printed."""
 
     error: BaseException
     text: str
 
 
-def unwinding(ident: int | None = None) -> Unwinding | None:
+def find_unwinding(ident: int | None = None) -> UnwindingException | None:
     """Return what may end the script of thread `ident` (the main one), None if that may be caught."""
     ident = threading.main_thread().ident if ident is None else ident
     if ident is None:
@@ -68,7 +68,7 @@ def unwinding(ident: int | None = None) -> Unwinding | None:
     outer = list(_outer(frame))
     if any(_may_catch(each.f_code.co_filename, each.f_lineno) for each in (frame, *outer)):
         return None
-    return Unwinding(error, _text(error, trace, outer))
+    return UnwindingException(error, _text(error, trace, outer))
 
 
 def _handled(ident: int) -> BaseException | None:
@@ -82,7 +82,7 @@ def _handled(ident: int) -> BaseException | None:
 def _outer(frame: FrameType) -> Iterator[FrameType]:
     """Yield the frames further out than `frame`, of the script."""
     at = frame.f_back
-    while at is not None and at.f_code.co_name != _END:
+    while at is not None and at.f_code.co_name != _RUNS_SCRIPT:
         yield at
         at = at.f_back
 
@@ -151,7 +151,7 @@ def _is_harmless(made: ast.expr) -> bool:
 
 def _blocks(file: str) -> tuple[ast.Try | ast.With | ast.AsyncWith, ...] | None:
     """Return all `try` and `with` of a file, inner ones last; None where its source cannot be told."""
-    if not Path(file).is_absolute() and (not _HERE or _folder() != _HERE):
+    if not Path(file).is_absolute() and (not _START_DIRECTORY or _working_directory() != _START_DIRECTORY):
         return None
     return _parsed(file)
 
@@ -178,7 +178,7 @@ def _as_try(node: ast.AST) -> ast.Try:
     return ast.Try(**dict(ast.iter_fields(node)))
 
 
-class Lookout:
+class ExceptionWatcher:
     """Looks at the main thread every `TICK_S`, and tells of an exception that may be on its way out.
 
     It is told when it was seen twice, for most are over before; once more when it is still there after
@@ -187,7 +187,7 @@ class Lookout:
 
     def __init__(
         self,
-        tell: Callable[[Unwinding, int, bool], None],
+        tell: Callable[[UnwindingException, int, bool], None],
         withdraw: Callable[[], None],
         progress: Callable[[], object] = lambda: None,
         tick_s: float = TICK_S,
@@ -215,7 +215,7 @@ class Lookout:
     def look(self, now_ns: int) -> None:
         """Look once."""
         try:
-            found = unwinding()
+            found = find_unwinding()
         except Exception:  # whatever a frame or a source is: not to be seen is no harm
             found = None
         at = self._progress() if found is not None else None

@@ -16,7 +16,7 @@ from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 
 
 @dataclass(slots=True)
-class Runtime:
+class LauncherChannel:
     """One per process. `start` is the order to run, once it has come."""
 
     control: socket.socket
@@ -80,10 +80,10 @@ class Runtime:
         return self.directory / "arena"
 
 
-current: Runtime | None = None
+current_channel: LauncherChannel | None = None
 """The runtime of this process; None in a script that no launcher started."""
 
 
-def install(runtime: Runtime) -> None:
+def set_current(runtime: LauncherChannel) -> None:
     global current
-    current = runtime
+    current_channel = runtime

@@ -14,21 +14,21 @@ from holdfast.errors import BadInput
 
 VARIABLE = "HOLDFAST_BELOW"  # of a rank and all below it: the file that says that one of those would join
 
-STANDS_BETWEEN = (
+LAUNCHED_INDIRECTLY = (
     "torchrun, accelerate launch, or a script that starts other processes or itself again (os.exec,"
     " subprocess) stands between; give the script itself: holdfast run --nproc-per-node N -- python train.py."
     " Variables that it starts itself again for are set before that: OMP_NUM_THREADS=4 holdfast run ..."
 )
 
-UNSEEN = f"a process below the rank was refused by join(): {STANDS_BETWEEN}\n"
+REFUSED_BELOW = f"a process below the rank was refused by join(): {LAUNCHED_INDIRECTLY}\n"
 
 
-def mark(directory: Path, local_rank: int) -> dict[str, str]:
+def rank_variables(directory: Path, local_rank: int) -> dict[str, str]:
     """Return what the environment of a rank has more than the launcher's, in the member's `directory`."""
     return {VARIABLE: str(_file(directory, local_rank))}
 
 
-def refuse(environment: Mapping[str, str]) -> None:
+def refuse_below_rank(environment: Mapping[str, str]) -> None:
     """Raise BadInput in a process that a rank has started, and leave word of it; else do nothing.
 
     What is left over in somebody's shell names the folder of a run that is over.
@@ -42,16 +42,16 @@ def refuse(environment: Mapping[str, str]) -> None:
 
 
 def refusal() -> str:
-    return f"join() in process {os.getpid()}, which Holdfast did not start: {STANDS_BETWEEN}"
+    return f"join() in process {os.getpid()}, which Holdfast did not start: {LAUNCHED_INDIRECTLY}"
 
 
-def begin(directory: Path, local_rank: int) -> None:
+def clear(directory: Path, local_rank: int) -> None:
     """A process for `local_rank` is made: forget what those before it have started."""
     with suppress(OSError):
         _file(directory, local_rank).unlink(missing_ok=True)
 
 
-def refused(directory: Path, local_rank: int) -> bool:
+def was_refused(directory: Path, local_rank: int) -> bool:
     """True when something below the process of `local_rank` has been refused."""
     return _file(directory, local_rank).exists()
 

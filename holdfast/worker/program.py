@@ -24,7 +24,7 @@ _LAUNCHERS = {  # by module, and by the program that runs it
     "accelerate-launch": "accelerate launch",
 }
 _ACCELERATE = ("accelerate", "accelerate.commands.accelerate_cli")
-_SAYS_ONLY = {"-V", "-VV", "--version", "-h", "-?", "--help", "--help-env", "--help-xoptions", "--help-all"}
+_INFORMATION_ONLY = {"-V", "-VV", "--version", "-h", "-?", "--help", "--help-env", "--help-xoptions", "--help-all"}
 MAX_SOURCE_BYTES = 4 << 20
 _COMPILE = """
 import sys, traceback
@@ -39,7 +39,7 @@ import importlib.util, sys
 sys.exit({_NOT_FOUND} if importlib.util.find_spec(sys.argv[1]) is None else 0)
 """
 _MAX_FILES = 200  # local modules looked through for `import holdfast`
-_Found = tuple[bool, tuple[str, ...], tuple[str, ...]]  # it joins; imports from elsewhere; files of its own
+_ImportScan = tuple[bool, tuple[str, ...], tuple[str, ...]]  # it joins; imports from elsewhere; files of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def parse(argv: list[str], directory: Path) -> Program:
     return _script(found, flags, rest[0], rest[1:], argv, directory)
 
 
-def refusal(argv: list[str]) -> str:
+def launcher_refusal(argv: list[str]) -> str:
     """Return why `run` cannot supervise what `argv` starts; "" where nothing speaks against it.
 
     A launcher of ranks would be one rank: those that it starts inherit nothing of what `join` needs.
@@ -98,7 +98,7 @@ def refusal(argv: list[str]) -> str:
     name, words = Path(argv[0]).name, argv[1:]
     if _PYTHON.fullmatch(name):
         flags, words = _split_flags(words)
-        if not words and not _SAYS_ONLY.intersection(flags):
+        if not words and not _INFORMATION_ONLY.intersection(flags):
             return (
                 f"{name!r} without a script would only read its input: give one, such as `-- {name} train.py`"
             )
@@ -209,7 +209,7 @@ def check_module(program: Program, directory: Path) -> str | None:
     return f"module {program.target!r} not found: give one that can be imported from {directory}"
 
 
-def _look_at_installed(name: str) -> _Found:
+def _look_at_installed(name: str) -> _ImportScan:
     """Find a module on the interpreter's own path without importing its parents."""
     top = name.partition(".")[0]
     try:
@@ -229,7 +229,7 @@ def _look_at_installed(name: str) -> _Found:
     return False, (), ()
 
 
-def _look_through(first: Path, root: Path) -> _Found:
+def _look_through(first: Path, root: Path) -> _ImportScan:
     """Follow imports from `first` within `root`: is holdfast among them, what else is, and which files are?
 
     Reads sources only. A script that hides its import of holdfast (importlib, exec) counts as one that

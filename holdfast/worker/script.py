@@ -25,21 +25,21 @@ from holdfast.protocol.launcher_messages import UNFLUSHED, Ending
 from holdfast.protocol.progress import FailKind
 from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.worker import pauses, script_source
-from holdfast.worker.launcher_channel import Runtime
+from holdfast.worker.launcher_channel import LauncherChannel
 from holdfast.worker.program import Program
-from holdfast.worker.teardown import Before, tear_down
+from holdfast.worker.teardown import CollectorState, tear_down
 
-_OURS = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(__file__).parents[1])
 _STDLIB = str(Path(os.__file__).parent)
 _MAX_WHY = 200
-_LEAVE_STATE = ("exception", "distributed")  # the kinds of failures that leave a state to go on from
+_STATE_IS_GOOD = ("exception", "distributed")  # the kinds of failures that leave a state to go on from
 _EXIT_NOT_FLUSHED = 120  # an interpreter's own code for what it could not write at its end
 _LEAST_S = 5.0  # for finalizers, however short `--grace` is
 _FROM_JOIN = frozenset(("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"))
 _VICTIM_S = 5.0  # for the exit handlers of one that has lost its peers: they may wait for them, too
 
 
-def run(program: Program, runtime: Runtime, source: bytes | None = None) -> int:
+def run(program: Program, runtime: LauncherChannel, source: bytes | None = None) -> int:
     """Run `program` as `__main__` and return the exit code, after what an interpreter would print.
 
     `source` is the script as it was when the run began; without it, the file is read.
@@ -53,47 +53,47 @@ def run(program: Program, runtime: Runtime, source: bytes | None = None) -> int:
     last = atexit.register(
         partial(_flush_last, runtime)
     )  # before all of the script's: so it comes after them
-    before, failed, code = Before.of_now(), "", 0
+    before, failed, code = CollectorState.of_now(), "", 0
     try:
         _run_main(program, source)
     except SystemExit as error:
-        if runtime.is_ours and of(error, 0, "") is not None and is_victim(error):
+        if runtime.is_ours and ending_of(error, 0, "") is not None and is_victim(error):
             _print_reason(error)
-            failed, code = _fail(error, runtime)
+            failed, code = _report_failure(error, runtime)
         else:
-            code = _exit_code(error, runtime)
+            code = _report_exit(error, runtime)
     except BaseException as error:
         # Whatever ends a script must be told: also KeyboardInterrupt and torch's own exceptions.
         if runtime.is_ours:
-            failed, code = _fail(error, runtime)
+            failed, code = _report_failure(error, runtime)
         else:
-            trimmed, code = _trim(error.__traceback__), 1
+            trimmed, code = _without_own_frames(error.__traceback__), 1
             sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
     if failed:
-        _leave(code, _VICTIM_S if failed == "distributed" else None, before)
+        _exit_after_failure(code, _VICTIM_S if failed == "distributed" else None, before)
     if code == 0:
-        keep_last(runtime)
-    return _end_well(code, last, runtime, before)
+        keep_last_state(runtime)
+    return _exit_cleanly(code, last, runtime, before)
 
 
-def keep_at_exit(runtime: Runtime) -> None:
+def keep_last_state_at_exit(runtime: LauncherChannel) -> None:
     """Have the state kept at the end of an interpreter that runs the script by itself, and not through `run`.
 
     It is the last one, or what an exception has left. With which code it exits, a handler is not told: a rank
     that fails is restarted, whatever its page says.
     """
-    atexit.register(_keep_at_exit, runtime)
+    atexit.register(_at_exit, runtime)
 
 
-def _keep_at_exit(runtime: Runtime) -> None:
+def _at_exit(runtime: LauncherChannel) -> None:
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if error is None:
-        keep_last(runtime)
-    elif runtime.is_ours and runtime.on_failing is not None and kind_of(error) in _LEAVE_STATE:
+        keep_last_state(runtime)
+    elif runtime.is_ours and runtime.on_failing is not None and classify_failure(error) in _STATE_IS_GOOD:
         runtime.on_failing()
 
 
-def keep_last(runtime: Runtime) -> None:
+def keep_last_state(runtime: LauncherChannel) -> None:
     """Have the state kept that the script ended with. Whatever comes of that, the script has ended well."""
     if runtime.on_leaving is None or not runtime.is_ours:
         return
@@ -106,7 +106,7 @@ def keep_last(runtime: Runtime) -> None:
             print(f"holdfast: the last state is not kept: {why}", file=sys.stderr)
 
 
-def _end_well(code: int, last: Callable[[], bool], runtime: Runtime, before: Before) -> int:
+def _exit_cleanly(code: int, last: Callable[[], bool], runtime: LauncherChannel, before: CollectorState) -> int:
     """Do what an interpreter does at its end, but for tearing down the process group.
 
     With a DDP object alive torch's own teardown can hang: the group is destroyed by a thread that holds the
@@ -127,18 +127,18 @@ def _end_well(code: int, last: Callable[[], bool], runtime: Runtime, before: Bef
     os._exit(code if flushed else _EXIT_NOT_FLUSHED)
 
 
-def _tear_down(before: Before, *, finalize: bool) -> None:
+def _tear_down(before: CollectorState, *, finalize: bool) -> None:
     # A handler of a signal may raise here what it likes: the end comes after all.
     with suppress(BaseException):
-        tear_down(before, _say_unwritten, finalize=finalize)
+        tear_down(before, _report_unwritten, finalize=finalize)
 
 
-def _say_unwritten(line: str) -> None:
+def _report_unwritten(line: str) -> None:
     with suppress(Exception):  # it may have been closed
         print(f"holdfast: {line}", file=sys.stderr, flush=True)
 
 
-def _limit_teardown(code: int, runtime: Runtime) -> None:
+def _limit_teardown(code: int, runtime: LauncherChannel) -> None:
     """End the process when what the script leaves takes longer to finalize than a run has to end.
 
     An interpreter would wait for ever, for storage that does not answer too, and the run with it.
@@ -151,7 +151,7 @@ def _limit_teardown(code: int, runtime: Runtime) -> None:
         where = f" ({frame.f_code.co_filename}, line {frame.f_lineno})" if frame is not None else ""
         why = f"open files and finalizers were not done after {limit_s:.0f} s{where}"
         runtime.say(WorkerMessage("failing", os.getpid(), ending=_unflushed(why)))
-        _say_unwritten(why)
+        _report_unwritten(why)
         os._exit(code or _EXIT_NOT_FLUSHED)
 
     timer = threading.Timer(limit_s, end)
@@ -160,7 +160,7 @@ def _limit_teardown(code: int, runtime: Runtime) -> None:
         timer.start()
 
 
-def _flush_last(runtime: Runtime) -> bool:
+def _flush_last(runtime: LauncherChannel) -> bool:
     """Flush what the script prints to, as its last act, and say so if that cannot be done."""
     why = _flush()
     if why:
@@ -186,7 +186,7 @@ def _flush() -> str:
     return why
 
 
-def enter(program: Program, source: bytes | None) -> None:
+def run_unsupervised(program: Program, source: bytes | None) -> None:
     """Run `program` as `__main__`. Raises what it raises: nobody is told."""
     _run_main(program, source)
 
@@ -209,13 +209,13 @@ def _run_main(program: Program, source: bytes | None) -> None:
     exec(code, main.__dict__)
 
 
-def _exit_code(error: SystemExit, runtime: Runtime) -> int:
+def _report_exit(error: SystemExit, runtime: LauncherChannel) -> int:
     """Translate `sys.exit` as the interpreter does."""
     _print_reason(error)
-    ended = of(error, _now(), "")
+    ended = ending_of(error, _now(), "")
     if ended is None:
         return 0
-    _tell(runtime, ended)
+    _send_ending(runtime, ended)
     return ended.code or 1
 
 
@@ -225,22 +225,22 @@ def _print_reason(error: SystemExit) -> None:
             print(error.code, file=sys.stderr)
 
 
-def _fail(error: BaseException, runtime: Runtime) -> tuple[str, int]:
+def _report_failure(error: BaseException, runtime: LauncherChannel) -> tuple[str, int]:
     """Say how the script failed, and return that, with the exit code."""
     failed_ns = _now()
-    error = _explained(error, runtime)
-    trimmed = _trim(error.__traceback__)
+    error = _with_explanation(error, runtime)
+    trimmed = _without_own_frames(error.__traceback__)
     text = "".join(traceback.format_exception(type(error), error, trimmed))
-    ended = of(error, failed_ns, text)
+    ended = ending_of(error, failed_ns, text)
     assert ended is not None
     kind, code = ended.fail, ended.code or 1
-    if runtime.on_failing is not None and (kind in _LEAVE_STATE or ended.doubtful):
+    if runtime.on_failing is not None and (kind in _STATE_IS_GOOD or ended.doubtful):
         runtime.on_failing()
-    _tell(runtime, ended)
+    _send_ending(runtime, ended)
     if kind == "distributed":  # a victim: the whole traceback is in the incident
         with suppress(Exception):  # it may have been closed
             print(f"holdfast: {lost_peers(text)}", file=sys.stderr)
-    elif kind != "bad_input" and sys.excepthook is sys.__excepthook__ and script_source.differ():
+    elif kind != "bad_input" and sys.excepthook is sys.__excepthook__ and script_source.is_outdated():
         with suppress(Exception):  # it would show the lines that the file has now
             print(text, end="", file=sys.stderr)
     elif kind != "bad_input":  # that the supervisor says, once for all ranks
@@ -252,7 +252,7 @@ def _fail(error: BaseException, runtime: Runtime) -> tuple[str, int]:
     return kind, code
 
 
-def of(error: BaseException, failed_ns: int, text: str) -> Ending | None:
+def ending_of(error: BaseException, failed_ns: int, text: str) -> Ending | None:
     """Return how a script ends with `error`, None if that is no failure. `text` is the traceback."""
     code = 1
     if isinstance(error, SystemExit):
@@ -262,12 +262,12 @@ def of(error: BaseException, failed_ns: int, text: str) -> Ending | None:
         if not is_victim(error):  # else it is no choice of the script's to end the run
             said = foreign_text.shortened(f"sys.exit({error.code!r})", foreign_text.WHOLE_BYTES)
             return Ending(_now(), code, None, False, "system_exit", failed_ns, said)
-    kind = kind_of(error)
+    kind = classify_failure(error)
     wrong = kind == "bad_input"
     message = foreign_text.shortened(
         f"{_text_of(error)}{_line_of(error)}" if wrong else text, foreign_text.WHOLE_BYTES
     )
-    raised = "" if wrong else _named(error)
+    raised = "" if wrong else _type_and_first_line(error)
     return Ending(
         _now(),
         2 if wrong else code,
@@ -277,7 +277,7 @@ def of(error: BaseException, failed_ns: int, text: str) -> Ending | None:
         failed_ns,
         message,
         raised=raised,
-        paused=pauses.left_by(error),
+        paused=pauses.step_of_left_pause(error),
         doubtful=isinstance(error, Uncommitted),
     )
 
@@ -289,7 +289,7 @@ def _text_of(error: BaseException) -> str:
         return ""
 
 
-def _named(error: BaseException) -> str:
+def _type_and_first_line(error: BaseException) -> str:
     """Return the type of an exception and the first line of what it says, as Python prints them."""
     printed = "".join(traceback.format_exception_only(type(error), error)).splitlines()
     lines = [line.strip() for line in printed if line.strip()]
@@ -300,7 +300,7 @@ def _named(error: BaseException) -> str:
     return " ".join(lines[first : first + 1 + alone])[:_MAX_WHY]
 
 
-def _explained(error: BaseException, runtime: Runtime) -> BaseException:
+def _with_explanation(error: BaseException, runtime: LauncherChannel) -> BaseException:
     """Return what to do in the place of what torch says when a script forms the group beside `join`."""
     text = _text_of(error)
     early = isinstance(error, ValueError) and "environment variable RANK expected" in text
@@ -308,13 +308,13 @@ def _explained(error: BaseException, runtime: Runtime) -> BaseException:
     if twice or (early and runtime.start is None):
         what = "torch.distributed.init_process_group(): holdfast.join() does this; remove the call"
         return BadInput(what).with_traceback(error.__traceback__)
-    hint = _hint(error, runtime)
+    hint = _hint_about(error, runtime)
     if hint:
-        _note(error, f"holdfast: {hint}")
+        _add_note(error, f"holdfast: {hint}")
     return error
 
 
-def _note(error: BaseException, line: str) -> None:
+def _add_note(error: BaseException, line: str) -> None:
     """Have `line` printed below what the exception says; above it where Python (3.10) has no notes."""
     noted = vars(error).setdefault("__notes__", [])
     if isinstance(noted, list):
@@ -324,7 +324,7 @@ def _note(error: BaseException, line: str) -> None:
             print(line, file=sys.stderr)
 
 
-def _hint(error: BaseException, runtime: Runtime) -> str:
+def _hint_about(error: BaseException, runtime: LauncherChannel) -> str:
     """Return what to do about an exception that comes of how the script is run, "" for any other."""
     if type(error) is KeyError and runtime.start is None and error.args and error.args[0] in _FROM_JOIN:
         return (
@@ -353,13 +353,13 @@ def _line_of(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        if not name.startswith((_OURS, "<")) and "site-packages" not in name and not name.startswith(_STDLIB):
+        if not name.startswith((_PACKAGE, "<")) and "site-packages" not in name and not name.startswith(_STDLIB):
             found = f" ({name}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return found
 
 
-def kind_of(error: BaseException) -> str:
+def classify_failure(error: BaseException) -> str:
     """Tell a script's own failure from one that a dead peer caused."""
     if isinstance(error, NumericFault):
         return "numeric"
@@ -368,7 +368,7 @@ def kind_of(error: BaseException) -> str:
     return "bad_input" if isinstance(error, BadInput) else "exception"
 
 
-def _tell(runtime: Runtime, ending: Ending) -> None:
+def _send_ending(runtime: LauncherChannel, ending: Ending) -> None:
     if not runtime.is_ours:
         return
     if runtime.start is not None:
@@ -381,17 +381,17 @@ def _tell(runtime: Runtime, ending: Ending) -> None:
     runtime.say(WorkerMessage("failing", os.getpid(), ending=ending))
 
 
-def _trim(trace: TracebackType | None) -> TracebackType | None:
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     """Drop the frames of ours and of runpy on top of the script's own."""
     while trace is not None and trace.tb_next is not None:
         name = trace.tb_frame.f_code.co_filename
-        if not name.startswith((_OURS, "<frozen runpy>")) and not name.endswith("runpy.py"):
+        if not name.startswith((_PACKAGE, "<frozen runpy>")) and not name.endswith("runpy.py"):
             break
         trace = trace.tb_next
     return trace
 
 
-def _leave(code: int, limit_s: float | None, before: Before) -> None:
+def _exit_after_failure(code: int, limit_s: float | None, before: CollectorState) -> None:
     """Do what an interpreter does at its end: wait for threads, run the exit handlers, finalize objects.
 
     Without a limit it is the launcher's: a restart kills this process at once, an end after `--grace`.
@@ -422,7 +422,7 @@ def _now() -> int:
 _AWAY = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.ESTALE})
 
 
-class _Tolerant(io.FileIO):
+class _TolerantFile(io.FileIO):
     """Drops what storage has no room for: a line that is lost is no reason to stop training."""
 
     def write(self, data: bytes) -> int:  # type: ignore[override] # any buffer
@@ -434,12 +434,12 @@ class _Tolerant(io.FileIO):
             return len(data)
 
 
-def install() -> None:
+def install_tolerant_output() -> None:
     """Make stdout and stderr write line by line to descriptors 1 and 2, and never fail for want of room."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         known = getattr(sys, name)
         known.flush()
-        raw = io.BufferedWriter(_Tolerant(number, "w", closefd=False))  # type: ignore[type-var] # a typeshed Protocol
+        raw = io.BufferedWriter(_TolerantFile(number, "w", closefd=False))  # type: ignore[type-var] # a typeshed Protocol
         made = io.TextIOWrapper(raw, known.encoding, known.errors, line_buffering=True)
         made.mode = "w"  # type: ignore[misc] # as the interpreter's own
         setattr(sys, name, made)

@@ -31,7 +31,7 @@ _MAX_TEXT_BYTES = 500
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class SourceFile:
     """What a file held when the run began."""
 
     path: str
@@ -41,7 +41,7 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class ProgramSources:
     """A run's program, with the sources of its start.
 
     `main` is the script's, None where it is not known, too large, or could not be read: then each process
@@ -49,40 +49,40 @@ class Sources:
     """
 
     program: Program
-    files: tuple[File, ...] = ()
+    files: tuple[SourceFile, ...] = ()
     main: bytes | None = None
     descriptor: int = -1  # of the file in memory
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
+class _Header:
     program: Program
-    files: tuple[File, ...]
+    files: tuple[SourceFile, ...]
     has_main: bool
 
 
-def keep(program: Program) -> Sources:
+def read_sources(program: Program) -> ProgramSources:
     """Read the sources of `program`, and return them with a descriptor to hand down. Raises `OSError`."""
-    main, own = _held(program.source), [_held(each) for each in program.own]
+    main, own = _read_file(program.source), [_read_file(each) for each in program.own]
     files = tuple(file for file, _ in filter(None, (main, *own)))
     text = main[1] if main is not None else None
-    head = json.dumps(asdict(_Head(program, files, text is not None))).encode() + b"\n"
+    head = json.dumps(asdict(_Header(program, files, text is not None))).encode() + b"\n"
     descriptor = os.memfd_create("script", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(descriptor, "wb", closefd=False) as out:
         out.write(head + (text or b""))
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
-    return Sources(program, files, text, descriptor)
+    return ProgramSources(program, files, text, descriptor)
 
 
-def load(descriptor: int) -> Sources:
+def load(descriptor: int) -> ProgramSources:
     """Return what another process has kept. Raises `OSError`, `ValueError`."""
     raw = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     line, _, main = raw.partition(b"\n")
-    head = codec.from_json(_Head, json.loads(line))
-    return Sources(head.program, head.files, main if head.has_main else None, descriptor)
+    head = codec.from_json(_Header, json.loads(line))
+    return ProgramSources(head.program, head.files, main if head.has_main else None, descriptor)
 
 
-def take(descriptor: int) -> bytes | None:
+def load_main(descriptor: int) -> bytes | None:
     """Return the script's source, and close the descriptor: what the script starts does not inherit it."""
     if descriptor < 0:
         return None
@@ -94,7 +94,7 @@ def take(descriptor: int) -> bytes | None:
     return None
 
 
-def _held(path: str) -> tuple[File, bytes] | None:
+def _read_file(path: str) -> tuple[SourceFile, bytes] | None:
     """Return what a file holds; None where there is none, or it is too large or cannot be read."""
     if not path:
         return None
@@ -106,18 +106,18 @@ def _held(path: str) -> tuple[File, bytes] | None:
         return None
     if len(text) > MAX_SOURCE_BYTES:
         return None
-    return File(path, len(text), mtime_ns, zlib.crc32(text)), text
+    return SourceFile(path, len(text), mtime_ns, zlib.crc32(text)), text
 
 
 def _read(path: str) -> bytes | None:
-    found = _held(path)
+    found = _read_file(path)
     return found[1] if found is not None else None
 
 
 # -- what has become of the files
 
 
-def fate(file: File) -> str:
+def change_of(file: SourceFile) -> str:
     """Say what became of a file since the run began: "changed", "removed", or "", also if nobody can tell."""
     try:
         found = Path(file.path).stat()
@@ -132,7 +132,7 @@ def fate(file: File) -> str:
     return "" if (len(text), zlib.crc32(text)) == (file.size, file.crc32) else "changed"
 
 
-def sentence(file: File, what: str, program: Program, here: str) -> str:
+def change_message(file: SourceFile, what: str, program: Program, here: str) -> str:
     """Say in a sentence that a file has changed or was removed, and what that means for the run."""
     inside = here and file.path.startswith(here.rstrip("/") + "/")
     name = os.path.relpath(file.path, here) if inside else file.path
@@ -149,17 +149,17 @@ def sentence(file: File, what: str, program: Program, here: str) -> str:
 
 
 @dataclass(slots=True)
-class Changes:
+class SourceChanges:
     """Looks at a run's files now and then, in a thread: storage that does not answer holds up nobody."""
 
-    sources: Sources
+    sources: ProgramSources
     told: tuple[str, ...] = ()  # sentences, each once
     _files: FileWork = field(default_factory=lambda: FileWork("sources"))
     _looking: Future[dict[str, str]] | None = None
     _before: dict[str, str] = field(default_factory=dict)  # path -> fate, at the look before
     _next_s: float = 0.0
     _known: set[str] = field(default_factory=set)
-    _here: str = field(default_factory=lambda: _folder())
+    _here: str = field(default_factory=lambda: _working_directory())
 
     def look(self, now_s: float) -> None:
         """Take what the last look has seen, and begin another if it is time. Never waits."""
@@ -183,7 +183,7 @@ class Changes:
         return self.told
 
     def _fates(self) -> dict[str, str]:
-        return {file.path: what for file in self.sources.files if (what := fate(file))}
+        return {file.path: what for file in self.sources.files if (what := change_of(file))}
 
     def _take(self, found: dict[str, str]) -> None:
         for file in self.sources.files:
@@ -192,11 +192,11 @@ class Changes:
                 continue
             if len(self.told) < _MAX_TOLD:
                 self._known.add(file.path)
-                self.told += (sentence(file, what, self.sources.program, self._here),)
+                self.told += (change_message(file, what, self.sources.program, self._here),)
         self._before = found
 
 
-def _folder() -> str:
+def _working_directory() -> str:
     """Return the working directory, "" where it is gone."""
     with suppress(OSError):
         return str(Path.cwd())
@@ -222,7 +222,7 @@ def text_of(path: str) -> bytes:
     return found if found is not None else Path(path).read_bytes()
 
 
-def differ() -> bool:
+def is_outdated() -> bool:
     """Say whether a file now holds something else than what this process executes."""
     return any(_read(path) != text for path, text in _pinned.items())
 
@@ -232,10 +232,10 @@ def pin_module(program: Program, text: bytes) -> None:
     name = program.target
     if Path(program.source).name == "__main__.py" and name.rpartition(".")[2] != "__main__":
         name += ".__main__"
-    sys.meta_path.insert(0, _Finder(name, program.source, text))
+    sys.meta_path.insert(0, _OriginalModuleFinder(name, program.source, text))
 
 
-class _Loader(SourceFileLoader):
+class _OriginalSourceLoader(SourceFileLoader):
     """Loads a source that is no longer in its file: no compiled one may be read or written for it."""
 
     def __init__(self, name: str, path: str, text: bytes) -> None:
@@ -252,7 +252,7 @@ class _Loader(SourceFileLoader):
         return made
 
 
-class _Finder:
+class _OriginalModuleFinder:
     """Finds one module, once. One whose file is as it was is left to the usual ways."""
 
     def __init__(self, name: str, path: str, text: bytes) -> None:
@@ -270,5 +270,5 @@ class _Finder:
         another = found is not None and found.origin != self._path
         if now == self._text or another or (found is None and Path(self._path).exists()):
             return None
-        loader = _Loader(name, self._path, self._text)
+        loader = _OriginalSourceLoader(name, self._path, self._text)
         return importlib.util.spec_from_file_location(name, self._path, loader=loader)

@@ -25,29 +25,29 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-_OURS = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(__file__).parents[1])
 _STDLIB = str(Path(os.__file__).parent)
 _LIBRARIES = ("site-packages", "dist-packages")
 _FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 _PIPE_S = 1.0  # all pipes and sockets together: who reads from one may have stopped
 _C_FLUSH_S = 1.0  # C's own lock of a stream may be held by a thread that waits to read from it
-_PACKED = (("gzip", "GzipFile"), ("bz2", "BZ2File"), ("lzma", "LZMAFile"), ("zipfile", "ZipFile"))
+_COMPRESSED = (("gzip", "GzipFile"), ("bz2", "BZ2File"), ("lzma", "LZMAFile"), ("zipfile", "ZipFile"))
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class CollectorState:
     """What the process had before the script's first line."""
 
     frozen: int  # objects that the collector leaves out
 
     @classmethod
-    def of_now(cls) -> Before:
+    def of_now(cls) -> CollectorState:
         return cls(gc.get_freeze_count())
 
 
-def tear_down(before: Before, tell: Tell, *, finalize: bool = True) -> None:
+def tear_down(before: CollectorState, tell: Report, *, finalize: bool = True) -> None:
     """Call the script's finalizers, unless not to `finalize`, and write what is left open.
 
     Exit handlers have run, and the process ends right after. What a finalizer raises is printed, as at any
@@ -67,7 +67,7 @@ def tear_down(before: Before, tell: Tell, *, finalize: bool = True) -> None:
             stream.flush()
     _close_unclosed(WRITERS, told, tell)
     _flush_files(told, tell)  # what has been written into a compressed one that is closed below
-    _close_packed(told, tell)
+    _close_compressed(told, tell)
     _flush_files(told, tell)
     _flush_pipes(told, tell)
     if not (
@@ -106,11 +106,11 @@ def _finalizer(kind: type) -> FunctionType | None:
     for each in kind.__mro__:
         found = each.__dict__.get("__del__")
         if found is not None:
-            return found if isinstance(found, FunctionType) and is_scripts(found) else None
+            return found if isinstance(found, FunctionType) and is_users_own(found) else None
     return None
 
 
-def is_scripts(function: FunctionType) -> bool:
+def is_users_own(function: FunctionType) -> bool:
     """Say whether `function` is the user's own: of no library that is installed, wherever it lies."""
     names = function.__globals__
     if names.get("__name__") == "__main__":
@@ -122,7 +122,7 @@ def is_scripts(function: FunctionType) -> bool:
         return False
     path = Path(os.path.realpath(name))
     torch = getattr(sys.modules.get("torch"), "__file__", None)  # it may be somebody's own build
-    theirs = (_OURS, _STDLIB, Path(torch).parent if torch else _OURS)
+    theirs = (_PACKAGE, _STDLIB, Path(torch).parent if torch else _PACKAGE)
     inside = any(path.is_relative_to(os.path.realpath(each)) for each in theirs)
     return not inside and not any(each in path.parts for each in _LIBRARIES)
 
@@ -132,7 +132,7 @@ def _live(kinds: tuple[type, ...]) -> list[Any]:
     return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
 
 
-def _flush_files(told: set[str], tell: Tell) -> None:
+def _flush_files(told: set[str], tell: Report) -> None:
     """Write what is buffered for files on disk: no other can be waited for while a thread holds its lock."""
     ours = {id(each) for stream in (sys.stdout, sys.stderr) for each in (stream, _buffer(stream))}
     for kinds in (_FILES[:1], _FILES[1:]):
@@ -141,7 +141,7 @@ def _flush_files(told: set[str], tell: Tell) -> None:
                 _attempt(each.flush, each, told, tell)
 
 
-def _flush_pipes(told: set[str], tell: Tell) -> None:
+def _flush_pipes(told: set[str], tell: Report) -> None:
     """Write what is buffered for pipes and sockets, each in a thread: the other end may not read."""
     ours = {id(each) for stream in (sys.stdout, sys.stderr) for each in (stream, _buffer(stream))}
     for kinds in (_FILES[:1], _FILES[1:]):
@@ -152,7 +152,7 @@ def _flush_pipes(told: set[str], tell: Tell) -> None:
             if thread is not None:
                 thread.join(max(until - time.monotonic(), 0.0))
             if thread is None or thread.is_alive():
-                _tell_once(each, "is not written: its other end does not read", told, tell)
+                _report_once(each, "is not written: its other end does not read", told, tell)
 
 
 def _in_thread(act: Callable[[], object]) -> threading.Thread | None:
@@ -184,49 +184,49 @@ def _mode(file: Any) -> int:
         return 0
 
 
-def _close_unclosed(kinds: tuple[Kind, ...], told: set[str], tell: Tell) -> None:
+def _close_unclosed(kinds: tuple[Kind, ...], told: set[str], tell: Report) -> None:
     def attempt(act: Callable[[], object], file: Any) -> None:
         try:
             act()
         except Exception as error:  # a library has types of its own for what a disk says
-            _tell_once(file, f"cannot be closed: {_said(error)}", told, tell)
+            _report_once(file, f"cannot be closed: {_first_line(error)}", told, tell)
 
     left: list[Any] = []
     with suppress(Exception):  # whatever a library does: what comes after this is to be written
-        left = close(kinds, attempt)
+        left = close_unclosed(kinds, attempt)
     for each in left:
-        _tell_once(each, "is not closed, and may lack what that writes: a thread still uses it", told, tell)
+        _report_once(each, "is not closed, and may lack what that writes: a thread still uses it", told, tell)
 
 
-def _close_packed(told: set[str], tell: Tell) -> None:
+def _close_compressed(told: set[str], tell: Report) -> None:
     """Close compressed files and archives: they are whole only with what `close` writes."""
-    for each in _live(tuple(_packed())):
+    for each in _live(tuple(_compressed_types())):
         inner = getattr(each, "fp", each) if type(each).__name__ == "ZipFile" else each
         if inner is not None and _is_on_disk(inner):
             _attempt(each.close, each, told, tell)
 
 
-def _packed() -> Iterator[type]:
-    for module, name in _PACKED:
+def _compressed_types() -> Iterator[type]:
+    for module, name in _COMPRESSED:
         found = getattr(sys.modules.get(module), name, None)
         if isinstance(found, type):
             yield found
 
 
-def _attempt(act: Callable[[], object], file: Any, told: set[str], tell: Tell) -> None:
+def _attempt(act: Callable[[], object], file: Any, told: set[str], tell: Report) -> None:
     try:
         act()
     except OSError as error:
-        _tell_once(file, f"cannot be written: {error.strerror or error}", told, tell)
+        _report_once(file, f"cannot be written: {error.strerror or error}", told, tell)
     except Exception:  # a class that is derived from one of Python's: its finalizer speaks for itself
         return
 
 
-def _said(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
-def _tell_once(file: Any, what: str, told: set[str], tell: Tell) -> None:
+def _report_once(file: Any, what: str, told: set[str], tell: Report) -> None:
     try:
         name = next(
             str(n) for a in ("filename", "name", "where") if (n := getattr(file, a, None)) not in (None, "")
@@ -252,17 +252,17 @@ _MANY = 10_000  # objects looked at together
 _DEEP = 2  # an attribute of what a thread's frame names, or an element of its arguments
 _NOT_HELD = (ModuleType, FunctionType, BuiltinFunctionType, MethodType, type)
 
-Act = Callable[[Any], object]
+FileAction = Callable[[Any], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FileKind:
     """One kind of file: where its class is, once something has imported it, and how it is made whole."""
 
     module: str
     name: str
-    close: Act  # harmless where it is closed already
-    flush: Act | None = None  # what can be done while a thread uses it; None: nothing
+    close: FileAction  # harmless where it is closed already
+    flush: FileAction | None = None  # what can be done while a thread uses it; None: nothing
 
 
 def _close(each: Any) -> object:
@@ -275,38 +275,38 @@ def _nothing(_: Any) -> None:
 
 # In this order: what writes to another comes before that.
 WRITERS = (
-    Kind("shelve", "Shelf", _close, lambda each: each.sync()),
-    Kind("dbm.dumb", "_Database", _close, lambda each: each.sync()),
-    Kind("wave", "Wave_write", _close),
-    Kind("pyarrow.parquet.core", "ParquetWriter", _close),
-    Kind("pyarrow.orc", "ORCWriter", _close),
-    Kind("pyarrow.lib", "CompressedOutputStream", _close),
-    Kind("pyarrow.lib", "BufferedOutputStream", _close, lambda each: each.flush()),
-    Kind(  # also where only a data set or a group is left of it
+    FileKind("shelve", "Shelf", _close, lambda each: each.sync()),
+    FileKind("dbm.dumb", "_Database", _close, lambda each: each.sync()),
+    FileKind("wave", "Wave_write", _close),
+    FileKind("pyarrow.parquet.core", "ParquetWriter", _close),
+    FileKind("pyarrow.orc", "ORCWriter", _close),
+    FileKind("pyarrow.lib", "CompressedOutputStream", _close),
+    FileKind("pyarrow.lib", "BufferedOutputStream", _close, lambda each: each.flush()),
+    FileKind(  # also where only a data set or a group is left of it
         "h5py._hl.base",
         "HLObject",
         lambda each: each.file.close() if each else None,
         lambda each: each.file.flush() if each else None,
     ),
-    Kind(
+    FileKind(
         "netCDF4._netCDF4",
         "Dataset",
         lambda each: each.close() if each.isopen() and each.parent is None else None,
         lambda each: each.sync() if each.isopen() else None,
     ),
-    Kind(
+    FileKind(
         "tables.file",
         "File",
         lambda each: each.close() if each.isopen else None,
         lambda each: each.flush() if each.isopen else None,
     ),
-    Kind("cv2", "VideoWriter", lambda each: each.release() if each.isOpened() else None),
+    FileKind("cv2", "VideoWriter", lambda each: each.release() if each.isOpened() else None),
 )
 # Deleted when all is written, as at any end.
-TEMPORARY = (Kind("tempfile", "_TemporaryFileCloser", lambda each: each.__del__(), _nothing),)
+TEMPORARY = (FileKind("tempfile", "_TemporaryFileCloser", lambda each: each.__del__(), _nothing),)
 
 
-def close(kinds: Iterable[Kind], attempt: Callable[[Callable[[], object], Any], None]) -> list[Any]:
+def close_unclosed(kinds: Iterable[FileKind], attempt: Callable[[Callable[[], object], Any], None]) -> list[Any]:
     """Close all that is left of `kinds`, through `attempt`; return what cannot be, as a thread uses it.
 
     Nothing is imported. What a thread that still runs names in its frames is not taken from it, only flushed.
@@ -314,7 +314,7 @@ def close(kinds: Iterable[Kind], attempt: Callable[[Callable[[], object], Any], 
     loaded = [(kind, its) for kind in kinds if (its := _class(kind)) is not None]
     if not loaded:
         return []
-    left, held = [], _held()
+    left, held = [], _used_by_threads()
     found = _instances([its for _, its in loaded])
     for kind, its in loaded:
         for each in found:
@@ -329,7 +329,7 @@ def close(kinds: Iterable[Kind], attempt: Callable[[Callable[[], object], Any], 
     return left
 
 
-def _class(kind: Kind) -> type | None:
+def _class(kind: FileKind) -> type | None:
     found = vars(sys.modules.get(kind.module) or object).get(kind.name)
     return found if isinstance(found, type) else None
 
@@ -358,10 +358,10 @@ def _instances(classes: list[type]) -> list[Any]:
     return list(found.values())
 
 
-def _held() -> set[int]:
+def _used_by_threads() -> set[int]:
     """Return the identities of what the frames of other threads name, and of what that consists of."""
     held: dict[int, Any] = {}
-    for named in _named():
+    for named in _names_in_frames():
         level = [named]
         for _ in range(_DEEP + 1):
             level = [each for each in level if not isinstance(each, _NOT_HELD)]
@@ -370,7 +370,7 @@ def _held() -> set[int]:
     return set(held)
 
 
-def _named() -> Iterator[Any]:
+def _names_in_frames() -> Iterator[Any]:
     for thread, top in sys._current_frames().items():
         frame = top if thread != threading.get_ident() else None
         while frame is not None:

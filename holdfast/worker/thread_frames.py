@@ -31,16 +31,16 @@ _switched_off: list[bool] = []  # not empty while we, and not the script, have s
 
 def thread_frames() -> dict[int, FrameType]:
     """Return the innermost frame of each thread, by the thread's identity."""
-    return _uncollected(sys._current_frames)
+    return _without_collection(sys._current_frames)
 
 
 def exceptions() -> dict[int, object]:
     """Return what each thread handles, by its identity, as `sys._current_exceptions` does; {} before 3.10."""
     asked: Callable[[], dict[int, object]] | None = getattr(sys, "_current_exceptions", None)
-    return _uncollected(asked) if asked is not None else {}
+    return _without_collection(asked) if asked is not None else {}
 
 
-def _uncollected(ask: Callable[[], dict[int, _T]]) -> dict[int, _T]:
+def _without_collection(ask: Callable[[], dict[int, _T]]) -> dict[int, _T]:
     if not _COLLECTS_WITHIN:
         return ask()
     with _one_at_a_time:
@@ -100,7 +100,7 @@ _WAITING = frozenset({"queue", "concurrent.futures.thread", "concurrent.futures.
 _AROUND = _WAITING | {"threading"}  # a thread's own function
 
 
-class Threads:
+class BackgroundThreads:
     """Those of one rank: a restart or a stop cuts off what they do, and nothing does it again.
 
     Those that were there at the first commit load data or the like; daemons are cut off by any end. One that
@@ -131,7 +131,7 @@ class Threads:
         for ident in sorted(new & frames.keys()):
             if _is_at_work(frames[ident]):
                 self._told = True
-                self._say(_named(frames[ident]))
+                self._say(_warning(frames[ident]))
                 return
 
 
@@ -146,7 +146,7 @@ def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _named(innermost: FrameType) -> str:
+def _warning(innermost: FrameType) -> str:
     """Return the warning of a thread at work. Without its name, which has numbers that differ."""
     frame: FrameType | None = innermost
     outermost = innermost

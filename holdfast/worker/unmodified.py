@@ -20,7 +20,7 @@ from holdfast.protocol.progress_writer import Page
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.state import device, gradients
 from holdfast.state.device import Brought, Device
-from holdfast.worker.launcher_channel import Runtime
+from holdfast.worker.launcher_channel import LauncherChannel
 
 if TYPE_CHECKING:
     import torch
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 FLAG_WAIT_S = 600.0  # for the supervisor's answer to a NaN; then the script goes on with it
 
 
-def park(mine: Runtime) -> None:
+def wait_for_start(mine: LauncherChannel) -> None:
     """Wait for the order to start, take the rank's environment, and watch the optimizers to come."""
     mine.say(WorkerMessage("parked", os.getpid()))
     order = mine.wait_start()
     assert order.launch is not None
     assert order.rank is not None
     os.environ.update(rank_environment(order.launch, order.rank))
-    watch = Watch(mine, order.launch, order.rank)
+    watch = UnmodifiedScript(mine, order.launch, order.rank)
     mine.on_join = watch.hand_over
     watch.begin()
     # As an interpreter has it. Last: until here there is nobody to hear a KeyboardInterrupt.
@@ -43,10 +43,10 @@ def park(mine: Runtime) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class Watch:
+class UnmodifiedScript:
     """Counts optimizer steps as training steps and looks at the gradients now and then."""
 
-    def __init__(self, mine: Runtime, launch: Launch, rank: RankStart) -> None:
+    def __init__(self, mine: LauncherChannel, launch: Launch, rank: RankStart) -> None:
         self._mine = mine
         self._rank = rank.rank
         self._page = Page.create(mine.page_path)
@@ -54,9 +54,9 @@ class Watch:
         self._now = time.monotonic_ns
         self._marks = StartTimes(started_ns=self._now())
         self._step = 0
-        self._turns = Turns()
+        self._turns = StepCounter()
         self._drill = ""
-        self._looks = Looks()
+        self._looks = GradientCheck()
         self._joined: Callable[[WorkerOrder], None] | None = None
         self._secured: WorkerOrder | None = None  # its generation is over
         mine.say(WorkerMessage("started", marks=self._marks))
@@ -137,7 +137,7 @@ class Watch:
                 self._drill = order.drill
 
 
-class Turns:
+class StepCounter:
     """Which of a script's optimizers counts the training steps: one at a time, so that a step counts once.
 
     It is the first, until another steps twice while it does not step, or until it is gone: folds, phases of
@@ -170,7 +170,7 @@ def _poison(optimizer: Any) -> None:
                 parameter.grad.fill_(math.nan)
 
 
-class Looks:
+class GradientCheck:
     """Looks at one gradient of each step: a NaN that the group shares is in all of them.
 
     It is a fault if the parameters are spoilt when the next step is about to be written: an optimizer may

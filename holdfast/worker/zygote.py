@@ -29,7 +29,7 @@ from holdfast.worker import launcher_channel, nested_scripts, script, script_sou
 from holdfast.worker.program import Program
 
 
-def boot(module: str) -> str:
+def boot_code(module: str) -> str:
     """Return what runs `module` by `python -c CODE first-of-path import-root`.
 
     On its path is nothing but what the script would see.
@@ -40,36 +40,36 @@ def boot(module: str) -> str:
     )
 
 
-BOOT = boot("holdfast.worker.zygote")
-SPEC = "HOLDFAST_WARM"  # the variable with the JSON that `spec` gives
+BOOT_CODE = boot_code("holdfast.worker.zygote")
+SPEC_VARIABLE = "HOLDFAST_WARM"  # the variable with the JSON that `spec` gives
 
 
-def spec(program: Program, **more: Any) -> str:
+def zygote_spec(program: Program, **more: Any) -> str:
     """Return what a process of `BOOT` is told. `kept`: the descriptor of `sources.Sources`, -1 for none."""
     return json.dumps({"program": asdict(replace(program, own=())), **more})
 
 
 def main() -> None:
     """Be a zygote (serve forks until the launcher is gone) or, with `single`, one warm process."""
-    given = json.loads(os.environ.pop(SPEC))
+    given = json.loads(os.environ.pop(SPEC_VARIABLE))
     program = codec.from_json(Program, given["program"])
     linux.end_with_parent(given["parent"])
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    source = script_source.take(given["kept"])
+    source = script_source.load_main(given["kept"])
     preload(program)
     if given["single"]:
         control, log = socket.socket(fileno=given["control"]), given["log"]
-        sys.exit(_become(program, source, given, given["local_rank"], control, log))
+        sys.exit(_run_as_worker(program, source, given, given["local_rank"], control, log))
     _serve(program, source, given, socket.socket(fileno=given["control"]))
 
 
 def _serve(program: Program, source: bytes | None, given: dict[str, Any], control: socket.socket) -> None:
     for order, line, log, _ in fork_server.forks(control, "fork", given["parent"]):
-        sys.exit(_become(program, source, given, order.local_rank, line, log))
+        sys.exit(_run_as_worker(program, source, given, order.local_rank, line, log))
 
 
 def fork_zygote(
-    kept: script_source.Sources, tracer: int, directory: str, nproc: int, *not_its_own: socket.socket
+    kept: script_source.ProgramSources, tracer: int, directory: str, nproc: int, *not_its_own: socket.socket
 ) -> Zygote:
     """Return a zygote of this process, which has imported what the script does and becomes a launcher.
 
@@ -91,7 +91,7 @@ def fork_zygote(
     os._exit(0)
 
 
-def _become(
+def _run_as_worker(
     program: Program,
     source: bytes | None,
     given: dict[str, Any],
@@ -104,17 +104,17 @@ def _become(
     linux.end_with_parent(given["parent"])
     linux.allow_tracing_by(given["tracer"])
     fork_server.redirect(log)
-    script.install()
+    script.install_tolerant_output()
     _reseed()
-    os.environ.update(nested_scripts.mark(Path(given["directory"]), local_rank), LOCAL_RANK=str(local_rank))
+    os.environ.update(nested_scripts.rank_variables(Path(given["directory"]), local_rank), LOCAL_RANK=str(local_rank))
     linux.set_name("warm")
-    mine = launcher_channel.Runtime(control, Path(given["directory"]), local_rank, given["nproc"])
-    launcher_channel.install(mine)
+    mine = launcher_channel.LauncherChannel(control, Path(given["directory"]), local_rank, given["nproc"])
+    launcher_channel.set_current(mine)
     mine.say(WorkerMessage("born", os.getpid()))
     if not program.joins:
         from holdfast.worker import unmodified
 
-        unmodified.park(mine)
+        unmodified.wait_for_start(mine)
     return script.run(program, mine, source)
 
 
@@ -154,7 +154,7 @@ def _import_all(program: Program) -> None:
         importlib.import_module("torch._dynamo")  # the first optimizer imports it: 1 to 2 s
     if program.joins:  # what `join` and `protect` will need: 15 to 70 ms of a recovery otherwise
         importlib.import_module("holdfast.training.session")
-        importlib.import_module("holdfast.training.protection")
+        importlib.import_module("holdfast.training.rank_protection")
 
 
 # A launcher's end of its zygote, from which the warm processes are forked.

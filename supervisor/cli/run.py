@@ -62,7 +62,7 @@ def run(options: RunOptions) -> int:
     run_dir = open_for_run(options.run_dir, time.time(), must_exist=options.resume)
     policy = policy_of(options)
     try:
-        kept = script_source.keep(program)  # from here on nobody reads the script's file to run it
+        kept = script_source.read_sources(program)  # from here on nobody reads the script's file to run it
         runtime, owner = memory_volume.create()
         _describe(run_dir, options, policy, runtime, api)
     except OSError as error:
@@ -141,7 +141,7 @@ def _describe(
 
 
 def _plan(
-    options: RunOptions, run_dir: RunDir, runtime: Path, api: socket.socket, kept: script_source.Sources
+    options: RunOptions, run_dir: RunDir, runtime: Path, api: socket.socket, kept: script_source.ProgramSources
 ) -> RunSpec:
     if options.nproc_per_node * options.members > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does

@@ -47,7 +47,7 @@ def checked(
     options = RunOptions(command=tuple(command), notes=notes, given=given, **fields)
     if command[:1] == [sys.executable] and not as_module and (directory / command[1]).is_dir():
         raise BadInput(f"script {command[1]!r} is a directory: give a Python file that exists")
-    refused = program.refusal(command)
+    refused = program.launcher_refusal(command)
     if refused:
         raise BadInput(refused)
     program.parse(command, directory)

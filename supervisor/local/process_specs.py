@@ -40,7 +40,7 @@ class RunSpec:
     run_dir: Path
     settings: Mapping[str, str]  # for the sidecar
     supervisor: tuple[str, ...]  # arguments of the supervisor's process
-    kept: script_source.Sources | None = None  # the command's, as the run began
+    kept: script_source.ProgramSources | None = None  # the command's, as the run began
 
     @property
     def handed_down(self) -> int:
@@ -116,7 +116,7 @@ def member_fork_server(
         {
             **base,
             "PYTHONPATH": parts.with_path(base, root),
-            zygote.SPEC: zygote.spec(program, parent=parent, control=control, kept=kept),
+            zygote.SPEC_VARIABLE: zygote.zygote_spec(program, parent=parent, control=control, kept=kept),
         },
         (control,) if kept < 0 else (control, kept),
     )

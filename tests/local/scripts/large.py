@@ -22,8 +22,8 @@ PATIENCE_S = 5.0
 
 def until_another_copies() -> None:
     """Return when another rank of the member overwrites a slot; also if none does for `PATIENCE_S`."""
-    assert launcher_channel.current is not None
-    arena = Arena(launcher_channel.current.arena_path)
+    assert launcher_channel.current_channel is not None
+    arena = Arena(launcher_channel.current_channel.arena_path)
     give_up_at = time.monotonic() + PATIENCE_S
     while len(arena.steps()) == SLOTS and time.monotonic() < give_up_at:
         continue

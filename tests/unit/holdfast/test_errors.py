@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.errors import kind_of, with_article
+from holdfast.errors import type_with_article, with_article
 
 
 @pytest.mark.parametrize(
@@ -15,4 +15,4 @@ def test_a_type_has_its_article(name: str, said: str) -> None:
 
 
 def test_the_type_of_a_value_is_named() -> None:
-    assert (kind_of(1), kind_of("")) == ("an int", "a str")
+    assert (type_with_article(1), type_with_article("")) == ("an int", "a str")

@@ -20,11 +20,11 @@ from holdfast.protocol.progress_writer import Page
 from holdfast.snapshot.private_store import PrivateStore
 from holdfast.state.capture import JSON_ENTRY
 from holdfast.state.private_state import parse
-from holdfast.training import protection
-from holdfast.training.copy_gate import Gate
+from holdfast.training import rank_protection
+from holdfast.training.copy_gate import WriteGate
 from holdfast.training.session import Session
 from holdfast.training.state import State
-from holdfast.worker.launcher_channel import Runtime
+from holdfast.worker.launcher_channel import LauncherChannel
 from tests.sandbox import memory_directory
 from tests.torch.holdfast.simulation import Here, Late, Simulated, Stuck
 from tests.torch.holdfast.training.test_state import Position, Unheard
@@ -44,7 +44,7 @@ choices = st.lists(st.integers(0, 31), min_size=1, max_size=40)
 @pytest.fixture(autouse=True, scope="module")
 def impatient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(protection, "GATE_S", GATE_S)
+        patch.setattr(rank_protection, "GATE_S", GATE_S)
         yield
 
 
@@ -55,7 +55,7 @@ class Training:
         self, memory: Path, device: Simulated, every: int = 0, hangs_at: int = STEPS, gives_loss: bool = True
     ) -> None:
         launch = replace(LAUNCH, snapshot_every=every)
-        session = Session(launch, RankStart(0, 0), Runtime(Unheard(), memory, 0, 1))
+        session = Session(launch, RankStart(0, 0), LauncherChannel(Unheard(), memory, 0, 1))
         session.page = Page.create(memory / "page-0.bin")
         session.page.begin(GENERATION, 0, 0, 1, 0)
         session.accelerator = device
@@ -256,7 +256,7 @@ def test_a_script_that_ends_leaves_a_copy_of_its_last_state(order: list[int], ev
 def test_optimizers_in_streams_of_their_own_are_waited_for_and_none_may_have_begun() -> None:
     """Each has marks in its own stream: here the device comes to them in any order."""
     device = Simulated((0,), rests=True)
-    gate = Gate(device)
+    gate = WriteGate(device)
     gate.start(4)
     marks = [Here() for _ in range(5)]
     device.mark = iter(marks).__next__  # type: ignore[method-assign]

@@ -19,7 +19,7 @@ from holdfast.errors import BadInput
 from holdfast.protocol.launcher_messages import Launch, RankStart
 from holdfast.state import misuse
 from holdfast.training.session import Session
-from holdfast.training.state import Loops, State
+from holdfast.training.state import LoopHistory, State
 from holdfast.worker import nested_scripts
 from tests.torch.holdfast.simulation import Simulated
 
@@ -42,7 +42,7 @@ def committed(state: State, count: int) -> State:
 
 def resumed_at(state: State, step: int) -> State:
     state.step = step
-    state._loops = Loops(step, lambda text: misuse.warn(0, text))
+    state._loops = LoopHistory(step, lambda text: misuse.warn(0, text))
     return state
 
 
@@ -217,17 +217,17 @@ def test_what_a_rank_has_started_is_no_group_of_one_while_the_run_goes_on(
     monkeypatch.setattr("holdfast.worker.launcher_channel.current", None)
     monkeypatch.setattr(Session, "enter", lambda self: None)
     folder = tmp_path if goes_on else tmp_path / "removed"
-    for name, value in nested_scripts.mark(folder, 1).items():
+    for name, value in nested_scripts.rank_variables(folder, 1).items():
         monkeypatch.setenv(name, value)
     if goes_on:
         with pytest.raises(BadInput, match=r"which Holdfast did not start: .*=4 holdfast run"):
             holdfast.join()
     else:
         assert holdfast.join().world_size == 1
-    assert nested_scripts.refused(folder, 1) == goes_on
-    assert not nested_scripts.refused(folder, 0)
-    nested_scripts.begin(folder, 1)
-    assert not nested_scripts.refused(folder, 1), "the next process of the rank has started nothing yet"
+    assert nested_scripts.was_refused(folder, 1) == goes_on
+    assert not nested_scripts.was_refused(folder, 0)
+    nested_scripts.clear(folder, 1)
+    assert not nested_scripts.was_refused(folder, 1), "the next process of the rank has started nothing yet"
 
 
 # -- the wrong values

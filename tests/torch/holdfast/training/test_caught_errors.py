@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.errors import PeerLost
-from holdfast.training.caught_errors import Caught, Connections, open_sockets
+from holdfast.training.caught_errors import CaughtErrorCheck, PeerConnections, open_sockets
 
 
 class Group:
@@ -22,9 +22,9 @@ class Group:
         before = open_sockets()
         self.mine, self.peer = socket.socketpair()
         self.asked = 0
-        self.peers = Connections({self.mine.fileno(): os.fstat(self.mine.fileno()).st_ino})
+        self.peers = PeerConnections({self.mine.fileno(): os.fstat(self.mine.fileno()).st_ino})
         assert set(open_sockets()) - set(before) == {self.mine.fileno(), self.peer.fileno()}
-        self.caught = Caught(self.peers, self.frozen)
+        self.caught = CaughtErrorCheck(self.peers, self.frozen)
 
     def frozen(self) -> bool:
         self.asked += 1
@@ -98,7 +98,7 @@ def test_a_step_without_an_update_or_with_fewer_passes_waits_to_be_stopped(group
 
 
 def test_without_a_stop_it_goes_on(group: Group) -> None:
-    caught = Caught(group.peers, lambda: False, hold_s=0.05)
+    caught = CaughtErrorCheck(group.peers, lambda: False, hold_s=0.05)
     group.peer.close()
     caught.commits(0, written=False)
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from holdfast.snapshot import written_pages
-from holdfast.training.frozen_tensors import Frozen
-from holdfast.training.snapshot_writer import Snapshots
+from holdfast.training.frozen_tensors import FrozenTensors
+from holdfast.training.snapshot_writer import SnapshotWriter
 from tests.sandbox import in_child
 from tests.torch.holdfast.training.test_snapshot_writer import contents
 
@@ -76,8 +76,8 @@ def train(objects: dict[str, Any]) -> None:
     objects["optimizer"].zero_grad()
 
 
-def is_what_there_is(snapshots: Snapshots, objects: dict[str, Any], folder: Path, step: int) -> bool:
-    anew = Snapshots(folder, objects, 1)
+def is_what_there_is(snapshots: SnapshotWriter, objects: dict[str, Any], folder: Path, step: int) -> bool:
+    anew = SnapshotWriter(folder, objects, 1)
     anew.write(1, step)
     found, expected = contents(snapshots), contents(anew)
     return {k: v.rstrip() for k, v in found.items()} == {k: v.rstrip() for k, v in expected.items()}
@@ -86,7 +86,7 @@ def is_what_there_is(snapshots: Snapshots, objects: dict[str, Any], folder: Path
 def test_what_is_frozen_is_copied_once_into_each_slot(memory: Path, copied: list[int], told: bool) -> None:
     objects = group()
     train(objects)
-    snapshots = Snapshots(memory / "a", objects, 1)
+    snapshots = SnapshotWriter(memory / "a", objects, 1)
     for step in range(6):
         train(objects)
         snapshots.write(1, step)
@@ -188,7 +188,7 @@ def test_what_was_frozen_and_changes_is_copied(
 ) -> None:
     objects = group()
     train(objects)
-    snapshots = Snapshots(memory / "a", objects, 1)
+    snapshots = SnapshotWriter(memory / "a", objects, 1)
     for step in range(when):
         snapshots.write(1, step)
     change(objects)
@@ -201,7 +201,7 @@ def test_what_is_written_once_is_compared_always(memory: Path, told: bool) -> No
     """The kernel tells of the first write to a page, not of those that follow."""
     objects = group()
     train(objects)
-    snapshots = Snapshots(memory / "a", objects, 1)
+    snapshots = SnapshotWriter(memory / "a", objects, 1)
     for step in range(4):
         snapshots.write(1, step)
     objects["model"].base.weight.data[100] += 0  # no difference to any slot
@@ -220,12 +220,12 @@ def test_each_slot_gets_what_was_written_since_its_own_snapshot(
     """A slot that a checkpoint is written from is left as it is, while the other one gets all that follow."""
     objects = group()
     train(objects)
-    snapshots = Snapshots(memory / "a", objects, 1)
+    snapshots = SnapshotWriter(memory / "a", objects, 1)
     for step in range(6):
         snapshots.write(1, step)
     objects["model"].base.weight.data[100] += 1
     kept = frozenset({(1, 4)})
-    monkeypatch.setattr(Frozen, "distrust", lambda self: None)  # each slot must be mended
+    monkeypatch.setattr(FrozenTensors, "distrust", lambda self: None)  # each slot must be mended
     for step in (6, 7, 8):
         snapshots.write(1, step, kept)
     assert {record.step for record in snapshots.arena.records()} == {4, 8}
@@ -238,7 +238,7 @@ def test_what_another_process_may_write_is_compared_wholly(memory: Path) -> None
     objects = group()
     objects["model"].base.share_memory()
     train(objects)
-    snapshots = Snapshots(memory / "a", objects, 1)
+    snapshots = SnapshotWriter(memory / "a", objects, 1)
     for step in range(5):
         snapshots.write(1, step)
     assert in_child(lambda: ctypes.memmove(where(objects), b"12345678", 8)) == 0
@@ -252,7 +252,7 @@ def test_what_lies_in_a_file_is_compared_wholly(memory: Path) -> None:
     torch.save(weight.detach(), memory / "weight.pt")
     weight.data = torch.load(memory / "weight.pt", mmap=True)
     train(objects)
-    snapshots = Snapshots(memory / "a", objects, 1)
+    snapshots = SnapshotWriter(memory / "a", objects, 1)
     for step in range(5):
         snapshots.write(1, step)
     content = (memory / "weight.pt").read_bytes()
@@ -267,7 +267,7 @@ def test_what_lies_in_a_file_is_compared_wholly(memory: Path) -> None:
 
 def test_the_first_watch_is_closed_when_the_tensors_are_others(memory: Path, told: bool) -> None:
     objects = group()
-    snapshots = Snapshots(memory / "a", objects, 1)
+    snapshots = SnapshotWriter(memory / "a", objects, 1)
     counts = []
     for step in range(12):
         if step % 4 == 0:
@@ -283,7 +283,7 @@ def test_all_that_is_left_out_is_compared_in_each_copy(memory: Path, told: bool)
     model = objects["model"]
     model.bank = nn.Parameter(torch.zeros(12_288, 512), requires_grad=False)  # 24 MiB
     train(objects)
-    snapshots = Snapshots(memory / "a", objects, 1)
+    snapshots = SnapshotWriter(memory / "a", objects, 1)
     for step in range(4):
         snapshots.write(1, step)
     assert not snapshots.was_whole
@@ -299,7 +299,7 @@ def test_an_average_without_gradients_is_not_taken_for_frozen(memory: Path) -> N
     average = Adapted().requires_grad_(False)
     objects["average"] = average
     train(objects)
-    snapshots = Snapshots(memory / "a", objects, 1)
+    snapshots = SnapshotWriter(memory / "a", objects, 1)
     for step in range(5):
         for mean, parameter in zip(average.parameters(), objects["model"].parameters(), strict=True):
             mean.data.mul_(0.9).add_(parameter.data, alpha=0.1)
@@ -313,7 +313,7 @@ def test_a_slot_that_another_process_wrote_is_filled_whole(
     objects, others = group(), group()
     for each in (objects, others):
         train(each)
-    mine, theirs = (Snapshots(memory, each, 1) for each in (objects, others))
+    mine, theirs = (SnapshotWriter(memory, each, 1) for each in (objects, others))
     with torch.no_grad():
         others["model"].base.weight.add_(1)
     for step in range(3):
@@ -328,10 +328,10 @@ def test_a_slot_that_another_process_wrote_is_filled_whole(
 def test_what_was_restored_from_a_slot_is_there_already(memory: Path, copied: list[int]) -> None:
     objects = group()
     train(objects)
-    before = Snapshots(memory, objects, 1)
+    before = SnapshotWriter(memory, objects, 1)
     before.write(1, 4)
     [record] = before.arena.records()
-    after = Snapshots(memory, objects, 1, base=(1, 4))
+    after = SnapshotWriter(memory, objects, 1, base=(1, 4))
     after.restored(record.path, 1, 4, bytes(before._targets[record.slot].layout.header))
     with torch.no_grad():
         objects["model"].base.weight.data[100] += 0

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.training.frozen_tensors import Frozen
-from holdfast.training.snapshot_writer import Snapshots
+from holdfast.training.frozen_tensors import FrozenTensors
+from holdfast.training.snapshot_writer import SnapshotWriter
 from tests.sandbox import in_child
 from tests.torch.holdfast.training.test_snapshot_writer import contents
 
@@ -90,13 +90,13 @@ def write_somewhere(chance: random.Random, each: torch.Tensor) -> None:
 def test_a_slot_has_what_there_is_whatever_was_written(
     memory: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(Frozen, "distrust", lambda self: None)  # the first difference would end it
+    monkeypatch.setattr(FrozenTensors, "distrust", lambda self: None)  # the first difference would end it
     chance = random.Random(seed)
     torch.manual_seed(seed)
     frozen = [nn.Parameter(tensor(chance), requires_grad=False) for _ in range(8)]
     head = nn.Parameter(torch.randn(100))
     objects = {"model": nn.ParameterList([*frozen, head]), "optimizer": torch.optim.SGD([head], lr=0.1)}
-    snapshots = Snapshots(memory, objects, 1)
+    snapshots = SnapshotWriter(memory, objects, 1)
     left_out = 0
     for step in range(STEPS):
         for _ in range(chance.choice([0, 0, 0, 1, 2])):

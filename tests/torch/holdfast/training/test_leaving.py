@@ -13,7 +13,7 @@ import torch
 
 from holdfast.protocol.progress import Phase
 from holdfast.snapshot.arena import Arena, Draft
-from holdfast.training import protection
+from holdfast.training import rank_protection
 from tests.torch.holdfast.training.test_protection import SELDOM, page_of, steps_of
 from tests.torch.holdfast.training.test_state import Script, resumed, supervised
 
@@ -120,7 +120,7 @@ def test_a_copy_that_never_ends_is_not_waited_for_without_bound(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = Script(supervised(memory, SELDOM)).run(9)
-    monkeypatch.setattr(protection, "copying_s", lambda _: 0.0)
+    monkeypatch.setattr(rank_protection, "copying_s", lambda _: 0.0)
     with begun_by_another(memory, script):
         assert not left(script)
         assert script.state.keeping is not None
@@ -133,7 +133,7 @@ def test_a_slot_that_a_checkpoint_is_written_from_is_waited_for_and_then_the_new
 ) -> None:
     script = Script(supervised(memory, SELDOM)).run(9)
     arena = Arena(memory / "arena")
-    monkeypatch.setattr(protection, "copying_s", lambda _: limit_s)
+    monkeypatch.setattr(rank_protection, "copying_s", lambda _: limit_s)
     with ExitStack() as reading:
         reading.enter_context(arena.pin(arena.records()[-1]))
         if limit_s:

@@ -15,7 +15,7 @@ from holdfast.protocol import rank_channel
 from holdfast.protocol.launcher_messages import Launch, RankStart
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.training.session import Session
-from holdfast.worker.launcher_channel import Runtime
+from holdfast.worker.launcher_channel import LauncherChannel
 
 WAIT_S = 20.0
 
@@ -39,7 +39,7 @@ class Unspoilable:
 def line(tmp_path: Path) -> Iterator[tuple[socket.socket, Session]]:
     ours, theirs = rank_channel.pair()
     ours.settimeout(WAIT_S)
-    session = Session(Launch(3, 1, 1, "", 0, 0, 0.0), RankStart(0, 0), Runtime(theirs, tmp_path, 0, 1))
+    session = Session(Launch(3, 1, 1, "", 0, 0, 0.0), RankStart(0, 0), LauncherChannel(theirs, tmp_path, 0, 1))
     stopped = threading.Event()
     thread = threading.Thread(target=listen, args=(session, stopped), daemon=True)
     thread.start()

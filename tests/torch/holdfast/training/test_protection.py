@@ -25,9 +25,9 @@ from holdfast.snapshot.private_store import PrivateReader
 from holdfast.state import restore as restoring
 from holdfast.state import torch_hooks
 from holdfast.state.private_state import PrivateState, parse
-from holdfast.training import protection
+from holdfast.training import rank_protection
 from holdfast.training.session import Session
-from holdfast.training.snapshot_writer import SOON, Snapshots
+from holdfast.training.snapshot_writer import FIRST_AFTER_STEPS, SnapshotWriter
 from tests.sandbox import in_child, limit_file_size, memory_directory
 from tests.torch.holdfast.state.test_private_state import Drawn
 from tests.torch.holdfast.training.test_state import Script, alone, resumed, supervised
@@ -47,23 +47,23 @@ def page_of(memory: Path) -> progress.Progress:
 
 
 def test_a_generation_takes_a_snapshot_soon_after_its_start(memory: Path) -> None:
-    assert steps_of(Script(supervised(memory, SELDOM)).run(SOON + 40)) == {0, SOON}
+    assert steps_of(Script(supervised(memory, SELDOM)).run(FIRST_AFTER_STEPS + 40)) == {0, FIRST_AFTER_STEPS}
 
 
 def test_a_new_process_meets_the_pages_of_the_slots_before_it_copies(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = Script(supervised(memory, SELDOM)).run(SOON)
-    [of_state] = [r.total_bytes for r in Snapshots(memory / "arena", {}, 1).arena.records() if r.step == SOON]
+    first = Script(supervised(memory, SELDOM)).run(FIRST_AFTER_STEPS)
+    [of_state] = [r.total_bytes for r in SnapshotWriter(memory / "arena", {}, 1).arena.records() if r.step == FIRST_AFTER_STEPS]
     met: list[tuple[object, int]] = []
     monkeypatch.setattr(page_tables, "meet", lambda arena, total_bytes: met.append((arena, total_bytes)))
-    script = Script(resumed(memory, first, SELDOM, SOON)).run(SOON + 3)
+    script = Script(resumed(memory, first, SELDOM, FIRST_AFTER_STEPS)).run(FIRST_AFTER_STEPS + 3)
     assert script.state.keeping is not None
     assert met == [(script.state.keeping._snapshots.arena, of_state)]
 
 
 def test_with_only_the_first_snapshot_asked_for_there_is_no_other(memory: Path) -> None:
-    assert steps_of(Script(supervised(memory, replace(SELDOM, snapshot_every=0))).run(SOON + 40)) == {0}
+    assert steps_of(Script(supervised(memory, replace(SELDOM, snapshot_every=0))).run(FIRST_AFTER_STEPS + 40)) == {0}
 
 
 def test_what_can_be_resumed_from_has_its_private_states_however_many_steps_follow(memory: Path) -> None:
@@ -75,7 +75,7 @@ def test_what_can_be_resumed_from_has_its_private_states_however_many_steps_foll
         found = kept.get(step)
         assert found is not None, f"the snapshot of step {step} could not be resumed from"
         assert found.final
-    assert steps_of(script) == {37, 37 + SOON}
+    assert steps_of(script) == {37, 37 + FIRST_AFTER_STEPS}
 
 
 @pytest.mark.parametrize("mask_bytes", [0, 2 << 20], ids=["small", "large"])
@@ -99,7 +99,7 @@ def test_a_snapshot_of_any_step_has_its_private_states_for_as_long_as_it_is_ther
             found = kept.get(each)
             assert found is not None, f"after step {step} that of {each} could not be resumed from"
             assert found.final
-    assert snapshots == {0, SOON, 13, 29, 30, 101}
+    assert snapshots == {0, FIRST_AFTER_STEPS, 13, 29, 30, 101}
 
 
 def test_how_large_the_state_is_stands_on_the_page_from_the_first_step_on(memory: Path) -> None:
@@ -111,7 +111,7 @@ def test_how_large_the_state_is_stands_on_the_page_from_the_first_step_on(memory
 def test_the_next_generation_knows_what_a_copy_took_before_it_has_made_one(memory: Path) -> None:
     every = replace(SELDOM, snapshot_every=1)
     first = Script(supervised(memory, every)).run(5)
-    Snapshots(memory / "arena", {}, 1).arena.note_cost(page_of(memory).state_bytes, 7.5)
+    SnapshotWriter(memory / "arena", {}, 1).arena.note_cost(page_of(memory).state_bytes, 7.5)
     Script(resumed(memory, first, every, 5))
     found = page_of(memory)
     assert found.snapshot_step == -1
@@ -626,7 +626,7 @@ def test_the_first_step_that_is_not_void_is_copied_in_the_place_of_one_that_is(
         kept = PrivateReader(memory / "arena" / "private-00000.bin")
         for step in script.state.steps(41):
             late = set(page_of(memory).late)
-            due = max(each for each in (0, SOON, step - step % 8) if each <= step)
+            due = max(each for each in (0, FIRST_AFTER_STEPS, step - step % 8) if each <= step)
             good = next((each for each in range(due, step + 1) if each not in late), 0)
             there = steps_of(script)
             assert max(there) >= good, f"of step {good} there is no snapshot at the beginning of {step}"
@@ -764,7 +764,7 @@ def test_a_batch_that_is_passed_over_does_not_hide_what_the_script_did_after_the
 def test_what_an_evaluation_without_a_pause_changes_early_is_no_loader_that_draws_ahead(
     memory: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
-    monkeypatch.setattr(protection, "LONG_S", 0.0)  # all work after a commit is an evaluation
+    monkeypatch.setattr(rank_protection, "LONG_S", 0.0)  # all work after a commit is an evaluation
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=4)))
     for _ in script.state.steps(22):
         script.state.commit(loss=script.step())
@@ -777,7 +777,7 @@ def test_what_an_evaluation_without_a_pause_changes_early_is_no_loader_that_draw
 def test_what_changes_after_each_of_the_first_commits_is_taken_for_a_loader(
     memory: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protection, "LONG_S", 0.0)
+    monkeypatch.setattr(rank_protection, "LONG_S", 0.0)
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=4)))
     for _ in script.state.steps(12):
         script.state.commit(loss=script.step())

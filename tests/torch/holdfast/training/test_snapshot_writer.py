@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from holdfast.fileio.safetensors import map_file
-from holdfast.training.snapshot_writer import MAX_INTERVAL, Snapshots, interval
+from holdfast.training.snapshot_writer import MAX_INTERVAL, SnapshotWriter, snapshot_interval
 from tests.torch.holdfast.state.test_cached_capture import CHANGES, group
 
 
@@ -29,20 +29,20 @@ def test_the_interval_is_the_least_power_of_two_within_the_budget(
     def suits(every: int) -> bool:
         return cost_s <= budget * step_s * every and step_s * every >= seldom_s
 
-    every = interval(cost_s, step_s, budget, seldom_s)
+    every = snapshot_interval(cost_s, step_s, budget, seldom_s)
     assert every & (every - 1) == 0
     assert 1 <= every <= MAX_INTERVAL
     assert suits(every) or every == MAX_INTERVAL
     assert every == 1 or not suits(every // 2)
 
 
-def held(snapshots: Snapshots) -> list[tuple[int, int]]:
+def held(snapshots: SnapshotWriter) -> list[tuple[int, int]]:
     return [(each.generation, each.step) for each in snapshots.arena.records()]
 
 
 def test_the_last_two_snapshots_are_held(memory: Path) -> None:
     model = nn.Linear(3, 2)
-    snapshots = Snapshots(memory, {"model": model}, 1)
+    snapshots = SnapshotWriter(memory, {"model": model}, 1)
     for step in range(4):
         with torch.no_grad():
             model.weight.fill_(step)
@@ -59,7 +59,7 @@ def test_the_last_two_snapshots_are_held(memory: Path) -> None:
 
 
 def test_an_extra_snapshot_is_overwritten_before_any_other(memory: Path) -> None:
-    snapshots = Snapshots(memory, {"model": nn.Linear(3, 2)}, 1)
+    snapshots = SnapshotWriter(memory, {"model": nn.Linear(3, 2)}, 1)
     for step in (4, 33):
         snapshots.write(1, step)
     snapshots.extra = 1, 33
@@ -79,7 +79,7 @@ def test_a_snapshot_of_a_void_step_is_overwritten_before_a_good_one(memory: Path
     """The sidecar forgets it, but not at once: in fast steps the next is made before that."""
     late: set[int] = set()
     objects = {"model": nn.Linear(3, 2)}
-    snapshots = Snapshots(memory, objects, 1, void=lambda: frozenset(late))
+    snapshots = SnapshotWriter(memory, objects, 1, void=lambda: frozenset(late))
     for step in (4, 16):
         snapshots.write(1, step)
     late.add(16)
@@ -94,7 +94,7 @@ def test_a_snapshot_of_a_void_step_is_overwritten_before_a_good_one(memory: Path
     late |= {4, 48}
     snapshots.write(1, 64)
     assert held(snapshots) == [(1, 64), (1, 48)], "where all are void the newest stays"
-    after = Snapshots(memory, objects, 1, base=(1, 64), void=lambda: frozenset({66}))
+    after = SnapshotWriter(memory, objects, 1, base=(1, 64), void=lambda: frozenset({66}))
     after.write(2, 66)
     after.write(2, 67)
     assert held(after) == [(2, 67), (1, 64)], "what was resumed from is good"
@@ -102,7 +102,7 @@ def test_a_snapshot_of_a_void_step_is_overwritten_before_a_good_one(memory: Path
     assert held(after) == [(2, 68), (2, 67)]
 
 
-def contents(snapshots: Snapshots) -> dict[str, bytes]:
+def contents(snapshots: SnapshotWriter) -> dict[str, bytes]:
     """Return what the newest snapshot has, by name."""
     layout, mapping = map_file(snapshots.arena.records()[0].path)
     with mapping:
@@ -117,12 +117,12 @@ def test_whatever_moved_since_the_last_snapshot_it_is_the_present_state_that_is_
     memory: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
     objects = group()
-    snapshots = Snapshots(memory / "old", objects, 1)
+    snapshots = SnapshotWriter(memory / "old", objects, 1)
     for step in range(3):
         assert snapshots.write(1, step) is not None
     change(objects)
     assert snapshots.write(1, 3) is not None
-    anew = Snapshots(memory / "new", objects, 1)
+    anew = SnapshotWriter(memory / "new", objects, 1)
     anew.write(1, 3)
     found, expected = contents(snapshots), contents(anew)
     assert {k: v.rstrip() for k, v in found.items()} == {k: v.rstrip() for k, v in expected.items()}
@@ -130,10 +130,10 @@ def test_whatever_moved_since_the_last_snapshot_it_is_the_present_state_that_is_
 
 def test_what_was_resumed_from_is_kept_until_there_is_a_snapshot_of_the_new_generation(memory: Path) -> None:
     model = {"model": nn.Linear(3, 2)}
-    before = Snapshots(memory, model, 1)
+    before = SnapshotWriter(memory, model, 1)
     before.write(1, 4)
     before.write(1, 9)  # rolled back: it was bad
-    after = Snapshots(memory, model, 1, base=(1, 4))
+    after = SnapshotWriter(memory, model, 1, base=(1, 4))
     after.write(2, 5)
     assert held(after) == [(2, 5), (1, 4)]
     after.write(2, 6)
@@ -141,7 +141,7 @@ def test_what_was_resumed_from_is_kept_until_there_is_a_snapshot_of_the_new_gene
 
 
 def test_a_slot_that_is_being_read_is_left_alone(memory: Path) -> None:
-    snapshots = Snapshots(memory, {"model": nn.Linear(3, 2)}, 1)
+    snapshots = SnapshotWriter(memory, {"model": nn.Linear(3, 2)}, 1)
     snapshots.write(1, 1)
     snapshots.write(1, 2)
     with snapshots.arena.pin(snapshots.arena.records()[1]):
@@ -150,7 +150,7 @@ def test_a_slot_that_is_being_read_is_left_alone(memory: Path) -> None:
 
 
 def test_just_in_time_the_one_that_is_being_read_stays_and_the_newer_gives_way(memory: Path) -> None:
-    snapshots = Snapshots(memory, {"model": nn.Linear(3, 2)}, 1)
+    snapshots = SnapshotWriter(memory, {"model": nn.Linear(3, 2)}, 1)
     snapshots.write(1, 1)
     snapshots.write(1, 2)
     with snapshots.arena.pin(snapshots.arena.records()[1]):
@@ -161,9 +161,9 @@ def test_just_in_time_the_one_that_is_being_read_stays_and_the_newer_gives_way(m
 def test_just_in_time_what_was_resumed_from_stays_while_a_checkpoint_is_made_of_it(memory: Path) -> None:
     """A checkpoint of gigabytes takes seconds: a fault then cost the steps since the first own snapshot."""
     model = {"model": nn.Linear(3, 2)}
-    before = Snapshots(memory, model, 1)
+    before = SnapshotWriter(memory, model, 1)
     before.write(1, 4)
-    after = Snapshots(memory, model, 1, base=(1, 4))
+    after = SnapshotWriter(memory, model, 1, base=(1, 4))
     after.write(2, 8)
     assert held(after) == [(2, 8), (1, 4)]
     with before.arena.pin(after.arena.records()[1]):
@@ -176,10 +176,10 @@ def test_just_in_time_what_was_resumed_from_gives_way_where_another_that_counts_
 ) -> None:
     """A checkpoint that hangs holds its slot for generations."""
     model = {"model": nn.Linear(3, 2)}
-    before = Snapshots(memory, model, 1)
+    before = SnapshotWriter(memory, model, 1)
     before.write(1, 4)
     before.write(1, 9)
-    after = Snapshots(memory, model, 1, base=(1, 9), other=(1, 4))
+    after = SnapshotWriter(memory, model, 1, base=(1, 9), other=(1, 4))
     with before.arena.pin(before.arena.records()[1]):
         assert after.write(2, 12) is None
         assert after.write_just_in_time(2, 13) is not None
@@ -188,10 +188,10 @@ def test_just_in_time_what_was_resumed_from_gives_way_where_another_that_counts_
 
 def test_just_in_time_waits_for_a_reader_where_the_other_slot_is_what_was_resumed_from(memory: Path) -> None:
     model = {"model": nn.Linear(3, 2)}
-    before = Snapshots(memory, model, 1)
+    before = SnapshotWriter(memory, model, 1)
     before.write(1, 4)
     before.write(1, 9)
-    after = Snapshots(memory, model, 1, base=(1, 4))
+    after = SnapshotWriter(memory, model, 1, base=(1, 4))
     with ExitStack() as reading:
         reading.enter_context(before.arena.pin(before.arena.records()[0]))
         reader = threading.Timer(0.05, reading.pop_all().close)
@@ -203,7 +203,7 @@ def test_just_in_time_waits_for_a_reader_where_the_other_slot_is_what_was_resume
 
 def test_a_model_that_grows_gets_a_new_layout(memory: Path) -> None:
     objects = {"model": nn.Sequential(nn.Linear(3, 2))}
-    snapshots = Snapshots(memory, objects, 1)
+    snapshots = SnapshotWriter(memory, objects, 1)
     snapshots.write(1, 1)
     objects["model"].append(nn.Linear(2, 2))
     snapshots.write(1, 2)
@@ -213,7 +213,7 @@ def test_a_model_that_grows_gets_a_new_layout(memory: Path) -> None:
 
 def test_a_state_that_another_rank_of_the_member_has_written_is_not_written_again(memory: Path) -> None:
     model = {"model": nn.Linear(3, 2)}
-    one, other = Snapshots(memory, model, 2), Snapshots(memory, model, 2)
+    one, other = SnapshotWriter(memory, model, 2), SnapshotWriter(memory, model, 2)
     one.write(1, 1)
     one.write(1, 2)
     assert other.write(1, 2) is None

@@ -22,7 +22,7 @@ from holdfast.training import session as joining
 from holdfast.training.session import Session
 from holdfast.training.state import State
 from holdfast.worker import script as ending
-from holdfast.worker.launcher_channel import Runtime
+from holdfast.worker.launcher_channel import LauncherChannel
 from tests.torch.holdfast.simulation import Simulated
 
 torch.set_num_threads(1)  # more only get in each other's way with tensors of this size
@@ -312,7 +312,7 @@ class Unheard(socket.socket):
 
 def supervised(memory: Path, launch: Launch, private: str = "") -> Session:
     """Return a session as a launcher starts it, but for the process group: a single rank needs none."""
-    session = Session(launch, RankStart(0, 0, private), Runtime(Unheard(), memory, 0, 1))
+    session = Session(launch, RankStart(0, 0, private), LauncherChannel(Unheard(), memory, 0, 1))
     session.page = progress_writer.Page.create(memory / "page-0.bin")
     session.page.begin(launch.generation, 0, 0, 1, 0)
     return session
@@ -370,7 +370,7 @@ def test_the_end_of_a_rank_says_which_pause_its_exception_has_left() -> None:
         script.state.commit()
         with pytest.raises(ConnectionResetError) as caught, script.state.pause("checkpoint"):
             raise ConnectionResetError(104, "Connection reset by peer")
-        ended = ending.of(caught.value, 5, "the traceback")
+        ended = ending.ending_of(caught.value, 5, "the traceback")
         assert ended is not None
         assert (ended.fail, ended.paused) == ("exception", step + 1)
 

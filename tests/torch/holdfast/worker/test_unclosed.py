@@ -9,7 +9,7 @@ from types import FunctionType
 
 import pytest
 
-from holdfast.worker.teardown import is_scripts
+from holdfast.worker.teardown import is_users_own
 from tests.torch.holdfast.ending import ended
 
 # Modules of the shape of h5py and pyarrow, which are no dependencies: a file is whole only once it is closed.
@@ -136,4 +136,4 @@ def test_finalizers_are_the_users_own_unless_they_are_installed(path: str, expec
     exec(code, names)
     found = names["close"]
     assert isinstance(found, FunctionType)
-    assert is_scripts(found) == expected
+    assert is_users_own(found) == expected

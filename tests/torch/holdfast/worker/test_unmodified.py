@@ -16,8 +16,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from holdfast.protocol import progress, rank_channel
 from holdfast.protocol.launcher_messages import Launch, RankStart
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
-from holdfast.worker.launcher_channel import Runtime
-from holdfast.worker.unmodified import Looks, Watch
+from holdfast.worker.launcher_channel import LauncherChannel
+from holdfast.worker.unmodified import GradientCheck, UnmodifiedScript
 from tests.sandbox import in_child
 from tests.torch.holdfast.simulation import Simulated, Stuck
 
@@ -32,7 +32,7 @@ def optimizer_with(gradient: float, device: Simulated | None = None) -> torch.op
 
 @pytest.mark.parametrize(("gradient", "bad"), [(0.5, None), (math.nan, 7), (-math.inf, 7)])
 def test_on_the_host_a_bad_gradient_is_found_before_the_next_step(gradient: float, bad: int | None) -> None:
-    looks, optimizer = Looks(), optimizer_with(gradient)
+    looks, optimizer = GradientCheck(), optimizer_with(gradient)
     optimizer.step()
     assert looks.bad(optimizer, 7) is None
     assert looks.settled(optimizer) == bad
@@ -41,7 +41,7 @@ def test_on_the_host_a_bad_gradient_is_found_before_the_next_step(gradient: floa
 
 @pytest.mark.parametrize("gradient", [math.nan, math.inf])
 def test_a_bad_gradient_that_was_not_written_or_was_undone_is_no_fault(gradient: float) -> None:
-    looks, optimizer = Looks(), optimizer_with(gradient)
+    looks, optimizer = GradientCheck(), optimizer_with(gradient)
     assert looks.bad(optimizer, 7) is None  # left out
     assert looks.settled(optimizer) is None
     parameter = optimizer.param_groups[0]["params"][1]
@@ -55,7 +55,7 @@ def test_a_bad_gradient_that_was_not_written_or_was_undone_is_no_fault(gradient:
 
 def test_on_a_device_it_is_found_one_step_later_and_nothing_is_waited_for_before() -> None:
     device = Simulated((0,), rests=True)
-    looks = Looks(lambda _: device)
+    looks = GradientCheck(lambda _: device)
     assert looks.bad(optimizer_with(0.5, device), 6) is None
     assert device.waits == 0
     device.drain()
@@ -73,11 +73,11 @@ def test_on_a_device_it_is_found_one_step_later_and_nothing_is_waited_for_before
 def test_gradients_that_a_scaler_leaves_to_the_optimizer_are_no_fault() -> None:
     optimizer = optimizer_with(math.inf)
     optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]  # as GradScaler sets it for fused ones
-    assert Looks().bad(optimizer, 7) is None
+    assert GradientCheck().bad(optimizer, 7) is None
 
 
 def test_without_a_gradient_there_is_nothing_to_find() -> None:
-    assert Looks().bad(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1), 7) is None
+    assert GradientCheck().bad(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1), 7) is None
 
 
 class Watched:
@@ -96,8 +96,8 @@ class Watched:
 def seen(tmp_path: Path) -> Iterator[Watched]:
     """Hook torch as in a rank of an unmodified script, and return what its page says."""
     ours, theirs = socket.socketpair()
-    mine = Runtime(ours, tmp_path, 0, 1)
-    watch = Watch(mine, Launch(1, 1, 1, "", 0, 0, 0.0), RankStart(0, 0))
+    mine = LauncherChannel(ours, tmp_path, 0, 1)
+    watch = UnmodifiedScript(mine, Launch(1, 1, 1, "", 0, 0, 0.0), RankStart(0, 0))
     handles = [
         register_optimizer_step_pre_hook(watch._before),
         register_optimizer_step_post_hook(watch._after),
@@ -121,7 +121,7 @@ def test_a_script_whose_join_was_hidden_hears_of_a_securing_that_came_before_it(
     def child() -> None:
         ours, theirs = rank_channel.pair()
         kept.append(theirs)
-        watch = Watch(Runtime(ours, tmp_path, 0, 1), Launch(1, 1, 1, "", 0, 0, 0.0), RankStart(0, 0))
+        watch = UnmodifiedScript(LauncherChannel(ours, tmp_path, 0, 1), Launch(1, 1, 1, "", 0, 0, 0.0), RankStart(0, 0))
         threading.Thread(target=watch._listen, daemon=True).start()
         theirs.settimeout(20.0)
         rank_channel.send(theirs, WorkerOrder("secure", generation=1))

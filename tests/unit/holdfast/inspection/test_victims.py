@@ -11,7 +11,7 @@ import pytest
 from holdfast.errors import BadInput, PeerLost
 from holdfast.inspection.victims import in_log, is_victim, lost_peers, mismatch
 from holdfast.worker import script
-from holdfast.worker.script import kind_of
+from holdfast.worker.script import classify_failure
 
 
 class Group(Exception):
@@ -88,7 +88,7 @@ def torchs(name: str) -> type[RuntimeError]:
     ],
 )
 def test_what_the_script_raises_is_its_own_whatever_it_says(error: BaseException) -> None:
-    assert kind_of(by_python(SCRIPT, error)) == "exception"
+    assert classify_failure(by_python(SCRIPT, error)) == "exception"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_what_the_script_raises_is_its_own_whatever_it_says(error: BaseException
     ],
 )
 def test_a_library_that_loses_a_connection_is_no_lost_peer(error: BaseException) -> None:
-    assert kind_of(error) == "exception"
+    assert classify_failure(error) == "exception"
 
 
 VICTIMS = [
@@ -130,7 +130,7 @@ VICTIMS = [
 
 @pytest.mark.parametrize("error", VICTIMS)
 def test_what_torch_raises_of_a_peer_that_is_gone_is_a_lost_peer(error: BaseException) -> None:
-    assert kind_of(error) == "distributed"
+    assert classify_failure(error) == "distributed"
 
 
 @pytest.mark.parametrize("inner", VICTIMS)
@@ -149,8 +149,8 @@ def test_what_torch_raises_of_a_peer_that_is_gone_is_a_lost_peer(error: BaseExce
 )
 def test_what_the_script_makes_of_it_stays_that(inner: BaseException, how: str) -> None:
     error = raised_in(SCRIPT, how, inner=inner, BadInput=BadInput)
-    assert kind_of(error) == "distributed"
-    ended = script.of(error, 5, "the traceback")
+    assert classify_failure(error) == "distributed"
+    ended = script.ending_of(error, 5, "the traceback")
     assert ended is not None
     assert (ended.fail, ended.code) == ("distributed", 3 if isinstance(error, SystemExit) else 1)
 
@@ -158,13 +158,13 @@ def test_what_the_script_makes_of_it_stays_that(inner: BaseException, how: str) 
 def test_what_the_script_does_later_is_its_own() -> None:
     handled = "try:\n  raise inner\nexcept Exception:\n  pass\n[][1]"
     inner = from_c(C10D, GLOO)
-    assert kind_of(raised_in(SCRIPT, handled, inner=inner)) == "exception"
-    assert kind_of(BadInput(f"an Ema cannot take this state: {GLOO}")) == "bad_input"
-    left = script.of(raised_in(SCRIPT, "raise SystemExit(3)"), 5, "")
+    assert classify_failure(raised_in(SCRIPT, handled, inner=inner)) == "exception"
+    assert classify_failure(BadInput(f"an Ema cannot take this state: {GLOO}")) == "bad_input"
+    left = script.ending_of(raised_in(SCRIPT, "raise SystemExit(3)"), 5, "")
     assert left is not None
     assert (left.fail, left.code) == ("system_exit", 3)
     swallowed = "try:\n  raise inner\nexcept Exception:\n  raise SystemExit(0)"
-    assert script.of(raised_in(SCRIPT, swallowed, inner=inner), 5, "") is None
+    assert script.ending_of(raised_in(SCRIPT, swallowed, inner=inner), 5, "") is None
 
 
 def test_a_group_is_of_a_lost_peer_if_all_in_it_are() -> None:
@@ -193,7 +193,7 @@ def test_a_long_chain_is_looked_at_once() -> None:
 def test_exceptions_that_come_from_each_other_in_a_circle_end() -> None:
     first, second = ValueError(RESET), ValueError(RESET)
     first.__cause__, second.__cause__ = second, first
-    assert kind_of(first) == "exception"
+    assert classify_failure(first) == "exception"
 
 
 FRAME = 'Traceback (most recent call last):\n  File "{}", line 3, in run\n    {}\n'
@@ -265,7 +265,7 @@ def test_collectives_that_differ_are_no_lost_peer() -> None:
     )
     assert not is_victim(raised)
     assert not is_victim(again)
-    assert kind_of(raised) == "exception"
+    assert classify_failure(raised) == "exception"
     aborted = f"terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  {MISMATCH}\n"
     assert not in_log(aborted)
     lost = f'Traceback (most recent call last):\n  File "{C10D}", line 3, in f\nRuntimeError: {GLOO}\n'

@@ -40,14 +40,14 @@ def test_a_zygote_that_is_lost_says_how_and_what_it_printed(
 
 
 @pytest.mark.parametrize("code", [0, 1])
-@pytest.mark.parametrize("printed", ["", "its usage\n", f"BadInput: {nested_scripts.STANDS_BETWEEN}\n"])
+@pytest.mark.parametrize("printed", ["", "its usage\n", f"BadInput: {nested_scripts.LAUNCHED_INDIRECTLY}\n"])
 def test_a_process_of_which_something_below_would_have_joined_has_not_ended_well(
     code: int, printed: str
 ) -> None:
     ended = warm_pool.unjoined_ending(Ending(7, code), printed, refused=True)
     assert (ended.code, ended.fail, ended.is_good) == (2, "bad_input", False)
     assert ended.message.startswith(printed)
-    assert ended.message.count(nested_scripts.STANDS_BETWEEN) == 1
+    assert ended.message.count(nested_scripts.LAUNCHED_INDIRECTLY) == 1
 
 
 @pytest.mark.parametrize(

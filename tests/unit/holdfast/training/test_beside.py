@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.errors import PeerLost
 from holdfast.snapshot.private_store import Held, PrivateStore
-from holdfast.training.private_exchange import Beside
+from holdfast.training.private_exchange import LocalPrivateState
 
 GENERATION = 3
 
@@ -19,15 +19,15 @@ def store(memory: Path) -> PrivateStore:
 
 
 @pytest.fixture
-def side(memory: Path) -> Beside:
-    return Beside(memory / "private-00001.bin", 1, GENERATION)
+def side(memory: Path) -> LocalPrivateState:
+    return LocalPrivateState(memory / "private-00001.bin", 1, GENERATION)
 
 
-def impatient(memory: Path) -> Beside:
-    return Beside(memory / "private-00001.bin", 1, GENERATION, limit_s=0.0)
+def impatient(memory: Path) -> LocalPrivateState:
+    return LocalPrivateState(memory / "private-00001.bin", 1, GENERATION, limit_s=0.0)
 
 
-def waited(side: Beside, step: int) -> None:
+def waited(side: LocalPrivateState, step: int) -> None:
     side.start(step, b"mine", False)
     side.finish()
 
@@ -40,7 +40,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-def silent(side: Beside, step: int) -> bool:
+def silent(side: LocalPrivateState, step: int) -> bool:
     try:
         waited(side, step)
     except PeerLost as error:
@@ -50,7 +50,7 @@ def silent(side: Beside, step: int) -> bool:
 
 @pytest.mark.parametrize("final", [True, False])
 def test_a_state_that_is_there_is_not_waited_for(
-    store: PrivateStore, side: Beside, final: bool, pauses: list[float]
+    store: PrivateStore, side: LocalPrivateState, final: bool, pauses: list[float]
 ) -> None:
     for step in range(20):
         store.put(GENERATION, step, b"state", final)
@@ -59,7 +59,7 @@ def test_a_state_that_is_there_is_not_waited_for(
 
 
 def test_a_rank_that_is_ahead_has_stored_the_step(
-    store: PrivateStore, side: Beside, pauses: list[float]
+    store: PrivateStore, side: LocalPrivateState, pauses: list[float]
 ) -> None:
     store.put(GENERATION, 4, b"four")
     store.put(GENERATION, 4 + 16, b"in the same place of the ruler")
@@ -80,13 +80,13 @@ def test_a_store_that_never_comes_is_a_lost_peer(memory: Path) -> None:
 
 
 def test_the_wait_ends_when_the_state_is_there_also_in_a_store_that_grew(
-    store: PrivateStore, side: Beside
+    store: PrivateStore, side: LocalPrivateState
 ) -> None:
     assert waits_until_put(store, side, 5, b"small")
     assert waits_until_put(store, side, 6, b"more than the store had room for" * 8)
 
 
-def waits_until_put(store: PrivateStore, side: Beside, step: int, blob: bytes) -> bool:
+def waits_until_put(store: PrivateStore, side: LocalPrivateState, step: int, blob: bytes) -> bool:
     """Put once `side` has looked in vain; say whether it waited until then and no longer."""
     looked, done = threading.Event(), threading.Event()
     seen = side._store.stored

@@ -13,25 +13,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import PeerLost
-from holdfast.training.private_exchange import STRANGERS, Exchange, _accept
+from holdfast.training.private_exchange import MAX_UNIDENTIFIED, PrivateStateRing, _accept
 
 
 @given(st.integers(2, 8), st.integers(1, 8))
 def test_every_state_has_a_second_home_on_another_member(members: int, nproc: int) -> None:
     world_size = members * nproc
-    sides = [Exchange(rank, world_size, nproc) for rank in range(world_size)]
+    sides = [PrivateStateRing(rank, world_size, nproc) for rank in range(world_size)]
     assert [sides[side.to].source for side in sides] == list(range(world_size))
     for rank, side in enumerate(sides):
         assert side.to // nproc != rank // nproc
 
 
-Ring = tuple[Exchange, socket.socket, socket.socket]
+Ring = tuple[PrivateStateRing, socket.socket, socket.socket]
 
 
 @pytest.fixture
 def ring() -> Iterator[Ring]:
     """Give a rank, what it sends into, and what it receives from, as another would have them."""
-    side, (ours, theirs), (fed, feeding) = Exchange(0, 2, 1), socket.socketpair(), socket.socketpair()
+    side, (ours, theirs), (fed, feeding) = PrivateStateRing(0, 2, 1), socket.socketpair(), socket.socketpair()
     side._out, side._in = ours, fed
     for each in (ours, fed):
         each.setblocking(False)
@@ -190,7 +190,7 @@ def test_strangers_hold_up_nobody_at_the_door() -> None:
             return found
 
         come(b"fedcba9876543210")
-        silent = [come(SECRET[:7] if n % 2 else b"") for n in range(STRANGERS - 2)]
+        silent = [come(SECRET[:7] if n % 2 else b"") for n in range(MAX_UNIDENTIFIED - 2)]
         peer = come(SECRET[:3])
         threading.Timer(0.05, peer.sendall, (SECRET[3:],)).start()
         found = _accept(listener, SECRET, time.monotonic() + 30.0)

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.training.snapshot_writer import Retake
+from holdfast.training.snapshot_writer import SnapshotReplacement
 
 EVERY = 32
 STEPS = 640
@@ -18,7 +18,7 @@ class Member:
 
     def __init__(self, near: bool, own: AbstractSet[int], others: AbstractSet[int], lag: int = 5) -> None:
         """`own` steps are void when their work is over; `others` are known to be `lag` steps later."""
-        self.retake = Retake(near)
+        self.retake = SnapshotReplacement(near)
         self.own, self.others, self.lag = own, others, lag
         self.slots: list[int] = [0]
         self.extra = -1
@@ -90,7 +90,7 @@ def test_where_each_snapshot_that_is_due_is_void_for_another_rank_there_is_one_a
 
 def test_what_another_rank_of_the_member_overwrites_is_not_lost() -> None:
     """Before a pause, which it comes to a moment before this rank has looked at its commit."""
-    retake = Retake(True)
+    retake = SnapshotReplacement(True)
     for step, there in ((48, (0, 32)), (49, (0, 32)), (50, (32,)), (51, (50, 32)), (52, (50, 32))):
         retake.look(step, there, EVERY)
         assert not retake.is_due(step)

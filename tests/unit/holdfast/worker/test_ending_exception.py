@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.protocol import rank_channel
 from holdfast.protocol.rank_channel import WorkerMessage
-from holdfast.worker.ending_exception import Lookout, Unwinding, _may_catch, unwinding
+from holdfast.worker.ending_exception import ExceptionWatcher, UnwindingException, _may_catch, find_unwinding
 
 WAIT_S = 20.0
 
@@ -29,7 +29,7 @@ class Asked:
         self.go_on.wait(WAIT_S)
 
 
-def seen(source: str, folder: Path) -> Unwinding | None:
+def seen(source: str, folder: Path) -> UnwindingException | None:
     """Return what is known of the exception in a script of this source, while it is in `here()`."""
     path = folder / "train.py"
     path.write_text(source)
@@ -43,7 +43,7 @@ def seen(source: str, folder: Path) -> Unwinding | None:
     thread.start()
     try:
         assert asked.reached.wait(WAIT_S)
-        return unwinding(thread.ident)
+        return find_unwinding(thread.ident)
     finally:
         asked.go_on.set()
         thread.join()
@@ -165,8 +165,8 @@ def test_what_may_be_caught_is_not_told(source: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Unwinding | None]]:
-    found: list[Unwinding | None] = []
+def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[UnwindingException | None]]:
+    found: list[UnwindingException | None] = []
     monkeypatch.setattr("holdfast.worker.ending_exception.unwinding", lambda: found.pop(0))
     yield found
     assert not found
@@ -178,33 +178,33 @@ class Told:
     def __init__(self) -> None:
         self.all: list[object] = []
         self.place = 0
-        self.lookout = Lookout(self.tell, lambda: self.all.append("withdrawn"), lambda: self.place)
+        self.lookout = ExceptionWatcher(self.tell, lambda: self.all.append("withdrawn"), lambda: self.place)
 
-    def tell(self, found: Unwinding, since_ns: int, overdue: bool) -> None:
+    def tell(self, found: UnwindingException, since_ns: int, overdue: bool) -> None:
         self.all.append((found.text, since_ns, overdue))
 
 
-def test_it_is_told_at_the_second_look_with_the_time_of_the_first(looks: list[Unwinding | None]) -> None:
+def test_it_is_told_at_the_second_look_with_the_time_of_the_first(looks: list[UnwindingException | None]) -> None:
     told = Told()
-    first, second = Unwinding(ValueError(), "a"), Unwinding(KeyError(), "b")
+    first, second = UnwindingException(ValueError(), "a"), UnwindingException(KeyError(), "b")
     looks += [None, first, None, second, second, second]
     for at in range(6):
         told.lookout.look(at)
     assert told.all == [("b", 3, False)]
 
 
-def test_it_is_withdrawn_when_it_is_handled_no_longer(looks: list[Unwinding | None]) -> None:
+def test_it_is_withdrawn_when_it_is_handled_no_longer(looks: list[UnwindingException | None]) -> None:
     told = Told()
-    found = Unwinding(ValueError(), "a")
+    found = UnwindingException(ValueError(), "a")
     looks += [found, found, None, None]
     for at in range(4):
         told.lookout.look(at)
     assert told.all == [("a", 0, False), "withdrawn"]
 
 
-def test_it_is_withdrawn_when_another_comes_or_the_script_goes_on(looks: list[Unwinding | None]) -> None:
+def test_it_is_withdrawn_when_another_comes_or_the_script_goes_on(looks: list[UnwindingException | None]) -> None:
     told = Told()
-    first, second = Unwinding(ValueError(), "a"), Unwinding(KeyError(), "b")
+    first, second = UnwindingException(ValueError(), "a"), UnwindingException(KeyError(), "b")
     looks += [first, first, second, second, second]
     for at in range(4):
         told.lookout.look(at)
@@ -213,9 +213,9 @@ def test_it_is_withdrawn_when_another_comes_or_the_script_goes_on(looks: list[Un
     assert told.all == [("a", 0, False), "withdrawn", ("b", 2, False), "withdrawn"]
 
 
-def test_the_very_same_after_its_time_is_told_once_more(looks: list[Unwinding | None]) -> None:
+def test_the_very_same_after_its_time_is_told_once_more(looks: list[UnwindingException | None]) -> None:
     told = Told()
-    found = Unwinding(ValueError(), "a")
+    found = UnwindingException(ValueError(), "a")
     looks += [found] * 5
     for at_s in (0, 1, 29, 31, 60):
         told.lookout.look(at_s * 1_000_000_000)

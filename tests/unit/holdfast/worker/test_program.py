@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import BadInput
-from holdfast.worker.program import Program, check_module, check_syntax, parse, refusal
+from holdfast.worker.program import Program, check_module, check_syntax, parse, launcher_refusal
 
 PYTHON = sys.executable
 
@@ -93,7 +93,7 @@ def test_another_launcher_is_refused_with_what_to_give_instead(line: str, launch
         f"holdfast run takes the place of {launcher}: give it the script itself:"
         " holdfast run --nproc-per-node N -- python train.py"
     )
-    assert refusal(line.split()) == expected
+    assert launcher_refusal(line.split()) == expected
 
 
 @pytest.mark.parametrize(
@@ -111,12 +111,12 @@ def test_another_launcher_is_refused_with_what_to_give_instead(line: str, launch
     ],
 )
 def test_a_command_that_only_names_a_launcher_is_not_refused(line: str) -> None:
-    assert not refusal(line.split())
+    assert not launcher_refusal(line.split())
 
 
 @pytest.mark.parametrize("line", ["python", "/usr/bin/python3 -u", "python -X dev"])
 def test_an_interpreter_without_a_script_is_refused(line: str) -> None:
-    assert "without a script would only read its input" in refusal(line.split())
+    assert "without a script would only read its input" in launcher_refusal(line.split())
 
 
 @pytest.mark.parametrize(

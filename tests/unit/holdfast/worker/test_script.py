@@ -12,7 +12,7 @@ import pytest
 from holdfast.protocol import foreign_text
 from holdfast.protocol.foreign_text import sent_bytes
 from holdfast.worker import script
-from holdfast.worker.launcher_channel import Runtime
+from holdfast.worker.launcher_channel import LauncherChannel
 
 COMPILER = "backend failed:\n" + "\n".join(f"  %{n} = call_function[target=add]" for n in range(9000))
 
@@ -35,7 +35,7 @@ class Named(Exception):
     ],
 )
 def test_an_exception_is_named_by_its_type_and_first_line(error: BaseException, raised: str) -> None:
-    said = script.of(error, 5, "the traceback")
+    said = script.ending_of(error, 5, "the traceback")
     assert said is not None
     assert said.raised == raised
 
@@ -49,8 +49,8 @@ def test_an_exception_that_cannot_be_printed_is_one_like_any_other() -> None:
     error = Unprintable("x")
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert script._explained(error, Runtime(ours, Path(), 0, 1)) is error
-    said = script.of(error, 5, "the traceback")
+        assert script._with_explanation(error, LauncherChannel(ours, Path(), 0, 1)) is error
+    said = script.ending_of(error, 5, "the traceback")
     assert said is not None
     assert (said.fail, said.raised.partition(":")[0]) == ("exception", f"{__name__}.Unprintable")
 
@@ -58,7 +58,7 @@ def test_an_exception_that_cannot_be_printed_is_one_like_any_other() -> None:
 def test_notes_do_not_hide_what_was_raised() -> None:
     error = ValueError("bad")
     vars(error)["__notes__"] = ["while it was read"]
-    noted = script.of(error, 5, "")
+    noted = script.ending_of(error, 5, "")
     assert noted is not None
     assert noted.raised == "ValueError: bad"
 
@@ -76,7 +76,7 @@ def test_notes_do_not_hide_what_was_raised() -> None:
 def test_what_comes_of_how_a_script_is_run_has_a_hint(error: Exception, hint: str) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        explained = script._explained(error, Runtime(ours, Path(), 0, 1))
+        explained = script._with_explanation(error, LauncherChannel(ours, Path(), 0, 1))
     assert explained is error
     notes = vars(error).get("__notes__", [])
     assert hint in "".join(notes)
@@ -85,7 +85,7 @@ def test_what_comes_of_how_a_script_is_run_has_a_hint(error: Exception, hint: st
 
 def test_a_long_text_keeps_its_frames_and_its_end() -> None:
     text = f'Traceback\n  File "train.py", line 7\nRuntimeError: {COMPILER}'
-    said = script.of(RuntimeError(COMPILER), 5, text)
+    said = script.ending_of(RuntimeError(COMPILER), 5, text)
     assert said is not None
     assert 0.9 * foreign_text.WHOLE_BYTES < sent_bytes(said.message) <= foreign_text.WHOLE_BYTES
     assert said.message.startswith('Traceback\n  File "train.py", line 7\nRuntimeError: backend failed:\n')

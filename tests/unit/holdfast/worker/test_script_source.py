@@ -11,55 +11,55 @@ import pytest
 
 from holdfast.worker import script_source
 from holdfast.worker.program import MAX_SOURCE_BYTES, parse
-from holdfast.worker.script_source import Changes, Sources
+from holdfast.worker.script_source import SourceChanges, ProgramSources
 
 PYTHON = "python3"
 MAIN = "import helper, os\nVERSION = 'one'\ndef fails():\n    raise ValueError(VERSION)\n"
 
 
 @pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sources:
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProgramSources:
     monkeypatch.chdir(tmp_path)
     Path("helper.py").write_text("A = 1\n")
     Path("train.py").write_text(MAIN)
-    return script_source.keep(parse([PYTHON, "train.py", "--lr", "1"], tmp_path))
+    return script_source.read_sources(parse([PYTHON, "train.py", "--lr", "1"], tmp_path))
 
 
-def test_what_is_handed_down_is_the_program_and_its_source_and_nobody_can_write_to_it(kept: Sources) -> None:
+def test_what_is_handed_down_is_the_program_and_its_source_and_nobody_can_write_to_it(kept: ProgramSources) -> None:
     Path("train.py").write_text("VERSION = 'two'\n")
     assert script_source.load(kept.descriptor) == kept
     assert kept.main == MAIN.encode()
     assert [Path(file.path).name for file in kept.files] == ["train.py", "helper.py"]
     with pytest.raises(OSError, match="not permitted"):
         os.pwrite(kept.descriptor, b"x", 0)
-    assert script_source.take(kept.descriptor) == MAIN.encode()
+    assert script_source.load_main(kept.descriptor) == MAIN.encode()
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(kept.descriptor)
 
 
 def test_a_script_that_cannot_be_kept_is_read_by_each_process(tmp_path: Path) -> None:
     (tmp_path / "large.py").write_bytes(b"#" * (MAX_SOURCE_BYTES + 1))
-    large = script_source.keep(parse([PYTHON, "large.py"], tmp_path))
+    large = script_source.read_sources(parse([PYTHON, "large.py"], tmp_path))
     assert (large.main, large.files) == (None, ())
-    assert script_source.take(large.descriptor) is None
-    other = script_source.keep(parse(["sh", "-c", "true"], tmp_path))
+    assert script_source.load_main(large.descriptor) is None
+    other = script_source.read_sources(parse(["sh", "-c", "true"], tmp_path))
     assert (other.main, other.files) == (None, ())
-    assert script_source.take(other.descriptor) is None
-    assert script_source.take(-1) is None
+    assert script_source.load_main(other.descriptor) is None
+    assert script_source.load_main(-1) is None
 
 
-def test_a_file_that_was_only_touched_has_not_changed(kept: Sources) -> None:
+def test_a_file_that_was_only_touched_has_not_changed(kept: ProgramSources) -> None:
     main, helper = kept.files
     os.utime("train.py", ns=(0, 0))
     Path("helper.py").write_text("A = 2\n")
-    assert (script_source.fate(main), script_source.fate(helper)) == ("", "changed")
+    assert (script_source.change_of(main), script_source.change_of(helper)) == ("", "changed")
     Path("train.py").unlink()
-    assert script_source.fate(main) == "removed"
+    assert script_source.change_of(main) == "removed"
     Path("train.py").write_text(MAIN)
-    assert script_source.fate(main) == "", "it is back as it was"
+    assert script_source.change_of(main) == "", "it is back as it was"
 
 
-def looked(changes: Changes, now_s: float) -> tuple[str, ...]:
+def looked(changes: SourceChanges, now_s: float) -> tuple[str, ...]:
     """Return what is told after one look."""
     changes.look(now_s)
     assert changes._looking is not None
@@ -68,8 +68,8 @@ def looked(changes: Changes, now_s: float) -> tuple[str, ...]:
     return changes.told
 
 
-def test_a_change_is_told_once_when_two_looks_have_seen_it(kept: Sources) -> None:
-    changes = Changes(kept)
+def test_a_change_is_told_once_when_two_looks_have_seen_it(kept: ProgramSources) -> None:
+    changes = SourceChanges(kept)
     assert looked(changes, 0.0) == ()
     Path("train.py").unlink()  # as an editor does, for a moment
     assert looked(changes, 10.0) == ()
@@ -88,15 +88,15 @@ def test_a_change_is_told_once_when_two_looks_have_seen_it(kept: Sources) -> Non
     assert len(changes.told) == 2
 
 
-def test_a_folder_that_is_removed_is_told_like_its_files(kept: Sources, tmp_path: Path) -> None:
-    changes = Changes(kept)
+def test_a_folder_that_is_removed_is_told_like_its_files(kept: ProgramSources, tmp_path: Path) -> None:
+    changes = SourceChanges(kept)
     for name in ("train.py", "helper.py"):
         (tmp_path / name).unlink()
     tmp_path.rmdir()
     looked(changes, 0.0)
     assert [each.partition(" was removed")[0] for each in looked(changes, 10.0)] == ["train.py", "helper.py"]
-    odd = script_source.File("/a/b\udcff\nc.py", 1, 1, 1)
-    assert script_source.sentence(odd, "changed", kept.program, "").startswith("/a/b??c.py has changed")
+    odd = script_source.SourceFile("/a/b\udcff\nc.py", 1, 1, 1)
+    assert script_source.change_message(odd, "changed", kept.program, "").startswith("/a/b??c.py has changed")
 
 
 RUN = """
@@ -143,7 +143,7 @@ def test_the_version_of_the_start_is_executed_and_shown(
     assert not list(tmp_path.rglob(f"{Path(file).stem}.*.pyc")), "none that passes for the new version's"
 
 
-def test_a_module_whose_file_is_as_it_was_is_found_in_the_usual_way(kept: Sources) -> None:
+def test_a_module_whose_file_is_as_it_was_is_found_in_the_usual_way(kept: ProgramSources) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "from holdfast.worker import script_source as sources; from holdfast.worker.program import parse\n"

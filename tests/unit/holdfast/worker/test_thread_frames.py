@@ -76,7 +76,7 @@ def test_two_threads_that_look_at_once_do_so_one_after_the_other(monkeypatch: py
         return {}
 
     monkeypatch.setattr(thread_frames, "_COLLECTS_WITHIN", True)
-    threads = [threading.Thread(target=thread_frames._uncollected, args=(ask,)) for _ in range(2)]
+    threads = [threading.Thread(target=thread_frames._without_collection, args=(ask,)) for _ in range(2)]
     threads[0].start()
     assert inside.wait(30)
     threads[1].start()

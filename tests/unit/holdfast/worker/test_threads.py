@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from holdfast.worker.thread_frames import Threads
+from holdfast.worker.thread_frames import BackgroundThreads
 
 
 @pytest.mark.parametrize("pool", [False, True], ids=["a thread", "a pool"])
 def test_a_thread_that_works_beside_the_steps_is_named_once(pool: bool) -> None:
     said: list[str] = []
-    threads = Threads(said.append)
+    threads = BackgroundThreads(said.append)
     entered, over = threading.Event(), threading.Event()
 
     def save() -> None:
@@ -44,7 +44,7 @@ def test_a_thread_that_works_beside_the_steps_is_named_once(pool: bool) -> None:
 @pytest.mark.parametrize("daemon", [False, True], ids=["it was there before", "a daemon"])
 def test_a_thread_that_is_no_work_of_a_step_is_not_named(daemon: bool) -> None:
     said: list[str] = []
-    threads = Threads(said.append)
+    threads = BackgroundThreads(said.append)
     over = threading.Event()
     entered = threading.Event()
 

@@ -26,11 +26,11 @@ from holdfast.state.device import Broken, Mark
 from holdfast.state.private_state import changed_objects, first_changed
 from holdfast.state.random_state import Section
 from holdfast.training import snapshot_writer
-from holdfast.training.copy_gate import Whole
-from holdfast.training.device_copy import Division, Part
-from holdfast.training.private_exchange import Beside, Early, Exchange
-from holdfast.training.snapshot_writer import SOON, Retake, Snapshots, Torn, Transfer, copying_s
-from holdfast.worker.pauses import Pauses
+from holdfast.training.copy_gate import WholeState
+from holdfast.training.device_copy import TensorSplit, HostPart
+from holdfast.training.private_exchange import LocalPrivateState, SendTiming, PrivateStateRing
+from holdfast.training.snapshot_writer import FIRST_AFTER_STEPS, SnapshotReplacement, SnapshotWriter, WrittenDuringCopy, PendingSnapshot, copy_limit_s
+from holdfast.worker.pauses import PauseHistory
 
 if TYPE_CHECKING:
     from holdfast.training.state import State
@@ -53,7 +53,7 @@ _PATIENCE_S = 10.0  # for a slot to restore from that is being written
 LAST_PAUSE_S = 0.01  # between two looks at who holds the slot that the last copy goes to
 
 
-class Keeping:
+class Protection:
     """One rank's side of it, from restore to the last commit."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Keeping:
         moved = page.copied if page is not None else None
         self._device = state.device
         void = partial(progress_writer.void_steps, directory.parent, launch.nproc, launch.generation)
-        self._snapshots = Snapshots(
+        self._snapshots = SnapshotWriter(
             directory,
             replicated,
             launch.world_size,
@@ -94,18 +94,18 @@ class Keeping:
         self._kept_lock = threading.Lock()
         self._copying = threading.Lock()
         self._due: tuple[int, Mark] | None = None  # a snapshot of that step, once the device has come there
-        self._transfer: Transfer | None = None  # the copy that goes on
+        self._transfer: PendingSnapshot | None = None  # the copy that goes on
         self._clean: bool | None = None  # whether it has copied one step's state; None: it is to be looked at
-        self._divided: Division | None = None  # whose tensors were seen to be the footprint's
+        self._divided: TensorSplit | None = None  # whose tensors were seen to be the footprint's
         self._footprints = Footprints(replicated, self._device.holds)
         self._footprint: Footprint | None = None  # of the last commit
         self._walk = True  # look for other parameters at the next footprint
-        self._pauses = Pauses()
+        self._pauses = PauseHistory()
         self._before_pause: str | None = None  # what had been written when it began
         self._blob = b""
         self._core: list[Section] = []
         self._versions: list[tuple[int, int | None]] = []  # of the buffers, when `_core` was collected
-        self._early = Early()
+        self._early = SendTiming()
         self._began = 0  # the step that the loop started from
         self._over = -1  # the step at which the last loop was done
         self._sent = -1  # the step whose private state is on its way, or was
@@ -122,7 +122,7 @@ class Keeping:
         self._committed_s = 0.0  # when the last commit was
         self._defers = False  # copy the state when the work after the commit is over
         self._deferred: int | None = None  # the step whose copy waits for that
-        self._retake = Retake(launch.world_size <= 2 * launch.nproc)
+        self._retake = SnapshotReplacement(launch.world_size <= 2 * launch.nproc)
         self._extra = -1  # the step of a copy that other members may not have
         self._in_row = 0  # such steps, one after the other
         self._voided = -1  # the last step of which no copy is kept
@@ -606,7 +606,7 @@ class Keeping:
             retake.look(step, self._snapshots.arena.steps(self._generation), self._every)
         if due:
             retake.regular()
-        if due or step == self._began + SOON or retake.meets(step):
+        if due or step == self._began + FIRST_AFTER_STEPS or retake.meets(step):
             if self._defers:  # the script changed the state after the last commit, and perhaps does so again
                 self._deferred = step
             else:
@@ -643,7 +643,7 @@ class Keeping:
             " register_buffer(..., persistent=False)"
         )
 
-    def keep(self) -> Part | None:
+    def keep(self) -> HostPart | None:
         """Return what the host has of the state: it may be a step ahead when the device's is copied.
 
         Nothing of a state that the script has written since its commit.
@@ -703,7 +703,7 @@ class Keeping:
         clean = self._changed() is None if self._clean is None else self._clean
         try:
             self._note(transfer.step, self._snapshots.finish(transfer, lambda: clean), held_s=0.0)
-        except Torn:  # the script has written the state meanwhile, without an optimizer
+        except WrittenDuringCopy:  # the script has written the state meanwhile, without an optimizer
             return
 
     def mark(self, step: int) -> None:
@@ -810,7 +810,7 @@ class Keeping:
         take. A reader that is not done then keeps its slot, and the newer snapshot is overwritten.
         """
         generation, snapshots = self._generation, self._snapshots
-        give_up_at = time.monotonic() + copying_s(snapshots.expected_bytes())
+        give_up_at = time.monotonic() + copy_limit_s(snapshots.expected_bytes())
         while not snapshots.held(generation, step):
             if self._state.gate.frozen:
                 return "the generation was ended meanwhile"
@@ -827,8 +827,8 @@ class Keeping:
             return
         budget = self._launch.snapshot_budget * SNAPSHOT_SHARE
         # A rank alone has no survivor that could copy just in time: then the budget alone decides.
-        seldom_s = snapshot_writer.SELDOM_S if self._launch.world_size > 1 else 0.0
-        self._every = snapshot_writer.interval(self._cost_s, step_s, budget, seldom_s)
+        seldom_s = snapshot_writer.MIN_INTERVAL_S if self._launch.world_size > 1 else 0.0
+        self._every = snapshot_writer.snapshot_interval(self._cost_s, step_s, budget, seldom_s)
 
     def _median_step_s(self) -> float | None:
         page = self._state.session.page
@@ -929,14 +929,14 @@ class Keeping:
                     return SecureAnswer(rank, whole.step, False, why)
                 try:
                     return self._write(whole)
-                except Torn:
+                except WrittenDuringCopy:
                     if time.monotonic() > give_up_at:
                         break
         except (OSError, BadInput, Broken) as error:
             return SecureAnswer(rank, self._state.step, False, str(error))
         return SecureAnswer(rank, self._state.step, False, _INSIDE)
 
-    def _write(self, whole: Whole) -> SecureAnswer:
+    def _write(self, whole: WholeState) -> SecureAnswer:
         rank, step, generation = self._rank.rank, whole.step, self._launch.generation
         gate = self._state.gate
         with self._copying:
@@ -981,14 +981,14 @@ def _peer_of(
     every: int,
     pins: Callable[[], Collection[int]],
     again: Callable[[int, bytes], None],
-) -> tuple[Exchange | Beside | None, PrivateStore | None]:
+) -> tuple[PrivateStateRing | LocalPrivateState | None, PrivateStore | None]:
     """Return who gives this rank its private state, and where that is kept; None for nobody, and nowhere."""
     if launch.world_size == 1:
         return None, None
     if launch.nproc < launch.world_size:
-        apart = Exchange(rank, launch.world_size, launch.nproc, launch.patience_s, again)
+        apart = PrivateStateRing(rank, launch.world_size, launch.nproc, launch.patience_s, again)
         path = directory / f"kept-{apart.source:05d}.bin"
         return apart, PrivateStore(path, apart.source, every=every, pins=pins)
     source = (rank - 1) % launch.world_size
     path = directory / f"private-{source:05d}.bin"
-    return Beside(path, source, launch.generation, launch.patience_s), None
+    return LocalPrivateState(path, source, launch.generation, launch.patience_s), None
