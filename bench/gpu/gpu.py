@@ -55,7 +55,7 @@ def _copies(options: argparse.Namespace) -> dict[str, Any]:
             loop = training.state.steps(100)
             for _ in range(4):
                 training.queue(next(loop))
-            keeping = training.state.keeping
+            keeping = training.state.protection
             assert keeping is not None
             snapshots.append(keeping._copy_s)
             training.queue(next(loop), before_write=cycles(STILL_S))

@@ -71,17 +71,17 @@ class Training:
 
     def secured(self) -> SecureAnswer:
         """Request a just-in-time copy as a launcher does, from another thread; return the answer."""
-        keeping = self.state.keeping
+        keeping = self.state.protection
         assert keeping is not None
         found: list[SecureAnswer] = []
-        listener = threading.Thread(target=lambda: found.append(keeping.secure(GENERATION)))
+        listener = threading.Thread(target=lambda: found.append(keeping.snapshot_just_in_time(GENERATION)))
         listener.start()
         listener.join(120)
         return found[0]
 
     def held(self) -> dict[int, Bits]:
         """Return the bytes of the tensors in the arena, by step and name."""
-        keeping = self.state.keeping
+        keeping = self.state.protection
         assert keeping is not None
         found: dict[int, Bits] = {}
         for record in keeping._snapshots.arena.records():

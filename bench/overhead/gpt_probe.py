@@ -26,9 +26,9 @@ def watch() -> Stopwatch:
     from holdfast.snapshot.private_store import PrivateStore
     from holdfast.state.private_state import PrivateState
     from holdfast.training import state
-    from holdfast.training.private_exchange import LocalPrivateState, PrivateStateRing
-    from holdfast.training.rank_protection import Protection
-    from holdfast.training.snapshot_writer import SnapshotWriter
+    from holdfast.training.protection.private_exchange import LocalPrivateState, PrivateStateRing
+    from holdfast.training.protection.rank_protection import Protection
+    from holdfast.training.protection.snapshot_writer import SnapshotWriter
 
     watch = Stopwatch()
     for owner, attribute, name in (
@@ -36,13 +36,13 @@ def watch() -> Stopwatch:
         (state.State, "commit", "commit"),
         (state.State, "forward", "forward hook"),
         (state.State, "backward", "backward hook"),
-        (Protection, "throttle", "step begin"),
+        (Protection, "before_step", "step begin"),
         (PrivateState, "core", "collect private state"),
         (PrivateState, "random", "random states"),
         (PrivateStore, "put", "store private state"),
-        (PrivateStateRing, "start", "exchange with a peer, start"),
-        (PrivateStateRing, "finish", "exchange with a peer, finish (waits for it)"),
-        (LocalPrivateState, "finish", "read a peer's state in the same memory"),
+        (PrivateStateRing, "send", "exchange with a peer, send"),
+        (PrivateStateRing, "receive", "exchange with a peer, receive (waits for it)"),
+        (LocalPrivateState, "receive", "read a peer's state in the same memory"),
         (SnapshotWriter, "write", "snapshot"),
         (Page, "commit", "progress write"),
         (Page, "phase", "phase write"),

@@ -17,7 +17,7 @@ from bench.snapshot.report import ANONYMOUS, BY_TENSOR, SHARED
 from bench.text import size
 from holdfast.snapshot import tensor_copy
 from holdfast.state import capture
-from holdfast.training.snapshot_writer import SnapshotWriter
+from holdfast.training.protection.snapshot_writer import SnapshotWriter
 from trainer.gpt.__main__ import build
 from trainer.gpt.options import make_parser, read
 

@@ -35,7 +35,7 @@ from bench.snapshot.frozen_training import BYTES, COPIES, STEP_S, Beside
 from bench.snapshot.snapshot import MEMORY
 from bench.text import Verdict, all_met, number, ratio, seconds, size, size_of, summary, table
 from holdfast.snapshot import written_pages
-from holdfast.training.snapshot_writer import SnapshotWriter
+from holdfast.training.protection.snapshot_writer import SnapshotWriter
 
 ALONE, ASKED, COMPARED, COPIED = (
     "the small model alone",

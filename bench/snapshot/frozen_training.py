@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import holdfast
 from bench.harness.ticks import Ticker
 from bench.workloads import network
-from holdfast.training.snapshot_writer import SnapshotWriter
+from holdfast.training.protection.snapshot_writer import SnapshotWriter
 
 BYTES, STEP_S, COPIES = (f"HOLDFAST_BENCH_FROZEN_{name}" for name in ("BYTES", "STEP_S", "COPIES"))
 TENSORS = 16

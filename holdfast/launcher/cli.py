@@ -32,7 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return serve(parse_options(list(sys.argv[1:] if argv is None else argv)))
 
 
-def serve(options: argparse.Namespace, zygote: Zygote | None = None, kept: ProgramSources | None = None) -> int:
+def serve(
+    options: argparse.Namespace, zygote: Zygote | None = None, kept: ProgramSources | None = None
+) -> int:
     """Serve one member, with the zygote and the sources that there are already, if any. Returns as `main`."""
     linux.adopt_orphans()
     try:

@@ -158,7 +158,11 @@ class WarmPool:
         mark = nested_scripts.rank_variables(self.home.directory, local_rank)
         environment = {**environment, **mark, "HOLDFAST_CONTROL": str(theirs.fileno())}
         passed = [theirs.fileno()]
-        if self.kept is not None and self.kept.main is not None and script_source.change_of(self.kept.files[0]):
+        if (
+            self.kept is not None
+            and self.kept.main is not None
+            and script_source.change_of(self.kept.files[0])
+        ):
             argv = self.program.entered(cold_start.BOOT_CODE, self.home.import_root)
             environment[cold_start.SOURCES_VARIABLE] = str(self.kept.descriptor)
             passed.append(self.kept.descriptor)
@@ -397,6 +401,10 @@ def unjoined_ending(ended: Ending, printed: str, *, refused: bool) -> Ending:
     Then it is no good end, whatever its exit code says: nothing is trained.
     """
     if refused and ended.signal is None:
-        said = printed if nested_scripts.LAUNCHED_INDIRECTLY in printed else f"{printed}{nested_scripts.REFUSED_BELOW}"
+        said = (
+            printed
+            if nested_scripts.LAUNCHED_INDIRECTLY in printed
+            else f"{printed}{nested_scripts.REFUSED_BELOW}"
+        )
         return replace(ended, code=2, fail="bad_input", message=said)
     return replace(ended, message=printed or ended.message)  # nobody has seen that: it says more

@@ -315,7 +315,9 @@ class PrivateState:
             try:
                 value.load_state_dict(state[name])
             except Exception as error:  # whatever a class makes of a state that is not its own
-                raise BadInput(f"{name}: {type_with_article(value)} cannot take this state: {error!r}") from error
+                raise BadInput(
+                    f"{name}: {type_with_article(value)} cannot take this state: {error!r}"
+                ) from error
 
     def _restore_guard(self, sections: Mapping[str, bytes]) -> None:
         if self._guard is None:

@@ -253,7 +253,9 @@ def _described(numpy: Any) -> bytes:
         if isinstance(found, numpy.ndarray) and str(found.dtype) in _ARRAYS:
             return {str(found.dtype): found.tolist()}
         where = f"NumPy's global generator {state.get('bit_generator')!r}"
-        raise BadInput(f"private state: {where} has {type_with_article(found)} in its state, not numbers alone")
+        raise BadInput(
+            f"private state: {where} has {type_with_article(found)} in its state, not numbers alone"
+        )
 
     return json.dumps(state, default=plain).encode()
 

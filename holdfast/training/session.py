@@ -23,8 +23,8 @@ from holdfast.protocol.progress import Phase
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.state import misuse
 from holdfast.training import caught_errors
+from holdfast.training.protection.snapshot_writer import copy_limit_s
 from holdfast.training.rehearsal import rehearse
-from holdfast.training.snapshot_writer import copy_limit_s
 from holdfast.training.state import State
 from holdfast.worker import launcher_channel, nested_scripts
 from holdfast.worker.ending_exception import ExceptionWatcher, UnwindingException
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from holdfast.state.device import Device
-    from holdfast.training.rank_protection import Protection
+    from holdfast.training.protection.rank_protection import Protection
 
 NOTE_CHARACTERS = 500  # characters of a warning that the status shows
 YIELD_S = 0.3  # to be ended by the roll back that another rank's flag brings about
@@ -64,7 +64,9 @@ def device() -> torch.device:
 class Session:
     """One process's membership in one generation of the group."""
 
-    def __init__(self, launch: Launch, rank: RankStart, mine: launcher_channel.LauncherChannel | None) -> None:
+    def __init__(
+        self, launch: Launch, rank: RankStart, mine: launcher_channel.LauncherChannel | None
+    ) -> None:
         self.rank = rank.rank
         self.local_rank = rank.local_rank
         self.world_size = launch.world_size
@@ -78,7 +80,7 @@ class Session:
         self.peers = caught_errors.PeerConnections({})
         self._launch, self._order, self._runtime = launch, rank, mine
         self._marks = StartTimes()
-        self._keeping: Protection | None = None
+        self._protection: Protection | None = None
         self._is_over = False  # the generation was secured before there was a state
         self._state: State | None = None
         self._drill = ""
@@ -103,26 +105,26 @@ class Session:
 
     # -- what the state needs of us
 
-    def keeping(self, state: State, replicated: Mapping[str, Any]) -> Protection | None:
+    def protection_of(self, state: State, replicated: Mapping[str, Any]) -> Protection | None:
         if self._runtime is None:
             return None
-        from holdfast.training.rank_protection import Protection
+        from holdfast.training.protection.rank_protection import Protection
 
         arena = self._runtime.arena_path
-        self._keeping = Protection(state, replicated, self._launch, self._order, arena)
+        self._protection = Protection(state, replicated, self._launch, self._order, arena)
         if self._is_over:
             state.gate.freeze(0.0)
-        self._runtime.on_failing = self._keeping.secure_failing
+        self._runtime.on_failing = self._protection.snapshot_before_exit
         self._runtime.on_leaving = self._leaving
         if self.page is not None:
             self.page.phase(Phase.RESTORING)
-        return self._keeping
+        return self._protection
 
     def _leaving(self) -> None:
         """The script has ended well: see that its last state is kept, and say that it is, or why not."""
-        if self._keeping is None or self._runtime is None:
+        if self._protection is None or self._runtime is None:
             return
-        why = self._keeping.leaving()
+        why = self._protection.keep_final_state()
         if why:
             self._runtime.say(WorkerMessage("left", note=why[:NOTE_CHARACTERS]))
         elif self.page is not None:
@@ -153,7 +155,7 @@ class Session:
         if self.page is not None:
             self.page.copy_ends()
 
-    def settled(self) -> None:
+    def report_first_step(self) -> None:
         """The first step of the generation is done."""
         if self._runtime is not None and not self._marks.first_step_ns:
             self._marks = replace(self._marks, first_step_ns=time.monotonic_ns())
@@ -167,12 +169,12 @@ class Session:
         if self._marks.first_step_ns:  # else it is told with the first step
             self._runtime.say(WorkerMessage("settled", marks=self._marks))
 
-    def give_way(self) -> None:
+    def yield_to_reporter(self) -> None:
         """Let the rank whose own number is bad report it first: it knows the batch."""
         if self._runtime is not None:
             threading.Event().wait(YIELD_S)
 
-    def flag(self, kind: str, step: int, loss: float, position: int, why: str = "") -> None:
+    def report_bad_number(self, kind: str, step: int, loss: float, position: int, why: str = "") -> None:
         """Report a bad number, and wait to be rolled back. Returns only when nobody answers."""
         if self._runtime is None:
             return
@@ -229,7 +231,7 @@ class Session:
 
     def forked(self) -> None:
         """This process is one that the script forked: nothing that it does is the rank's, or told as such."""
-        self.page, self._keeping, self._runtime = None, None, None
+        self.page, self._protection, self._runtime = None, None, None
         if self._state is not None:
             self._state.forked()
 
@@ -323,11 +325,11 @@ class Session:
 
     def _secure(self, mine: launcher_channel.LauncherChannel, generation: int) -> None:
         self._is_over = self._is_over or generation == self.generation  # first: a state may just come
-        if self._keeping is None:
+        if self._protection is None:
             answer = SecureAnswer(self.rank, -1, False, "nothing is protected yet")
         else:
             try:
-                answer = self._keeping.secure(generation)
+                answer = self._protection.snapshot_just_in_time(generation)
             except Exception as error:
                 # Whatever torch, a driver or the file system makes of a copy: without an answer, all would
                 # wait for this rank, and nothing that comes later would be heard.

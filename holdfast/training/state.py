@@ -10,8 +10,9 @@ The order of things within a step is what the guarantees rest on:
 So at any instant either the state of a committed step is whole in memory, or the rank says that it is in
 between (and another replica answers).
 
-On a GPU all of this is in the device's queue (`holdfast.training.copy_gate`): the host is up to a step ahead,
-waits for no kernel of the step that it commits, and judges that step's numbers when it commits the next one.
+On a GPU all of this is in the device's queue (`holdfast.training.protection.write_gate`): the host is up to a
+step ahead, waits for no kernel of the step that it commits, and judges that step's numbers when it commits
+the next one.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from holdfast.state.loss_guard import LossGuard
 from holdfast.state.module_flags import Flags
 from holdfast.state.private_state import PrivateState
 from holdfast.training.caught_errors import CaughtErrorCheck
-from holdfast.training.copy_gate import WriteGate
+from holdfast.training.protection.write_gate import WriteGate
 from holdfast.worker import pauses
 from holdfast.worker.thread_frames import BackgroundThreads
 
 if TYPE_CHECKING:
     import torch
 
-    from holdfast.training.rank_protection import Protection
+    from holdfast.training.protection.rank_protection import Protection
     from holdfast.training.session import Session
 
 
@@ -95,14 +96,14 @@ class State:
         self._accumulated = misuse.Accumulated(
             modules.values(), self.device, lambda text: misuse.warn(session.rank, text)
         )
-        self.keeping: Protection | None = session.keeping(self, replicated)
+        self.protection: Protection | None = session.protection_of(self, replicated)
         torch_hooks.attach(modules, self._optimizers, self, self._after_write)
         self._caught: CaughtErrorCheck | None = None
-        if self.keeping is not None:
+        if self.protection is not None:
             self._caught = CaughtErrorCheck(session.peers, lambda: self.gate.frozen)
             capture.refuse_kinds(replicated)
-            self.step, self._random = self.keeping.restore()
-            self.keeping.mark(self.step)
+            self.step, self._random = self.protection.restore()
+            self.protection.record_commit(self.step)
             session.restored(self.step)
         self._loops = LoopHistory(self.step, lambda text: misuse.warn(session.rank, text))
         self._added = misuse.Added(
@@ -111,7 +112,8 @@ class State:
         self._unscheduled = rates.Unscheduled(
             self._optimizers, objects, lambda text: misuse.warn(session.rank, text)
         )
-        self._threads = BackgroundThreads(lambda text: misuse.warn(0, text))  # on any rank: one may save alone
+        # on any rank: one may save alone
+        self._threads = BackgroundThreads(lambda text: misuse.warn(0, text))
         self.gate.start(self.step)
         self._asked = False
 
@@ -155,27 +157,27 @@ class State:
 
     def _loop(self, count: int) -> Iterator[int]:
         asked = self._asked
-        if self.keeping is not None and self.step <= count:
+        if self.protection is not None and self.step <= count:
             self._put_flags_back()  # not before an earlier loop, after which the script may set them
         if self._random is not None:
             self.private.restore_random(self._random)
             self._random = None
         self.session.aim(count)
-        if self.keeping is not None:
-            self.keeping.begin(self.step, asked=asked)
+        if self.protection is not None:
+            self.protection.before_loop(self.step, asked=asked)
         self._phase(Phase.DATA)
         try:
             while self.step < count:
                 self._end_tail()
                 if self.step in self.session.skip:
-                    self._pass_over()
+                    self._skip_step()
                     continue
                 step = self.step
                 self._order.begin(step)
                 self._in_tail = False
                 self._phase(Phase.DATA)
-                if self.keeping is not None:
-                    self.keeping.throttle()
+                if self.protection is not None:
+                    self.protection.before_step()
                 self.turn += 1
                 yield step
                 if self._prepared > self.step and self.writing:
@@ -187,8 +189,8 @@ class State:
         finally:  # also when the script leaves the loop by `break`: what follows is no step
             self.turn += 1
             self._phase(Phase.IDLE)
-        if self.keeping is not None:
-            self.keeping.ended(self.step)
+        if self.protection is not None:
+            self.protection.after_loop(self.step)
 
     def _put_flags_back(self) -> None:
         if left := self.flags.begin():
@@ -201,8 +203,8 @@ class State:
         """
         if self._page is not None:
             self._page.tail_is_over()
-        if self.keeping is not None:
-            self.keeping.look_after_commit()
+        if self.protection is not None:
+            self.protection.after_tail()
 
     def commit(
         self,
@@ -251,10 +253,10 @@ class State:
             self._prepare_once()
             self._close()
             self._accumulated.watch()
-        if self.keeping is not None:
+        if self.protection is not None:
             self.flags.commit()
             self._threads.look()
-            self.keeping.finish(self.step + 1)
+            self.protection.check_private_state(self.step + 1)
         self.step += 1
         self._order.committed()
         if self._caught is not None:
@@ -267,12 +269,12 @@ class State:
             self._in_tail = True
             self._page.commit(self.step, shown.loss, norm, samples, tokens, flops, 0, position, Phase.TAIL)
             self._ahead = self.device.queues and not numbers.waited
-        if self.keeping is not None:
-            self.keeping.mark(self.step)
+        if self.protection is not None:
+            self.protection.record_commit(self.step)
         self.gate.open()
-        self.session.settled()
-        if self.keeping is not None:
-            self.keeping.committed(self.step)
+        self.session.report_first_step()
+        if self.protection is not None:
+            self.protection.after_commit(self.step)
         if self._page is not None:
             self._page.tail_begins()
 
@@ -331,14 +333,14 @@ class State:
     @contextmanager
     def _kept_still(self, label: str) -> Iterator[None]:
         """See that no peer's death finds weights that are swapped in for the pause as the state."""
-        if self.keeping is None or self.writing or self._pausing:
+        if self.protection is None or self.writing or self._pausing:
             yield
             return
         self._pausing = True
-        self.keeping.pausing(label)
+        self.protection.before_pause(label)
         try:
             yield
-            self.keeping.pause_ended(label)
+            self.protection.after_pause(label)
         finally:
             self._pausing = False
 
@@ -347,17 +349,17 @@ class State:
     def forward(self) -> None:
         self._phase(Phase.FORWARD)
         if self._pausing:
-            if self.keeping is not None:
-                self.keeping.pause_passes()
-        elif self.device.queues and self.keeping is not None:
-            self.keeping.proceed()
+            if self.protection is not None:
+                self.protection.forward_in_pause()
+        elif self.device.queues and self.protection is not None:
+            self.protection.advance_copy()
 
     def backward(self) -> None:
         self._phase(Phase.BACKWARD)
-        if self.keeping is not None:
-            self.keeping.passed(self.step + 1)
+        if self.protection is not None:
+            self.protection.after_forward(self.step + 1)
             if self.device.queues:
-                self.keeping.proceed()
+                self.protection.advance_copy()
 
     def spoils(self) -> bool:
         """Say whether the pass that has just been made shall end in a bad gradient."""
@@ -384,8 +386,8 @@ class State:
         if self._page is not None:
             self._page.writes_more()
         if self.device.queues:
-            if self.keeping is not None:
-                self.keeping.hold_back()
+            if self.protection is not None:
+                self.protection.delay_writes()
             self.gate.before_more()
 
     def _after_write(self, *_: Any) -> None:
@@ -414,12 +416,12 @@ class State:
         if self._gradients.finite():
             return
         self._bad_gradient = True
-        if self.keeping is not None:
-            self.keeping.secure_before_write()
+        if self.protection is not None:
+            self.protection.snapshot_before_write()
 
     def forked(self) -> None:
         """This process is one that the script forked: what is done to its copies is kept nowhere."""
-        self._page, self.keeping, self._forgotten, self._caught = None, None, None, None
+        self._page, self.protection, self._forgotten, self._caught = None, None, None, None
 
     # -- for the listener
 
@@ -443,8 +445,8 @@ class State:
 
     def _prepare(self, *, skipped: bool = False) -> None:
         self._prepared = self.step + 1
-        if self.keeping is not None:
-            self.keeping.prepare(self.step + 1, skipped=skipped)
+        if self.protection is not None:
+            self.protection.before_optimizer(self.step + 1, skipped=skipped)
 
     def _prepare_once(self) -> None:
         if self._prepared <= self.step:
@@ -453,29 +455,29 @@ class State:
     def _settle_forgotten(self) -> None:
         """Warn of what is not protected before anything else: what else is noticed may come of it."""
         forgotten, self._forgotten = self._forgotten, None
-        if forgotten is not None and forgotten.settle() and self.keeping is not None:
-            self.keeping.misused()
+        if forgotten is not None and forgotten.settle() and self.protection is not None:
+            self.protection.silence_change_warnings()
 
     def _close(self) -> None:
         keep = None
-        if self.device.queues and self.keeping is not None:
-            self.keeping.proceed(must=True)
-            keep = self.keeping.keep
+        if self.device.queues and self.protection is not None:
+            self.protection.advance_copy(must=True)
+            keep = self.protection.keep_host_part
         self.gate.close(self.step, keep)
 
-    def _pass_over(self) -> None:
+    def _skip_step(self) -> None:
         """Skip a batch that the supervisor named: all ranks do, so the collectives still meet."""
         self._prepare()
         self._close()
         self.step += 1
         if self._page is not None:
             self._page.skip(self.step)
-        if self.keeping is not None:
-            self.keeping.mark(self.step)
+        if self.protection is not None:
+            self.protection.record_commit(self.step)
         self.gate.open()
-        if self.keeping is not None:
-            self.keeping.finish(self.step)
-            self.keeping.committed(self.step)
+        if self.protection is not None:
+            self.protection.check_private_state(self.step)
+            self.protection.after_commit(self.step)
 
     def _numbers(self, loss: Any, norm: Any, position: int) -> Numbers:
         """Return the step's numbers, judged if they are here. Those of the step before have been.
@@ -517,12 +519,12 @@ class State:
             return
         why = self.guard.usual() if self.guard is not None and verdict == "jump" else ""
         if self._verdict(numbers.step, loss, None, given) == "ok":
-            self.session.give_way()  # gradients are everybody's: whose loss it is says so first
+            self.session.yield_to_reporter()  # gradients are everybody's: whose loss it is says so first
         if self._page is not None:
             flags = FLAG_JUMP if verdict == "jump" else FLAG_NONFINITE
             shown = math.nan if norm is None else norm
             self._page.commit(self.step, loss, shown, 0, 0, 0.0, flags, numbers.position)
-        self.session.flag(verdict, numbers.step, loss, numbers.position, why)
+        self.session.report_bad_number(verdict, numbers.step, loss, numbers.position, why)
         where = f"(batch position {numbers.position})"
         raise NumericFault(f"step {numbers.step}: loss {loss:g} is {_in_words(verdict)} {where}")
 

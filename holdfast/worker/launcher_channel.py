@@ -85,5 +85,5 @@ current_channel: LauncherChannel | None = None
 
 
 def set_current(runtime: LauncherChannel) -> None:
-    global current
+    global current_channel
     current_channel = runtime

@@ -24,7 +24,17 @@ _LAUNCHERS = {  # by module, and by the program that runs it
     "accelerate-launch": "accelerate launch",
 }
 _ACCELERATE = ("accelerate", "accelerate.commands.accelerate_cli")
-_INFORMATION_ONLY = {"-V", "-VV", "--version", "-h", "-?", "--help", "--help-env", "--help-xoptions", "--help-all"}
+_INFORMATION_ONLY = {
+    "-V",
+    "-VV",
+    "--version",
+    "-h",
+    "-?",
+    "--help",
+    "--help-env",
+    "--help-xoptions",
+    "--help-all",
+}
 MAX_SOURCE_BYTES = 4 << 20
 _COMPILE = """
 import sys, traceback
@@ -39,7 +49,8 @@ import importlib.util, sys
 sys.exit({_NOT_FOUND} if importlib.util.find_spec(sys.argv[1]) is None else 0)
 """
 _MAX_FILES = 200  # local modules looked through for `import holdfast`
-_ImportScan = tuple[bool, tuple[str, ...], tuple[str, ...]]  # it joins; imports from elsewhere; files of its own
+# it joins; imports from elsewhere; files of its own
+_ImportScan = tuple[bool, tuple[str, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,9 @@ def keep_last_state(runtime: LauncherChannel) -> None:
             print(f"holdfast: the last state is not kept: {why}", file=sys.stderr)
 
 
-def _exit_cleanly(code: int, last: Callable[[], bool], runtime: LauncherChannel, before: CollectorState) -> int:
+def _exit_cleanly(
+    code: int, last: Callable[[], bool], runtime: LauncherChannel, before: CollectorState
+) -> int:
     """Do what an interpreter does at its end, but for tearing down the process group.
 
     With a DDP object alive torch's own teardown can hang: the group is destroyed by a thread that holds the
@@ -353,7 +355,11 @@ def _line_of(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        if not name.startswith((_PACKAGE, "<")) and "site-packages" not in name and not name.startswith(_STDLIB):
+        if (
+            not name.startswith((_PACKAGE, "<"))
+            and "site-packages" not in name
+            and not name.startswith(_STDLIB)
+        ):
             found = f" ({name}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return found

@@ -184,7 +184,7 @@ def _mode(file: Any) -> int:
         return 0
 
 
-def _close_unclosed(kinds: tuple[Kind, ...], told: set[str], tell: Report) -> None:
+def _close_unclosed(kinds: tuple[FileKind, ...], told: set[str], tell: Report) -> None:
     def attempt(act: Callable[[], object], file: Any) -> None:
         try:
             act()
@@ -306,7 +306,9 @@ WRITERS = (
 TEMPORARY = (FileKind("tempfile", "_TemporaryFileCloser", lambda each: each.__del__(), _nothing),)
 
 
-def close_unclosed(kinds: Iterable[FileKind], attempt: Callable[[Callable[[], object], Any], None]) -> list[Any]:
+def close_unclosed(
+    kinds: Iterable[FileKind], attempt: Callable[[Callable[[], object], Any], None]
+) -> list[Any]:
     """Close all that is left of `kinds`, through `attempt`; return what cannot be, as a thread uses it.
 
     Nothing is imported. What a thread that still runs names in its frames is not taken from it, only flushed.

@@ -106,7 +106,9 @@ def _run_as_worker(
     fork_server.redirect(log)
     script.install_tolerant_output()
     _reseed()
-    os.environ.update(nested_scripts.rank_variables(Path(given["directory"]), local_rank), LOCAL_RANK=str(local_rank))
+    os.environ.update(
+        nested_scripts.rank_variables(Path(given["directory"]), local_rank), LOCAL_RANK=str(local_rank)
+    )
     linux.set_name("warm")
     mine = launcher_channel.LauncherChannel(control, Path(given["directory"]), local_rank, given["nproc"])
     launcher_channel.set_current(mine)
@@ -154,7 +156,7 @@ def _import_all(program: Program) -> None:
         importlib.import_module("torch._dynamo")  # the first optimizer imports it: 1 to 2 s
     if program.joins:  # what `join` and `protect` will need: 15 to 70 ms of a recovery otherwise
         importlib.import_module("holdfast.training.session")
-        importlib.import_module("holdfast.training.rank_protection")
+        importlib.import_module("holdfast.training.protection.rank_protection")
 
 
 # A launcher's end of its zygote, from which the warm processes are forked.

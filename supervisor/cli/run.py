@@ -141,7 +141,11 @@ def _describe(
 
 
 def _plan(
-    options: RunOptions, run_dir: RunDir, runtime: Path, api: socket.socket, kept: script_source.ProgramSources
+    options: RunOptions,
+    run_dir: RunDir,
+    runtime: Path,
+    api: socket.socket,
+    kept: script_source.ProgramSources,
 ) -> RunSpec:
     if options.nproc_per_node * options.members > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does

@@ -24,7 +24,7 @@ _FRAME = re.compile(r"^\s+(?P<function>.+?) \((?P<file>[^()]*?)(?::\d+)?\)\s*$")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _NATIVE_WAIT = re.compile(r"gloo::|nccl|c10d::|ProcessGroup", re.IGNORECASE)
 
-_EXCHANGE = ("holdfast/training/private_exchange",)  # our own wait for another rank
+_EXCHANGE = ("holdfast/training/protection/private_exchange",)  # our own wait for another rank
 
 # How much a stack looks like a victim's. Backward is not certain: a rank that is stuck in C++
 # shows the same Python frames as one that waits there for its peers' gradients.

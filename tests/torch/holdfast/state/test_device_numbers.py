@@ -216,9 +216,9 @@ def test_a_device_that_fails_has_no_state_and_nobody_hangs(memory: Path, device:
     answer = secured(training)
     assert not answer.whole
     assert "illegal memory access" in answer.why
-    kept = training.state.keeping
+    kept = training.state.protection
     assert kept is not None
-    kept.secure_failing()  # on the way out with the script's own error, which it must not hide
+    kept.snapshot_before_exit()  # on the way out with the script's own error, which it must not hide
     with pytest.raises(Broken):
         device.mark()
 

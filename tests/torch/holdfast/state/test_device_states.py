@@ -20,8 +20,8 @@ from holdfast.protocol.progress_writer import Page
 from holdfast.snapshot.private_store import PrivateStore
 from holdfast.state.capture import JSON_ENTRY
 from holdfast.state.private_state import parse
-from holdfast.training import rank_protection
-from holdfast.training.copy_gate import WriteGate
+from holdfast.training.protection import rank_protection
+from holdfast.training.protection.write_gate import WriteGate
 from holdfast.training.session import Session
 from holdfast.training.state import State
 from holdfast.worker.launcher_channel import LauncherChannel
@@ -99,13 +99,13 @@ class Training:
             self.state.commit(loss=loss if self.gives_loss else None)
             yield
             # The end of the loop waits for the copy under way: in one thread that would be for ever.
-            kept = self.state.keeping
+            kept = self.state.protection
             if step == STEPS - 1 and kept is not None and kept._copying.locked():
                 raise Stuck
 
     def held(self) -> dict[int, Bits]:
         """Return what the arena has, by step."""
-        kept = self.state.keeping
+        kept = self.state.protection
         assert kept is not None
         found: dict[int, Bits] = {}
         for record in kept._snapshots.arena.records():
@@ -165,9 +165,9 @@ def run_until(training: Training, calls: int) -> Iterator[None]:
 
 
 def secured(training: Training) -> SecureAnswer:
-    kept = training.state.keeping
+    kept = training.state.protection
     assert kept is not None
-    return kept.secure(GENERATION)
+    return kept.snapshot_just_in_time(GENERATION)
 
 
 @settings(max_examples=100)
@@ -201,7 +201,7 @@ class Beside:
         self._inside = False
 
     def __call__(self, choice: int) -> None:
-        kept = self._training.state.keeping
+        kept = self._training.state.protection
         assert kept is not None
         # With a lock held the host would wait here: in one thread that would be for ever.
         if self._inside or not choice & 16 or self._training.state.gate._looking.locked():
@@ -246,9 +246,9 @@ def test_a_script_that_ends_leaves_a_copy_of_its_last_state(order: list[int], ev
     with memory_directory() as memory:
         training = Training(memory, Simulated([*order, 5]), every)
         run_until(training, 10 * STEPS)
-        kept = training.state.keeping
+        kept = training.state.protection
         assert kept is not None
-        assert (not kept.leaving()) == (every > 0)
+        assert (not kept.keep_final_state()) == (every > 0)
         assert (STEPS in training.held()) == (every > 0)
         exact(training)
 

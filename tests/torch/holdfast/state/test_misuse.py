@@ -193,7 +193,7 @@ def test_a_process_that_a_rank_has_started_is_told_so(
     """As a worker of torchrun, which inherits the environment and not the descriptors."""
     joining = importlib.import_module("holdfast.training.session")
     monkeypatch.setattr(joining, "_joined", None)
-    monkeypatch.setattr("holdfast.worker.launcher_channel.current", None)
+    monkeypatch.setattr("holdfast.worker.launcher_channel.current_channel", None)
     with socket.socket() as other, (tmp_path / "file").open("w") as file:
         closed = os.dup(file.fileno())
         os.close(closed)
@@ -214,7 +214,7 @@ def test_what_a_rank_has_started_is_no_group_of_one_while_the_run_goes_on(
     """As a script that starts itself again: each rank would train by itself."""
     joining = importlib.import_module("holdfast.training.session")
     monkeypatch.setattr(joining, "_joined", None)
-    monkeypatch.setattr("holdfast.worker.launcher_channel.current", None)
+    monkeypatch.setattr("holdfast.worker.launcher_channel.current_channel", None)
     monkeypatch.setattr(Session, "enter", lambda self: None)
     folder = tmp_path if goes_on else tmp_path / "removed"
     for name, value in nested_scripts.rank_variables(folder, 1).items():

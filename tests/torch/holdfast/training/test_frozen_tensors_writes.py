@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.training.frozen_tensors import FrozenTensors
-from holdfast.training.snapshot_writer import SnapshotWriter
+from holdfast.training.protection.frozen_tensors import FrozenTensors
+from holdfast.training.protection.snapshot_writer import SnapshotWriter
 from tests.sandbox import in_child
 from tests.torch.holdfast.training.test_snapshot_writer import contents
 

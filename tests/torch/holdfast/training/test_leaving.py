@@ -13,7 +13,7 @@ import torch
 
 from holdfast.protocol.progress import Phase
 from holdfast.snapshot.arena import Arena, Draft
-from holdfast.training import rank_protection
+from holdfast.training.protection import rank_protection
 from tests.torch.holdfast.training.test_protection import SELDOM, page_of, steps_of
 from tests.torch.holdfast.training.test_state import Script, resumed, supervised
 
@@ -21,8 +21,8 @@ from tests.torch.holdfast.training.test_state import Script, resumed, supervised
 def left(script: Script) -> bool:
     """Say whether the last state is kept when the script ends."""
     script.state.session._leaving()
-    assert script.state.keeping is not None
-    return not script.state.keeping.leaving()
+    assert script.state.protection is not None
+    return not script.state.protection.keep_final_state()
 
 
 def test_the_state_of_a_loop_that_was_done_is_kept_when_the_script_ends(memory: Path) -> None:
@@ -83,7 +83,7 @@ def test_without_snapshots_there_is_no_last_one(memory: Path) -> None:
 
 def after_each_copy(script: Script, monkeypatch: pytest.MonkeyPatch, then: Callable[[], object]) -> None:
     """Have `then` called when this rank has tried to copy."""
-    kept = script.state.keeping
+    kept = script.state.protection
     assert kept is not None
     copy = kept._copy
 
@@ -97,9 +97,9 @@ def after_each_copy(script: Script, monkeypatch: pytest.MonkeyPatch, then: Calla
 
 def begun_by_another(memory: Path, script: Script) -> Draft:
     """Return the copy of the last state that another rank of the member makes."""
-    assert script.state.keeping is not None
-    assert script.state.keeping._snapshots._layout is not None
-    draft = Arena(memory / "arena").begin(script.state.keeping._snapshots._layout[2], 3, 9, 1)
+    assert script.state.protection is not None
+    assert script.state.protection._snapshots._layout is not None
+    draft = Arena(memory / "arena").begin(script.state.protection._snapshots._layout[2], 3, 9, 1)
     assert draft is not None
     return draft
 
@@ -120,11 +120,11 @@ def test_a_copy_that_never_ends_is_not_waited_for_without_bound(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = Script(supervised(memory, SELDOM)).run(9)
-    monkeypatch.setattr(rank_protection, "copying_s", lambda _: 0.0)
+    monkeypatch.setattr(rank_protection, "copy_limit_s", lambda _: 0.0)
     with begun_by_another(memory, script):
         assert not left(script)
-        assert script.state.keeping is not None
-        assert script.state.keeping.leaving() == "the slots of the snapshots were in use"
+        assert script.state.protection is not None
+        assert script.state.protection.keep_final_state() == "the slots of the snapshots were in use"
 
 
 @pytest.mark.parametrize(("limit_s", "held"), [(math.inf, {4, 9}), (0.0, {0, 9})])
@@ -133,7 +133,7 @@ def test_a_slot_that_a_checkpoint_is_written_from_is_waited_for_and_then_the_new
 ) -> None:
     script = Script(supervised(memory, SELDOM)).run(9)
     arena = Arena(memory / "arena")
-    monkeypatch.setattr(rank_protection, "copying_s", lambda _: limit_s)
+    monkeypatch.setattr(rank_protection, "copy_limit_s", lambda _: limit_s)
     with ExitStack() as reading:
         reading.enter_context(arena.pin(arena.records()[-1]))
         if limit_s:

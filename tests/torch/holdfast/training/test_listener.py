@@ -39,7 +39,9 @@ class Unspoilable:
 def line(tmp_path: Path) -> Iterator[tuple[socket.socket, Session]]:
     ours, theirs = rank_channel.pair()
     ours.settimeout(WAIT_S)
-    session = Session(Launch(3, 1, 1, "", 0, 0, 0.0), RankStart(0, 0), LauncherChannel(theirs, tmp_path, 0, 1))
+    session = Session(
+        Launch(3, 1, 1, "", 0, 0, 0.0), RankStart(0, 0), LauncherChannel(theirs, tmp_path, 0, 1)
+    )
     stopped = threading.Event()
     thread = threading.Thread(target=listen, args=(session, stopped), daemon=True)
     thread.start()
@@ -67,7 +69,7 @@ def test_a_copy_that_fails_in_any_way_is_answered(
     line: tuple[socket.socket, Session], error: Exception
 ) -> None:
     ours, session = line
-    session._keeping = Failing(error)  # type: ignore[assignment]
+    session._protection = Failing(error)  # type: ignore[assignment]
     for _ in range(2):
         rank_channel.send(ours, WorkerOrder("secure", generation=3))
         said, _descriptors = rank_channel.receive(ours, WorkerMessage)

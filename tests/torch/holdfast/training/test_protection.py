@@ -25,9 +25,9 @@ from holdfast.snapshot.private_store import PrivateReader
 from holdfast.state import restore as restoring
 from holdfast.state import torch_hooks
 from holdfast.state.private_state import PrivateState, parse
-from holdfast.training import rank_protection
+from holdfast.training.protection import rank_protection
+from holdfast.training.protection.snapshot_writer import FIRST_AFTER_STEPS, SnapshotWriter
 from holdfast.training.session import Session
-from holdfast.training.snapshot_writer import FIRST_AFTER_STEPS, SnapshotWriter
 from tests.sandbox import in_child, limit_file_size, memory_directory
 from tests.torch.holdfast.state.test_private_state import Drawn
 from tests.torch.holdfast.training.test_state import Script, alone, resumed, supervised
@@ -36,8 +36,8 @@ SELDOM = Launch(3, 1, 1, "", 0, 4096, 0.0)  # snapshots by the interval come nev
 
 
 def steps_of(script: Script) -> set[int]:
-    assert script.state.keeping is not None
-    return {record.step for record in script.state.keeping._snapshots.arena.records()}
+    assert script.state.protection is not None
+    return {record.step for record in script.state.protection._snapshots.arena.records()}
 
 
 def page_of(memory: Path) -> progress.Progress:
@@ -54,16 +54,22 @@ def test_a_new_process_meets_the_pages_of_the_slots_before_it_copies(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Script(supervised(memory, SELDOM)).run(FIRST_AFTER_STEPS)
-    [of_state] = [r.total_bytes for r in SnapshotWriter(memory / "arena", {}, 1).arena.records() if r.step == FIRST_AFTER_STEPS]
+    [of_state] = [
+        r.total_bytes
+        for r in SnapshotWriter(memory / "arena", {}, 1).arena.records()
+        if r.step == FIRST_AFTER_STEPS
+    ]
     met: list[tuple[object, int]] = []
     monkeypatch.setattr(page_tables, "meet", lambda arena, total_bytes: met.append((arena, total_bytes)))
     script = Script(resumed(memory, first, SELDOM, FIRST_AFTER_STEPS)).run(FIRST_AFTER_STEPS + 3)
-    assert script.state.keeping is not None
-    assert met == [(script.state.keeping._snapshots.arena, of_state)]
+    assert script.state.protection is not None
+    assert met == [(script.state.protection._snapshots.arena, of_state)]
 
 
 def test_with_only_the_first_snapshot_asked_for_there_is_no_other(memory: Path) -> None:
-    assert steps_of(Script(supervised(memory, replace(SELDOM, snapshot_every=0))).run(FIRST_AFTER_STEPS + 40)) == {0}
+    assert steps_of(
+        Script(supervised(memory, replace(SELDOM, snapshot_every=0))).run(FIRST_AFTER_STEPS + 40)
+    ) == {0}
 
 
 def test_what_can_be_resumed_from_has_its_private_states_however_many_steps_follow(memory: Path) -> None:
@@ -121,7 +127,7 @@ def test_the_next_generation_knows_what_a_copy_took_before_it_has_made_one(memor
 
 def test_the_interval_is_chosen_by_what_copies_take_once_the_slots_are_filled(memory: Path) -> None:
     """The first copies of a large frozen part take a second; the next must not be an hour away."""
-    keeping = Script(supervised(memory, SELDOM)).run(1).state.keeping
+    keeping = Script(supervised(memory, SELDOM)).run(1).state.protection
     assert keeping is not None
     snapshots, keeping._cost_s = keeping._snapshots, 0.0
     for read, coming, cost_s, expected_s in [
@@ -165,16 +171,16 @@ def test_a_state_that_is_still_being_restored_is_not_taken_for_whole(
     restore = restoring.restore
 
     def asked(*given: Any) -> list[str]:
-        assert session._keeping is not None
-        answers.append(session._keeping.secure(session.generation))
+        assert session._protection is not None
+        answers.append(session._protection.snapshot_just_in_time(session.generation))
         return restore(*given)
 
     monkeypatch.setattr(restoring, "restore", asked)
     script = Script(session)
     assert [(each.whole, each.why) for each in answers] == [(False, "its state is still being restored")]
     assert script.state.gate.frozen, "it would overwrite what the others resume from"
-    assert script.state.keeping is not None
-    assert script.state.keeping.secure(session.generation).whole
+    assert script.state.protection is not None
+    assert script.state.protection.snapshot_just_in_time(session.generation).whole
 
 
 @pytest.mark.parametrize("generation", [1, 2])
@@ -233,8 +239,8 @@ def test_a_scheduler_of_any_class_that_steps_after_each_commit_loses_nothing(
     script = Ramped(supervised(memory, launch)).run(11)
     step = 11 if just_in_time else 8
     if just_in_time:
-        assert script.state.keeping is not None
-        assert script.state.keeping.secure(launch.generation).whole
+        assert script.state.protection is not None
+        assert script.state.protection.snapshot_just_in_time(launch.generation).whole
     assert "private to a rank" not in capfd.readouterr().err
     again = Ramped(resumed(memory, script, launch, step))
     assert again.ramp.count == step
@@ -325,8 +331,8 @@ def test_an_average_does_not_make_the_private_state_late(
         assert found.final or step == 0, "whoever is lost here has no private state to be resumed with"
         first.state.commit(loss=loss)
     assert "private to each rank" not in capfd.readouterr().err
-    assert first.state.keeping is not None
-    assert first.state.keeping.secure(SELDOM.generation).whole
+    assert first.state.protection is not None
+    assert first.state.protection.snapshot_just_in_time(SELDOM.generation).whole
     again = Averaged(resumed(memory, first, SELDOM, 9))
     assert again.ema.n_averaged == 9
     assert again.run(12).bits() == Averaged(alone()).run(12).bits()
@@ -396,8 +402,8 @@ def test_buffers_that_an_average_copies_are_final_before_they_are_copied(
         if step >= 2:
             assert core_of(found.data) == dict(script.state.private.core())
     assert capfd.readouterr().err == ""
-    assert script.state.keeping is not None
-    assert script.state.keeping.secure(SELDOM.generation).whole
+    assert script.state.protection is not None
+    assert script.state.protection.snapshot_just_in_time(SELDOM.generation).whole
     again = Normed(resumed(memory, script, SELDOM, 9))
     assert again.run(20).bits() == Normed(alone()).run(20).bits()
 
@@ -428,14 +434,14 @@ def test_buffers_that_an_average_changes_after_the_commit_belong_to_that_step(
         script = Normed(session, use_buffers)
         script.every, first = 1000, script.state.step
         for step in script.state.steps(until):
-            if script.state.keeping is not None and step >= first + 4 and use_buffers:
+            if script.state.protection is not None and step >= first + 4 and use_buffers:
                 found = PrivateReader(memory / "arena" / "private-00000.bin").get(step)
                 assert found is not None
                 assert found.final
                 assert core_of(found.data) == dict(script.state.private.core())
             loss = script.step()
             script.state.commit(loss=loss)
-            if script.state.keeping is not None and step >= first + 4:
+            if script.state.protection is not None and step >= first + 4:
                 found = PrivateReader(memory / "arena" / "private-00000.bin").get(step + 1)
                 assert found is not None
                 assert found.final is not use_buffers, "what comes after the commit belongs to it"
@@ -666,8 +672,8 @@ def test_a_snapshot_that_was_forgotten_for_another_rank_is_made_again_at_the_nex
     copies: list[int] = []
     session.note_snapshot = lambda step, *_: copies.append(step)  # type: ignore[method-assign]
     script = Script(session)
-    assert script.state.keeping is not None
-    arena = script.state.keeping._snapshots.arena
+    assert script.state.protection is not None
+    arena = script.state.protection._snapshots.arena
     for step in script.state.steps(60):
         if step == 58:
             break
@@ -704,17 +710,17 @@ def test_a_snapshot_that_is_being_read_when_its_step_becomes_void_costs_no_other
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=8)))
-    assert script.state.keeping is not None
-    arena = script.state.keeping._snapshots.arena
+    assert script.state.protection is not None
+    arena = script.state.protection._snapshots.arena
     with ExitStack() as reading:
-        copy = script.state.keeping._copy_now
+        copy = script.state.protection._copy_now
 
         def read(step: int, over_newer: bool) -> None:
             copy(step, over_newer)
             if step == 8:
                 reading.enter_context(arena.pin(arena.records()[0]))
 
-        monkeypatch.setattr(script.state.keeping, "_copy_now", read)
+        monkeypatch.setattr(script.state.protection, "_copy_now", read)
         for step in beginning(script, 20):
             if step == 10:
                 assert steps_of(script) == {4, 8}, "the other is the only one that may be used"
@@ -804,21 +810,21 @@ def test_just_in_time_no_copy_is_made_of_a_state_that_lacks_a_change(memory: Pat
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=0)))
     evaluating(script, 8, "data")
     assert page_of(memory).late == (4, 8), "also where the loop ends"
-    assert script.state.keeping is not None
-    answer = script.state.keeping.secure(SELDOM.generation)
+    assert script.state.protection is not None
+    answer = script.state.protection.snapshot_just_in_time(SELDOM.generation)
     assert (answer.whole, answer.why) == (False, "changed after its commit")
 
 
 def test_a_copy_that_was_made_just_in_time_before_the_change_is_passed_over(memory: Path) -> None:
     """The group is being secured while the script evaluates; what it changes then comes too late."""
     script = Script(supervised(memory, replace(SELDOM, snapshot_every=0)))
-    assert script.state.keeping is not None
+    assert script.state.protection is not None
     for step in script.state.steps(9):
         if step == 8:
             break
         script.state.commit(loss=script.step())
         if step == 7:
-            assert script.state.keeping.secure(SELDOM.generation).whole
+            assert script.state.protection.snapshot_just_in_time(SELDOM.generation).whole
             script.scheduler.step()
     assert 8 in steps_of(script)
     assert page_of(memory).late == (8,)

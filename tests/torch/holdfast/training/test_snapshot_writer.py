@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from holdfast.fileio.safetensors import map_file
-from holdfast.training.snapshot_writer import MAX_INTERVAL, SnapshotWriter, snapshot_interval
+from holdfast.training.protection.snapshot_writer import MAX_INTERVAL, SnapshotWriter, snapshot_interval
 from tests.torch.holdfast.state.test_cached_capture import CHANGES, group
 
 

@@ -320,7 +320,7 @@ def supervised(memory: Path, launch: Launch, private: str = "") -> Session:
 
 def resumed(memory: Path, script: Script, launch: Launch, step: int) -> Session:
     """Return the next generation's session, from what the arena holds of `step`."""
-    keeping = script.state.keeping
+    keeping = script.state.protection
     assert keeping is not None
     [record] = [r for r in keeping._snapshots.arena.records() if r.step == step]
     blob = PrivateStore(memory / "arena" / "private-00000.bin", 0).get(step, launch.generation)
@@ -413,26 +413,26 @@ def test_a_resumed_run_is_the_run(memory: Path, every: int) -> None:
 def test_a_state_secured_just_in_time_is_the_last_committed_one(memory: Path) -> None:
     undisturbed = Script(alone()).run(9).bits()
     first = Script(supervised(memory, LAUNCH)).run(5)  # no snapshot but the first
-    assert first.state.keeping is not None
-    answer = first.state.keeping.secure(LAUNCH.generation)
+    assert first.state.protection is not None
+    answer = first.state.protection.snapshot_just_in_time(LAUNCH.generation)
     assert (answer.step, answer.whole) == (5, True)
-    assert first.state.keeping.secure(LAUNCH.generation + 1).whole is False
+    assert first.state.protection.snapshot_just_in_time(LAUNCH.generation + 1).whole is False
     assert Script(resumed(memory, first, LAUNCH, 5)).run(9).bits() == undisturbed
 
 
 def test_a_rank_inside_of_the_optimizers_writes_is_never_taken_for_whole(memory: Path) -> None:
     script = Script(supervised(memory, LAUNCH))
-    keeping = script.state.keeping
+    keeping = script.state.protection
     assert keeping is not None
     for _ in script.state.steps(1):
         loss = script.step()
-        keeping.secure_failing()
+        keeping.snapshot_before_exit()
         assert [record.step for record in keeping._snapshots.arena.records()] == [0]
         found = progress.read((memory / "page-0.bin").read_bytes())
         assert found is not None
         assert found.write_seq % 2 == 1
         script.state.commit(loss=loss)
-    keeping.secure_failing()
+    keeping.snapshot_before_exit()
     assert [record.step for record in keeping._snapshots.arena.records()] == [1, 0]
 
 
@@ -456,8 +456,8 @@ def test_on_a_device_a_step_after_one_that_was_not_waited_for_has_no_own_time(
 
 def test_a_secured_rank_writes_no_more(memory: Path) -> None:
     script = Script(supervised(memory, LAUNCH)).run(2)
-    assert script.state.keeping is not None
-    assert script.state.keeping.secure(LAUNCH.generation).whole
+    assert script.state.protection is not None
+    assert script.state.protection.snapshot_just_in_time(LAUNCH.generation).whole
     before = script.written()
     stuck = threading.Thread(target=script.run, args=(3,), daemon=True)
     stuck.start()

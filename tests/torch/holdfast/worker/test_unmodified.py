@@ -121,7 +121,9 @@ def test_a_script_whose_join_was_hidden_hears_of_a_securing_that_came_before_it(
     def child() -> None:
         ours, theirs = rank_channel.pair()
         kept.append(theirs)
-        watch = UnmodifiedScript(LauncherChannel(ours, tmp_path, 0, 1), Launch(1, 1, 1, "", 0, 0, 0.0), RankStart(0, 0))
+        watch = UnmodifiedScript(
+            LauncherChannel(ours, tmp_path, 0, 1), Launch(1, 1, 1, "", 0, 0, 0.0), RankStart(0, 0)
+        )
         threading.Thread(target=watch._listen, daemon=True).start()
         theirs.settimeout(20.0)
         rank_channel.send(theirs, WorkerOrder("secure", generation=1))

@@ -273,7 +273,7 @@ def test_our_own_threads_and_the_monitor_of_tqdm_may_run_but_have_to_wait(peer: 
         (f"monitored_barrier ({AT}:5400)", False),  # whose time limit the script asks about
         ("rpc_sync (torch/distributed/rpc/api.py:1)", False),
         ("barrier (mine.py:1)", False),
-        ("take (holdfast/training/private_exchange.py:90)", False),
+        ("receive (holdfast/training/protection/private_exchange.py:90)", False),
         ("synchronize (torch/cuda/streams.py:231)", False),
         ("", False),
     ],

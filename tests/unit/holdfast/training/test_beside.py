@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.errors import PeerLost
 from holdfast.snapshot.private_store import Held, PrivateStore
-from holdfast.training.private_exchange import LocalPrivateState
+from holdfast.training.protection.private_exchange import LocalPrivateState
 
 GENERATION = 3
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import PeerLost
-from holdfast.training.private_exchange import MAX_UNIDENTIFIED, PrivateStateRing, _accept
+from holdfast.training.protection.private_exchange import MAX_UNIDENTIFIED, PrivateStateRing, _accept
 
 
 @given(st.integers(2, 8), st.integers(1, 8))

@@ -184,7 +184,9 @@ class Told:
         self.all.append((found.text, since_ns, overdue))
 
 
-def test_it_is_told_at_the_second_look_with_the_time_of_the_first(looks: list[UnwindingException | None]) -> None:
+def test_it_is_told_at_the_second_look_with_the_time_of_the_first(
+    looks: list[UnwindingException | None],
+) -> None:
     told = Told()
     first, second = UnwindingException(ValueError(), "a"), UnwindingException(KeyError(), "b")
     looks += [None, first, None, second, second, second]
@@ -202,7 +204,9 @@ def test_it_is_withdrawn_when_it_is_handled_no_longer(looks: list[UnwindingExcep
     assert told.all == [("a", 0, False), "withdrawn"]
 
 
-def test_it_is_withdrawn_when_another_comes_or_the_script_goes_on(looks: list[UnwindingException | None]) -> None:
+def test_it_is_withdrawn_when_another_comes_or_the_script_goes_on(
+    looks: list[UnwindingException | None],
+) -> None:
     told = Told()
     first, second = UnwindingException(ValueError(), "a"), UnwindingException(KeyError(), "b")
     looks += [first, first, second, second, second]

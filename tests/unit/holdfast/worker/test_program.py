@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import BadInput
-from holdfast.worker.program import Program, check_module, check_syntax, parse, launcher_refusal
+from holdfast.worker.program import Program, check_module, check_syntax, launcher_refusal, parse
 
 PYTHON = sys.executable
 

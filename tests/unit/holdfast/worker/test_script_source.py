@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.worker import script_source
 from holdfast.worker.program import MAX_SOURCE_BYTES, parse
-from holdfast.worker.script_source import SourceChanges, ProgramSources
+from holdfast.worker.script_source import ProgramSources, SourceChanges
 
 PYTHON = "python3"
 MAIN = "import helper, os\nVERSION = 'one'\ndef fails():\n    raise ValueError(VERSION)\n"
@@ -25,7 +25,9 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProgramSources:
     return script_source.read_sources(parse([PYTHON, "train.py", "--lr", "1"], tmp_path))
 
 
-def test_what_is_handed_down_is_the_program_and_its_source_and_nobody_can_write_to_it(kept: ProgramSources) -> None:
+def test_what_is_handed_down_is_the_program_and_its_source_and_nobody_can_write_to_it(
+    kept: ProgramSources,
+) -> None:
     Path("train.py").write_text("VERSION = 'two'\n")
     assert script_source.load(kept.descriptor) == kept
     assert kept.main == MAIN.encode()

@@ -24,12 +24,12 @@ BACKWARD = stack("_engine_run_backward (torch/autograd/graph.py:825)", "<module>
 DEVICE = stack(
     "synchronize (torch/cuda/streams.py:231)",
     "wait (holdfast/state/device.py:171)",
-    "keep_pace (holdfast/training/copy_gate.py:95)",
+    "keep_pace (holdfast/training/protection/write_gate.py:95)",
     "commit (holdfast/training/state.py:250)",
     "<module> (train.py:9)",
 )
 OURS = stack(
-    "take (holdfast/training/private_exchange.py:90)",
+    "receive (holdfast/training/protection/private_exchange.py:90)",
     "commit (holdfast/training/state.py:250)",
     "<module> (train.py:9)",
 )

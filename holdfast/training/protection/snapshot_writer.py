@@ -15,8 +15,8 @@ from holdfast.state import capture
 from holdfast.state.cached_capture import Standing
 from holdfast.state.capture import JSON_ENTRY
 from holdfast.state.device import Broken, Device, Host, Pinned
-from holdfast.training.device_copy import TensorSplit, AsyncCopy, HostPart
-from holdfast.training.frozen_tensors import FrozenTensors, SkippedTensors
+from holdfast.training.protection.device_copy import AsyncCopy, HostPart, TensorSplit
+from holdfast.training.protection.frozen_tensors import FrozenTensors, SkippedTensors
 
 if TYPE_CHECKING:
     import torch
@@ -155,7 +155,10 @@ class SnapshotWriter:
             targets.copying.run(self._moved)
             return True
         if targets.part is None or targets.part[0] != left_out:
-            targets.part = left_out, *_split_copies(left_out, targets.views, [tensor for _, tensor in tensors])
+            targets.part = (
+                left_out,
+                *_split_copies(left_out, targets.views, [tensor for _, tensor in tensors]),
+            )
         _, comparing, copying = targets.part
         comparing.run(self._moved)
         copying.run(self._moved)
@@ -189,7 +192,9 @@ class SnapshotWriter:
             targets = self._targets_of(division.of, draft)
             if not self._peers_failed:
                 self._pin(draft)
-            return PendingSnapshot(generation, step, AsyncCopy(self._device, division, part, targets.views), draft)
+            return PendingSnapshot(
+                generation, step, AsyncCopy(self._device, division, part, targets.views), draft
+            )
         except BaseException:
             draft.abandon()
             raise

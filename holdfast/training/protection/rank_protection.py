@@ -25,11 +25,18 @@ from holdfast.state.change_detection import Footprint, Footprints
 from holdfast.state.device import Broken, Mark
 from holdfast.state.private_state import changed_objects, first_changed
 from holdfast.state.random_state import Section
-from holdfast.training import snapshot_writer
-from holdfast.training.copy_gate import WholeState
-from holdfast.training.device_copy import TensorSplit, HostPart
-from holdfast.training.private_exchange import LocalPrivateState, SendTiming, PrivateStateRing
-from holdfast.training.snapshot_writer import FIRST_AFTER_STEPS, SnapshotReplacement, SnapshotWriter, WrittenDuringCopy, PendingSnapshot, copy_limit_s
+from holdfast.training.protection import snapshot_writer
+from holdfast.training.protection.device_copy import HostPart, TensorSplit
+from holdfast.training.protection.private_exchange import LocalPrivateState, PrivateStateRing, SendTiming
+from holdfast.training.protection.snapshot_writer import (
+    FIRST_AFTER_STEPS,
+    PendingSnapshot,
+    SnapshotReplacement,
+    SnapshotWriter,
+    WrittenDuringCopy,
+    copy_limit_s,
+)
+from holdfast.training.protection.write_gate import WholeState
 from holdfast.worker.pauses import PauseHistory
 
 if TYPE_CHECKING:
@@ -90,7 +97,7 @@ class Protection:
         pins = self._snapshots.arena.steps  # what can be resumed from must have its private states
         own = directory / f"private-{rank.rank:05d}.bin"
         self._own = PrivateStore(own, rank.rank, every=every, pins=pins)
-        self._peer, self._kept = _peer_of(rank.rank, launch, directory, every, pins, self._take_again)
+        self._peer, self._kept = _peer_of(rank.rank, launch, directory, every, pins, self._store_resent)
         self._kept_lock = threading.Lock()
         self._copying = threading.Lock()
         self._due: tuple[int, Mark] | None = None  # a snapshot of that step, once the device has come there
@@ -105,7 +112,7 @@ class Protection:
         self._blob = b""
         self._core: list[Section] = []
         self._versions: list[tuple[int, int | None]] = []  # of the buffers, when `_core` was collected
-        self._early = SendTiming()
+        self._timing = SendTiming()
         self._began = 0  # the step that the loop started from
         self._over = -1  # the step at which the last loop was done
         self._sent = -1  # the step whose private state is on its way, or was
@@ -187,19 +194,19 @@ class Protection:
         finally:
             unlock(lock)
 
-    def begin(self, step: int, *, asked: bool = True) -> None:
+    def before_loop(self, step: int, *, asked: bool = True) -> None:
         """Secure the state that the loop starts from. Collective.
 
         `asked`: the script has read how many steps are done: what it did since `protect` may depend on it.
         """
         if self._sent > step:  # a loop was left in the middle of a step
-            self._take()
+            self._receive_private()
         self._core = self._state.private.core()
         self._blob = self._state.private.blob(self._core)
         if self._peer is not None:
             self._peer.connect(self._launch.master_addr)
-        self._give(step, sure=True)
-        self._take()
+        self._send_private(step, sure=True)
+        self._receive_private()
         self._peer_sure = False  # of the first step it is not known either
         first, self._loops = not self._loops, True
         self._began, self._over = step, -1
@@ -210,7 +217,7 @@ class Protection:
             if not first:
                 self._state.session.note_late(step, whole)
             self._walk = True
-            self.mark(step)
+            self.record_commit(step)
             self._snapshot(step)
             return
         restored = self._launch.restore
@@ -255,12 +262,12 @@ class Protection:
 
     # -- every step
 
-    def throttle(self) -> None:
+    def before_step(self) -> None:
         """A step is about to begin: where a drill stops this rank."""
-        self._early.begin()
+        self._timing.begin()
         self._state.session.drill_point()
 
-    def look_after_commit(self) -> None:
+    def after_tail(self) -> None:
         """The work after a commit is over: find out whether it has changed protected state, and act on it.
 
         What all ranks share (a scheduler, an average) is from now on part of the state of that step: a copy
@@ -311,7 +318,7 @@ class Protection:
             )
         self._core = private.with_buffers(self._core)
         self._blob = private.blob(self._core)
-        self._give_again(step)
+        self._resend_private(step)
 
     def _warn_of_private_part(self) -> None:
         """Say which private object follows each commit beside what is shared: it is taken for data."""
@@ -424,19 +431,19 @@ class Protection:
         else:
             self._copy(step)
 
-    def passed(self, step: int) -> None:
+    def after_forward(self, step: int) -> None:
         """A forward pass on the way to `step` is over: give its private state away if it is final now.
 
         One in work after a commit, as of an evaluation with gradients, is none on the way to a step.
         """
         if self._done > self._looked:
             return
-        if self._peer is not None and self._sent < step and self._early.passed():
+        if self._peer is not None and self._sent < step and self._timing.after_forward():
             self._collect()
-            if self._early.known:
-                self._give(step)
+            if self._timing.may_send_early:
+                self._send_private(step)
 
-    def prepare(self, step: int, *, skipped: bool = False) -> None:
+    def before_optimizer(self, step: int, *, skipped: bool = False) -> None:
         """See that the private state of `step` has two homes before the optimizer makes it. Collective.
 
         `skipped`: no optimizer does, as where a gradient scaler found an overflow. What was changed by then,
@@ -452,15 +459,15 @@ class Protection:
         if self._sent < step:
             before = self._core
             self._collect()
-            self._early.found(self._core == before)
-            self._give(step)
+            self._timing.learn(self._core == before)
+            self._send_private(step)
         elif not self._as_sent():  # a forward pass more than in the steps before, or what a callback draws
             sure = self._is_sure()
             self._collect()
-            self._early.give_up()
+            self._timing.give_up()
             if sure:
-                self._give_again(step)
-        self._take()
+                self._resend_private(step)
+        self._receive_private()
 
     def _as_sent(self) -> bool:
         """True when the private state is as it was collected."""
@@ -482,7 +489,7 @@ class Protection:
         self._blob = self._state.private.blob(self._core)
         self._private_s += time.perf_counter() - began
 
-    def _give(self, step: int, *, sure: bool | None = None) -> None:
+    def _send_private(self, step: int, *, sure: bool | None = None) -> None:
         """Store the private state of `step` and send it, as final if it is sure not to change any more.
 
         It is not sure in the first step of a generation, and after a step in which it has changed.
@@ -492,12 +499,12 @@ class Protection:
         began = time.perf_counter()
         self._store(self._own, step, self._blob, final=sure)
         if self._peer is not None:
-            self._peer.start(step, self._blob, not sure)
+            self._peer.send(step, self._blob, not sure)
         self._private_s += time.perf_counter() - began
 
-    def _take(self) -> None:
+    def _receive_private(self) -> None:
         """Keep what another rank has given away for the same step, once it is here."""
-        found = None if self._peer is None else self._peer.finish()
+        found = None if self._peer is None else self._peer.receive()
         if found is not None and self._kept is not None:
             blob, late = found
             with self._kept_lock:
@@ -506,7 +513,7 @@ class Protection:
                 self._peer_sure, self._peer_step = not late, self._sent
                 self._store(self._kept, self._sent, blob, final=not late)
 
-    def _take_again(self, step: int, blob: bytes) -> None:
+    def _store_resent(self, step: int, blob: bytes) -> None:
         """Keep what another rank says is final: on the main thread, or when the state is secured."""
         if self._kept is not None:
             with self._kept_lock:
@@ -534,12 +541,12 @@ class Protection:
             # Whoever waits for it sees that it was passed over: it is not final, so nobody resumes with it.
             store.put(self._launch.generation, step, b"", final=False)
 
-    def finish(self, step: int) -> None:
+    def check_private_state(self, step: int) -> None:
         """Notice private state that changed after it was given away, and say so once."""
         private = self._state.private
         if self._as_sent():
             if (self._late or not self._proven) and self._after < AFTER:
-                self._give_again(step)
+                self._resend_private(step)
             self._proven = True
         else:
             known = not self._late and private.explains(self._core)
@@ -548,7 +555,7 @@ class Protection:
                 self._changed_late(first_changed(self._core, now))
             self._core, self._blob, self._proven = now, private.blob(now), False
             if self._after < AFTER:
-                self._give_again(step)
+                self._resend_private(step)
         if (name := private.transient(self._done)) is not None:
             self._tell(
                 f"{name} is a buffer that is not persistent, and changes in training: it is not kept, so a "
@@ -561,30 +568,30 @@ class Protection:
                 "without it. Register it before protect, as None if it has no content yet"
             )
 
-    def _give_again(self, step: int) -> None:
+    def _resend_private(self, step: int) -> None:
         """Store the private state of `step`, and send it, as final."""
         self._store(self._own, step, self._blob, final=True)
         if self._peer is not None:
-            self._peer.again(step, self._blob)
+            self._peer.send_again(step, self._blob)
 
     def _changed_late(self, what: str) -> None:
         """From now on what is given away before the commit is not final."""
         self._late = True
-        self._early.give_up()
+        self._timing.give_up()
         self._tell(
             f"{what} changes between optimizer.step() and commit(): it is private to each rank and was given "
             "away before, so a rank that is lost there costs the steps since the last snapshot. Change it "
             f"before optimizer.step(){_COPY_IT if what.startswith('the buffer') else ''}"
         )
 
-    def committed(self, step: int) -> None:
+    def after_commit(self, step: int) -> None:
         """Take a snapshot when one is due: at the interval, and once soon after the start.
 
         Without the second a fault that leaves nobody to copy just in time would cost all steps since then,
         and the first copy just in time would have to fill memory that was never touched.
         """
         self._done += 1
-        self._early.begin()
+        self._timing.begin()
         self._least_private_s = min(self._least_private_s, self._private_s)
         self._private_s = 0.0
         if self._done == snapshot_writer.MIN_SAMPLES and len(self._blob) > FEW_BYTES:
@@ -643,7 +650,7 @@ class Protection:
             " register_buffer(..., persistent=False)"
         )
 
-    def keep(self) -> HostPart | None:
+    def keep_host_part(self) -> HostPart | None:
         """Return what the host has of the state: it may be a step ahead when the device's is copied.
 
         Nothing of a state that the script has written since its commit.
@@ -658,7 +665,7 @@ class Protection:
         self._divided = part.division
         return part
 
-    def proceed(self, *, must: bool = False) -> None:
+    def advance_copy(self, *, must: bool = False) -> None:
         """On a device: begin and end the copy that is due. The host waits for none.
 
         `must`: the optimizer's writes are about to be queued. A copy that has not begun begins now, once the
@@ -680,9 +687,9 @@ class Protection:
                 self._guarded(lambda: self._begin_transfer(step))
         if must and self._transfer is not None:
             self._clean = self._changed() is None  # from now on the optimizer writes
-            self.hold_back()
+            self.delay_writes()
 
-    def hold_back(self) -> None:
+    def delay_writes(self) -> None:
         """Let what is queued from now on, in the present stream, begin when the copy under way has ended."""
         going_on = self._transfer
         if going_on is not None:
@@ -706,7 +713,7 @@ class Protection:
         except WrittenDuringCopy:  # the script has written the state meanwhile, without an optimizer
             return
 
-    def mark(self, step: int) -> None:
+    def record_commit(self, step: int) -> None:
         """Remember what the state of `step` looks like: a copy that is made later must find it so."""
         self._footprint = self._footprints.take(step, self._walk)
         self._walk = False
@@ -724,24 +731,24 @@ class Protection:
 
     # -- pauses
 
-    def pausing(self, label: str) -> None:
+    def before_pause(self, label: str) -> None:
         """A pause begins: copy the state if it may be written, so that a peer's death in it costs nothing."""
         step = self._state.step
         self._pauses.began(label, time.monotonic())
         if self._device.queues:
-            self.proceed(must=True)
+            self.advance_copy(must=True)
         wanted = self._launch.snapshot_every != 0 and self._pauses.wants_copy(label, self._copy_s)
         held = not wanted or self._snapshots.held(self._launch.generation, step)
         self._before_pause = self._changed()
         if not held and self._before_pause is None and not self._state.gate.frozen:
             self._copy(step)
 
-    def pause_passes(self) -> None:
+    def forward_in_pause(self) -> None:
         """A module is used in a pause: if the weights were exchanged for others, they are now."""
         if not self._pauses.known and self._changed() is not None:
             self._pauses.writes()
 
-    def pause_ended(self, label: str) -> None:
+    def after_pause(self, label: str) -> None:
         """Learn from it; what was exchanged and put back is the state again."""
         what, since = self._changed(), self._footprint
         self._paused = True
@@ -760,14 +767,14 @@ class Protection:
 
     # -- the end of a loop
 
-    def ended(self, step: int) -> None:
+    def after_loop(self, step: int) -> None:
         """The loop is over: keep its state, for who is lost from now on may find that the others have exited.
 
         Not after a loop of less than an interval: there may be many, one for each epoch.
         """
         self._over = step
         if self._device.queues:
-            self.proceed(must=True)
+            self.advance_copy(must=True)
             with self._copying:
                 self._end_transfer()
         long_enough = self._every and step - self._began >= self._every
@@ -779,7 +786,7 @@ class Protection:
         ):
             self._copy(step)
 
-    def leaving(self) -> str:
+    def keep_final_state(self) -> str:
         """The script has ended: see that a copy has the state that it ended with; return why none has, or "".
 
         None has if the script left its loop by `break`, for then it would do more when it is started again;
@@ -888,7 +895,7 @@ class Protection:
 
     # -- the way out
 
-    def secure(self, generation: int) -> SecureAnswer:
+    def snapshot_just_in_time(self, generation: int) -> SecureAnswer:
         """Copy the state just in time, on the listener's thread, and freeze the rank before its next write.
 
         Bounded by `GATE_S` and the copy. The gate stays closed: this generation has ended. One that is still
@@ -909,13 +916,13 @@ class Protection:
             return self._write_whole(give_up_at)
         finally:
             if self._peer is not None:
-                self._peer.take_again()
+                self._peer.receive_again()
 
-    def secure_before_write(self) -> None:
+    def snapshot_before_write(self) -> None:
         """The optimizer is about to write what is no number: keep the state that is whole."""
         self._write_whole(0.0)
 
-    def secure_failing(self) -> None:
+    def snapshot_before_exit(self) -> None:
         """The main thread is on its way out with an exception: leave the state, if it is whole."""
         self._write_whole(time.monotonic() + GATE_S if self._device.queues else 0.0)
 
@@ -962,7 +969,7 @@ class Protection:
                 return SecureAnswer(rank, step, False, NO_ROOM)
         return SecureAnswer(rank, step, True)
 
-    def misused(self) -> None:
+    def silence_change_warnings(self) -> None:
         """The script was warned of what makes the state change after a commit: that is not said as well."""
         self._outside = True
 

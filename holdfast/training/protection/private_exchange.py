@@ -1,14 +1,14 @@
 """Give each rank's private state a second home, on another member, before every optimizer step.
 
 Rank r sends to rank r + N (N ranks a member), so the copy is always elsewhere; a group that is one member
-has `holdfast.training.private_exchange` instead. The optimizer's first write waits for what comes in: whoever
-dies, either the rank that it sends to still has the state of the step before, or its private state is in two
-places.
+has `holdfast.training.protection.private_exchange` instead. The optimizer's first write waits for what comes
+in: whoever dies, either the rank that it sends to still has the state of the step before, or its private
+state is in two places.
 
 What is sent as soon as the last forward pass is over travels during the backward pass and is waited for no
-longer than the gradients are (`holdfast.training.private_exchange` says when a rank may do that). It goes
-through connections of our own, because gloo's sends and receives wake threads that take the cores from the
-ranks: 1 ms a step where a rank has one core, 0.05 ms so.
+longer than the gradients are (`holdfast.training.protection.private_exchange` says when a rank may do that).
+It goes through connections of our own, because gloo's sends and receives wake threads that take the cores
+from the ranks: 1 ms a step where a rank has one core, 0.05 ms so.
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ class PrivateStateRing:
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             each.setblocking(False)
 
-    def start(self, step: int, blob: bytes, late: bool) -> None:
+    def send(self, step: int, blob: bytes, late: bool) -> None:
         """Begin to send `blob`; a `finish` is owed. Never waits. Raises `PeerLost`."""
         self._step = step
         self._give(_HEADER.pack(step, len(blob), _LATE if late else _FINAL), blob)
 
-    def again(self, step: int, blob: bytes) -> None:
+    def send_again(self, step: int, blob: bytes) -> None:
         """Begin to send what has come of a blob that was sent late. Never waits.
 
         A peer that is lost is noticed by the next `start`.
@@ -98,7 +98,7 @@ class PrivateStateRing:
         with suppress(PeerLost):
             self._give(_HEADER.pack(step, len(blob), _AGAIN), blob)
 
-    def take_again(self) -> None:
+    def receive_again(self) -> None:
         """Take in what has come `again`, from any thread. Never waits, and raises nothing."""
         with self._lock, suppress(PeerLost, OSError, ValueError):
             while self._in is not None:
@@ -116,7 +116,7 @@ class PrivateStateRing:
         if sent < len(header) + len(blob):
             self._rest = memoryview(header + blob)[sent:]
 
-    def finish(self) -> tuple[bytes, bool]:
+    def receive(self) -> tuple[bytes, bool]:
         """Return the blob of rank `source` and whether that may still change, once both are through.
 
         Raises `PeerLost`.
@@ -300,17 +300,17 @@ class LocalPrivateState:
     def connect(self, _towards: str) -> None:
         """Nothing is to be connected."""
 
-    def start(self, step: int, _blob: bytes, _late: bool) -> None:
+    def send(self, step: int, _blob: bytes, _late: bool) -> None:
         """Nothing is sent: what the own store holds is seen there. A `finish` is owed."""
         self._step = step
 
-    def again(self, _step: int, _blob: bytes) -> None:
+    def send_again(self, _step: int, _blob: bytes) -> None:
         """Nothing is sent: see `start`."""
 
-    def take_again(self) -> None:
+    def receive_again(self) -> None:
         """Nothing comes."""
 
-    def finish(self) -> None:
+    def receive(self) -> None:
         """Wait until `source` has stored its state of the step, or of a later one. Raises `PeerLost`."""
         deadline = 0.0
         while self._store.stored(self._generation, self._step) is None:
@@ -346,21 +346,21 @@ class SendTiming:
         """Start a step, or the same one again."""
         self._passes = 0
 
-    def passed(self) -> bool:
+    def after_forward(self) -> bool:
         """Count a forward pass; True when the state is to be looked at or to be sent now."""
         self._passes += 1
-        return not self._never and (not self.known or self._passes == self._after)
+        return not self._never and (not self.may_send_early or self._passes == self._after)
 
     @property
-    def known(self) -> bool:
+    def may_send_early(self) -> bool:
         """True when the state may be sent before the optimizer's first write."""
         return self._alike >= LEARNING_STEPS and not self._never
 
-    def found(self, final: bool) -> None:
+    def learn(self, final: bool) -> None:
         """Learn, before the optimizer's first write, whether the state after the last pass was final."""
         if not self._passes:  # a step that is skipped, or a model whose passes we do not see
             return
-        if not final or (self.known and self._passes != self._after):
+        if not final or (self.may_send_early and self._passes != self._after):
             self._never = True
         elif self._passes == self._after:
             self._alike += 1
