@@ -8,8 +8,8 @@ from typing import Protocol
 
 from nodeagent.model import Observation
 
-# How long, approximately, a sensor waits for events (see `left_s`): the watchdog allows no more. It is half of
-# the period of the sensors that read files, so that all wake up at the same few moments.
+# How long, approximately, a sensor waits for events (see `left_s`): the watchdog allows no more. It is half
+# of the period of the sensors that read files, so that all wake up at the same few moments.
 WAIT_S = 2.5
 
 

@@ -146,7 +146,12 @@ class _Transfer:
     """One snapshot on its way to us."""
 
     def __init__(
-        self, incoming: Incoming, first: _Connection, sources: Sequence[StateSource], ask: _Asker, silence_s: float
+        self,
+        incoming: Incoming,
+        first: _Connection,
+        sources: Sequence[StateSource],
+        ask: _Asker,
+        silence_s: float,
     ) -> None:
         self._incoming = incoming
         self._first = first

@@ -259,7 +259,9 @@ def _see_stopped(watched: MonitoredRank, found: pages.Progress, now_ns: int) -> 
         watched.stopped = watched.stopped.later(began_ns, now_ns, process_stats.is_stopped(found.pid))
 
 
-def _early(watched: MonitoredRank, found: pages.Progress, now_ns: int) -> member_messages.UncommittedWork | None:
+def _early(
+    watched: MonitoredRank, found: pages.Progress, now_ns: int
+) -> member_messages.UncommittedWork | None:
     """Return how long a rank works before its commit; None when it does not, or may only seem to.
 
     A large process takes half a second to end, and its page stands still meanwhile. So what is not declared

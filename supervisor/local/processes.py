@@ -237,7 +237,9 @@ class ForkServerClient:
             self._settled()
 
 
-def _forked(line: socket.socket, order: WorkerOrder, log: Path, descriptors: tuple[int, ...]) -> AdoptedProcess:
+def _forked(
+    line: socket.socket, order: WorkerOrder, log: Path, descriptors: tuple[int, ...]
+) -> AdoptedProcess:
     """Return the process that was forked, or raise `Closed` when none has come in time."""
     ours, theirs = rank_channel.pair()
     ours.settimeout(BORN_S)

@@ -65,7 +65,9 @@ class Bookkeeping:
         else:
             self.ledger.enter(Bucket.DETECT, at_ns)
 
-    def closed(self, memory: JobState, incident: OpenIncident | None, marks: StartTimes, step_s: float) -> None:
+    def closed(
+        self, memory: JobState, incident: OpenIncident | None, marks: StartTimes, step_s: float
+    ) -> None:
         """The first new step is done: split the time since the fault by where it went."""
         resumed = memory.launch.restore.step if memory.launch and memory.launch.restore else 0
         self._decided(incident)

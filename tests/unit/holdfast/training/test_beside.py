@@ -28,8 +28,8 @@ def impatient(memory: Path) -> LocalPrivateState:
 
 
 def waited(side: LocalPrivateState, step: int) -> None:
-    side.start(step, b"mine", False)
-    side.finish()
+    side.send(step, b"mine", False)
+    side.receive()
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from holdfast.training.protection.private_exchange import LEARNING_STEPS, SendTi
 def step(early: SendTiming, passes: int, final: bool = True) -> list[bool]:
     """Do one step and return what each forward pass was told."""
     early.begin()
-    told = [early.passed() for _ in range(passes)]
-    early.found(final)
+    told = [early.after_forward() for _ in range(passes)]
+    early.learn(final)
     return told
 
 
@@ -23,36 +23,36 @@ def early(passes: int) -> SendTiming:
     """One that has watched enough."""
     early = SendTiming()
     for _ in range(LEARNING_STEPS):
-        assert not early.known
+        assert not early.may_send_early
         assert all(step(early, passes)), "while it is watched every pass is looked at"
     return early
 
 
 def test_what_is_final_after_the_same_pass_is_sent_after_that_one(early: SendTiming, passes: int) -> None:
-    assert early.known
+    assert early.may_send_early
     assert step(early, passes) == [False] * (passes - 1) + [True]
 
 
 def test_a_pass_more_or_less_ends_it(early: SendTiming, passes: int) -> None:
     step(early, passes + 1)
-    assert not early.known
+    assert not early.may_send_early
     assert step(early, passes) == [False] * passes
 
 
 def test_a_state_that_was_not_final_ends_it(early: SendTiming, passes: int) -> None:
     step(early, passes, final=False)
-    assert not early.known
+    assert not early.may_send_early
     assert step(early, passes) == [False] * passes
 
 
 def test_a_step_without_passes_teaches_nothing(early: SendTiming, passes: int) -> None:
     step(early, 0, final=False)
-    assert early.known
+    assert early.may_send_early
 
 
 def test_a_step_that_is_begun_again_counts_anew(early: SendTiming, passes: int) -> None:
     early.begin()
-    early.passed()
+    early.after_forward()
     assert step(early, passes) == [False] * (passes - 1) + [True]
 
 
@@ -60,13 +60,13 @@ def test_passes_that_vary_from_the_start_are_never_known() -> None:
     early = SendTiming()
     for at in range(4 * LEARNING_STEPS):
         step(early, 1 + at % 2)
-        assert not early.known
+        assert not early.may_send_early
 
 
 def test_one_odd_step_while_it_is_watched_starts_the_count_anew() -> None:
     early = SendTiming()
     for passes in (1, 2, *[2] * (LEARNING_STEPS - 2)):
         step(early, passes)
-    assert not early.known
+    assert not early.may_send_early
     step(early, 2)
-    assert early.known
+    assert early.may_send_early

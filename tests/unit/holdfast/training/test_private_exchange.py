@@ -55,8 +55,8 @@ def test_a_state_of_any_size_comes_whole_and_so_does_the_next(ring: Ring, size: 
     for each in (peer, drain):
         each.start()
     for step, blob in blobs.items():
-        side.start(step, blob, late=step == 8)
-        assert side.finish() == (blob, step % 2 == 1)
+        side.send(step, blob, late=step == 8)
+        assert side.receive() == (blob, step % 2 == 1)
     for each in (peer, drain):
         each.join()
     assert b"".join(sent) == b"".join(message(s, b, s == 8) for s, b in blobs.items())
@@ -92,20 +92,20 @@ def test_what_is_given_again_is_taken_in_with_the_next_or_when_the_state_is_secu
     side, theirs, feeding = ring
     came: list[tuple[int, bytes]] = []
     side._came_again = lambda step, blob: came.append((step, blob))
-    side.start(7, b"mine", late=True)
+    side.send(7, b"mine", late=True)
     feeding.sendall(message(7, b"early", late=1))
-    assert side.finish() == (b"early", True)
+    assert side.receive() == (b"early", True)
     last = os.urandom(size)
     peer = threading.Thread(target=feeding.sendall, args=(message(7, last, AGAIN) + message(8, b"next"),))
     peer.start()
     if secured:
         while not came:
-            side.take_again()
+            side.receive_again()
         assert came == [(7, last)]
-        side.take_again()
-    side.again(7, b"ours")
-    side.start(8, b"mine", late=False)
-    assert side.finish() == (b"next", False)
+        side.receive_again()
+    side.send_again(7, b"ours")
+    side.send(8, b"mine", late=False)
+    assert side.receive() == (b"next", False)
     peer.join()
     assert came == [(7, last)]
     sent: list[bytes] = []
@@ -118,13 +118,13 @@ def test_what_does_not_go_at_once_is_sent_in_order(ring: Ring) -> None:
     side, theirs, feeding = ring
     large, sent = os.urandom(3_000_000), list[bytes]()
     feeding.sendall(message(2, b"theirs"))
-    side.start(1, b"first", late=True)
-    side.again(1, large)
-    side.start(2, b"second", late=False)
+    side.send(1, b"first", late=True)
+    side.send_again(1, large)
+    side.send(2, b"second", late=False)
     expected = message(1, b"first", 1) + message(1, large, AGAIN) + message(2, b"second")
     drain = threading.Thread(target=lambda: received(theirs, len(expected), sent))
     drain.start()
-    assert side.finish() == (b"theirs", False)
+    assert side.receive() == (b"theirs", False)
     drain.join()
     assert b"".join(sent) == expected
 
@@ -133,18 +133,18 @@ def test_a_peer_that_is_gone_is_no_error_of_what_is_given_again(ring: Ring) -> N
     side, theirs, feeding = ring
     theirs.close()
     feeding.close()
-    side.again(1, b"ours")
-    side.take_again()
+    side.send_again(1, b"ours")
+    side.receive_again()
     with pytest.raises(PeerLost):
-        side.start(2, b"mine", late=False)
+        side.send(2, b"mine", late=False)
 
 
 def test_what_is_given_again_of_a_step_to_come_is_a_lost_peer(ring: Ring) -> None:
     side, _, feeding = ring
-    side.start(1, b"mine", late=False)
+    side.send(1, b"mine", late=False)
     feeding.sendall(message(2, b"", AGAIN))
     with pytest.raises(PeerLost):
-        side.finish()
+        side.receive()
 
 
 def test_what_is_announced_takes_no_memory_before_it_is_here(ring: Ring) -> None:
@@ -161,21 +161,21 @@ def test_what_is_announced_takes_no_memory_before_it_is_here(ring: Ring) -> None
 )
 def test_what_is_no_message_of_this_step_is_a_lost_peer(ring: Ring, wrong: bytes) -> None:
     side, _, feeding = ring
-    side.start(1, b"mine", late=False)
+    side.send(1, b"mine", late=False)
     feeding.sendall(wrong)
     with pytest.raises(PeerLost):
-        side.finish()
+        side.receive()
 
 
 def test_a_peer_that_is_gone_is_told(ring: Ring) -> None:
     side, theirs, feeding = ring
     feeding.close()
-    side.start(1, b"mine", late=False)
+    side.send(1, b"mine", late=False)
     with pytest.raises(PeerLost, match="closed by peer"):
-        side.finish()
+        side.receive()
     theirs.close()
     with pytest.raises(PeerLost, match="rank 1"):
-        side.start(2, b"mine", late=False)
+        side.send(2, b"mine", late=False)
 
 
 SECRET = b"0123456789abcdef"

@@ -83,7 +83,9 @@ def test_a_checkpoint_is_named_only_when_storage_was_seen_to_have_it_after_the_s
     assert silent.why.endswith("storage: it does not answer")
 
 
-def saving(durable: CheckpointReport, now_s: float = 40.0, stored: StorageContents | None = None, **given: Any) -> Any:
+def saving(
+    durable: CheckpointReport, now_s: float = 40.0, stored: StorageContents | None = None, **given: Any
+) -> Any:
     told = member("m0", report("m0", launcher(), durable=durable), **given)
     seen = view(told, now_s=now_s, phase="saving", save=2, save_member="m0", lineage=(Lineage(3, 20),))
     stored = stored if stored is not None else on_storage(Checkpoint(9, 1, 2, "p"))
