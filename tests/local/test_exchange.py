@@ -14,34 +14,34 @@ RANKS = """
 import os, sys, traceback
 import torch.distributed as dist
 from holdfast.errors import PeerLost
-from holdfast.training.private_exchange import Exchange
+from holdfast.training.protection.private_exchange import PrivateStateRing
 
 world_size, path = int(sys.argv[1]), sys.argv[2]
 
 
 def be(rank):
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world_size)
-    mine = Exchange(rank, world_size, 1)
+    mine = PrivateStateRing(rank, world_size, 1)
     mine.connect("127.0.0.1")
     source = (rank - 1) % world_size
 
     for step, size in enumerate((0, 1, 3000, 50_000_000)):  # the last is more than the kernel holds
-        mine.start(step, bytes([rank]) * size, step % 2 == 1)
-        found = mine.finish()
+        mine.send(step, bytes([rank]) * size, step % 2 == 1)
+        found = mine.receive()
         assert found == (bytes([source]) * size, step % 2 == 1), (rank, size, len(found[0]))
     for step in (10, 11):  # one that is ahead: what it sends is kept for later
-        mine.start(step, bytes([rank, step]), False)
+        mine.send(step, bytes([rank, step]), False)
         if rank == 0:
             dist.barrier()
-        assert mine.finish() == (bytes([source, step]), False)
+        assert mine.receive() == (bytes([source, step]), False)
         if rank != 0:
             dist.barrier()
     if rank == 1:
         return
     try:
         while True:
-            mine.start(20, b"x", False)
-            mine.finish()
+            mine.send(20, b"x", False)
+            mine.receive()
     except PeerLost as error:
         assert "rank 1" in str(error) or world_size == 3, error
     else:

@@ -61,7 +61,7 @@ import os, socket
 from holdfast.protocol import rank_channel as channel
 from holdfast.process import fork_server as forking
 from holdfast.process import linux as osproc
-from holdfast.protocol.rank_channel import Do, Say
+from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 
 osproc.adopt_orphans()
 us = os.getpid()
@@ -71,19 +71,19 @@ if template == 0:
     ours.close()
     for order, line, log, more in forking.forks(theirs, "part", us):
         os.write(log, order.argv[0].encode())
-        channel.send(line, Say(str(len(more)), os.getpid()))
+        channel.send(line, WorkerMessage(str(len(more)), os.getpid()))
         os._exit(0)
     os._exit(0)
 theirs.close()
-print(channel.receive(ours, Say)[0].what)
-for order in (Do("other"), Do("part", argv=("a",)), Do("part", argv=("b",))):
+print(channel.receive(ours, WorkerMessage)[0].what)
+for order in (WorkerOrder("other"), WorkerOrder("part", argv=("a",)), WorkerOrder("part", argv=("b",))):
     line, far = channel.pair()
     read, write = os.pipe()
     with far:
         channel.send(ours, order, (far.fileno(), write, read))
     os.close(write)
     if order.what == "part":
-        born = channel.receive(line, Say)[0]
+        born = channel.receive(line, WorkerMessage)[0]
         print(os.read(read, 9).decode(), born.what)
         os.waitpid(born.pid, 0)
 ours.close()

@@ -849,7 +849,8 @@ class Protection:
     def _copy(self, step: int, *, over_newer: bool = False) -> str:
         """Copy the present state, when the device has made it. Returns what failed, "" for nothing.
 
-        A slot that is in use is no failure: then there is no copy. `over_newer`: see `Snapshots.write_over`.
+        A slot that is in use is no failure: then there is no copy. `over_newer`: see
+        `SnapshotWriter.write_over`.
         """
         self._device.wait(self._device.mark())
         return self._guarded(lambda: self._copy_now(step, over_newer))

@@ -15,9 +15,9 @@ import socket, sys
 from pathlib import Path
 from holdfast.worker import script as ending
 from holdfast.worker.program import parse
-from holdfast.worker.launcher_channel import Runtime
+from holdfast.worker.launcher_channel import LauncherChannel
 program = parse(["python", sys.argv[1]], Path.cwd())
-sys.exit(ending.run(program, Runtime(socket.socket(fileno=int(sys.argv[2])), Path.cwd(), 0, 1)))
+sys.exit(ending.run(program, LauncherChannel(socket.socket(fileno=int(sys.argv[2])), Path.cwd(), 0, 1)))
 """
 _SCRIPT = """
 import os, sys

@@ -81,8 +81,8 @@ print("ended", flush=True)
 _KEEPER = """
 import selectors, subprocess, sys, time
 from pathlib import Path
-from supervisor.local.processes import Children
-children = Children(Path("."), selectors.DefaultSelector(), lambda part: None)
+from supervisor.local.processes import ProcessTable
+children = ProcessTable(Path("."), selectors.DefaultSelector(), lambda part: None)
 stray = subprocess.Popen(sys.argv[1:])
 print(stray.pid, flush=True)
 sys.stdin.readline()

@@ -32,10 +32,10 @@ from holdfast.snapshot import member_directory as leftovers; from holdfast.proce
 async def main():
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
-    osproc.die_with(int(sys.argv[2]), signal.SIGTERM)
+    osproc.end_with_parent(int(sys.argv[2]), signal.SIGTERM)
     print("there", flush=True)
     await told.wait()
-    osproc.outlive()
+    osproc.outlive_parent()
 
 asyncio.run(main())
 leftovers.leave(Path(sys.argv[1], "m0"), int(sys.argv[2]))

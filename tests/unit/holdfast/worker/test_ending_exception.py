@@ -167,7 +167,7 @@ def test_what_may_be_caught_is_not_told(source: str, tmp_path: Path) -> None:
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[UnwindingException | None]]:
     found: list[UnwindingException | None] = []
-    monkeypatch.setattr("holdfast.worker.ending_exception.unwinding", lambda: found.pop(0))
+    monkeypatch.setattr("holdfast.worker.ending_exception.find_unwinding", lambda: found.pop(0))
     yield found
     assert not found
 
@@ -232,7 +232,7 @@ def test_a_relative_name_says_nothing_once_the_folder_is_another(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here.py").write_text("pass\n")
     assert _may_catch("here.py", 1)
-    monkeypatch.setattr("holdfast.worker.ending_exception._HERE", str(tmp_path))
+    monkeypatch.setattr("holdfast.worker.ending_exception._START_DIRECTORY", str(tmp_path))
     assert not _may_catch("here.py", 1)
 
 
@@ -240,7 +240,7 @@ def test_what_cannot_be_looked_at_is_no_harm(monkeypatch: pytest.MonkeyPatch) ->
     def broken() -> None:
         raise RuntimeError
 
-    monkeypatch.setattr("holdfast.worker.ending_exception.unwinding", broken)
+    monkeypatch.setattr("holdfast.worker.ending_exception.find_unwinding", broken)
     told = Told()
     told.lookout.look(0)
     assert told.all == []
@@ -255,12 +255,12 @@ from holdfast.training import session
 from holdfast.worker.program import Program
 from holdfast.protocol.launcher_messages import Launch, RankStart
 from holdfast.protocol import rank_channel as channel
-from holdfast.protocol.rank_channel import Say
-from holdfast.worker.ending_exception import Lookout
+from holdfast.protocol.rank_channel import WorkerMessage
+from holdfast.worker.ending_exception import ExceptionWatcher
 
-mine = runtime.Runtime(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]), 0, 1)
+mine = runtime.LauncherChannel(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]), 0, 1)
 joined = session.Session(Launch(1, 1, 1, "", 0, 0, 0.0), RankStart(0, 0), mine)
-Lookout(joined._tell_unwinding, joined._withdraw_unwinding, tick_s=0.01).start()
+ExceptionWatcher(joined._tell_unwinding, joined._withdraw_unwinding, tick_s=0.01).start()
 sys.exit(ending.run(Program("script", sys.executable, (), sys.argv[3], (), ()), mine))
 """
 SCRIPT = """

@@ -97,11 +97,11 @@ import os, socket, sys
 from pathlib import Path
 from holdfast.worker import script as ending
 from holdfast.errors import BadInput
-from holdfast.worker.launcher_channel import Runtime
-mine = Runtime(socket.socket(), Path(), 0, 1)
+from holdfast.worker.launcher_channel import LauncherChannel
+mine = LauncherChannel(socket.socket(), Path(), 0, 1)
 mine.on_leaving = lambda: print("last", flush=True)
 mine.on_failing = lambda: print("failing", flush=True)
-ending.keep_at_exit(mine)
+ending.keep_last_state_at_exit(mine)
 """
 
 

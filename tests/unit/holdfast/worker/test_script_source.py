@@ -106,11 +106,11 @@ import sys
 from pathlib import Path
 from holdfast.worker import script as ending; from holdfast.worker import script_source as sources
 from holdfast.worker.program import parse
-kept = sources.keep(parse(["python3", *sys.argv[1:]], Path.cwd()))
+kept = sources.read_sources(parse(["python3", *sys.argv[1:]], Path.cwd()))
 main = Path(kept.program.source)
 main.unlink() if "gone" in sys.argv else main.write_text("VERSION = (\\n\\n# another line\\n# and another\\n")
 sys.path[0] = str(Path.cwd())
-ending.enter(kept.program, kept.main)
+ending.run_unsupervised(kept.program, kept.main)
 """
 SHOWS = """
 import inspect, sys, traceback
@@ -149,7 +149,7 @@ def test_a_module_whose_file_is_as_it_was_is_found_in_the_usual_way(kept: Progra
     code = (
         "import sys; from pathlib import Path\n"
         "from holdfast.worker import script_source as sources; from holdfast.worker.program import parse\n"
-        "kept = sources.keep(parse(['python3', '-m', 'train'], Path.cwd())); before = list(sys.meta_path)\n"
+        "kept = sources.read_sources(parse(['python3', '-m', 'train'], Path.cwd())); before = list(sys.meta_path)\n"
         "assert kept.main; sources.pin_module(kept.program, kept.main); import train\n"
         "print(type(train.__spec__.loader).__name__, sys.meta_path == before)"
     )
