@@ -34,7 +34,7 @@ def end_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
 
 
 def outlive_parent() -> None:
-    """Take back what `end_with_parent` asked for: what we are at must not be cut off by our parent's death."""
+    """Undo `end_with_parent`: the parent's death must not cut off what this process is doing."""
     _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 

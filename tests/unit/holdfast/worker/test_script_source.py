@@ -149,7 +149,8 @@ def test_a_module_whose_file_is_as_it_was_is_found_in_the_usual_way(kept: Progra
     code = (
         "import sys; from pathlib import Path\n"
         "from holdfast.worker import script_source as sources; from holdfast.worker.program import parse\n"
-        "kept = sources.read_sources(parse(['python3', '-m', 'train'], Path.cwd())); before = list(sys.meta_path)\n"
+        "kept = sources.read_sources(parse(['python3', '-m', 'train'], Path.cwd()))\n"
+        "before = list(sys.meta_path)\n"
         "assert kept.main; sources.pin_module(kept.program, kept.main); import train\n"
         "print(type(train.__spec__.loader).__name__, sys.meta_path == before)"
     )
