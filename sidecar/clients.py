@@ -71,7 +71,7 @@ class LauncherClient:
                 continue
             try:
                 self.state = codec.decode(LauncherState, line)
-            except codec.Malformed as error:
+            except codec.InvalidMessage as error:
                 self._refuse(str(error))
                 return
             self._refused = ""
@@ -147,7 +147,7 @@ class SupervisorClient:
                 return
             try:
                 order = codec.decode(MemberOrder, message.data)
-            except codec.Malformed as error:
+            except codec.InvalidMessage as error:
                 log.warning("order refused", extra={"error": str(error)})
                 continue
             await self._obey(order)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.harness import processes
 from bench.harness.results import ROOT
-from bench.harness.ticks import VARIABLE, Follower
+from bench.harness.ticks import VARIABLE, TickFile
 from holdfast.process import linux
 from holdfast.snapshot import member_directory
 from supervisor.local import memory_volume
@@ -31,13 +31,13 @@ class Failed(Exception):
 
 
 @dataclass(slots=True)
-class Running:
+class RunningLauncher:
     """One launcher with all processes that it started. The caller must call `close` on every path."""
 
     name: str
     process: subprocess.Popen[bytes]
     folder: Path
-    ticks: Follower
+    ticks: TickFile
     started_ns: int
     strays: list[str] = field(default_factory=list)  # processes that outlived a clean end
 
@@ -95,7 +95,7 @@ class Running:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def launch(name: str, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Running:
+def launch(name: str, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> RunningLauncher:
     """Start `argv` in a session and a working directory of its own, with its output in a file.
 
     The checkout's `bench` and `trainer` can be imported there. `close` removes the directory with all that
@@ -121,7 +121,7 @@ def launch(name: str, argv: Sequence[str], environment: Mapping[str, str] | None
                 parent, signal.SIGTERM
             ),  # even if this process is killed
         )
-    return Running(name, process, folder, Follower(ticks), time.monotonic_ns())
+    return RunningLauncher(name, process, folder, TickFile(ticks), time.monotonic_ns())
 
 
 def holdfast_run(options: Sequence[str], script: Sequence[str]) -> list[str]:

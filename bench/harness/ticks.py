@@ -49,7 +49,7 @@ class Ticker:
 
 
 @dataclass(slots=True)
-class Follower:
+class TickFile:
     """Reads the records as the ranks append them."""
 
     path: Path

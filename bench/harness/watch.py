@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import processes
-from bench.harness.launchers import Running
+from bench.harness.launchers import RunningLauncher
 from supervisor.store.run_directory import RunDir
 
 POLL_S = 0.05
@@ -18,7 +18,7 @@ STATUS_S = 2.0  # an older status may be out of date
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ProcessReading:
     """One look at one thing. `what` names its kind ("sidecar"), `key` which one (a pid, a path)."""
 
     what: str
@@ -28,13 +28,13 @@ class Reading:
     descriptors: int
 
 
-class Watch:
+class RunWatch:
     """Polls the run when called, and keeps a reading of each process every `every_s` seconds."""
 
-    def __init__(self, running: Running, every_s: float) -> None:
+    def __init__(self, running: RunningLauncher, every_s: float) -> None:
         self.running = running
         self.run = RunDir(running.run_dir)
-        self.readings: list[Reading] = []
+        self.readings: list[ProcessReading] = []
         self._every_s = every_s
         self._next_s = 0.0
 
@@ -87,12 +87,12 @@ class Watch:
         for pid, what in self._named(alive).items():
             if pid in alive and what != "other" and alive[pid].state != "Z":
                 rss_bytes, descriptors = alive[pid].rss_bytes, alive[pid].descriptors
-                self.readings.append(Reading(what, str(pid), step, rss_bytes, descriptors))
+                self.readings.append(ProcessReading(what, str(pid), step, rss_bytes, descriptors))
         runtime = (self.run.run() or {}).get("runtime")
         for what, folder in (("shared memory", runtime), ("run directory", self.run.path)):
             if folder is not None:
                 used = _bytes_in(Path(folder))
-                self.readings.append(Reading(what, str(folder), step, used, 0))
+                self.readings.append(ProcessReading(what, str(folder), step, used, 0))
 
 
 def is_calm(status: Mapping[str, Any], since: float, now: float) -> bool:

@@ -51,7 +51,7 @@ def watch() -> Stopwatch:
     return watch
 
 
-class Probe:
+class StepCounterProbe:
     """Counts the steps of the group through torch's own hook, under every launcher."""
 
     def __init__(self, stopwatch: Stopwatch) -> None:
@@ -112,7 +112,7 @@ def run() -> None:
         take_out()
     take_turns()
     stopwatch = watch()
-    probe = Probe(stopwatch)
+    probe = StepCounterProbe(stopwatch)
     torch_optimizer.register_optimizer_step_post_hook(probe.after_step)
     main()
     folder = os.environ.get(OUTPUT)

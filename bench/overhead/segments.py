@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import processes
-from bench.harness.launchers import Failed, Running, holdfast_run, launch, torchrun
+from bench.harness.launchers import Failed, RunningLauncher, holdfast_run, launch, torchrun
 from bench.harness.ticks import Tick, newest
 from bench.overhead import blocks, stopwatch
 from bench.overhead.blocks import Board
@@ -91,7 +91,7 @@ def run(plan: Plan, report: Callable[[Segment, Segment], None]) -> tuple[Segment
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-blocks-")))
         board = Board.create(folder / "board", RANKS)
-        sides: list[Running] = []
+        sides: list[RunningLauncher] = []
         for at, name in enumerate(SIDES):
             said = f"{folder / 'board'}:{at}:{plan.steps}:{RANKS}"
             given = {blocks.VARIABLE: said, stopwatch.SKIP: str(plan.steps), stopwatch.OUTPUT: "."}
@@ -111,7 +111,7 @@ def _spent(folder: Path) -> list[Path]:
 
 
 def _watch(
-    sides: Sequence[Running],
+    sides: Sequence[RunningLauncher],
     board: Board,
     plan: Plan,
     found: tuple[Segment, Segment],
@@ -139,7 +139,7 @@ def _watch(
         segment.blocks = in_blocks(side.ticks.follow(), plan.steps, last=True)
 
 
-def _fail(sides: Sequence[Running], codes: Sequence[int | None]) -> None:
+def _fail(sides: Sequence[RunningLauncher], codes: Sequence[int | None]) -> None:
     """Raise `Failed` with the output of each side that has not ended with exit code 0."""
     bad = [side for side, code in zip(sides, codes, strict=True) if code != 0]
     if bad:
@@ -166,7 +166,7 @@ def in_blocks(ticks: Sequence[Tick], steps: int, last: bool = False) -> list[lis
     return whole if last or not whole or len(whole[-1]) == steps - COLD else whole[:-1]
 
 
-def cpu_of_parts(running: Running) -> dict[str, float]:
+def cpu_of_parts(running: RunningLauncher) -> dict[str, float]:
     """Return the CPU seconds so far of each of holdfast's parts."""
     alive = processes.snapshot()
     ranks = {tick.pid for tick in newest(running.ticks.follow()).values()}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bench.harness.launchers import Failed, Running, launch
+from bench.harness.launchers import Failed, RunningLauncher, launch
 from bench.harness.ticks import Regained, Tick, newest, redone, regained
 from bench.recovery.turns import Kill, Turn
 from bench.workloads.modes import RANKS, Mode
@@ -57,7 +57,7 @@ def turn(mode: Mode, count: int, manner: Manner, said: Callable[[Kill], None]) -
         running.close()
 
 
-def wait_for_start(running: Running, mode: Mode) -> float:
+def wait_for_start(running: RunningLauncher, mode: Mode) -> float:
     for _ in _polls(START_S):
         code = running.ended()
         if code is not None:
@@ -68,7 +68,7 @@ def wait_for_start(running: Running, mode: Mode) -> float:
     raise Failed(f"{mode.name}: no step within {START_S:.0f} s\n{running.tail()}")
 
 
-def _one(running: Running, mode: Mode, number: int, manner: Manner) -> Kill:
+def _one(running: RunningLauncher, mode: Mode, number: int, manner: Manner) -> Kill:
     began = time.monotonic()
     late = _wait_until_ready(running, mode, manner)
     time.sleep(manner.chance.uniform(0.0, JITTER_S))  # at any point of a step
@@ -103,7 +103,7 @@ def _take(kill: Kill, found: Regained, ticks: list[Tick], at_ns: int) -> None:
     kill.same_pids = len(before & set(found.pids))
 
 
-def _wait_until_ready(running: Running, mode: Mode, manner: Manner) -> str:
+def _wait_until_ready(running: RunningLauncher, mode: Mode, manner: Manner) -> str:
     """Wait for `SETTLED_STEPS` and, under holdfast, for warm spares; return what was not ready in time."""
     why = ""
     for _ in _polls(READY_S):
@@ -115,7 +115,7 @@ def _wait_until_ready(running: Running, mode: Mode, manner: Manner) -> str:
     return why
 
 
-def _not_ready(running: Running, mode: Mode, manner: Manner) -> str:
+def _not_ready(running: RunningLauncher, mode: Mode, manner: Manner) -> str:
     ticks = running.ticks.follow()
     latest = newest(ticks)
     generation = max((tick.generation for tick in latest.values()), default=0)
@@ -140,13 +140,13 @@ def _not_ready(running: Running, mode: Mode, manner: Manner) -> str:
     return "" if status["warm_ready"] else "no warm spares"
 
 
-def _launcher_of(running: Running, rank: int) -> int:
+def _launcher_of(running: RunningLauncher, rank: int) -> int:
     """Return the launcher of the member of a rank: the member is lost with it."""
     status = RunDir(running.run_dir).status() or {"members": ()}
     return next(int(m["launcher_pid"]) for m in status["members"] if rank in m["ranks"])
 
 
-def _wait_for_step(running: Running, generation: int, patience_s: float) -> Regained | None:
+def _wait_for_step(running: RunningLauncher, generation: int, patience_s: float) -> Regained | None:
     for _ in _polls(patience_s):
         found = regained(running.ticks.follow(), generation, RANKS)
         if found is not None:
@@ -156,11 +156,11 @@ def _wait_for_step(running: Running, generation: int, patience_s: float) -> Rega
     return None
 
 
-def _incidents(running: Running) -> list[dict[str, Any]]:
+def _incidents(running: RunningLauncher) -> list[dict[str, Any]]:
     return RunDir(running.run_dir).incidents()
 
 
-def _wait_for_incident(running: Running, known: int) -> dict[str, Any] | None:
+def _wait_for_incident(running: RunningLauncher, known: int) -> dict[str, Any] | None:
     """Return the first incident after the `known` ones, once it is over or as it is after 3 s."""
     found: dict[str, Any] | None = None
     for _ in _polls(3.0):
@@ -174,7 +174,7 @@ def _wait_for_incident(running: Running, known: int) -> dict[str, Any] | None:
     return {key: found[key] for key in kept}
 
 
-def _finish(running: Running, mode: Mode, done: Turn) -> None:
+def _finish(running: RunningLauncher, mode: Mode, done: Turn) -> None:
     if done.kills and done.kills[-1].outcome != "recovered":
         return  # `close` kills it
     done.stopped = running.stop()

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.harness import results
 from bench.harness.console import make_parser, say
-from bench.harness.launchers import Failed, Running, holdfast_run, launch, torchrun
+from bench.harness.launchers import Failed, RunningLauncher, holdfast_run, launch, torchrun
 from bench.harness.ticks import Tick, newest, redone, regained
 from bench.recovery.killing import wait_for_start
 from bench.workloads.modes import RANKS, Mode
@@ -89,7 +89,7 @@ def _first_step_ns(ticks: Iterable[Tick]) -> int:
     return found.all_ns
 
 
-def _kill(running: Running, start_ns: int, at_s: float, name: str) -> Recovery:
+def _kill(running: RunningLauncher, start_ns: int, at_s: float, name: str) -> Recovery:
     """Kill the victim `at_s` seconds after the first step, and wait for the next step of all ranks."""
     _sleep_until(start_ns, at_s)
     victim = newest(running.ticks.follow())[VICTIM]

@@ -27,7 +27,7 @@ LINE = LINE_BYTES // 4  # float32 numbers in a cache line; layers are whole cach
 
 
 @dataclass(slots=True)
-class Held:
+class ProtectedObjects:
     """What a script protects, and the tensors of its replicated state."""
 
     title: str
@@ -36,20 +36,20 @@ class Held:
     nbytes: int
 
 
-def make(total_bytes: int, parameters: int) -> Held:
+def make(total_bytes: int, parameters: int) -> ProtectedObjects:
     """Return a model of `parameters` equal tensors; with AdamW's state it takes about `total_bytes`."""
     count = max(1, total_bytes // (4 * TENSORS_PER_PARAMETER * parameters * LINE)) * LINE
     model = torch.nn.ParameterList(torch.randn(count) for _ in range(parameters))
     return _held("", {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-4)})
 
 
-def bundled() -> Held:
+def bundled() -> ProtectedObjects:
     """Return the state of the bundled GPT with default options."""
     model, optimizer, scheduler = build(read(make_parser(), []))
     return _held("the bundled GPT, ", {"model": model, "optimizer": optimizer, "scheduler": scheduler})
 
 
-def _held(title: str, objects: dict[str, Any]) -> Held:
+def _held(title: str, objects: dict[str, Any]) -> ProtectedObjects:
     optimizer = objects["optimizer"]
     for parameter in objects["model"].parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -57,10 +57,10 @@ def _held(title: str, objects: dict[str, Any]) -> Held:
     optimizer.zero_grad()
     sources = [tensor for _, tensor in capture.collect(objects).tensors]
     nbytes = sum(tensor.nbytes for tensor in sources)
-    return Held(f"{title}{size(nbytes)} in {len(sources)} tensors", objects, sources, nbytes)
+    return ProtectedObjects(f"{title}{size(nbytes)} in {len(sources)} tensors", objects, sources, nbytes)
 
 
-def snapshotter(held: Held, folder: Path) -> Callable[[], float | None]:
+def snapshotter(held: ProtectedObjects, folder: Path) -> Callable[[], float | None]:
     """Return a call that takes a whole snapshot as a rank does and returns its seconds."""
     snapshots = SnapshotWriter(folder, held.objects, 1)
     steps = iter(range(1 << 60))
@@ -74,7 +74,7 @@ def snapshotter(held: Held, folder: Path) -> Callable[[], float | None]:
     return take
 
 
-def copier(held: Held, memory: mmap.mmap) -> Callable[[], float | None]:
+def copier(held: ProtectedObjects, memory: mmap.mmap) -> Callable[[], float | None]:
     """Return a call that does only the copy of a snapshot, to where the tensors are in a snapshot."""
     tensors = capture.collect(held.objects).tensors
     places = capture.views(capture.layout_of(tensors, 0), memory)
@@ -98,7 +98,7 @@ def shared(folder: Path, nbytes: int) -> mmap.mmap:
         os.close(descriptor)
 
 
-def plain_copies(held: Held, memory: mmap.mmap) -> dict[str, Callable[[], float | None]]:
+def plain_copies(held: ProtectedObjects, memory: mmap.mmap) -> dict[str, Callable[[], float | None]]:
     """Return plain copies of the same number of bytes, by name. Sources and targets have been touched."""
     whole = torch.ones(held.nbytes, dtype=torch.uint8)
     anonymous = torch.zeros(held.nbytes, dtype=torch.uint8)

@@ -29,7 +29,7 @@ from bench.harness.console import make_parser, say
 from bench.harness.launchers import Failed, holdfast_run, launch
 from bench.harness.rounds import take_turns
 from bench.harness.ticks import step_times_s
-from bench.harness.watch import Watch
+from bench.harness.watch import RunWatch
 from bench.snapshot import copying
 from bench.snapshot.frozen_training import BYTES, COPIES, STEP_S, Beside
 from bench.snapshot.snapshot import MEMORY
@@ -130,7 +130,7 @@ def _run(frozen_bytes: int, options: argparse.Namespace) -> dict[str, Any]:
         argv = holdfast_run(("--nproc-per-node", "2"), ("-m", "bench.snapshot.frozen_training"))
         running = launch("frozen", argv, environment)
         try:
-            watch = Watch(running, 5.0)
+            watch = RunWatch(running, 5.0)
             give_up_at = time.monotonic() + START_S
             while len(running.ticks.follow()) < 2 * COLD:
                 if not watch.poll() or time.monotonic() > give_up_at:

@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     return _end(found, rows, options)
 
 
-def _measure(held: copying.Held, options: argparse.Namespace) -> dict[str, Any]:
+def _measure(held: copying.ProtectedObjects, options: argparse.Namespace) -> dict[str, Any]:
     shared = MEMORY if os.access(MEMORY, os.W_OK) else None
     with (
         tempfile.TemporaryDirectory(prefix="bench-arena-", dir=shared) as memory,

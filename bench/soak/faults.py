@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.harness import processes
-from bench.harness.watch import Watch
+from bench.harness.watch import RunWatch
 from supervisor.cli.api_client import RequestRefused, Unreachable, api_of
 
 KINDS = (
@@ -24,7 +24,7 @@ PATIENCE_S = 60.0
 
 
 @dataclass(slots=True)
-class Fault:
+class InjectedFault:
     """One fault, perhaps with a second one soon after it, and the incidents that they caused."""
 
     kind: str
@@ -46,7 +46,7 @@ def bag(chance: random.Random, kinds: tuple[str, ...]) -> Iterator[str]:
         yield from chance.sample(kinds, len(kinds))
 
 
-def strike(watch: Watch, fault: Fault, chance: random.Random) -> None:
+def strike(watch: RunWatch, fault: InjectedFault, chance: random.Random) -> None:
     """Inject `fault`, wait until the run is calm again, and store the outcome in `fault`."""
     before = {each["id"] for each in watch.run.incidents()}
     pids = _pids_of(watch, fault.kind)
@@ -68,7 +68,7 @@ def strike(watch: Watch, fault: Fault, chance: random.Random) -> None:
         fault.named = fault.incidents[0]["rank"] == fault.rank
 
 
-def _outcome(watch: Watch, fault: Fault, noticed: bool, calm: bool) -> str:
+def _outcome(watch: RunWatch, fault: InjectedFault, noticed: bool, calm: bool) -> str:
     code = watch.running.ended()
     if code is not None:
         return "ended" if code else "over"
@@ -79,7 +79,7 @@ def _outcome(watch: Watch, fault: Fault, noticed: bool, calm: bool) -> str:
     return "recovered" if fault.incidents else "costless"
 
 
-def _until_seen(watch: Watch, fault: Fault, before: set[str], pids: set[int]) -> bool:
+def _until_seen(watch: RunWatch, fault: InjectedFault, before: set[str], pids: set[int]) -> bool:
     """Wait for an incident, or for the replacement of a sidecar or supervisor; False when none comes."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
@@ -94,7 +94,7 @@ def _until_seen(watch: Watch, fault: Fault, before: set[str], pids: set[int]) ->
     return False
 
 
-def _pids_of(watch: Watch, kind: str) -> set[int]:
+def _pids_of(watch: RunWatch, kind: str) -> set[int]:
     """Return the pids of the supervisor or of all sidecars, from the status of the run."""
     status = watch.status()
     if kind == "supervisor":
@@ -103,7 +103,7 @@ def _pids_of(watch: Watch, kind: str) -> set[int]:
     return {each["sidecar_pid"] for each in members if each.get("sidecar_pid")}
 
 
-def _hit(watch: Watch, kind: str, rank: int) -> str:
+def _hit(watch: RunWatch, kind: str, rank: int) -> str:
     """Inject one fault; return why that failed, empty when it did not."""
     if kind == "launcher":
         return _hit_from_outside(watch, kind, rank)
@@ -119,7 +119,7 @@ def _hit(watch: Watch, kind: str, rank: int) -> str:
     return ""
 
 
-def _hit_from_outside(watch: Watch, kind: str, rank: int) -> str:
+def _hit_from_outside(watch: RunWatch, kind: str, rank: int) -> str:
     """SIGKILL one process from here, without the API; return why that failed, empty when it did not."""
     pid = _pid_of(watch, kind, rank)
     if pid is None:
@@ -131,7 +131,7 @@ def _hit_from_outside(watch: Watch, kind: str, rank: int) -> str:
     return ""
 
 
-def _pid_of(watch: Watch, kind: str, rank: int) -> int | None:
+def _pid_of(watch: RunWatch, kind: str, rank: int) -> int | None:
     if kind == "supervisor":
         return next(iter(_pids_of(watch, kind)), None)
     if kind == "sidecar":
@@ -143,7 +143,7 @@ def _pid_of(watch: Watch, kind: str, rank: int) -> int | None:
     return found.parent if found is not None else None  # the launcher adopts its ranks
 
 
-def _ranks(watch: Watch) -> list[dict[str, Any]]:
+def _ranks(watch: RunWatch) -> list[dict[str, Any]]:
     return list(watch.status().get("ranks") or [])
 
 

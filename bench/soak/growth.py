@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bench.harness.watch import Reading
+from bench.harness.watch import ProcessReading
 from bench.text import slope
 
 WARM_UP = 0.2  # share of a series: caches fill, allocators reach their size
@@ -38,9 +38,9 @@ class Growth:
         return more_bytes or self.last_descriptors > self.first_descriptors + kept
 
 
-def growths(readings: Iterable[Reading], warm_up: float = WARM_UP) -> list[Growth]:
+def growths(readings: Iterable[ProcessReading], warm_up: float = WARM_UP) -> list[Growth]:
     """Return one result for each kind with enough readings after the warm-up, a share of the series."""
-    series: dict[tuple[str, str], list[Reading]] = {}
+    series: dict[tuple[str, str], list[ProcessReading]] = {}
     for reading in readings:
         series.setdefault((reading.what, reading.key), []).append(reading)
     found: dict[str, Growth] = {}
@@ -55,7 +55,7 @@ def _more(growth: Growth) -> float:
     return growth.last_bytes - growth.first_bytes
 
 
-def _growth(what: str, series: Sequence[Reading], warm_up: float) -> Growth | None:
+def _growth(what: str, series: Sequence[ProcessReading], warm_up: float) -> Growth | None:
     warm = series[int(len(series) * warm_up) :]
     if len(warm) < LEAST:
         return None

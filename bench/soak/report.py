@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bench.harness.watch import Reading
+from bench.harness.watch import ProcessReading
 from bench.soak import growth
-from bench.soak.faults import COSTLESS, Fault
+from bench.soak.faults import COSTLESS, InjectedFault
 from bench.soak.growth import Growth
 from bench.text import Verdict, percent, seconds, size, summary, table
 
@@ -16,11 +16,11 @@ KEPT = 4  # connections that a part may keep
 LONG = 0.6  # share of the readings of the longest series
 
 
-def growths(readings: Iterable[Reading], *, quiet: bool) -> list[Growth]:
+def growths(readings: Iterable[ProcessReading], *, quiet: bool) -> list[Growth]:
     return growth.growths(readings, growth.WARM_UP if quiet else growth.WARM_UP_FAULTED)
 
 
-def fault_line(fault: Fault) -> str:
+def fault_line(fault: InjectedFault) -> str:
     """Return one fault on one line."""
     second = f" + {fault.second} after {fault.second_after_s:.2f} s" if fault.second else ""
     found = ", ".join(_incident(each) for each in fault.incidents) or fault.detail
@@ -35,7 +35,7 @@ def _incident(found: Mapping[str, Any]) -> str:
     return f"{found['kind']} noticed {noticed} recovered {took} lost {found['lost_steps']}"
 
 
-def lines(found: Mapping[str, Any], done: Sequence[Fault], grown: Sequence[Growth]) -> list[str]:
+def lines(found: Mapping[str, Any], done: Sequence[InjectedFault], grown: Sequence[Growth]) -> list[str]:
     """Return the tables."""
     shown: list[str] = []
     if done:
@@ -63,7 +63,7 @@ def lines(found: Mapping[str, Any], done: Sequence[Fault], grown: Sequence[Growt
     return shown
 
 
-def _row(kind: str, done: Sequence[Fault]) -> tuple[str, ...]:
+def _row(kind: str, done: Sequence[InjectedFault]) -> tuple[str, ...]:
     mine = [each for each in done if each.kind == kind]
     alone = [i for each in mine if not each.second for i in each.incidents]
     noticed = summary([i["detected_s"] for i in alone if i["detected_s"] is not None])
@@ -83,7 +83,7 @@ def _row(kind: str, done: Sequence[Fault]) -> tuple[str, ...]:
 
 
 def verdicts(
-    found: Mapping[str, Any], done: Sequence[Fault], grown: Sequence[Growth], *, quiet: bool
+    found: Mapping[str, Any], done: Sequence[InjectedFault], grown: Sequence[Growth], *, quiet: bool
 ) -> list[Verdict]:
     """Judge a soak: all faults recovered from, weights equal, nothing left, nothing grows."""
     judged = [
@@ -107,7 +107,7 @@ def _of_growth(grown: Sequence[Growth], *, quiet: bool) -> Verdict:
     return Verdict("nothing grows", found, not growing if judged else None)
 
 
-def _of_faults(found: Mapping[str, Any], done: Sequence[Fault]) -> list[Verdict]:
+def _of_faults(found: Mapping[str, Any], done: Sequence[InjectedFault]) -> list[Verdict]:
     hit = [each for each in done if each.outcome not in ("refused", "over")]
     good = [each for each in hit if each.outcome in ("recovered", "costless")]
     alone = [each for each in hit if not each.second]

@@ -24,10 +24,10 @@ from typing import Any
 
 from bench.harness import results
 from bench.harness.console import make_parser, say
-from bench.harness.launchers import Failed, Running, holdfast_run, launch
-from bench.harness.watch import Watch
+from bench.harness.launchers import Failed, RunningLauncher, holdfast_run, launch
+from bench.harness.watch import RunWatch
 from bench.soak import faults, report
-from bench.soak.faults import Fault
+from bench.soak.faults import InjectedFault
 from bench.text import all_met
 
 START_S = 180.0
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     reference = None if options.quiet_faults else _undisturbed(steps, options)
     running = launch("soak", _command(steps, options, options.standby))
     try:
-        watch = Watch(running, options.every)
+        watch = RunWatch(running, options.every)
         done = _soak(watch, options)
         code = _until_end(watch)
         found.update(
@@ -66,7 +66,9 @@ def main(argv: Sequence[str]) -> int:
     return _end(found, done, watch, options)
 
 
-def _end(found: dict[str, Any], done: list[Fault], watch: Watch, options: argparse.Namespace) -> int:
+def _end(
+    found: dict[str, Any], done: list[InjectedFault], watch: RunWatch, options: argparse.Namespace
+) -> int:
     growths = report.growths(watch.readings, quiet=options.quiet_faults)
     found["growth"] = [asdict(each) for each in growths]
     judged = report.verdicts(found, done, growths, quiet=options.quiet_faults)
@@ -95,7 +97,7 @@ def _undisturbed(steps: int, options: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
     running = launch("undisturbed", _command(steps, options, 0))
     try:
-        watch = Watch(running, 1e9)
+        watch = RunWatch(running, 1e9)
         if _until_end(watch) != 0:
             raise Failed(f"the run without faults failed\n{running.tail()}")
         found = _digests(running)
@@ -111,7 +113,7 @@ def _steps_for(options: argparse.Namespace) -> int:
     running = launch("calibration", _command(CALIBRATION_STEPS, options, 0))
     try:
         began = time.monotonic()
-        watch = Watch(running, 1e9)
+        watch = RunWatch(running, 1e9)
         steps: list[tuple[float, int]] = []
         while watch.poll():
             step = watch.status().get("step")
@@ -127,9 +129,9 @@ def _steps_for(options: argparse.Namespace) -> int:
     return max(200, int(options.minutes * 60 * share / step_s))
 
 
-def _soak(watch: Watch, options: argparse.Namespace) -> list[Fault]:
+def _soak(watch: RunWatch, options: argparse.Namespace) -> list[InjectedFault]:
     """Inject faults until the run has ended or is stuck; return them."""
-    done: list[Fault] = []
+    done: list[InjectedFault] = []
     began = time.monotonic()
     if not watch.until_calm(0.0, START_S):
         raise Failed(f"the run did not start\n{watch.running.tail()}")
@@ -141,7 +143,7 @@ def _soak(watch: Watch, options: argparse.Namespace) -> list[Fault]:
             break
         step = watch.status().get("step") or 0
         rank = chance.randrange(options.members)
-        fault = Fault(kind, rank, step, round(time.monotonic() - began, 1))
+        fault = InjectedFault(kind, rank, step, round(time.monotonic() - began, 1))
         if chance.random() < options.double:
             fault.second = chance.choice(faults.SECOND)
         faults.strike(watch, fault, chance)
@@ -152,7 +154,7 @@ def _soak(watch: Watch, options: argparse.Namespace) -> list[Fault]:
     return done
 
 
-def _until_end(watch: Watch) -> int:
+def _until_end(watch: RunWatch) -> int:
     """Wait until the run ends; stop it when it makes no step for `START_S`. Return its exit code."""
     last, at_s = -1, time.monotonic()
     shown_s = time.monotonic()
@@ -171,7 +173,7 @@ def _until_end(watch: Watch) -> int:
     return code
 
 
-def _digests(running: Running) -> dict[str, Any] | None:
+def _digests(running: RunningLauncher) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = json.loads((running.folder / "digest.json").read_text())
     except (OSError, ValueError):
@@ -179,7 +181,7 @@ def _digests(running: Running) -> dict[str, Any] | None:
     return found
 
 
-def _left_behind(watch: Watch) -> list[str]:
+def _left_behind(watch: RunWatch) -> list[str]:
     """Return the memory and the processes of the run that are left after its end."""
     runtime = (watch.run.run() or {}).get("runtime")
     found = [str(runtime)] if runtime and Path(runtime).exists() else []

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench.harness.launchers import Failed, Running
-from bench.harness.watch import Watch
+from bench.harness.launchers import Failed, RunningLauncher
+from bench.harness.watch import RunWatch
 from bench.text import seconds
 from supervisor.cli.api_client import Unreachable, api_of
 
@@ -21,13 +21,15 @@ LIVED_S = 1.2  # a part that dies within a second of its start is restarted a se
 POLL_S = 0.002
 
 
-def measure(running: Running, kills: int, said: Callable[[str], object]) -> dict[str, dict[str, list[float]]]:
+def measure(
+    running: RunningLauncher, kills: int, said: Callable[[str], object]
+) -> dict[str, dict[str, list[float]]]:
     """Return the seconds from each kill to the replacement, by how the replacement started and by part.
 
     Raises:
         Failed: A part did not come back, or the run has ended.
     """
-    watch = Watch(running, 3600.0)
+    watch = RunWatch(running, 3600.0)
     found: dict[str, dict[str, list[float]]] = {}
     for how in (FORKED, COLD):
         if how == COLD:
@@ -41,7 +43,7 @@ def measure(running: Running, kills: int, said: Callable[[str], object]) -> dict
     return found
 
 
-def _one(watch: Watch, part: str) -> float:
+def _one(watch: RunWatch, part: str) -> float:
     time.sleep(LIVED_S)
     if not watch.until_calm(time.time(), CALM_S):
         raise Failed(f"the run is not calm\n{watch.running.tail()}")
@@ -64,7 +66,7 @@ def _is_gone(pid: int) -> bool:
     return False
 
 
-def _asked(watch: Watch) -> dict[str, Any] | None:
+def _asked(watch: RunWatch) -> dict[str, Any] | None:
     """Return the status from the API of the supervisor; None when it does not answer."""
     api = api_of(watch.run)
     try:

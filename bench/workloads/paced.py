@@ -30,7 +30,7 @@ def train_with_holdfast() -> None:
     session = holdfast.join()
     replica = DistributedDataParallel(model)
     state = session.protect(model=model, optimizer=optimizer)
-    ticker, pace = Ticker(), Pace()
+    ticker, pace = Ticker(), StepPace()
     for step in state.steps(STEPS):
         loss = train_step(replica, step, session.rank)
         optimizer.step()
@@ -46,7 +46,7 @@ def train_with_checkpoints() -> None:
     first = _resume(model, optimizer)
     dist.init_process_group("gloo")
     replica = DistributedDataParallel(model)
-    ticker, pace = Ticker(), Pace()
+    ticker, pace = Ticker(), StepPace()
     for step in range(first, STEPS):
         train_step(replica, step, dist.get_rank())
         optimizer.step()
@@ -57,7 +57,7 @@ def train_with_checkpoints() -> None:
         pace.wait()
 
 
-class Pace:
+class StepPace:
     """Sleep until the next step is due, `STEP_S` after the one before."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
-from holdfast.fileio.checksum import CHUNK_BYTES, FileEntry, Running, chunk_crcs
+from holdfast.fileio.checksum import CHUNK_BYTES, FileEntry, RunningChecksum, chunk_crcs
 
 MOST_OPEN = 64  # files that wait for `settle`: a process may have a thousand, and others need some
 THREADS = 8
@@ -118,7 +118,7 @@ def _write_back(out: int, begin: int, end: int) -> None:
 
 def _crcs(descriptor: int) -> tuple[int, tuple[int, ...]]:
     """Return the size of a file, and the CRC32 of each chunk."""
-    running, at = Running(), 0
+    running, at = RunningChecksum(), 0
     piece = memoryview(mmap.mmap(-1, HASHED_BYTES))
     while count := os.preadv(descriptor, [piece], at):
         running.update(piece[:count])

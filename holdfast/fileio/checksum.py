@@ -89,7 +89,7 @@ def checksum(content: memoryview) -> int:
     return combine(chunk_crcs(content))
 
 
-class Running:
+class RunningChecksum:
     """The content checksum of a stream that arrives in pieces of any size."""
 
     def __init__(self, chunk_bytes: int = CHUNK_BYTES) -> None:

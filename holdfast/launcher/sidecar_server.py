@@ -171,7 +171,7 @@ class SidecarServer:
         for line in lines:
             try:
                 self._obey(codec.decode(LauncherOrder, line))
-            except (codec.Malformed, OrderRefused) as error:
+            except (codec.InvalidMessage, OrderRefused) as error:
                 print(f"holdfast launch: refused: {error}", flush=True)
 
     def _drop(self, peer: socket.socket) -> None:

@@ -326,7 +326,8 @@ class WarmPool:
             said, _ = rank_channel.receive(process.control, WorkerMessage, wait=False)
         except BlockingIOError:
             return False
-        except codec.Malformed:  # what the script forks holds the line as well, and may write anything to it
+        # what the script forks holds the line as well, and may write anything to it
+        except codec.InvalidMessage:
             return True
         except rank_channel.Closed:
             self.selector.unregister(process.control)

@@ -25,7 +25,7 @@ MAX_FLOAT = sys.float_info.max
 T = TypeVar("T")
 
 
-class Malformed(ValueError):
+class InvalidMessage(ValueError):
     """What was received is not the message that it should be; says which field and why."""
 
 
@@ -38,38 +38,38 @@ def encode(message: Any) -> bytes:
 
 
 def decode(kind: type[T], line: bytes | str) -> T:
-    """Return the `kind` that `line` holds. Raises `Malformed`, and nothing else."""
+    """Return the `kind` that `line` holds. Raises `InvalidMessage`, and nothing else."""
     if len(line) > MAX_MESSAGE_BYTES:
-        raise Malformed(f"{kind.__name__}: {len(line)} bytes; at most {MAX_MESSAGE_BYTES}")
+        raise InvalidMessage(f"{kind.__name__}: {len(line)} bytes; at most {MAX_MESSAGE_BYTES}")
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise Malformed(f"{kind.__name__}: not JSON: {error}") from None
+        raise InvalidMessage(f"{kind.__name__}: not JSON: {error}") from None
     return from_json(kind, value)
 
 
 def from_json(kind: type[T], value: Any, where: str = "", *, lenient: bool = False) -> T:
-    """Return the dataclass `kind` built from parsed JSON. Raises `Malformed`.
+    """Return the dataclass `kind` built from parsed JSON. Raises `InvalidMessage`.
 
     `lenient` passes over fields that `kind` does not have: for what a later version of us wrote to a file.
     """
     where = where or kind.__name__
     if not isinstance(value, Mapping):
-        raise Malformed(f"{where}: {_short(value)} is not an object")
+        raise InvalidMessage(f"{where}: {_short(value)} is not an object")
     fields = _fields(typing.cast("Hashable", kind))
     for name in value:
         if name not in fields and not lenient:
-            raise Malformed(f"{where}.{_short(name)}: unknown field")
+            raise InvalidMessage(f"{where}.{_short(name)}: unknown field")
     found = {}
     for name, (hint, required) in fields.items():
         if name in value:
             found[name] = _read(hint, value[name], f"{where}.{name}", lenient)
         elif required:
-            raise Malformed(f"{where}.{name}: missing")
+            raise InvalidMessage(f"{where}.{name}: missing")
     try:
         return kind(**found)
     except ValueError as error:
-        raise Malformed(f"{where}: {error}") from None
+        raise InvalidMessage(f"{where}: {error}") from None
 
 
 @lru_cache(maxsize=256)
@@ -100,12 +100,12 @@ def _read(hint: Any, value: Any, where: str, lenient: bool) -> Any:
 
 def _read_tuple(hint: Any, value: Any, where: str, lenient: bool) -> tuple[Any, ...]:
     if not isinstance(value, list) or len(value) > MAX_ITEMS:
-        raise Malformed(f"{where}: {_short(value)} is not a list of at most {MAX_ITEMS}")
+        raise InvalidMessage(f"{where}: {_short(value)} is not a list of at most {MAX_ITEMS}")
     kinds = typing.get_args(hint)
     if kinds[-1] is Ellipsis:
         kinds = (kinds[0],) * len(value)
     if len(kinds) != len(value):
-        raise Malformed(f"{where}: {len(value)} items where {len(kinds)} belong")
+        raise InvalidMessage(f"{where}: {len(value)} items where {len(kinds)} belong")
     return tuple(
         _read(kind, each, f"{where}[{n}]", lenient)
         for n, (kind, each) in enumerate(zip(kinds, value, strict=True))
@@ -114,7 +114,7 @@ def _read_tuple(hint: Any, value: Any, where: str, lenient: bool) -> tuple[Any, 
 
 def _read_mapping(hint: Any, value: Any, where: str, lenient: bool) -> dict[str, Any]:
     if not isinstance(value, Mapping) or len(value) > MAX_ITEMS:
-        raise Malformed(f"{where}: {_short(value)} is not an object")
+        raise InvalidMessage(f"{where}: {_short(value)} is not an object")
     kind = typing.get_args(hint)[1]
     return {str(k): _read(kind, v, f"{where}.{_short(k)}", lenient) for k, v in value.items()}
 
@@ -124,14 +124,14 @@ def _read_scalar(hint: Any, value: Any, where: str) -> Any:
         return value
     if hint is float and type(value) in (int, float):
         if not -MAX_FLOAT <= value <= MAX_FLOAT:  # nor NaN, which no comparison holds for
-            raise Malformed(f"{where}: {_short(value)} is not a finite number")
+            raise InvalidMessage(f"{where}: {_short(value)} is not a finite number")
         return float(value)
     if type(value) is not hint:
-        raise Malformed(f"{where}: {_short(value)} is not {hint.__name__}")
+        raise InvalidMessage(f"{where}: {_short(value)} is not {hint.__name__}")
     if hint is str and len(value) > MAX_TEXT:
-        raise Malformed(f"{where}: a text of {len(value)} characters; at most {MAX_TEXT}")
+        raise InvalidMessage(f"{where}: a text of {len(value)} characters; at most {MAX_TEXT}")
     if hint is int and not -(1 << 63) <= value < 1 << 64:
-        raise Malformed(f"{where}: out of range")
+        raise InvalidMessage(f"{where}: out of range")
     return value
 
 

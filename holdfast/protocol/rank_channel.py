@@ -71,12 +71,12 @@ def send(
     Raises:
         BlockingIOError: The other end has not read for long; raised unless told to `wait`. Nothing was sent.
         Closed: The other end is gone.
-        Malformed: An order is too long: nothing of one can be left out.
+        InvalidMessage: An order is too long: nothing of one can be left out.
     """
     data = codec.encode(message)
     while len(data) > _MAX_PACKET_BYTES:
         if isinstance(message, WorkerOrder):
-            raise codec.Malformed(f"{message.what}: {len(data)} bytes do not fit in a packet")
+            raise codec.InvalidMessage(f"{message.what}: {len(data)} bytes do not fit in a packet")
         message = _shortened(message, len(data) - _MAX_PACKET_BYTES)
         data = codec.encode(message)
     passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())]
@@ -123,7 +123,7 @@ def _sent_bytes(text: str) -> int:
 def receive(sock: socket.socket, kind: type[T], wait: bool = True) -> tuple[T, list[int]]:
     """Return the next message and the descriptors that came with it (ours to close).
 
-    Raises `Closed` at the end, `BlockingIOError` where there is none and nobody waits, `wire.Malformed`.
+    Raises `Closed` at the end, `BlockingIOError` where there is none and nobody waits, `InvalidMessage`.
     """
     room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4)
     try:

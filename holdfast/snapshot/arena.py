@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from holdfast.fileio.checksum import CHUNK_BYTES, THREADS, Running, combine, file_crcs
+from holdfast.fileio.checksum import CHUNK_BYTES, THREADS, RunningChecksum, combine, file_crcs
 from holdfast.fileio.checksum import checksum as content_checksum
 from holdfast.fileio.safetensors import Layout, parse
 from holdfast.snapshot.commit_records import SLOTS, Record, RecordPage
@@ -247,7 +247,11 @@ class Arena:
         keep: frozenset[tuple[int, int]] | None = None,
     ) -> Record:
         """Take in a snapshot piece by piece; see `receive`. Raises as that and `finish_with` do."""
-        incoming, running, at = self.receive(generation, step, world_size, total_bytes, keep), Running(), 0
+        incoming, running, at = (
+            self.receive(generation, step, world_size, total_bytes, keep),
+            RunningChecksum(),
+            0,
+        )
         try:
             for piece in source:
                 end = at + len(piece)

@@ -38,7 +38,7 @@ _NONE = bytes(RECORD_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StoredEntry:
     """An entry whose record is whole. `final` is the writer's word, kept for the reader."""
 
     generation: int
@@ -91,7 +91,7 @@ class PrivateReader:
         self._shape = _Shape(0, 0, 0)
         self._inode = (0, 0)
 
-    def held(self) -> tuple[Held, ...]:
+    def held(self) -> tuple[StoredEntry, ...]:
         """Return the entries with a whole record, newest (generation, step) first."""
         found = {held for held, _ in self._entries()}
         return tuple(sorted(found, key=lambda held: (held.generation, held.step), reverse=True))
@@ -110,7 +110,7 @@ class PrivateReader:
                 found.append(Blob(held.generation, step, held.final, data))
         return max(found, key=lambda blob: blob.generation, default=None)
 
-    def stored(self, generation: int, step: int) -> Held | None:
+    def stored(self, generation: int, step: int) -> StoredEntry | None:
         """Return what stands in the place of `step` if it is of `generation` and of this step or a later one.
 
         Who asks at every step for what is nearly always there pays for one record, and for no system call.
@@ -121,7 +121,7 @@ class PrivateReader:
             found = self._in_place_of(generation, step)
         return found
 
-    def _in_place_of(self, generation: int, step: int) -> Held | None:
+    def _in_place_of(self, generation: int, step: int) -> StoredEntry | None:
         content, shape = self._map, self._shape
         if content is None:
             return None
@@ -137,7 +137,7 @@ class PrivateReader:
             self._map.close()
             self._map = None
 
-    def _entries(self) -> Iterator[tuple[Held, int]]:
+    def _entries(self) -> Iterator[tuple[StoredEntry, int]]:
         """Yield each entry with a whole record and the record's offset in the mapping."""
         self._look_again()
         content, shape = self._map, self._shape
@@ -148,7 +148,7 @@ class PrivateReader:
             if record is not None and record[0].length <= shape.capacity_bytes:
                 yield record[0], offset
 
-    def _bytes(self, held: Held, offset: int) -> bytes | None:
+    def _bytes(self, held: StoredEntry, offset: int) -> bytes | None:
         """Return the blob of `held` at `offset`, None if it is damaged or another by now."""
         assert self._map is not None
         record = _unpack(self._map[offset : offset + RECORD_BYTES])
@@ -332,7 +332,7 @@ def _read_shape(raw: bytes) -> _Shape | None:
     return _Shape(rank, every, capacity) if sound else None
 
 
-def _unpack(raw: bytes) -> tuple[Held, int] | None:
+def _unpack(raw: bytes) -> tuple[StoredEntry, int] | None:
     """Return what a record says and the CRC32 of its blob, None if it is not whole."""
     body = raw[: -_CRC.size]
     if _CRC.unpack(raw[-_CRC.size :])[0] != zlib.crc32(body):
@@ -340,4 +340,4 @@ def _unpack(raw: bytes) -> tuple[Held, int] | None:
     magic, flags, generation, step, length, crc = _RECORD.unpack(body)
     if magic != _RECORD_MAGIC:
         return None
-    return Held(generation, step, bool(flags & _FINAL), length), crc
+    return StoredEntry(generation, step, bool(flags & _FINAL), length), crc

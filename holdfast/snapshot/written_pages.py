@@ -55,7 +55,7 @@ Stretch = tuple[int, int]  # from byte, to byte of a range
 _log = logging.getLogger(__name__)
 
 
-class Watch:
+class WrittenPages:
     """Ranges of this process's memory, watched for writes from the moment that this was made."""
 
     def __init__(self, ranges: Iterable[Range]) -> None:
@@ -118,12 +118,12 @@ class Watch:
         _close(self._files)
 
 
-def watch(ranges: Iterable[Range]) -> Watch | None:
+def watch(ranges: Iterable[Range]) -> WrittenPages | None:
     """Watch these ranges from now on; None where that cannot be, which is logged at debug level."""
     try:
         if _pinned():
             return None
-        return Watch(ranges)
+        return WrittenPages(ranges)
     except OSError as error:
         _log.debug("cannot ask the kernel for written pages: %s", error)
         return None
@@ -134,7 +134,7 @@ def _close(files: list[int]) -> None:
         os.close(files.pop())
 
 
-_living: weakref.WeakSet[Watch] = weakref.WeakSet()
+_living: weakref.WeakSet[WrittenPages] = weakref.WeakSet()
 
 
 def _forked() -> None:

@@ -308,7 +308,7 @@ class Session:
         while True:
             try:
                 order, _ = rank_channel.receive(self._runtime.control, WorkerOrder)
-            except codec.Malformed:
+            except codec.InvalidMessage:
                 continue
             except (rank_channel.Closed, OSError):
                 os._exit(1)

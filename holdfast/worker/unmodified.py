@@ -120,7 +120,7 @@ class UnmodifiedScript:
         while True:
             try:
                 order, _ = rank_channel.receive(self._mine.control, WorkerOrder)
-            except codec.Malformed:
+            except codec.InvalidMessage:
                 continue
             except (rank_channel.Closed, OSError):
                 os._exit(1)

@@ -27,20 +27,20 @@ KNOWN = 8  # steps after which it is known how long the script usually works bef
 
 
 @dataclass(frozen=True, slots=True)
-class UncommittedWork:
+class ObservedWork:
     """Work before a commit that was seen at several moments at which the process could do it."""
 
     since_ns: int = 0
     until_ns: int = 0
     worked_s: float = 0.0
 
-    def later(self, since_ns: int, now_ns: int, is_able: bool) -> UncommittedWork:
+    def later(self, since_ns: int, now_ns: int, is_able: bool) -> ObservedWork:
         """Return what is known at `now_ns` of the work that began at `since_ns`."""
-        before = self if since_ns == self.since_ns else UncommittedWork(since_ns, since_ns)
+        before = self if since_ns == self.since_ns else ObservedWork(since_ns, since_ns)
         if now_ns <= before.until_ns:
             return before
         more_s = min((now_ns - before.until_ns) / 1e9, MOST_BETWEEN_S) if is_able else 0.0
-        return UncommittedWork(since_ns, now_ns, before.worked_s + more_s)
+        return ObservedWork(since_ns, now_ns, before.worked_s + more_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class MonitoredRank:
     begun_ns: int = 0
     lateness_s: float = 0.0
     last: pages.Progress | None = None
-    early: UncommittedWork = field(default_factory=lambda: UncommittedWork())
+    early: ObservedWork = field(default_factory=lambda: ObservedWork())
     stopped: StoppedTime = field(default_factory=StoppedTime)
 
 

@@ -115,7 +115,7 @@ class MemberServer:
     def _read(self, data: str) -> MemberReport | None:
         try:
             report = codec.decode(MemberReport, data)
-        except codec.Malformed as error:
+        except codec.InvalidMessage as error:
             self._refuse(str(error))
             return None
         if report.protocol != PROTOCOL:

@@ -16,7 +16,7 @@ from typing import Any
 
 from holdfast.fileio.storage_thread import FileWork
 from supervisor.display.log_tail import LogTails
-from supervisor.store.json_file import Follower
+from supervisor.store.json_file import JsonFileReader
 from supervisor.store.run_directory import RunDir
 
 SOON_S = 0.05  # a look takes a millisecond or two: so long it is waited for
@@ -67,7 +67,7 @@ class RunFollower:
         self.status: Mapping[str, Any] = {}  # the newest
         self._run = run
         self._files = FileWork("run directory")
-        self._follower = Follower(run.path / "status.json")
+        self._follower = JsonFileReader(run.path / "status.json")
         self._tails = LogTails(run.logs, skip=True)
         self._warned = WarningFilter()
         self._looking: Future[_Reading] | None = None

@@ -20,7 +20,7 @@ from holdfast.protocol.launcher_messages import RankInspection, RankState
 from holdfast.protocol.member_messages import RankStall
 from supervisor.hangs import awaited_ranks, deadlock, evidence, hung_rank, observation
 from supervisor.view import faults, reports
-from supervisor.view.model import Fault, LateRank, PastFault, Policy, RestingRank, UnwindingException, View
+from supervisor.view.model import Fault, LateRank, PastFault, PendingException, Policy, RestingRank, View
 
 _S = 1_000_000_000
 BUSY_FACTOR = 3  # of the limit: for one that computes, though it is seen to get nowhere
@@ -103,7 +103,7 @@ def judge(view: View, policy: Policy) -> StallVerdict | None:
     return _standstill(view, policy)
 
 
-def _hints(view: View, policy: Policy) -> list[UnwindingException]:
+def _hints(view: View, policy: Policy) -> list[PendingException]:
     """Return the exceptions that are perhaps on their way out, and have not had their time for it."""
     until_ns = view.now_ns - int((policy.unwind_s + HINT_S) * _S)
     return [each for each in view.watch.hints if each.since_ns > until_ns]

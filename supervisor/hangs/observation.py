@@ -12,7 +12,7 @@ from holdfast.protocol.launcher_messages import RankInspection
 from holdfast.protocol.member_messages import RankStall
 from supervisor.hangs import deadlock, evidence
 from supervisor.view import reports
-from supervisor.view.model import LateRank, LearnedStall, MemberView, StallWatch, UnwindingException, View
+from supervisor.view.model import LateRank, LearnedStall, MemberView, PendingException, StallWatch, View
 
 ENDED = frozenset({"idle", "done"})  # no step is asked for
 IN_LOOP = frozenset({"joining", "restoring", "data", "forward", "backward", "optimizer", "tail"})
@@ -51,16 +51,16 @@ def update(watch: StallWatch, view: View) -> StallWatch:
     return replace(watch, ranks=ranks, rests=deadlock.update_resting(watch.rests, view) if ranks else ())
 
 
-def _hints(watch: StallWatch, view: View) -> tuple[UnwindingException, ...]:
+def _hints(watch: StallWatch, view: View) -> tuple[PendingException, ...]:
     """Return the exceptions that are perhaps on their way out, and since when the supervisor knows."""
     known = {(each.rank, each.failed_ns): each for each in watch.hints}
-    found: list[UnwindingException] = []
+    found: list[PendingException] = []
     for report in reports.reports(view):
         assert report.launcher is not None
         for rank in report.launcher.ranks:
             if rank.ending is not None and reports.is_unwinding(report, rank):
                 key = (rank.rank, rank.ending.failed_ns)
-                found.append(known.get(key) or UnwindingException(*key, view.now_ns))
+                found.append(known.get(key) or PendingException(*key, view.now_ns))
     return tuple(found)
 
 

@@ -215,7 +215,7 @@ class ForkServerClient:
         assert self._line is not None
         try:
             ready = rank_channel.receive(self._line, WorkerMessage)[0].what == "ready"
-        except (rank_channel.Closed, codec.Malformed):
+        except (rank_channel.Closed, codec.InvalidMessage):
             ready = False
         if ready:
             self._settle()
@@ -248,6 +248,6 @@ def _forked(
             with theirs:
                 rank_channel.send(line, order, (theirs.fileno(), out.fileno(), *descriptors))
             born, _ = rank_channel.receive(ours, WorkerMessage)
-        except (TimeoutError, codec.Malformed):  # it hangs, or the command is of 100 KB
+        except (TimeoutError, codec.InvalidMessage):  # it hangs, or the command is of 100 KB
             raise rank_channel.Closed from None
     return AdoptedProcess(born.pid)

@@ -53,7 +53,7 @@ def _created(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE)
 
 
-class Follower:
+class JsonFileReader:
     """Reads a file that is replaced now and then, again only when it has been."""
 
     def __init__(self, path: Path) -> None:

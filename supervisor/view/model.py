@@ -321,7 +321,7 @@ class RestingRank:
 
 
 @dataclass(frozen=True, slots=True)
-class UnwindingException:
+class PendingException:
     """An exception that is perhaps on its way out of a rank."""
 
     rank: int
@@ -336,7 +336,7 @@ class StallWatch:
     generation: int = 0
     ranks: tuple[LateRank, ...] = ()  # those that are late
     passed: tuple[LearnedStall, ...] = ()  # of the last stall that ended by itself, in this generation
-    hints: tuple[UnwindingException, ...] = ()  # those that stand
+    hints: tuple[PendingException, ...] = ()  # those that stand
     rests: tuple[RestingRank, ...] = ()  # ranks that are at rest, late or not, while any is late
     untold_ns: int = 0  # since when a member has not said what its ranks do; 0 when all have
 

@@ -19,7 +19,7 @@ import holdfast
 from trainer import digest
 from trainer.gpt import corpus
 from trainer.gpt.model import GPT, loss_of, weight_groups
-from trainer.gpt.options import Options, make_parser, read
+from trainer.gpt.options import GptOptions, make_parser, read
 from trainer.group import leave, settle
 from trainer.log import Log
 from trainer.options import BadValue
@@ -47,7 +47,7 @@ def main() -> None:
     leave()
 
 
-def build(options: Options) -> tuple[GPT, AdamW, LambdaLR]:
+def build(options: GptOptions) -> tuple[GPT, AdamW, LambdaLR]:
     """Return the model, its optimizer, and the schedule of learning rates. None of them on a GPU yet."""
     model = GPT(
         layers=options.layers,
@@ -61,7 +61,9 @@ def build(options: Options) -> tuple[GPT, AdamW, LambdaLR]:
     return model, optimizer, LambdaLR(optimizer, warmup_cosine(options.warmup, options.steps))
 
 
-def train(options: Options, text: corpus.Corpus, model: GPT, optimizer: AdamW, scheduler: LambdaLR) -> None:
+def train(
+    options: GptOptions, text: corpus.Corpus, model: GPT, optimizer: AdamW, scheduler: LambdaLR
+) -> None:
     first = text.train[: options.batch]
     rehearse(model, lambda copied: loss_on(copied, first, holdfast.device(), options.bf16))
     session = holdfast.join()
@@ -120,7 +122,7 @@ def loss_on(model: nn.Module, text: Tensor, device: torch.device, bf16: bool | N
 
 
 @torch.no_grad()
-def validate(model: GPT, text: Tensor, options: Options, device: torch.device) -> float:
+def validate(model: GPT, text: Tensor, options: GptOptions, device: torch.device) -> float:
     """Return the mean loss on `--val-batches` batches from all over `text`. A collective.
 
     Draws no random number and changes no state: what is trained later does not depend on it.

@@ -15,7 +15,7 @@ TINY: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class GptOptions:
     layers: int
     heads: int
     width: int
@@ -59,9 +59,9 @@ def make_parser() -> Parser:
     return parser
 
 
-def read(parser: Parser, argv: list[str]) -> Options:
+def read(parser: Parser, argv: list[str]) -> GptOptions:
     """Return the checked options; exit with code 2 and one line if they are no good."""
-    options = Options(**vars(parser.read(argv)))
+    options = GptOptions(**vars(parser.read(argv)))
     if options.width % options.heads:
         parser.error(f"--heads: {options.heads} does not divide --width {options.width}")
     return options

@@ -27,7 +27,7 @@ from trainer.sampler import Sampler
 from trainer.schedule import warmup_cosine
 from trainer.vision.images import CLASSES, Images, digits, fake, shifted, split
 from trainer.vision.model import ResNet
-from trainer.vision.options import Options, make_parser, read
+from trainer.vision.options import VisionOptions, make_parser, read
 
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-4
@@ -58,7 +58,7 @@ def main() -> None:
     leave()
 
 
-def train(options: Options, images: Images, model: ResNet, optimizer: torch.optim.Optimizer) -> None:
+def train(options: VisionOptions, images: Images, model: ResNet, optimizer: torch.optim.Optimizer) -> None:
     learned, validated = split(images)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_cosine(options.warmup, options.steps))
     flops = model.flops_per_image(images.pixels[0])
@@ -121,7 +121,9 @@ def loss_on(
 
 
 @torch.no_grad()
-def validate(model: ResNet, images: Images, options: Options, device: torch.device) -> tuple[float, float]:
+def validate(
+    model: ResNet, images: Images, options: VisionOptions, device: torch.device
+) -> tuple[float, float]:
     """Return the mean loss and the share that is right; each rank takes its part. A collective.
 
     Draws no random number and changes no state: what is trained later does not depend on it.

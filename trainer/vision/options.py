@@ -13,7 +13,7 @@ TINY: dict[str, Any] = {"blocks": 1, "width": 4, "batch": 8, "images": 256, "ima
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class VisionOptions:
     blocks: int  # residual blocks in each of three stages
     width: int  # channels in the first stage
     dropout: float
@@ -49,7 +49,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def read(parser: Parser, argv: list[str]) -> Options:
+def read(parser: Parser, argv: list[str]) -> VisionOptions:
     """Return the checked options; exit with code 2 and one line if they are no good."""
     found: argparse.Namespace = parser.read(argv)
-    return Options(**vars(found))
+    return VisionOptions(**vars(found))

@@ -37,7 +37,7 @@ class _SlotContent:
     record: Record
     header: bytes
     looks: dict[str, _Fingerprint]
-    watch: written_pages.Watch | None  # which had begun before the slot was filled
+    watch: written_pages.WrittenPages | None  # which had begun before the slot was filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class FrozenTensors:
     _of: Tensors | None = None
     _candidates: list[int] = field(default_factory=list)  # places in `_of`
     _distrusted: bool = False
-    _watch: written_pages.Watch | None = None
+    _watch: written_pages.WrittenPages | None = None
     _asked: bool = False  # for a watch of `_of`: once
 
     def left_out(self, tensors: Tensors, before: Record | None, header: bytes) -> SkippedTensors:
@@ -100,7 +100,7 @@ class FrozenTensors:
         self._hold(tensors, record, header, None)  # a watch that begins now has not seen them being filled
 
     def _hold(
-        self, tensors: Tensors, record: Record, header: bytes, watch: written_pages.Watch | None
+        self, tensors: Tensors, record: Record, header: bytes, watch: written_pages.WrittenPages | None
     ) -> None:
         if not self._distrusted and self._candidates and self._of is tensors:
             self._slots[record.slot] = _SlotContent(record, header, self._known, watch)
@@ -134,7 +134,7 @@ class FrozenTensors:
         self.coming = 1.0 - (frozen - compared) / total
         return found
 
-    def _watch_anew(self, watch: written_pages.Watch | None) -> None:
+    def _watch_anew(self, watch: written_pages.WrittenPages | None) -> None:
         if self._watch is not None:
             self._watch.close()
         self._watch = watch

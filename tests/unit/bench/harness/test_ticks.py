@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness.ticks import VARIABLE, Follower, Tick, Ticker, newest, redone, regained, step_times_s
+from bench.harness.ticks import VARIABLE, Tick, Ticker, TickFile, newest, redone, regained, step_times_s
 
 
 def tick(at: int, step: int, rank: int, generation: int = 0, pid: int = 0) -> Tick:
@@ -23,7 +23,7 @@ def test_what_a_rank_writes_down_is_read_with_its_rank_and_generation(
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
     Ticker().tick(7)
-    [found] = Follower(path).follow()
+    [found] = TickFile(path).follow()
     assert (found.step, found.pid, found.generation, found.rank) == (7, os.getpid(), 2, 3)
     assert found.at_ns > 0
 
@@ -40,7 +40,7 @@ def test_a_record_that_is_not_whole_yet_is_read_when_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "ticks"
-    follower = Follower(path)
+    follower = TickFile(path)
     assert follower.follow() == []
     monkeypatch.setenv(VARIABLE, str(path))
     Ticker().tick(1)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bench.harness.watch import Reading
+from bench.harness.watch import ProcessReading
 from bench.soak.growth import growths
 
 MB = 1_000_000
@@ -12,8 +12,8 @@ MB = 1_000_000
 
 def series(
     rss: Callable[[int], float], files: Callable[[int], int] = lambda _: 10, key: str = "1", count: int = 40
-) -> list[Reading]:
-    return [Reading("sidecar", key, 100 * at, int(rss(at)), files(at)) for at in range(count)]
+) -> list[ProcessReading]:
+    return [ProcessReading("sidecar", key, 100 * at, int(rss(at)), files(at)) for at in range(count)]
 
 
 def test_what_stays_as_it_is_does_not_grow() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bench.soak import report
-from bench.soak.faults import Fault
+from bench.soak.faults import InjectedFault
 from bench.soak.growth import Growth
 
 
@@ -13,9 +13,11 @@ def incident(lost: int = 0) -> dict[str, Any]:
     return {"kind": "crash", "rank": 1, "detected_s": 0.01, "recovered_s": 0.2, "lost_steps": lost}
 
 
-def fault(kind: str = "kill", outcome: str = "recovered", **more: Any) -> Fault:
+def fault(kind: str = "kill", outcome: str = "recovered", **more: Any) -> InjectedFault:
     incidents = [] if outcome == "costless" else [incident()]
-    return Fault(kind, 1, 100, 1.5, outcome=outcome, **{"named": True, "incidents": incidents, **more})
+    return InjectedFault(
+        kind, 1, 100, 1.5, outcome=outcome, **{"named": True, "incidents": incidents, **more}
+    )
 
 
 def growth(what: str, more: float, readings: int = 40) -> Growth:
@@ -25,7 +27,9 @@ def growth(what: str, more: float, readings: int = 40) -> Growth:
 FOUND = {"exit_code": 0, "left_behind": [], "digests": {"0": "a"}, "reference": {"0": "a"}, "status": {}}
 
 
-def missed(found: dict[str, Any], done: list[Fault], *grown: Growth, quiet: bool = False) -> list[str]:
+def missed(
+    found: dict[str, Any], done: list[InjectedFault], *grown: Growth, quiet: bool = False
+) -> list[str]:
     judged = report.verdicts(found, done, grown, quiet=quiet)
     return [each.target for each in judged if each.met is False]
 
@@ -48,7 +52,7 @@ def test_a_good_soak_meets_everything() -> None:
         (FOUND, [fault("supervisor", named=None)], "no incident for a sidecar or supervisor"),
     ],
 )
-def test_each_target_can_be_missed(found: dict[str, Any], done: list[Fault], target: str) -> None:
+def test_each_target_can_be_missed(found: dict[str, Any], done: list[InjectedFault], target: str) -> None:
     assert missed(found, done) == [target]
 
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.fileio.bulk_copy import FileBatch
-from holdfast.fileio.checksum import CHUNK_BYTES, Running, checksum, chunk_crcs, combine, file_crcs
+from holdfast.fileio.checksum import CHUNK_BYTES, RunningChecksum, checksum, chunk_crcs, combine, file_crcs
 
 
 @given(st.lists(st.binary(max_size=40), max_size=12), st.integers(1, 30))
 def test_pieces_of_any_size_give_the_checksums_of_the_whole(pieces: list[bytes], chunk_bytes: int) -> None:
-    running = Running(chunk_bytes)
+    running = RunningChecksum(chunk_bytes)
     for piece in pieces:
         running.update(piece)
     whole = b"".join(pieces)

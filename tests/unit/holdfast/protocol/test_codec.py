@@ -86,7 +86,7 @@ def test_any_json_is_a_message_or_malformed_and_nothing_else(value: Any) -> None
     for kind in (MemberReport, MemberOrder, LauncherState, BadNumber, rank_channel.WorkerMessage):
         try:
             found = codec.decode(kind, json.dumps(value))
-        except codec.Malformed:
+        except codec.InvalidMessage:
             continue
         assert isinstance(found, kind)
 
@@ -109,7 +109,7 @@ def test_a_field_of_another_type_is_refused_by_name(case: tuple[type[Any], Any])
     kind, found = case
     try:
         message = codec.from_json(kind, found)
-    except codec.Malformed as error:
+    except codec.InvalidMessage as error:
         refused = str(error)
     else:
         hints = typing.get_type_hints(kind)
@@ -152,20 +152,20 @@ FLAG = '{"kind":"nan","step":%s,"loss":"nan","position":0,"at_ns":0}'
     ],
 )
 def test_what_is_wrong_is_named(kind: type[Any], line: str | bytes, why: str) -> None:
-    with pytest.raises(codec.Malformed) as caught:
+    with pytest.raises(codec.InvalidMessage) as caught:
         codec.decode(kind, line)
     assert str(caught.value).startswith(why)
     assert len(str(caught.value)) < 300
 
 
 def test_what_is_too_large_is_refused_before_it_is_read() -> None:
-    with pytest.raises(codec.Malformed, match="at most 4194304"):
+    with pytest.raises(codec.InvalidMessage, match="at most 4194304"):
         codec.decode(BadNumber, b" " * (codec.MAX_MESSAGE_BYTES + 1))
     long = json.dumps({"url": "x" * (codec.MAX_TEXT + 1)})
-    with pytest.raises(codec.Malformed, match=r"Source\.url: a text of 1048577 characters"):
+    with pytest.raises(codec.InvalidMessage, match=r"Source\.url: a text of 1048577 characters"):
         codec.decode(StateSource, long)
     many = json.dumps({"do": "run", "generation": 1, "ranks": [0] * (codec.MAX_ITEMS + 1)})
-    with pytest.raises(codec.Malformed, match="not a list of at most 16384"):
+    with pytest.raises(codec.InvalidMessage, match="not a list of at most 16384"):
         codec.decode(MemberOrder, many)
 
 
@@ -183,7 +183,7 @@ def test_a_class_that_refuses_its_values_makes_them_malformed() -> None:
             if self.size < 0:
                 raise ValueError(f"size: {self.size} is below 0")
 
-    with pytest.raises(codec.Malformed, match="Picky: size: -1 is below 0"):
+    with pytest.raises(codec.InvalidMessage, match="Picky: size: -1 is below 0"):
         codec.decode(Picky, '{"size":-1}')
 
 

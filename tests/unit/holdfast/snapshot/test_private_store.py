@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.snapshot.private_store import FEW_BYTES, Blob, Held, PrivateReader, PrivateStore
+from holdfast.snapshot.private_store import FEW_BYTES, Blob, PrivateReader, PrivateStore, StoredEntry
 from tests.samples.privates import put, state, steps_of
 from tests.sandbox import in_child, limit_file_size
 
@@ -19,7 +19,7 @@ def test_what_was_put_is_held_and_comes_back_to_any_process(memory: Path) -> Non
     store.put(1, 6, b"six", final=False)
 
     for reader in (store, PrivateReader(memory / "rank-0"), PrivateStore(memory / "rank-0", 0)):
-        assert reader.held() == (Held(1, 6, False, 3), Held(1, 5, True, 4))
+        assert reader.held() == (StoredEntry(1, 6, False, 3), StoredEntry(1, 5, True, 4))
         assert reader.get(5) == Blob(1, 5, True, b"five")
         assert reader.get(6, 1) == Blob(1, 6, False, b"six")
         assert reader.get(6, 2) is None
@@ -57,7 +57,7 @@ def test_the_highest_generation_of_a_step_wins(memory: Path) -> None:
     store.put(2, 4, b"second")
 
     assert store.get(4) == Blob(2, 4, True, b"second")
-    assert store.held()[0] == Held(2, 4, True, 6)
+    assert store.held()[0] == StoredEntry(2, 4, True, 6)
 
 
 def test_an_empty_state_is_a_state(memory: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_state_beyond_the_capacity_makes_a_bigger_store_with_all_that_was_held
     store.put(1, 100, state(100, 5000))
 
     assert store.capacity_bytes >= 5000
-    assert set(before) - set(reader.held()) <= {Held(1, step, True, 300) for step in (60, 84)}
+    assert set(before) - set(reader.held()) <= {StoredEntry(1, step, True, 300) for step in (60, 84)}
     found = reader.get(100)
     assert found is not None
     assert found.data == state(100, 5000)
@@ -152,7 +152,7 @@ def test_no_room_to_grow_is_an_error_and_everything_stays(memory: Path) -> None:
 
     assert in_child(child) == 0
     assert [path.name for path in memory.iterdir()] == ["rank-0"]
-    assert set(before) - {Held(1, 4, True, 300)} <= set(PrivateReader(memory / "rank-0").held())
+    assert set(before) - {StoredEntry(1, 4, True, 300)} <= set(PrivateReader(memory / "rank-0").held())
 
 
 def test_states_that_are_large_take_less_than_ten_times_their_size(memory: Path) -> None:

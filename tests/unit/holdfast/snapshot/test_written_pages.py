@@ -38,7 +38,7 @@ class Memory:
         self.range = ctypes.addressof(ctypes.c_char.from_buffer(self.map)), size
 
 
-def watched(*ranges: written_pages.Range) -> written_pages.Watch:
+def watched(*ranges: written_pages.Range) -> written_pages.WrittenPages:
     found = written_pages.watch(ranges)
     if found is None:
         pytest.skip("this kernel, or a filter of system calls, does not tell of writes")

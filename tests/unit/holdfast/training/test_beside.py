@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import PeerLost
-from holdfast.snapshot.private_store import Held, PrivateStore
+from holdfast.snapshot.private_store import PrivateStore, StoredEntry
 from holdfast.training.protection.private_exchange import LocalPrivateState
 
 GENERATION = 3
@@ -91,7 +91,7 @@ def waits_until_put(store: PrivateStore, side: LocalPrivateState, step: int, blo
     looked, done = threading.Event(), threading.Event()
     seen = side._store.stored
 
-    def stored(generation: int, wanted: int) -> Held | None:
+    def stored(generation: int, wanted: int) -> StoredEntry | None:
         result = seen(generation, wanted)
         looked.set()
         return result

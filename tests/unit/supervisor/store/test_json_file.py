@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.store import json_file
-from supervisor.store.json_file import Follower
+from supervisor.store.json_file import JsonFileReader
 
 
 def test_what_is_replaced_is_read_once_and_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,7 +18,7 @@ def test_what_is_replaced_is_read_once_and_anew(tmp_path: Path, monkeypatch: pyt
         return read(at)
 
     monkeypatch.setattr(json_file, "read", counting)
-    follower = Follower(path)
+    follower = JsonFileReader(path)
     assert follower.read() is None
     for step in (1, 2):
         json_file.replace(path, {"step": step}, sync=False)
