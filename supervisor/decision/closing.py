@@ -260,7 +260,7 @@ def _saving(view: View, policy: Policy) -> Action:
     lost = member is None or members.is_lost(view, member, policy)
     if lost and (another := _another(view)) is not None:
         return another
-    if lost and members.unheard_members(view, policy):
+    if lost and _may_hold_it(view, policy):
         until_ns = view.now_ns + int(members.next_timeout_s(view, policy, policy.member_timeout_s) * _S)
         return Wait(until_ns, f"member {memory.save_member} is lost: waiting for the others to be heard")
     if lost or view.now_ns >= deadline:
@@ -270,6 +270,16 @@ def _saving(view: View, policy: Policy) -> Action:
             return end_without_checkpoint(view, why)
         return _interrupted(f"stopped without its last checkpoint: {why}", memory.cut)
     return Wait(min(deadline, view.now_ns + int(policy.member_timeout_s * _S)), "saving")
+
+
+def _may_hold_it(view: View, policy: Policy) -> bool:
+    """True while a member that does not report now may still report that it holds the state.
+
+    A busy machine can keep the only other holder from reporting for longer than `members.QUIET_S`: without
+    this wait, the loss of the member that saves would cost the last checkpoint at that very moment.
+    """
+    quiet = (each for each in _quiet(view) if each.name != view.memory.save_member)
+    return any(not members.is_lost(view, each, policy) for each in quiet)
 
 
 def _moved_ns(view: View, member: MemberView | None) -> int:

@@ -184,6 +184,20 @@ def test_if_the_member_that_saves_is_lost_another_holder_is_asked() -> None:
     assert ends == missing("member m0 is lost; there is no other")
 
 
+def test_another_holder_that_is_quiet_when_the_member_that_saves_is_lost_is_waited_for() -> None:
+    lost = replace(HELD[0], exists=False)
+    holds = holding("m1", ((1, 9),), tuple((r, 1, 9) for r in (0, 1)))
+    given: dict[str, Any] = {"phase": "saving", "save": 2, "save_member": "m0", "save_step": 9}
+
+    def decided(**quiet: Any) -> Any:
+        return decide(replace(view(lost, replace(holds, **quiet), **given), stored=on_storage()), POLICY)
+
+    assert isinstance(decided(), Save)
+    assert isinstance(decided(silent_s=2.0), Wait), "no report for longer than usual"
+    assert isinstance(decided(silent_s=2.0, connected=False), Wait), "its sidecar is being replaced"
+    assert isinstance(decided(silent_s=POLICY.member_timeout_s), End), "it counts as lost"
+
+
 def test_members_are_waited_for_until_they_are_gone_or_their_time_is_up() -> None:
     stopping = view(*HELD, now_s=14.9, phase="stopping")
     assert isinstance(closing.stopping(stopping, POLICY), Wait)
