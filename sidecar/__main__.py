@@ -13,6 +13,7 @@ from aiohttp import web
 
 from holdfast.process import event_loop, linux, logs
 from holdfast.process.network import SERVER_BACKLOG, Door
+from holdfast.protocol import environment
 from holdfast.snapshot import member_directory
 from sidecar import config
 from sidecar.reconciler import Sidecar
@@ -77,7 +78,7 @@ async def serve(settings: config.Config, told: threading.Event, measured: event_
 def main() -> None:
     logs.setup()
     settings = config.from_environment(os.environ)
-    keeper = int(os.environ["HOLDFAST_PARENT"])
+    keeper = int(os.environ[environment.PARENT])
     told = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: told.set())  # until the loop has it
     try:

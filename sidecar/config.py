@@ -6,6 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.protocol import environment
+from holdfast.snapshot import member_directory
+
+_OPTIONAL = {  # field: its variable
+    "hang_factor": environment.HANG_FACTOR,
+    "hang_floor_s": environment.HANG_FLOOR_S,
+    "first_step_s": environment.FIRST_STEP_S,
+    "pause_s": environment.PAUSE_S,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -27,30 +37,23 @@ class Config:
 
     @property
     def arena(self) -> Path:
-        return self.directory / "arena"
+        return self.directory / member_directory.ARENA
 
     @property
     def token(self) -> str:
         return self.token_file.read_text().strip()
 
 
-def from_environment(environment: Mapping[str, str]) -> Config:
+def from_environment(given: Mapping[str, str]) -> Config:
     """Read HOLDFAST_* as the backend set them. Raises `KeyError` for one that is missing."""
-    optional = {
-        name: float(environment[f"HOLDFAST_{name.upper()}"])
-        for name in ("hang_factor", "hang_floor_s", "first_step_s", "pause_s")
-        if f"HOLDFAST_{name.upper()}" in environment
-    }
+    optional = {name: float(given[variable]) for name, variable in _OPTIONAL.items() if variable in given}
     return Config(
-        member=environment["HOLDFAST_MEMBER"],
-        node=environment["HOLDFAST_NODE"],
-        nproc=int(environment["HOLDFAST_NPROC"]),
-        directory=Path(environment["HOLDFAST_DIRECTORY"]),
-        checkpoints=Path(environment["HOLDFAST_CHECKPOINTS"]),
-        supervisor_url=environment["HOLDFAST_SUPERVISOR"],
-        token_file=Path(environment["HOLDFAST_TOKEN_FILE"]),
-        hang_factor=optional.get("hang_factor", 3.0),
-        hang_floor_s=optional.get("hang_floor_s", 0.6),
-        first_step_s=optional.get("first_step_s", 600.0),
-        pause_s=optional.get("pause_s", 1800.0),
+        member=given[environment.MEMBER],
+        node=given[environment.NODE],
+        nproc=int(given[environment.NPROC]),
+        directory=Path(given[environment.DIRECTORY]),
+        checkpoints=Path(given[environment.CHECKPOINTS]),
+        supervisor_url=given[environment.SUPERVISOR],
+        token_file=Path(given[environment.TOKEN_FILE]),
+        **optional,
     )

@@ -16,11 +16,10 @@ from holdfast.fileio import durable
 from holdfast.protocol import codec
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import KnownHistory, MemberOrder
+from holdfast.snapshot import member_directory
 
 log = logging.getLogger(__name__)
 
-FILE = "obeyed.json"
-TOLD = "told.json"
 _MAX_BYTES = 4096
 _MAX_TOLD_BYTES = 1 << 20
 
@@ -43,8 +42,8 @@ class OrderFence:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self.newest = _read(directory / FILE, OrderVersion, _MAX_BYTES)
-        self.told = _read(directory / TOLD, KnownHistory, _MAX_TOLD_BYTES)
+        self.newest = _read(directory / member_directory.OBEYED, OrderVersion, _MAX_BYTES)
+        self.told = _read(directory / member_directory.TOLD, KnownHistory, _MAX_TOLD_BYTES)
 
     def refusal(self, asked: OrderVersion) -> str:
         """Return why an order of `asked` must not be obeyed, "" when it may."""
@@ -65,7 +64,8 @@ class OrderFence:
         if asked <= self.newest:
             return
         self.newest = asked
-        self._keep(FILE, asked)  # the launcher knows the epoch too, and tells it to the next sidecar
+        # The launcher knows the epoch too, and reports it to the next sidecar.
+        self._keep(member_directory.OBEYED, asked)
 
     def learn(self, order: MemberOrder) -> tuple[Lineage, ...]:
         """Keep what `order` tells of the run's history, and return the lineage that counts.
@@ -79,7 +79,7 @@ class OrderFence:
         told = KnownHistory(order.generation, order.lineage, skip)
         if told != known:
             self.told = told
-            self._keep(TOLD, told)
+            self._keep(member_directory.TOLD, told)
         return order.lineage
 
     def _keep(self, name: str, what: Any) -> None:
@@ -108,7 +108,6 @@ def _read(path: Path, kind: type[_T], most_bytes: int) -> _T:
 # Which drills a member has carried out: none is carried out again by the sidecar that takes over.
 
 
-DRILLS_FILE = "drilled"
 _MAX_DRILLS_BYTES = 32
 
 
@@ -116,7 +115,7 @@ class CompletedDrills:
     """`newest` is the number of the newest one. It lies in the member's own folder, in memory."""
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / DRILLS_FILE
+        self._path = directory / member_directory.DRILLED
         self.newest = _read_drills(self._path)
 
     def take(self, number: int) -> None:

@@ -69,7 +69,7 @@ class Sidecar:
             pause_s=config.pause_s,
         )
         self.pages = ProgressMonitor(config.directory, config.nproc, policy)
-        self.launcher = LauncherClient(config.directory / "launcher.sock", self._changed)
+        self.launcher = LauncherClient(config.directory / member_directory.LAUNCHER_SOCKET, self._changed)
         self.supervisor = SupervisorClient(
             config.supervisor_url, config.token, self.report, self.obey, config.report_s
         )

@@ -17,6 +17,7 @@ from torch import nn
 from holdfast.fileio.safetensors import map_file
 from holdfast.protocol.launcher_messages import Launch, RankStart, SecureAnswer
 from holdfast.protocol.progress_writer import Page
+from holdfast.snapshot import member_directory
 from holdfast.training.session import Session
 from holdfast.training.state import State
 from holdfast.worker.launcher_channel import LauncherChannel
@@ -41,7 +42,7 @@ class Training:
         session = Session(
             replace(LAUNCH, snapshot_every=every), RankStart(0, 0), LauncherChannel(control, folder, 0, 1)
         )
-        session.page = Page.create(folder / "page-0.bin")
+        session.page = Page.create(folder / member_directory.page_name(0))
         session.page.begin(GENERATION, 0, 0, 1, 0)
         torch.manual_seed(3)
         model = nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)]).to(GPU)

@@ -31,6 +31,7 @@ from bench.harness.rounds import take_turns
 from bench.snapshot import copying, report, storing
 from bench.snapshot.report import CHECKPOINT, COPY, EMPTY, PLAIN_WRITE, SNAPSHOT
 from bench.text import all_met, size, summary
+from holdfast.snapshot import member_directory
 
 MEMORY = Path("/dev/shm")
 SPARE = 1.3  # of memory, for the rest of the machine
@@ -58,7 +59,7 @@ def _measure(held: copying.ProtectedObjects, options: argparse.Namespace) -> dic
     ):
         plain = copying.shared(Path(memory), held.nbytes)
         calls = {
-            SNAPSHOT: copying.snapshotter(held, Path(memory) / "arena"),
+            SNAPSHOT: copying.snapshotter(held, Path(memory) / member_directory.ARENA),
             COPY: copying.copier(held, plain),
             EMPTY: copying.snapshotter(
                 copying.make(1, len(held.sources) // copying.TENSORS_PER_PARAMETER), Path(memory) / "tiny"
@@ -67,7 +68,7 @@ def _measure(held: copying.ProtectedObjects, options: argparse.Namespace) -> dic
         }
         copies = take_turns(calls, options.repeats, copying.elsewhere(options.evict))
         say(report.copies_table(held.title, held.nbytes, copies))
-        slot = max((Path(memory) / "arena").glob("*"), key=lambda each: each.stat().st_size)
+        slot = max((Path(memory) / member_directory.ARENA).glob("*"), key=lambda each: each.stat().st_size)
         stores = take_turns(
             {
                 CHECKPOINT: storing.checkpointer(slot, Path(storage)),

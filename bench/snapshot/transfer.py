@@ -35,6 +35,7 @@ from bench.snapshot.transfer_peer import TOKEN, WORLD_SIZE, fill
 from bench.text import Verdict, all_met, seconds, size, size_of, table
 from holdfast.process import event_loop
 from holdfast.protocol.member_messages import StateSource
+from holdfast.snapshot import member_directory
 from sidecar.state.holdings import Holdings
 from sidecar.state.peers import PeerClient
 
@@ -150,8 +151,8 @@ def _fetched(folder: Path, urls: list[str], step: int) -> tuple[float, float]:
 
     A second fetch finds the slot that the first has left, because the snapshot was dropped in between.
     """
-    (folder / "arena").mkdir(parents=True, exist_ok=True)
-    held = Holdings(folder / "arena", folder / "restore")
+    (folder / member_directory.ARENA).mkdir(parents=True, exist_ok=True)
+    held = Holdings(folder / member_directory.ARENA, folder / member_directory.RESTORED)
     for record in held.arena.records():
         held.arena.forget(record)
 

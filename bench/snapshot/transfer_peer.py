@@ -19,6 +19,7 @@ from bench.harness.console import say
 from holdfast.fileio.safetensors import plan
 from holdfast.process import event_loop
 from holdfast.process.network import Door
+from holdfast.snapshot import member_directory
 from holdfast.snapshot.arena import Arena
 from sidecar.state import peers, snapshot_send
 from sidecar.state.holdings import Holdings
@@ -30,7 +31,7 @@ FILLER = os.urandom(1 << 20)
 
 def fill(folder: Path, total: int) -> None:
     """Make a snapshot of about `total` bytes in `folder`."""
-    arena = Arena(folder / "arena")
+    arena = Arena(folder / member_directory.ARENA)
     draft = arena.begin(plan([("w", "U8", (total,))], {}), 1, 1, WORLD_SIZE)
     assert draft is not None
     with draft:
@@ -42,7 +43,7 @@ def fill(folder: Path, total: int) -> None:
 
 
 def main(folder: Path) -> None:
-    path = Arena(folder / "arena").records()[0].path
+    path = Arena(folder / member_directory.ARENA).records()[0].path
     plain = [socket.create_server(("127.0.0.1", 0)), snapshot_send.listener("127.0.0.1")]
     for each in plain:
         threading.Thread(target=_give_plainly, args=(each, path), daemon=True).start()
@@ -59,7 +60,7 @@ def _give_plainly(listener: socket.socket, path: Path) -> None:
 
 
 async def _serve(measured: event_loop.Lag, folder: Path, plain: list[int]) -> None:
-    held = Holdings(folder / "arena", folder / "restore")
+    held = Holdings(folder / member_directory.ARENA, folder / member_directory.RESTORED)
     runner = web.AppRunner(peers.application(held, TOKEN, Door()), access_log=None, handle_signals=False)
     await runner.setup()
     await web.SockSite(runner, snapshot_send.listener("127.0.0.1")).start()

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.inspection import process_stats
+from holdfast.protocol import environment
 
-_MARK = b"HOLDFAST_GENERATION="
+_MARK = f"{environment.GENERATION}=".encode()
 
 
 @dataclass(frozen=True, slots=True)

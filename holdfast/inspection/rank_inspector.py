@@ -20,14 +20,13 @@ from pathlib import Path
 from holdfast.inspection import blocked_ranks, process_stats, python_stacks, thread_waits
 from holdfast.inspection.process_stats import ProcessTree, Sample
 from holdfast.inspection.python_stacks import Thread
-from holdfast.protocol import foreign_text, progress
+from holdfast.protocol import environment, foreign_text, progress
 from holdfast.protocol.launcher_messages import RankInspection
 
 WINDOW_S = 0.15  # enough to tell work from waiting: a process that works uses a core, or reads and writes
 DUMP_S = 3.0  # py-spy needs some 20 ms; a process in uninterruptible sleep may not answer at all
 LOOK_S = 4 * DUMP_S
 AT_ONCE = 8  # processes that are looked at side by side
-PY_SPY = "HOLDFAST_PY_SPY"  # where it is, if not on the PATH
 _WORKS = 0.03  # share of a core; less is the tick of a thread that waits
 # Loops of libraries that wait forever, or for a short time again and again, whatever the script does: their
 # waiting says nothing of it. A thread that runs what a script attaches to a collective is none of them.
@@ -187,7 +186,7 @@ def dump(command: str, pid: int) -> tuple[tuple[Thread, ...], frozenset[int], st
 
 
 def _py_spy() -> str:
-    given = os.environ.get(PY_SPY, "")
+    given = os.environ.get(environment.PY_SPY, "")
     return given if given and Path(given).exists() else shutil.which("py-spy") or ""
 
 

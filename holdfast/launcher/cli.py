@@ -16,6 +16,7 @@ from holdfast.launcher.launcher import Launcher
 from holdfast.launcher.warm_pool import MemberSettings, WarmPool
 from holdfast.launcher.worker_group import WorkerGroup
 from holdfast.process import linux
+from holdfast.protocol import environment
 from holdfast.snapshot import member_directory
 from holdfast.worker import program, script_source
 from holdfast.worker.script_source import ProgramSources
@@ -42,8 +43,8 @@ def serve(
             linux.end_with_parent(options.parent, signal.SIGTERM)
         kept = kept or _load_sources(options)
         directory = Path(options.directory)
-        (directory / "arena").mkdir(parents=True, exist_ok=True)
-        root = parts.import_root(directory / "import")
+        (directory / member_directory.ARENA).mkdir(parents=True, exist_ok=True)
+        root = parts.import_root(directory / member_directory.IMPORT)
     except linux.ParentGone:
         member_directory.leave(Path(options.directory), options.parent)
         return 1
@@ -98,10 +99,10 @@ def _put_on_path(root: Path) -> None:
 def parse_options(argv: list[str]) -> argparse.Namespace:
     given = os.environ.get
     parser = argparse.ArgumentParser("holdfast launch", description=_ABOUT)
-    parser.add_argument("--directory", default=given("HOLDFAST_DIRECTORY", "/run/holdfast"))
-    parser.add_argument("--logs", default=given("HOLDFAST_LOGS", "/run/holdfast/logs"))
-    parser.add_argument("--name", default=given("HOLDFAST_MEMBER", "member"))
-    parser.add_argument("--nproc", type=int, default=int(given("HOLDFAST_NPROC", "1")))
+    parser.add_argument("--directory", default=given(environment.DIRECTORY, "/run/holdfast"))
+    parser.add_argument("--logs", default=given(environment.LOGS, "/run/holdfast/logs"))
+    parser.add_argument("--name", default=given(environment.MEMBER, "member"))
+    parser.add_argument("--nproc", type=int, default=int(given(environment.NPROC, "1")))
     parser.add_argument("--warm", choices=("auto", "park", "spawn", "cold"), default="auto")
     parser.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--kept", type=int, default=-1, help=argparse.SUPPRESS)  # descriptor: see `sources`

@@ -19,6 +19,7 @@ from holdfast.protocol import progress, rank_channel
 from holdfast.protocol.launcher_messages import NO_ROOM, SecureAnswer
 from holdfast.protocol.progress import Progress
 from holdfast.protocol.rank_channel import WorkerOrder
+from holdfast.snapshot import member_directory
 
 STILL_S = 0.5  # a copy that does not grow for so long has stopped
 
@@ -167,7 +168,7 @@ class JustInTimeSnapshot:
 
     def _page(self, seat: Worker) -> mmap.mmap | None:
         try:
-            with (self._directory / f"page-{seat.local_rank}.bin").open("rb") as file:
+            with (self._directory / member_directory.page_name(seat.local_rank)).open("rb") as file:
                 return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         except (OSError, ValueError):
             return None

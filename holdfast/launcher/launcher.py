@@ -32,9 +32,10 @@ from holdfast.launcher.worker_process import Worker, WorkerProcess, live_workers
 from holdfast.process import event_loop, linux, logs, network
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.process.executable import Unstartable
-from holdfast.protocol import progress
+from holdfast.protocol import environment, progress
 from holdfast.protocol.launcher_messages import Ending, LauncherOrder, LauncherState, RankInspection
 from holdfast.protocol.rank_channel import WorkerMessage
+from holdfast.snapshot import member_directory
 from holdfast.worker import nested_scripts
 from holdfast.worker.script_source import SourceChanges
 
@@ -58,7 +59,7 @@ class Launcher:
         self.nest = warm
         self.nest.later = self.after
         self.selector = warm.selector
-        self.sidecar = SidecarServer(directory / "launcher.sock", self.selector, self.obey)
+        self.sidecar = SidecarServer(directory / member_directory.LAUNCHER_SOCKET, self.selector, self.obey)
         self.offer = _listen_tcp()
         self.memory = MemoryGroup()
         self.stopping = False
@@ -181,9 +182,9 @@ class Launcher:
             if self.nest.program.kind == "other" or self.nest.strategy == "cold":
                 if slot.rank == 0:  # it listens on the port itself
                     self._let_go()
-                environment = self.crew.environment(slot)
+                variables = self.crew.environment(slot)
                 try:
-                    process = self.nest.make_cold(slot.local_rank, self.nest.program.argv, environment)
+                    process = self.nest.make_cold(slot.local_rank, self.nest.program.argv, variables)
                 except Unstartable as error:
                     self.crew.unstarted(slot, self._unstarted(error))
                     continue
@@ -238,8 +239,9 @@ class Launcher:
             self.sweep()
 
     def _look(self, order: LauncherOrder) -> None:
+        folder = self.crew.home.directory
         targets = tuple(
-            InspectedRank(seat.rank, process.pid, self.crew.home.directory / f"page-{seat.local_rank}.bin")
+            InspectedRank(seat.rank, process.pid, folder / member_directory.page_name(seat.local_rank))
             for seat, process in live_workers(self.crew.seats)
         )
         generation = self.crew.generation
@@ -424,7 +426,7 @@ _CURRENT_ONLY: Mapping[str, Callable[[Launcher, LauncherOrder], None]] = Mapping
 
 def _listen_tcp() -> socket.socket:
     """Hold a port open for the next rendezvous: it cannot be taken between choice and use."""
-    return network.listen(os.environ.get("HOLDFAST_BIND", "127.0.0.1"))
+    return network.listen(os.environ.get(environment.BIND, "127.0.0.1"))
 
 
 def _began(pids: Iterable[int]) -> dict[int, int]:

@@ -16,7 +16,7 @@ import traceback
 
 from holdfast.launcher import cli
 from holdfast.process import fork_server, linux
-from holdfast.protocol import codec, rank_channel
+from holdfast.protocol import codec, environment, rank_channel
 from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.worker import script_source
 from holdfast.worker import zygote as warm
@@ -27,7 +27,7 @@ BOOT = warm.boot_code("holdfast.launcher.member_template")
 
 def main() -> None:
     """Serve orders for members until the keeper is gone."""
-    given = json.loads(os.environ.pop(warm.SPEC_VARIABLE))
+    given = json.loads(os.environ.pop(environment.WARM))
     program = codec.from_json(Program, given["program"])
     linux.end_with_parent(given["parent"])
     signal.signal(signal.SIGINT, signal.SIG_DFL)

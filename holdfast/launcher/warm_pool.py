@@ -17,7 +17,7 @@ from typing import Any
 from holdfast.launcher.worker_process import WorkerProcess
 from holdfast.process import executable, linux, logs
 from holdfast.process.executable import Unstartable
-from holdfast.protocol import codec, rank_channel
+from holdfast.protocol import codec, environment, rank_channel
 from holdfast.protocol.launcher_messages import Ending
 from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.worker import cold_start, nested_scripts, script_source
@@ -146,8 +146,8 @@ class WarmPool:
             return None
         return self.warm.pop(local_rank)
 
-    def make_cold(self, local_rank: int, argv: tuple[str, ...], environment: dict[str, str]) -> WorkerProcess:
-        """Start `argv` in the rank's environment, and return it running.
+    def make_cold(self, local_rank: int, argv: tuple[str, ...], variables: dict[str, str]) -> WorkerProcess:
+        """Start `argv` with the rank's `variables`, and return it running.
 
         As it stands, but for a script whose file is not as it was: then the one of the run's start.
 
@@ -156,7 +156,7 @@ class WarmPool:
         ours, theirs = rank_channel.pair()
         process = self._process(local_rank, ours)
         mark = nested_scripts.rank_variables(self.home.directory, local_rank)
-        environment = {**environment, **mark, "HOLDFAST_CONTROL": str(theirs.fileno())}
+        variables = {**variables, **mark, environment.CONTROL: str(theirs.fileno())}
         passed = [theirs.fileno()]
         if (
             self.kept is not None
@@ -164,13 +164,13 @@ class WarmPool:
             and script_source.change_of(self.kept.files[0])
         ):
             argv = self.program.entered(cold_start.BOOT_CODE, self.home.import_root)
-            environment[cold_start.SOURCES_VARIABLE] = str(self.kept.descriptor)
+            variables[environment.SOURCES] = str(self.kept.descriptor)
             passed.append(self.kept.descriptor)
         try:
             with theirs, logs.opened(process.log) as log:
                 child = self._started(
                     argv,
-                    env=environment,
+                    env=variables,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -250,7 +250,7 @@ class WarmPool:
             try:
                 return self._started(
                     self.program.entered(warm.BOOT_CODE, self.home.import_root),
-                    env={**os.environ, warm.SPEC_VARIABLE: given},
+                    env={**os.environ, environment.WARM: given},
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=out,

@@ -13,8 +13,7 @@ from holdfast.launcher.just_in_time import JustInTimeSnapshot
 from holdfast.launcher.warm_pool import MemberSettings
 from holdfast.launcher.worker_process import Worker, WorkerProcess, live_workers
 from holdfast.process import gpu_assignment, logs
-from holdfast.protocol import foreign_text, rank_channel
-from holdfast.protocol.environment import rank_environment
+from holdfast.protocol import environment, foreign_text, rank_channel
 from holdfast.protocol.launcher_messages import Ending, Launch, LauncherState, RankStart, RankState
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 
@@ -118,13 +117,13 @@ class WorkerGroup:
         assert self.launch is not None
         order = WorkerOrder("start", self.launch, seat.order, local_rank=seat.local_rank)
         mine = {
-            "HOLDFAST_START": json.dumps(asdict(order)),
-            "HOLDFAST_DIRECTORY": str(self.home.directory),
-            "HOLDFAST_NPROC": str(self.home.nproc),
+            environment.START: json.dumps(asdict(order)),
+            environment.DIRECTORY: str(self.home.directory),
+            environment.NPROC: str(self.home.nproc),
         }
         if seat.order.devices:
             mine[gpu_assignment.VISIBLE] = seat.order.devices
-        return {**os.environ, **rank_environment(self.launch, seat.order), **mine}
+        return {**os.environ, **environment.rank_environment(self.launch, seat.order), **mine}
 
     def hear(self, process: WorkerProcess, said: WorkerMessage) -> None:
         seat = next((s for s in self.seats if s.process is process), None)

@@ -15,21 +15,23 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-VARIABLE = "HOLDFAST_DEVICES"  # all that are dealt out, as CUDA_VISIBLE_DEVICES names them
+from holdfast.protocol import environment
+
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Torch's first look for GPUs is a call to CUDA, unless it is told to ask NVML.
 WITHOUT_CUDA = ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+TURN_PREFIX = "device-"  # of the files in which processes sign for a device
 TURN_S = 30.0  # for a process that was killed to be gone: the driver frees what it held
 _OPEN_BY_CUDA = "nvidia-uvm"  # which NVML does not open
 
 
-def share(environment: Mapping[str, str], rank: int, local_rank: int, nproc: int) -> str:
+def share(given: Mapping[str, str], rank: int, local_rank: int, nproc: int) -> str:
     """Return what CUDA_VISIBLE_DEVICES is for `rank`'s member; "" where none are dealt, or too few.
 
     The member with ranks 0 to `nproc` - 1 has the first ones, and so on. Each of its ranks sees all of them,
     and uses the one of its number on the member, as with torchrun.
     """
-    words = environment.get(VARIABLE, "").split(",")
+    words = given.get(environment.DEVICES, "").split(",")
     first = rank - local_rank
     mine = words[first : first + nproc]
     return ",".join(mine) if len(mine) == nproc and all(mine) else ""
@@ -55,7 +57,7 @@ def take(visible: str, local_rank: int, turns: Path) -> bool:
     """
     os.environ[VISIBLE] = visible
     name = visible.split(",")[local_rank].strip().replace("/", "_")
-    with open(turns / f"device-{name}", "a+b") as file:
+    with open(turns / f"{TURN_PREFIX}{name}", "a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # held by another successor of the same process, at most
         file.seek(0)
         ended = _ended(file.read(64), TURN_S)

@@ -1,10 +1,194 @@
-"""Torchrun's environment variables, which scripts and libraries read."""
+"""Environment variables by which one process configures the next: `HOLDFAST_*`, and torchrun's for a rank.
+
+Each `HOLDFAST_*` variable is written once, below, and used through its constant everywhere else.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from holdfast.protocol.launcher_messages import Launch, RankStart
 
-RUN_ID = "holdfast"  # a group finds its members by address and port: nobody looks it up
+RUN_ID = "holdfast"  # a group finds its members by address and port: no process looks the id up
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One variable. `for_users`: a script may read it or a user may set it, so the user guide lists it."""
+
+    name: str
+    set_by: str
+    read_by: str
+    meaning: str
+    for_users: bool = False
+
+
+VARIABLES: dict[str, Variable] = {}
+"""All `HOLDFAST_*` variables, by name, in the order of their definition."""
+
+
+def _variable(name: str, *, set_by: str, read_by: str, meaning: str, for_users: bool = False) -> str:
+    assert name not in VARIABLES, name
+    VARIABLES[name] = Variable(name, set_by, read_by, meaning, for_users)
+    return name
+
+
+# For the user and the user's script.
+
+GENERATION = _variable(
+    "HOLDFAST_GENERATION",
+    set_by="the launcher and `holdfast.join`, for a rank and all that it starts",
+    read_by="scripts; the launcher, to tell what earlier generations left running",
+    meaning="the generation of the rank, from 1",
+    for_users=True,
+)
+BELOW = _variable(
+    "HOLDFAST_BELOW",
+    set_by="the launcher, for a rank and all that it starts",
+    read_by="`holdfast.join`, in a process that is not a rank",
+    meaning="the file whose existence says that a process below the rank was refused by `join`",
+    for_users=True,
+)
+PY_SPY = _variable(
+    "HOLDFAST_PY_SPY",
+    set_by="the user, else `holdfast run`: the py-spy beside its interpreter",
+    read_by="the launcher, before it reads the stacks of a rank",
+    meaning="the path of py-spy; without it, py-spy is looked for on the PATH",
+    for_users=True,
+)
+BIND = _variable(
+    "HOLDFAST_BIND",
+    set_by="the user, or what starts the launchers on several machines",
+    read_by="the launcher",
+    meaning="the address on which the port for rank 0's rendezvous is held open; 127.0.0.1 by default",
+    for_users=True,
+)
+
+# For every part of a member.
+
+MEMBER = _variable(
+    "HOLDFAST_MEMBER",
+    set_by="the backend",
+    read_by="the sidecar; the launcher, as the default of --name",
+    meaning="the name of the member",
+)
+NPROC = _variable(
+    "HOLDFAST_NPROC",
+    set_by="the backend for the sidecar; the launcher for a rank without a warm process",
+    read_by="the sidecar; the launcher, as the default of --nproc; `holdfast.join`",
+    meaning="the number of ranks on the member",
+)
+DIRECTORY = _variable(
+    "HOLDFAST_DIRECTORY",
+    set_by="the backend for the sidecar; the launcher for a rank without a warm process",
+    read_by="the sidecar; the launcher, as the default of --directory; `holdfast.join`",
+    meaning="the member's folder in the memory volume, see `holdfast.snapshot.member_directory`",
+)
+PARENT = _variable(
+    "HOLDFAST_PARENT",
+    set_by="`holdfast run`",
+    read_by="the sidecar and the supervisor of a local run",
+    meaning="the pid of `holdfast run`: they end when it has ended",
+)
+
+# For the sidecar.
+
+NODE = _variable(
+    "HOLDFAST_NODE", set_by="the backend", read_by="the sidecar", meaning="the name of the member's node"
+)
+CHECKPOINTS = _variable(
+    "HOLDFAST_CHECKPOINTS",
+    set_by="the backend",
+    read_by="the sidecar",
+    meaning="the folder of the run's checkpoints, on storage",
+)
+SUPERVISOR = _variable(
+    "HOLDFAST_SUPERVISOR", set_by="the backend", read_by="the sidecar", meaning="the URL of the supervisor"
+)
+TOKEN_FILE = _variable(
+    "HOLDFAST_TOKEN_FILE",
+    set_by="the backend",
+    read_by="the sidecar",
+    meaning="the file with the token of the run",
+)
+HANG_FACTOR = _variable(
+    "HOLDFAST_HANG_FACTOR",
+    set_by="the backend, from --hang-factor",
+    read_by="the sidecar",
+    meaning="after how many times its usual duration a step is late",
+)
+HANG_FLOOR_S = _variable(
+    "HOLDFAST_HANG_FLOOR_S",
+    set_by="the backend, from --hang-floor-s",
+    read_by="the sidecar",
+    meaning="the least number of seconds after which a step is late",
+)
+FIRST_STEP_S = _variable(
+    "HOLDFAST_FIRST_STEP_S",
+    set_by="the backend, from --first-step-timeout-s",
+    read_by="the sidecar",
+    meaning="the seconds that a rank has for its first step",
+)
+PAUSE_S = _variable(
+    "HOLDFAST_PAUSE_S",
+    set_by="the backend, from --pause-timeout-s",
+    read_by="the sidecar",
+    meaning="the seconds that a pause may take which a script has declared",
+)
+
+# For the supervisor of a local run.
+
+KEEPER_FD = _variable(
+    "HOLDFAST_KEEPER_FD",
+    set_by="`holdfast run`",
+    read_by="the supervisor",
+    meaning="the descriptor of its socket to `holdfast run`",
+)
+API_FD = _variable(
+    "HOLDFAST_API_FD",
+    set_by="`holdfast run`",
+    read_by="the supervisor",
+    meaning="the descriptor of the API's listening socket",
+)
+
+# For the launcher and the processes that it makes.
+
+LOGS = _variable(
+    "HOLDFAST_LOGS",
+    set_by="what starts `holdfast launch` without --logs",
+    read_by="the launcher",
+    meaning="the folder of the ranks' logs",
+)
+DEVICES = _variable(
+    "HOLDFAST_DEVICES",
+    set_by="`holdfast run`, on a machine with GPUs",
+    read_by="the launcher, for the share of each rank; `holdfast.join`",
+    meaning="all GPUs that are dealt out, as CUDA_VISIBLE_DEVICES names them",
+)
+WARM = _variable(
+    "HOLDFAST_WARM",
+    set_by="the launcher; `holdfast run`, for the fork server of its members",
+    read_by="a zygote, a warm process, the members' fork server",
+    meaning="what it is to import and how it is to serve, as JSON (`holdfast.worker.zygote.zygote_spec`)",
+)
+SOURCES = _variable(
+    "HOLDFAST_SOURCES",
+    set_by="the launcher",
+    read_by="a rank without a warm process whose script has changed since the run began",
+    meaning="the descriptor of the sources that the run keeps",
+)
+START = _variable(
+    "HOLDFAST_START",
+    set_by="the launcher, for a rank without a warm process",
+    read_by="`holdfast.join`, which removes it",
+    meaning="the order to start the rank, as JSON (`WorkerOrder`)",
+)
+CONTROL = _variable(
+    "HOLDFAST_CONTROL",
+    set_by="the launcher, for a rank without a warm process",
+    read_by="`holdfast.join`",
+    meaning="the descriptor of the rank's channel to the launcher",
+)
 
 
 def rank_environment(launch: Launch, rank: RankStart) -> dict[str, str]:
@@ -29,5 +213,5 @@ def rank_environment(launch: Launch, rank: RankStart) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": RUN_ID,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_RESTART_COUNT": str(launch.generation - 1),
-        "HOLDFAST_GENERATION": str(launch.generation),
+        GENERATION: str(launch.generation),
     }

@@ -12,7 +12,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
@@ -485,14 +485,14 @@ def map_writable(path: Path) -> mmap.mmap:
     return memory
 
 
-def void_steps(directory: Path, nproc: int, generation: int) -> frozenset[int]:
-    """Return the steps of `generation` whose state a rank of this member changed after their commit.
+def void_steps(pages: Iterable[Path], generation: int) -> frozenset[int]:
+    """Return the steps of `generation` whose state a rank of `pages` changed after their commit.
 
-    Of the pages `page-0.bin` to `page-{nproc - 1}.bin`; one that is missing or damaged says nothing.
+    A page that is missing or damaged counts for no step.
     """
     found: set[int] = set()
-    for local_rank in range(nproc):
-        with suppress(OSError, ValueError), open(directory / f"page-{local_rank}.bin", "rb") as file:
+    for path in pages:
+        with suppress(OSError, ValueError), open(path, "rb") as file:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
                 said = layout.read_torn_ok(memory)  # its rank may have died inside a write
             if said is not None and said.generation == generation:

@@ -13,6 +13,8 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
+from holdfast.snapshot import member_directory
+
 PAGE_BYTES = 4096
 SLOTS = 2
 RECORD_BYTES = 128
@@ -48,8 +50,9 @@ class RecordPage:
 
     def __init__(self, directory: Path) -> None:
         """Map the page, creating it if missing. Raises OSError, also when there is no room."""
-        self._paths = tuple(directory / f"slot-{slot}.safetensors" for slot in range(SLOTS))
-        descriptor = os.open(directory / "records", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._paths = tuple(directory / member_directory.slot_name(slot) for slot in range(SLOTS))
+        path = directory / member_directory.RECORDS
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, PAGE_BYTES)
             self._page = mmap.mmap(descriptor, PAGE_BYTES)

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import BadInput, Fenced
 from holdfast.process import gpu_assignment
-from holdfast.protocol import codec, progress_writer, rank_channel
-from holdfast.protocol.environment import rank_environment
+from holdfast.protocol import codec, environment, progress_writer, rank_channel
 from holdfast.protocol.launcher_messages import BadNumber, Launch, RankStart, SecureAnswer, StartTimes
 from holdfast.protocol.progress import Phase
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
@@ -242,7 +241,7 @@ class Session:
         import torch
 
         if self._runtime is not None:
-            os.environ.update(rank_environment(self._launch, self._order))
+            os.environ.update(environment.rank_environment(self._launch, self._order))
             self._open_page(self._runtime)
             self._lookout().start()
             if self._runtime.on_join is not None:
@@ -276,8 +275,8 @@ class Session:
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         limit = timedelta(seconds=self._launch.patience_s)
         if self._runtime is None:
-            environment = "MASTER_ADDR" in os.environ and self.world_size > 1
-            if environment:
+            has_address = "MASTER_ADDR" in os.environ and self.world_size > 1
+            if has_address:
                 dist.init_process_group(backend)
             else:
                 dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
@@ -413,10 +412,10 @@ def _park(mine: launcher_channel.LauncherChannel) -> None:
 
 def _has_used_gpu() -> bool:
     """Say whether this process sees GPUs that it was not told to: it has looked before it could know."""
-    return gpu_assignment.VARIABLE in os.environ and gpu_assignment.uses_cuda()
+    return environment.DEVICES in os.environ and gpu_assignment.uses_cuda()
 
 
-_LAUNCHERS = {"HOLDFAST_CONTROL", "HOLDFAST_DIRECTORY", "HOLDFAST_NPROC"}
+_LAUNCHERS = {environment.CONTROL, environment.DIRECTORY, environment.NPROC}
 
 
 def _place_without_launcher() -> tuple[Launch, RankStart]:
@@ -432,14 +431,14 @@ def _from_environment() -> launcher_channel.LauncherChannel | None:
     """Find a launcher that started us without a warm process (`--warm cold`, a shell in between)."""
     from holdfast.worker import script
 
-    given = os.environ.pop("HOLDFAST_START", "")
+    given = os.environ.pop(environment.START, "")
     if not given:
         return None
     if not os.environ.keys() >= _LAUNCHERS:  # left over in somebody's shell: no launcher started us
         return None
-    control = _inherited_control(os.environ["HOLDFAST_CONTROL"])
+    control = _inherited_control(os.environ[environment.CONTROL])
     order = codec.from_json(WorkerOrder, json.loads(given))
-    directory, nproc = Path(os.environ["HOLDFAST_DIRECTORY"]), int(os.environ["HOLDFAST_NPROC"])
+    directory, nproc = Path(os.environ[environment.DIRECTORY]), int(os.environ[environment.NPROC])
     mine = launcher_channel.LauncherChannel(control, directory, order.local_rank, nproc, start=order)
     launcher_channel.set_current(mine)
     mine.say(WorkerMessage("born", os.getpid()))

@@ -13,6 +13,7 @@ from pathlib import Path
 from holdfast.process import gpu_assignment, linux
 from holdfast.protocol import rank_channel
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
+from holdfast.snapshot import member_directory
 
 
 @dataclass(slots=True)
@@ -73,11 +74,11 @@ class LauncherChannel:
 
     @property
     def page_path(self) -> Path:
-        return self.directory / f"page-{self.local_rank}.bin"
+        return self.directory / member_directory.page_name(self.local_rank)
 
     @property
     def arena_path(self) -> Path:
-        return self.directory / "arena"
+        return self.directory / member_directory.ARENA
 
 
 current_channel: LauncherChannel | None = None

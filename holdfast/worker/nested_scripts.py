@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from holdfast.errors import BadInput
-
-VARIABLE = "HOLDFAST_BELOW"  # of a rank and all below it: the file that says that one of those would join
+from holdfast.protocol import environment
+from holdfast.snapshot import member_directory
 
 LAUNCHED_INDIRECTLY = (
     "torchrun, accelerate launch, or a script that starts other processes or itself again (os.exec,"
@@ -25,19 +25,19 @@ REFUSED_BELOW = f"a process below the rank was refused by join(): {LAUNCHED_INDI
 
 def rank_variables(directory: Path, local_rank: int) -> dict[str, str]:
     """Return what the environment of a rank has more than the launcher's, in the member's `directory`."""
-    return {VARIABLE: str(_file(directory, local_rank))}
+    return {environment.BELOW: str(_file(directory, local_rank))}
 
 
-def refuse_below_rank(environment: Mapping[str, str]) -> None:
+def refuse_below_rank(given: Mapping[str, str]) -> None:
     """Raise BadInput in a process that a rank has started, and leave word of it; else do nothing.
 
     What is left over in somebody's shell names the folder of a run that is over.
     """
-    given = environment.get(VARIABLE, "")
-    if not given or not Path(given).parent.is_dir():
+    below = given.get(environment.BELOW, "")
+    if not below or not Path(below).parent.is_dir():
         return
     with suppress(OSError):
-        Path(given).touch()
+        Path(below).touch()
     raise BadInput(refusal())
 
 
@@ -57,4 +57,4 @@ def was_refused(directory: Path, local_rank: int) -> bool:
 
 
 def _file(directory: Path, local_rank: int) -> Path:
-    return directory / f"below-{local_rank}"
+    return directory / member_directory.below_name(local_rank)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.process import fork_server, linux
-from holdfast.protocol import codec, rank_channel
+from holdfast.protocol import codec, environment, rank_channel
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.state import random_state
 from holdfast.worker import launcher_channel, nested_scripts, script, script_source
@@ -41,7 +41,6 @@ def boot_code(module: str) -> str:
 
 
 BOOT_CODE = boot_code("holdfast.worker.zygote")
-SPEC_VARIABLE = "HOLDFAST_WARM"  # the variable with the JSON that `spec` gives
 
 
 def zygote_spec(program: Program, **more: Any) -> str:
@@ -51,7 +50,7 @@ def zygote_spec(program: Program, **more: Any) -> str:
 
 def main() -> None:
     """Be a zygote (serve forks until the launcher is gone) or, with `single`, one warm process."""
-    given = json.loads(os.environ.pop(SPEC_VARIABLE))
+    given = json.loads(os.environ.pop(environment.WARM))
     program = codec.from_json(Program, given["program"])
     linux.end_with_parent(given["parent"])
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import threading
 import zlib
 from collections.abc import AsyncIterator
@@ -13,12 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot
+from holdfast.snapshot import member_directory
 from holdfast.snapshot.arena import Arena, Gone
 from holdfast.snapshot.commit_records import Record
 from holdfast.snapshot.private_store import Blob, PrivateReader
 
-_STORE = re.compile(r"(?:private|kept)-(\d{5})\.bin")
-_RESTORED = re.compile(r"(\d{5,})-(\d{8,})-(\d{12,})-[0-9a-f]{8}\.bin")
 _pinning = ThreadPoolExecutor(4, "pin")  # of its own: no storage that hangs may keep a snapshot from a peer
 PIECE_BYTES = 1 << 20  # compared at a time
 NEWEST = 12  # private states listed for each rank: a resume point is one of the last few
@@ -96,9 +94,8 @@ class Holdings:
         The name has the checksum, so a file that was damaged is never believed. One that has these bytes is
         left as it is. Raises OSError; then there is no such file.
         """
-        stem = f"{rank:05d}-{generation:08d}-{step:012d}"
-        path = self._restored / f"{stem}-{zlib.crc32(data):08x}.bin"
-        partial = self._restored / f".{stem}.tmp"
+        path = self._restored / member_directory.restored_name(rank, generation, step, zlib.crc32(data))
+        partial = self._restored / f".{member_directory.restored_stem(rank, generation, step)}.tmp"
         with self._restoring:
             if _has(path, data):
                 return path
@@ -135,7 +132,7 @@ class Holdings:
                 path.unlink(missing_ok=True)
 
     def _as_restored(self, rank: int, generation: int, step: int) -> Blob | None:
-        for path in self._restored.glob(f"{rank:05d}-{generation:08d}-{step:012d}-*.bin"):
+        for path in self._restored.glob(f"{member_directory.restored_stem(rank, generation, step)}-*.bin"):
             with contextlib.suppress(OSError):
                 data = path.read_bytes()
                 if f"{zlib.crc32(data):08x}" == path.stem.rpartition("-")[2]:
@@ -149,7 +146,7 @@ class Holdings:
             files = list(self._restored.iterdir())
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        found = ((path, _RESTORED.fullmatch(path.name)) for path in files)
+        found = ((path, member_directory.RESTORED_STATE.fullmatch(path.name)) for path in files)
         return {path: (int(match[1]), int(match[2]), int(match[3])) for path, match in found if match}
 
     def good(self, record: Record) -> bool:
@@ -169,7 +166,7 @@ class Holdings:
             paths = sorted(self.directory.iterdir())
         except OSError:  # somebody has removed it, and it is not put back yet
             return []
-        found = ((path, _STORE.fullmatch(path.name)) for path in paths)
+        found = ((path, member_directory.PRIVATE_STORE.fullmatch(path.name)) for path in paths)
         return [(int(match[1]), path) for path, match in found if match]
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.protocol.member_messages import MemoryUse
+from holdfast.snapshot import member_directory
+from holdfast.snapshot.member_directory import ARENA, RESTORED
 from holdfast.snapshot.slot_file import BLOCK_BYTES
 
 _MEMINFO = Path("/proc/meminfo")
@@ -23,10 +25,10 @@ def measure(directory: Path, state_bytes: int) -> MemoryUse:
     """
     slots = private = 0
     with suppress(OSError):
-        for path in (*directory.glob("arena/*"), *directory.glob("restore/*")):
+        for path in (*(directory / ARENA).glob("*"), *(directory / RESTORED).glob("*")):
             with suppress(OSError):
                 taken = path.stat().st_blocks * BLOCK_BYTES
-                if path.name.startswith("slot-"):
+                if member_directory.is_slot(path.name):
                     slots += taken
                 else:
                     private += taken

@@ -16,6 +16,7 @@ from holdfast.process import linux
 from holdfast.protocol import member_messages
 from holdfast.protocol import progress as pages
 from holdfast.protocol.progress import Phase
+from holdfast.snapshot import member_directory
 from sidecar.watch.compute_time import ComputeTime
 from sidecar.watch.hang_detector import PAUSES, HangPolicy, StepStats, activity, left_s, since_ns, stalled
 
@@ -89,7 +90,7 @@ class ProgressMonitor:
     """All pages of a member. `poll` is cheap: some 50 microseconds a rank."""
 
     def __init__(self, directory: Path, nproc: int, policy: HangPolicy) -> None:
-        self._paths = [str(directory / f"page-{local_rank}.bin") for local_rank in range(nproc)]
+        self._paths = [str(directory / member_directory.page_name(local_rank)) for local_rank in range(nproc)]
         self._watched = [MonitoredRank() for _ in range(nproc)]
         self.policy = policy
         self.left_s = math.inf  # from the last poll until the next is due: the first rank may have stalled

@@ -19,6 +19,7 @@ from typing import Any
 
 from holdfast.errors import BadInput
 from holdfast.process.clock import seconds_to_next_tick
+from holdfast.protocol import environment
 from holdfast.worker import program as command
 from holdfast.worker import script_source
 from supervisor.cli.commands import RunOptions
@@ -149,15 +150,15 @@ def _plan(
 ) -> RunSpec:
     if options.nproc_per_node * options.members > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
-    os.environ.setdefault("HOLDFAST_PY_SPY", str(Path(sys.executable).with_name("py-spy")))
+    os.environ.setdefault(environment.PY_SPY, str(Path(sys.executable).with_name("py-spy")))
     settings = {
-        "HOLDFAST_CHECKPOINTS": str(run_dir.path / "checkpoints"),
-        "HOLDFAST_SUPERVISOR": f"http://127.0.0.1:{api.getsockname()[1]}",
-        "HOLDFAST_TOKEN_FILE": str(run_dir.path / "token"),
-        "HOLDFAST_HANG_FACTOR": str(options.hang_factor),
-        "HOLDFAST_HANG_FLOOR_S": str(options.hang_floor_s or LATE_FLOOR_S),
-        "HOLDFAST_FIRST_STEP_S": str(options.first_step_timeout_s),
-        "HOLDFAST_PAUSE_S": str(options.pause_timeout_s),
+        environment.CHECKPOINTS: str(run_dir.path / "checkpoints"),
+        environment.SUPERVISOR: f"http://127.0.0.1:{api.getsockname()[1]}",
+        environment.TOKEN_FILE: str(run_dir.path / "token"),
+        environment.HANG_FACTOR: str(options.hang_factor),
+        environment.HANG_FLOOR_S: str(options.hang_floor_s or LATE_FLOOR_S),
+        environment.FIRST_STEP_S: str(options.first_step_timeout_s),
+        environment.PAUSE_S: str(options.pause_timeout_s),
     }
     return RunSpec(
         command=tuple(options.command),

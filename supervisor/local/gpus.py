@@ -8,24 +8,25 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.process import gpu_assignment
+from holdfast.protocol import environment
 
 _NODE = re.compile(r"nvidia\d+")
 _NO_CUDA = re.compile(r"^cuda\b.*=\s*None\s*$", re.MULTILINE)
 
 
 def gpus(
-    environment: Mapping[str, str],
+    given: Mapping[str, str],
     dev: Path = Path("/dev"),
     driver: Path = Path("/proc/driver/nvidia/gpus"),
 ) -> int | None:
-    """Return how many GPUs a process of `environment` would see; None when there are none at all.
+    """Return how many GPUs a process with the environment `given` would see; None when there are none.
 
     Device nodes are counted before the driver's list: a container has nodes for its own GPUs only.
     """
     present = _count(dev, _NODE) or _count(driver, re.compile(r".+"))
     if not present:
         return None
-    chosen = environment.get(gpu_assignment.VISIBLE)
+    chosen = given.get(gpu_assignment.VISIBLE)
     return present if chosen is None else _chosen(chosen, present)
 
 
@@ -47,7 +48,7 @@ def _chosen(text: str, present: int) -> int:
     return len(seen)
 
 
-def dealt_out(environment: Mapping[str, str], present: int | None) -> dict[str, str]:
+def dealt_out(given: Mapping[str, str], present: int | None) -> dict[str, str]:
     """Return the variables that let launchers deal out the machine's devices to their ranks.
 
     A member has the devices of the ranks that it is given: a standby none until it takes a lost member's
@@ -55,10 +56,10 @@ def dealt_out(environment: Mapping[str, str], present: int | None) -> dict[str, 
     """
     if not present:
         return {}
-    chosen = environment.get(gpu_assignment.VISIBLE)
+    chosen = given.get(gpu_assignment.VISIBLE)
     words = [str(n) for n in range(present)] if chosen is None else chosen.split(",")[:present]
     checked, how = gpu_assignment.WITHOUT_CUDA
-    return {gpu_assignment.VARIABLE: ",".join(word.strip() for word in words), checked: how}
+    return {environment.DEVICES: ",".join(word.strip() for word in words), checked: how}
 
 
 def torch_uses_cuda() -> bool:

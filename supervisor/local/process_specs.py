@@ -11,7 +11,9 @@ from pathlib import Path
 
 from holdfast import parts
 from holdfast.launcher import member_template as holdfast_template
+from holdfast.protocol import environment
 from holdfast.protocol.rank_channel import WorkerOrder
+from holdfast.snapshot import member_directory
 from holdfast.worker import program as command
 from holdfast.worker import script_source, zygote
 from supervisor.local import gpus
@@ -78,13 +80,13 @@ class PartSpec:
 
     def alone(self, base: Mapping[str, str]) -> ProcessSpec:
         told = {name: str(descriptor) for name, descriptor in self.inherits.items()}
-        environment = {**base, **_NO_TLS, **self.settings, **told}
-        return ProcessSpec(tuple(parts.command(*self.words)), environment, tuple(self.inherits.values()))
+        variables = {**base, **_NO_TLS, **self.settings, **told}
+        return ProcessSpec(tuple(parts.command(*self.words)), variables, tuple(self.inherits.values()))
 
 
 def launcher(plan: RunSpec, member: str, parent: int, base: Mapping[str, str]) -> ProcessSpec:
     """Return the launcher of `member`."""
-    root = parts.import_root(plan.runtime / "import")
+    root = parts.import_root(plan.runtime / member_directory.IMPORT)
     argv = (sys.executable, "-c", _LAUNCH, str(root), *launcher_argv(plan, member, parent))
     kept = (plan.handed_down,) if plan.handed_down >= 0 else ()
     return ProcessSpec(argv, {**base, **gpus.dealt_out(base, plan.gpus)}, kept)
@@ -110,13 +112,13 @@ def member_fork_server(
     kept = plan.handed_down
     if plan.gpus or plan.warm not in ("auto", "park") or program.kind == "other":
         return None
-    root = parts.import_root(plan.runtime / "import")
+    root = parts.import_root(plan.runtime / member_directory.IMPORT)
     return ProcessSpec(
         program.entered(holdfast_template.BOOT, root),
         {
             **base,
             "PYTHONPATH": parts.with_path(base, root),
-            zygote.SPEC_VARIABLE: zygote.zygote_spec(program, parent=parent, control=control, kept=kept),
+            environment.WARM: zygote.zygote_spec(program, parent=parent, control=control, kept=kept),
         },
         (control,) if kept < 0 else (control, kept),
     )
@@ -131,11 +133,11 @@ def part_fork_server(parent: int, control: int, base: Mapping[str, str]) -> Proc
 def sidecar(plan: RunSpec, member: str, parent: int) -> PartSpec:
     settings = {
         **plan.settings,
-        "HOLDFAST_MEMBER": member,
-        "HOLDFAST_NODE": f"{socket.gethostname()}/{member}",
-        "HOLDFAST_NPROC": str(plan.nproc),
-        "HOLDFAST_DIRECTORY": str(plan.directory(member)),
-        "HOLDFAST_PARENT": str(parent),
+        environment.MEMBER: member,
+        environment.NODE: f"{socket.gethostname()}/{member}",
+        environment.NPROC: str(plan.nproc),
+        environment.DIRECTORY: str(plan.directory(member)),
+        environment.PARENT: str(parent),
     }
     return PartSpec(("sidecar",), settings)
 
@@ -144,6 +146,6 @@ def supervisor(plan: RunSpec, parent: int, keeper: int, api: int) -> PartSpec:
     """Return the supervisor, which inherits its line to the keeper and the API's listening socket."""
     return PartSpec(
         ("supervisor", "serve", *plan.supervisor),
-        {"HOLDFAST_PARENT": str(parent)},
-        {"HOLDFAST_KEEPER_FD": keeper, "HOLDFAST_API_FD": api},
+        {environment.PARENT: str(parent)},
+        {environment.KEEPER_FD: keeper, environment.API_FD: api},
     )

@@ -18,7 +18,7 @@ from aiohttp import web
 from holdfast.process import event_loop, linux, logs
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.process.network import SERVER_BACKLOG, Door
-from holdfast.protocol import codec
+from holdfast.protocol import codec, environment
 from supervisor.controller.api import application
 from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberServer
@@ -135,10 +135,10 @@ async def _status(job: Job, metrics: Metrics) -> None:
 def main(argv: Sequence[str]) -> int:
     logs.setup()
     settings = load(Path(argv[0]))
-    api = socket.socket(fileno=int(os.environ["HOLDFAST_API_FD"]))
-    keeper = socket.socket(fileno=int(os.environ["HOLDFAST_KEEPER_FD"]))
+    api = socket.socket(fileno=int(os.environ[environment.API_FD]))
+    keeper = socket.socket(fileno=int(os.environ[environment.KEEPER_FD]))
     try:
-        linux.end_with_parent(int(os.environ["HOLDFAST_PARENT"]), signal.SIGTERM)
+        linux.end_with_parent(int(os.environ[environment.PARENT]), signal.SIGTERM)
     except linux.ParentGone:
         return 1
     event_loop.run(lambda measured: serve(settings, api, keeper, measured))

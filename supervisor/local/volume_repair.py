@@ -25,19 +25,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from holdfast.snapshot.member_directory import IMPORT, OWNER, RESTORED
+from holdfast.snapshot.member_directory import FOLDERS, MEMBER_FILE, OWNER, RESTORED, RUN_FILE
 from supervisor.local import memory_volume
 
 SPARED = 64  # descriptors that are left to the process for other things
 AGAIN_S = 60.0  # between two lines that something was put back
 FAILURES = 3  # in a row: whoever removes a folder may not be done with it in the first
 
-_FOLDERS = ("arena", IMPORT, RESTORED)
-_OF_A_MEMBER = re.compile(
-    rf"arena(/(records|slot-\d+\.safetensors|(private|kept)-\d+\.bin))?|{IMPORT}(/holdfast)?"
-    rf"|{RESTORED}(/\d[\d-]*-[0-9a-f]+\.bin)?|page-\d+\.bin|obeyed\.json|told\.json|drilled"
-)
-_OF_A_RUN = re.compile(rf"{IMPORT}(/holdfast)?|device-[^/]+")
 
 Identity: TypeAlias = "tuple[int, int]"  # device and inode
 
@@ -53,7 +47,7 @@ class RepairedFolder:
     """The files of one folder, held by descriptors, and whatever else is needed to make it again."""
 
     folder: Path
-    names: re.Pattern[str] = _OF_A_MEMBER  # of what is held, below the folder
+    names: re.Pattern[str] = MEMBER_FILE  # of what is held, below the folder
     _files: dict[str, _File] = field(default_factory=dict)
     _links: dict[str, str] = field(default_factory=dict)
     _folders: set[str] = field(default_factory=set)
@@ -127,7 +121,7 @@ class RepairedFolder:
         return status.st_dev, status.st_ino
 
     def _hold(self, name: str, what: Identity | str) -> None:
-        if name in _FOLDERS:  # something else is in the place of one
+        if name in FOLDERS:  # something else is in the place of one
             return
         if isinstance(what, str):
             self._links[name] = what
@@ -190,7 +184,7 @@ class VolumeRepair:
     _failures: int = 0  # looks in a row in which not all could be put back
 
     def __post_init__(self) -> None:
-        self._root = RepairedFolder(self.runtime, _OF_A_RUN)
+        self._root = RepairedFolder(self.runtime, RUN_FILE)
 
     def begin(self) -> None:
         """Take what is there for the run's own. Raises `OSError`."""
@@ -312,7 +306,7 @@ def _allow(path: str, status: os.stat_result, owner: int) -> None:
 
 
 _REMOVED = 0x0000_0200 | 0x0000_0400  # IN_DELETE, IN_DELETE_SELF: include/uapi/linux/inotify.h
-_OF_FOLDERS = 0x0100_0000 | 0x0200_0000  # IN_ONLYDIR, IN_DONT_FOLLOW
+_OFFOLDERS = 0x0100_0000 | 0x0200_0000  # IN_ONLYDIR, IN_DONT_FOLLOW
 _READ_BYTES = 1 << 16
 
 
@@ -335,7 +329,7 @@ class RemovalWatcher:
         if self._libc is None or self.descriptor < 0:
             return
         for folder in folders:
-            self._libc.inotify_add_watch(self.descriptor, os.fsencode(folder), _REMOVED | _OF_FOLDERS)
+            self._libc.inotify_add_watch(self.descriptor, os.fsencode(folder), _REMOVED | _OFFOLDERS)
 
     def hear(self) -> None:
         """Take what there is to be heard: it says when to look, and not what is gone."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import __version__
+from holdfast.protocol import environment
 from supervisor.cli import checkpoints, parser
 from supervisor.cli.commands import DRILLS, RunOptions
 from supervisor.cli.option_table import COMMANDS
@@ -188,3 +189,9 @@ def test_the_wheel_that_is_named_is_this_version() -> None:
 def test_no_document_names_a_path_of_somebody_s_machine() -> None:
     for path in DOCUMENTS:
         assert not re.search(r"/(work|root|home)/", path.read_text()), path.name
+
+
+@pytest.mark.parametrize("name", [each.name for each in environment.VARIABLES.values() if each.for_users])
+def test_the_guide_lists_each_variable_that_users_set_or_read(name: str) -> None:
+    section = GUIDE.partition("\n## Environment variables\n")[2].partition("\n## ")[0]
+    assert f"`{name}`" in section

@@ -17,7 +17,7 @@ from holdfast.errors import BadInput
 from holdfast.fileio import safetensors
 from holdfast.protocol import progress, progress_writer
 from holdfast.protocol.launcher_messages import NO_ROOM, Launch, RankStart, SecureAnswer
-from holdfast.snapshot import page_tables
+from holdfast.snapshot import member_directory, page_tables
 from holdfast.snapshot.private_store import FEW_BYTES, PrivateStore
 from holdfast.snapshot.slot_file import lock_shared, unlock
 from holdfast.state import restore as restoring
@@ -81,7 +81,8 @@ class Protection:
         page = state.session.page
         moved = page.copied if page is not None else None
         self._device = state.device
-        void = partial(progress_writer.void_steps, directory.parent, launch.nproc, launch.generation)
+        pages = [directory.parent / member_directory.page_name(local) for local in range(launch.nproc)]
+        void = partial(progress_writer.void_steps, pages, launch.generation)
         self._snapshots = SnapshotWriter(
             directory,
             replicated,
@@ -95,7 +96,7 @@ class Protection:
         )
         every = max(launch.snapshot_every, 0)
         pins = self._snapshots.arena.steps  # what can be resumed from must have its private states
-        own = directory / f"private-{rank.rank:05d}.bin"
+        own = directory / member_directory.private_name(rank.rank)
         self._own = PrivateStore(own, rank.rank, every=every, pins=pins)
         self._peer, self._kept = _peer_of(rank.rank, launch, directory, every, pins, self._store_resent)
         self._kept_lock = threading.Lock()
@@ -995,8 +996,8 @@ def _peer_of(
         return None, None
     if launch.nproc < launch.world_size:
         apart = PrivateStateRing(rank, launch.world_size, launch.nproc, launch.patience_s, again)
-        path = directory / f"kept-{apart.source:05d}.bin"
+        path = directory / member_directory.kept_name(apart.source)
         return apart, PrivateStore(path, apart.source, every=every, pins=pins)
     source = (rank - 1) % launch.world_size
-    path = directory / f"private-{source:05d}.bin"
+    path = directory / member_directory.private_name(source)
     return LocalPrivateState(path, source, launch.generation, launch.patience_s), None

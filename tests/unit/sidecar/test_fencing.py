@@ -7,7 +7,8 @@ import pytest
 from holdfast.protocol.launcher_messages import Launch
 from holdfast.protocol.lineage import MOST, Lineage
 from holdfast.protocol.member_messages import KnownHistory, MemberOrder
-from sidecar.fencing import FILE, TOLD, OrderFence, OrderVersion
+from holdfast.snapshot.member_directory import OBEYED, TOLD
+from sidecar.fencing import OrderFence, OrderVersion
 
 
 def test_what_is_older_than_anything_obeyed_before_is_refused_also_after_a_restart(tmp_path: Path) -> None:
@@ -22,12 +23,12 @@ def test_what_is_older_than_anything_obeyed_before_is_refused_also_after_a_resta
         assert not any(
             each.refusal(at) for at in (OrderVersion(2, 5), OrderVersion(2, 6), OrderVersion(3, 0))
         )
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    assert [path.name for path in tmp_path.iterdir()] == [OBEYED]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"epoch": "3"}', '{"epoch": 1, "more": 2}', "9" * 9000])
 def test_a_damaged_file_costs_what_was_in_it(content: str, tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text(content)
+    (tmp_path / OBEYED).write_text(content)
     assert OrderFence(tmp_path).newest == OrderVersion()
 
 

@@ -4,19 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.fencing import DRILLS_FILE, CompletedDrills
+from holdfast.snapshot.member_directory import DRILLED
+from sidecar.fencing import CompletedDrills
 
 
 def test_the_next_sidecar_knows_what_was_carried_out(tmp_path: Path) -> None:
     assert CompletedDrills(tmp_path).newest == 0
     CompletedDrills(tmp_path).take(1_234_567_890_123_456)
     assert CompletedDrills(tmp_path).newest == 1_234_567_890_123_456
-    assert [each.name for each in tmp_path.iterdir()] == [DRILLS_FILE]
+    assert [each.name for each in tmp_path.iterdir()] == [DRILLED]
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"-7", b"1" * 99_999, b"\xff"])
 def test_what_cannot_be_read_is_no_number(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / DRILLS_FILE).write_bytes(content)
+    (tmp_path / DRILLED).write_bytes(content)
     assert 0 <= CompletedDrills(tmp_path).newest < 10**40
 
 

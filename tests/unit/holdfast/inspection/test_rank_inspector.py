@@ -12,6 +12,7 @@ import pytest
 from holdfast.inspection import process_stats, rank_inspector, thread_waits
 from holdfast.inspection.rank_inspector import InspectedRank
 from holdfast.process import linux
+from holdfast.protocol import environment
 from holdfast.protocol.launcher_messages import RankInspection
 from holdfast.protocol.progress_writer import Page
 from supervisor.hangs import evidence
@@ -45,7 +46,7 @@ HABITS = {
 
 @pytest.fixture(autouse=True)
 def _py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(rank_inspector.PY_SPY, str(Path(sys.executable).with_name("py-spy")))
+    monkeypatch.setenv(environment.PY_SPY, str(Path(sys.executable).with_name("py-spy")))
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,17 @@
+"""Each variable is written once, and a rank gets torchrun's."""
+
 from __future__ import annotations
+
+import re
 
 import pytest
 
+from holdfast.protocol import environment
 from holdfast.protocol.environment import rank_environment
 from holdfast.protocol.launcher_messages import Launch, RankStart
+from tests.unit.literals import ROOT, string_literals
+
+PROGRAMS = ("holdfast", "supervisor", "sidecar", "nodeagent")
 
 
 @pytest.mark.parametrize(("rank", "local", "group"), [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)])
@@ -26,3 +34,20 @@ def test_each_rank_gets_what_torchrun_would_give_it(rank: int, local: int, group
         "TORCHELASTIC_RESTART_COUNT": "4",
         "HOLDFAST_GENERATION": "5",
     }
+
+
+def test_no_program_spells_a_variable_that_the_table_has() -> None:
+    spelled = string_literals(*PROGRAMS, but="holdfast/protocol/environment.py")
+    assert [each for each in spelled if re.search(r"HOLDFAST_[A-Z0-9]", each.text)] == []
+
+
+def test_each_variable_of_the_table_is_used() -> None:
+    constants = {
+        value: name
+        for name, value in vars(environment).items()
+        if isinstance(value, str) and value in environment.VARIABLES
+    }
+    assert constants.keys() == environment.VARIABLES.keys()
+    sources = "".join(path.read_text() for each in PROGRAMS for path in (ROOT / each).rglob("*.py"))
+    used = set(re.findall(r"\benvironment\.([A-Z_]+)\b", sources))
+    assert used == set(constants.values())

@@ -1,9 +1,10 @@
-"""Who removes the memory of a run whose keeper was killed."""
+"""The names in a member's folder, and who removes the memory of a run whose keeper was killed."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,18 @@ from pathlib import Path
 import pytest
 
 from holdfast.snapshot import member_directory
+from holdfast.snapshot.member_directory import (
+    ARENA,
+    DRILLED,
+    IMPORT,
+    LAUNCHER_SOCKET,
+    OBEYED,
+    OWNER,
+    RECORDS,
+    RESTORED,
+    TOLD,
+)
+from tests.unit.literals import string_literals
 
 # A keeper with a thread: it locks the folder, has a child, and its first thread ends long before the other.
 KEEPER = """
@@ -80,3 +93,53 @@ def test_a_keeper_whose_first_thread_ends_before_its_others_is_waited_for(tmp_pa
     # Returns when the child, which has the pipe too, has ended.
     subprocess.run(command, check=False, capture_output=True, timeout=60)
     assert not run.exists()
+
+
+def test_the_names_of_a_members_files() -> None:
+    """Members of one run may be of different versions, and readers find files by these names."""
+    assert [member_directory.page_name(3), member_directory.below_name(3)] == ["page-3.bin", "below-3"]
+    assert [member_directory.private_name(12), member_directory.kept_name(12)] == [
+        "private-00012.bin",
+        "kept-00012.bin",
+    ]
+    assert member_directory.slot_name(1) == "slot-1.safetensors"
+    assert member_directory.restored_name(3, 2, 70, 0xAB) == "00003-00000002-000000000070-000000ab.bin"
+    assert {OWNER, IMPORT, ARENA, RESTORED, RECORDS} == {"owner", "import", "arena", "restore", "records"}
+    assert {LAUNCHER_SOCKET, OBEYED, TOLD, DRILLED} == {
+        "launcher.sock",
+        "obeyed.json",
+        "told.json",
+        "drilled",
+    }
+
+
+@pytest.mark.parametrize("rank", [0, 99_999, 100_000])
+def test_names_that_are_made_are_recognized(rank: int) -> None:
+    stores = (member_directory.private_name(rank), member_directory.kept_name(rank))
+    for name in stores:
+        match = member_directory.PRIVATE_STORE.fullmatch(name)
+        assert match is not None
+        assert int(match[1]) == rank
+    restored = member_directory.restored_name(rank, 2, 70, 0xAB)
+    match = member_directory.RESTORED_STATE.fullmatch(restored)
+    assert match is not None
+    assert [int(group) for group in match.groups()] == [rank, 2, 70]
+    assert member_directory.is_slot(member_directory.slot_name(rank))
+    held = [f"{ARENA}/{name}" for name in (*stores, RECORDS, member_directory.slot_name(1))]
+    for path in (*held, f"{RESTORED}/{restored}", f"{IMPORT}/holdfast", member_directory.page_name(rank)):
+        assert member_directory.MEMBER_FILE.fullmatch(path), path
+
+
+def test_no_other_module_spells_the_name_of_a_members_file() -> None:
+    """Words that mean other things too are looked for where a path is joined."""
+    distinct = re.compile(
+        r"(?<![\w-])(page|private|kept|slot|below)-(%|\\d|\d|$)|launcher\.sock|obeyed\.json|told\.json|\b(arena|restore)/"
+    )
+    words = {OWNER, IMPORT, ARENA, RESTORED, RECORDS, DRILLED}
+    spelled = string_literals(
+        *("holdfast", "supervisor", "sidecar", "nodeagent", "trainer", "bench"),
+        but="holdfast/snapshot/member_directory.py",
+    )
+    assert [
+        each for each in spelled if distinct.search(each.text) or (each.joined and each.text in words)
+    ] == []

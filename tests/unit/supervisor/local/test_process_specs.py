@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.launcher.cli import parse_options
-from holdfast.worker import zygote
+from holdfast.protocol import environment
 from sidecar import config
 from supervisor.local import process_specs
 from supervisor.local.process_specs import RunSpec
@@ -70,7 +70,7 @@ def test_a_template_imports_what_the_script_does_and_has_our_package_behind_its_
     assert start is not None
     first, root = start.argv[-2:]
     assert (first, start.environment["PYTHONPATH"]) == (str(script.parent), f"/theirs:{root}")
-    given = json.loads(start.environment[zygote.SPEC_VARIABLE])
+    given = json.loads(start.environment[environment.WARM])
     assert (given["parent"], given["control"], start.descriptors) == (77, 5, (5,))
     assert given["program"]["imports"] == ["json"]
 

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.fileio.safetensors import plan
 from holdfast.snapshot.arena import Arena
-from holdfast.snapshot.member_directory import OWNER, RESTORED, is_abandoned
+from holdfast.snapshot.member_directory import OWNER, RESTORED, is_abandoned, restored_name
 from holdfast.snapshot.private_store import PrivateReader, PrivateStore
 from supervisor.local import memory_volume
 from supervisor.local.volume_repair import AGAIN_S, FAILURES, VolumeRepair
@@ -99,21 +99,22 @@ def test_what_is_replaced_or_made_by_the_run_s_own_processes_is_left_alone(
     told, restored = run / "m0" / "told.json", run / "m0" / RESTORED
     restored.mkdir()
     told.write_text("1")
-    for name in ("1-1-1-01.bin", "1-1-1-02.bin"):
+    first, second = (restored_name(0, 1, 1, checksum) for checksum in (1, 2))
+    for name in (first, second):
         (restored / name).write_text(name)
     upkeep.look(0.0)
     spare = run / "m0" / ".spare"
     spare.write_text("2")
     spare.replace(told)
-    (restored / "1-1-1-01.bin").unlink()
+    (restored / first).unlink()
     assert upkeep.look(1.0) == []
     assert told.read_text() == "2"
-    assert [path.name for path in restored.iterdir()] == ["1-1-1-02.bin"]
+    assert [path.name for path in restored.iterdir()] == [second]
     shutil.rmtree(run)
     told_before_it_is_back = run / "m0" / "told.json"
     upkeep.look(2.0)
     assert told_before_it_is_back.read_text() == "2"
-    assert [path.read_text() for path in restored.iterdir()] == ["1-1-1-02.bin"]
+    assert [path.read_text() for path in restored.iterdir()] == [second]
     assert not spare.exists()
 
 
@@ -151,7 +152,7 @@ def test_a_file_where_a_folder_was_keeps_nothing_else_from_being_put_back(
     page, restored = run / "m0" / "page-0.bin", run / "m0" / RESTORED
     page.write_bytes(b"here")
     restored.mkdir()
-    (restored / "1-1-1-01.bin").write_text("one")
+    (restored / restored_name(0, 1, 1, 1)).write_text("one")
     upkeep.look(0.0)
     shutil.rmtree(restored)
     restored.write_text("in the way")
