@@ -1,0 +1,54 @@
+"""Weights that any machine computes to the last bit, so that a state written elsewhere can be resumed here.
+
+Gradients are ones and halves, and the momentum is a half: no sum of `STEPS` of them is ever rounded. The
+batches are drawn from the generator of the process, whose state is private to a rank.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import holdfast
+
+STEPS = 14
+
+
+def batch(generator: torch.Generator) -> Tensor:
+    return torch.randint(0, 2, (4, 4), generator=generator).float()
+
+
+def weights_after(steps: int, world_size: int) -> Tensor:
+    """Return the weights of a run that nothing disturbs."""
+    generators = [torch.Generator().manual_seed(rank) for rank in range(world_size)]
+    weights, momentum = torch.zeros(4, 4), torch.zeros(4, 4)
+    for _ in range(steps):
+        momentum = momentum / 2 + torch.stack([batch(each) for each in generators]).mean(0)
+        weights = weights - momentum
+    return weights
+
+
+module = nn.Linear(4, 4, bias=False)
+nn.init.zeros_(module.weight)
+session = holdfast.join()
+torch.manual_seed(session.rank)
+model = nn.parallel.DistributedDataParallel(module.to(session.device))
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+state = session.protect(model=model, optimizer=optimizer)
+began = -1
+for step in state.steps(STEPS):
+    began = step if began < 0 else began
+    with Path(f"steps-{session.rank}").open("a") as file:
+        file.write(f"{step}\n")
+    time.sleep(float(sys.argv[1]))
+    loss = model(torch.eye(4)).mul(batch(torch.default_generator).T).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    state.commit(loss=loss)
+exact = torch.equal(module.weight, weights_after(STEPS, session.world_size))
+print(f"rank {session.rank} began at step {began}; its weights are exact: {exact}", flush=True)

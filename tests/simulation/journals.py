@@ -1,0 +1,162 @@
+"""The journals of simulated histories, as the supervisor would write them.
+
+The bytes of a journal are a format: a later version reads them, and replays decisions from them. So are the
+decisions themselves, as long as nothing is meant to change: `journals.jsonl.xz` holds what an earlier version
+wrote for the same histories, and `test_journals` compares it line by line. After an intended change, write it
+again with `python -m tests.simulation.journals`, and review the difference that the test reported before.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from supervisor.observability.bookkeeping import Bookkeeping
+from supervisor.store.journal import Journal
+from supervisor.view.model import Action, Policy, View
+from tests.simulation.group import FAULTS
+from tests.simulation.scripts import SINGLE, STEPS, TWO, cued
+from tests.simulation.world import World
+
+RECORDED = Path(__file__).with_name("journals.jsonl.xz")
+
+KINDS = (*(each for each in FAULTS if each != "leave"), "nan")  # a rank that leaves ends the run
+SEEDS = range(40)
+FAILS_FOREVER = 99
+
+
+def _stopped(how: str, at_ms: int, world: World) -> World:
+    def ask(asked: World) -> None:
+        asked.stop = how
+        asked.look()
+
+    return world.at(at_ms, ask)
+
+
+SCRIPTED: dict[str, Callable[[], World]] = {
+    **{name: script for name, (script, _) in SINGLE.items()},
+    "nothing fails": lambda: World(TWO, STEPS),
+    "a rank raises each time": lambda: cued(1, 5, "raise", times=FAILS_FOREVER),
+    "a rank crashes each time": lambda: cued(1, 5, "crash", times=FAILS_FOREVER),
+    "a rank hangs each time": lambda: cued(
+        1, 5, "hang", times=FAILS_FOREVER, policy=replace(TWO, stall_limit_s=1.0)
+    ),
+    "a number is bad each time": lambda: cued(1, 5, "nan", times=FAILS_FOREVER),
+    "a batch is bad and is skipped": lambda: cued(
+        1, 5, "nan", times=FAILS_FOREVER, policy=replace(TWO, skip_bad_batches=True)
+    ),
+    "a rank leaves": lambda: cued(1, 5, "leave"),
+    "a rank of a script that keeps its state is killed": lambda: cued(1, 5, "kill", keeps_itself=True),
+    "two members are lost": lambda: World(TWO, STEPS, cues={(1, 2): ("lose", 1), (0, 6): ("lose", 1)}),
+    "the only member is lost": lambda: cued(0, 7, "lose", policy=Policy(), snapshot_every=1),
+    "members never start": lambda: World(replace(TWO, form_s=3.0), STEPS, boot_ms=60_000),
+    "a graceful stop": lambda: _stopped("graceful", 700, World(TWO, STEPS, snapshot_every=0)),
+    "an interrupt": lambda: _stopped("interrupt", 700, World(TWO, STEPS)),
+    "a stop at once": lambda: _stopped("now", 700, World(TWO, STEPS)),
+    "a graceful stop during a hang": lambda: _stopped("graceful", 1450, cued(1, 5, "hang", snapshot_every=0)),
+    "a graceful stop before a bad number": lambda: _stopped(
+        "graceful", 700, cued(1, 5, "nan", snapshot_every=1)
+    ),
+    "a report is late": lambda: cued(1, 5, "kill").at(600, lambda w: w.network.delay("m1", 100, 10_000)),
+}
+
+
+def _drawn(seed: int) -> World:
+    """Return any group with a few faults at any steps, and a supervisor that dies at any points."""
+    draw = random.Random(seed)
+    policy = Policy(
+        members=draw.randint(1, 3),
+        nproc=draw.randint(1, 2),
+        standby=draw.randint(0, 2),
+        checkpoint_every_s=draw.choice([0.0, 0.12]),
+        max_restarts=1000,
+        stall_limit_s=4.0,
+    )
+    ranks = policy.members * policy.nproc
+    kinds = [kind for kind in KINDS if ranks > 1 or kind != "block"]  # a rank alone has all the time
+    cues = {
+        (draw.randrange(ranks), draw.randrange(STEPS)): (draw.choice(kinds), 1)
+        for _ in range(draw.randint(1, 4))
+    }
+    return World(
+        policy,
+        STEPS,
+        snapshot_every=draw.choice([0, 1, 3]),
+        peers_hang=draw.random() < 0.5,
+        cues=cues,
+        kills=frozenset(draw.randint(1, 200) for _ in range(draw.randint(0, 3))),
+    )
+
+
+HISTORIES: dict[str, Callable[[], World]] = {
+    **SCRIPTED,
+    **{f"drawn with seed {seed}": partial(_drawn, seed) for seed in SEEDS},
+}
+
+
+def journal_of(world: World) -> tuple[bytes, ...]:
+    """Run `world` to its end, and return the journal's lines as the supervisor's `Journal` writes them."""
+    carry_out = world._carry_out
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal"
+        journal = Journal(path)
+
+        def recorded(view: View, action: Action, accounts: Bookkeeping) -> None:
+            known = len(world.journal)
+            try:
+                carry_out(view, action, accounts)
+            finally:  # the supervisor may be killed after the line was written
+                for seen, decided, after in world.journal[known:]:
+                    journal.write(seen, world.policy, decided, after, world.ledger)
+
+        world._carry_out = recorded  # type: ignore[method-assign]
+        try:
+            world.run(300.0)
+        finally:
+            journal.close()
+        return tuple(path.read_bytes().splitlines())
+
+
+def recorded() -> dict[str, tuple[bytes, ...]]:
+    """Return the recorded lines of each history."""
+    found: dict[str, list[bytes]] = {}
+    with lzma.open(RECORDED) as file:
+        for entry in file.read().splitlines():
+            name, _, line = entry.partition(b"\t")
+            found.setdefault(name.decode(), []).append(line)
+    return {name: tuple(lines) for name, lines in found.items()}
+
+
+def record(path: Path = RECORDED) -> None:
+    """Write the journals of all histories to `path`."""
+    text = b"".join(
+        name.encode() + b"\t" + line + b"\n"
+        for name, make in HISTORIES.items()
+        for line in journal_of(make())
+    )
+    path.write_bytes(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
+
+
+def differences(before: Any, now: Any, path: str = "") -> Iterator[str]:
+    """Yield one line for each field that differs between two decoded journal lines."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        if list(before) != list(now):
+            yield f"{path or 'line'}: fields {', '.join(before)} -> {', '.join(now)}"
+        for name in (each for each in before if each in now):
+            yield from differences(before[name], now[name], f"{path}.{name}" if path else name)
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for index, (old, new) in enumerate(zip(before, now, strict=True)):
+            yield from differences(old, new, f"{path}[{index}]")
+    elif before != now or type(before) is not type(now):
+        yield f"{path}: {json.dumps(before)} -> {json.dumps(now)}"
+
+
+if __name__ == "__main__":
+    record()
